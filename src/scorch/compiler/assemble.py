@@ -1,0 +1,174 @@
+"""How a result is built: where the value of a point goes, and what becomes of it at the end.
+
+An assembly is asked by ``lower`` at fixed places: before and after everything, around each depth of the
+loops, and at the leaf. It keeps an accumulator where reductions are innermost, a workspace where results
+come out of order (``formats.scratch``), and hands finished entries, in order, to a collector:
+
+    Values   the place is known: a dense result, or the pattern of an operand
+    Rows     append coordinate and value below dense levels, one array per chunk of the outer loop
+    Entries  a list of all entries under 64-bit keys, sorted if need be, then packed into any format
+
+A kernel runs in two calls: ``scorch_compute`` leaves what it collected and says how long the arrays of the
+result are, the caller allocates them, ``scorch_finish`` fills them.
+"""
+
+from __future__ import annotations
+
+from scorch.compiler.collect import Collector, Entries, Rows, Values
+from scorch.compiler.express import combine, converted
+from scorch.compiler.plan import LevelUse, Plan
+from scorch.formats.scratch import DenseScratch, ListScratch, Scratch
+from scorch.loops.nodes import (
+    FALSE,
+    TRUE,
+    Array,
+    Assign,
+    Const,
+    Declare,
+    Expr,
+    Function,
+    If,
+    Stmt,
+    Var,
+    block,
+)
+from scorch.loops.types import BOOL, Type
+from scorch.notation.operators import REDUCTIONS
+
+
+def identity_of(reduction: str, element: Type) -> int | float | bool:
+    """The value that changes nothing under a reduction."""
+    if reduction in ("sum", "any"):
+        return False if element.kind == "bool" else 0
+    if reduction == "prod":
+        return True if element.kind == "bool" else 1
+    if element.kind == "float":
+        return float("-inf") if reduction == "max" else float("inf")
+    if element.kind == "bool":
+        return reduction == "min"
+    bits = 8 * element.bytes
+    low, high = (0, 2**bits - 1) if element.kind == "uint" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return low if reduction == "max" else high
+
+
+def make_assembly(plan: Plan) -> Assembly:
+    collector: Collector
+    match plan.assembly:
+        case "dense" | "shared":
+            collector = Values(plan)
+        case "rows":
+            collector = Rows(plan)
+        case "list":
+            collector = Entries(plan)
+        case _:
+            raise AssertionError(f"cannot assemble {plan.assembly!r}")
+    return Assembly(plan, collector)
+
+
+class Assembly:
+    """The accumulator, workspace and collector of one plan."""
+
+    def __init__(self, plan: Plan, collector: Collector) -> None:
+        self.plan = plan
+        self.collector = collector
+        self.uses = plan.result_uses
+        needed = {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
+        self.ready = max((plan.order.index(loop) + 1 for loop in needed), default=0)
+        self.accumulates = self.ready < len(plan.order)
+        self.join = REDUCTIONS[plan.step.reduction].loop
+        self.identity = Const(identity_of(plan.step.reduction, plan.element), plan.element)
+        self.scratch: Scratch | None = None
+        if plan.workspace is not None:
+            left = self.uses[plan.prefix_levels :]
+            names = [f"{self.plan.step.target.tensor}w{use.level + 1}" for use in left]
+            sizes = [use.arrays.size for use in left]
+            if plan.workspace == "dense":
+                self.scratch = DenseScratch("w", names, sizes, plan.element, self.join)
+            else:
+                words = tuple(
+                    tuple(level - plan.prefix_levels for level in word) for word in plan.workspace_words
+                )
+                self.scratch = ListScratch("w", names, sizes, words, plan.element, self.join)
+
+    # slots -------------------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> tuple[Var | Array, ...]:
+        return self.collector.inputs
+
+    @property
+    def outputs(self) -> tuple[Var | Array, ...]:
+        return self.collector.outputs
+
+    @property
+    def finish_inputs(self) -> tuple[Var | Array, ...]:
+        return self.collector.finish_inputs
+
+    def helpers(self) -> tuple[Function, ...]:
+        return (*(self.scratch.helpers() if self.scratch else ()), *self.collector.helpers())
+
+    def finish(self, sizes: tuple[Var, ...]) -> Function | None:
+        return self.collector.finish(sizes)
+
+    # before and after --------------------------------------------------------------------------------
+
+    def before(self) -> Stmt:
+        return self.collector.before()
+
+    def after(self) -> Stmt:
+        return self.collector.after()
+
+    def before_worker(self) -> Stmt:
+        return self.scratch.allocate() if self.scratch else block()
+
+    def after_worker(self) -> Stmt:
+        return self.scratch.free() if self.scratch else block()
+
+    def before_chunks(self, chunks: Expr) -> Stmt:
+        return self.collector.before_chunks(chunks)
+
+    def before_chunk(self, chunk: Expr) -> Stmt:
+        return self.collector.before_chunk(chunk)
+
+    def after_chunk(self, chunk: Expr) -> Stmt:
+        return self.collector.after_chunk(chunk)
+
+    # inside the loops --------------------------------------------------------------------------------
+
+    def around(self, depth: int, inner: Stmt, position: Expr | None) -> Stmt:
+        """``inner``, all that happens inside the first ``depth`` loops, with what belongs around it."""
+        acc, found = Var("acc", self.plan.element), Var("found", BOOL)
+        if depth == self.ready and self.accumulates:
+            done = self._deliver(acc, position)
+            if self.collector.appends:
+                inner = block(
+                    Declare(acc, self.identity), Declare(found, FALSE), inner, If(found, done)
+                )
+            else:
+                inner = block(Declare(acc, self.identity), inner, done)
+        if self.scratch is not None and depth == self.plan.prefix:
+            inner = block(self.scratch.open(), inner, self.scratch.drain(self._drained))
+        return self.collector.around(depth, inner)
+
+    def leaf(self, value: Expr, position: Expr | None) -> Stmt:
+        """What happens to the value of one point."""
+        value = converted(value, self.plan.element)
+        if not self.accumulates:
+            return self._deliver(value, position)
+        acc = Var("acc", self.plan.element)
+        mark = Assign(Var("found", BOOL), TRUE) if self.collector.appends else None
+        return block(Assign(acc, combine(self.join, acc, value)), mark)
+
+    def _deliver(self, value: Expr, position: Expr | None) -> Stmt:
+        if self.scratch is not None:
+            left = [use.coordinate for use in self.uses[self.plan.prefix_levels :]]
+            return self.scratch.insert(left, value)
+        coordinates = [use.coordinate for use in self.uses]
+        return self.collector.place(coordinates, value, position)
+
+    def _drained(self, coordinates: list[Expr], value: Expr) -> Stmt:
+        outer = [use.coordinate for use in self._outer_uses()]
+        return self.collector.place([*outer, *coordinates], value, None)
+
+    def _outer_uses(self) -> tuple[LevelUse, ...]:
+        return self.uses[: self.plan.prefix_levels]

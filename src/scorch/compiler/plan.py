@@ -1,0 +1,174 @@
+"""What a kernel is to do, complete: the statement, the operands, and every choice of the scheduler.
+
+A ``Step`` is one loop nest's worth of index notation. A ``Plan`` adds formats, loop order and the way
+the result is built; ``lower`` turns it into loops without deciding anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scorch.formats import Format, LevelArrays
+from scorch.loops.nodes import Array, Const, Expr, Var
+from scorch.loops.types import Type
+from scorch.notation import nodes as notation
+from scorch.notation.nodes import Access
+from scorch.notation.trees import accesses
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor as the compiler sees it; ``counts`` has the number of positions of each level."""
+
+    name: str
+    format: Format
+    element: Type
+    index: Type
+    shape: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def nnz(self) -> int:
+        return self.counts[-1] if self.counts else 1
+
+    @property
+    def is_sparse(self) -> bool:
+        return not self.format.is_dense
+
+
+@dataclass(frozen=True)
+class Step:
+    """``target = reduction over reduced of body``; ``body`` holds no reduction itself.
+
+    Coordinates outside the support of ``body`` are not visited, whatever the reduction; ``steps`` makes up
+    for the zeros there where they matter (max, min, prod).
+    """
+
+    target: Access
+    body: notation.Expr
+    reduction: str
+    reduced: tuple[str, ...]
+
+    @property
+    def indices(self) -> tuple[str, ...]:
+        return (*self.target.indices, *self.reduced)
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        return accesses(self.body)
+
+
+@dataclass(frozen=True)
+class LevelUse:
+    """A stored level under an access: which loops its coordinate comes from.
+
+    ``loops`` are the loops that give the coordinate, in order, or () if it is computed from an index by
+    division (a blocked level under an unsplit index); ``needs`` must be bound before it is known.
+    """
+
+    level: int
+    coordinate: Expr
+    loops: tuple[str, ...]
+    needs: frozenset[str]
+    arrays: LevelArrays
+
+    @property
+    def loop(self) -> str | None:
+        """The loop that may iterate the level, if it is a single one."""
+        return self.loops[0] if len(self.loops) == 1 else None
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Which indices a kernel splits into a block number and a place in the block."""
+
+    blocks: tuple[tuple[str, int], ...]
+
+    def block(self, index: str) -> int | None:
+        return dict(self.blocks).get(index)
+
+    def loops_of(self, index: str) -> tuple[str, ...]:
+        return (index,) if self.block(index) is None else (f"{index}_out", f"{index}_in")
+
+    def origin(self, loop: str) -> tuple[str, str]:
+        """The index a loop belongs to and which part of it it runs over."""
+        for index, _ in self.blocks:
+            if loop == f"{index}_out":
+                return index, "outer"
+            if loop == f"{index}_in":
+                return index, "inner"
+        return loop, "whole"
+
+    def uses(self, form: Format, indices: Sequence[str], name: str, index: Type) -> tuple[LevelUse, ...]:
+        """How each level of a tensor ``name[indices]`` in format ``form`` gets its coordinate."""
+        return tuple(self._use(form, indices, name, index, level) for level in range(len(form)))
+
+    def _use(self, form: Format, indices: Sequence[str], name: str, index_type: Type, level: int) -> LevelUse:
+        index = indices[form.order[level]]
+        stored, split, part = form.block(form.order[level]), self.block(index), form.part(level)
+        size: Expr = Var(f"{index}_size")
+        whole = Var(index)
+        if part == "whole":
+            loops, coordinate = self.loops_of(index), whole
+        elif stored == split:
+            loop = f"{index}_out" if part == "outer" else f"{index}_in"
+            loops, coordinate = (loop,), Var(loop)
+        else:
+            assert stored is not None
+            loops, coordinate = (), (whole // stored if part == "outer" else whole % stored)  # type: ignore[assignment]
+        if stored is not None:
+            size = (size + (stored - 1)) // stored if part == "outer" else Const(stored)
+        needs = frozenset(loops or self.loops_of(index))
+        arrays = LevelArrays(Array(f"{name}{level + 1}_pos", index_type), Array(f"{name}{level + 1}_crd", index_type), size)
+        return LevelUse(level, coordinate, loops, needs, arrays)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A step with every choice made.
+
+    ``assembly``: ``dense`` (values of a dense result), ``shared`` (values on the pattern of ``pattern``),
+    ``rows`` (append below dense levels) or ``list`` (collect entries, sort if need be, then pack).
+    ``prefix``: how many outer loops run over the result's first levels in stored order.
+    ``prefix_levels``: the levels they cover.
+    ``workspace``: None if all of the result's loops are in the prefix, or if entries may come in any order
+    because a list sorts them all; else ``dense`` or ``list``.
+    ``words``: the result levels joined in each 64-bit key of the list; ``workspace_words``: of the workspace.
+    ``parallel``: whether the outermost loop is run by several threads; ``balance``: the tensor and level whose
+    ``pos`` says how work is spread over it.
+    """
+
+    step: Step
+    operands: tuple[Operand, ...]
+    result: Format
+    element: Type
+    index: Type
+    splits: Splits
+    order: tuple[str, ...]
+    assembly: str
+    pattern: Access | None
+    prefix: int
+    prefix_levels: int
+    workspace: str | None
+    words: tuple[tuple[int, ...], ...]
+    workspace_words: tuple[tuple[int, ...], ...]
+    parallel: bool
+    balance: tuple[str, int] | None
+    skip_zeros: bool
+    header: str
+
+    def operand(self, name: str) -> Operand:
+        for operand in self.operands:
+            if operand.name == name:
+                return operand
+        raise AssertionError(f"no operand {name!r}")
+
+    @property
+    def comes_sorted(self) -> bool:
+        """Whether entries reach the collector in stored order, each once."""
+        return self.workspace is not None or self.prefix_levels == len(self.result)
+
+    @property
+    def result_uses(self) -> tuple[LevelUse, ...]:
+        return self.splits.uses(self.result, self.step.target.indices, self.step.target.tensor, self.index)

@@ -1,0 +1,133 @@
+"""The dtype of every part of an expression, by torch's rules of promotion.
+
+As in torch, tensors with dimensions outrank scalars, and scalars outrank the numbers written in the
+expression; a lower rank only matters if it is of a higher category (bool < integer < float < complex).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from scorch.errors import DtypeError
+from scorch.loops.types import BOOL, FLOAT32, FLOAT64, INT64, TYPES, Type
+from scorch.notation.nodes import Access, Expr, Literal, Op, Reduce
+from scorch.notation.operators import OPERATORS, REDUCTIONS
+
+_CATEGORY = {"bool": 0, "int": 1, "uint": 1, "float": 2, "complex": 3}
+NUMBER, SCALAR, TENSOR = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Typed:
+    """The dtype of a value and its rank in promotion."""
+
+    type: Type
+    rank: int
+
+
+def type_of_dtype(dtype: torch.dtype) -> Type:
+    """Scorch's type for a torch dtype."""
+    found = TYPES.get(str(dtype).removeprefix("torch."))
+    if found is None:
+        raise DtypeError(
+            f"dtype {dtype} is not supported; there are {', '.join(TYPES)}; convert with .to(torch.float32)"
+        )
+    return found
+
+
+@functools.cache
+def dtype_of_type(element: Type) -> torch.dtype:
+    dtype = getattr(torch, element.name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+@functools.cache
+def promote(a: Type, b: Type) -> Type:
+    return type_of_dtype(torch.promote_types(dtype_of_type(a), dtype_of_type(b)))
+
+
+def default_float() -> Type:
+    return FLOAT64 if torch.get_default_dtype() == torch.float64 else FLOAT32
+
+
+def type_of(expr: Expr, types: Mapping[str, Type]) -> Typed:
+    """The dtype of ``expr`` given the dtypes of its tensors."""
+    match expr:
+        case Access(tensor, indices):
+            return Typed(types[tensor], TENSOR if indices else SCALAR)
+        case Literal(value):
+            kind = BOOL if isinstance(value, bool) else INT64 if isinstance(value, int) else default_float()
+            return Typed(kind, NUMBER)
+        case Op("present", _):
+            return Typed(INT64, TENSOR)
+        case Op(name, args):
+            return _type_of_op(name, [type_of(arg, types) for arg in args])
+        case Reduce(op, _, body):
+            inner = type_of(body, types)
+            return Typed(reduced_type(op, body, inner.type), inner.rank)
+    raise AssertionError(f"no dtype for {expr!r}")
+
+
+def reduced_type(op: str, body: Expr, element: Type) -> Type:
+    """The dtype of a reduction: as ``torch.sum`` for a bare tensor, as ``torch.einsum`` for products."""
+    if op == "any":
+        return BOOL
+    if REDUCTIONS[op].ordered and element.kind == "complex":
+        raise DtypeError(f"{op}() has no meaning for {element.name}; complex numbers have no order")
+    if op in ("sum", "prod") and element.is_integer and isinstance(body, Access):
+        return INT64
+    return element
+
+
+def argument_type(name: str, args: list[Typed]) -> Type:
+    """The dtype that the arguments of an operator are converted to before it is applied."""
+    operator = OPERATORS[name]
+    joined = _join(args[1:] if operator.dtype == "where" else args)
+    return default_float() if operator.dtype == "float" and joined.is_integer else joined
+
+
+def _type_of_op(name: str, args: list[Typed]) -> Typed:
+    operator = OPERATORS[name]
+    rank = max(arg.rank for arg in args)
+    joined = _join(args[1:] if operator.dtype == "where" else args)
+    if operator.ordered and joined.kind == "complex":
+        raise DtypeError(f"{name}() has no meaning for {joined.name}; complex numbers have no order")
+    if name in ("sub", "neg") and joined == BOOL:
+        raise DtypeError(f"{name} has no meaning for bool; use != or convert with .to(torch.int8)")
+    match operator.dtype:
+        case "bool":
+            return Typed(BOOL, rank)
+        case "float" if joined.is_integer:
+            return Typed(default_float(), rank)
+        case "real" if joined.kind == "complex":
+            return Typed(TYPES["float32"] if joined.bytes == 8 else TYPES["float64"], rank)
+    return Typed(joined, rank)
+
+
+def _join(args: list[Typed]) -> Type:
+    best: Type | None = None
+    for rank in (TENSOR, SCALAR, NUMBER):
+        at_rank = [arg.type for arg in args if arg.rank == rank]
+        if not at_rank:
+            continue
+        joined = functools.reduce(promote, at_rank)
+        if best is None:
+            best = joined
+        elif _CATEGORY[joined.kind] > _CATEGORY[best.kind]:
+            best = _lift(best, joined, rank)
+    assert best is not None
+    return best
+
+
+def _lift(best: Type, joined: Type, rank: int) -> Type:
+    """``best`` raised to the category of ``joined``: a number only lends its category, not its width."""
+    if joined.kind == "complex" and best.kind == "float":
+        return promote(best, TYPES["complex64"])
+    if rank == NUMBER and joined.kind == "float":
+        return default_float()
+    return joined

@@ -1,0 +1,55 @@
+"""Every error Scorch raises.
+
+People meet errors more often than documentation, so each class derives from ``ScorchError`` and from
+the builtin a user would expect to catch, and each message names the operand, the index and the cure.
+"""
+
+from __future__ import annotations
+
+
+class ScorchError(Exception):
+    """Base of all errors raised by Scorch."""
+
+
+class ShapeError(ScorchError, ValueError):
+    """Sizes that must agree do not."""
+
+
+class NotationError(ScorchError, ValueError):
+    """An einsum equation or index expression that cannot be read."""
+
+
+class FormatError(ScorchError, ValueError):
+    """A format that does not exist or does not fit the tensor."""
+
+
+class IndexRangeError(ScorchError, IndexError):
+    """A stored coordinate outside the tensor's shape."""
+
+
+class DtypeError(ScorchError, TypeError):
+    """A dtype that the operation has no meaning for."""
+
+
+class OperandError(ScorchError, TypeError):
+    """An operand that is not a tensor, or lives on another device."""
+
+
+class UnsupportedError(ScorchError, NotImplementedError):
+    """A call that Scorch does not answer; the message names one that works."""
+
+
+class DensityError(ScorchError, MemoryError):
+    """A result that would need more dense memory than the budget allows."""
+
+
+class CompilerNotFoundError(ScorchError, RuntimeError):
+    """No C compiler on this machine."""
+
+
+class CompilationError(ScorchError, RuntimeError):
+    """The C compiler refused a generated kernel."""
+
+
+class KernelError(ScorchError, RuntimeError):
+    """A kernel could not finish, for example because memory ran out."""

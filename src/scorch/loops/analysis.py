@@ -1,0 +1,124 @@
+"""Facts about names in loops: what is assigned, what is written through, what a worker captures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+
+from scorch.loops.nodes import (
+    Allocate,
+    Array,
+    Assign,
+    Call,
+    Copy,
+    Declare,
+    Expr,
+    Fill,
+    For,
+    Function,
+    If,
+    KeepArray,
+    Parallel,
+    Resize,
+    SlotArray,
+    Stmt,
+    Store,
+    Var,
+    While,
+)
+from scorch.loops.routines import ROUTINES
+
+Node = Expr | Stmt | Array | Function
+
+
+def children(node: Node) -> Iterator[Expr | Stmt | Array]:
+    """The expressions, statements and arrays directly inside ``node``, in order."""
+    for field in fields(node):  # type: ignore[arg-type]
+        value = getattr(node, field.name)
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, Expr | Stmt | Array):
+                yield item
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """``node`` and everything inside it."""
+    yield node
+    for child in children(node):
+        yield from walk(child)
+
+
+def assigned(node: Node) -> set[str]:
+    """Names of variables that change after they are declared."""
+    return {n.var.name for n in walk(node) if isinstance(n, Assign)}
+
+
+def written(node: Node, functions: Mapping[str, Function]) -> set[str]:
+    """Names of arrays whose elements or address change in ``node`` or in what it calls."""
+    names = set()
+    for n in walk(node):
+        match n:
+            case Store(array, _, _) | Resize(array, _) | Allocate(array, _, _) | Fill(array, _, _, _):
+                names.add(array.name)
+            case Copy(target, _, _, _, _):
+                names.add(target.name)
+            case KeepArray(table, _, _):
+                names.add(table.name)
+            case Call(function, arguments, _):
+                if function in functions:
+                    callee = functions[function]
+                    inside = written(callee.body, {k: v for k, v in functions.items() if k != function})
+                    changed = {p for p, param in enumerate(callee.params) if param.name in inside}
+                else:
+                    changed = set(ROUTINES[function].writes)
+                names |= {a.name for p, a in enumerate(arguments) if isinstance(a, Array) and p in changed}
+    return names
+
+
+def captured(parallel: Parallel) -> tuple[Var | Array, ...]:
+    """What the workers of ``parallel`` use from outside, in order of first use."""
+    found: dict[str, Var | Array] = {}
+
+    def visit(node: Expr | Stmt | Array, bound: set[str]) -> None:
+        """Visit in order; declarations add to ``bound`` for what follows in the same scope."""
+        match node:
+            case Var(name, _) | Array(name, _):
+                if name not in bound:
+                    found.setdefault(name, node)
+            case Declare(var, value):
+                visit(value, bound)
+                bound.add(var.name)
+            case Allocate(array, count, _):
+                visit(count, bound)
+                bound.add(array.name)
+            case SlotArray(array, table, index):
+                visit(table, bound)
+                visit(index, bound)
+                bound.add(array.name)
+            case For(var, start, stop, body):
+                visit(start, bound)
+                visit(stop, bound)
+                visit(body, bound | {var.name})
+            case While(condition, body):
+                visit(condition, bound)
+                visit(body, set(bound))
+            case If(condition, then, otherwise):
+                visit(condition, bound)
+                visit(then, set(bound))
+                visit(otherwise, set(bound))
+            case Parallel(var, count, threads, prologue, body, epilogue):
+                visit(Var("parallel_for"), bound)
+                visit(count, bound)
+                visit(threads, bound)
+                scope = set(bound)
+                visit(prologue, scope)
+                visit(body, scope | {var.name})
+                visit(epilogue, scope)
+            case _:
+                for child in children(node):
+                    visit(child, bound)
+
+    scope: set[str] = set()
+    visit(parallel.prologue, scope)
+    visit(parallel.body, scope | {parallel.var.name})
+    visit(parallel.epilogue, scope)
+    return tuple(found.values())

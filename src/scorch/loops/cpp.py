@@ -1,0 +1,356 @@
+"""Print a kernel as plain C that is also C++.
+
+The text includes no header and links no library, so that any C compiler turns it into a shared
+object in about a tenth of a second. It is meant to be read: names come from the kernel, parentheses
+and casts appear only where C needs them, and only the helpers that are called are printed.
+
+Expressions are printed with C's precedences. Two facts about C shape the rest: arithmetic on narrow
+integers happens in ``int``, so its result is cast back to wrap where the loops say it wraps; and
+``restrict`` with ``const`` is what lets the compiler keep values in registers across stores.
+"""
+
+from __future__ import annotations
+
+from scorch.loops.analysis import assigned, captured, walk, written
+from scorch.loops.expressions import PRECEDENCE, ExpressionPrinter, c_name, safe_name
+from scorch.loops.functions import EXTERNS, FUNCTIONS, TYPEDEFS, helpers, needed_by
+from scorch.loops.nodes import (
+    Allocate,
+    Array,
+    Assign,
+    Binary,
+    Block,
+    Call,
+    Comment,
+    Const,
+    Copy,
+    Declare,
+    Expr,
+    Fail,
+    Fill,
+    For,
+    Free,
+    Function,
+    If,
+    KeepArray,
+    Kernel,
+    Load,
+    Parallel,
+    Perform,
+    Put,
+    PutArray,
+    Resize,
+    Return,
+    SlotArray,
+    Stmt,
+    Store,
+    Var,
+    While,
+)
+from scorch.loops.routines import ROUTINES
+from scorch.loops.types import INT64
+
+__all__ = ["FUNCTIONS", "print_kernel"]
+
+
+def print_kernel(kernel: Kernel) -> str:
+    """The C source of ``kernel``."""
+    printer = _Printer(kernel)
+    bodies = [printer.function(function) for function in kernel.functions]
+    # Helpers follow what they call, in the order of their table.
+    wanted = set(printer.used)
+    frontier = list(wanted)
+    while frontier:
+        name = frontier.pop()
+        text = helpers().get(name)
+        needs = needed_by(text) if text else set(ROUTINES[name].externs) if name in ROUTINES else set()
+        frontier += needs - wanted
+        wanted |= needs
+    externs = [EXTERNS[name] for name in EXTERNS if name in wanted]
+    static = [text for name, text in helpers().items() if name in wanted]
+    static += [routine.text for name, routine in ROUTINES.items() if name in wanted]
+    parts = ["\n".join(_comment(line) for line in kernel.header.splitlines())] if kernel.header else []
+    parts.append(TYPEDEFS)
+    parts.append('#ifdef __cplusplus\n#define restrict __restrict__\nextern "C" {\n#endif')
+    if externs:
+        parts.append("\n".join(externs))
+    parts += [*static, *bodies, "#ifdef __cplusplus\n}\n#endif"]
+    return "\n\n".join(parts) + "\n"
+
+
+class _Printer:
+    """Prints functions and remembers what they call."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.functions = {function.name: function for function in kernel.functions}
+        self.used: set[str] = set()
+        self.outlined: list[str] = []
+        self.workers = 0
+        self.declared: set[str] = set()
+
+    def function(self, function: Function) -> str:
+        self.outlined = []
+        self.declared.add(function.name)
+        names = {n.name for n in walk(function) if isinstance(n, Var | Array)}
+        scope = _Scope(
+            self,
+            names,
+            assigned(function.body),
+            written(function.body, self.functions),
+            "return 1;" if function.exported else "return -1;",
+        )
+        early = [
+            f"{self.signature(self.functions[node.function])};"
+            for node in dict.fromkeys(n for n in walk(function) if isinstance(n, Call))
+            if node.function in self.functions and node.function not in self.declared
+        ]
+        lines = scope.unpack(function.params, self.kernel) if function.exported else []
+        lines += scope.statement(function.body)
+        if not lines or not _returns(function.body):
+            lines.append("return 0;")
+        definition = "\n".join([f"{self.signature(function)} {{", *_indent(lines), "}"])
+        return "\n\n".join([*dict.fromkeys(early), *self.outlined, definition])
+
+    def signature(self, function: Function) -> str:
+        if function.exported:
+            return f"long long {function.name}(long long *args)"
+        changed, fixed = written(function.body, self.functions), assigned(function.body)
+        params = [
+            f"{_pointer(p, p.name in changed)}{safe_name(p.name)}"
+            if isinstance(p, Array)
+            else f"{'' if p.name in fixed else 'const '}{c_name(p.type)} {safe_name(p.name)}"
+            for p in function.params
+        ]
+        return f"static i64 {function.name}({', '.join(params) or 'void'})"
+
+
+class _Scope(ExpressionPrinter):
+    """Prints statements and expressions of one C function."""
+
+    def __init__(
+        self,
+        printer: _Printer,
+        names: set[str],
+        assigned: set[str],
+        written: set[str],
+        fail: str,
+        in_worker: bool = False,
+    ) -> None:
+        super().__init__(printer.used)
+        self.printer = printer
+        self.names = names
+        self.assigned = assigned
+        self.written = written
+        self.fail = fail
+        self.in_worker = in_worker
+
+    # Declarations
+
+    def unpack(self, params: tuple[Var | Array, ...], kernel: Kernel) -> list[str]:
+        lines = []
+        for p in params:
+            slot = f"args[{kernel.slot(p.name)}]"
+            if isinstance(p, Array):
+                lines.append(self.pointer(p, slot))
+            else:
+                assert p.type.is_integer, f"slot {p.name} is not an integer"
+                value = slot if p.type == INT64 else f"({c_name(p.type)}){slot}"
+                lines.append(f"{self.variable(p)} = {value};")
+        return lines
+
+    def variable(self, var: Var) -> str:
+        const = "" if var.name in self.assigned else "const "
+        return f"{const}{c_name(var.type)} {safe_name(var.name)}"
+
+    def pointer(self, array: Array, value: str) -> str:
+        changed = array.name in self.written
+        kind = _pointer(array, changed, restrict=False).rstrip()
+        return f"{_pointer(array, changed)}{safe_name(array.name)} = ({kind}){value};"
+
+    def fresh(self, name: str) -> str:
+        while name in self.names:
+            name += "_"
+        return name
+
+    # Statements
+
+    def statement(self, stmt: Stmt) -> list[str]:
+        match stmt:
+            case Block(body):
+                return [line for s in body for line in self.statement(s)]
+            case Comment(text):
+                return [_comment(line) for line in text.splitlines()]
+            case Declare(var, value):
+                return [f"{self.variable(var)} = {self.converted(value)};"]
+            case Assign(var, value):
+                return [self.assignment(safe_name(var.name), var, value)]
+            case Store(array, index, value):
+                assert array.element.computes_in == array.element, f"store to {array}"
+                return [self.assignment(self.element(array, index), Load(array, index), value)]
+            case For(var, start, stop, body):
+                return self.loop(var, start, stop, body)
+            case While(condition, body):
+                return [f"while ({self.expr(condition)}) {{", *_indent(self.statement(body)), "}"]
+            case If():
+                return self.branch(stmt)
+            case Allocate(array, count, zero):
+                call = self.use("allocate_zero" if zero else "allocate")
+                memory = f"{call}({self.converted(count)}, sizeof({c_name(array.element)}))"
+                return [self.pointer(array, memory), f"if (!{safe_name(array.name)}) {self.fail}"]
+            case Resize(array, count):
+                name, t = safe_name(array.name), c_name(array.element)
+                call = f"{self.use('resize')}({name}, {self.converted(count)}, sizeof({t}))"
+                return [f"{name} = ({t} *){call};", f"if (!{name}) {self.fail}"]
+            case Free(array):
+                return [f"{self.use('free')}((void *){safe_name(array.name)});"]
+            case Fill(array, start, stop, value):
+                return self.fill(array, start, stop, value)
+            case Copy(target, target_start, source, source_start, count):
+                call = self.use("memmove" if target == source else "memcpy")
+                to, what = self.address(target, target_start), self.address(source, source_start)
+                return [f"{call}({to}, {what}, {self.size(count, target)});"]
+            case Perform(call):
+                return [f"{self.expr(call)};"]
+            case Return(value):
+                assert not self.in_worker, "a parallel loop cannot return"
+                return [f"return {self.converted(value)};"]
+            case Fail():
+                return [self.fail]
+            case Put() | PutArray() if self.in_worker:
+                raise AssertionError("a parallel loop cannot put results")
+            case Put(slot, value):
+                assert value.type.is_integer, f"slot {slot} is not an integer"
+                return [f"args[{self.printer.kernel.slot(slot)}] = {self.converted(value)};"]
+            case PutArray(slot, array):
+                return [f"args[{self.printer.kernel.slot(slot)}] = (i64){safe_name(array.name)};"]
+            case SlotArray(array, table, index):
+                return [self.pointer(array, self.element(table, index))]
+            case KeepArray(table, index, array):
+                return [f"{self.element(table, index)} = (i64){safe_name(array.name)};"]
+            case Parallel():
+                return self.parallel(stmt)
+        raise AssertionError(f"cannot print {stmt!r}")
+
+    def assignment(self, target: str, place: Expr, value: Expr) -> str:
+        """``x += y`` for ``x = x + y`` where C's operator does the same."""
+        t = place.type
+        match value:
+            case Binary(op, a, b, _) if a == place and op in ("+", "-", "*", "/"):
+                if t.kind in ("int", "uint", "float"):
+                    if b == Const(1, t) and t.is_integer and op in "+-":
+                        return f"{target}{op}{op};"
+                    return f"{target} {op}= {self.converted(b)};"
+        return f"{target} = {self.converted(value)};"
+
+    def loop(self, var: Var, start: Expr, stop: Expr, body: Stmt) -> list[str]:
+        assert var.name not in {n.name for e in (start, stop) for n in walk(e) if isinstance(n, Var)}
+        name, t = safe_name(var.name), c_name(var.type)
+        first, last = f"{t} {name} = {self.converted(start)}", self.converted(stop)
+        once = isinstance(stop, Const) or (isinstance(stop, Var) and stop.name not in assigned(body))
+        if not once:
+            hoisted = self.fresh(f"{var.name}_stop")
+            first, last = f"{first}, {hoisted} = {last}", hoisted
+        lines = _indent(self.statement(body))
+        return [f"for ({first}; {name} < {last}; {name}++) {{", *lines, "}"]
+
+    def branch(self, stmt: If) -> list[str]:
+        lines = [f"if ({self.expr(stmt.condition)}) {{", *_indent(self.statement(stmt.then))]
+        otherwise = stmt.otherwise
+        if isinstance(otherwise, Block) and len(otherwise.body) == 1:
+            otherwise = otherwise.body[0]
+        if otherwise == Block(()):
+            return [*lines, "}"]
+        if isinstance(otherwise, If):
+            chain = self.branch(otherwise)
+            return [*lines, f"}} else {chain[0]}", *chain[1:]]
+        return [*lines, "} else {", *_indent(self.statement(otherwise)), "}"]
+
+    def fill(self, array: Array, start: Expr, stop: Expr, value: Expr) -> list[str]:
+        if isinstance(value, Const) and value.value == 0 and not str(value.value).startswith("-"):
+            place = self.address(array, start)
+            return [f"{self.use('memset')}({place}, 0, {self.size(stop - start, array)});"]
+        at = self.fresh(f"{array.name}_at")
+        scalar = self.fresh(f"{array.name}_fill")
+        first, last = self.converted(start), self.converted(stop)
+        return [
+            "{",
+            f"  const {c_name(value.type)} {scalar} = {self.converted(value)};",
+            f"  for (i64 {at} = {first}, {at}_stop = {last}; {at} < {at}_stop; {at}++)",
+            f"    {safe_name(array.name)}[{at}] = {scalar};",
+            "}",
+        ]
+
+    def parallel(self, stmt: Parallel) -> list[str]:
+        """Hand a worker and what it captures to the thread pool, or run it here."""
+        self.printer.workers += 1
+        number = self.printer.workers
+        names = captured(stmt)
+        self.printer.outlined.append("\n".join(self.worker(stmt, number, names)))
+        closure, worker = f"closure_{number}", f"worker_{number}"
+        values = ["0", self.converted(stmt.count), "0", *(safe_name(n.name) for n in names)]
+        threads = self.expr(stmt.threads, PRECEDENCE["<"])
+        kind = "i32 (*)(i64, i64, i64, void (*)(i64, i64, void *), void *)"
+        return [
+            f"struct {closure} {closure} = {{{', '.join(values)}}};",
+            f"if (!parallel_for || {threads} <= 1) {worker}(0, 1, &{closure});",
+            f"else (({kind})parallel_for)(0, {self.converted(stmt.threads)}, 1, {worker}, &{closure});",
+            f"if ({closure}.closure_failed) {self.fail}",
+        ]
+
+    def worker(self, stmt: Parallel, number: int, names: tuple[Var | Array, ...]) -> list[str]:
+        """The function that threads run: it takes turns from a shared counter until none are left.
+
+        The pool may give one call the share of several threads, so the range it passes says nothing.
+        """
+        parts = Block((stmt.prologue, stmt.body, stmt.epilogue))
+        changed, mutable = written(parts, self.printer.functions), assigned(parts)
+        fail = "{ __atomic_store_n(&closure->closure_failed, 1, __ATOMIC_RELAXED); return; }"
+        inner = _Scope(self.printer, self.names, mutable, changed, fail, in_worker=True)
+        fields, unpacked = ["i64 closure_next, closure_count, closure_failed;"], []
+        for n in names:
+            name = safe_name(n.name)
+            if isinstance(n, Array):
+                fields.append(f"{_pointer(n, n.name in changed, restrict=False)}{name};")
+                unpacked.append(f"{_pointer(n, n.name in changed)}{name} = closure->{name};")
+            else:
+                assert n.name not in mutable, f"parallel loop assigns {n.name}"
+                fields.append(f"{c_name(n.type)} {name};")
+                unpacked.append(f"const {c_name(n.type)} {name} = closure->{name};")
+        turn = safe_name(stmt.var.name)
+        return [
+            f"struct closure_{number} {{",
+            *_indent(fields),
+            "};",
+            "",
+            f"static void worker_{number}(i64 begin, i64 end, void *ctx) {{",
+            "  (void)begin, (void)end;",
+            f"  struct closure_{number} *const closure = (struct closure_{number} *)ctx;",
+            *_indent(unpacked),
+            *_indent(inner.statement(stmt.prologue)),
+            "  for (;;) {",
+            f"    const i64 {turn} = {self.use('take_turn')}(&closure->closure_next);",
+            f"    if ({turn} >= closure->closure_count) break;",
+            *_indent(_indent(inner.statement(stmt.body))),
+            "  }",
+            *_indent(inner.statement(stmt.epilogue)),
+            "}",
+        ]
+
+
+def _returns(stmt: Stmt) -> bool:
+    return isinstance(stmt, Return) or (
+        isinstance(stmt, Block) and bool(stmt.body) and _returns(stmt.body[-1])
+    )
+
+
+def _pointer(array: Array, changed: bool, restrict: bool = True) -> str:
+    return f"{'' if changed else 'const '}{c_name(array.element)} *{'restrict ' if restrict else ''}"
+
+
+def _comment(text: str) -> str:
+    return f"// {text}".rstrip("\\ ")
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return [f"  {line}" if line else line for line in lines]

@@ -1,0 +1,52 @@
+"""``scorch.einsum``: torch's einsum over tensors in any mix of formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scorch.compiler.steps import split
+from scorch.formats import Format, as_format
+from scorch.notation.einsum import Einsum, parse_einsum, sublists_to_equation
+from scorch.ops.operands import as_operand, shape_of, squeezed
+from scorch.ops.statement import run_statement
+from scorch.tensor.sparse_tensor import SparseTensor, wrap
+from scorch.tensor.storage import Storage
+
+
+def einsum(*args: Any, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
+    """The product of ``operands`` summed as ``equation`` says; ``format`` is the result's.
+
+    >>> import torch, scorch
+    >>> A = scorch.from_torch(torch.eye(3), format="csr")
+    >>> scorch.einsum("ij,jk->ik", A, A)
+    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
+    """
+    equation, operands = _arguments(args)
+    tensors = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
+    parsed = parse_einsum(equation, [shape_of(tensor) for tensor in tensors])
+    return wrap(run_einsum(parsed, tensors, format))
+
+
+def run_einsum(
+    parsed: Einsum, tensors: list[Storage | torch.Tensor], format: str | Format | None
+) -> Storage | torch.Tensor:
+    """A parsed equation on tensors that were checked."""
+    statement = parsed.statement
+    requested = None if format is None else as_format(format, len(statement.target.indices))
+    named = {
+        operand.access.tensor: squeezed(tensor, operand.squeeze)
+        for operand, tensor in zip(parsed.operands, tensors, strict=True)
+    }
+    return run_statement(split(statement), named, parsed.sizes, requested)
+
+
+def _arguments(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """The equation and operands, also from the form with lists of subscripts."""
+    if args and isinstance(args[0], str):
+        operands = args[1:]
+        if len(operands) == 1 and isinstance(operands[0], list | tuple):
+            operands = tuple(operands[0])  # torch takes them as one list too
+        return args[0], operands
+    return sublists_to_equation(args)

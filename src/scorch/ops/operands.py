@@ -1,0 +1,72 @@
+"""What users pass in: checked once, at the edge, with the name they know it by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scorch.compiler.typing import type_of_dtype
+from scorch.errors import DtypeError, OperandError
+from scorch.formats import Format
+from scorch.tensor.construct import from_torch
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.run import convert
+
+
+def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
+    """``value`` as a storage or a plain dense tensor; torch's sparse layouts are taken as they are."""
+    if isinstance(value, SparseTensor):
+        return value.storage
+    if isinstance(value, int | float | complex | bool):
+        value = torch.tensor(value)
+    if not isinstance(value, torch.Tensor):
+        raise OperandError(
+            f"{name} is a {type(value).__name__}, not a tensor; make one with torch.tensor or scorch.from_scipy"
+        )
+    if value.device.type != "cpu":
+        raise OperandError(f"{name} is on device {value.device}, but Scorch computes on the cpu; use .cpu()")
+    try:
+        type_of_dtype(value.dtype)
+    except DtypeError as error:
+        error.add_note(f"in {name}")
+        raise
+    if value.layout != torch.strided:
+        found = from_torch(value)
+        assert isinstance(found, SparseTensor)
+        return found.storage
+    return value.detach() if value.requires_grad else value
+
+
+def shape_of(tensor: Storage | torch.Tensor) -> tuple[int, ...]:
+    return tensor.pattern.shape if isinstance(tensor, Storage) else tuple(tensor.shape)
+
+
+def squeezed(tensor: Storage | torch.Tensor, dims: tuple[int, ...]) -> Storage | torch.Tensor:
+    """``tensor`` without the dimensions ``dims``, which all have size 1."""
+    if not dims:
+        return tensor
+    if isinstance(tensor, torch.Tensor):
+        return tensor.squeeze(dims)
+    pattern = tensor.pattern
+    kept = [dim for dim in range(len(pattern.shape)) if dim not in dims]
+    shape = tuple(pattern.shape[dim] for dim in kept)
+    if not kept:
+        return tensor.values.sum().reshape(()).to(tensor.values.dtype)
+    plain = convert(tensor, Format("s" * len(pattern.shape), order=[*dims, *kept]))
+    assert isinstance(plain, Storage)
+    return _without_outer_levels(plain, len(dims), shape)
+
+
+def _without_outer_levels(tensor: Storage, number: int, shape: tuple[int, ...]) -> Storage:
+    """A tensor whose first ``number`` levels store dimensions of size 1, without them."""
+    pattern = tensor.pattern
+    entries = pattern.counts[number - 1]
+    pos, crd = list(pattern.pos[number:]), list(pattern.crd[number:])
+    if entries == 0:
+        pos[0] = torch.zeros(2, dtype=pattern.index_dtype)
+    kept = pattern.format.order[number:]
+    order = [sorted(kept).index(dim) for dim in kept]
+    form = Format(pattern.format.levels[number:], order=order)
+    return Storage(Pattern(form, shape, tuple(pos), tuple(crd), pattern.counts[number:]), tensor.values)

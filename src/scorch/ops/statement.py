@@ -1,0 +1,70 @@
+"""Statements on tensors: their steps in order, and ``scorch.evaluate``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from scorch.compiler.plan import Step
+from scorch.compiler.steps import split
+from scorch.errors import NotationError
+from scorch.formats import Format, as_format
+from scorch.notation.indexing import Statement, parse
+from scorch.notation.verify import shapes_of
+from scorch.ops.operands import as_operand, shape_of
+from scorch.tensor.run import run_step
+from scorch.tensor.sparse_tensor import SparseTensor, wrap
+from scorch.tensor.storage import Storage
+
+Tensors = dict[str, Storage | torch.Tensor]
+
+
+def evaluate(
+    expression: str, /, *, format: str | Format | None = None, **tensors: Any
+) -> SparseTensor | torch.Tensor:
+    """The result of an index expression such as ``D[i,j] = A[i,k] * B[k,j] + C[i,j]``.
+
+    Indices that do not stand on the left are summed; ``max(j, ...)``, ``min``, ``prod`` and ``any`` reduce
+    otherwise. ``+=`` adds to a tensor passed under the name on the left and returns the sum.
+
+    >>> import torch, scorch
+    >>> A = scorch.from_torch(torch.eye(3), format="csr")
+    >>> scorch.evaluate("y[i] = 2 * A[i,j] * x[j]", A=A, x=torch.ones(3))
+    tensor([2., 2., 2.])
+    """
+    statement, named, sizes = read_statement(expression, tensors)
+    requested = None if format is None else as_format(format, len(statement.assign.target.indices))
+    return wrap(run_statement(split(statement.assign), named, sizes, _kept(statement, named, requested)))
+
+
+def read_statement(expression: str, tensors: Mapping[str, Any]) -> tuple[Statement, Tensors, dict[str, int]]:
+    """The statement, its tensors checked, and the size of every index."""
+    if not isinstance(expression, str):
+        raise NotationError(f"the expression is a text such as 'y[i] = A[i,j] * x[j]', not {expression!r}")
+    statement = parse(expression)
+    named = {name: as_operand(f"tensor {name!r}", value) for name, value in tensors.items()}
+    sizes = shapes_of(statement, {name: shape_of(tensor) for name, tensor in named.items()})
+    return statement, named, sizes
+
+
+def _kept(statement: Statement, tensors: Tensors, requested: Format | None) -> Format | None:
+    """``+=`` keeps the format of the tensor it adds to."""
+    if requested is not None or not statement.accumulate:
+        return requested
+    target = tensors[statement.assign.target.tensor]
+    return target.pattern.format if isinstance(target, Storage) else None
+
+
+def run_statement(
+    steps: Sequence[Step],
+    tensors: Mapping[str, Storage | torch.Tensor],
+    sizes: Mapping[str, int],
+    requested: Format | None,
+) -> Storage | torch.Tensor:
+    """Run ``steps`` one after another; the last one gives the result, which no operand shares values with."""
+    given: Tensors = dict(tensors)
+    for step in steps[:-1]:
+        given[step.target.tensor] = run_step(step, given, sizes)
+    return run_step(steps[-1], given, sizes, requested)

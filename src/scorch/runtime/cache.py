@@ -1,0 +1,280 @@
+"""Compiled kernels on disk, so that each is compiled once per machine and not once per process.
+
+An entry is three files in one flat directory: ``<key>.so`` is the library, ``<key>.c`` its source for
+people to read, ``<key>.json`` the manifest with the library's checksum. The key already says everything
+the machine code depends on, so entries are never updated. The manifest is written last and every file
+appears by a rename, so another process sees a whole entry or none; a library that does not match its
+manifest counts as absent and is built again. A directory that cannot be written costs speed, not results.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import platformdirs
+
+from scorch.settings import current
+
+LAYOUT = "1"  # part of every key: raise it when the files or the way of calling kernels change
+
+_SUFFIXES = (".json", ".so", ".c")  # the manifest goes first, so that half a removal is no entry
+_TEMPORARY = ".writing-"
+_ABANDONED_SECONDS = 3600.0
+_KEPT_AFTER_PRUNING = 0.75  # make room for more than one kernel, so that not every write prunes
+
+_lock = threading.Lock()
+_known_bytes: dict[Path, int] = {}
+_warned: set[Path] = set()
+_spare: Path | None = None
+
+
+class ScorchWarning(UserWarning):
+    """Something works more slowly than it could; the message says what to change."""
+
+
+class Statistics(NamedTuple):
+    """What is on disk."""
+
+    directory: Path
+    entries: int
+    bytes: int
+
+
+@dataclass
+class _Entry:
+    """The files of one key, whole or not."""
+
+    size: int = 0
+    used: float = 0.0
+    whole: bool = False
+
+
+def directory() -> Path:
+    """Where kernels are kept: the setting, else ``SCORCH_CACHE_DIR``, else the user's cache."""
+    chosen = current().cache_directory
+    if chosen is not None:
+        return Path(chosen).expanduser()
+    named = os.environ.get("SCORCH_CACHE_DIR")
+    return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("scorch"))
+
+
+def make_key(*parts: str) -> str:
+    """A name for the library that these texts (source, flags, compiler, processor) determine."""
+    digest = hashlib.sha256()
+    for part in (LAYOUT, *parts):
+        encoded = part.encode()
+        digest.update(b"%d:" % len(encoded))  # the length keeps ("ab", "c") and ("a", "bc") apart
+        digest.update(encoded)
+    return digest.hexdigest()
+
+
+def find(key: str) -> Path | None:
+    """The library stored under ``key``, or None where there is none or it is damaged."""
+    for place in (directory(), _spare):
+        if place is not None and _is_sound(place, key):
+            library = place / f"{key}.so"
+            with contextlib.suppress(OSError):  # a read-only cache still serves, in no order of use
+                os.utime(library)
+            return library
+    return None
+
+
+def store(key: str, library: bytes, source: str) -> Path:
+    """Keep a compiled library and return its path, elsewhere than planned if the disk refuses."""
+    place = directory()
+    try:
+        added = _write_entry(place, key, library, source)
+    except OSError as error:
+        warn_unusable(place, error)
+        return store_aside(key, library, source)
+    _prune_if_full(place, key, added)
+    return place / f"{key}.so"
+
+
+def store_aside(key: str, library: bytes, source: str) -> Path:
+    """Keep a compiled library for this process alone."""
+    place = _spare_directory()
+    _write_entry(place, key, library, source)
+    return place / f"{key}.so"
+
+
+def store_source(key: str, source: str) -> Path:
+    """Keep a source that did not compile, for the error message to point at."""
+    place = directory()
+    try:
+        return _write_file(place, f"{key}.c", source.encode())
+    except OSError as error:
+        warn_unusable(place, error)
+        return _write_file(_spare_directory(), f"{key}.c", source.encode())
+
+
+def remove(key: str) -> None:
+    """Forget one entry, if it is there."""
+    for place in (directory(), _spare):
+        if place is not None:
+            _remove_entry(place, key)
+
+
+def warn_unusable(place: Path, error: OSError) -> None:
+    """Say, once for each directory, that kernels cannot be kept or run there."""
+    with _lock:
+        if place in _warned:
+            return
+        _warned.add(place)
+    warnings.warn(
+        f"compiled kernels cannot be kept in {place} ({error.strerror or error}); this process keeps them in "
+        f"a temporary directory and the next one compiles them again. Set SCORCH_CACHE_DIR to a directory "
+        f"that can be written.",
+        ScorchWarning,
+        stacklevel=2,
+    )
+
+
+def make_private(place: Path) -> None:
+    """Make a directory that only its owner may enter: whoever writes there decides what code runs."""
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def statistics() -> Statistics:
+    """The directory in use, how many kernels it holds and how many bytes they take."""
+    place = directory()
+    entries = _scan(place)
+    return Statistics(place, sum(e.whole for e in entries.values()), sum(e.size for e in entries.values()))
+
+
+def clear() -> int:
+    """Remove all kernels from the directory in use and return how many there were."""
+    place = directory()
+    entries = _scan(place)
+    for key in entries:
+        _remove_entry(place, key)
+    _remove_abandoned(place, older_than=0.0)
+    shutil.rmtree(place / "zig", ignore_errors=True)
+    with _lock:
+        _known_bytes.pop(place, None)
+    return sum(entry.whole for entry in entries.values())
+
+
+def _is_sound(place: Path, key: str) -> bool:
+    try:
+        manifest = json.loads((place / f"{key}.json").read_bytes())
+        library = (place / f"{key}.so").read_bytes()
+    except (OSError, ValueError):
+        return False
+    return bool(manifest == _manifest(key, library))
+
+
+def _manifest(key: str, library: bytes) -> dict[str, str | int]:
+    return {"key": key, "sha256": hashlib.sha256(library).hexdigest(), "bytes": len(library)}
+
+
+def _write_entry(place: Path, key: str, library: bytes, source: str) -> int:
+    """Write the three files, the manifest last, and return their size."""
+    text, manifest = source.encode(), json.dumps(_manifest(key, library)).encode()
+    for suffix, content in ((".c", text), (".so", library), (".json", manifest)):
+        _write_file(place, key + suffix, content)
+    return len(text) + len(library) + len(manifest)
+
+
+def _write_file(place: Path, name: str, content: bytes) -> Path:
+    make_private(place)
+    descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=place)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, place / name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return place / name
+
+
+def _spare_directory() -> Path:
+    """A directory of this process alone, removed when it ends."""
+    global _spare
+    with _lock:
+        if _spare is None or not _spare.is_dir():
+            _spare = Path(tempfile.mkdtemp(prefix="scorch-"))
+            atexit.register(_remove_spare, _spare, os.getpid())
+        return _spare
+
+
+def _remove_spare(place: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and not a forked child, whose parent still needs it
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _prune_if_full(place: Path, newest: str, added: int) -> None:
+    """Remove the least recently used entries once the directory has outgrown its bound.
+
+    The directory is read at the first write and when the bound seems reached; between, sizes are added up.
+    """
+    limit = current().cache_bytes
+    with _lock:
+        if place in _known_bytes:
+            _known_bytes[place] += added
+            if _known_bytes[place] <= limit:
+                return
+    entries = _scan(place)
+    total = sum(entry.size for entry in entries.values())
+    if total > limit:
+        _remove_abandoned(place, older_than=_ABANDONED_SECONDS)
+        for key in sorted(entries, key=lambda key: entries[key].used):
+            if total <= limit * _KEPT_AFTER_PRUNING:
+                break
+            if key != newest:
+                _remove_entry(place, key)
+                total -= entries[key].size
+    with _lock:
+        _known_bytes[place] = total
+
+
+def _scan(place: Path) -> dict[str, _Entry]:
+    entries: dict[str, _Entry] = {}
+    for name, status in _files(place):
+        stem, suffix = os.path.splitext(name)
+        if suffix in _SUFFIXES and len(stem) == 64:
+            entry = entries.setdefault(stem, _Entry())
+            entry.size += status.st_size
+            entry.used = max(entry.used, status.st_mtime)
+            entry.whole = entry.whole or suffix == ".json"
+    return entries
+
+
+def _files(place: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Names and facts of the files there; those that another process removes meanwhile are left out."""
+    try:
+        found = list(os.scandir(place))
+    except OSError:
+        return
+    for item in found:
+        with contextlib.suppress(OSError):
+            yield item.name, item.stat(follow_symlinks=False)
+
+
+def _remove_entry(place: Path, key: str) -> None:
+    for suffix in _SUFFIXES:
+        with contextlib.suppress(OSError):
+            os.unlink(place / f"{key}{suffix}")
+
+
+def _remove_abandoned(place: Path, older_than: float) -> None:
+    """Remove what a killed process left half written."""
+    for name, status in _files(place):
+        if name.startswith(_TEMPORARY) and time.time() - status.st_mtime >= older_than:
+            with contextlib.suppress(OSError):
+                os.unlink(place / name)

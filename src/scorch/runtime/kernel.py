@@ -1,0 +1,212 @@
+"""A kernel ready to be called: allocates the result, calls, and says what came out.
+
+Results whose size is not known beforehand take two calls (see ``compiler.assemble``): the first computes and
+says how long the arrays are, the second fills those that were allocated here. The same steps run on an
+*engine*: the machine, or the interpreter that checks every access.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from scorch.compiler.assemble import identity_of
+from scorch.compiler.pipeline import Planned
+from scorch.compiler.plan import Plan
+from scorch.compiler.typing import dtype_of_type
+from scorch.errors import KernelError
+from scorch.loops import interpret
+from scorch.loops.cpp import print_kernel
+from scorch.loops.nodes import Kernel
+from scorch.loops.types import INT32
+from scorch.runtime import invoke, jit
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The arrays of a new sparse tensor, level by level; ``counts`` has the positions of each level."""
+
+    pos: tuple[torch.Tensor | None, ...]
+    crd: tuple[torch.Tensor | None, ...]
+    counts: tuple[int, ...]
+    values: torch.Tensor
+
+
+class Engine(Protocol):
+    """Where a kernel runs."""
+
+    def slot(self, tensor: torch.Tensor) -> Any:
+        """What stands for ``tensor`` in an argument slot."""
+
+    def call(self, function: str, slots: list[Any]) -> int: ...
+
+
+class Native:
+    """The compiled kernel."""
+
+    def __init__(self, addresses: dict[str, int]) -> None:
+        self.addresses = addresses
+        self.call_back = invoke.make_caller().call_back
+
+    def slot(self, tensor: torch.Tensor) -> int:
+        return tensor.data_ptr()
+
+    def call(self, function: str, slots: list[Any]) -> int:
+        return self.call_back(self.addresses[function], slots)
+
+
+class Interpreted:
+    """The loops in Python, every access checked."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.memory = interpret.Memory()
+
+    def slot(self, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+        if tensor.dtype in (torch.bfloat16, torch.float16):
+            return tensor.view(torch.int16).numpy().view(np.uint16)
+        return tensor.numpy()
+
+    def call(self, function: str, slots: list[Any]) -> int:
+        return interpret.run(self.kernel, function, slots, self.memory)
+
+
+class CompiledKernel:
+    """The kernel of a plan; compiled when it is first called."""
+
+    def __init__(self, planned: Planned) -> None:
+        self.plan: Plan = planned.plan
+        self.kernel = planned.kernel()
+        self.slots = len(self.kernel.slots)
+        self._place = {slot.name: number for number, slot in enumerate(self.kernel.slots)}
+
+    @functools.cached_property
+    def source(self) -> str:
+        return print_kernel(self.kernel)
+
+    @functools.cached_property
+    def native(self) -> Native:
+        library = jit.load(self.source, label=self.plan.header.split("\n")[0])
+        functions = [function.name for function in self.kernel.functions if function.exported]
+        return Native({name: library.address(name) for name in functions})
+
+    def interpreter(self) -> Interpreted:
+        return Interpreted(self.kernel)
+
+    # dense and shared --------------------------------------------------------------------------------
+
+    def fill(self, engine: Engine, inputs: list[Any], count: int) -> torch.Tensor:
+        """The values of a result whose places are known: dense, or on the pattern of an operand."""
+        reduction = self.plan.step.reduction
+        dtype = dtype_of_type(self.plan.element)
+        if reduction in ("sum", "any"):
+            values = torch.zeros(count, dtype=dtype)
+        else:
+            values = torch.full((count,), identity_of(reduction, self.plan.element), dtype=dtype)
+        inputs.append(engine.slot(values))
+        self._check(engine.call("scorch_compute", inputs))
+        return values
+
+    # new patterns ------------------------------------------------------------------------------------
+
+    def build(self, engine: Engine, inputs: list[Any], shape: Sequence[int]) -> Arrays:
+        """The arrays of a result with a pattern of its own."""
+        if self.plan.assembly == "rows":
+            return self._build_rows(engine, inputs, shape)
+        return self._build_list(engine, inputs, shape)
+
+    def _build_rows(self, engine: Engine, slots: list[Any], shape: Sequence[int]) -> Arrays:
+        form, name = self.plan.result, self.plan.step.target.tensor
+        last = len(form)
+        counts = []
+        rows = 1
+        for level in range(last - 1):
+            rows *= form.level_size(level, shape)
+            counts.append(rows)
+        pos = torch.zeros(rows + 1, dtype=torch.int64)
+        slots.append(engine.slot(pos))
+        slots += [0] * (self.slots - len(slots))
+        self._check(engine.call("scorch_compute", slots))
+        nnz = int(slots[self._place[f"{name}_nnz"]])
+        crd, values = self._finish(
+            engine,
+            slots,
+            {
+                f"{name}{last}_crd": lambda: torch.empty(nnz, dtype=dtype_of_type(self.plan.index)),
+                f"{name}_vals": lambda: torch.empty(nnz, dtype=dtype_of_type(self.plan.element)),
+            },
+        )
+        nones: tuple[None, ...] = (None,) * (last - 1)
+        return self._arrays((*nones, pos), (*nones, crd), (*counts, nnz), values)
+
+    def _build_list(self, engine: Engine, slots: list[Any], shape: Sequence[int]) -> Arrays:
+        form, name = self.plan.result, self.plan.step.target.tensor
+        slots += [0] * (self.slots - len(slots))
+        self._check(engine.call("scorch_compute", slots))
+        counts: list[int] = []
+        parents = entries = 1
+        wanted: dict[str, Callable[[], torch.Tensor]] = {}
+        for level, kind in enumerate(form.levels):
+            if form.starts_run(level):
+                entries = int(slots[self._place[f"{name}{level + 1}_count"]])
+                wanted[f"{name}{level + 1}_pos"] = functools.partial(
+                    torch.zeros, parents + 1, dtype=torch.int64
+                )
+            if kind.keeps_crd:
+                wanted[f"{name}{level + 1}_crd"] = functools.partial(
+                    torch.empty, entries, dtype=dtype_of_type(self.plan.index)
+                )
+            parents = kind.count(parents, form.level_size(level, shape), entries)
+            counts.append(parents)
+        make = torch.zeros if form.levels[-1].is_full else torch.empty
+        wanted[f"{name}_vals"] = functools.partial(make, parents, dtype=dtype_of_type(self.plan.element))
+        made = dict(zip(wanted, self._finish(engine, slots, wanted), strict=True))
+        levels = range(len(form))
+        pos = tuple(made.get(f"{name}{level + 1}_pos") for level in levels)
+        crd = tuple(made.get(f"{name}{level + 1}_crd") for level in levels)
+        return self._arrays(pos, crd, tuple(counts), made[f"{name}_vals"])
+
+    def _finish(
+        self, engine: Engine, slots: list[Any], wanted: dict[str, Callable[[], torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """Allocate ``wanted`` and have the kernel fill it; it frees its own memory in any case."""
+        made: list[torch.Tensor] = []
+        try:
+            for name, make in wanted.items():
+                made.append(make())
+                slots[self._place[name]] = engine.slot(made[-1])
+        except (RuntimeError, MemoryError) as error:
+            slots[self._place["discard"]] = 1
+            for name in wanted:
+                if isinstance(slots[self._place[name]], int) and isinstance(engine, Interpreted):
+                    slots[self._place[name]] = np.zeros(0)
+            engine.call("scorch_finish", slots)
+            raise KernelError(f"no memory for the result: {error}") from error
+        self._check(engine.call("scorch_finish", slots))
+        return made
+
+    def _arrays(
+        self,
+        pos: tuple[torch.Tensor | None, ...],
+        crd: tuple[torch.Tensor | None, ...],
+        counts: tuple[int, ...],
+        values: torch.Tensor,
+    ) -> Arrays:
+        """All index arrays in one dtype: int32 while coordinates and positions fit."""
+        wide = self.plan.index != INT32 or max(counts, default=0) > 2**31 - 1
+        dtype = torch.int64 if wide else torch.int32
+        return Arrays(
+            tuple(None if array is None else array.to(dtype) for array in pos),
+            tuple(None if array is None else array.to(dtype) for array in crd),
+            counts,
+            values,
+        )
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise KernelError(f"memory ran out while computing {self.plan.header.splitlines()[0]}")

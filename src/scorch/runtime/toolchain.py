@@ -1,0 +1,257 @@
+"""The C compiler of this machine and the flags it is given.
+
+Kernels are plain C without headers or libraries, so nearly any compiler will do: the one named by
+``SCORCH_CXX``, else clang or gcc, else the ``ziglang`` wheel. A candidate counts only if it has just
+compiled a small library with the very flags kernels get; what the others said is kept for the error
+message. Flags never include ``-ffast-math``: results must not depend on the compiler's licence.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from scorch.errors import CompilerNotFoundError
+from scorch.runtime import cache
+
+_PROBE = """\
+void *malloc(unsigned long);
+double exp(double);
+long long probe(long long *args) {
+    long long *copy = malloc(8);
+    *copy = (long long)exp((double)args[0]);
+    return __atomic_fetch_add(&args[1], 1, __ATOMIC_ACQ_REL);
+}
+"""
+_PROBE_SECONDS = 120.0
+
+_lock = threading.Lock()
+_found: Toolchain | None = None
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler that works, and how to call it."""
+
+    command: tuple[str, ...]
+    kind: str  # "gcc", "clang" or "zig"
+    version: str
+    flags: tuple[str, ...]
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What the machine code depends on besides the source; not where the compiler is installed."""
+        return (self.kind, self.version, *self.command[1:], *self.flags, processor())
+
+    def compile_command(self, source: str, library: str) -> list[str]:
+        """The words that turn the C file ``source`` into the shared library ``library``."""
+        return [*self.command, *self.flags, "-o", library, source]
+
+
+def find_toolchain() -> Toolchain:
+    """The compiler to use, looked for at the first call of the process.
+
+    A search that finds nothing is not remembered, so a compiler installed meanwhile is found.
+    """
+    global _found
+    if _found is None:
+        with _lock:
+            if _found is None:
+                _found = _search()
+    return _found
+
+
+def forget() -> None:
+    """Look for the compiler anew at the next call."""
+    global _found
+    with _lock:
+        _found = None
+
+
+def run_compiler(command: list[str], folder: str, timeout: float | None = None) -> tuple[int, str]:
+    """Run a compiler inside ``folder``; its exit status and what it said."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    if _is_zig(command):  # it wants caches of its own, which go where `scorch.runtime.cache.clear` finds them
+        environment.setdefault("ZIG_LOCAL_CACHE_DIR", os.path.join(folder, "zig"))
+        environment.setdefault("ZIG_GLOBAL_CACHE_DIR", _zig_directory(folder))
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=timeout,
+        check=False,
+    )
+    return done.returncode, done.stdout.decode(errors="replace").strip()
+
+
+@functools.cache
+def processor() -> str:
+    """The processor and its instruction sets, in words: machine code for one may not run on another."""
+    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
+    facts = [platform.machine()]
+    try:
+        first = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0]
+        for line in first.splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in wanted:
+                facts.append(f"{name.strip()}: {value.strip()}")
+    except OSError:
+        facts.append(platform.processor())
+        facts.append(_mac_processor())
+    return "; ".join(fact for fact in facts if fact)
+
+
+def describe() -> dict[str, str]:
+    """What a bug report needs to know about this machine, for ``python -m scorch env``."""
+    import torch
+
+    try:
+        tools = find_toolchain()
+        facts = {
+            "compiler": shlex.join(tools.command),
+            "kind": tools.kind,
+            "version": tools.version,
+            "flags": shlex.join(tools.flags),
+        }
+    except CompilerNotFoundError as error:
+        facts = {"compiler": f"none: {error}"}
+    stored = cache.statistics()
+    return {
+        **facts,
+        "processor": processor(),
+        "cache directory": str(stored.directory),
+        "cache entries": str(stored.entries),
+        "cache bytes": str(stored.bytes),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _search() -> Toolchain:
+    named = os.environ.get("SCORCH_CXX", "").strip()
+    if named:
+        outcome = _probe_named(named)
+        if isinstance(outcome, Toolchain):
+            return outcome
+        raise CompilerNotFoundError(
+            f"SCORCH_CXX is set to {named!r}, which does not compile a small C library: {outcome}. "
+            f"Correct it, or unset it to let Scorch look for clang, gcc and the ziglang package itself."
+        )
+    failures = []
+    for name, command in _candidates():
+        outcome = _probe(command) if command else "not found"
+        if isinstance(outcome, Toolchain):
+            return outcome
+        failures.append(f"  {name}: {outcome}")
+    raise CompilerNotFoundError(
+        "Scorch compiles kernels with a C compiler, and none works on this machine. It looked for\n"
+        + "\n".join(failures)
+        + "\nTo get one: `apt install gcc` (or your system's like), or `pip install ziglang`, which needs no "
+        "rights; or set SCORCH_CXX to the command of a C compiler."
+    )
+
+
+def _probe_named(named: str) -> Toolchain | str:
+    try:
+        program, *options = shlex.split(named)
+    except ValueError as error:  # a quotation that does not end
+        return str(error)
+    path = shutil.which(program)
+    if path is None:
+        return f"there is no program {program!r}"
+    return _probe([os.path.abspath(path), *options])  # absolute, since compilers run in another directory
+
+
+def _candidates() -> list[tuple[str, list[str]]]:
+    """What to try, in order: a name for people and a command, empty where it is not installed."""
+    on_path = [(name, shutil.which(name)) for name in ("clang", "gcc", "cc")]
+    has_zig = sys.executable and importlib.util.find_spec("ziglang")
+    zig = [sys.executable, "-m", "ziglang", "cc"] if has_zig else []
+    return [
+        *((f"{name} on PATH", [os.path.abspath(path)] if path else []) for name, path in on_path),
+        ("the Python package ziglang", zig),
+    ]
+
+
+def _probe(command: list[str]) -> Toolchain | str:
+    """The toolchain behind a command, or why it is of no use."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="scorch-") as folder:
+            status, said = run_compiler([*command, "--version"], folder, _PROBE_SECONDS)
+            if status:
+                return f"`{shlex.join(command)} --version` failed: {_shorten(said)}"
+            version = said.partition("\n")[0]
+            kind = _kind(command, said)
+            Path(folder, "probe.c").write_text(_PROBE)
+            for flags in _flag_sets(kind):
+                candidate = Toolchain(tuple(command), kind, version, flags)
+                words = candidate.compile_command("probe.c", "probe.so")
+                status, said = run_compiler(words, folder, _PROBE_SECONDS)
+                if status == 0 and Path(folder, "probe.so").is_file():
+                    return candidate
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return f"`{shlex.join(words)}` failed: {_shorten(said)}"
+
+
+def _kind(command: list[str], version: str) -> str:
+    if _is_zig(command):
+        return "zig"
+    return "clang" if "clang" in version else "gcc"
+
+
+def _is_zig(command: list[str]) -> bool:
+    return any(Path(word).name in ("zig", "ziglang") for word in command)
+
+
+def _flag_sets(kind: str) -> list[tuple[str, ...]]:
+    """Flags to try, best first: compilers differ in how they are told to use this very processor."""
+    base = ["-x", "c", "-O3", "-fPIC", "-shared", "-fwrapv", "-std=gnu11", "-w"]
+    if sys.platform == "darwin":  # which insists on linking its libSystem
+        base += ["-undefined", "dynamic_lookup"]
+    else:  # malloc, exp and the like are found in the process when the kernel is loaded
+        base += ["-nostdlib"]
+    if kind == "gcc":
+        base += ["-fno-loop-unroll-and-jam"]  # which costs a factor of 3 in products with dense
+    tuned: list[tuple[str, ...]] = [("-march=native",), ()]
+    if platform.machine() in ("aarch64", "arm64"):
+        inline = "-mno-outline-atomics"  # outlined ones are calls into libgcc, which kernels do without
+        tuned = [("-mcpu=native", inline), ("-mcpu=native",), ("-march=native",), (inline,), ()]
+    return [(*base, *options) for options in tuned]
+
+
+def _zig_directory(folder: str) -> str:
+    place = cache.directory() / "zig"
+    try:
+        cache.make_private(place.parent)
+        cache.make_private(place)
+    except OSError:
+        return os.path.join(folder, "zig")
+    return str(place)
+
+
+def _mac_processor() -> str:
+    try:
+        said = subprocess.check_output(["sysctl", "-n", "machdep.cpu.brand_string"], text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.strip()
+
+
+def _shorten(text: str, lines: int = 6) -> str:
+    kept = text.splitlines()[:lines]
+    return "\n    ".join(kept) if kept else "it said nothing"

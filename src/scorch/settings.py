@@ -1,0 +1,75 @@
+"""What a user may adjust, for the whole process or inside a ``with`` block.
+
+>>> import scorch
+>>> with scorch.settings(threads=1):
+...     pass
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from scorch.errors import ScorchError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values in force; ``current()`` returns them.
+
+    ``threads``: how many threads a kernel may use (None: as many as torch).
+    ``cache_directory``: where compiled kernels are kept (None: ``SCORCH_CACHE_DIR`` or the user's cache).
+    ``cache_bytes``: the size that the kernels on disk may reach before old ones are removed.
+    ``dense_budget``: bytes of dense memory that a result may newly need (None: a quarter of free memory).
+    ``debug``: run every kernel through the bounds-checked interpreter too and compare.
+    """
+
+    threads: int | None = None
+    cache_directory: Path | None = None
+    cache_bytes: int = 1 << 30
+    dense_budget: int | None = None
+    debug: bool = False
+
+
+_DEFAULT = Settings(debug=os.environ.get("SCORCH_DEBUG", "") not in ("", "0"))
+_current: contextvars.ContextVar[Settings] = contextvars.ContextVar("scorch_settings", default=_DEFAULT)
+
+
+def current() -> Settings:
+    """The settings in force here."""
+    return _current.get()
+
+
+class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(threads=1):``
+    """Change settings inside a ``with`` block, or for good with ``settings(...).apply()``."""
+
+    def __init__(self, **changes: Any) -> None:
+        known = {field.name for field in dataclasses.fields(Settings)}
+        for name in changes:
+            if name not in known:
+                raise ScorchError(f"unknown setting {name!r}; there are {', '.join(sorted(known))}")
+        threads = changes.get("threads")
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise ScorchError(f"threads must be a positive whole number or None, not {threads!r}")
+        if changes.get("cache_directory") is not None:
+            changes["cache_directory"] = Path(changes["cache_directory"])
+        self._changes = changes
+        self._tokens: list[contextvars.Token[Settings]] = []
+
+    def apply(self) -> None:
+        """Keep these settings until they are changed again."""
+        _current.set(dataclasses.replace(_current.get(), **self._changes))
+
+    def __enter__(self) -> Settings:
+        self._tokens.append(_current.set(dataclasses.replace(_current.get(), **self._changes)))
+        return _current.get()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _current.reset(self._tokens.pop())

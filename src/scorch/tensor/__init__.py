@@ -1,0 +1,6 @@
+"""What the user holds: sparse tensors, how they are made and shown."""
+
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Pattern, Storage
+
+__all__ = ["Pattern", "SparseTensor", "Storage"]

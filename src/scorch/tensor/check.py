@@ -1,0 +1,187 @@
+"""What users hand over to build tensors from, checked: arrays, sizes, coordinates and pointers.
+
+Kernels trust the index arrays of a pattern, so nothing gets past this file that they could not follow.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from scorch.compiler.typing import type_of_dtype
+from scorch.errors import DtypeError, IndexRangeError, OperandError, ShapeError, UnsupportedError
+
+LARGEST = 2**63 - 1
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def check_device(name: str, device: Any) -> None:
+    """Refuse every device but the cpu."""
+    if device is not None and torch.device(device).type != "cpu":
+        raise OperandError(f"{name} is on device {device}, but Scorch computes on the cpu; use .cpu()")
+
+
+def refuse_grad(requires_grad: bool) -> None:
+    if requires_grad:
+        raise UnsupportedError(
+            "requires_grad=True: gradients of sparse tensors are not supported yet; "
+            "keep the dense tensor that requires grad"
+        )
+
+
+def refuse_pinning(pin_memory: bool) -> None:
+    if pin_memory:
+        raise UnsupportedError("pin_memory=True serves copies to a GPU, but Scorch computes on the cpu; leave it out")
+
+
+# arrays ----------------------------------------------------------------------------------------------
+
+
+def as_tensor(name: str, data: Any) -> torch.Tensor:
+    """Lists, NumPy arrays and tensors as a plain tensor, without a copy where there need be none."""
+    if isinstance(data, torch.Tensor):
+        check_device(name, data.device)
+        if data.layout != torch.strided:
+            raise OperandError(f"{name} must be a dense tensor, not one of layout {data.layout}")
+        return data.detach().resolve_conj().resolve_neg()
+    if isinstance(data, np.ndarray):
+        return from_numpy(name, data)
+    try:
+        return torch.tensor(data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OperandError(f"{name} is not an array of numbers: {error}") from None
+
+
+def from_numpy(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A NumPy array as a tensor: the same memory, unless torch cannot use it."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise DtypeError(
+            f"{name} has NumPy's dtype {array.dtype}, which torch does not have; convert it with .astype('float64')"
+        ) from None
+
+
+def as_indices(name: str, data: Any) -> torch.Tensor:
+    """Coordinates or pointers as a tensor of integers."""
+    found = as_tensor(name, data)
+    if found.dtype in _INTEGERS:
+        return found
+    if found.numel() == 0 and not isinstance(data, torch.Tensor | np.ndarray):
+        return found.to(torch.int64)  # an empty list says nothing about its dtype
+    if found.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return found.to(torch.int64)
+    dtype = str(found.dtype).removeprefix("torch.")
+    raise DtypeError(f"{name} has dtype {dtype}; coordinates are whole numbers: use int64 or int32")
+
+
+def as_values(name: str, data: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Values as a tensor of a dtype that kernels have."""
+    found = as_tensor(name, data)
+    wanted = dtype or found.dtype
+    try:
+        type_of_dtype(wanted)
+    except DtypeError as error:
+        error.add_note(f"in {name}")
+        raise
+    return found.to(wanted)
+
+
+# sizes -----------------------------------------------------------------------------------------------
+
+
+def as_shape(name: str, size: Any) -> tuple[int, ...]:
+    """Sizes as a tuple, each a whole number from 0."""
+    if isinstance(size, torch.Tensor | np.ndarray):
+        size = size.tolist()
+    if isinstance(size, str) or not isinstance(size, Sequence):
+        raise ShapeError(f"{name} lists the size of each dimension, such as (3, 4), not {size!r}")
+    return tuple(_checked_size(name, dim, given) for dim, given in enumerate(size))
+
+
+def _checked_size(name: str, dim: int, given: Any) -> int:
+    try:
+        found = operator.index(given)
+    except TypeError:
+        raise ShapeError(f"{name}[{dim}] is {given!r}; sizes are whole numbers from 0") from None
+    if isinstance(given, bool) or found < 0:
+        raise ShapeError(f"{name}[{dim}] is {given!r}; sizes are whole numbers from 0")
+    if found > LARGEST:
+        raise ShapeError(f"{name}[{dim}] is {found}; the largest size is 2**63 - 1")
+    return found
+
+
+# coordinates and pointers ----------------------------------------------------------------------------
+
+
+def check_coordinates(name: str, array: torch.Tensor, dim: int, size: int, block: int | None = None) -> None:
+    """Every coordinate must lie in dimension ``dim`` of ``size``, counted in blocks where it has them."""
+    if array.numel() == 0:
+        return
+    places = size if block is None else -(-size // block)
+    low, high = torch.aminmax(array)
+    if 0 <= int(low) and int(high) < places:
+        return
+    flat = array.reshape(-1)
+    entry = int(((flat < 0) | (flat >= places)).nonzero()[0])
+    has = f"has size {size}" if block is None else f"has {places} blocks of {block}"
+    allowed = f"coordinates go from 0 to {places - 1}" if places else "it has no coordinates"
+    raise IndexRangeError(f"{name} has {int(flat[entry])} at entry {entry}, but dimension {dim} {has}: {allowed}")
+
+
+def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, what: str) -> None:
+    """``pointers`` (rows of them in a batch) must go from 0 to ``entries`` without going down."""
+    if pointers.shape[-1] != rows + 1:
+        raise ShapeError(
+            f"{name} has {pointers.shape[-1]} entries, but {rows} {what} need {rows + 1}: where each begins, "
+            "and where the last ends"
+        )
+    for number, row in enumerate(pointers.reshape(-1, rows + 1)):
+        where = f"{name} of batch {number}" if pointers.dim() > 1 else name
+        if int(row[0]) != 0:
+            raise IndexRangeError(f"{where} begins with {int(row[0])}; the first pointer is 0")
+        falls = row[1:] < row[:-1]
+        if bool(falls.any()):
+            entry = int(falls.nonzero()[0])
+            raise IndexRangeError(
+                f"{where} falls from {int(row[entry])} at entry {entry} to {int(row[entry + 1])} "
+                f"at entry {entry + 1}; pointers never go down"
+            )
+        if int(row[-1]) != entries:
+            raise IndexRangeError(
+                f"{where} ends with {int(row[-1])}, but there are {entries} entries; the last pointer is their number"
+            )
+
+
+def is_sorted(crd: Sequence[torch.Tensor]) -> bool:
+    """Whether the entries with coordinates ``crd`` come in order and none repeats."""
+    if crd[0].numel() < 2:
+        return True
+    equal: torch.Tensor | None = None
+    rises: torch.Tensor | None = None
+    for array in crd:
+        here, before = array[1:], array[:-1]
+        if equal is None or rises is None:
+            rises, equal = here > before, here == before
+        else:
+            rises |= equal & (here > before)
+            equal &= here == before
+    return rises is not None and bool(rises.all())
+
+
+def is_sorted_below(pos: torch.Tensor, crd: torch.Tensor) -> bool:
+    """Whether the coordinates below each position come in order and none repeats."""
+    if crd.numel() < 2:
+        return True
+    rises = crd[1:] > crd[:-1]
+    starts = pos[(pos > 0) & (pos < crd.numel())].to(torch.int64)
+    rises[starts - 1] = True
+    return bool(rises.all())

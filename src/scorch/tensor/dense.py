@@ -1,0 +1,132 @@
+"""Steps whose operands are all dense go to torch, which is made for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from scorch.compiler.plan import Step
+from scorch.compiler.typing import dtype_of_type, reduced_type, type_of, type_of_dtype
+from scorch.errors import ShapeError
+from scorch.notation.nodes import Access, Expr, Literal, Op
+
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "neg": torch.neg,
+    "relu": torch.relu,
+    "abs": torch.abs,
+    "sqrt": torch.sqrt,
+    "tanh": torch.tanh,
+    "sin": torch.sin,
+    "expm1": torch.expm1,
+    "log1p": torch.log1p,
+    "square": torch.square,
+    "sign": torch.sign,
+    "exp": torch.exp,
+    "log": torch.log,
+    "cos": torch.cos,
+    "sigmoid": torch.sigmoid,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "lt": torch.lt,
+    "gt": torch.gt,
+    "ne": torch.ne,
+    "le": torch.le,
+    "ge": torch.ge,
+    "eq": torch.eq,
+}
+
+
+def run_dense(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
+    """The result of ``step`` over dense tensors, computed by torch."""
+    types = {name: type_of_dtype(tensor.dtype) for name, tensor in tensors.items()}
+    typed = type_of(step.body, types).type
+    element = reduced_type(step.reduction, step.body, typed) if step.reduced else typed
+    dtype = dtype_of_type(element)
+    factors = _factors(step.body)
+    if factors is not None and step.reduction == "sum" and not element.kind == "bool":
+        return _einsum(step, factors, tensors, dtype)
+    order = (*step.target.indices, *step.reduced)
+    value = _evaluate(step.body, tensors, order)
+    value = value.expand([sizes[index] for index in order])
+    if not step.reduced:
+        return value.to(dtype).contiguous()
+    dims = list(range(len(step.target.indices), len(order)))
+    return _reduce(step, value, dims, sizes).to(dtype)
+
+
+def _factors(expr: Expr) -> list[Access] | None:
+    """The accesses of a plain product, else None."""
+    match expr:
+        case Access():
+            return [expr]
+        case Op("mul", (a, b)):
+            left, right = _factors(a), _factors(b)
+            return None if left is None or right is None else left + right
+    return None
+
+
+def _einsum(
+    step: Step, factors: list[Access], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> torch.Tensor:
+    number = {index: n for n, index in enumerate(dict.fromkeys(step.indices))}
+    operands: list[object] = []
+    for access in factors:
+        operands += [tensors[access.tensor].to(dtype), [number[index] for index in access.indices]]
+    output = [number[index] for index in step.target.indices]
+    return torch.einsum(*operands, output).to(dtype).contiguous()
+
+
+def _evaluate(expr: Expr, tensors: Mapping[str, torch.Tensor], order: tuple[str, ...]) -> torch.Tensor:
+    """``expr`` with one dimension for each index of ``order``, of size 1 where it does not depend on it."""
+    match expr:
+        case Access(tensor, indices):
+            return _aligned(tensors[tensor], indices, order)
+        case Literal(value):
+            return torch.tensor(value)  # a scalar, which torch promotes as it does a number
+        case Op("where", (condition, a, b)):
+            values = [_evaluate(arg, tensors, order) for arg in (condition, a, b)]
+            return torch.where(values[0] != 0, values[1], values[2])
+        case Op(name, args):
+            values = [_evaluate(arg, tensors, order) for arg in args]
+            return FUNCTIONS[name](*values)
+    raise AssertionError(f"cannot evaluate {expr!r}")
+
+
+def _aligned(tensor: torch.Tensor, indices: tuple[str, ...], order: tuple[str, ...]) -> torch.Tensor:
+    """Diagonals taken for repeated indices, dimensions put in ``order``, size 1 for absent ones."""
+    labels = list(indices)
+    while len(set(labels)) < len(labels):
+        twice = next(index for index in labels if labels.count(index) > 1)
+        first = labels.index(twice)
+        second = labels.index(twice, first + 1)
+        tensor = tensor.diagonal(dim1=first, dim2=second)
+        labels = [index for place, index in enumerate(labels) if place not in (first, second)] + [twice]
+    present = [index for index in order if index in labels]
+    tensor = tensor.permute([labels.index(index) for index in present])
+    for place, index in enumerate(order):
+        if index not in labels:
+            tensor = tensor.unsqueeze(place)
+    return tensor
+
+
+def _reduce(step: Step, value: torch.Tensor, dims: list[int], sizes: Mapping[str, int]) -> torch.Tensor:
+    match step.reduction:
+        case "sum":
+            return (value != 0).any(dims) if value.dtype == torch.bool else value.sum(dims)
+        case "any":
+            return (value != 0).any(dims)
+        case "prod":
+            for dim in reversed(dims):
+                value = value.prod(dim)
+            return value
+        case "max" | "min":
+            empty = [index for index in step.reduced if sizes[index] == 0]
+            if empty:
+                raise ShapeError(f"{step.reduction} over index {empty[0]!r} of size 0 has no value")
+            return value.amax(dims) if step.reduction == "max" else value.amin(dims)
+    raise AssertionError(f"cannot reduce by {step.reduction!r}")

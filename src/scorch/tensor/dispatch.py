@@ -1,0 +1,36 @@
+"""The one table of torch functions that sparse tensors answer.
+
+``ops`` fills it with ``@implements(torch.matmul, torch.Tensor.matmul, ...)``; ``SparseTensor`` looks functions up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # for __torch_function__: what users call
+OPERATORS: dict[Any, Callable[..., Any]] = {}  # for __torch_dispatch__: what torch itself calls
+
+
+def implements(*functions: Any) -> Callable[[Handler], Handler]:
+    """Register a handler for torch functions; it is called with the same arguments."""
+
+    def register(handler: Handler) -> Handler:
+        for function in functions:
+            FUNCTIONS[function] = handler
+        return handler
+
+    return register
+
+
+def implements_operator(*operators: Any) -> Callable[[Handler], Handler]:
+    """Register a handler for ATen operators, which reach it from C++."""
+
+    def register(handler: Handler) -> Handler:
+        for operator in operators:
+            OPERATORS[operator] = handler
+        return handler
+
+    return register

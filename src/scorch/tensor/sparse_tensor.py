@@ -1,0 +1,192 @@
+"""``SparseTensor``: a ``torch.Tensor`` of any order, stored in any format.
+
+To torch it is a wrapper subclass: it has a shape, a dtype and a device but no storage of its own. Calls of
+torch functions arrive in ``__torch_function__`` whole, before torch takes them apart; what torch's C++ calls
+by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.dispatch``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from scorch.errors import FormatError, UnsupportedError
+from scorch.formats import Format, as_format
+from scorch.tensor import dispatch
+from scorch.tensor.run import convert
+from scorch.tensor.storage import Pattern, Storage
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+
+class SparseTensor(torch.Tensor):
+    """A sparse tensor. Make one with ``scorch.from_torch``, ``from_scipy`` or ``sparse_coo_tensor``."""
+
+    storage: Storage
+
+    @staticmethod
+    def __new__(cls, storage: Storage) -> SparseTensor:
+        made: SparseTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, storage.pattern.shape, dtype=storage.values.dtype, device=storage.values.device
+        )
+        made.storage = storage
+        return made
+
+    def __init__(self, storage: Storage) -> None:
+        pass
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = dispatch.FUNCTIONS.get(func)
+        if handler is not None:
+            return handler(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = dispatch.OPERATORS.get(func) or dispatch.OPERATORS.get(func.overloadpacket)
+        if handler is not None:
+            return handler(*args, **(kwargs or {}))
+        name = str(func.overloadpacket).replace("aten.", "torch.")
+        raise UnsupportedError(
+            f"{name} does not work on sparse tensors yet; write it with scorch.einsum or scorch.evaluate, "
+            "or call .to_dense() first"
+        )
+
+    # facts -------------------------------------------------------------------------------------------
+
+    @property
+    def format(self) -> Format:
+        """How the tensor is stored."""
+        return self.storage.pattern.format
+
+    @property
+    def nnz(self) -> int:
+        """The number of stored values, explicit zeros and the zeros inside blocks included."""
+        return self.storage.pattern.size
+
+    @property
+    def density(self) -> float:
+        """The share of all places that is stored."""
+        places = 1
+        for size in self.storage.pattern.shape:
+            places *= size
+        return self.nnz / places if places else 0.0
+
+    @property
+    def levels(self) -> tuple[dict[str, Any], ...]:
+        """For each level its kind, dimension and arrays, outermost first."""
+        pattern = self.storage.pattern
+        return tuple(
+            {
+                "kind": level.name,
+                "dim": pattern.format.order[number],
+                "size": pattern.format.level_size(number, pattern.shape),
+                "pos": pattern.pos[number],
+                "crd": pattern.crd[number],
+            }
+            for number, level in enumerate(pattern.format.levels)
+        )
+
+    def _nnz(self) -> int:
+        return self.nnz
+
+    def values(self) -> torch.Tensor:
+        """The stored values, one for each position; blocks and dense levels below keep their shape."""
+        pattern, values = self.storage.pattern, self.storage.values
+        tail: list[int] = []
+        for number in range(len(pattern.format) - 1, -1, -1):
+            if not pattern.format.levels[number].is_full:
+                break
+            tail.insert(0, pattern.format.level_size(number, pattern.shape))
+        return values.view(-1, *tail).detach() if tail else values.detach()
+
+    def indices(self) -> torch.Tensor:
+        """The coordinates of a COO tensor, one row for each dimension (int64, as in torch)."""
+        pattern = self.storage.pattern
+        if set(pattern.format.letters) != {"o"} or pattern.format.order != tuple(range(len(pattern.shape))):
+            raise FormatError(f"indices() is for coo, this is {pattern.format}; use .to_format('coo')")
+        crd = [array for array in pattern.crd if array is not None]
+        return torch.stack([array.to(torch.int64) for array in crd])
+
+    def crow_indices(self) -> torch.Tensor:
+        """The row pointers of a CSR matrix."""
+        return self._compressed("csr", "crow_indices", self.storage.pattern.pos)
+
+    def col_indices(self) -> torch.Tensor:
+        """The column of each entry of a CSR matrix."""
+        return self._compressed("csr", "col_indices", self.storage.pattern.crd)
+
+    def ccol_indices(self) -> torch.Tensor:
+        """The column pointers of a CSC matrix."""
+        return self._compressed("csc", "ccol_indices", self.storage.pattern.pos)
+
+    def row_indices(self) -> torch.Tensor:
+        """The row of each entry of a CSC matrix."""
+        return self._compressed("csc", "row_indices", self.storage.pattern.crd)
+
+    def _compressed(self, name: str, asked: str, arrays: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
+        form = self.storage.pattern.format
+        blocked = "bsr" if name == "csr" else "bsc"
+        if form != as_format(name, form.dims) and not form.name.startswith(blocked):
+            raise FormatError(f"{asked}() is for {name}, this is {form}; use .to_format({name!r})")
+        array = arrays[form.dims - 1]
+        assert array is not None
+        return array.detach()
+
+    # other forms -------------------------------------------------------------------------------------
+
+    def to_format(self, format: str | Format) -> SparseTensor | torch.Tensor:
+        """The same tensor stored otherwise; a dense format gives a plain tensor."""
+        form = as_format(format, len(self.storage.pattern.shape))
+        found = convert(self.storage, form)
+        return SparseTensor(found) if isinstance(found, Storage) else found
+
+    def to_dense(self, dtype: torch.dtype | None = None) -> torch.Tensor:  # type: ignore[override]
+        """The same tensor as a plain dense one."""
+        found = self.to_format("dense") if self.storage.pattern.shape else self.storage.values.reshape(())
+        return found if dtype is None else found.to(dtype)
+
+    def to_torch(self) -> torch.Tensor:
+        """As one of torch's own layouts: COO, CSR, CSC, BSR or BSC where the format is one, else COO."""
+        from scorch.tensor.interop import to_torch
+
+        return to_torch(self)
+
+    def to_scipy(self) -> scipy.sparse.sparray:
+        """As a SciPy array, for matrices and vectors."""
+        from scorch.tensor.interop import to_scipy
+
+        return to_scipy(self)
+
+    # Python ------------------------------------------------------------------------------------------
+
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:
+        from scorch.tensor.display import describe
+
+        return describe(self.storage)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., SparseTensor], tuple[Any, ...]]:
+        return SparseTensor, (self.storage,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SparseTensor:
+        return SparseTensor(Storage(self.storage.pattern, self.storage.values.clone()))
+
+
+def wrap(found: Storage | torch.Tensor) -> SparseTensor | torch.Tensor:
+    """What users hold: sparse results as ``SparseTensor``, dense ones as they are."""
+    return SparseTensor(found) if isinstance(found, Storage) else found
+
+
+def with_values(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:
+    """The pattern of ``tensor`` with other values."""
+    pattern: Pattern = tensor.storage.pattern
+    return SparseTensor(Storage(pattern, values))

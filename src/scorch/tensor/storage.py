@@ -1,0 +1,106 @@
+"""What a sparse tensor is made of: a pattern, which is immutable and shared, and values.
+
+A ``Pattern`` holds the index arrays of every level. Tensors with the same pattern share it, so that what is
+found out about it once (addresses for kernels, the same pattern in another format) serves them all.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from dataclasses import dataclass, field
+
+import torch
+
+from scorch.compiler.plan import Operand
+from scorch.compiler.typing import type_of_dtype
+from scorch.formats import Format
+from scorch.loops.types import INT32, INT64
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """The index arrays of a tensor, level by level: ``pos`` and ``crd``, None where a level keeps none."""
+
+    format: Format
+    shape: tuple[int, ...]
+    pos: tuple[torch.Tensor | None, ...]
+    crd: tuple[torch.Tensor | None, ...]
+    counts: tuple[int, ...]
+    converted: dict[Format, tuple[Pattern, torch.Tensor]] = field(default_factory=dict, repr=False)
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @functools.cached_property
+    def index_dtype(self) -> torch.dtype:
+        for array in (*self.crd, *self.pos):
+            if array is not None:
+                return array.dtype
+        return torch.int32
+
+    @functools.cached_property
+    def arrays(self) -> tuple[torch.Tensor, ...]:
+        """The arrays in the order in which kernels take them."""
+        found = []
+        for pos, crd in zip(self.pos, self.crd, strict=True):
+            if pos is not None:
+                found.append(pos)
+            if crd is not None:
+                found.append(crd)
+        return tuple(found)
+
+    @functools.cached_property
+    def addresses(self) -> tuple[int, ...]:
+        return tuple(array.data_ptr() for array in self.arrays)
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return self.counts[-1] if self.counts else 1
+
+    @functools.cached_property
+    def key(self) -> tuple[object, ...]:
+        """What a schedule depends on: format, shape, width of indices and magnitude of the counts."""
+        return (
+            self.format,
+            self.shape,
+            self.index_dtype,
+            tuple(count.bit_length() for count in self.counts),
+        )
+
+    def carried(self, form: Format, shape: tuple[int, ...]) -> Pattern:
+        """The same arrays read as another format, for example a transpose."""
+        if form == self.format and shape == self.shape:
+            return self
+        return Pattern(form, shape, self.pos, self.crd, self.counts)
+
+    def bytes(self) -> int:
+        return sum(array.numel() * array.element_size() for array in self.arrays)
+
+    def __getstate__(self) -> dict[str, object]:
+        names = ("format", "shape", "pos", "crd", "counts")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "converted", {})
+        object.__setattr__(self, "lock", threading.Lock())
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """A pattern and its values, one for every position of the last level."""
+
+    pattern: Pattern
+    values: torch.Tensor
+
+    @functools.cached_property
+    def key(self) -> tuple[object, ...]:
+        return (self.pattern.key, self.values.dtype)
+
+    def operand(self, name: str) -> Operand:
+        """This tensor as the compiler sees it."""
+        pattern = self.pattern
+        index = INT32 if pattern.index_dtype == torch.int32 else INT64
+        element = type_of_dtype(self.values.dtype)
+        return Operand(name, pattern.format, element, index, pattern.shape, pattern.counts)

@@ -1,0 +1,347 @@
+"""Set up Scorch on a fresh machine and run it.
+
+    python3 start.py demo     install, then show Scorch at work
+    python3 start.py test     install, then run every check and test
+
+Needs Python 3.11 or newer with pip; everything else goes into .venv beside this file. Further
+arguments are handed on, to the demonstration or to pytest. Where something is missing, the script says
+what it is and what to do.
+
+The syntax here stays old enough for an old Python to read, so that it can say that it is too old.
+"""
+
+import contextlib
+import errno
+import hashlib
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+STAMP = VENV / "scorch-start.json"
+OLDEST_PYTHON = (3, 11)
+# Installed first and alone: a bare "torch" may bring gigabytes of GPU libraries.
+TORCH = "torch==2.13.0"
+EXTRAS = {"demo": {"scipy"}, "test": {"scipy", "test", "lint"}}
+MODULES = {
+    "demo": ["torch", "numpy", "scipy", "scorch"],
+    "test": ["torch", "scipy", "scorch", "pytest", "xdist", "hypothesis", "ruff", "mypy", "importlinter"],
+}
+
+
+class SetupError(Exception):
+    """Something is missing on this machine; the message says what, and what to do."""
+
+
+# -- What must be there before anything is installed --------------------------------------------------
+
+
+def check_python(version: tuple, other_pythons: list) -> None:
+    if tuple(version[:2]) >= OLDEST_PYTHON:
+        return
+    message = "Scorch needs Python {}.{} or newer; this is Python {}.{}.\n".format(
+        *OLDEST_PYTHON, *version[:2]
+    )
+    if other_pythons:
+        raise SetupError(message + f"This machine also has {other_pythons[0]}: run it instead of python3.")
+    raise SetupError(message + "Install a newer Python and run this script with it.")
+
+
+def newer_pythons() -> list:
+    """The interpreters on PATH, by name, that are new enough."""
+    names = [f"python3.{minor}" for minor in range(OLDEST_PYTHON[1], OLDEST_PYTHON[1] + 6)]
+    return [name for name in names if shutil.which(name)]
+
+
+def has_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def find_compiler() -> str:
+    """The first C compiler of this machine that works, or ''."""
+    chosen = os.environ.get("SCORCH_CXX", "").strip()
+    if chosen:
+        try:
+            works = compiles(shlex.split(chosen))
+        except ValueError:  # a quotation that does not end
+            works = False
+        if not works:
+            raise SetupError(
+                f"SCORCH_CXX is set to {chosen!r}, which is not a working C compiler.\n"
+                "Correct it, or unset it to let Scorch find one."
+            )
+        return chosen
+    return next((name for name in ("cc", "gcc", "clang") if shutil.which(name) and compiles([name])), "")
+
+
+def compiles(command: list) -> bool:
+    """Whether the command makes a shared library of a small C file, as Scorch will ask of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "probe.c")
+        source.write_text("int probe(int x) { return x + 1; }\n")
+        library = Path(folder, "probe.so")
+        full = [*command, "-shared", "-fPIC", "-nostdlib", "-o", str(library), str(source)]
+        try:
+            return subprocess.run(full, capture_output=True, timeout=120).returncode == 0 and library.exists()
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+
+
+# -- The virtual environment --------------------------------------------------------------------------
+
+
+def venv_python() -> str:
+    return str(VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
+
+
+def child_environment() -> dict:
+    """The environment of the programs started here: nothing from outside .venv is imported."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    environment.update(PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", PYTHONUTF8="1")
+    return environment
+
+
+def read_stamp() -> dict:
+    """What this script has put into .venv so far: {} if unknown."""
+    try:
+        stamp = json.loads(STAMP.read_text())
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def probe_environment(modules: list) -> list:
+    """Which of the modules .venv lacks, or None where it cannot run pip at all."""
+    program = (
+        "import importlib.util, json, sys, pip\n"
+        f"assert sys.version_info >= {OLDEST_PYTHON}\n"
+        f"print(json.dumps([m for m in {modules!r} if importlib.util.find_spec(m) is None]))"
+    )
+    try:
+        done = subprocess.run(
+            [venv_python(), "-c", program],
+            env=child_environment(),
+            cwd=str(VENV),
+            capture_output=True,
+            text=True,
+        )
+        return json.loads(done.stdout) if done.returncode == 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def make_environment() -> None:
+    """Leave a .venv that can run pip: the one that is there if it is healthy, else a new one."""
+    if VENV.exists():
+        # A virtual environment that was copied or moved still points at its old place.
+        here = read_stamp().get("root", str(ROOT)) == str(ROOT)
+        if here and probe_environment([]) is not None:
+            return
+        if not (VENV / "pyvenv.cfg").exists() and any(VENV.iterdir()):
+            raise SetupError(f"{VENV} is in the way: it is not a virtual environment. Move it or remove it.")
+        say("Removing a virtual environment that does not work")
+        shutil.rmtree(str(VENV))
+    if not has_module("venv") or not (has_module("ensurepip") or has_module("pip")):
+        raise SetupError(
+            "This Python cannot make virtual environments: its venv or ensurepip module is missing.\n"
+            "On Debian or Ubuntu: sudo apt install python3-venv. Then run this command again."
+        )
+    with step("Making a virtual environment in .venv"):
+        create = [sys.executable, "-m", "venv", str(VENV)]
+        if has_module("ensurepip"):
+            run_quietly("a virtual environment", create)
+        else:
+            # Debian without python3-venv: the pip of this Python puts another into the environment.
+            run_quietly("a virtual environment", [*create, "--without-pip"])
+            run_quietly("pip", [sys.executable, "-m", "pip", "--python", venv_python(), "install", "pip"])
+    STAMP.write_text(json.dumps({"root": str(ROOT)}))
+
+
+def install(command: str) -> None:
+    """Bring .venv up to what the command needs; nothing is done when nothing changed.
+
+    The project is installed as editable, so a change to a source file asks for no installation.
+    """
+    compiler = find_compiler()
+    stamp = read_stamp()
+    made_of = hashlib.sha256(TORCH.encode() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    installed = set(stamp.get("extras", [])) if stamp.get("made_of") == made_of else set()
+    wanted = EXTRAS[command] | (set() if compiler else {"zig"})
+    modules = MODULES[command] + ([] if compiler else ["ziglang"])
+    if wanted <= installed and probe_environment(modules) == []:
+        return
+    extras = EXTRAS[command] | (installed - {"zig"})
+    STAMP.write_text(json.dumps({"root": str(ROOT)}))
+    with step(f"Installing {TORCH} (a large download the first time; this can take minutes)"):
+        pip_install(TORCH, [TORCH])
+    with step("Installing Scorch and what it needs for this command"):
+        pip_install("Scorch", ["--editable", ".[{}]".format(",".join(sorted(extras)))])
+    if not compiler:
+        with step("No C compiler found: installing ziglang, which contains one"):
+            install_zig()
+        extras = extras | {"zig"}
+    STAMP.write_text(json.dumps({"root": str(ROOT), "made_of": made_of, "extras": sorted(extras)}))
+
+
+def install_zig() -> None:
+    try:
+        pip_install("ziglang", ["--editable", ".[zig]"])
+    except SetupError as error:
+        raise SetupError(
+            "Scorch compiles its kernels with a C compiler. None was found (cc, gcc or clang on PATH), and\n"
+            "the ziglang package, which contains one, could not be installed.\n"
+            "On Debian or Ubuntu: sudo apt install gcc libc6-dev. On macOS: xcode-select --install.\n"
+            "Then run this command again.\n\n" + str(error)
+        ) from None
+
+
+def pip_install(what: str, arguments: list) -> None:
+    run_quietly(what, [venv_python(), "-m", "pip", "install", "--quiet", *arguments])
+
+
+def run_quietly(what: str, command: list) -> None:
+    """Run a step of the installation; its output is shown only when it fails."""
+    done = subprocess.run(
+        command,
+        cwd=str(ROOT),
+        env=child_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    if done.returncode != 0:
+        raise SetupError(explain_failure(what, done.stdout))
+
+
+NO_SPACE = ("No space left on device", "Disk quota exceeded", "Errno 28")
+NO_NETWORK = (
+    "Temporary failure in name resolution",
+    "Name or service not known",
+    "nodename nor servname",
+    "Failed to establish a new connection",
+    "Network is unreachable",
+    "Connection refused",
+    "Cannot connect to proxy",
+    "ConnectTimeoutError",
+    "ReadTimeoutError",
+    "Read timed out",
+    "ProtocolError",
+    "SSLError",
+)
+NO_BUILD = ("No matching distribution found", "Could not find a version")
+
+
+def explain_failure(what: str, output: str) -> str:
+    """The plain reason why a step of the installation failed, then the end of its own output."""
+    if any(sign in output for sign in NO_SPACE):
+        reason = (
+            f"The disk is full: {what} could not be installed. Scorch and torch need about 2 GB here and,\n"
+            "for a moment, in the folder for temporary files (TMPDIR). Free some space and run this again."
+        )
+    elif any(sign in output for sign in NO_NETWORK):
+        reason = (
+            f"{what} could not be downloaded: the package index cannot be reached.\n"
+            "Check the network connection (and the proxy, if there is one) and run this again."
+        )
+    elif "Permission denied" in output:
+        reason = f"{what} could not be installed: a folder may not be written to. Is {ROOT} yours?"
+    elif any(sign in output for sign in NO_BUILD):
+        reason = (
+            f"{what} could not be installed: the package index cannot be reached, or it has no version for "
+            "Python {}.{} on this machine.\n".format(*sys.version_info[:2])
+            + "Check the network connection and run this again, or try another version of Python."
+        )
+    else:
+        reason = f"{what} could not be installed."
+    tail = "\n".join("    " + line for line in output.strip().splitlines()[-15:])
+    return reason + ("\n\nThe installer said:\n" + tail if tail else "")
+
+
+# -- The two commands ---------------------------------------------------------------------------------
+
+
+def demo(arguments: list) -> int:
+    command = [venv_python(), "-m", "scorch", "demo", *arguments]
+    return subprocess.call(command, cwd=str(ROOT), env=child_environment())
+
+
+def test(arguments: list) -> int:
+    """Run every check even when one fails; pytest comes last, so that its summary ends the output."""
+    python = venv_python()
+    lint_imports = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    checks = [
+        ("ruff check", [python, "-m", "ruff", "check", "."]),
+        ("ruff format --check", [python, "-m", "ruff", "format", "--check", "."]),
+        ("mypy", [python, "-m", "mypy"]),
+        ("lint-imports", [python, "-c", lint_imports]),
+    ]
+    environment = dict(child_environment(), SCORCH_CACHE_DIR=str(VENV / "scorch-cache"))
+    failed = []
+    for name, command in checks:
+        heading(name)
+        begin = time.monotonic()
+        passed = subprocess.call(command, cwd=str(ROOT), env=environment) == 0
+        say("{}: {} ({:.1f} s)".format(name, "passed" if passed else "FAILED", time.monotonic() - begin))
+        if not passed:
+            failed.append(name)
+    heading("pytest")
+    say("Before the tests: " + ("failed: " + ", ".join(failed) if failed else "all checks passed"))
+    pytest = [python, "-m", "pytest", "-n", "2", *arguments]
+    tests_failed = subprocess.call(pytest, cwd=str(ROOT), env=environment) != 0
+    return 1 if failed or tests_failed else 0
+
+
+# -- Words --------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def heading(name: str) -> None:
+    say(f"\n== {name} " + "=" * max(0, 76 - len(name)))
+
+
+@contextlib.contextmanager
+def step(text: str):
+    say(text + " ...")
+    begin = time.monotonic()
+    yield
+    say(f"    done ({time.monotonic() - begin:.0f} s)")
+
+
+def main(arguments: list) -> int:
+    commands = {"demo": demo, "test": test}
+    if not arguments or arguments[0] not in commands:
+        say(__doc__.strip())
+        return 0 if arguments in (["-h"], ["--help"], ["help"]) else 2
+    try:
+        check_python(sys.version_info, newer_pythons())
+        make_environment()
+        install(arguments[0])
+    except SetupError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        reason = (
+            "The disk is full." if error.errno == errno.ENOSPC else "A file could not be written or read."
+        )
+        print(f"\n{reason} {error}", file=sys.stderr)
+        return 1
+    return commands[arguments[0]](arguments[1:])
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit("\nStopped. Run the command again to go on.")

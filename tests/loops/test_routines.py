@@ -1,0 +1,119 @@
+"""The C texts of routines against their Python twins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scorch.loops.nodes import (
+    Array,
+    Assign,
+    Call,
+    Const,
+    For,
+    Function,
+    Kernel,
+    Put,
+    Return,
+    Store,
+    Var,
+    block,
+)
+from scorch.loops.routines import ROUTINES
+from scorch.loops.types import INT32, INT64
+
+LENGTHS = [0, 1, 2, 33, 41, 700, 5000]
+
+
+def keys(n: int, bound: int, how: str, rng: np.random.Generator) -> np.ndarray:
+    key = rng.integers(0, bound, n)
+    if how == "sorted":
+        key.sort()
+    if how == "reversed":
+        key = np.sort(key)[::-1].copy()
+    return key
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("bound", [1, 3, 1000, 10**6, 2**40, 2**63 - 1])
+@pytest.mark.parametrize("how", ["random", "sorted", "reversed"])
+@pytest.mark.parametrize("told", [True, False])
+def test_sort_keys_is_stable(n, bound, how, told, agree) -> None:
+    key, perm, count, limit = Array("K", INT64), Array("P", INT64), Var("n"), Var("bound")
+    params = (count, limit, key, perm)
+    body = Return(Call("sort_keys", (key, perm, count, limit)))
+    kernel = Kernel("", params, (Function("f", params, body, True),))
+    data = keys(n, bound, how, np.random.default_rng(n))
+    slots = agree(kernel, "f", [n, bound if told else 0, data, np.arange(n)])
+    np.testing.assert_array_equal(slots[3], np.argsort(data, kind="stable"))
+    np.testing.assert_array_equal(slots[2], np.sort(data))
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("spread", [1, 5, 1000, 10**12])
+def test_sort_list_sorts_distinct_coordinates(n, spread, agree) -> None:
+    values, count, limit = Array("L", INT64), Var("n"), Var("bound")
+    params = (count, limit, values)
+    body = Return(Call("sort_list", (values, count, limit)))
+    kernel = Kernel("", params, (Function("f", params, body, True),))
+    rng = np.random.default_rng(n)
+    data = rng.permutation(n) * spread + rng.integers(0, spread, n)
+    for bound in (n * spread + 1, 0):
+        slots = agree(kernel, "f", [n, bound, data])
+        np.testing.assert_array_equal(slots[2], np.sort(data))
+
+
+@pytest.mark.parametrize("side", ["lower", "upper"])
+@pytest.mark.parametrize("t", [INT32, INT64], ids=repr)
+def test_bounds_agree_with_searchsorted(side, t, agree) -> None:
+    crd, out = Array("crd", t), Array("R", INT64)
+    lo, hi, c, n = Var("lo"), Var("hi"), Var("c"), Var("n")
+    params = (lo, hi, n, crd, out)
+    name = f"{side}_bound_{'i32' if t == INT32 else 'i64'}"
+    body = For(c, Const(0), n, Store(out, c, Call(name, (crd, lo, hi, c))))
+    kernel = Kernel("", params, (Function("f", params, body, True),))
+    data = np.sort(np.random.default_rng(0).integers(0, 60, 50)).astype(t.name)
+    for first, last in [(0, 50), (0, 0), (7, 31), (50, 50), (49, 50)]:
+        slots = agree(kernel, "f", [first, last, 62, data, np.zeros(62, np.int64)])
+        want = first + np.searchsorted(
+            data[first:last], np.arange(62), "left" if side == "lower" else "right"
+        )
+        np.testing.assert_array_equal(slots[4], want)
+
+
+@pytest.mark.parametrize("t", [INT32, INT64], ids=repr)
+@pytest.mark.parametrize("n", [0, 1, 5, 300])
+def test_balance_divides_rows_and_entries(t, n, agree) -> None:
+    pos, out, rows, parts, part = Array("pos", t), Array("R", INT64), Var("n"), Var("parts"), Var("part")
+    params = (rows, parts, pos, out)
+    name = f"balance_{'i32' if t == INT32 else 'i64'}"
+    body = For(part, Const(0), parts + 1, Store(out, part, Call(name, (pos, rows, part, parts))))
+    kernel = Kernel("", params, (Function("f", params, body, True),))
+    lengths = np.random.default_rng(n).integers(0, 9, n)
+    lengths[: n // 3] = 0
+    data = (7 + np.concatenate([[0], np.cumsum(lengths)])).astype(t.name)
+    for count in (1, 2, 7, 400):
+        ends = agree(kernel, "f", [n, count, data, np.zeros(count + 1, np.int64)])[3]
+        assert ends[0] == 0 and ends[-1] == n and (np.diff(ends) >= 0).all()
+        work = (data[ends] - data[0]) + ends
+        assert np.abs(work - work[-1] * np.arange(count + 1) / count).max() <= 10
+
+
+def test_routines_work_in_both_languages(native) -> None:
+    """All at once: no routine clashes with another."""
+    arrays = {t: Array(f"X_{t}", t) for t in (INT32, INT64)}
+    second = Array("Y", INT64)
+    total = Var("total")
+    body = []
+    for name, routine in ROUTINES.items():
+        first = arrays[routine.arrays[0]]
+        given = (first, second) if 1 in routine.arrays else (first,)
+        rest = (Const(0), Const(0)) if name == "sort_list" else (Const(0), Const(0), Const(1))
+        if name == "sort_keys":
+            rest = (Const(0), Const(0))
+        body.append(Assign(total, total + Call(name, (*given, *rest))))
+    params = (total, *arrays.values(), second)
+    kernel = Kernel("", params, (Function("f", params, block(*body, Put("total", total)), True),))
+    slots = [0, np.zeros(2, np.int32), np.zeros(2, np.int64), np.zeros(2, np.int64)]
+    by_c, by_python = native.both(kernel, "f", slots)
+    assert by_c[0] == by_python[0] == 0

@@ -1,0 +1,242 @@
+"""The set-up script says in plain words what is missing."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """start.py, set to work in an empty folder and forbidden to run anything."""
+    spec = importlib.util.spec_from_file_location("start", ROOT / "start.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "scorch-start.json")
+    monkeypatch.delenv("SCORCH_CXX", raising=False)
+
+    def run(*arguments: Any, **options: Any) -> None:
+        raise AssertionError(f"would run {arguments}")
+
+    fake = SimpleNamespace(
+        **{name: getattr(subprocess, name) for name in ("PIPE", "STDOUT", "TimeoutExpired")}
+    )
+    fake.run = fake.call = run
+    monkeypatch.setattr(module, "subprocess", fake)
+    return module
+
+
+def fail_with(
+    start: ModuleType, monkeypatch: pytest.MonkeyPatch, output: str, when: str = ""
+) -> list[list[str]]:
+    """Let every command succeed except those that mention ``when``; returns the list they are kept in."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> SimpleNamespace:
+        commands.append(command)
+        failed = any(when in word for word in command)
+        return SimpleNamespace(returncode=1 if failed else 0, stdout=output if failed else "[]")
+
+    monkeypatch.setattr(start.subprocess, "run", run)
+    return commands
+
+
+def test_script_can_be_read_by_an_old_python() -> None:
+    source = (ROOT / "start.py").read_text(encoding="utf-8")
+    ast.parse(source, feature_version=(3, 6))
+    assert "from __future__" not in source
+
+
+def test_script_imports_only_the_standard_library() -> None:
+    tree = ast.parse((ROOT / "start.py").read_text(encoding="utf-8"))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
+
+
+def test_old_python_is_named(start: ModuleType) -> None:
+    with pytest.raises(start.SetupError, match=r"needs Python 3\.11 or newer; this is Python 3\.9"):
+        start.check_python((3, 9, 2), [])
+
+
+def test_old_python_points_at_a_newer_one(start: ModuleType) -> None:
+    with pytest.raises(start.SetupError, match=r"also has python3\.12: run it instead"):
+        start.check_python((3, 10, 0), ["python3.12"])
+
+
+def test_old_python_ends_the_script(
+    start: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(start, "sys", SimpleNamespace(version_info=(3, 8, 0), stderr=sys.stderr))
+    assert start.main(["demo"]) == 1
+    assert "needs Python 3.11" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", [{"venv"}, {"ensurepip", "pip"}])
+def test_missing_venv_names_the_package(
+    start: ModuleType, monkeypatch: pytest.MonkeyPatch, missing: set[str]
+) -> None:
+    monkeypatch.setattr(start, "has_module", lambda name: name not in missing)
+    with pytest.raises(start.SetupError, match="sudo apt install python3-venv"):
+        start.make_environment()
+
+
+def test_pip_stands_in_for_missing_ensurepip(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "has_module", lambda name: name != "ensurepip")
+    commands = fail_with(start, monkeypatch, "", when="never")
+    monkeypatch.setattr(start, "STAMP", start.ROOT / "stamp.json")
+    start.make_environment()
+    assert commands[0][-1] == "--without-pip"
+    assert commands[1][2:4] == ["pip", "--python"]
+
+
+def test_folder_in_the_way_is_kept(start: ModuleType) -> None:
+    start.VENV.mkdir()
+    (start.VENV / "precious").write_text("mine")
+    start.subprocess.run = lambda *_, **__: SimpleNamespace(returncode=1, stdout="")
+    with pytest.raises(start.SetupError, match="in the way"):
+        start.make_environment()
+    assert (start.VENV / "precious").exists()
+
+
+def test_moved_environment_is_made_again(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    start.VENV.mkdir()
+    (start.VENV / "pyvenv.cfg").write_text("")
+    start.STAMP.write_text(json.dumps({"root": "/elsewhere", "extras": ["scipy"]}))
+    commands = fail_with(start, monkeypatch, "out of luck", when="venv")
+    with pytest.raises(start.SetupError):
+        start.make_environment()
+    assert commands[0][1:3] == ["-m", "venv"]
+    assert not start.VENV.exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("ERROR: [Errno 28] No space left on device", "disk is full"),
+        ("NewConnectionError: Failed to establish a new connection: [Errno -3]", "network connection"),
+        (
+            "Temporary failure in name resolution\nNo matching distribution found for torch",
+            "network connection",
+        ),
+        ("ERROR: No matching distribution found for torch==2.13.0", "no version for Python"),
+        ("PermissionError: [Errno 13] Permission denied", "may not be written"),
+        ("something new", "could not be installed"),
+    ],
+)
+def test_failed_installation_is_explained(start: ModuleType, output: str, words: str) -> None:
+    message = start.explain_failure("torch", output)
+    assert words in message.split("The installer said:")[0]
+    assert output.splitlines()[-1] in message
+
+
+def test_machine_without_compiler_gets_zig(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start.shutil, "which", lambda name: None)
+    start.VENV.mkdir()
+    commands = fail_with(start, monkeypatch, "", when="never")
+    start.install("demo")
+    assert [command[-1] for command in commands] == [start.TORCH, ".[scipy]", ".[zig]"]
+    assert json.loads(start.STAMP.read_text())["extras"] == ["scipy", "zig"]
+
+
+def test_no_compiler_at_all_is_explained(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start.shutil, "which", lambda name: None)
+    start.VENV.mkdir()
+    fail_with(start, monkeypatch, "No matching distribution found for ziglang", when="[zig]")
+    with pytest.raises(start.SetupError, match="C compiler") as caught:
+        start.install("demo")
+    assert "sudo apt install gcc" in str(caught.value)
+    assert "ziglang" in str(caught.value)
+
+
+def test_broken_compiler_is_passed_over(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start.shutil, "which", lambda name: "/usr/bin/" + name)
+    monkeypatch.setattr(start, "compiles", lambda command: command == ["clang"])
+    assert start.find_compiler() == "clang"
+
+
+@pytest.mark.parametrize("setting", ["no-such-compiler", "cc 'unfinished"])
+def test_wrong_compiler_setting_is_named(
+    start: ModuleType, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    monkeypatch.setenv("SCORCH_CXX", setting)
+    monkeypatch.setattr(start, "compiles", lambda command: False)
+    with pytest.raises(start.SetupError, match=f"SCORCH_CXX is set to .*{setting}"):
+        start.find_compiler()
+
+
+def test_nothing_is_installed_twice(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "find_compiler", lambda: "cc")
+    start.VENV.mkdir()
+    commands = fail_with(start, monkeypatch, "", when="never")
+    start.install("demo")
+    del commands[:]
+    start.install("demo")
+    assert not [command for command in commands if "install" in command]
+    start.install("test")
+    assert commands[-1][-1] == ".[lint,scipy,test]"
+    (start.ROOT / "pyproject.toml").write_text("[project]\n# changed\n")
+    del commands[:]
+    start.install("demo")
+    assert [command for command in commands if "install" in command]
+
+
+def test_interrupted_installation_is_begun_again(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "find_compiler", lambda: "cc")
+    start.VENV.mkdir()
+    fail_with(start, monkeypatch, "Read timed out", when=".[scipy]")
+    with pytest.raises(start.SetupError, match="network"):
+        start.install("demo")
+    commands = fail_with(start, monkeypatch, "", when="never")
+    start.install("demo")
+    assert start.TORCH in commands[0]
+
+
+def test_full_disk_is_named(
+    start: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(start, "make_environment", full)
+    assert start.main(["demo"]) == 1
+    assert "The disk is full" in capsys.readouterr().err
+
+
+def test_unknown_command_shows_the_two(start: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert start.main(["build"]) == 2
+    shown = capsys.readouterr().out
+    assert "python3 start.py demo" in shown
+    assert "python3 start.py test" in shown
+
+
+@pytest.mark.parametrize("failing", ["ruff", "mypy", "importlinter", "pytest"])
+def test_one_failing_check_fails_the_whole(
+    start: ModuleType, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    commands = []
+
+    def call(command: list[str], **options: Any) -> int:
+        commands.append(command)
+        assert options["env"]["SCORCH_CACHE_DIR"] == str(start.VENV / "scorch-cache")
+        return int(any(failing in word for word in command))
+
+    monkeypatch.setattr(start.subprocess, "call", call)
+    assert start.test(["--long"]) == 1
+    assert len(commands) == 5
+    assert commands[-1][2:] == ["pytest", "-n", "2", "--long"]

@@ -1,0 +1,41 @@
+"""The README shows what really happens."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+FIRST_SCREEN = README[: README.index("\n## ")]
+EXAMPLE = re.compile(r"<!-- example -->\n```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
+
+
+def examples() -> list[tuple[str, str]]:
+    return EXAMPLE.findall(README)
+
+
+@pytest.mark.parametrize(("code", "printed"), examples())
+def test_example_prints_what_the_readme_says(code: str, printed: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == printed
+
+
+def test_every_marked_example_is_found() -> None:
+    assert len(examples()) == README.count("<!-- example -->") > 0
+
+
+def test_first_screen_shows_one_short_example() -> None:
+    [(code, _)] = EXAMPLE.findall(FIRST_SCREEN)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+
+
+def test_first_screen_gives_exactly_two_commands() -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", FIRST_SCREEN, re.DOTALL)
+    commands = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
+    assert commands == ["python3 start.py demo", "python3 start.py test"]
+    assert FIRST_SCREEN.count("python3 ") == FIRST_SCREEN.count("start.py") == 2
