@@ -64,3 +64,9 @@ def data_dir() -> Path:
     if not directory.is_dir():
         pytest.skip("no data directory: set SCORCH_DATA to one")
     return directory
+
+
+@pytest.fixture
+def cases_per_worker(cases: int) -> int:
+    """How many cases each of the eight parts of a property test draws."""
+    return max(1, cases // 8)

@@ -4,11 +4,45 @@
 """
 
 from scorch import errors
+from scorch.explain import Explanation, explain
 from scorch.formats import Format
 from scorch.ops import einsum, evaluate
 from scorch.settings import settings
 from scorch.tensor import SparseTensor
+from scorch.tensor.construct import (
+    from_coordinates,
+    from_edge_index,
+    from_torch,
+    sparse_bsc_tensor,
+    sparse_bsr_tensor,
+    sparse_compressed_tensor,
+    sparse_coo_tensor,
+    sparse_csc_tensor,
+    sparse_csr_tensor,
+    tensor,
+)
+from scorch.tensor.interop import from_scipy
 
 __version__ = "0.1.0"
 
-__all__ = ["Format", "SparseTensor", "einsum", "errors", "evaluate", "settings"]
+__all__ = [
+    "Explanation",
+    "Format",
+    "SparseTensor",
+    "einsum",
+    "errors",
+    "evaluate",
+    "explain",
+    "from_coordinates",
+    "from_edge_index",
+    "from_scipy",
+    "from_torch",
+    "settings",
+    "sparse_bsc_tensor",
+    "sparse_bsr_tensor",
+    "sparse_compressed_tensor",
+    "sparse_coo_tensor",
+    "sparse_csc_tensor",
+    "sparse_csr_tensor",
+    "tensor",
+]

@@ -146,7 +146,7 @@ class _Walk:
                 counts = estimated_counts(form, operand.shape, operand.nnz)
                 self.transposed.append(access)
                 self.transposition += TRANSPOSE * operand.nnz
-            parents = (1, *counts[:-1])
+            parents = (1, *counts)[: len(counts)]
             self.form[access], self.uses[access], self.level[access] = form, uses, 0
             self.branching[access] = [c / max(p, 1) for c, p in zip(counts, parents, strict=True)]
 

@@ -23,6 +23,7 @@ from scorch.compiler import lattice
 from scorch.compiler.assemble import Assembly, make_assembly
 from scorch.compiler.express import value_of
 from scorch.compiler.lattice import EVERYWHERE, NOWHERE, Support
+from scorch.compiler.names import with_safe_names
 from scorch.compiler.plan import LevelUse, Plan
 from scorch.loops.nodes import (
     FALSE,
@@ -117,7 +118,7 @@ class Cursor:
 
 def lower(plan: Plan) -> Kernel:
     """The loops of ``plan``: a function ``scorch_compute`` and, for sparse results, ``scorch_finish``."""
-    return Lowering(plan).kernel()
+    return Lowering(with_safe_names(plan)).kernel()
 
 
 class Lowering:

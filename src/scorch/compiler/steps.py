@@ -84,7 +84,9 @@ def mend_zeros(step: Step, total: int, element: Type) -> tuple[Step, Step, Step]
     ``total`` is the number of coordinates reduced over. The three steps give V, N and the result.
     """
     name, indices = step.target.tensor, step.target.indices
-    stored, number = Access(f"{name}_stored", indices), Access(f"{name}_number", indices)
+    taken = _tensors(step.body)
+    stored = Access(_fresh(f"{name}_stored", taken), indices)
+    number = Access(_fresh(f"{name}_number", taken), indices)
     zero = Literal(False) if element.kind == "bool" else Literal(0)
     mended: Expr = {
         "max": Op("maximum", (stored, zero)),

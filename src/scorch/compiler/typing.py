@@ -74,14 +74,21 @@ def type_of(expr: Expr, types: Mapping[str, Type]) -> Typed:
 
 
 def reduced_type(op: str, body: Expr, element: Type) -> Type:
-    """The dtype of a reduction: as ``torch.sum`` for a bare tensor, as ``torch.einsum`` for products."""
+    """The dtype of a reduction: as ``torch.einsum`` for products of tensors, else as ``torch.sum``."""
     if op == "any":
         return BOOL
     if REDUCTIONS[op].ordered and element.kind == "complex":
         raise DtypeError(f"{op}() has no meaning for {element.name}; complex numbers have no order")
-    if op in ("sum", "prod") and element.is_integer and isinstance(body, Access):
+    if op in ("sum", "prod") and element.is_integer and not _is_product_of_tensors(body):
         return INT64
     return element
+
+
+def _is_product_of_tensors(body: Expr) -> bool:
+    match body:
+        case Op("mul", args):
+            return all(isinstance(arg, Access) or _is_product_of_tensors(arg) for arg in args)
+    return False
 
 
 def argument_type(name: str, args: list[Typed]) -> Type:

@@ -128,7 +128,8 @@ class Format:
     @functools.cached_property
     def name(self) -> str:
         """The usual name, or letters with the order where it is not the plain one."""
-        for name in NAMES[:-2]:
+        names = NAMES[:-2] if self.dims > 1 else ("dense",)  # a vector is s, not csr
+        for name in names:
             try:
                 if Format(name, dims=self.dims) == self:
                     return name

@@ -9,8 +9,10 @@ import torch
 from scorch.compiler.steps import split
 from scorch.formats import Format, as_format
 from scorch.notation.einsum import Einsum, parse_einsum, sublists_to_equation
+from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_operand, shape_of, squeezed
 from scorch.ops.statement import run_statement
+from scorch.tensor.run import single_kernel
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Storage
 
@@ -23,10 +25,22 @@ def einsum(*args: Any, format: str | Format | None = None) -> SparseTensor | tor
     >>> scorch.einsum("ij,jk->ik", A, A)
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
     """
+    head = args[0] if args and isinstance(args[0], str) else None
+    if head is not None:
+        found = repeat_call((head, format), args[1:])
+        if found is not None:
+            return found
     equation, operands = _arguments(args)
     tensors = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
     parsed = parse_einsum(equation, [shape_of(tensor) for tensor in tensors])
-    return wrap(run_einsum(parsed, tensors, format))
+    result = run_einsum(parsed, tensors, format)
+    if head is not None and not any(operand.squeeze for operand in parsed.operands):
+        requested = None if format is None else as_format(format, len(parsed.statement.target.indices))
+        names = [operand.access.tensor for operand in parsed.operands]
+        given = dict(zip(names, tensors, strict=True))
+        prepared = single_kernel(split(parsed.statement), given, parsed.sizes, requested)
+        keep_call((head, format), operands, prepared, names)
+    return wrap(result)
 
 
 def run_einsum(

@@ -13,8 +13,9 @@ from scorch.errors import NotationError
 from scorch.formats import Format, as_format
 from scorch.notation.indexing import Statement, parse
 from scorch.notation.verify import shapes_of
+from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_operand, shape_of
-from scorch.tensor.run import run_step
+from scorch.tensor.run import run_step, single_kernel
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Storage
 
@@ -34,9 +35,18 @@ def evaluate(
     >>> scorch.evaluate("y[i] = 2 * A[i,j] * x[j]", A=A, x=torch.ones(3))
     tensor([2., 2., 2.])
     """
+    operands = list(tensors.values())
+    head = (expression, format, *tensors)
+    found = repeat_call(head, operands)
+    if found is not None:
+        return found
     statement, named, sizes = read_statement(expression, tensors)
     requested = None if format is None else as_format(format, len(statement.assign.target.indices))
-    return wrap(run_statement(split(statement.assign), named, sizes, _kept(statement, named, requested)))
+    requested = kept_format(statement, named, requested)
+    steps = split(statement.assign)
+    result = run_statement(steps, named, sizes, requested)
+    keep_call(head, operands, single_kernel(steps, named, sizes, requested), list(tensors))
+    return wrap(result)
 
 
 def read_statement(expression: str, tensors: Mapping[str, Any]) -> tuple[Statement, Tensors, dict[str, int]]:
@@ -49,7 +59,7 @@ def read_statement(expression: str, tensors: Mapping[str, Any]) -> tuple[Stateme
     return statement, named, sizes
 
 
-def _kept(statement: Statement, tensors: Tensors, requested: Format | None) -> Format | None:
+def kept_format(statement: Statement, tensors: Tensors, requested: Format | None) -> Format | None:
     """``+=`` keeps the format of the tensor it adds to."""
     if requested is not None or not statement.accumulate:
         return requested

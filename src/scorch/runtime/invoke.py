@@ -174,8 +174,8 @@ def _trampoline() -> Caller | None:
         return None
     try:
         library = jit.load(_TRAMPOLINE, "the function that calls kernels")
-        call = _builtin(b"call", library.address("scorch_call"))
-        call_back = _builtin(b"call_back", library.address("scorch_call_back"))
+        call = builtin(b"call", library.address("scorch_call"))
+        call_back = builtin(b"call_back", library.address("scorch_call_back"))
         return Caller(call, call_back, "trampoline")
     except CompilerNotFoundError:
         raise
@@ -183,14 +183,15 @@ def _trampoline() -> Caller | None:
         return None
 
 
-def _builtin(name: bytes, address: int) -> Callable[..., int]:
+def builtin(name: bytes, address: int) -> Callable[..., Any]:
+    """The C function at ``address``, which takes arguments as ``METH_FASTCALL`` does, as a builtin."""
     definition = _MethodDef(name, address, _METH_FASTCALL, None)
     _definitions.append(definition)
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = [ctypes.POINTER(_MethodDef), ctypes.c_void_p, ctypes.c_void_p]
-    builtin: Callable[..., int] = make(ctypes.byref(definition), None, None)
-    return builtin
+    made: Callable[..., Any] = make(ctypes.byref(definition), None, None)
+    return made
 
 
 def _through_ctypes() -> Caller:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
 
 from scorch.compiler.assemble import identity_of
+from scorch.compiler.names import safe_tensor
 from scorch.compiler.pipeline import Planned
 from scorch.compiler.plan import Plan
 from scorch.compiler.typing import dtype_of_type
@@ -83,6 +84,8 @@ class CompiledKernel:
         self.plan: Plan = planned.plan
         self.kernel = planned.kernel()
         self.slots = len(self.kernel.slots)
+        self.dtype = dtype_of_type(self.plan.element)
+        self.identity = identity_of(self.plan.step.reduction, self.plan.element)
         self._place = {slot.name: number for number, slot in enumerate(self.kernel.slots)}
 
     @functools.cached_property
@@ -102,14 +105,12 @@ class CompiledKernel:
 
     def fill(self, engine: Engine, inputs: list[Any], count: int) -> torch.Tensor:
         """The values of a result whose places are known: dense, or on the pattern of an operand."""
-        reduction = self.plan.step.reduction
-        dtype = dtype_of_type(self.plan.element)
-        if reduction in ("sum", "any"):
-            values = torch.zeros(count, dtype=dtype)
-        else:
-            values = torch.full((count,), identity_of(reduction, self.plan.element), dtype=dtype)
+        values = torch.zeros(count, dtype=self.dtype)
+        if self.identity != 0:
+            values.fill_(self.identity)
         inputs.append(engine.slot(values))
-        self._check(engine.call("scorch_compute", inputs))
+        if engine.call("scorch_compute", inputs):
+            self._fail()
         return values
 
     # new patterns ------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ class CompiledKernel:
         return self._build_list(engine, inputs, shape)
 
     def _build_rows(self, engine: Engine, slots: list[Any], shape: Sequence[int]) -> Arrays:
-        form, name = self.plan.result, self.plan.step.target.tensor
+        form, name = self.plan.result, safe_tensor(self.plan.step.target.tensor)
         last = len(form)
         counts = []
         rows = 1
@@ -145,7 +146,7 @@ class CompiledKernel:
         return self._arrays((*nones, pos), (*nones, crd), (*counts, nnz), values)
 
     def _build_list(self, engine: Engine, slots: list[Any], shape: Sequence[int]) -> Arrays:
-        form, name = self.plan.result, self.plan.step.target.tensor
+        form, name = self.plan.result, safe_tensor(self.plan.step.target.tensor)
         slots += [0] * (self.slots - len(slots))
         self._check(engine.call("scorch_compute", slots))
         counts: list[int] = []
@@ -209,4 +210,7 @@ class CompiledKernel:
 
     def _check(self, status: int) -> None:
         if status != 0:
-            raise KernelError(f"memory ran out while computing {self.plan.header.splitlines()[0]}")
+            self._fail()
+
+    def _fail(self) -> NoReturn:
+        raise KernelError(f"memory ran out while computing {self.plan.header.splitlines()[0]}")

@@ -35,7 +35,9 @@ def refuse_grad(requires_grad: bool) -> None:
 
 def refuse_pinning(pin_memory: bool) -> None:
     if pin_memory:
-        raise UnsupportedError("pin_memory=True serves copies to a GPU, but Scorch computes on the cpu; leave it out")
+        raise UnsupportedError(
+            "pin_memory=True serves copies to a GPU, but Scorch computes on the cpu; leave it out"
+        )
 
 
 # arrays ----------------------------------------------------------------------------------------------
@@ -66,7 +68,8 @@ def from_numpy(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array)
     except TypeError:
         raise DtypeError(
-            f"{name} has NumPy's dtype {array.dtype}, which torch does not have; convert it with .astype('float64')"
+            f"{name} has NumPy's dtype {array.dtype}, which torch does not have; "
+            "convert it with .astype('float64')"
         ) from None
 
 
@@ -128,13 +131,15 @@ def check_coordinates(name: str, array: torch.Tensor, dim: int, size: int, block
         return
     places = size if block is None else -(-size // block)
     low, high = torch.aminmax(array)
-    if 0 <= int(low) and int(high) < places:
+    if int(low) >= 0 and int(high) < places:
         return
     flat = array.reshape(-1)
     entry = int(((flat < 0) | (flat >= places)).nonzero()[0])
     has = f"has size {size}" if block is None else f"has {places} blocks of {block}"
     allowed = f"coordinates go from 0 to {places - 1}" if places else "it has no coordinates"
-    raise IndexRangeError(f"{name} has {int(flat[entry])} at entry {entry}, but dimension {dim} {has}: {allowed}")
+    raise IndexRangeError(
+        f"{name} has {int(flat[entry])} at entry {entry}, but dimension {dim} {has}: {allowed}"
+    )
 
 
 def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, what: str) -> None:
@@ -144,21 +149,28 @@ def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, w
             f"{name} has {pointers.shape[-1]} entries, but {rows} {what} need {rows + 1}: where each begins, "
             "and where the last ends"
         )
-    for number, row in enumerate(pointers.reshape(-1, rows + 1)):
-        where = f"{name} of batch {number}" if pointers.dim() > 1 else name
-        if int(row[0]) != 0:
-            raise IndexRangeError(f"{where} begins with {int(row[0])}; the first pointer is 0")
-        falls = row[1:] < row[:-1]
-        if bool(falls.any()):
-            entry = int(falls.nonzero()[0])
-            raise IndexRangeError(
-                f"{where} falls from {int(row[entry])} at entry {entry} to {int(row[entry + 1])} "
-                f"at entry {entry + 1}; pointers never go down"
-            )
-        if int(row[-1]) != entries:
-            raise IndexRangeError(
-                f"{where} ends with {int(row[-1])}, but there are {entries} entries; the last pointer is their number"
-            )
+    batches = pointers.reshape(-1, rows + 1)
+    falls = batches[:, 1:] < batches[:, :-1]
+    for kind, wrong in (
+        ("start", batches[:, :1] != 0),
+        ("order", falls),
+        ("end", batches[:, -1:] != entries),
+    ):
+        if bool(wrong.any()):
+            number, entry = (int(place) for place in wrong.nonzero()[0])
+            where = f"{name} of batch {number}" if pointers.dim() > 1 else name
+            raise IndexRangeError(f"{where} {_wrong_pointer(kind, batches[number].tolist(), entry, entries)}")
+
+
+def _wrong_pointer(kind: str, row: list[int], entry: int, entries: int) -> str:
+    if kind == "start":
+        return f"begins with {row[0]}; the first pointer is 0"
+    if kind == "end":
+        return f"ends with {row[-1]}, but there are {entries} entries; the last pointer is their number"
+    return (
+        f"falls from {row[entry]} at entry {entry} to {row[entry + 1]} at entry {entry + 1}; "
+        "pointers never go down"
+    )
 
 
 def is_sorted(crd: Sequence[torch.Tensor]) -> bool:
@@ -181,7 +193,7 @@ def is_sorted_below(pos: torch.Tensor, crd: torch.Tensor) -> bool:
     """Whether the coordinates below each position come in order and none repeats."""
     if crd.numel() < 2:
         return True
-    rises = crd[1:] > crd[:-1]
-    starts = pos[(pos > 0) & (pos < crd.numel())].to(torch.int64)
-    rises[starts - 1] = True
-    return bool(rises.all())
+    fine = torch.ones(crd.numel() + 1, dtype=torch.bool)
+    torch.gt(crd[1:], crd[:-1], out=fine[1:-1])
+    fine.index_fill_(0, pos.to(torch.int64), True)  # the first below a position follows nothing
+    return bool(fine.all())

@@ -1,43 +1,50 @@
-"""Tensors from what users have: dense tensors, torch's sparse layouts, coordinates, pointers.
+"""Tensors from what users have: dense tensors, torch's sparse layouts, lists, coordinates, edges.
 
-Two functions do the work: ``from_coordinates`` and ``from_compressed``. They check the arrays, share their
-memory where they are already what a pattern needs, and let a kernel sort them and sum repeats where not.
+The five constructors have torch's signatures, with ``format`` added; unlike torch's, they always check what
+they are given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from scorch.compiler.pipeline import index_type
-from scorch.compiler.typing import dtype_of_type, type_of_dtype
-from scorch.errors import FormatError, IndexRangeError, OperandError, ShapeError, UnsupportedError
+from scorch.compiler.typing import type_of_dtype
+from scorch.errors import FormatError, OperandError, ShapeError, UnsupportedError
 from scorch.formats import Format, as_format
+from scorch.tensor import handlers  # noqa: F401 - fills the table that sparse tensors look in
+from scorch.tensor.build import from_compressed, from_coordinates
 from scorch.tensor.check import (
     as_indices,
     as_shape,
     as_values,
-    check_coordinates,
     check_device,
-    check_pointers,
-    is_sorted,
-    is_sorted_below,
     refuse_grad,
     refuse_pinning,
 )
-from scorch.tensor.run import convert, from_dense, sorted_storage
-from scorch.tensor.sparse_tensor import SparseTensor, wrap
-from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.run import from_dense
+from scorch.tensor.sparse_tensor import SparseTensor
 
-COMPRESSED = {
+__all__ = [
+    "from_coordinates",
+    "from_edge_index",
+    "from_torch",
+    "sparse_bsc_tensor",
+    "sparse_bsr_tensor",
+    "sparse_compressed_tensor",
+    "sparse_coo_tensor",
+    "sparse_csc_tensor",
+    "sparse_csr_tensor",
+    "tensor",
+]
+
+_COMPRESSED = {
     torch.sparse_csr: "csr",
     torch.sparse_csc: "csc",
     torch.sparse_bsr: "bsr",
     torch.sparse_bsc: "bsc",
 }
-_ARRAYS = {"r": ("crow_indices", "col_indices", "rows"), "c": ("ccol_indices", "row_indices", "columns")}
 
 
 def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
@@ -65,218 +72,202 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
         return t if form.is_dense else SparseTensor(from_dense(t.resolve_conj().resolve_neg(), form))
     if t.layout == torch.sparse_coo:
         return from_coordinates(t._indices(), t._values(), t.shape, format)
-    kind = COMPRESSED.get(t.layout)
+    kind = _COMPRESSED.get(t.layout)
     if kind is None:
-        raise UnsupportedError(f"tensors of layout {t.layout} are not supported; convert with .to_dense() first")
+        raise UnsupportedError(
+            f"tensors of layout {t.layout} are not supported; convert with .to_dense() first"
+        )
     by_row = kind[-1] == "r"
     pointers, plain = (t.crow_indices(), t.col_indices()) if by_row else (t.ccol_indices(), t.row_indices())
     return from_compressed(kind, pointers.detach(), plain.detach(), t.values().detach(), t.shape, format)
 
 
-# coordinates -----------------------------------------------------------------------------------------
-
-
-def from_coordinates(
-    coordinates: Any, values: Any, shape: Any, format: str | Format | None = None, *, name: str = "indices"
+def tensor(
+    data: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+    format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
-    """A tensor from the coordinates of its entries, in any order; values of equal coordinates are summed.
+    """As ``torch.tensor``; with ``format`` the nonzeros are stored so.
 
-    ``coordinates`` has one row for each of the first dimensions; the others are dense, and each value has
-    their shape. Without ``format`` it is ``coo``, with dense levels below where values have dimensions.
+    >>> import scorch
+    >>> scorch.tensor([[0.0, 2.0], [0.0, 0.0]], format="csr")
+    SparseTensor(shape=(2, 2), dtype=float32, format=csr, nnz=1, density=25.00%)
     """
-    crd = _rows(name, coordinates)
-    given = as_values("values", values)
-    sizes = as_shape("size", shape)
-    count = crd[0].numel() if crd else given.shape[0] if given.dim() else 1
-    _check_coordinate_arrays(name, crd, given, sizes, count)
-    if not crd:
-        total = given.sum(0, dtype=given.dtype) if given.dtype != torch.bool else given.any(0)
-        return _as_asked(total.reshape(sizes), format)
-    dense = sizes[len(crd) :]
-    form = Format("o" * len(crd) + "d" * len(dense))
-    asked = form if format is None else as_format(format, len(sizes))
-    counts = _counts(form, sizes, [count] * len(crd))
-    dtype = _index_dtype(sizes, counts)
-    arrays = [array.to(dtype).contiguous() for array in crd]
-    pos = torch.tensor([0, count], dtype=dtype)
-    nothing: tuple[None, ...] = (None,) * len(dense)
-    pattern = Pattern(
-        form, sizes, (pos, *(None,) * (len(crd) - 1), *nothing), (*arrays, *nothing), tuple(counts)
-    )
-    storage = Storage(pattern, given.contiguous().reshape(-1))
-    if is_sorted(arrays):
-        return wrap(convert(storage, asked))
-    if asked.is_dense:
-        return wrap(convert(sorted_storage(storage, form), asked))
-    return SparseTensor(sorted_storage(storage, asked))
-
-
-def _rows(name: str, coordinates: Any) -> list[torch.Tensor]:
-    if isinstance(coordinates, list | tuple) and any(isinstance(row, torch.Tensor) for row in coordinates):
-        rows = [as_indices(f"{name}[{dim}]", row) for dim, row in enumerate(coordinates)]
-        for dim, row in enumerate(rows):
-            if row.dim() != 1:
-                raise ShapeError(f"{name}[{dim}] must be a list of coordinates, not of shape {tuple(row.shape)}")
-            if row.numel() != rows[0].numel():
-                raise ShapeError(
-                    f"{name}[{dim}] has {row.numel()} coordinates, but {name}[0] has {rows[0].numel()}"
-                )
-        return rows
-    found = as_indices(name, coordinates)
-    if found.dim() != 2:
-        raise ShapeError(
-            f"{name} has shape {tuple(found.shape)}; it must have one row for each dimension "
-            "and one column for each entry"
+    if isinstance(data, SparseTensor):
+        copied = data.clone() if dtype is None else data.to(dtype)
+        return from_torch(copied, format)
+    if format is None:
+        return torch.tensor(
+            data, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory
         )
-    return list(found)
+    _check_options("the tensor", device, requires_grad, pin_memory)
+    found = data.detach().clone() if isinstance(data, torch.Tensor) else torch.tensor(data)
+    return from_torch(found if dtype is None else found.to(dtype), format)
 
 
-def _check_coordinate_arrays(
-    name: str, crd: Sequence[torch.Tensor], values: torch.Tensor, sizes: tuple[int, ...], count: int
-) -> None:
-    if values.dim() == 0 or values.shape[0] != count:
-        number = "one scalar" if values.dim() == 0 else f"{values.shape[0]} values"
-        raise ShapeError(f"{name} has {count} entries, but there is {number}: give one value for each entry")
-    dense = tuple(values.shape[1:])
-    if len(crd) + len(dense) != len(sizes):
-        raise ShapeError(
-            f"size {sizes} has {len(sizes)} dimensions, but {name} has {len(crd)} rows and each value has "
-            f"{len(dense)} dimensions"
-        )
-    if dense != sizes[len(crd) :]:
-        raise ShapeError(f"each value has shape {dense}, but size {sizes} ends with {sizes[len(crd) :]}")
-    for dim, array in enumerate(crd):
-        check_coordinates(f"{name}[{dim}]", array, dim, sizes[dim])
-
-
-# pointers --------------------------------------------------------------------------------------------
-
-
-def from_compressed(
-    kind: str, pointers: Any, plain: Any, values: Any, shape: Any, format: str | Format | None = None
+def from_edge_index(
+    edge_index: Any, edge_weight: Any = None, size: Any = None, format: str | Format = "coo"
 ) -> SparseTensor | torch.Tensor:
-    """A tensor from the arrays of torch's layout ``kind`` (csr, csc, bsr, bsc), batched and hybrid too."""
-    pointer_name, plain_name, what = _ARRAYS[kind[-1]]
-    pos, crd = as_indices(pointer_name, pointers), as_indices(plain_name, plain)
-    given = as_values("values", values)
-    batch = _check_compressed_arrays(kind, pos, crd, given)
-    inner = 2 if kind[0] == "b" else 0
-    blocks = tuple(given.shape[batch + 1 : batch + 1 + inner])
-    sizes = _inferred_size(kind, pos, crd, given, blocks) if shape is None else as_shape("size", shape)
-    form = _compressed_format(kind, batch, blocks, given.dim() - batch - 1 - inner)
-    _check_compressed_size(form, sizes, batch, pos, given, inner)
-    rows, columns = form.order[batch], form.order[batch + 1]
-    entries = crd.shape[-1]
-    lines = form.level_size(batch, sizes)
-    unit = f"blocks of {what}" if inner else what
-    check_pointers(pointer_name, pos, lines, entries, unit)
-    check_coordinates(plain_name, crd, columns, sizes[columns], form.block(columns))
-    del rows
-    counts = _counts(form, sizes, [crd.numel()])
-    dtype = _index_dtype(sizes, counts)
-    arrays = (_joined_pointers(pos, entries).to(dtype).contiguous(), crd.reshape(-1).to(dtype).contiguous())
-    place = batch + 1
-    before: tuple[None, ...] = (None,) * place
-    after: tuple[None, ...] = (None,) * (len(form) - place - 1)
-    pattern = Pattern(
-        form, sizes, (*before, arrays[0], *after), (*before, arrays[1], *after), tuple(counts)
-    )
-    storage = Storage(pattern, given.contiguous().reshape(-1))
-    if not is_sorted_below(*arrays):
-        storage = sorted_storage(storage, form)
-    return wrap(storage if format is None else convert(storage, as_format(format, len(sizes))))
+    """The adjacency matrix of a graph: entry (source, target) for each column of ``edge_index``.
 
-
-def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> int:
-    """The number of batch dimensions."""
-    pointer_name, plain_name, _ = _ARRAYS[kind[-1]]
-    if pos.dim() == 0:
-        raise ShapeError(f"{pointer_name} is a scalar; it must list where each row or column begins")
-    batch = pos.dim() - 1
-    if crd.dim() != pos.dim() or crd.shape[:-1] != pos.shape[:-1]:
+    Without ``edge_weight`` each edge weighs 1; repeated edges add up. ``size`` is the number of nodes, or a
+    pair for graphs between two kinds of nodes.
+    """
+    edges = as_indices("edge_index", edge_index)
+    if edges.dim() != 2 or edges.shape[0] != 2:
+        raise ShapeError(f"edge_index has shape {tuple(edges.shape)}; it must be (2, number of edges)")
+    weights = torch.ones(edges.shape[1]) if edge_weight is None else as_values("edge_weight", edge_weight)
+    if weights.shape[:1] != edges.shape[1:]:
         raise ShapeError(
-            f"{plain_name} has shape {tuple(crd.shape)}, but {pointer_name} has shape {tuple(pos.shape)}: "
-            "all dimensions but the last are batches and must agree"
+            f"edge_weight has shape {tuple(weights.shape)}, but edge_index has {edges.shape[1]} edges: "
+            "give one weight for each edge"
         )
-    if values.shape[: batch + 1] != crd.shape:
-        raise ShapeError(
-            f"values has shape {tuple(values.shape)}, but {plain_name} has shape {tuple(crd.shape)}: "
-            "give one value for each entry"
-        )
-    if kind[0] == "b" and values.dim() < batch + 3:
-        raise ShapeError(
-            f"values has shape {tuple(values.shape)}; in {kind} each value is a block: its shape ends with "
-            "the rows and columns of a block"
-        )
-    if kind[0] == "b" and 0 in values.shape[batch + 1 : batch + 3]:
-        raise ShapeError(f"values has blocks of shape {tuple(values.shape[batch + 1 : batch + 3])}; sizes start at 1")
-    return batch
-
-
-def _compressed_format(kind: str, batch: int, blocks: tuple[int, ...], dense: int) -> Format:
-    row, column = batch, batch + 1
-    outer = (row, column) if kind[-1] == "r" else (column, row)
-    letters = "d" * batch + "ds" + "d" * len(blocks) + "d" * dense
-    inner = (row, column) if blocks else ()
-    order = (*range(batch), *outer, *inner, *range(batch + 2, batch + 2 + dense))
-    return Format(letters, order=order, blocks=dict(zip(inner, blocks, strict=True)))
-
-
-def _inferred_size(
-    kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, blocks: tuple[int, ...]
-) -> tuple[int, ...]:
-    """As torch: as many rows as there are pointers, and columns up to the last one used."""
-    lines, across = pos.shape[-1] - 1, int(crd.max()) + 1 if crd.numel() else 0
-    rows, columns = (lines, across) if kind[-1] == "r" else (across, lines)
-    height, width = blocks or (1, 1)
-    dense = values.shape[pos.dim() + len(blocks) :]
-    return (*pos.shape[:-1], max(rows, 0) * height, max(columns, 0) * width, *dense)
-
-
-def _check_compressed_size(
-    form: Format, sizes: tuple[int, ...], batch: int, pos: torch.Tensor, values: torch.Tensor, inner: int
-) -> None:
-    dense = tuple(values.shape[batch + 1 + inner :])
-    wanted = batch + 2 + len(dense)
-    if len(sizes) != wanted:
-        raise ShapeError(
-            f"size {sizes} has {len(sizes)} dimensions, but the arrays are those of a tensor of {wanted}: "
-            f"{batch} batch, 2 sparse and {len(dense)} dense"
-        )
-    if sizes[:batch] != tuple(pos.shape[:-1]):
-        raise ShapeError(f"size {sizes} begins with {sizes[:batch]}, but the arrays have batches {tuple(pos.shape[:-1])}")
-    if sizes[batch + 2 :] != dense:
-        raise ShapeError(f"each value has dense dimensions {dense}, but size {sizes} ends with {sizes[batch + 2 :]}")
-    for dim, block in form.blocks:
-        if sizes[dim] % block:
-            raise ShapeError(f"dimension {dim} has size {sizes[dim]}, which blocks of {block} do not divide")
-
-
-def _joined_pointers(pos: torch.Tensor, entries: int) -> torch.Tensor:
-    """The pointers of all batches in one row."""
-    if pos.dim() == 1:
-        return pos
-    flat = pos.reshape(-1, pos.shape[-1]).to(torch.int64)
-    begins = torch.arange(flat.shape[0]).unsqueeze(1) * entries
-    return torch.cat([(flat[:, :-1] + begins).reshape(-1), torch.tensor([flat.shape[0] * entries])])
-
-
-def _counts(form: Format, sizes: tuple[int, ...], entries: Sequence[int]) -> list[int]:
-    """The positions of each level; ``entries`` has those of the levels that keep coordinates."""
-    left, found, positions = list(entries), [], 1
-    for number, level in enumerate(form.levels):
-        own = left.pop(0) if level.keeps_crd else 0
-        positions = level.count(positions, form.level_size(number, sizes), own)
-        found.append(positions)
-    return found
-
-
-def _index_dtype(sizes: tuple[int, ...], counts: Sequence[int]) -> torch.dtype:
-    return dtype_of_type(index_type(sizes, max(counts, default=0)))
-
-
-def _as_asked(dense: torch.Tensor, format: str | Format | None) -> SparseTensor | torch.Tensor:
-    return dense if format is None else from_torch(dense, format)
+    if size is None:
+        size = (int(edges.max()) + 1 if edges.numel() else 0,) * 2
+    elif isinstance(size, int):
+        size = (size, size)
+    shape = (*as_shape("size", size), *weights.shape[1:])
+    return from_coordinates(edges, weights, shape, as_format(format, len(shape)), name="edge_index")
 
 
 # torch's constructors --------------------------------------------------------------------------------
+
+
+def sparse_coo_tensor(
+    indices: Any = None,
+    values: Any = None,
+    size: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    is_coalesced: bool | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse_coo_tensor``: entries in any order, repeats are summed.
+
+    >>> import scorch
+    >>> scorch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], [3.0, 4.0, 5.0], (2, 3))
+    SparseTensor(shape=(2, 3), dtype=float32, format=coo, nnz=3, density=50.00%)
+    """
+    _check_options("sparse_coo_tensor", device, requires_grad, pin_memory)
+    if values is None:  # torch's other form: an empty tensor of the given size
+        shape = as_shape("size", indices if size is None else size)
+        empty = torch.zeros(0, dtype=dtype or torch.get_default_dtype())
+        return from_coordinates(torch.zeros(len(shape), 0, dtype=torch.int64), empty, shape, format)
+    return from_coordinates(indices, as_values("values", values, dtype), size, format)
+
+
+def sparse_compressed_tensor(
+    compressed_indices: Any,
+    plain_indices: Any,
+    values: Any,
+    size: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse_compressed_tensor``: CSR, CSC, BSR or BSC, as ``layout`` says."""
+    kind = None if layout is None else _COMPRESSED.get(layout)
+    if kind is None:
+        raise FormatError(
+            f"layout {layout} is not compressed; there are torch.sparse_csr, torch.sparse_csc, "
+            "torch.sparse_bsr and torch.sparse_bsc"
+        )
+    _check_options(f"sparse_{kind}_tensor", device, requires_grad, pin_memory)
+    given = as_values("values", values, dtype)
+    return from_compressed(kind, compressed_indices, plain_indices, given, size, format)
+
+
+def sparse_csr_tensor(
+    crow_indices: Any,
+    col_indices: Any,
+    values: Any,
+    size: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse_csr_tensor``; columns in any order inside a row, repeats are summed.
+
+    >>> import scorch
+    >>> scorch.sparse_csr_tensor([0, 1, 3], [2, 0, 2], [3.0, 4.0, 5.0], (2, 3))
+    SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)
+    """
+    _check_options("sparse_csr_tensor", device, requires_grad, pin_memory)
+    return from_compressed("csr", crow_indices, col_indices, as_values("values", values, dtype), size, format)
+
+
+def sparse_csc_tensor(
+    ccol_indices: Any,
+    row_indices: Any,
+    values: Any,
+    size: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse_csc_tensor``; rows in any order inside a column, repeats are summed."""
+    _check_options("sparse_csc_tensor", device, requires_grad, pin_memory)
+    return from_compressed("csc", ccol_indices, row_indices, as_values("values", values, dtype), size, format)
+
+
+def sparse_bsr_tensor(
+    crow_indices: Any,
+    col_indices: Any,
+    values: Any,
+    size: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse_bsr_tensor``: each value is a block."""
+    _check_options("sparse_bsr_tensor", device, requires_grad, pin_memory)
+    return from_compressed("bsr", crow_indices, col_indices, as_values("values", values, dtype), size, format)
+
+
+def sparse_bsc_tensor(
+    ccol_indices: Any,
+    row_indices: Any,
+    values: Any,
+    size: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse_bsc_tensor``: each value is a block."""
+    _check_options("sparse_bsc_tensor", device, requires_grad, pin_memory)
+    return from_compressed("bsc", ccol_indices, row_indices, as_values("values", values, dtype), size, format)
+
+
+def _check_options(name: str, device: Any, requires_grad: bool, pin_memory: bool) -> None:
+    check_device(name, device)
+    refuse_grad(requires_grad)
+    refuse_pinning(pin_memory)

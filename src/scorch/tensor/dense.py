@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from scorch.compiler.plan import Step
-from scorch.compiler.typing import dtype_of_type, reduced_type, type_of, type_of_dtype
+from scorch.compiler.typing import argument_type, dtype_of_type, reduced_type, type_of, type_of_dtype
 from scorch.errors import ShapeError
+from scorch.loops.types import Type
 from scorch.notation.nodes import Access, Expr, Literal, Op
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
@@ -51,12 +52,12 @@ def run_dense(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[st
     if factors is not None and step.reduction == "sum" and not element.kind == "bool":
         return _einsum(step, factors, tensors, dtype)
     order = (*step.target.indices, *step.reduced)
-    value = _evaluate(step.body, tensors, order)
+    value = _evaluate(step.body, tensors, order, types)
     value = value.expand([sizes[index] for index in order])
     if not step.reduced:
         return value.to(dtype).contiguous()
     dims = list(range(len(step.target.indices), len(order)))
-    return _reduce(step, value, dims, sizes).to(dtype)
+    return _reduce(step, value, dims, sizes, dtype).to(dtype)
 
 
 def _factors(expr: Expr) -> list[Access] | None:
@@ -81,19 +82,24 @@ def _einsum(
     return torch.einsum(*operands, output).to(dtype).contiguous()
 
 
-def _evaluate(expr: Expr, tensors: Mapping[str, torch.Tensor], order: tuple[str, ...]) -> torch.Tensor:
-    """``expr`` with one dimension for each index of ``order``, of size 1 where it does not depend on it."""
+def _evaluate(
+    expr: Expr, tensors: Mapping[str, torch.Tensor], order: tuple[str, ...], types: Mapping[str, Type]
+) -> torch.Tensor:
+    """``expr`` with one dimension for each index of ``order``, of size 1 where it does not depend on it.
+
+    Scalars have such dimensions too, so arguments are converted by Scorch's rules before torch sees them.
+    """
     match expr:
         case Access(tensor, indices):
             return _aligned(tensors[tensor], indices, order)
         case Literal(value):
-            return torch.tensor(value)  # a scalar, which torch promotes as it does a number
-        case Op("where", (condition, a, b)):
-            values = [_evaluate(arg, tensors, order) for arg in (condition, a, b)]
-            return torch.where(values[0] != 0, values[1], values[2])
+            return torch.tensor(value, dtype=dtype_of_type(type_of(expr, types).type))
         case Op(name, args):
-            values = [_evaluate(arg, tensors, order) for arg in args]
-            return FUNCTIONS[name](*values)
+            values = [_evaluate(arg, tensors, order, types) for arg in args]
+            wanted = dtype_of_type(argument_type(name, [type_of(arg, types) for arg in args]))
+            if name == "where":
+                return torch.where(values[0] != 0, values[1].to(wanted), values[2].to(wanted))
+            return FUNCTIONS[name](*(value.to(wanted) for value in values))
     raise AssertionError(f"cannot evaluate {expr!r}")
 
 
@@ -114,10 +120,12 @@ def _aligned(tensor: torch.Tensor, indices: tuple[str, ...], order: tuple[str, .
     return tensor
 
 
-def _reduce(step: Step, value: torch.Tensor, dims: list[int], sizes: Mapping[str, int]) -> torch.Tensor:
+def _reduce(
+    step: Step, value: torch.Tensor, dims: list[int], sizes: Mapping[str, int], dtype: torch.dtype
+) -> torch.Tensor:
     match step.reduction:
         case "sum":
-            return (value != 0).any(dims) if value.dtype == torch.bool else value.sum(dims)
+            return value.any(dims) if dtype == torch.bool else value.sum(dims)
         case "any":
             return (value != 0).any(dims)
         case "prod":

@@ -13,6 +13,5 @@ def describe(storage: Storage) -> str:
     places = math.prod(pattern.shape)
     density = f", density={pattern.size / places:.2%}" if places else ""
     dtype = str(storage.values.dtype).removeprefix("torch.")
-    return (
-        f"SparseTensor(shape={pattern.shape}, dtype={dtype}, format={pattern.format}, nnz={pattern.size}{density})"
-    )
+    facts = f"shape={pattern.shape}, dtype={dtype}, format={pattern.format}, nnz={pattern.size}{density}"
+    return f"SparseTensor({facts})"

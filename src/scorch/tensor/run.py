@@ -1,51 +1,35 @@
-"""Running steps on tensors: plan, convert what must be converted, call the kernel, wrap the result.
+"""Running steps on tensors: plan, convert what must be converted, call the kernel.
 
 Everything here works on ``Storage`` and plain dense tensors; ``SparseTensor`` is put around it by the
-callers. Plans are kept by what they depend on (statement, formats, shapes, dtypes, magnitude of counts), so
-that a warm call plans nothing.
+callers. Prepared steps are kept by what they depend on (statement, formats, shapes, dtypes, magnitude of
+counts), so that a warm call plans nothing.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from scorch.compiler.infer_format import support_of
 from scorch.compiler.lattice import EVERYWHERE
-from scorch.compiler.pipeline import Planned, plan_step
+from scorch.compiler.pipeline import plan_step
 from scorch.compiler.plan import Operand, Step
 from scorch.compiler.steps import mend_zeros
 from scorch.compiler.typing import dtype_of_type, reduced_type, type_of, type_of_dtype
-from scorch.errors import DensityError, ShapeError
+from scorch.errors import ShapeError
 from scorch.formats import Format, dense_format
 from scorch.loops.types import INT32, Type
 from scorch.notation.nodes import Access
 from scorch.notation.operators import REDUCTIONS
-from scorch.runtime import invoke
-from scorch.runtime.kernel import CompiledKernel, Engine, Interpreted
 from scorch.settings import current
 from scorch.tensor.dense import run_dense
-from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.prepared import Prepared, Tensor, stride_order
+from scorch.tensor.storage import Storage
 
-Tensor = Storage | torch.Tensor
 MOST_PLANS = 4096
-SERIAL_WORK = 20_000  # below this many operations threads cost more than they give
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A planned step with its kernel, ready to run on any tensors of the same key."""
-
-    planned: Planned
-    kernel: CompiledKernel
-    dtype: torch.dtype
-    work_per_entry: float
-
 
 _plans: OrderedDict[object, Prepared] = OrderedDict()
 
@@ -63,15 +47,6 @@ def operand_of(name: str, tensor: Tensor) -> Operand:
     return Operand(name, form, type_of_dtype(tensor.dtype), INT32, shape, tuple(counts))
 
 
-def stride_order(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The order in which a dense tensor lies in memory, if it does without gaps; else the plain one."""
-    plain = tuple(range(tensor.dim()))
-    if tensor.is_contiguous():
-        return plain
-    order = tuple(sorted(plain, key=lambda dim: (-tensor.stride(dim), dim)))
-    return order if tensor.permute(order).is_contiguous() else plain
-
-
 def key_of(tensor: Tensor) -> object:
     if isinstance(tensor, Storage):
         return tensor.key
@@ -87,16 +62,19 @@ def run_step(
     unsorted: bool = False,
 ) -> Tensor:
     """The result of ``step``: a ``Storage``, or a plain tensor where its format is dense."""
-    mended = _mended(step, tensors, sizes)
-    if mended is None:
-        return _run_stored(step, tensors, sizes, requested, skip_zeros, unsorted)
+    parts = stored_steps(step, tensors, sizes)
     given = dict(tensors)
-    for part in mended[:-1]:
-        given[part.target.tensor] = _run_stored(part, given, sizes)
-    return _run_stored(mended[-1], given, sizes, requested)
+    for part in parts[:-1]:
+        given[part.target.tensor] = run_stored(part, given, sizes)
+    return run_stored(parts[-1], given, sizes, requested, skip_zeros, unsorted)
 
 
-def _run_stored(
+def stored_steps(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> tuple[Step, ...]:
+    """The steps over stored entries that ``step`` is run as: itself, or those that count zeros not stored."""
+    return _mended(step, tensors, sizes) or (step,)
+
+
+def run_stored(
     step: Step,
     tensors: Mapping[str, Tensor],
     sizes: Mapping[str, int],
@@ -112,14 +90,45 @@ def _run_stored(
     if not any(isinstance(tensor, Storage) for tensor in given.values()) and not skip_zeros:
         dense = run_dense(step, {n: t for n, t in given.items() if isinstance(t, torch.Tensor)}, sizes)
         return dense if requested is None or requested.is_dense else from_dense(dense, requested)
-    key = (step, requested, skip_zeros, unsorted, tuple((n, key_of(t)) for n, t in given.items()), torch.get_default_dtype())
-    prepared = _plans.get(key)
-    if prepared is None:
-        prepared = prepare(step, given, sizes, requested, skip_zeros, unsorted)
-        _plans[key] = prepared
+    prepared = prepared_step(step, given, sizes, requested, skip_zeros, unsorted)
+    return execute(prepared, given)
+
+
+def prepared_step(
+    step: Step,
+    tensors: Mapping[str, Tensor],
+    sizes: Mapping[str, int],
+    requested: Format | None = None,
+    skip_zeros: bool = False,
+    unsorted: bool = False,
+) -> Prepared:
+    """The prepared step for these tensors, made anew only if there was none."""
+    facts = tuple((name, key_of(tensor)) for name, tensor in tensors.items())
+    key = (step, requested, skip_zeros, unsorted, facts, torch.get_default_dtype())
+    found = _plans.get(key)
+    if found is None:
+        found = prepare(step, tensors, sizes, requested, skip_zeros, unsorted)
+        _plans[key] = found
         if len(_plans) > MOST_PLANS:
             _plans.popitem(last=False)
-    return execute(prepared, given, sizes)
+    return found
+
+
+def single_kernel(
+    steps: Sequence[Step],
+    tensors: Mapping[str, Tensor],
+    sizes: Mapping[str, int],
+    requested: Format | None,
+) -> Prepared | None:
+    """The prepared kernel of a statement that is one kernel, for callers that keep it."""
+    if len(steps) != 1 or not any(isinstance(tensor, Storage) for tensor in tensors.values()):
+        return None
+    if _mended(steps[0], tensors, sizes) is not None:
+        return None
+    if requested is not None and requested.is_dense:
+        requested = dense_format(requested.dims)
+    used = dict.fromkeys(access.tensor for access in steps[0].accesses)
+    return prepared_step(steps[0], {name: tensors[name] for name in used}, sizes, requested)
 
 
 def prepare(
@@ -134,9 +143,7 @@ def prepare(
     operands = {name: operand_of(name, tensor) for name, tensor in tensors.items()}
     element = result_type(step, {name: operand.element for name, operand in operands.items()})
     planned = plan_step(step, operands, sizes, element.computes_in, requested, skip_zeros, unsorted)
-    entries = sum(operand.nnz for operand in operands.values() if operand.is_sparse)
-    work = planned.choice.chosen.total / max(1, entries)
-    return Prepared(planned, CompiledKernel(planned), dtype_of_type(element), work)
+    return Prepared(planned, dtype_of_type(element), sizes, convert_cached)
 
 
 def result_type(step: Step, types: Mapping[str, Type]) -> Type:
@@ -145,92 +152,14 @@ def result_type(step: Step, types: Mapping[str, Type]) -> Type:
     return reduced_type(step.reduction, step.body, element) if step.reduced else element
 
 
-def execute(
-    prepared: Prepared, tensors: Mapping[str, Tensor], sizes: Mapping[str, int], engine: Engine | None = None
-) -> Tensor:
-    """Run a prepared step; ``engine`` replaces the compiled kernel (tests run the interpreter)."""
-    plan = prepared.planned.plan
-    given = dict(tensors)
-    for conversion in prepared.planned.conversions:
-        source = given[conversion.tensor]
-        assert isinstance(source, Storage)
-        given[conversion.name] = convert_cached(source, conversion.format)
-    check = engine is None and current().debug
-    result = _call(prepared, given, sizes, engine or prepared.kernel.native)
-    if check:
-        again = _call(prepared, given, sizes, prepared.kernel.interpreter())
-        _compare(result, again, plan.header)
+def execute(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Run a prepared step; with ``settings(debug=True)`` the interpreter must agree."""
+    sources = [tensors[name] for name, _ in prepared.sources]
+    result = prepared(sources)
+    if current().debug:
+        again = prepared.interpret(sources)
+        _compare(result, again, prepared.planned.plan.header)
     return result
-
-
-def _call(prepared: Prepared, given: Mapping[str, Tensor], sizes: Mapping[str, int], engine: Engine) -> Tensor:
-    plan = prepared.planned.plan
-    indices = dict.fromkeys(plan.step.indices)
-    names = dict.fromkeys(access.tensor for access in plan.step.accesses)
-    is_native = not isinstance(engine, Interpreted)
-    entries = sum(t.pattern.size for t in given.values() if isinstance(t, Storage))
-    inputs: list[object] = [invoke.parallel_runtime() if is_native else 0]
-    inputs.append(_threads(prepared.work_per_entry * entries) if is_native else 2)
-    inputs += [sizes[index] for index in indices]
-    kept = []  # contiguous copies must outlive the call
-    for name in names:
-        tensor = given[name]
-        if isinstance(tensor, Storage):
-            pattern, values = tensor.pattern, tensor.values
-            inputs += pattern.addresses if is_native else [engine.slot(array) for array in pattern.arrays]
-        else:
-            values = tensor.permute(stride_order(tensor)).contiguous().detach()
-            values = values.resolve_conj().resolve_neg()
-        kept.append(values)
-        inputs.append(engine.slot(values.reshape(-1) if not is_native else values))
-    shape = tuple(sizes[index] for index in plan.step.target.indices)
-    match plan.assembly:
-        case "dense":
-            count = math.prod(shape)
-            _check_budget(count * plan.element.bytes, plan.header)
-            values = prepared.kernel.fill(engine, inputs, count).to(prepared.dtype)
-            stored = values.view([shape[dim] for dim in plan.result.order])
-            return stored.permute(sorted(range(len(shape)), key=lambda dim: plan.result.order[dim]))
-        case "shared":
-            assert plan.pattern is not None
-            source = given[plan.pattern.tensor]
-            assert isinstance(source, Storage)
-            values = prepared.kernel.fill(engine, inputs, source.pattern.size)
-            return Storage(source.pattern.carried(plan.result, shape), values.to(prepared.dtype))
-    arrays = prepared.kernel.build(engine, inputs, shape)
-    pattern = Pattern(plan.result, shape, arrays.pos, arrays.crd, arrays.counts)
-    return Storage(pattern, arrays.values.to(prepared.dtype))
-
-
-def _threads(work: float) -> int:
-    if work < SERIAL_WORK:
-        return 1
-    return current().threads or torch.get_num_threads()
-
-
-def _check_budget(size: int, what: str) -> None:
-    """Refuse a dense result beyond the budget before it is allocated."""
-    if size < 1 << 26:
-        return
-    budget = current().dense_budget
-    if budget is None:
-        budget = _free_memory() // 4
-    if size > budget:
-        raise DensityError(
-            f"{what.splitlines()[0]} has a dense result of {size:,} bytes, more than the budget of {budget:,}; "
-            "ask for a sparse one with format='csr' or 'coo', or raise scorch.settings(dense_budget=...)"
-        )
-
-
-def _free_memory() -> int:
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 # zeros that count ------------------------------------------------------------------------------------
@@ -303,8 +232,7 @@ def convert_cached(source: Storage, form: Format) -> Storage:
         moved = convert(numbered, form)
         assert isinstance(moved, Storage)
         found = (moved.pattern, moved.values - 1)
-        with pattern.lock:
-            found = pattern.converted.setdefault(form, found)
+        found = pattern.converted.setdefault(form, found)
     target, places = found
     values = source.values.detach()
     if target.format.levels[-1].is_full:  # places that the old pattern does not store are zero

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from scorch.errors import FormatError, UnsupportedError
+from scorch.errors import FormatError, ShapeError, UnsupportedError
 from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
 from scorch.tensor.run import convert
@@ -25,13 +25,20 @@ if TYPE_CHECKING:
 class SparseTensor(torch.Tensor):
     """A sparse tensor. Make one with ``scorch.from_torch``, ``from_scipy`` or ``sparse_coo_tensor``."""
 
-    storage: Storage
+    storage: Storage  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, storage: Storage) -> SparseTensor:
-        made: SparseTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, storage.pattern.shape, dtype=storage.values.dtype, device=storage.values.device
-        )
+        shape, values = storage.pattern.shape, storage.values
+        try:
+            made: SparseTensor = torch.Tensor._make_wrapper_subclass(
+                cls, shape, dtype=values.dtype, device=values.device
+            )
+        except RuntimeError:
+            raise ShapeError(
+                f"a tensor of shape {shape} has more places than torch can number: "
+                "the product of its sizes must stay below 2**63"
+            ) from None
         made.storage = storage
         return made
 
@@ -49,7 +56,7 @@ class SparseTensor(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         handler = dispatch.OPERATORS.get(func) or dispatch.OPERATORS.get(func.overloadpacket)
@@ -169,7 +176,7 @@ class SparseTensor(torch.Tensor):
 
     # Python ------------------------------------------------------------------------------------------
 
-    def __repr__(self, *, tensor_contents: str | None = None) -> str:
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
         from scorch.tensor.display import describe
 
         return describe(self.storage)

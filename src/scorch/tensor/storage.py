@@ -7,8 +7,7 @@ found out about it once (addresses for kernels, the same pattern in another form
 from __future__ import annotations
 
 import functools
-import threading
-from dataclasses import dataclass, field
+import itertools
 
 import torch
 
@@ -18,17 +17,36 @@ from scorch.formats import Format
 from scorch.loops.types import INT32, INT64
 
 
-@dataclass(frozen=True, eq=False)
-class Pattern:
-    """The index arrays of a tensor, level by level: ``pos`` and ``crd``, None where a level keeps none."""
+_numbers: dict[object, int] = {}
+_counter = itertools.count()  # threads never draw the same number
 
-    format: Format
-    shape: tuple[int, ...]
-    pos: tuple[torch.Tensor | None, ...]
-    crd: tuple[torch.Tensor | None, ...]
-    counts: tuple[int, ...]
-    converted: dict[Format, tuple[Pattern, torch.Tensor]] = field(default_factory=dict, repr=False)
-    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+def _number(facts: object) -> int:
+    """A small number for ``facts``, always the same one: cheap to hash at every call."""
+    return _numbers.setdefault(facts, next(_counter))
+
+
+class Pattern:
+    """The index arrays of a tensor, level by level: ``pos`` and ``crd``, None where a level keeps none.
+
+    ``counts`` has the number of positions of each level. ``converted`` remembers the same pattern in other
+    formats, each with the place that every value comes from.
+    """
+
+    def __init__(
+        self,
+        format: Format,
+        shape: tuple[int, ...],
+        pos: tuple[torch.Tensor | None, ...],
+        crd: tuple[torch.Tensor | None, ...],
+        counts: tuple[int, ...],
+    ) -> None:
+        self.format = format
+        self.shape = shape
+        self.pos = pos
+        self.crd = crd
+        self.counts = counts
+        self.converted: dict[Format, tuple[Pattern, torch.Tensor]] = {}
 
     @functools.cached_property
     def index_dtype(self) -> torch.dtype:
@@ -48,8 +66,9 @@ class Pattern:
                 found.append(crd)
         return tuple(found)
 
-    @functools.cached_property
+    @property
     def addresses(self) -> tuple[int, ...]:
+        """Where the arrays are now: handing a tensor to another process moves them to shared memory."""
         return tuple(array.data_ptr() for array in self.arrays)
 
     @property
@@ -58,14 +77,10 @@ class Pattern:
         return self.counts[-1] if self.counts else 1
 
     @functools.cached_property
-    def key(self) -> tuple[object, ...]:
-        """What a schedule depends on: format, shape, width of indices and magnitude of the counts."""
-        return (
-            self.format,
-            self.shape,
-            self.index_dtype,
-            tuple(count.bit_length() for count in self.counts),
-        )
+    def key(self) -> int:
+        """A number for what a schedule depends on: format, shape, width of indices, magnitude of counts."""
+        magnitudes = tuple(count.bit_length() for count in self.counts)
+        return _number((self.format, self.shape, self.index_dtype, magnitudes))
 
     def carried(self, form: Format, shape: tuple[int, ...]) -> Pattern:
         """The same arrays read as another format, for example a transpose."""
@@ -81,22 +96,27 @@ class Pattern:
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "converted", {})
-        object.__setattr__(self, "lock", threading.Lock())
+        self.__dict__.update(state, converted={})
 
 
-@dataclass(frozen=True, eq=False)
 class Storage:
-    """A pattern and its values, one for every position of the last level."""
+    """A pattern and its values, one for every position of the last level, without gaps in memory."""
 
-    pattern: Pattern
-    values: torch.Tensor
+    def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
+        self.pattern = pattern
+        self.values = values
 
     @functools.cached_property
-    def key(self) -> tuple[object, ...]:
-        return (self.pattern.key, self.values.dtype)
+    def key(self) -> int:
+        return _number((self.pattern.key, self.values.dtype))
+
+    @functools.cached_property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All arrays in the order in which kernels take them."""
+        return (*self.pattern.arrays, self.values)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"pattern": self.pattern, "values": self.values}
 
     def operand(self, name: str) -> Operand:
         """This tensor as the compiler sees it."""

@@ -1,0 +1,141 @@
+"""Calls that have been made before: from what the arguments are straight to the prepared kernel.
+
+A call is known by the text of its expression and, for every operand, what a kernel depends on: the key of a
+sparse tensor, shape and dtype of a dense one. Looking that up takes a microsecond or two; nothing is parsed
+or checked again. The last call with the same text and sparse operands is tried first: the builtin that
+runs the kernel checks the dense operands by itself, which is cheaper than asking them from Python.
+Only calls that come down to one kernel are kept here; the others find their prepared steps further down
+(``tensor.run``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from scorch.compiler.typing import type_of_dtype
+from scorch.runtime.fill import tensor_facts
+from scorch.settings import current
+from scorch.tensor.prepared import Prepared, Tensor
+from scorch.tensor.sparse_tensor import SparseTensor, wrap
+from scorch.tensor.storage import Storage
+
+MOST_CALLS = 4096
+_COMPLEX = frozenset({torch.complex64, torch.complex128, torch.complex32})  # may be lazily conjugated
+
+Operands = Sequence[Any]
+Result = SparseTensor | torch.Tensor
+Run = Callable[[Operands], Result]
+Checked = Callable[[Operands], Result | None]
+
+_recent: dict[Hashable, Checked] = {}
+_known: dict[Hashable, tuple[Run, Checked | None]] = {}
+
+
+def repeat_call(head: tuple[Hashable, ...], operands: Operands) -> Result | None:
+    """The result of a call whose like was made before, or None: then it must go the long way."""
+    quick = _quick_key(head, operands)
+    if quick is None or current().debug:
+        return None
+    recent = _recent.get(quick)
+    if recent is not None:
+        found = recent(operands)
+        if found is not None:
+            return found
+    key = _full_key(head, operands)
+    known = _known.get(key) if key is not None else None
+    if known is None:
+        return None
+    run, checked = known
+    if checked is not None:
+        _recent[quick] = checked
+    return run(operands)
+
+
+def keep_call(
+    head: tuple[Hashable, ...], operands: Operands, prepared: Prepared | None, names: Sequence[str]
+) -> None:
+    """Remember the kernel of a call whose operands have ``names``; old calls go when there are too many."""
+    quick, key = _quick_key(head, operands), _full_key(head, operands)
+    if prepared is None or key is None or quick is None:
+        return
+    places = [names.index(name) for name, _ in prepared.sources]
+    if len(_known) >= MOST_CALLS:
+        _known.pop(next(iter(_known)), None)
+    if len(_recent) >= MOST_CALLS:
+        _recent.pop(next(iter(_recent)), None)
+    checked = None
+    if prepared.is_direct and prepared.is_serial:
+        checked = _recent[quick] = _run_checked(prepared, places, operands)
+    _known[key] = _run(prepared, places), checked
+
+
+def _quick_key(head: tuple[Hashable, ...], operands: Operands) -> Hashable | None:
+    """The text and the sparse operands; None if some operand is of a kind that always takes the long way."""
+    key: list[Hashable] = [head]
+    for value in operands:
+        kind = type(value)
+        if kind is SparseTensor:
+            key.append(value.storage.key)
+        elif kind is torch.Tensor or kind is Parameter:
+            key.append(None)
+        else:
+            return None
+    return tuple(key)
+
+
+def _full_key(head: tuple[Hashable, ...], operands: Operands) -> Hashable | None:
+    key: list[Hashable] = [head, torch.get_default_dtype()]
+    for value in operands:
+        if type(value) is SparseTensor:
+            key.append(value.storage.key)
+            continue
+        dtype = value.dtype
+        if value.layout is not torch.strided or dtype in _COMPLEX:
+            return None
+        if not value.is_cpu or not value.is_contiguous():
+            return None
+        key.append((value.shape, dtype))
+    return tuple(key)
+
+
+def _run(prepared: Prepared, places: list[int]) -> Run:
+    def run(operands: Operands) -> Result:
+        sources: list[Tensor] = []
+        for place in places:
+            value = operands[place]
+            sources.append(value.storage if type(value) is SparseTensor else value)
+        found = prepared(sources, contiguous=True)
+        return SparseTensor(found) if isinstance(found, Storage) else wrap(found)
+
+    return run
+
+
+def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> Checked:
+    """As ``_run``, for a serial kernel; None if a dense operand is not what it was."""
+    builtin, address, result = prepared.builtin, prepared.address, prepared.facts
+    first, finish = prepared.first_slots(1), prepared.wrap
+    is_plain = prepared.assembly == "dense" and not prepared.back
+    facts = b""
+    for place in places:
+        value = operands[place]
+        if type(value) is SparseTensor:
+            facts += tensor_facts() * len(value.storage.tensors)
+        else:
+            facts += tensor_facts(type_of_dtype(value.dtype), value.shape)
+
+    def run(operands: Operands) -> Result | None:
+        arguments: list[torch.Tensor] = []
+        for place in places:
+            value = operands[place]
+            if type(value) is SparseTensor:
+                arguments += value.storage.tensors
+            else:
+                arguments.append(value)
+        found: Any = builtin(address, first, result, facts, *arguments)
+        return found if is_plain or found is None else wrap(finish(found))
+
+    return run

@@ -1,0 +1,278 @@
+"""Builtins that read tensors, allocate the result, run a kernel and return the result.
+
+A call from Python costs most where it asks tensors for addresses one by one and has torch allocate; here
+both go through torch's DLPack exchange table, a struct of C functions, so that a small product takes a
+few microseconds in all. ``fill`` is for results of known size, ``rows`` for those appended row by row. They
+take plain torch tensors only. Without the table (an older torch) there are none and callers do without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from scorch.errors import CompilerNotFoundError
+from scorch.loops.types import Type
+from scorch.runtime import invoke, jit
+
+_SOURCE = """\
+typedef struct object object;
+typedef struct { void *data; int device, device_id, ndim; unsigned char code, bits; unsigned short lanes;
+                 long long *shape, *strides; unsigned long long offset; } tensor_t;
+typedef struct managed { unsigned major, minor; void *context; void (*deleter)(struct managed *);
+                         unsigned long long flags; tensor_t tensor; } managed_t;
+typedef struct { unsigned major, minor; void *older;
+                 int (*allocate)(tensor_t *, managed_t **, void *, void (*)(void *, const char *, const char *));
+                 int (*take)(void *, managed_t **);
+                 int (*give)(managed_t *, void **);
+                 int (*look)(void *, tensor_t *);
+                 int (*stream)(int, int, void **); } table_t;
+extern object *PyExc_RuntimeError, *PyExc_MemoryError;
+void PyErr_SetString(object *, const char *);
+object *PyErr_Occurred(void);
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *);
+long long PyLong_AsLongLong(object *);
+char *PyBytes_AsString(object *);
+long PyBytes_Size(object *);
+void Py_IncRef(object *);
+object *PyTuple_New(long);
+object *PyTuple_GetItem(object *, long);
+int PyTuple_SetItem(object *, long, object *);
+void *calloc(unsigned long, unsigned long);
+void free(void *);
+void *memset(void *, int, unsigned long);
+void *memcpy(void *, const void *, unsigned long);
+
+#define SLOTS 112
+typedef long long (*kernel_t)(long long *);
+static table_t *table;
+static object *none;
+
+static void refuse(void *context, const char *kind, const char *message) {
+    (void)context, (void)kind;
+    PyErr_SetString(PyExc_MemoryError, message);
+}
+
+object *scorch_set_table(object *self, object *const *given, long count) {
+    table = (table_t *)PyLong_AsLongLong(given[0]);
+    none = given[1];
+    Py_IncRef(none);
+    Py_IncRef(none);
+    return none;
+}
+
+/* Whether a tensor is dense, on the CPU, without gaps, of the dtype and shape in facts: code bits ndim shape... */
+static int fits(const tensor_t *seen, const long long *facts) {
+    long long step = 1;
+    if (seen->device != 1 || seen->code != facts[0] || seen->bits != facts[1] || seen->ndim != facts[2]) return 0;
+    for (int d = seen->ndim - 1; d >= 0; d--) {
+        if (seen->shape[d] != facts[3 + d]) return 0;
+        if (seen->strides && seen->shape[d] != 1 && seen->strides[d] != step) return 0;
+        step *= seen->shape[d];
+    }
+    return 1;
+}
+
+/* The addresses of tensors from given[4] on; 1: one does not fit its facts, -1: an error is set. */
+static int gather(object *const *given, long count, long long *slots, long *used) {
+    char *first = PyBytes_AsString(given[1]);
+    long long *facts = given[3] == none ? 0 : (long long *)PyBytes_AsString(given[3]);
+    if (!first || (given[3] != none && !facts)) return -1;
+    *used = PyBytes_Size(given[1]) / 8;
+    if (*used + count + 16 > SLOTS) {
+        PyErr_SetString(PyExc_RuntimeError, "a kernel with too many arguments");
+        return -1;
+    }
+    memcpy(slots, first, *used * 8);
+    for (long i = 4; i < count; i++) {
+        tensor_t seen;
+        if (table->look(given[i], &seen)) {
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "an operand cannot be read");
+            return -1;
+        }
+        if (facts) { /* a fact of length 0: not to be checked */
+            long long length = *facts++;
+            if (length && !fits(&seen, facts)) return 1;
+            facts += length;
+        }
+        slots[(*used)++] = (long long)((char *)seen.data + seen.offset);
+    }
+    return 0;
+}
+
+static managed_t *make(long long code, long long bits, int ndim, const long long *extents) {
+    long long shape[16];
+    tensor_t wanted = {0};
+    managed_t *made = 0;
+    wanted.device = 1, wanted.lanes = 1, wanted.ndim = ndim, wanted.shape = shape;
+    wanted.code = (unsigned char)code, wanted.bits = (unsigned char)bits;
+    for (int d = 0; d < ndim; d++) shape[d] = extents[d];
+    if (table->allocate(&wanted, &made, 0, refuse)) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_MemoryError, "no memory for the result");
+        return 0;
+    }
+    return made;
+}
+
+static long long address_of(const managed_t *made) {
+    return (long long)((char *)made->tensor.data + made->tensor.offset);
+}
+
+static object *nothing(void) {
+    Py_IncRef(none);
+    return none;
+}
+
+static object *out_of_memory(void) {
+    PyErr_SetString(PyExc_MemoryError, "memory ran out in a kernel");
+    return 0;
+}
+
+/* fill(kernel, first slots, result: code bits bytes ndim shape..., facts or None, tensors...)
+   returns None if a tensor does not fit its facts */
+object *scorch_fill(object *self, object *const *given, long count) {
+    long long slots[SLOTS], *result;
+    long used, status;
+    void *thread, *out = 0;
+    kernel_t kernel = (kernel_t)PyLong_AsLongLong(given[0]);
+    managed_t *made;
+    result = (long long *)PyBytes_AsString(given[2]);
+    if (PyErr_Occurred() || (status = gather(given, count, slots, &used)) < 0) return 0;
+    if (status) return nothing();
+    if (!(made = make(result[0], result[1], (int)result[3], result + 4))) return 0;
+    slots[used] = address_of(made);
+    thread = PyEval_SaveThread();
+    if (result[2]) memset((void *)slots[used], 0, (unsigned long)result[2]);
+    status = (long)kernel(slots);
+    PyEval_RestoreThread(thread);
+    if (status) {
+        made->deleter(made);
+        return out_of_memory();
+    }
+    if (table->give(made, &out)) return 0;
+    return (object *)out;
+}
+
+/* rows((compute, finish), first slots, result: rows, bits of indices, code bits of values, facts or None, tensors...)
+   returns (pos, crd, values); the slots after the tensors are those of compiler.collect.Rows */
+object *scorch_rows(object *self, object *const *given, long count) {
+    long long slots[SLOTS], *result, rows, nnz, *pos;
+    long used, status;
+    void *thread, *out;
+    managed_t *made[3] = {0, 0, 0};
+    object *found;
+    kernel_t compute = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 0));
+    kernel_t finish = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 1));
+    result = (long long *)PyBytes_AsString(given[2]);
+    if (PyErr_Occurred() || (status = gather(given, count, slots, &used)) < 0) return 0;
+    if (status) return nothing();
+    rows = result[0];
+    if (!(pos = (long long *)calloc((unsigned long)rows + 1, 8))) return out_of_memory();
+    slots[used] = (long long)pos;
+    slots[used + 6] = 0;
+    thread = PyEval_SaveThread();
+    status = (long)compute(slots);
+    PyEval_RestoreThread(thread);
+    if (status) {
+        free(pos);
+        return out_of_memory();
+    }
+    nnz = slots[used + 1];
+    int wide = result[1] == 64 || nnz > 0x7fffffff, bits = wide ? 64 : 32;
+    long long length = rows + 1;
+    made[0] = make(0, bits, 1, &length);
+    made[1] = made[0] ? make(0, result[1], 1, &nnz) : 0;
+    made[2] = made[1] ? make(result[2], result[3], 1, &nnz) : 0;
+    slots[used + 6] = !made[2]; /* discard */
+    if (made[2]) slots[used + 7] = address_of(made[1]), slots[used + 8] = address_of(made[2]);
+    thread = PyEval_SaveThread();
+    finish(slots);
+    if (made[2] && wide) memcpy((void *)address_of(made[0]), pos, (unsigned long)length * 8);
+    if (made[2] && !wide) {
+        int *narrow = (int *)address_of(made[0]);
+        for (long long r = 0; r < length; r++) narrow[r] = (int)pos[r];
+    }
+    free(pos);
+    PyEval_RestoreThread(thread);
+    found = made[2] ? PyTuple_New(3) : 0;
+    for (int part = 0; part < 3; part++) {
+        out = 0;
+        if (!found) {
+            if (made[part]) made[part]->deleter(made[part]);
+        } else if (table->give(made[part], &out) || PyTuple_SetItem(found, part, (object *)out)) {
+            return 0;
+        }
+    }
+    return found;
+}
+"""
+
+_CODES = {"int": 0, "uint": 1, "float": 2, "complex": 5, "bool": 6}
+
+@dataclass(frozen=True)
+class Builtins:
+    """``fill(kernel, first, result, facts, *tensors)`` and ``rows((compute, finish), first, ...)``.
+
+    ``first`` holds the first argument slots (``pack``), ``result`` what to allocate (``result_facts``,
+    ``row_facts``); the addresses of ``tensors`` and of the result follow. With ``facts`` (``tensor_facts`` of
+    each) a call returns None, and does nothing, where a tensor is not what it should be.
+    """
+
+    fill: Callable[..., torch.Tensor]
+    rows: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+@functools.cache
+def builtins() -> Builtins | None:
+    """The builtins, or None where there are no means for them."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None or invoke.make_caller().kind != "trampoline":
+        return None
+    try:
+        library = jit.load(_SOURCE, "the functions that call kernels on tensors")
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        table = pointer(capsule, b"dlpack_exchange_api")
+        version = ctypes.cast(table, ctypes.POINTER(ctypes.c_uint32))[0]
+        if version != 1:
+            return None
+        invoke.builtin(b"set_table", library.address("scorch_set_table"))(table, None)
+        fill = invoke.builtin(b"fill", library.address("scorch_fill"))
+        return Builtins(fill, invoke.builtin(b"rows", library.address("scorch_rows")))
+    except CompilerNotFoundError:
+        raise
+    except Exception:  # an unusual torch or Python: the plain way works there
+        return None
+
+
+def pack(numbers: Sequence[int]) -> bytes:
+    """Numbers as argument slots."""
+    return struct.pack(f"{len(numbers)}q", *numbers)
+
+
+def result_facts(element: Type, shape: Sequence[int]) -> bytes:
+    """What ``fill`` needs to know of the result."""
+    size = element.bytes
+    for extent in shape:
+        size *= extent
+    return pack([_CODES[element.kind], 8 * element.bytes, size, len(shape), *shape])
+
+
+def row_facts(rows: int, index: Type, element: Type) -> bytes:
+    """What ``rows`` needs to know of the result."""
+    return pack([rows, 8 * index.bytes, _CODES[element.kind], 8 * element.bytes])
+
+
+def tensor_facts(element: Type | None = None, shape: Sequence[int] = ()) -> bytes:
+    """What ``fill`` checks of a dense tensor; without ``element``, nothing."""
+    if element is None:
+        return pack([0])
+    code = 4 if element.name == "bfloat16" else _CODES[element.kind]
+    facts = [code, 8 * element.bytes, len(shape), *shape]
+    return pack([len(facts), *facts])

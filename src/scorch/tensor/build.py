@@ -1,0 +1,249 @@
+"""A tensor from its index arrays: coordinates, or pointers and coordinates, in any order and with repeats.
+
+The arrays are checked, and shared where they already are what a pattern needs; a kernel sorts them and sums
+repeats where not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from scorch.compiler.pipeline import index_type
+from scorch.compiler.typing import dtype_of_type
+from scorch.errors import ShapeError
+from scorch.formats import Format, as_format
+from scorch.tensor.check import (
+    as_indices,
+    as_shape,
+    as_values,
+    check_coordinates,
+    check_pointers,
+    is_sorted,
+    is_sorted_below,
+)
+from scorch.tensor.run import convert, sorted_storage
+from scorch.tensor.sparse_tensor import SparseTensor, wrap
+from scorch.tensor.storage import Pattern, Storage
+
+_ARRAYS = {"r": ("crow_indices", "col_indices", "rows"), "c": ("ccol_indices", "row_indices", "columns")}
+
+
+# coordinates -----------------------------------------------------------------------------------------
+
+
+def from_coordinates(
+    coordinates: Any,
+    values: Any,
+    shape: Any = None,
+    format: str | Format | None = None,
+    name: str = "indices",
+) -> SparseTensor | torch.Tensor:
+    """A tensor from the coordinates of its entries, in any order; values of equal coordinates are summed.
+
+    ``coordinates`` has one row for each of the first dimensions; the others are dense, and each value has
+    their shape. Without ``format`` it is ``coo``, with dense levels below where values have dimensions;
+    without ``shape`` it is as large as the coordinates ask for.
+    """
+    crd = _rows(name, coordinates)
+    given = as_values("values", values)
+    if shape is None:
+        shape = (*(max(0, int(row.max()) + 1) if row.numel() else 0 for row in crd), *given.shape[1:])
+    sizes = as_shape("size", shape)
+    count = crd[0].numel() if crd else given.shape[0] if given.dim() else 1
+    _check_coordinate_arrays(name, crd, given, sizes, count)
+    if not crd:
+        total = given.sum(0, dtype=given.dtype) if given.dtype != torch.bool else given.any(0)
+        asked = as_format("dense" if format is None else format, len(sizes))
+        return wrap(convert(total.reshape(sizes), asked))
+    dense = sizes[len(crd) :]
+    form = Format("o" * len(crd) + "d" * len(dense))
+    asked = form if format is None else as_format(format, len(sizes))
+    counts = _counts(form, sizes, [count] * len(crd))
+    dtype = _index_dtype(sizes, counts)
+    arrays = [array.to(dtype).contiguous() for array in crd]
+    pos = torch.tensor([0, count], dtype=dtype)
+    nothing: tuple[None, ...] = (None,) * len(dense)
+    pattern = Pattern(
+        form, sizes, (pos, *(None,) * (len(crd) - 1), *nothing), (*arrays, *nothing), tuple(counts)
+    )
+    storage = Storage(pattern, given.contiguous().reshape(-1))
+    if is_sorted(arrays):
+        return wrap(convert(storage, asked))
+    if asked.is_dense:
+        return wrap(convert(sorted_storage(storage, form), asked))
+    return SparseTensor(sorted_storage(storage, asked))
+
+
+def _rows(name: str, coordinates: Any) -> list[torch.Tensor]:
+    if isinstance(coordinates, list | tuple) and any(
+        isinstance(row, torch.Tensor | np.ndarray) for row in coordinates
+    ):
+        rows = [as_indices(f"{name}[{dim}]", row) for dim, row in enumerate(coordinates)]
+        for dim, row in enumerate(rows):
+            if row.dim() != 1:
+                raise ShapeError(
+                    f"{name}[{dim}] must be a list of coordinates, not of shape {tuple(row.shape)}"
+                )
+            if row.numel() != rows[0].numel():
+                raise ShapeError(
+                    f"{name}[{dim}] has {row.numel()} coordinates, but {name}[0] has {rows[0].numel()}"
+                )
+        return rows
+    found = as_indices(name, coordinates)
+    if found.dim() != 2:
+        raise ShapeError(
+            f"{name} has shape {tuple(found.shape)}; it must have one row for each dimension "
+            "and one column for each entry"
+        )
+    return list(found)
+
+
+def _check_coordinate_arrays(
+    name: str, crd: Sequence[torch.Tensor], values: torch.Tensor, sizes: tuple[int, ...], count: int
+) -> None:
+    if values.dim() == 0 or values.shape[0] != count:
+        number = "is a scalar" if values.dim() == 0 else f"has {values.shape[0]}"
+        raise ShapeError(f"{name} has {count} entries, but values {number}: give one value for each entry")
+    dense = tuple(values.shape[1:])
+    if len(crd) + len(dense) != len(sizes):
+        raise ShapeError(
+            f"size {sizes} has {len(sizes)} dimensions, but {name} has {len(crd)} rows and each value has "
+            f"{len(dense)} dimensions"
+        )
+    if dense != sizes[len(crd) :]:
+        raise ShapeError(f"each value has shape {dense}, but size {sizes} ends with {sizes[len(crd) :]}")
+    for dim, array in enumerate(crd):
+        check_coordinates(f"{name}[{dim}]", array, dim, sizes[dim])
+
+
+# pointers --------------------------------------------------------------------------------------------
+
+
+def from_compressed(
+    kind: str, pointers: Any, plain: Any, values: Any, shape: Any, format: str | Format | None = None
+) -> SparseTensor | torch.Tensor:
+    """A tensor from the arrays of torch's layout ``kind`` (csr, csc, bsr, bsc), batched and hybrid too."""
+    pointer_name, plain_name, what = _ARRAYS[kind[-1]]
+    pos, crd = as_indices(pointer_name, pointers), as_indices(plain_name, plain)
+    given = as_values("values", values)
+    batch = _check_compressed_arrays(kind, pos, crd, given)
+    inner = 2 if kind[0] == "b" else 0
+    blocks = tuple(given.shape[batch + 1 : batch + 1 + inner])
+    sizes = _inferred_size(kind, pos, crd, given, blocks) if shape is None else as_shape("size", shape)
+    form = compressed_format(kind, batch, blocks, given.dim() - batch - 1 - inner)
+    _check_compressed_size(form, sizes, batch, pos, given, inner)
+    across = form.order[batch + 1]
+    entries = crd.shape[-1]
+    lines = form.level_size(batch, sizes)
+    unit = f"blocks of {what}" if inner else what
+    check_pointers(pointer_name, pos, lines, entries, unit)
+    check_coordinates(plain_name, crd, across, sizes[across], form.block(across))
+    counts = _counts(form, sizes, [crd.numel()])
+    dtype = _index_dtype(sizes, counts)
+    arrays = (_joined_pointers(pos, entries).to(dtype).contiguous(), crd.reshape(-1).to(dtype).contiguous())
+    place = batch + 1
+    before: tuple[None, ...] = (None,) * place
+    after: tuple[None, ...] = (None,) * (len(form) - place - 1)
+    pattern = Pattern(form, sizes, (*before, arrays[0], *after), (*before, arrays[1], *after), tuple(counts))
+    storage = Storage(pattern, given.contiguous().reshape(-1))
+    if not is_sorted_below(*arrays):
+        storage = sorted_storage(storage, form)
+    return wrap(storage if format is None else convert(storage, as_format(format, len(sizes))))
+
+
+def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> int:
+    """The number of batch dimensions."""
+    pointer_name, plain_name, _ = _ARRAYS[kind[-1]]
+    if pos.dim() == 0:
+        raise ShapeError(f"{pointer_name} is a scalar; it must list where each row or column begins")
+    batch = pos.dim() - 1
+    if crd.dim() != pos.dim() or crd.shape[:-1] != pos.shape[:-1]:
+        raise ShapeError(
+            f"{plain_name} has shape {tuple(crd.shape)}, but {pointer_name} has shape {tuple(pos.shape)}: "
+            "all dimensions but the last are batches and must agree"
+        )
+    if values.shape[: batch + 1] != crd.shape:
+        raise ShapeError(
+            f"values has shape {tuple(values.shape)}, but {plain_name} has shape {tuple(crd.shape)}: "
+            "give one value for each entry"
+        )
+    if kind[0] == "b" and values.dim() < batch + 3:
+        raise ShapeError(
+            f"values has shape {tuple(values.shape)}; in {kind} each value is a block: its shape ends with "
+            "the rows and columns of a block"
+        )
+    if kind[0] == "b" and 0 in values.shape[batch + 1 : batch + 3]:
+        raise ShapeError(
+            f"values has blocks of shape {tuple(values.shape[batch + 1 : batch + 3])}; sizes start at 1"
+        )
+    return batch
+
+
+def compressed_format(kind: str, batch: int, blocks: tuple[int, ...], dense: int) -> Format:
+    row, column = batch, batch + 1
+    outer = (row, column) if kind[-1] == "r" else (column, row)
+    letters = "d" * batch + "ds" + "d" * len(blocks) + "d" * dense
+    inner = (row, column) if blocks else ()
+    order = (*range(batch), *outer, *inner, *range(batch + 2, batch + 2 + dense))
+    return Format(letters, order=order, blocks=dict(zip(inner, blocks, strict=True)))
+
+
+def _inferred_size(
+    kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, blocks: tuple[int, ...]
+) -> tuple[int, ...]:
+    """As torch: as many rows as there are pointers, and columns up to the last one used."""
+    lines, across = pos.shape[-1] - 1, int(crd.max()) + 1 if crd.numel() else 0
+    rows, columns = (lines, across) if kind[-1] == "r" else (across, lines)
+    height, width = blocks or (1, 1)
+    dense = values.shape[pos.dim() + len(blocks) :]
+    return (*pos.shape[:-1], max(rows, 0) * height, max(columns, 0) * width, *dense)
+
+
+def _check_compressed_size(
+    form: Format, sizes: tuple[int, ...], batch: int, pos: torch.Tensor, values: torch.Tensor, inner: int
+) -> None:
+    dense = tuple(values.shape[batch + 1 + inner :])
+    wanted = batch + 2 + len(dense)
+    if len(sizes) != wanted:
+        raise ShapeError(
+            f"size {sizes} has {len(sizes)} dimensions, but the arrays are those of a tensor of {wanted}: "
+            f"{batch} batch, 2 sparse and {len(dense)} dense"
+        )
+    if sizes[:batch] != tuple(pos.shape[:-1]):
+        raise ShapeError(
+            f"size {sizes} begins with {sizes[:batch]}, but the arrays have batches {tuple(pos.shape[:-1])}"
+        )
+    if sizes[batch + 2 :] != dense:
+        raise ShapeError(
+            f"each value has dense dimensions {dense}, but size {sizes} ends with {sizes[batch + 2 :]}"
+        )
+    for dim, block in form.blocks:
+        if sizes[dim] % block:
+            raise ShapeError(f"dimension {dim} has size {sizes[dim]}, which blocks of {block} do not divide")
+
+
+def _joined_pointers(pos: torch.Tensor, entries: int) -> torch.Tensor:
+    """The pointers of all batches in one row."""
+    if pos.dim() == 1:
+        return pos
+    flat = pos.reshape(-1, pos.shape[-1]).to(torch.int64)
+    begins = torch.arange(flat.shape[0]).unsqueeze(1) * entries
+    return torch.cat([(flat[:, :-1] + begins).reshape(-1), torch.tensor([flat.shape[0] * entries])])
+
+
+def _counts(form: Format, sizes: tuple[int, ...], entries: Sequence[int]) -> list[int]:
+    """The positions of each level; ``entries`` has those of the levels that keep coordinates."""
+    left, found, positions = list(entries), [], 1
+    for number, level in enumerate(form.levels):
+        own = left.pop(0) if level.keeps_crd else 0
+        positions = level.count(positions, form.level_size(number, sizes), own)
+        found.append(positions)
+    return found
+
+
+def _index_dtype(sizes: tuple[int, ...], counts: Sequence[int]) -> torch.dtype:
+    return dtype_of_type(index_type(sizes, max(counts, default=0)))

@@ -1,0 +1,130 @@
+"""What sparse tensors answer that is no computation: copies, other dtypes, and facts of a tensor.
+
+A copy shares the pattern, which never changes, and has values of its own. What would need the memory of a
+dense tensor (``numpy``, ``data_ptr`` ...) is refused; left to torch, some of it would end the process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scorch.compiler.typing import type_of_dtype
+from scorch.errors import OperandError, UnsupportedError
+from scorch.formats.compressed import Compressed
+from scorch.formats.coordinate import Coordinate
+from scorch.formats.dense import Dense
+from scorch.formats.format import Format
+from scorch.tensor.check import check_device, refuse_grad
+from scorch.tensor.dispatch import implements, implements_operator
+from scorch.tensor.sparse_tensor import SparseTensor, with_values
+from scorch.tensor.storage import Pattern, Storage
+
+aten = torch.ops.aten
+
+
+# copies ----------------------------------------------------------------------------------------------
+
+
+@implements_operator(aten.detach, aten.alias, aten.lift_fresh)
+def detach(self: SparseTensor) -> SparseTensor:
+    """The same tensor, sharing everything."""
+    return SparseTensor(self.storage)
+
+
+@implements_operator(aten.clone)
+def clone(self: SparseTensor, *, memory_format: torch.memory_format | None = None) -> SparseTensor:
+    """A copy with values of its own."""
+    return with_values(self, self.storage.values.clone())
+
+
+@implements_operator(aten._to_copy)
+def to_copy(
+    self: SparseTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> SparseTensor:
+    """A copy in another dtype: what ``.to(dtype)``, ``.double()`` and their like come down to."""
+    check_device("the tensor asked for", device)
+    values = self.storage.values
+    if dtype is None:
+        return with_values(self, values.clone())
+    type_of_dtype(dtype)
+    return with_values(self, values.to(dtype, copy=True))
+
+
+@implements(torch.Tensor.to_dense)
+def to_dense(self: SparseTensor, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+    return SparseTensor.to_dense(self, dtype)
+
+
+@implements(torch.is_same_size)
+@implements_operator(aten.is_same_size)
+def is_same_size(self: torch.Tensor, other: torch.Tensor) -> bool:
+    return tuple(self.shape) == tuple(other.shape)
+
+
+@implements(torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+def data(self: SparseTensor) -> SparseTensor:
+    return SparseTensor(self.storage)
+
+
+# what a sparse tensor cannot be asked ----------------------------------------------------------------
+
+
+@implements(torch.Tensor.numpy, torch.Tensor.__array__)
+def numpy(self: SparseTensor, *_: Any, **__: Any) -> Any:
+    raise OperandError("a sparse tensor is no NumPy array; use .to_scipy(), or .to_dense().numpy()")
+
+
+@implements(torch.Tensor.tolist)
+def tolist(self: SparseTensor) -> Any:
+    raise OperandError("a sparse tensor is no list of all its values; use .values().tolist(), or .to_dense()")
+
+
+@implements(torch.Tensor.data_ptr, torch.Tensor.const_data_ptr)  # type: ignore[attr-defined]
+def data_ptr(self: SparseTensor) -> int:
+    raise OperandError("a sparse tensor has several arrays; ask one of them: .values().data_ptr()")
+
+
+@implements(torch.Tensor.__dlpack__)
+def dlpack(self: SparseTensor, *_: Any, **__: Any) -> Any:
+    raise OperandError("DLPack has no sparse tensors; hand over .values() and .levels, or .to_dense()")
+
+
+@implements(torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+def requires_grad_(self: SparseTensor, requires_grad: bool = True) -> SparseTensor:
+    refuse_grad(requires_grad)
+    return self
+
+
+@implements(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
+def set_data(self: SparseTensor, other: torch.Tensor) -> None:
+    raise UnsupportedError("the data of a sparse tensor cannot be replaced; make a new tensor")
+
+
+@implements(torch.Tensor.share_memory_)
+def share_memory_(self: SparseTensor) -> SparseTensor:
+    """Move every array to shared memory, for other processes."""
+    for array in (*self.storage.pattern.arrays, self.storage.values):
+        array.share_memory_()
+    return self
+
+
+@implements(torch.Tensor.is_shared)
+def is_shared(self: SparseTensor) -> bool:
+    return bool(self.storage.values.is_shared())
+
+
+@implements_operator(aten.is_pinned)
+def is_pinned(self: SparseTensor, device: torch.device | None = None) -> bool:
+    return False
+
+
+torch.serialization.add_safe_globals([SparseTensor, Storage, Pattern, Format, Dense, Compressed, Coordinate])

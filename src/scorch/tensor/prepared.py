@@ -1,0 +1,242 @@
+"""A planned step bound to its kernel: what a warm call runs.
+
+All that follows from formats, shapes and dtypes is worked out once, when the step is prepared; a call
+gathers addresses, allocates the result and runs the kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from scorch.compiler.pipeline import Planned
+from scorch.compiler.typing import dtype_of_type
+from scorch.errors import DensityError
+from scorch.formats import Format
+from scorch.runtime import invoke
+from scorch.runtime.fill import builtins, pack, result_facts, row_facts
+from scorch.runtime.kernel import CompiledKernel, Engine
+from scorch.settings import current
+from scorch.tensor.storage import Pattern, Storage
+
+Tensor = Storage | torch.Tensor
+Convert = Callable[[Storage, Format], Storage]
+SERIAL_WORK = 100_000  # below this many operations threads cost more than they give
+LARGE = 1 << 26  # dense results up to this many bytes are made without asking for the budget
+
+
+class Prepared:
+    """A planned step with its kernel, ready to run on any tensors with the same keys."""
+
+    def __init__(
+        self, planned: Planned, dtype: torch.dtype, sizes: Mapping[str, int], convert: Convert
+    ) -> None:
+        plan = planned.plan
+        self.planned = planned
+        self.kernel = CompiledKernel(planned)
+        self.dtype = dtype
+        self.convert = convert
+        self.sizes = [sizes[index] for index in dict.fromkeys(plan.step.indices)]
+        self.shape = tuple(sizes[index] for index in plan.step.target.indices)
+        self.count = math.prod(self.shape)
+        self.assembly = plan.assembly
+        self.is_cast = dtype != dtype_of_type(plan.element)
+        converted = {conversion.name: conversion for conversion in planned.conversions}
+        names = dict.fromkeys(access.tensor for access in plan.step.accesses)
+        self.sources: list[tuple[str, Format | None]] = []
+        for name in names:
+            form = converted[name].format if name in converted else None
+            while name in converted:  # converted twice: straight to the last format
+                name = converted[name].tensor
+            self.sources.append((name, form))
+        self.converts = any(form is not None for _, form in self.sources)
+        self.pattern_source = -1
+        if plan.pattern is not None:
+            self.pattern_source = list(names).index(plan.pattern.tensor)
+        self.is_serial = not plan.parallel or planned.choice.chosen.total < SERIAL_WORK
+        self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
+        self.stored_shape = [self.shape[dim] for dim in plan.result.order] if plan.result.is_dense else []
+        order = list(plan.result.order)
+        self.back = [] if order == sorted(order) else sorted(range(len(order)), key=lambda d: order[d])
+        self._first: dict[int, bytes] = {}  # the first argument slots, by the number of threads
+        self.is_large = self.count * plan.element.bytes > LARGE
+
+    def __call__(self, sources: Sequence[Tensor], contiguous: bool = False) -> Tensor:
+        """Run the compiled kernel on tensors in the order of ``sources``.
+
+        ``contiguous``: the caller knows that all dense ones are.
+        """
+        threads = 1 if self.is_serial else current().threads or torch.get_num_threads()
+        if contiguous and self.is_direct:
+            return self._direct(sources, threads)
+        inputs: list[Any] = [self.parallel_for, threads, *self.sizes]
+        operands = sources if contiguous and not self.converts else self._converted(sources)
+        for tensor in operands:
+            if isinstance(tensor, Storage):
+                for array in tensor.pattern.arrays:
+                    inputs.append(array.data_ptr())
+                inputs.append(tensor.values.data_ptr())
+            else:
+                inputs.append(tensor.data_ptr())
+        return self._result(self.kernel.native, inputs, operands)
+
+    def _direct(self, sources: Sequence[Tensor], threads: int) -> Tensor:
+        """The shortest way, through a builtin that reads the tensors and allocates the result."""
+        if self.is_large:
+            self._check_budget()
+        arguments: list[torch.Tensor] = []
+        for tensor in sources:
+            if isinstance(tensor, Storage):
+                arguments += tensor.tensors
+            else:
+                arguments.append(tensor)
+        return self.wrap(self.builtin(self.address, self.first_slots(threads), self.facts, None, *arguments))
+
+    def wrap(self, found: Any) -> Tensor:
+        """What a builtin returned as a tensor."""
+        if self.assembly == "dense":
+            return found.permute(self.back) if self.back else found
+        pos, crd, values = found
+        plan, nones = self.planned.plan, (None,) * (len(self.planned.plan.result) - 1)
+        if pos.dtype != crd.dtype:  # more entries than int32 can number
+            crd = crd.to(pos.dtype)
+        counts = (*self.row_counts, crd.numel())
+        pattern = Pattern(plan.result, self.shape, (*nones, pos), (*nones, crd), counts)
+        return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
+
+    @functools.cached_property
+    def is_direct(self) -> bool:
+        """Whether ``_direct`` may be used."""
+        if self.converts or len(self.sizes) >= 24 or len(self.sources) >= 8 or builtins() is None:
+            return False
+        plain = self.assembly == "dense" and not self.is_cast and self.kernel.identity == 0
+        return plain or self.assembly == "rows"
+
+    @functools.cached_property
+    def builtin(self) -> Callable[..., Any]:
+        found = builtins()
+        assert found is not None
+        return found.fill if self.assembly == "dense" else found.rows
+
+    @functools.cached_property
+    def address(self) -> int | tuple[int, int]:
+        """The kernel as the builtin takes it."""
+        addresses = self.kernel.native.addresses
+        if self.assembly == "dense":
+            return addresses["scorch_compute"]
+        return addresses["scorch_compute"], addresses["scorch_finish"]
+
+    @functools.cached_property
+    def facts(self) -> bytes:
+        """What the builtin allocates."""
+        plan = self.planned.plan
+        if self.assembly == "dense":
+            return result_facts(plan.element, self.stored_shape)
+        return row_facts(self.row_counts[-1] if self.row_counts else 1, plan.index, plan.element)
+
+    @functools.cached_property
+    def row_counts(self) -> tuple[int, ...]:
+        """The positions of each level above the rows."""
+        form, counts = self.planned.plan.result, [1]
+        for level in range(len(form) - 1):
+            counts.append(counts[-1] * form.level_size(level, self.shape))
+        return tuple(counts[1:])
+
+    def first_slots(self, threads: int) -> bytes:
+        """The argument slots before those of the tensors."""
+        first = self._first.get(threads)
+        if first is None:
+            first = self._first[threads] = pack([self.parallel_for, threads, *self.sizes])
+        return first
+
+    def interpret(self, sources: Sequence[Tensor]) -> Tensor:
+        """Run the loops through the interpreter, which checks every access, as if on two threads."""
+        engine = self.kernel.interpreter()
+        inputs: list[Any] = [self.parallel_for, 2, *self.sizes]
+        operands = self._converted(sources)
+        for tensor in operands:
+            if isinstance(tensor, Storage):
+                inputs += [engine.slot(array) for array in tensor.pattern.arrays]
+                inputs.append(engine.slot(tensor.values))
+            else:
+                inputs.append(engine.slot(tensor.reshape(-1)))
+        return self._result(engine, inputs, operands)
+
+    def _converted(self, sources: Sequence[Tensor]) -> list[Tensor]:
+        """The operands as the kernel reads them; keeps copies alive until it has run."""
+        found: list[Tensor] = []
+        for tensor, (_, form) in zip(sources, self.sources, strict=True):
+            if isinstance(tensor, torch.Tensor):
+                found.append(as_stored(tensor))
+            else:
+                found.append(tensor if form is None else self.convert(tensor, form))
+        return found
+
+    def _result(self, engine: Engine, inputs: list[Any], operands: Sequence[Tensor]) -> Tensor:
+        plan = self.planned.plan
+        if self.assembly == "dense":
+            if self.is_large:
+                self._check_budget()
+            values = self.kernel.fill(engine, inputs, self.count)
+            if self.is_cast:
+                values = values.to(self.dtype)
+            if len(self.shape) != 1:
+                values = values.view(self.stored_shape)
+            return values.permute(self.back) if self.back else values
+        if self.assembly == "shared":
+            source = operands[self.pattern_source]
+            assert isinstance(source, Storage)
+            values = self.kernel.fill(engine, inputs, source.pattern.size)
+            pattern = source.pattern.carried(plan.result, self.shape)
+        else:
+            arrays = self.kernel.build(engine, inputs, self.shape)
+            values = arrays.values
+            pattern = Pattern(plan.result, self.shape, arrays.pos, arrays.crd, arrays.counts)
+        return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
+
+    def _check_budget(self) -> None:
+        """Refuse a dense result beyond the budget before it is allocated."""
+        size = self.count * self.planned.plan.element.bytes
+        budget = current().dense_budget
+        if budget is None:
+            budget = _free_memory() // 4
+        if size > budget:
+            raise DensityError(
+                f"{self.planned.plan.header.splitlines()[0]} has a dense result of {size:,} bytes, more than the "
+                f"budget of {budget:,}; ask for a sparse one with format='csr' or 'coo', or raise "
+                "scorch.settings(dense_budget=...)"
+            )
+
+
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor with its values in memory in the order of ``stride_order``, without gaps."""
+    if tensor.is_contiguous():
+        found = tensor
+    else:
+        found = tensor.permute(stride_order(tensor)).contiguous()
+    return found.resolve_conj().resolve_neg() if found.is_complex() or found.is_neg() else found
+
+
+def stride_order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The order in which a dense tensor lies in memory, if it does without gaps; else the plain one."""
+    plain = tuple(range(tensor.dim()))
+    if tensor.is_contiguous():
+        return plain
+    order = tuple(sorted(plain, key=lambda dim: (-tensor.stride(dim), dim)))
+    return order if tensor.permute(order).is_contiguous() else plain
+
+
+def _free_memory() -> int:
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,233 @@
+"""Whatever is wrong with the arrays of a tensor is said clearly, before a kernel sees it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from scorch.errors import (
+    DtypeError,
+    FormatError,
+    IndexRangeError,
+    OperandError,
+    ShapeError,
+    UnsupportedError,
+)
+from scorch.tensor.construct import (
+    from_edge_index,
+    from_torch,
+    sparse_bsc_tensor,
+    sparse_bsr_tensor,
+    sparse_compressed_tensor,
+    sparse_coo_tensor,
+    sparse_csc_tensor,
+    sparse_csr_tensor,
+    tensor,
+)
+
+INDICES, VALUES = [[1, 0, 1], [2, 1, 2]], [1.0, 2.0, 3.0]
+MATRIX = [[0.0, 2.0, 0.0], [0.0, 0.0, 4.0]]
+
+
+def refused(error, message, call, *args, **options):
+    with pytest.raises(error) as caught:
+        call(*args, **options)
+    assert message in str(caught.value)
+    assert sparse_coo_tensor(INDICES, VALUES, (2, 3)).to_dense().tolist() == MATRIX  # the next call works
+
+
+COO_ERRORS = [
+    (
+        ([[0, 1, 0, 1], [0, 4, 2, 7]], [1.0] * 4, (2, 5)),
+        IndexRangeError,
+        "indices[1] has 7 at entry 3, but dimension 1 has size 5: coordinates go from 0 to 4",
+    ),
+    (
+        ([[0, -1]], [1.0, 2.0], (3,)),
+        IndexRangeError,
+        "indices[0] has -1 at entry 1, but dimension 0 has size 3",
+    ),
+    (([[0]], [1.0], (0,)), IndexRangeError, "dimension 0 has size 0: it has no coordinates"),
+    (([[0.5]], [1.0], (2,)), DtypeError, "indices has dtype float32; coordinates are whole numbers"),
+    (([[True]], [1.0], (2,)), DtypeError, "indices has dtype bool"),
+    (([[math.nan]], [1.0], (2,)), DtypeError, "indices has dtype float32"),
+    (
+        ([0, 1], [1.0, 2.0], (2,)),
+        ShapeError,
+        "indices has shape (2,); it must have one row for each dimension",
+    ),
+    ((INDICES, [1.0], (2, 3)), ShapeError, "indices has 3 entries, but values has 1: give one value"),
+    ((INDICES, 1.0, (2, 3)), ShapeError, "but values is a scalar: give one value for each entry"),
+    ((INDICES, VALUES, (2, 3, 4)), ShapeError, "size (2, 3, 4) has 3 dimensions, but indices has 2 rows"),
+    (
+        (INDICES, torch.ones(3, 2), (2, 3, 4)),
+        ShapeError,
+        "each value has shape (2,), but size (2, 3, 4) ends",
+    ),
+    ((INDICES, VALUES, (2, math.nan)), ShapeError, "size[1] is nan; sizes are whole numbers from 0"),
+    ((INDICES, VALUES, (2, 3.0)), ShapeError, "size[1] is 3.0; sizes are whole numbers from 0"),
+    ((INDICES, VALUES, (-2, 3)), ShapeError, "size[0] is -2; sizes are whole numbers from 0"),
+    ((INDICES, VALUES, (True, 3)), ShapeError, "size[0] is True"),
+    ((INDICES, VALUES, (2, 2**64)), ShapeError, f"size[1] is {2**64}; the largest size is 2**63 - 1"),
+    ((INDICES, VALUES, (2**40, 2**40)), ShapeError, "more places than torch can number"),
+    ((INDICES, VALUES, 6), ShapeError, "size lists the size of each dimension, such as (3, 4), not 6"),
+    ((INDICES, ["a"] * 3, (2, 3)), OperandError, "values is not an array of numbers"),
+    (([[0, 1], [2]], VALUES, (2, 3)), OperandError, "indices is not an array of numbers"),
+    (([torch.zeros(2), [0, 1]], VALUES, (2, 3)), DtypeError, "indices[0] has dtype float32"),
+    (
+        ([torch.tensor([0, 1]), torch.tensor([0])], VALUES, (2, 3)),
+        ShapeError,
+        "indices[1] has 1 coordinates, but indices[0] has 2",
+    ),
+    ((torch.eye(2).to_sparse(), VALUES, (2, 3)), OperandError, "indices must be a dense tensor"),
+    ((INDICES, torch.ones(3, device="meta"), (2, 3)), OperandError, "values is on device meta"),
+    ((INDICES, np.array([b"a"] * 3), (2, 3)), DtypeError, "which torch does not have"),
+    ((INDICES, torch.ones(3).to(torch.float8_e4m3fn), (2, 3)), DtypeError, "float8_e4m3fn is not supported"),
+]
+
+
+@pytest.mark.parametrize(("args", "error", "message"), COO_ERRORS, ids=[m[:40] for _, _, m in COO_ERRORS])
+def test_wrong_coordinates(args, error, message):
+    refused(error, message, sparse_coo_tensor, *args)
+
+
+CSR_ERRORS = [
+    (([0, 1], [0], [1.0], (2, 3)), ShapeError, "crow_indices has 2 entries, but 2 rows need 3"),
+    (([1, 1, 1], [0], [1.0], (2, 3)), IndexRangeError, "crow_indices begins with 1; the first pointer is 0"),
+    (
+        ([0, 2, 1], [0], [1.0], (2, 3)),
+        IndexRangeError,
+        "crow_indices falls from 2 at entry 1 to 1 at entry 2; pointers never go down",
+    ),
+    (
+        ([0, 1, 4], [0, 1], [1.0, 2.0], (2, 3)),
+        IndexRangeError,
+        "crow_indices ends with 4, but there are 2 entries",
+    ),
+    (
+        ([0, 1, 2], [0, 3], [1.0, 2.0], (2, 3)),
+        IndexRangeError,
+        "col_indices has 3 at entry 1, but dimension 1 has size 3: coordinates go from 0 to 2",
+    ),
+    (([0, 1, 2], [0, -3], [1.0, 2.0], (2, 3)), IndexRangeError, "col_indices has -3 at entry 1"),
+    (([0.0, 1.0], [0], [1.0], (1, 3)), DtypeError, "crow_indices has dtype float32"),
+    (([0, 1], [0.5], [1.0], (1, 3)), DtypeError, "col_indices has dtype float32"),
+    (([0, 1], [0], [1.0, 2.0], (1, 3)), ShapeError, "values has shape (2,), but col_indices has shape (1,)"),
+    (
+        ([0, 1], [0], [1.0], (1, 3, 2)),
+        ShapeError,
+        "size (1, 3, 2) has 3 dimensions, but the arrays are those",
+    ),
+    ((0, [0], [1.0], (1, 3)), ShapeError, "crow_indices is a scalar"),
+    (([0, 1], [[0]], [[1.0]], (1, 3)), ShapeError, "all dimensions but the last are batches and must agree"),
+    (([[0, 1]], [[0]], [[1.0]], (2, 1, 3)), ShapeError, "begins with (2,), but the arrays have batches (1,)"),
+    (
+        ([[0, 1], [0, 0]], [[0], [0]], [[1.0], [1.0]], (2, 1, 3)),
+        IndexRangeError,
+        "crow_indices of batch 1 ends",
+    ),
+    (([0, 1], [0], [[1.0, 2.0]], (1, 3, 3)), ShapeError, "each value has dense dimensions (2,), but size"),
+    (([], [], [], None), ShapeError, "crow_indices has 0 entries, but 0 rows need 1"),
+    (([0, 1], [0], [1.0], (1, math.nan)), ShapeError, "size[1] is nan"),
+]
+
+
+@pytest.mark.parametrize(("args", "error", "message"), CSR_ERRORS, ids=[m[:40] for _, _, m in CSR_ERRORS])
+def test_wrong_pointers(args, error, message):
+    refused(error, message, sparse_csr_tensor, *args)
+
+
+BLOCK = torch.ones(1, 2, 3)
+BSR_ERRORS = [
+    (([0, 1], [0], [1.0], (2, 3)), ShapeError, "in bsr each value is a block"),
+    (([0, 1], [0], BLOCK, (3, 3)), ShapeError, "dimension 0 has size 3, which blocks of 2 do not divide"),
+    (
+        ([0, 1], [2], BLOCK, (2, 6)),
+        IndexRangeError,
+        "col_indices has 2 at entry 0, but dimension 1 has 2 blocks of 3",
+    ),
+    (([0, 1], [0], torch.ones(1, 0, 3), (0, 3)), ShapeError, "blocks of shape (0, 3); sizes start at 1"),
+    (([0, 1], [0], BLOCK, (4, 3)), ShapeError, "crow_indices has 2 entries, but 2 blocks of rows need 3"),
+]
+
+
+@pytest.mark.parametrize(("args", "error", "message"), BSR_ERRORS, ids=[m[:40] for _, _, m in BSR_ERRORS])
+def test_wrong_blocks(args, error, message):
+    refused(error, message, sparse_bsr_tensor, *args)
+
+
+def test_the_arrays_of_columns_have_their_own_names():
+    refused(
+        IndexRangeError,
+        "row_indices has 9 at entry 0, but dimension 0",
+        sparse_csc_tensor,
+        [0, 1],
+        [9],
+        [1.0],
+        (3, 1),
+    )
+    refused(IndexRangeError, "ccol_indices begins with 1", sparse_csc_tensor, [1, 1], [0], [1.0], (3, 1))
+
+
+def test_wrong_layouts_and_formats():
+    refused(FormatError, "layout None is not compressed", sparse_compressed_tensor, [0, 1], [0], [1.0])
+    refused(
+        FormatError,
+        "layout torch.sparse_coo is not compressed",
+        *(sparse_compressed_tensor, [0, 1], [0], [1.0]),
+        layout=torch.sparse_coo,
+    )
+    refused(
+        FormatError,
+        "unknown format 'crs'; did you mean",
+        sparse_coo_tensor,
+        INDICES,
+        VALUES,
+        (2, 3),
+        format="crs",
+    )
+    refused(FormatError, "stores tensors of 3 dimensions", from_torch, torch.eye(2), "dds")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda **options: sparse_coo_tensor(INDICES, VALUES, (2, 3), **options),
+        lambda **options: sparse_csr_tensor([0, 1], [0], [1.0], **options),
+        lambda **options: sparse_csc_tensor([0, 1], [0], [1.0], **options),
+        lambda **options: sparse_bsr_tensor([0, 1], [0], BLOCK, **options),
+        lambda **options: sparse_bsc_tensor([0, 1], [0], BLOCK, **options),
+        lambda **options: tensor(MATRIX, format="csr", **options),
+    ],
+)
+def test_what_sparse_tensors_do_not_have_yet(call):
+    refused(UnsupportedError, "keep the dense tensor that requires grad", call, requires_grad=True)
+    refused(UnsupportedError, "leave it out", call, pin_memory=True)
+    refused(OperandError, "is on device meta, but Scorch computes on the cpu", call, device="meta")
+    assert call(device="cpu", requires_grad=False, pin_memory=False).nnz > 0
+
+
+def test_wrong_edges():
+    edges = torch.tensor([[0, 1], [1, 0]])
+    refused(
+        ShapeError,
+        "edge_index has shape (3, 1); it must be (2, number of edges)",
+        from_edge_index,
+        [[0], [1], [2]],
+    )
+    refused(
+        ShapeError, "edge_weight has shape (3,), but edge_index has 2 edges", from_edge_index, edges, VALUES
+    )
+    refused(
+        IndexRangeError,
+        "edge_index[0] has 1 at entry 1, but dimension 0 has size 1",
+        from_edge_index,
+        edges,
+        size=1,
+    )
+    refused(IndexRangeError, "edge_index[0] has -1 at entry 0", from_edge_index, [[-1], [2]])
+    refused(DtypeError, "edge_index has dtype float32", from_edge_index, [[0.0], [1.0]])
+    refused(ShapeError, "size[0] is -3", from_edge_index, edges, size=(-3, 2))

@@ -1,0 +1,212 @@
+"""A sparse tensor is a ``torch.Tensor``: facts, copies, pickles; and it refuses what it cannot be."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import subprocess
+import sys
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing  # registers how tensors go to other processes
+
+import scorch
+from properties.drawing import DTYPES
+from scorch.errors import DtypeError, FormatError, OperandError, UnsupportedError
+from scorch.formats import Format
+from scorch.tensor.construct import from_torch
+from validity import check_storage
+
+DENSE = torch.tensor([[0.0, 1.5, 0.0], [2.0, 0.0, 3.0]])
+
+
+@pytest.fixture
+def S():
+    return from_torch(DENSE, "csr")
+
+
+# facts -----------------------------------------------------------------------------------------------
+
+
+def test_facts_of_a_tensor(S):
+    assert isinstance(S, torch.Tensor) and torch.is_tensor(S)
+    assert S.shape == (2, 3) and S.size() == (2, 3) and S.size(0) == 2 and S.size(-1) == 3 and len(S) == 2
+    assert S.dtype == torch.float32 and S.device == torch.device("cpu")
+    assert S.dim() == S.ndim == 2 and S.numel() == 6 and S.element_size() == 4
+    assert (
+        S.is_floating_point() and not S.is_complex() and not S.requires_grad and S.is_leaf and S.grad is None
+    )
+    assert not S.is_sparse, "optimizers refuse gradients that say they are sparse in torch's way"
+    assert torch.is_same_size(S, DENSE) and not torch.is_same_size(S, DENSE.t())
+    assert not S.is_pinned()
+
+
+def test_facts_of_a_sparse_tensor(S):
+    assert S.format == Format("csr") and S.nnz == S._nnz() == 3 and S.density == 0.5
+    assert S.values().tolist() == [1.5, 2.0, 3.0]
+    assert S.crow_indices().tolist() == [0, 1, 3] and S.col_indices().tolist() == [1, 0, 2]
+    assert [level["kind"] for level in S.levels] == ["dense", "compressed"]
+    assert [level["dim"] for level in S.levels] == [0, 1] and [level["size"] for level in S.levels] == [2, 3]
+    assert S.to_format("coo").indices().tolist() == [[0, 1, 1], [1, 0, 2]]
+    columns = S.to_format("csc")
+    assert columns.ccol_indices().tolist() == [0, 1, 2, 3] and columns.row_indices().tolist() == [1, 0, 1]
+    assert from_torch(DENSE, "bsr(2,3)").values().shape == (1, 2, 3)
+    assert from_torch(torch.zeros(0, 3)).density == 0.0
+
+
+def test_arrays_of_another_format_are_refused(S):
+    with pytest.raises(FormatError, match=r"indices\(\) is for coo, this is csr; use \.to_format\('coo'\)"):
+        S.indices()
+    with pytest.raises(FormatError, match=r"ccol_indices\(\) is for csc, this is csr"):
+        S.ccol_indices()
+
+
+def test_it_shows_what_it_is(S):
+    text = "SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)"
+    assert repr(S) == str(S) == f"{S}" == text
+    assert repr(from_torch(torch.zeros(0))) == "SparseTensor(shape=(0,), dtype=float32, format=o, nnz=0)"
+
+
+# copies ----------------------------------------------------------------------------------------------
+
+
+def same(a, b):
+    assert type(a) is scorch.SparseTensor and a.format == b.format
+    check_storage(a)
+    assert torch.equal(a.to_dense(), b.to_dense())
+
+
+def test_clone_has_its_own_values_and_shares_the_pattern(S):
+    for copied in (S.clone(), torch.clone(S), copy.deepcopy(S)):
+        same(copied, S)
+        assert copied.storage.pattern is S.storage.pattern
+        copied.storage.values.zero_()
+    assert torch.equal(S.to_dense(), DENSE)
+
+
+def test_detach_shares_everything(S):
+    for found in (S.detach(), S.data, copy.copy(S), torch.ops.aten.alias(S)):
+        same(found, S)
+        assert found is not S and found.storage.values.data_ptr() == S.storage.values.data_ptr()
+
+
+def test_deepcopy_of_a_list_keeps_one_tensor_one(S):
+    first, second = copy.deepcopy([S, S])
+    assert first is second
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_to_another_dtype(S, dtype):
+    found = S.to(dtype)
+    assert found.dtype == dtype and found.storage.pattern is S.storage.pattern
+    check_storage(found)
+    assert torch.equal(found.to_dense(), DENSE.to(dtype))
+    assert S.to_dense(dtype).dtype == dtype
+
+
+def test_conversions_by_name(S):
+    assert S.double().dtype == torch.float64 and S.half().dtype == torch.float16
+    assert (
+        S.bool().dtype == torch.bool and S.int().dtype == torch.int32 and S.bfloat16().dtype == torch.bfloat16
+    )
+    assert S.float() is S and S.to("cpu") is S and S.cpu() is S and S.to(S) is S
+    same(S.to(torch.float32, copy=True), S)
+    assert S.to(torch.float64).float().format == S.format
+
+
+def test_to_dense_under_torchs_names(S):
+    assert torch.equal(torch.Tensor.to_dense(S), DENSE)
+    assert torch.Tensor.to_dense(S, dtype=torch.float64).dtype == torch.float64
+
+
+def test_other_dtypes_and_devices_are_refused(S):
+    with pytest.raises(DtypeError, match="float8_e5m2 is not supported"):
+        S.to(torch.float8_e5m2)
+    with pytest.raises(OperandError, match="device meta, but Scorch computes on the cpu"):
+        S.to("meta")
+
+
+# pickles ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["coo", "csr", "csc", "bsr(2,2)", "sd"])
+def test_pickle_and_save(name):
+    S = from_torch(DENSE, name)
+    S.storage.key, S.storage.pattern.key, hash(S.format)  # what is kept on the way must not travel
+    same(pickle.loads(pickle.dumps(S)), S)
+    for weights_only in (False, True):
+        file = io.BytesIO()
+        torch.save({"weight": S}, file)
+        file.seek(0)
+        same(torch.load(file, weights_only=weights_only)["weight"], S)
+
+
+def test_a_pickle_works_in_another_process(S, tmp_path):
+    """Hashes of strings differ between processes, so a kept one must not travel."""
+    hash(S.format)
+    (tmp_path / "S.pickle").write_bytes(pickle.dumps(S))
+    script = (
+        "import pickle, sys, scorch; S = pickle.load(open(sys.argv[1], 'rb')); "
+        "assert S.format in {scorch.Format('csr')}; print(S.to_dense().tolist())"
+    )
+    paths = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", script, str(tmp_path / "S.pickle")]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(DENSE.tolist())
+
+
+def test_a_tensor_sent_to_another_process_still_works_here(S):
+    assert torch.equal(S.to_dense(), DENSE)
+    before = [array.data_ptr() for array in S.storage.pattern.arrays]
+    ForkingPickler.dumps(S)  # moves the arrays to shared memory
+    assert [array.data_ptr() for array in S.storage.pattern.arrays] != before
+    assert torch.equal(S.to_dense(), DENSE)
+
+
+def test_share_memory(S):
+    assert not S.is_shared()
+    assert S.share_memory_() is S and S.is_shared()
+    assert torch.equal(S.to_dense(), DENSE)
+
+
+# what it is not --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "cure"),
+    [
+        (lambda S: S.numpy(), OperandError, r"use \.to_scipy\(\), or \.to_dense\(\)\.numpy\(\)"),
+        (lambda S: np.asarray(S), OperandError, r"use \.to_scipy\(\)"),
+        (lambda S: S.tolist(), OperandError, r"use \.values\(\)\.tolist\(\)"),
+        (lambda S: S.data_ptr(), OperandError, r"\.values\(\)\.data_ptr\(\)"),
+        (lambda S: S.__dlpack__(), OperandError, r"hand over \.values\(\)"),
+        (lambda S: S.requires_grad_(), UnsupportedError, "keep the dense tensor that requires grad"),
+        (lambda S: setattr(S, "requires_grad", True), UnsupportedError, "keep the dense tensor"),
+        (lambda S: torch.nn.Parameter(S), UnsupportedError, "keep the dense tensor"),
+        (lambda S: setattr(S, "data", S), UnsupportedError, "make a new tensor"),
+        (lambda S: S == S, UnsupportedError, r"or call \.to_dense\(\) first"),
+        (
+            lambda S: torch.cumsum(S, 0),
+            UnsupportedError,
+            r"torch\.cumsum does not work on sparse tensors yet",
+        ),
+        (lambda S: S.fill_(1.0), UnsupportedError, r"torch\.fill_"),
+        (lambda S: list(S), UnsupportedError, r"or call \.to_dense\(\) first"),
+        (lambda S: bool(S), RuntimeError, "ambiguous"),
+    ],
+)
+def test_what_is_refused_says_what_to_do(S, call, error, cure):
+    with pytest.raises(error, match=cure):
+        call(S)
+    assert torch.equal(S.to_dense(), DENSE)
+
+
+def test_not_requiring_grad_is_fine(S):
+    assert S.requires_grad_(False) is S
+    assert not torch.nn.Parameter(S, requires_grad=False).requires_grad

@@ -1,0 +1,164 @@
+"""``python -m scorch``: every command works, and wrong input gets one plain line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scorch
+from scorch import __main__ as cli
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scorch", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+    )
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(arguments)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+# as a program ----------------------------------------------------------------------------------------
+
+
+def test_alone_prints_help() -> None:
+    done = run()
+    assert done.returncode == 0
+    assert "usage: python -m scorch" in done.stdout
+    for command in ("env", "cache", "explain", "demo"):
+        assert command in done.stdout
+
+
+def test_unknown_command_names_the_known_ones() -> None:
+    done = run("build")
+    assert done.returncode == 2
+    assert "usage:" in done.stderr and "'explain'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_explain_from_a_shell(tmp_path: Path) -> None:
+    done = run("explain", "ij,jk->ik", "csr", "dense", SCORCH_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "loops     i, j, k" in done.stdout
+    assert "A: csr, 1000 x 1000" in done.stdout
+    assert "typedef" not in done.stdout
+
+
+def test_cache_is_shown_and_cleared(tmp_path: Path) -> None:
+    place = str(tmp_path / "kernels")
+    assert run("explain", "ij->i", "csr", SCORCH_CACHE_DIR=place).returncode == 0
+    facts = json.loads(run("cache", "--json", SCORCH_CACHE_DIR=place).stdout)
+    assert facts["directory"] == place
+    assert facts["entries"] > 0 and facts["bytes"] > 0
+    cleared = run("cache", "--clear", SCORCH_CACHE_DIR=place)
+    assert cleared.returncode == 0
+    assert f"removed    {facts['entries']}" in cleared.stdout
+    assert json.loads(run("cache", "--json", SCORCH_CACHE_DIR=place).stdout)["entries"] == 0
+
+
+def test_missing_compiler_is_one_plain_message(tmp_path: Path) -> None:
+    wrong = {"SCORCH_CXX": "no-such-compiler", "SCORCH_CACHE_DIR": str(tmp_path)}
+    done = run("explain", "ij->i", "csr", **wrong)
+    assert done.returncode == 2
+    assert done.stderr.startswith("CompilerNotFoundError: SCORCH_CXX is set to 'no-such-compiler'")
+    assert "Traceback" not in done.stderr
+    shown = run("env", **wrong)
+    assert shown.returncode == 0
+    assert "none: SCORCH_CXX" in shown.stdout
+
+
+def test_closed_pipe_is_no_error() -> None:
+    script = f'"{sys.executable}" -m scorch explain "ij,jk->ik" csr csr --source | head -n 1'
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "ij,jk->ik\n"
+    assert done.stderr == ""
+
+
+# in this process -------------------------------------------------------------------------------------
+
+
+def test_environment_names_compiler_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "env", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["scorch"] == scorch.__version__
+    assert {"compiler", "version", "flags", "processor", "torch", "python"} <= set(facts)
+    code, out, _ = call(capsys, "env")
+    assert code == 0 and max(map(len, out.splitlines())) <= 100
+
+
+def test_explain_takes_an_expression(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "explain", "y[i] = A[i,j]*x[j]", "A=csr", "x=dense", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["loop_order"] == ["i", "j"]
+    assert [operand["name"] for operand in found["steps"][0]["operands"]] == ["A", "x"]
+
+
+def test_explain_takes_sizes_density_result_and_source(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--sizes", "i=1e6,j=1e6,k=1e6", "--density", "1e-9", "--result", "coo", "--source"]
+    code, out, _ = call(capsys, "explain", "ij,jk->ik", "csr", "csr", *options)
+    assert code == 0
+    assert "1000000 x 1000000, 1,000 stored" in out
+    assert "R: coo" in out and "asked for" in out
+    assert "scorch_compute" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ijk,kl->ijl", "csf", "dense"],
+        ["ijkl->il", "coo"],
+        ["ij,jk->ik", "bsr(4,4)", "csc"],
+        ["...ij,jk", "csr", "dense"],
+        ["ii->i", "dcsr"],
+        ["i,i->", "s", "dense"],
+        ["m[i] = max(j, A[i,j])", "A=csc"],
+        ["s = x[i] * y[i]", "x=s", "y=dense"],
+    ],
+)
+def test_explain_takes_any_formats(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "explain", *words)
+    assert code == 0, err
+    assert out.startswith(words[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ij,jk->ik", "csr"], "NotationError: 'ij,jk->ik' has 2 operands, but 1 format is given"),
+        (["ij->i", "cssr"], "FormatError: unknown format 'cssr'; did you mean 'csr'?"),
+        (["ij,j?->i", "csr", "dense"], "NotationError: operand 1 ('j?')"),
+        (["y[i] = A[i,j]*x[j]", "A=csr"], "NotationError: no format is given for x; add for example x=csr"),
+        (["y[i] = A[i,j]", "csr"], "FormatError: 'csr' must say which tensor it is for, such as A=csr"),
+        (["y[i] = A[i,j]", "A=csr", "B=csr"], "NotationError: 'B' is given but not used"),
+        (["y[i] = A[i,j", "A=csr"], "NotationError: expected ',' or ']'"),
+        (["ij->i", "csr", "--sizes", "q=3"], "ShapeError: --sizes names 'q', but the indices are i, j"),
+        (["ij->i", "csr", "--sizes", "i=x"], "ShapeError: --sizes has 'i=x'"),
+        (["ij->i", "csr", "--sizes", "i=-2"], "ShapeError: --sizes has 'i=-2'"),
+        (["ij->i", "csr", "--density", "2"], "ShapeError: a density lies between 0 and 1"),
+        (["ij->i", "dense", "--sizes", "i=1e6,j=1e6"], "ShapeError: operand 0 would have"),
+        (["ij->i", "csr", "--result", "csr(3)"], "FormatError: unknown format 'csr(3)'"),
+        (["ijk->i", "dcsr", "--result", "ds"], "FormatError: format 'csr' stores tensors of 2 dimensions"),
+    ],
+)
+def test_wrong_input_is_said_plainly(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = call(capsys, "explain", *words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith(message)
+    assert "Traceback" not in err

@@ -1,0 +1,220 @@
+"""``scorch.explain`` states what the planner decided, and why.
+
+The files in ``golden/`` hold whole explanations; ``SCORCH_UPDATE_GOLDEN=1 pytest tests/test_explain.py`` writes
+them anew, for a reader of the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import scorch
+from scorch.errors import NotationError, OperandError, ShapeError
+from scorch.explain import Explanation, explain
+from scorch.formats import Format
+from scorch.tensor.construct import from_torch
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+
+
+def sparse(rows: int, columns: int, format: str, step: int = 7) -> Any:
+    """A matrix whose pattern depends on nothing but its arguments."""
+    places = torch.arange(rows * columns).reshape(rows, columns)
+    return from_torch(torch.where(places % step == 0, places + 1.0, 0.0), format=format)
+
+
+def test_spmm_runs_row_by_row_into_a_dense_result() -> None:
+    found = explain("ij,jk->ik", sparse(100, 80, "csr"), torch.ones(80, 16))
+    assert found.loop_order == ("i", "j", "k")
+    assert found.result_format == Format("dense")
+    [step] = found.steps
+    assert step.kind == "kernel"
+    assert [str(operand.format) for operand in step.operands] == ["csr", "dense"]
+    assert step.operands[0].nnz == 1143
+    assert step.conversions == ()
+    assert step.workspace is None
+    assert step.parallel
+    assert "scorch_compute" in step.source == found.source
+
+
+def test_spmspm_gathers_each_row_in_a_workspace() -> None:
+    found = explain("ij,jk->ik", sparse(100, 80, "csr"), sparse(80, 60, "csr"))
+    [step] = found.steps
+    assert str(found.result_format) == "csr"
+    assert step.workspace == "dense over k"
+    assert step.result.nnz is None
+    orders = [order.order for order in step.rejected]
+    assert ("i", "k", "j") in orders  # the inner product
+    inner = step.rejected[orders.index(("i", "k", "j"))]
+    assert step.cost is not None and inner.total > step.cost.total
+    assert "transposes B" in inner.reason
+    assert len(orders) <= 5 and step.loop_order not in orders
+
+
+def test_costs_have_parts() -> None:
+    [step] = explain("ij,jk->ik", sparse(100, 80, "csr"), sparse(80, 60, "csr")).steps
+    for order in (step.cost, step.paper, *step.rejected):
+        assert order is not None
+        assert order.total == pytest.approx(order.work + order.assembly + order.transposition)
+
+
+def test_sddmm_shares_the_pattern() -> None:
+    found = explain("ij,ik,jk->ij", sparse(100, 80, "csr"), torch.ones(100, 8), torch.ones(80, 8))
+    [step] = found.steps
+    assert step.assembly == "values on the pattern of A"
+    assert step.result.nnz == step.operands[0].nnz
+    assert "shares its pattern" in step.reasons[0]
+
+
+def test_conflicting_orders_say_what_is_transposed() -> None:
+    A, C = sparse(100, 80, "csr"), sparse(100, 80, "csc", step=11)
+    [step] = explain("D[i,j] = A[i,j] + C[i,j]", A=A, C=C).steps
+    [sentence] = step.conversions
+    assert "is stored by j, i, but the loops run i, j: transposed to csr" in sentence
+    assert step.cost is not None and step.cost.transposition > 0
+
+
+def test_maximum_is_shown_as_its_three_steps() -> None:
+    found = explain("y[i] = max(j, A[i,j])", A=sparse(20, 30, "csr"))
+    assert [step.kind for step in found.steps] == ["kernel", "kernel", "torch"]
+    assert "stored entries only" in found.steps[0].purpose
+    assert "how many" in found.steps[1].purpose
+    assert found.steps[2].result.name == "y"
+    assert found.source.count("scorch_compute(") == 2
+
+
+def test_nested_reduction_comes_first() -> None:
+    A = sparse(20, 30, "csr")
+    found = explain("D[i,j] = A[i,j] / sum(k, A[i,k])", A=A)
+    first, last = found.steps
+    assert first.statement == "T1[i] = sum(k, A[i,k])"
+    assert last.statement == "D[i,j] = A[i,j] / T1[i]"
+    assert found.formats == {
+        "A": Format("csr"),
+        "T1": Format("dense", dims=1),
+        "D": Format("csr"),
+    }
+
+
+def test_product_plus_sparse_gives_csr() -> None:
+    given = {"A": sparse(20, 30, "csr"), "B": sparse(30, 20, "csr"), "C": sparse(20, 20, "dcsr")}
+    assert str(explain("D[i,j] = A[i,k] * B[k,j] + C[i,j]", **given).result_format) == "csr"
+
+
+def test_requested_format_is_named_as_the_reason() -> None:
+    A = sparse(20, 30, "csr")
+    found = explain("ij,kj->ik", A, A, format="coo")
+    assert str(found.result_format) == "coo"
+    assert found.steps[-1].reasons == ("asked for",)
+
+
+def test_adding_keeps_the_format_of_the_target() -> None:
+    found = explain("D[i,j] += A[i,j]", A=sparse(20, 30, "csr"), D=sparse(20, 30, "csc"))
+    assert str(found.result_format) == "csc"
+    assert found.steps[-1].reasons == ("+= keeps the format of D",)
+
+
+def test_dense_operands_go_to_torch() -> None:
+    [step] = explain("ij,jk->ik", torch.ones(3, 4), torch.ones(4, 5)).steps
+    assert (step.kind, step.source) == ("torch", "")
+
+
+def test_dense_operands_with_a_sparse_format_take_a_second_step() -> None:
+    found = explain("ij,jk->ik", torch.ones(3, 4), torch.ones(4, 5), format="csr")
+    assert [step.kind for step in found.steps] == ["torch", "kernel"]
+    assert {name: str(form) for name, form in found.formats.items()} == {
+        "A": "dense",
+        "B": "dense",
+        "R_dense": "dense",
+        "R": "csr",
+    }
+
+
+def test_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("a kernel was compiled")
+
+    A = sparse(20, 30, "csr")
+    monkeypatch.setattr("scorch.runtime.jit.load", load)
+    explain("ij,kj,ik->i", A, A, torch.ones(20, 20))
+
+
+def test_source_is_what_a_call_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scorch.runtime import jit
+
+    sources = []
+    load = jit.load
+
+    def record(source: str, label: str = "") -> jit.Library:
+        sources.append(source)
+        return load(source, label)
+
+    monkeypatch.setattr("scorch.runtime.jit.load", record)
+    A = sparse(23, 31, "csr")
+    scorch.einsum("pq,rq->rp", A, A)
+    assert explain("pq,rq->rp", A, A).source in sources
+
+
+@pytest.mark.parametrize("repeat", [1, 2, 6, 20])
+def test_report_stays_short(repeat: int) -> None:
+    A = sparse(20, 30, "csr")
+    text = "D[i,j] = " + " + ".join(f"A[i,j] / max(k{n}, A[i,k{n}])" for n in range(repeat))
+    lines = explain(text, A=A).report(source=False).splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines[1:])) <= 110
+
+
+def test_forms_of_an_explanation() -> None:
+    found = explain("ij,j->i", sparse(20, 30, "csr"), torch.ones(30))
+    assert repr(found) == "Explanation('ij,j->i': A csr, B dense -> dense; loops i, j; 1 step)"
+    assert str(found).endswith(found.steps[0].source.rstrip())
+    assert found._repr_html_().startswith("<pre>ij,j-&gt;i\n")
+    assert json.loads(json.dumps(found.to_dict()))["steps"][0]["operands"][0]["format"] == "csr"
+    with pytest.raises(AttributeError):
+        found.text = ""  # type: ignore[misc]
+
+
+def test_function_is_public() -> None:
+    assert scorch.explain is explain
+
+
+def test_errors_are_those_of_the_call() -> None:
+    A = sparse(20, 30, "csr")
+    with pytest.raises(ShapeError, match="index 'j' is 30 in operand 0"):
+        explain("ij,jk->ik", A, A)
+    with pytest.raises(NotationError, match="passed by name"):
+        explain("y[i] = A[i,j]", A)
+    with pytest.raises(NotationError, match="in order and without names"):
+        explain("ij->i", A=A)
+    with pytest.raises(NotationError, match="no tensor is given for 'B'"):
+        explain("y[i] = A[i,j] * B[i,j]", A=A)
+    with pytest.raises(NotationError, match="as a text"):
+        explain(A)
+    with pytest.raises(OperandError, match="operand 0 is a str"):
+        explain("ij->i", "csr")
+
+
+def golden_cases() -> dict[str, Explanation]:
+    A, B, C = sparse(200, 300, "csr"), sparse(300, 250, "csr"), sparse(200, 300, "csc", step=11)
+    with scorch.settings(threads=4):
+        return {
+            "spmm_csr_dense": explain("ij,jk->ik", A, torch.ones(300, 64)),
+            "spmspm_csr_csr": explain("ij,jk->ik", A, B),
+            "add_csr_csc": explain("D[i,j] = A[i,j] + C[i,j]", A=A, C=C),
+            "max_csr": explain("y[i] = max(j, A[i,j])", A=A),
+        }
+
+
+@pytest.mark.parametrize("name", ["spmm_csr_dense", "spmspm_csr_csr", "add_csr_csc", "max_csr"])
+def test_explanation_is_the_golden_one(name: str) -> None:
+    text = golden_cases()[name].report(source=name.startswith("sp")) + "\n"
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("SCORCH_UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), "SCORCH_UPDATE_GOLDEN=1 writes it anew; read the diff"
