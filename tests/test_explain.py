@@ -1,7 +1,7 @@
 """``scorch.explain`` states what the planner decided, and why.
 
-The files in ``golden/`` hold whole explanations; ``SCORCH_UPDATE_GOLDEN=1 pytest tests/test_explain.py`` writes
-them anew, for a reader of the difference.
+The files in ``golden/`` hold whole explanations; ``SCORCH_UPDATE_GOLDEN=1 pytest tests/test_explain.py``
+writes them anew, for someone to read the difference.
 """
 
 from __future__ import annotations

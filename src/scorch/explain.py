@@ -69,7 +69,7 @@ class TensorFacts:
         if self.nnz is not None and not self.format.is_dense:
             places = math.prod(self.shape)
             stored = f", {self.nnz:,} stored" + (f" ({100 * self.nnz / places:.2g}%)" if places else "")
-        return f"{self.name}: {self.format}, {sizes}{stored}, {self.dtype}"
+        return f"{self.name}: {_format_in_words(self.format)}, {sizes}{stored}, {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class StepExplanation:
     ``operands``     name, format, shape, nnz and dtype of what it reads, as it was given
     ``result``       the same of what it makes; ``reasons`` say why its format
     ``conversions``  sentences: which operands are stored otherwise first, and why
-    ``loop_order``   outermost first, and its ``cost``; ``paper``: Algorithm 1's choice; ``rejected``: the best
+    ``loop_order``   outermost first, and its ``cost``; ``paper``: Algorithm 1's order; ``rejected``: the best
     ``assembly``     how the result is built; ``workspace``: what gathers entries that come out of order
     ``parallel``     whether threads share the outermost loop; ``threads`` says how, or why not
     ``source``       the C text of the kernel
@@ -327,7 +327,13 @@ def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# reasons in words ------------------------------------------------------------------------------------
+# words -----------------------------------------------------------------------------------------------
+
+
+def _format_in_words(form: Format) -> str:
+    if form.is_dense and form.order != tuple(range(form.dims)):
+        return f"dense with dimensions in order {', '.join(map(str, form.order))}"
+    return str(form)
 
 
 def _convert_in_words(conversion: Conversion) -> str:
@@ -336,7 +342,7 @@ def _convert_in_words(conversion: Conversion) -> str:
         why, done = f"{conversion.tensor} is {conversion.reason}", "transposed"
     else:
         why, done = f"{conversion.tensor}: {conversion.reason}", "converted"
-    return f"{why}: {done} to {conversion.format} as {conversion.name}, once for each pattern; it is kept"
+    return f"{why}: {done} to {conversion.format} as {conversion.name}; its pattern is kept"
 
 
 def _order_cost(cost: Cost, chosen: Cost, plan: Plan) -> OrderCost:
@@ -381,7 +387,7 @@ def _threads_in_words(plan: Plan, is_serial: bool) -> str:
     balance = f", by the number of entries of {plan.balance[0]}" if plan.balance else ""
     number = current().threads or torch.get_num_threads()
     if is_serial:
-        return f"{first} can be shared by threads{balance}; one does it here, the work is too little"
+        return f"one thread: too little work to share {first}"
     return f"{number} thread{'s' if number > 1 else ''} share {first}{balance}"
 
 

@@ -143,3 +143,11 @@ def test_converting_changes_nothing_in_the_source():
     other.storage.values.fill_(7)
     assert torch.equal(S.to_dense(), torch.eye(3))
     assert all(torch.equal(a, b) for a, b in zip(before, S.storage.pattern.arrays, strict=True))
+
+
+def test_nan_and_infinity_are_no_zeros():
+    dense = torch.tensor([[float("nan"), 0.0, -0.0], [float("inf"), 0.0, 1.0]])
+    for name in ("coo", "csr", "csc"):
+        found = from_torch(dense, name)
+        assert found.nnz == 3
+        assert torch.equal(found.to_dense().nan_to_num(5.0), dense.nan_to_num(5.0))

@@ -248,11 +248,18 @@ class _Scope(ExpressionPrinter):
         name, t = safe_name(var.name), c_name(var.type)
         first, last = f"{t} {name} = {self.converted(start)}", self.converted(stop)
         once = isinstance(stop, Const) or (isinstance(stop, Var) and stop.name not in assigned(body))
+        summed = _summed(body)
+        before: list[str] = []
         if not once:
             hoisted = self.fresh(f"{var.name}_stop")
-            first, last = f"{first}, {hoisted} = {last}", hoisted
+            if summed is None:
+                first, last = f"{first}, {hoisted} = {last}", hoisted
+            else:  # the pragma wants a loop with one variable
+                before, last = [f"const {t} {hoisted} = {last};"], hoisted
+        if summed is not None:
+            before.append(f"#pragma omp simd reduction(+:{safe_name(summed.name)})")
         lines = _indent(self.statement(body))
-        return [f"for ({first}; {name} < {last}; {name}++) {{", *lines, "}"]
+        return [*before, f"for ({first}; {name} < {last}; {name}++) {{", *lines, "}"]
 
     def branch(self, stmt: If) -> list[str]:
         lines = [f"if ({self.expr(stmt.condition)}) {{", *_indent(self.statement(stmt.then))]
@@ -336,6 +343,23 @@ class _Scope(ExpressionPrinter):
             *_indent(inner.statement(stmt.epilogue)),
             "}",
         ]
+
+
+def _summed(body: Stmt) -> Var | None:
+    """The variable of a loop that does nothing but add to it: its terms may be added in vector lanes.
+
+    Compilers must keep the order of floating-point sums unless told otherwise; this tells them for one sum,
+    where ``-ffast-math`` would tell them for everything, and for the whole process.
+    """
+    statements = body.body if isinstance(body, Block) else (body,)
+    if not statements or not all(isinstance(s, Declare) for s in statements[:-1]):
+        return None
+    match statements[-1]:
+        case Assign(Var() as var, Binary("+", Var() as same, term, _)) if var == same:
+            nodes = [node for s in statements for node in walk(s)]
+            if var.type.kind == "float" and not any(isinstance(node, Call) for node in nodes):
+                return var if var not in list(walk(term)) else None
+    return None
 
 
 def _returns(stmt: Stmt) -> bool:

@@ -64,7 +64,7 @@ class Prepared:
         order = list(plan.result.order)
         self.back = [] if order == sorted(order) else sorted(range(len(order)), key=lambda d: order[d])
         self._first: dict[int, bytes] = {}  # the first argument slots, by the number of threads
-        self.is_large = self.count * plan.element.bytes > LARGE
+        self.is_large = plan.assembly == "dense" and self.count * plan.element.bytes > LARGE
 
     def __call__(self, sources: Sequence[Tensor], contiguous: bool = False) -> Tensor:
         """Run the compiled kernel on tensors in the order of ``sources``.

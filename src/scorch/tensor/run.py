@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from scorch.compiler.infer_format import support_of
+from scorch.compiler.contract import contract
+from scorch.compiler.infer_format import infer_format, support_of
 from scorch.compiler.lattice import EVERYWHERE
 from scorch.compiler.pipeline import plan_step
 from scorch.compiler.plan import Operand, Step
@@ -32,6 +33,7 @@ from scorch.tensor.storage import Storage
 MOST_PLANS = 4096
 
 _plans: OrderedDict[object, Prepared] = OrderedDict()
+_contractions: OrderedDict[object, tuple[Step, ...]] = OrderedDict()
 
 
 def operand_of(name: str, tensor: Tensor) -> Operand:
@@ -63,6 +65,8 @@ def run_step(
 ) -> Tensor:
     """The result of ``step``: a ``Storage``, or a plain tensor where its format is dense."""
     parts = stored_steps(step, tensors, sizes)
+    if len(parts) > 1 and requested is None:
+        requested = inferred_format(step, tensors, sizes)
     given = dict(tensors)
     for part in parts[:-1]:
         given[part.target.tensor] = run_stored(part, given, sizes)
@@ -70,8 +74,17 @@ def run_step(
 
 
 def stored_steps(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> tuple[Step, ...]:
-    """The steps over stored entries that ``step`` is run as: itself, or those that count zeros not stored."""
-    return _mended(step, tensors, sizes) or (step,)
+    """The steps over stored entries that ``step`` is run as.
+
+    Itself, or those that count zeros that are not stored, or those that multiply two tensors at a time.
+    """
+    return _mended(step, tensors, sizes) or _contracted(step, tensors, sizes)
+
+
+def inferred_format(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Format:
+    """The format of the result of ``step``, which does not depend on the steps it is run as."""
+    operands = {access: operand_of(access.tensor, tensors[access.tensor]) for access in step.accesses}
+    return infer_format(step, operands, sizes).format
 
 
 def run_stored(
@@ -123,7 +136,7 @@ def single_kernel(
     """The prepared kernel of a statement that is one kernel, for callers that keep it."""
     if len(steps) != 1 or not any(isinstance(tensor, Storage) for tensor in tensors.values()):
         return None
-    if _mended(steps[0], tensors, sizes) is not None:
+    if len(stored_steps(steps[0], tensors, sizes)) != 1:
         return None
     if requested is not None and requested.is_dense:
         requested = dense_format(requested.dims)
@@ -180,6 +193,24 @@ def _mended(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int])
     if total > 0 and support_of(step, operands) == EVERYWHERE:
         return None
     return mend_zeros(step, total, element)
+
+
+def _contracted(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> tuple[Step, ...]:
+    """The steps of a product of many tensors."""
+    if len(step.accesses) < 3 or step.reduction != "sum":
+        return (step,)
+    used = dict.fromkeys(access.tensor for access in step.accesses)
+    if not any(isinstance(tensors[name], Storage) for name in used):
+        return (step,)
+    key = (step, tuple((name, key_of(tensors[name])) for name in used))
+    found = _contractions.get(key)
+    if found is None:
+        operands = {name: operand_of(name, tensors[name]) for name in used}
+        element = result_type(step, {name: operand.element for name, operand in operands.items()})
+        found = _contractions[key] = contract(step, operands, sizes, element)
+        if len(_contractions) > MOST_PLANS:
+            _contractions.popitem(last=False)
+    return found
 
 
 # conversion ------------------------------------------------------------------------------------------
