@@ -32,6 +32,7 @@ from scorch.settings import current
 from scorch.tensor.prepared import Prepared
 from scorch.tensor.run import (
     copy_step,
+    inferred_format,
     operand_of,
     prepare,
     result_type,
@@ -68,7 +69,7 @@ class TensorFacts:
         stored = ""
         if self.nnz is not None and not self.format.is_dense:
             places = math.prod(self.shape)
-            stored = f", {self.nnz:,} stored" + (f" ({100 * self.nnz / places:.2g}%)" if places else "")
+            stored = f", {self.nnz:,} stored" + (f" ({100 * self.nnz / places:.3g}%)" if places else "")
         return f"{self.name}: {_format_in_words(self.format)}, {sizes}{stored}, {self.dtype}"
 
 
@@ -233,10 +234,14 @@ def _explain_steps(
     given = dict(tensors)
     for step in steps:
         parts = stored_steps(step, given, sizes)
+        if len(parts) > 1 and requested is None and step is steps[-1]:
+            requested = inferred_format(step, given, sizes)
         for number, part in enumerate(parts):
             is_last = step is steps[-1] and number == len(parts) - 1
             purpose = "" if step is steps[-1] else "a reduction that a later step reads"
-            if len(parts) > 1:
+            if len(parts) > 1 and step.reduction == "sum":
+                purpose = "the rest of the product" if number == len(parts) - 1 else "a partial product"
+            elif len(parts) > 1:
                 purpose = f"{step.reduction}, {_MENDED[number]}"
             yield from _explain_step(part, given, sizes, requested if is_last else None, purpose)
             if not is_last:

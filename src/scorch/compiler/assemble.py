@@ -141,9 +141,7 @@ class Assembly:
         if depth == self.ready and self.accumulates:
             done = self._deliver(acc, position)
             if self.collector.appends:
-                inner = block(
-                    Declare(acc, self.identity), Declare(found, FALSE), inner, If(found, done)
-                )
+                inner = block(Declare(acc, self.identity), Declare(found, FALSE), inner, If(found, done))
             else:
                 inner = block(Declare(acc, self.identity), inner, done)
         if self.scratch is not None and depth == self.plan.prefix:

@@ -156,7 +156,9 @@ class Rows(Collector):
     def around(self, depth: int, inner: Stmt) -> Stmt:
         if depth != self.row_depth or len(self.uses) == 1:
             return inner
-        row = join_key([use.coordinate for use in self.uses[:-1]], [use.arrays.size for use in self.uses[:-1]])
+        row = join_key(
+            [use.coordinate for use in self.uses[:-1]], [use.arrays.size for use in self.uses[:-1]]
+        )
         return block(
             Declare(self.row_start, self.count),
             inner,
@@ -211,7 +213,7 @@ class Rows(Collector):
             *(Free(table) for table in self.tables),
             Return(Const(0)),
         )
-        params = (self.chunks, *self.tables, discard, self.crd, self.values)
+        params: tuple[Var | Array, ...] = (self.chunks, *self.tables, discard, self.crd, self.values)
         return Function("scorch_finish", params, body, exported=True)
 
 
@@ -250,7 +252,7 @@ class Entries(Collector):
 
     def finish(self, sizes: tuple[Var, ...]) -> Function:
         discard = Var("discard")
-        params = (
+        params: tuple[Var | Array, ...] = (
             *sizes,
             discard,
             self.list.count,

@@ -10,7 +10,6 @@ split only if that is clearly cheaper.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ def contract(
 ) -> tuple[Step, ...]:
     """``step``, or the cheaper steps that multiply two tensors at a time.
 
-    ``element`` is the dtype of the result; 16-bit results are never split, since partial ones would be rounded.
+    ``element`` is the dtype of the result; 16-bit results are never split: partial ones would be rounded.
     """
     factors = factors_of(step.body)
     if factors is None or not 3 <= len(factors) <= MOST_FACTORS or step.reduction != "sum":
@@ -65,7 +64,10 @@ def factors_of(expr: Expr) -> list[Access] | None:
 
 
 def _product(factors: tuple[Access, ...]) -> Expr:
-    return functools.reduce(lambda a, b: Op("mul", (a, b)), factors[1:], factors[0])
+    found: Expr = factors[0]
+    for factor in factors[1:]:
+        found = Op("mul", (found, factor))
+    return found
 
 
 def _price(step: Step, operands: Mapping[str, Operand], sizes: Mapping[str, int]) -> float:
@@ -126,8 +128,7 @@ def _estimate(step: Step, operands: Mapping[str, Operand], sizes: Mapping[str, i
     for index in dict.fromkeys(step.indices):
         uses = sum(index in access.indices for access in step.accesses)
         products /= max(1, sizes[index]) ** (uses - 1)
-    for index in step.reduced:
-        products = min(products, float(math.prod(shape))) if shape else 1.0
+    products = min(products, float(math.prod(shape)))
     first = next(iter(given.values()))
     counts = estimated_counts(form, shape, int(min(products, 2**62)))
     return Operand(step.target.tensor, form, first.element, first.index, shape, counts)

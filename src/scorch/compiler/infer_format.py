@@ -27,9 +27,7 @@ class Inferred:
 
 def support_of(step: Step, operands: Mapping[Access, Operand]) -> Support:
     """Where the body of ``step`` can differ from zero, as a formula over the sparse operands."""
-    return lattice.support(
-        step.body, lambda a: lattice.stored(a) if operands[a].is_sparse else EVERYWHERE
-    )
+    return lattice.support(step.body, lambda a: lattice.stored(a) if operands[a].is_sparse else EVERYWHERE)
 
 
 def carried_format(access: Access, form: Format, target: Access) -> Format | None:
@@ -81,7 +79,9 @@ def _by_index(
         where = lattice.support(step.body, lambda a, f=filters: lattice.stored(a) if a in f else EVERYWHERE)  # type: ignore[misc]
         kinds[index] = "dense" if where == EVERYWHERE else "sparse"
         names = ", ".join(dict.fromkeys(a.tensor for a in filters))
-        reasons[index] = f"{index} sparse: stored in {names}" if kinds[index] == "sparse" else f"{index} dense"
+        reasons[index] = (
+            f"{index} sparse: stored in {names}" if kinds[index] == "sparse" else f"{index} dense"
+        )
     bound = _bound(step, operands, sparse, [i for i in target.indices if kinds[i] == "sparse"], sizes)
     room = math.prod(sizes[index] for index in target.indices)
     if all(kind == "dense" for kind in kinds.values()) and len(sparse) > 1:
@@ -89,7 +89,9 @@ def _by_index(
         if room > SPARSE_WORTH * max(expected, 1) and lattice.mentioned(support_of(step, operands)):
             last = target.indices[-1]
             kinds[last] = "sparse"
-            reasons[last] = f"{last} sparse: a dense result would be {room / max(expected, 1):.0f} times larger"
+            reasons[last] = (
+                f"{last} sparse: a dense result would be {room / max(expected, 1):.0f} times larger"
+            )
             bound = expected
     order = _stored_order(target, kinds, operands, sparse)
     seen_sparse = False

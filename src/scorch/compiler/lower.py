@@ -332,7 +332,8 @@ class Lowering:
         if not is_union:
             inside = If(_formula(where, {c.access: c.flag for c in drivers}), inside)
         advance = [
-            Assign(c.position, c.position + Cast(c.flag, INT64) if c.is_unique else c.run_end) for c in drivers
+            Assign(c.position, c.position + Cast(c.flag, INT64) if c.is_unique else c.run_end)
+            for c in drivers
         ]
         body = block(*fronts, Declare(loop.x, smallest), *flags, *runs, moves, inside, *advance)
         found = block(*opening, While(alive, body))
@@ -450,7 +451,9 @@ class Lowering:
                     found[access] = State(state.level + 1, position, None, state.present)
                     continue
                 start, stop = self._range(access, state)
-                cursor = Cursor(access, use, position, Var(f"{position.name}_end"), form.is_unique(state.level))
+                cursor = Cursor(
+                    access, use, position, Var(f"{position.name}_end"), form.is_unique(state.level)
+                )
                 statements += [
                     Declare(cursor.end, stop),
                     Declare(position, level.search(use.arrays, start, cursor.end, use.coordinate)),

@@ -14,7 +14,22 @@ from scorch.notation.nodes import Access, Expr
 from scorch.notation.trees import accesses, rename, substitute
 
 # Generated names are these words or have an underscore or a digit; k_1 is how fresh indices are called.
-_WORDS = frozenset("acc at chunk chunks count discard found fresh length order span threads".split())
+_WORDS = frozenset(
+    [
+        "acc",
+        "at",
+        "chunk",
+        "chunks",
+        "count",
+        "discard",
+        "found",
+        "fresh",
+        "length",
+        "order",
+        "span",
+        "threads",
+    ]
+)
 _FRESH = re.compile(r"[A-Za-z]+_[0-9]+")
 _TENSORS = frozenset(("chunk", "entry", "part", "sorted", "w"))
 _NUMBERED = re.compile(r".*_[0-9]+_")  # as a tensor's second access is called
@@ -48,7 +63,9 @@ def with_safe_names(plan: Plan) -> Plan:
         index, _ = plan.splits.origin(old)
         return indices[index] + old[len(index) :]
 
-    body: Expr = substitute(step.body, {old: Access(tensors[old.tensor], old.indices) for old in accesses(step.body)})
+    body: Expr = substitute(
+        step.body, {old: Access(tensors[old.tensor], old.indices) for old in accesses(step.body)}
+    )
     body = rename(body, indices)
     balance = plan.balance and (tensors[plan.balance[0]], plan.balance[1])
     return replace(

@@ -54,9 +54,7 @@ def stored_order(problem: Problem) -> Choice:
 
 def is_legal(problem: Problem, order: Sequence[str]) -> bool:
     """The number of a block is known before the place inside it."""
-    return all(
-        order.index(f"{index}_out") < order.index(f"{index}_in") for index, _ in problem.splits.blocks
-    )
+    return all(order.index(f"{index}_out") < order.index(f"{index}_in") for index, _ in problem.splits.blocks)
 
 
 def algorithm_1(problem: Problem) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """The passes on one page: from a step and its operands to a kernel.
 
-    infer_format    what the result is stored as
-    split_blocks    which indices are run in blocks; operands that do not fit are converted
-    order_loops     the order, and which operands must be transposed for it
-    choose_assembly how the result is built: in place, by rows, by a sorted list; with which workspace
-    choose_threads  whether the outermost loop is shared, and how
-    lower, simplify loops; ``loops.cpp`` prints them
+infer_format    what the result is stored as
+split_blocks    which indices are run in blocks; operands that do not fit are converted
+order_loops     the order, and which operands must be transposed for it
+choose_assembly how the result is built: in place, by rows, by a sorted list; with which workspace
+choose_threads  whether the outermost loop is shared, and how
+lower, simplify loops; ``loops.cpp`` prints them
 """
 
 from __future__ import annotations
@@ -132,7 +132,11 @@ def _unblock(
     for access in step.accesses:
         operand = found[access]
         clash = next(
-            (index for index in access.indices if _clashes(index, access, found) and operand.format.is_blocked),
+            (
+                index
+                for index in access.indices
+                if _clashes(index, access, found) and operand.format.is_blocked
+            ),
             None,
         )
         if clash is None:
@@ -263,9 +267,9 @@ def _shared_pattern(step: Step, operands: Mapping[Access, Operand], result: Form
     """The access whose pattern is the result's: it alone supports the body."""
     where = support_of(step, operands)
     for access, operand in operands.items():
-        if operand.is_sparse and where == lattice.stored(access):
-            if carried_format(access, operand.format, step.target) == result:
-                return access
+        is_alone = operand.is_sparse and where == lattice.stored(access)
+        if is_alone and carried_format(access, operand.format, step.target) == result:
+            return access
     return None
 
 
@@ -334,9 +338,9 @@ def _balance(plan: Plan, operands: Mapping[Access, Operand], x: str) -> tuple[st
     best: tuple[int, str] | None = None
     for access, operand in operands.items():
         uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
-        if len(uses) > 1 and uses[0].loop == x and operand.format.levels[0].is_full:
-            if operand.format.starts_run(1) and (best is None or operand.nnz > best[0]):
-                best = (operand.nnz, operand.name)
+        has_rows = len(uses) > 1 and uses[0].loop == x and operand.format.levels[0].is_full
+        if has_rows and operand.format.starts_run(1) and (best is None or operand.nnz > best[0]):
+            best = (operand.nnz, operand.name)
     return None if best is None else (best[1], 1)
 
 

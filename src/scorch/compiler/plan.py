@@ -120,7 +120,9 @@ class Splits:
         if stored is not None:
             size = (size + (stored - 1)) // stored if part == "outer" else Const(stored)
         needs = frozenset(loops or self.loops_of(index))
-        arrays = LevelArrays(Array(f"{name}{level + 1}_pos", index_type), Array(f"{name}{level + 1}_crd", index_type), size)
+        arrays = LevelArrays(
+            Array(f"{name}{level + 1}_pos", index_type), Array(f"{name}{level + 1}_crd", index_type), size
+        )
         return LevelUse(level, coordinate, loops, needs, arrays)
 
 
@@ -135,7 +137,7 @@ class Plan:
     ``workspace``: None if all of the result's loops are in the prefix, or if entries may come in any order
     because a list sorts them all; else ``dense`` or ``list``.
     ``words``: the result levels joined in each 64-bit key of the list; ``workspace_words``: of the workspace.
-    ``parallel``: whether the outermost loop is run by several threads; ``balance``: the tensor and level whose
+    ``parallel``: whether several threads share the outermost loop; ``balance``: the tensor and level whose
     ``pos`` says how work is spread over it.
     """
 

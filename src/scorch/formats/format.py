@@ -68,6 +68,13 @@ class Format:
         object.__setattr__(self, "family", family if order is None and blocks is None else None)
         _check(self, spec)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is cached: hashes of strings differ between processes."""
+        return {name: self.__dict__[name] for name in ("levels", "order", "blocks", "family")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+
     # facts -------------------------------------------------------------------------------------------
 
     @functools.cached_property

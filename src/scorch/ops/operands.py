@@ -10,9 +10,9 @@ from scorch.compiler.typing import type_of_dtype
 from scorch.errors import DtypeError, OperandError
 from scorch.formats import Format
 from scorch.tensor.construct import from_torch
+from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
-from scorch.tensor.run import convert
 
 
 def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
@@ -23,7 +23,8 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
         value = torch.tensor(value)
     if not isinstance(value, torch.Tensor):
         raise OperandError(
-            f"{name} is a {type(value).__name__}, not a tensor; make one with torch.tensor or scorch.from_scipy"
+            f"{name} is a {type(value).__name__}, not a tensor; "
+            "make one with torch.tensor or scorch.from_scipy"
         )
     if value.device.type != "cpu":
         raise OperandError(f"{name} is on device {value.device}, but Scorch computes on the cpu; use .cpu()")

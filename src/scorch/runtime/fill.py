@@ -27,7 +27,8 @@ typedef struct { void *data; int device, device_id, ndim; unsigned char code, bi
 typedef struct managed { unsigned major, minor; void *context; void (*deleter)(struct managed *);
                          unsigned long long flags; tensor_t tensor; } managed_t;
 typedef struct { unsigned major, minor; void *older;
-                 int (*allocate)(tensor_t *, managed_t **, void *, void (*)(void *, const char *, const char *));
+                 int (*allocate)(tensor_t *, managed_t **, void *,
+                                 void (*)(void *, const char *, const char *));
                  int (*take)(void *, managed_t **);
                  int (*give)(managed_t *, void **);
                  int (*look)(void *, tensor_t *);
@@ -67,10 +68,11 @@ object *scorch_set_table(object *self, object *const *given, long count) {
     return none;
 }
 
-/* Whether a tensor is dense, on the CPU, without gaps, of the dtype and shape in facts: code bits ndim shape... */
+/* Whether a tensor is on the CPU, without gaps, of the dtype and shape in facts: code bits ndim shape... */
 static int fits(const tensor_t *seen, const long long *facts) {
     long long step = 1;
-    if (seen->device != 1 || seen->code != facts[0] || seen->bits != facts[1] || seen->ndim != facts[2]) return 0;
+    if (seen->device != 1 || seen->code != facts[0]) return 0;
+    if (seen->bits != facts[1] || seen->ndim != facts[2]) return 0;
     for (int d = seen->ndim - 1; d >= 0; d--) {
         if (seen->shape[d] != facts[3 + d]) return 0;
         if (seen->strides && seen->shape[d] != 1 && seen->strides[d] != step) return 0;
@@ -159,7 +161,8 @@ object *scorch_fill(object *self, object *const *given, long count) {
     return (object *)out;
 }
 
-/* rows((compute, finish), first slots, result: rows, bits of indices, code bits of values, facts or None, tensors...)
+/* rows((compute, finish), first slots, result: rows, bits of indices, code and bits of values,
+        facts or None, tensors...)
    returns (pos, crd, values); the slots after the tensors are those of compiler.collect.Rows */
 object *scorch_rows(object *self, object *const *given, long count) {
     long long slots[SLOTS], *result, rows, nnz, *pos;
@@ -214,6 +217,7 @@ object *scorch_rows(object *self, object *const *given, long count) {
 """
 
 _CODES = {"int": 0, "uint": 1, "float": 2, "complex": 5, "bool": 6}
+
 
 @dataclass(frozen=True)
 class Builtins:

@@ -49,7 +49,7 @@ def run_dense(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[st
     element = reduced_type(step.reduction, step.body, typed) if step.reduced else typed
     dtype = dtype_of_type(element)
     factors = _factors(step.body)
-    if factors is not None and step.reduction == "sum" and not element.kind == "bool":
+    if factors is not None and step.reduction == "sum" and element.kind != "bool":
         return _einsum(step, factors, tensors, dtype)
     order = (*step.target.indices, *step.reduced)
     value = _evaluate(step.body, tensors, order, types)

@@ -1,6 +1,6 @@
 """The one table of torch functions that sparse tensors answer.
 
-``ops`` fills it with ``@implements(torch.matmul, torch.Tensor.matmul, ...)``; ``SparseTensor`` looks functions up.
+``ops`` fills it with ``@implements(torch.matmul, torch.Tensor.matmul, ...)``; ``SparseTensor`` looks there.
 """
 
 from __future__ import annotations

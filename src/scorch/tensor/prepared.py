@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from scorch.compiler.pipeline import Planned
+from scorch.compiler.plan import Plan
 from scorch.compiler.typing import dtype_of_type
 from scorch.errors import DensityError
 from scorch.formats import Format
@@ -64,7 +65,8 @@ class Prepared:
         order = list(plan.result.order)
         self.back = [] if order == sorted(order) else sorted(range(len(order)), key=lambda d: order[d])
         self._first: dict[int, bytes] = {}  # the first argument slots, by the number of threads
-        self.is_large = plan.assembly == "dense" and self.count * plan.element.bytes > LARGE
+        self.dense_bytes = _dense_bytes(plan, self.shape)
+        self.is_large = self.dense_bytes > LARGE
 
     def __call__(self, sources: Sequence[Tensor], contiguous: bool = False) -> Tensor:
         """Run the compiled kernel on tensors in the order of ``sources``.
@@ -100,7 +102,8 @@ class Prepared:
     def wrap(self, found: Any) -> Tensor:
         """What a builtin returned as a tensor."""
         if self.assembly == "dense":
-            return found.permute(self.back) if self.back else found
+            dense: torch.Tensor = found
+            return dense.permute(self.back) if self.back else dense
         pos, crd, values = found
         plan, nones = self.planned.plan, (None,) * (len(self.planned.plan.result) - 1)
         if pos.dtype != crd.dtype:  # more entries than int32 can number
@@ -179,9 +182,9 @@ class Prepared:
 
     def _result(self, engine: Engine, inputs: list[Any], operands: Sequence[Tensor]) -> Tensor:
         plan = self.planned.plan
+        if self.is_large:
+            self._check_budget()
         if self.assembly == "dense":
-            if self.is_large:
-                self._check_budget()
             values = self.kernel.fill(engine, inputs, self.count)
             if self.is_cast:
                 values = values.to(self.dtype)
@@ -200,25 +203,34 @@ class Prepared:
         return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
 
     def _check_budget(self) -> None:
-        """Refuse a dense result beyond the budget before it is allocated."""
-        size = self.count * self.planned.plan.element.bytes
+        """Refuse what dense levels of the result would need beyond the budget, before it is allocated."""
         budget = current().dense_budget
         if budget is None:
             budget = _free_memory() // 4
-        if size > budget:
+        if self.dense_bytes > budget:
+            plan = self.planned.plan
             raise DensityError(
-                f"{self.planned.plan.header.splitlines()[0]} has a dense result of {size:,} bytes, more than the "
-                f"budget of {budget:,}; ask for a sparse one with format='csr' or 'coo', or raise "
-                "scorch.settings(dense_budget=...)"
+                f"{plan.header.splitlines()[0]} in format {plan.result} needs {self.dense_bytes:,} bytes for "
+                f"its dense levels alone, more than the budget of {budget:,}; ask for a sparser format such "
+                "as 'coo' or 'dcsr', or raise scorch.settings(dense_budget=...)"
             )
+
+
+def _dense_bytes(plan: Plan, shape: Sequence[int]) -> int:
+    """What the result's leading dense levels need: its values, or the pointers below them."""
+    if plan.assembly == "shared":
+        return 0
+    places = 1
+    for level, kind in enumerate(plan.result.levels):
+        if not kind.is_full:
+            return 8 * places
+        places *= plan.result.level_size(level, shape)
+    return plan.element.bytes * places
 
 
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:
     """A dense tensor with its values in memory in the order of ``stride_order``, without gaps."""
-    if tensor.is_contiguous():
-        found = tensor
-    else:
-        found = tensor.permute(stride_order(tensor)).contiguous()
+    found = tensor if tensor.is_contiguous() else tensor.permute(stride_order(tensor)).contiguous()
     return found.resolve_conj().resolve_neg() if found.is_complex() or found.is_neg() else found
 
 
@@ -227,7 +239,8 @@ def stride_order(tensor: torch.Tensor) -> tuple[int, ...]:
     plain = tuple(range(tensor.dim()))
     if tensor.is_contiguous():
         return plain
-    order = tuple(sorted(plain, key=lambda dim: (-tensor.stride(dim), dim)))
+    strides = tensor.stride()
+    order = tuple(sorted(plain, key=lambda dim: (-strides[dim], dim)))
     return order if tensor.permute(order).is_contiguous() else plain
 
 

@@ -282,5 +282,3 @@ def _compare(result: Tensor, again: Tensor, what: str) -> None:
     for a, b in zip(parts(result), parts(again), strict=True):
         if not torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True):
             raise AssertionError(f"kernel and interpreter disagree on {what.splitlines()[0]}")
-
-

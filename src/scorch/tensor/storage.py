@@ -16,7 +16,6 @@ from scorch.compiler.typing import type_of_dtype
 from scorch.formats import Format
 from scorch.loops.types import INT32, INT64
 
-
 _numbers: dict[object, int] = {}
 _counter = itertools.count()  # threads never draw the same number
 

@@ -1,0 +1,1 @@
+"""Benchmarks: each prints a table and the machine it was made on."""
