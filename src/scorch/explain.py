@@ -234,7 +234,8 @@ def _explain_steps(
     given = dict(tensors)
     for step in steps:
         parts = stored_steps(step, given, sizes)
-        if len(parts) > 1 and requested is None and step is steps[-1]:
+        is_inferred = len(parts) > 1 and requested is None and step is steps[-1]
+        if is_inferred:
             requested = inferred_format(step, given, sizes)
         for number, part in enumerate(parts):
             is_last = step is steps[-1] and number == len(parts) - 1
@@ -243,7 +244,10 @@ def _explain_steps(
                 purpose = "the rest of the product" if number == len(parts) - 1 else "a partial product"
             elif len(parts) > 1:
                 purpose = f"{step.reduction}, {_MENDED[number]}"
-            yield from _explain_step(part, given, sizes, requested if is_last else None, purpose)
+            for found in _explain_step(part, given, sizes, requested if is_last else None, purpose):
+                if is_inferred and found.reasons == ("asked for",):
+                    found = replace(found, reasons=("as for the statement in one step",))
+                yield found
             if not is_last:
                 given[part.target.tensor] = run_stored(part, given, sizes)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from scorch.compiler.typing import Typed, argument_type, type_of
 from scorch.loops.nodes import Binary, Cast, Const, Expr, Select, Unary
 from scorch.loops.types import BOOL, INT64, Type
+from scorch.loops.values import wrap
 from scorch.notation import nodes as notation
 from scorch.notation.nodes import Access, Literal, Op
 from scorch.notation.operators import OPERATORS
@@ -44,7 +45,7 @@ def combine(op: str, a: Expr, b: Expr) -> Expr:
 
 
 def _number(value: float, target: Type) -> float | int:
-    return int(value) if target.is_integer else float(value)
+    return wrap(int(value), target) if target.is_integer else float(value)  # -1 is 255 as uint8
 
 
 def _apply(name: str, args: tuple[notation.Expr, ...], types: Mapping[str, Type], read: Read) -> Expr:
