@@ -351,6 +351,8 @@ def _convert_in_words(conversion: Conversion) -> str:
         why, done = f"{conversion.tensor} is {conversion.reason}", "transposed"
     else:
         why, done = f"{conversion.tensor}: {conversion.reason}", "converted"
+    if conversion.format.is_dense:
+        return f"{why}: copied to {_format_in_words(conversion.format)} as {conversion.name} at each call"
     return f"{why}: {done} to {conversion.format} as {conversion.name}; its pattern is kept"
 
 

@@ -56,7 +56,10 @@ def expected(case: Case) -> torch.Tensor:
     joined = case.operands[0].dense.flatten()[:0] if case.operands[0].dense.dim() else case.operands[0].dense
     for drawn in case.operands[1:]:  # left to right, where scalars yield to tensors
         dims = max(joined.dim(), drawn.dense.dim())
-        joined = torch.zeros((0,) * min(dims, 1), dtype=torch.result_type(joined, drawn.dense))
+        dtype = torch.result_type(joined, drawn.dense)
+        if dtype == torch.complex32:  # torch's float16 with a complex scalar; Scorch has no complex32
+            dtype = torch.complex64
+        joined = torch.zeros((0,) * min(dims, 1), dtype=dtype)
     result = joined.dtype
     exact = torch.complex128 if result.is_complex else torch.float64
     if not result.is_floating_point and not result.is_complex:

@@ -9,11 +9,13 @@ stored in another order. Units are about one multiply-add.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scorch.compiler import lattice
+from scorch.compiler.infer_format import carried_format
 from scorch.compiler.lattice import EVERYWHERE, Support
 from scorch.compiler.plan import LevelUse, Operand, Splits, Step
 from scorch.formats import Format
@@ -23,7 +25,10 @@ from scorch.notation.nodes import Access
 TRANSPOSE = 12.0  # an entry moved by sorting
 INSERT_DENSE = 3.0  # an entry put into a dense workspace
 INSERT_LIST = 12.0  # an entry put into a list and sorted
-SEARCH = 8.0
+COPY = 2.0  # an element of a dense operand laid out anew
+WORTH_COPYING = 8  # a dense operand is laid out anew if its elements are used this many times
+SEARCH = 1.5  # one halving of a binary search
+SHORTER = 8.0  # a level this many times shorter than another is walked and the other searched
 SCATTER = 1.0  # an entry added to memory instead of a register
 STRIDED = 0.5  # an access that jumps in the innermost loop
 VECTOR = 0.25  # a turn of a loop that runs in vector registers
@@ -39,6 +44,18 @@ class Problem:
     result: Format
     splits: Splits
     sizes: Mapping[str, int]
+
+    @functools.cached_property
+    def is_shared(self) -> bool:
+        """Whether the result has the pattern of an operand, so that there is nothing to assemble."""
+        where = lattice.support(
+            self.step.body, lambda a: lattice.stored(a) if self.operands[a].is_sparse else EVERYWHERE
+        )
+        return any(
+            where == lattice.stored(access)
+            and carried_format(access, operand.format, self.step.target) == self.result
+            for access, operand in self.operands.items()
+        )
 
     @property
     def loops(self) -> tuple[str, ...]:
@@ -70,6 +87,8 @@ class Cost:
     assembly: float
     transposition: float
     transposed: tuple[Access, ...]
+    searched: tuple[tuple[Access, int], ...]
+    laid_out: tuple[Access, ...]
 
     @property
     def total(self) -> float:
@@ -109,6 +128,20 @@ def estimated_counts(form: Format, shape: Sequence[int], nnz: int) -> tuple[int,
     return tuple(counts)
 
 
+def branching(form: Format, shape: Sequence[int], counts: Sequence[int]) -> list[float]:
+    """About how many coordinates each level has below one of the level above.
+
+    A run of coordinate levels has as many positions as entries on every level; how many coordinates differ
+    is taken to be as many as fit.
+    """
+    found, above = [], 1.0
+    for level, count in enumerate(counts):
+        here = min(float(count), above * form.level_size(level, shape))
+        found.append(here / max(above, 1.0))
+        above = here
+    return found
+
+
 def prefix_of(order: Sequence[str], uses: Sequence[LevelUse]) -> tuple[int, int]:
     """How many outer loops run over the first levels of the result in stored order, and how many levels."""
     loops = levels = 0
@@ -137,6 +170,8 @@ class _Walk:
         self.form: dict[Access, Format] = {}
         self.branching: dict[Access, list[float]] = {}
         self.transposed: list[Access] = []
+        self.laid_out: list[Access] = []
+        self.searched: list[tuple[Access, int]] = []
         self.transposition = 0.0
         for access, operand in problem.operands.items():
             form, uses, counts = operand.format, problem.uses(access), operand.counts
@@ -146,28 +181,38 @@ class _Walk:
                 counts = estimated_counts(form, operand.shape, operand.nnz)
                 self.transposed.append(access)
                 self.transposition += TRANSPOSE * operand.nnz
-            parents = (1, *counts)[: len(counts)]
             self.form[access], self.uses[access], self.level[access] = form, uses, 0
-            self.branching[access] = [c / max(p, 1) for c, p in zip(counts, parents, strict=True)]
+            self.branching[access] = branching(form, operand.shape, counts)
 
     def cost(self) -> Cost:
-        work, trips = 0.0, 1.0
+        work, trips, delivered = 0.0, 1.0, 1.0
         bound: set[str] = set()
+        results = self._result_loops()
         for depth, x in enumerate(self.order):
             turns, spent = self._loop(x)
             is_last = depth == len(self.order) - 1
             if is_last:
-                spent *= self._innermost_factor(x)
+                spent *= self._innermost_factor(x, trips * spent)
             work += trips * spent
             trips *= turns
             bound.add(x)
             searches, chance = self._resolve(bound)
-            work += trips * SEARCH * searches
+            work += trips * searches
             trips *= chance
-        assembly = self._assembly(trips)
-        if self.order and self.order[0] not in self._result_loops():
+            if x in results:  # an accumulator takes what is reduced further in
+                delivered = trips
+        assembly = self._assembly(delivered)
+        if self.order and self.order[0] not in results:
             work *= SERIAL
-        return Cost(self.order, work, assembly, self.transposition, tuple(self.transposed))
+        return Cost(
+            self.order,
+            work,
+            assembly,
+            self.transposition,
+            tuple(self.transposed),
+            tuple(self.searched),
+            tuple(self.laid_out),
+        )
 
     def _loop(self, x: str) -> tuple[float, float]:
         """Expected turns that reach the body, and the cost of the loop itself."""
@@ -177,7 +222,9 @@ class _Walk:
             level = self.level[access]
             if level < len(uses) and uses[level].loop == x and not self.form[access].levels[level].is_full:
                 entries[access] = min(self.branching[access][level], float(size))
-                self.level[access] += 1
+        self._leave_to_search(entries)
+        for access in entries:
+            self.level[access] += 1
         where = lattice.support(
             self.problem.step.body, lambda a: lattice.stored(a) if a in entries else EVERYWHERE
         )
@@ -186,32 +233,51 @@ class _Walk:
         chance = _chance(where, {access: count / size for access, count in entries.items()})
         return size * chance, max(1.0, sum(entries.values()))
 
-    def _resolve(self, bound: set[str]) -> tuple[int, float]:
-        """Go down the levels that are known; how many are searched, and the chance that all are found."""
-        searches, chance = 0, 1.0
+    def _leave_to_search(self, entries: dict[Access, float]) -> None:
+        """Take out of ``entries`` the levels to be searched: all but the shortest must be found anyway."""
+        where = lattice.support(
+            self.problem.step.body, lambda a: lattice.stored(a) if a in entries else EVERYWHERE
+        )
+        if len(where) != 1 or len(lattice.required(where)) < 2:
+            return
+        shortest = min(lattice.required(where), key=lambda a: (entries[a], list(entries).index(a)))
+        for access in lattice.required(where):
+            if entries[access] > SHORTER * max(entries[shortest], 1.0):
+                self.searched.append((access, self.level[access]))
+                del entries[access]
+
+    def _resolve(self, bound: set[str]) -> tuple[float, float]:
+        """Go down the levels that are known; what searching costs, and the chance that all are found."""
+        searches, chance = 0.0, 1.0
         for access, uses in self.uses.items():
             while self.level[access] < len(uses) and uses[self.level[access]].needs <= bound:
                 level = self.level[access]
                 if not self.form[access].levels[level].is_full:
-                    searches += 1
+                    searches += SEARCH * math.log2(self.branching[access][level] + 2)
                     index = access.indices[self.form[access].order[level]]
                     chance *= min(1.0, self.branching[access][level] / max(self.problem.sizes[index], 1))
                 self.level[access] += 1
         return searches, chance
 
-    def _innermost_factor(self, x: str) -> float:
-        """Vector speed if every access moves by one place or none in the innermost loop."""
+    def _innermost_factor(self, x: str, turns: float) -> float:
+        """Vector speed if every tensor moves by one place or none in the innermost loop.
+
+        A dense operand that jumps is laid out anew if it is read often enough (``pipeline`` does so).
+        """
         factor, vector = 1.0, True
-        tensors = [(self.form[a], self.uses[a]) for a in self.uses]
-        tensors.append((self.problem.result, self.problem.result_uses))
-        for form, uses in tensors:
+        tensors = [(self.form[a], self.uses[a], a) for a in self.uses]
+        for form, uses, access in (*tensors, (self.problem.result, self.problem.result_uses, None)):
             touching = [use for use in uses if x in use.needs]
             if not touching:
                 continue
-            last = touching[-1].level == len(uses) - 1
             if any(not form.levels[use.level].is_full for use in touching):
                 vector = False
-            elif not last:
+            elif touching[-1].level != len(uses) - 1:
+                size = self.problem.operands[access].nnz if access is not None and form.is_dense else 0
+                if access is not None and len(touching) == 1 and 0 < WORTH_COPYING * size < turns:
+                    self.transposition += COPY * size
+                    self.laid_out.append(access)
+                    continue
                 vector = False
                 factor += STRIDED
         return VECTOR if vector else factor
@@ -224,9 +290,10 @@ class _Walk:
         result, order = self.problem.result, self.order
         loops = self._result_loops()
         last = max((order.index(loop) for loop in loops), default=-1)
-        if result.is_dense:
-            scattered = any(loop not in loops for loop in order[: last + 1])
-            return trips * SCATTER * VECTOR if scattered else 0.0
+        if result.is_dense or self.problem.is_shared:
+            if all(loop in loops for loop in order[: last + 1]):
+                return 0.0
+            return trips * SCATTER * (VECTOR if result.is_dense else 1.0)
         prefix, levels = prefix_of(order, self.problem.result_uses)
         if levels == len(result):
             return trips * 0.5

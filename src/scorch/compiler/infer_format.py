@@ -85,13 +85,16 @@ def _by_index(
     bound = _bound(step, operands, sparse, [i for i in target.indices if kinds[i] == "sparse"], sizes)
     room = math.prod(sizes[index] for index in target.indices)
     if all(kind == "dense" for kind in kinds.values()) and len(sparse) > 1:
-        expected = _expected_entries(step, operands, sparse, sizes)
-        if room > SPARSE_WORTH * max(expected, 1) and lattice.mentioned(support_of(step, operands)):
+        expected = _expected_entries(step, operands, sizes)
+        is_smaller = room > SPARSE_WORTH * max(expected, 1)
+        # Sums of sparse stay sparse: csr + csc, A + A.T.
+        if (is_smaller or not step.reduced) and lattice.mentioned(support_of(step, operands)):
             last = target.indices[-1]
             kinds[last] = "sparse"
-            reasons[last] = (
-                f"{last} sparse: a dense result would be {room / max(expected, 1):.0f} times larger"
-            )
+            reasons[last] = f"{last} sparse: every term is"
+            if is_smaller:
+                times = room / max(expected, 1)
+                reasons[last] = f"{last} sparse: a dense result would be {times:.0f} times larger"
             bound = expected
     order = _stored_order(target, kinds, operands, sparse)
     seen_sparse = False
@@ -168,12 +171,16 @@ def _bound(
     return min(fibres, math.prod(sizes[index] for index in indices))
 
 
-def _expected_entries(
-    step: Step, operands: Mapping[Access, Operand], sparse: list[Access], sizes: Mapping[str, int]
-) -> int:
-    """About how many entries a product of sparse operands leaves if they lie anywhere."""
-    products = float(math.prod(max(1, operands[access].nnz) for access in sparse))
-    for index in step.indices:
-        uses = sum(index in access.indices for access in sparse)
-        products /= max(1, sizes[index]) ** max(0, uses - 1)
-    return int(min(products, 2**62))
+def _expected_entries(step: Step, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> int:
+    """About how many entries the result has if those of the operands lie anywhere."""
+    total = 0.0
+    for clause in support_of(step, operands):
+        entries = float(math.prod(max(1, operands[access].nnz) for access in clause))
+        for index in step.indices:
+            uses = sum(index in access.indices for access in clause)
+            size = max(1, sizes[index])
+            if uses == 0 and index in step.target.indices:  # repeated for every value of the index
+                entries *= size
+            entries /= size ** max(0, uses - 1)
+        total += entries
+    return int(min(total, 2**62))

@@ -92,7 +92,8 @@ def _support_of_op(name: str, args: tuple[Expr, ...], of: Callable[[Access], Sup
                 found = both(found, part)
             return found
         case "first":  # 0 / 0 is not a number, so a divisor that may vanish is visited everywhere
-            return supports[0] if supports[1] == EVERYWHERE else EVERYWHERE
+            is_number = constant(args[0]) is not None
+            return supports[0] if supports[1] == EVERYWHERE and not is_number else EVERYWHERE
         case "where":
             return either(both(supports[0], supports[1]), supports[2])
     constants = [constant(arg) for arg in args]

@@ -231,7 +231,8 @@ class Lowering:
             if state.level == len(uses) or state.present == FALSE:
                 continue
             use, form = uses[state.level], self.plan.operand(access.tensor).format
-            if use.loop == x and not form.levels[state.level].is_full:
+            is_searched = (access, state.level) in self.plan.searched
+            if use.loop == x and not form.levels[state.level].is_full and not is_searched:
                 position = Var(f"p{self.labels[access]}{state.level + 1}")
                 end = Var(f"{position.name}_end")
                 found[access] = Cursor(access, use, position, end, form.is_unique(state.level))

@@ -81,4 +81,5 @@ def with_safe_names(plan: Plan) -> Plan:
         order=tuple(loop(old) for old in plan.order),
         pattern=None if plan.pattern is None else access(plan.pattern),
         balance=balance,
+        searched=frozenset((access(old), level) for old, level in plan.searched),
     )

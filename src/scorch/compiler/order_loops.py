@@ -3,16 +3,20 @@
 Algorithm 1 starts with the indices that filter most outermost and pushes each one inwards while that makes
 the nest cheaper (lines 3 to 10). The stored orders of all tensors then form a graph; where it has cycles the
 cheapest edge is removed, which means that its tensor is transposed (lines 11 to 18). Its result is the
-baseline: with up to five loops every order is costed as well and the cheapest taken.
+baseline: with up to five loops every order is costed as well and the cheapest taken. The order of the inner
+product is never taken, however small or full the operands are when the kernel is made.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from scorch.compiler import lattice
 from scorch.compiler.cost import Cost, Problem, cost
+from scorch.compiler.infer_format import support_of
 
 MOST_LOOPS = 5  # all orders are tried up to this number
 
@@ -39,7 +43,8 @@ def order_loops(problem: Problem) -> Choice:
     costs = sorted((cost(problem, order) for order in orders), key=lambda c: c.total)
     if is_alone:
         costs = [c for c in costs if not c.transposed]
-    chosen = paper if not costs or paper.total <= costs[0].total else costs[0]
+    allowed = [c for c in costs if not is_inner_product(problem, c.order)]
+    chosen = paper if not allowed or paper.total <= allowed[0].total else allowed[0]
     rejected = tuple(c for c in costs if c.order != chosen.order)
     return Choice(chosen, paper, rejected)
 
@@ -57,17 +62,41 @@ def is_legal(problem: Problem, order: Sequence[str]) -> bool:
     return all(order.index(f"{index}_out") < order.index(f"{index}_in") for index, _ in problem.splits.blocks)
 
 
+def is_inner_product(problem: Problem, order: Sequence[str]) -> bool:
+    """Whether two sparse factors are intersected inside loops of each that nothing sparse connects.
+
+    C[i,k] = A[i,j] * B[j,k] in the order i, k, j visits every i and k, also those that have no j in common.
+    """
+    step = problem.step
+    factors = lattice.required(support_of(step, problem.operands))
+    loops = {a: {loop for use in problem.uses(a) for loop in use.loops} for a in factors}
+    for place, x in enumerate(order):
+        index, part = problem.splits.origin(x)
+        if index not in step.reduced or part == "inner":
+            continue
+        outside = set(order[:place])
+        for a, b in itertools.combinations([a for a in factors if x in loops[a]], 2):
+            pairs = itertools.product(outside & loops[a] - loops[b], outside & loops[b] - loops[a])
+            if any(not any({p, q} <= own for own in loops.values()) for p, q in pairs):
+                return True
+    return False
+
+
 def algorithm_1(problem: Problem) -> tuple[str, ...]:
     """Algorithm 1 of the paper: push sparse filters down, then respect stored orders where possible."""
+
+    def price(order: Sequence[str]) -> float:
+        return math.inf if is_inner_product(problem, order) else cost(problem, order).total
+
     by_sparsity = _sort_by_sparsity(problem)
-    order = _push_filters_down(list(by_sparsity), by_sparsity, lambda o: cost(problem, o).total, problem)
+    order = _push_filters_down(list(by_sparsity), by_sparsity, price, problem)
     edges = _order_edges(problem)
     while (cycle := _find_cycle(edges)) is not None:
         cheapest = min(cycle, key=lambda edge: edges[edge])
         del edges[cheapest]
     sorted_order = _topological(order, edges)
     # The graph may lead into an order that walks everything (the inner product): keep the cheaper one.
-    return min((tuple(order), tuple(sorted_order)), key=lambda o: cost(problem, o).total)
+    return min((tuple(order), tuple(sorted_order)), key=price)
 
 
 def _sort_by_sparsity(problem: Problem) -> list[str]:

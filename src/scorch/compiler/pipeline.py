@@ -27,11 +27,11 @@ from scorch.compiler.lattice import EVERYWHERE
 from scorch.compiler.lower import lower
 from scorch.compiler.order_loops import Choice, order_loops, stored_order
 from scorch.compiler.plan import Operand, Plan, Splits, Step
-from scorch.formats import Format
+from scorch.formats import Format, dense_format
 from scorch.loops.nodes import Kernel
 from scorch.loops.simplify import simplify
 from scorch.loops.types import INT32, INT64, Type
-from scorch.notation.nodes import Access, Assign, Expr, Op, Reduce
+from scorch.notation.nodes import Access, Assign, Expr, Reduce
 from scorch.notation.show import show
 from scorch.notation.trees import substitute
 
@@ -90,7 +90,11 @@ def plan_step(
     choice = stored_order(problem) if unsorted else order_loops(problem)
     order = choice.chosen.order
     step, operands = _transpose(step, operands, order, splits, conversions)
-    plan = _assemble(step, operands, order, splits, inferred.format, sizes, element, skip_zeros, unsorted)
+    step, operands = _lay_out(step, operands, order, choice.chosen.laid_out, conversions)
+    searched = _renamed_searches(choice.chosen.searched, operands, conversions)
+    plan = _assemble(
+        step, operands, order, splits, inferred.format, sizes, element, skip_zeros, unsorted, searched
+    )
     plan = replace(plan, header=_header(plan, inferred, choice))
     return Planned(plan, tuple(conversions), inferred, choice)
 
@@ -216,6 +220,45 @@ def _transpose(
     return step, found
 
 
+def _lay_out(
+    step: Step,
+    operands: Mapping[Access, Operand],
+    order: Sequence[str],
+    laid_out: Sequence[Access],
+    conversions: list[Conversion],
+) -> tuple[Step, dict[Access, Operand]]:
+    """Copy dense operands so that the innermost loop runs along memory."""
+    found = dict(operands)
+    for access in laid_out:
+        operand = found[access]
+        x, _ = _splits(operands).origin(order[-1])
+        last = access.indices.index(x)
+        form = dense_format(
+            len(access.indices), (*(dim for dim in operand.format.order if dim != last), last)
+        )
+        name = _fresh_name(access.tensor, "_t", found)
+        conversion = Conversion(access.tensor, name, form, f"the innermost loop, over {x}, jumps in it")
+        conversions.append(conversion)
+        step, found = _renamed(step, found, access, conversion)
+    return step, found
+
+
+def _renamed_searches(
+    searched: Sequence[tuple[Access, int]],
+    operands: Mapping[Access, Operand],
+    conversions: Sequence[Conversion],
+) -> frozenset[tuple[Access, int]]:
+    """Searched levels, by the names that accesses have after conversion."""
+    found = set()
+    for access, level in searched:
+        renamed = [
+            access,
+            *(Access(c.name, access.indices) for c in conversions if c.tensor == access.tensor),
+        ]
+        found |= {(name, level) for name in renamed if name in operands}
+    return frozenset(found)
+
+
 # the result ------------------------------------------------------------------------------------------
 
 
@@ -229,6 +272,7 @@ def _assemble(
     element: Type,
     skip_zeros: bool,
     unsorted: bool,
+    searched: frozenset[tuple[Access, int]],
 ) -> Plan:
     shape = [sizes[index] for index in step.target.indices]
     distinct = {operand.name: operand for operand in operands.values()}
@@ -250,6 +294,7 @@ def _assemble(
         parallel=False,
         balance=None,
         skip_zeros=skip_zeros,
+        searched=searched,
         header="",
     )
     if not result.is_dense:
@@ -325,7 +370,8 @@ def _choose_threads(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
     first = {}
     for access, operand in operands.items():
         uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
-        if uses and uses[0].loop == x and not operand.format.levels[0].is_full:
+        is_walked = bool(uses) and uses[0].loop == x and (access, 0) not in plan.searched
+        if is_walked and not operand.format.levels[0].is_full:
             first[access] = operand
     where = lattice.support(plan.step.body, lambda a: lattice.stored(a) if a in first else EVERYWHERE)
     if where != EVERYWHERE and not (len(where) == 1 and len(next(iter(where))) == 1):
@@ -349,10 +395,7 @@ def _balance(plan: Plan, operands: Mapping[Access, Operand], x: str) -> tuple[st
 
 def as_statement(step: Step) -> Assign:
     """The step as index notation, for people."""
-    value: Expr = step.body
-    if isinstance(value, Op) and value.name == "present":
-        value = Op("ne", (value.args[0], value.args[0]))
-    value = step.body if not step.reduced else Reduce(step.reduction, step.reduced, step.body)
+    value: Expr = step.body if not step.reduced else Reduce(step.reduction, step.reduced, step.body)
     return Assign(step.target, value)
 
 

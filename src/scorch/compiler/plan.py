@@ -137,6 +137,7 @@ class Plan:
     ``workspace``: None if all of the result's loops are in the prefix, or if entries may come in any order
     because a list sorts them all; else ``dense`` or ``list``.
     ``words``: the result levels joined in each 64-bit key of the list; ``workspace_words``: of the workspace.
+    ``searched``: levels that are searched for each coordinate of a much shorter one instead of walked.
     ``parallel``: whether several threads share the outermost loop; ``balance``: the tensor and level whose
     ``pos`` says how work is spread over it.
     """
@@ -158,6 +159,7 @@ class Plan:
     parallel: bool
     balance: tuple[str, int] | None
     skip_zeros: bool
+    searched: frozenset[tuple[Access, int]]
     header: str
 
     def operand(self, name: str) -> Operand:

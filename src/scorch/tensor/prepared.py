@@ -175,7 +175,7 @@ class Prepared:
         found: list[Tensor] = []
         for tensor, (_, form) in zip(sources, self.sources, strict=True):
             if isinstance(tensor, torch.Tensor):
-                found.append(as_stored(tensor))
+                found.append(as_stored(tensor if form is None else tensor.permute(form.order).contiguous()))
             else:
                 found.append(tensor if form is None else self.convert(tensor, form))
         return found
