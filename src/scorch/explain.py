@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from scorch.compiler.contract import factors_of
 from scorch.compiler.cost import Cost, prefix_of
 from scorch.compiler.order_loops import MOST_LOOPS
 from scorch.compiler.pipeline import Conversion, as_statement, describe_assembly
@@ -240,7 +241,7 @@ def _explain_steps(
         for number, part in enumerate(parts):
             is_last = step is steps[-1] and number == len(parts) - 1
             purpose = "" if step is steps[-1] else "a reduction that a later step reads"
-            if len(parts) > 1 and step.reduction == "sum":
+            if len(parts) > 1 and factors_of(parts[-1].body) is not None:
                 purpose = "the rest of the product" if number == len(parts) - 1 else "a partial product"
             elif len(parts) > 1:
                 purpose = f"{step.reduction}, {_MENDED[number]}"

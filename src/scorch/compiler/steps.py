@@ -8,11 +8,15 @@ Kernels visit stored coordinates only. Where a zero that is not stored counts (m
 reduction over what is stored is mended by the number of entries that took part:
 
     R[i] = max(j, A[i,j])    ->    V[i] = max over stored;  N[i] = how many;  R[i] = N < size ? max(V, 0) : V
+
+The same serves sums of what is not zero where nothing is stored, so that their cost follows the entries:
+
+    R[i] = sum(j, exp(A[i,j]))    ->    V[i] = sum over stored;  N[i] = how many;  R[i] = V + 1 * (size - N)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from scorch.compiler.plan import Step
 from scorch.loops.types import Type
@@ -105,4 +109,45 @@ def mend_zeros(step: Step, total: int, element: Type) -> tuple[Step, Step, Step]
         Step(stored, step.body, step.reduction, step.reduced),
         Step(number, Op("present", (step.body,)), "sum", step.reduced),
         Step(step.target, Op("where", (some_missing, mended, stored)), "sum", ()),
+    )
+
+
+def mend_constant(
+    step: Step, total: int, element: Type, fill: float, sparse: Sequence[Access]
+) -> tuple[Step, Step, Step] | None:
+    """``step`` over stored entries, with ``fill``, what its body is where nothing is stored, added.
+
+    ``sparse`` are the accesses that decide where something is stored. None for reductions by which a repeated
+    ``fill`` has no short form.
+    """
+    name, indices = step.target.tensor, step.target.indices
+    taken = _tensors(step.body)
+    stored = Access(_fresh(f"{name}_stored", taken), indices)
+    number = Access(_fresh(f"{name}_number", taken), indices)
+    union: Expr = sparse[0]
+    for access in sparse[1:]:
+        union = Op("add", (union, access))
+    here = Op("present", (union,))
+    is_bool = element.kind == "bool"
+    constant = Literal(bool(fill)) if is_bool else Literal(int(fill) if element.is_integer else float(fill))
+    zero = Literal(False) if is_bool else Literal(0)
+    missing = Op("lt", (number, Literal(total)))
+    nothing = Op("eq", (number, Literal(0)))
+    last: Expr
+    match step.reduction:
+        case "sum" if not is_bool:
+            absent = Op("sub", (Literal(total), number))
+            last = Op("add", (stored, Op("mul", (constant, absent))))
+        case "max" | "min":
+            joined = Op("maximum" if step.reduction == "max" else "minimum", (stored, constant))
+            last = Op("where", (nothing, constant, Op("where", (missing, joined, stored))))
+        case "any":
+            last = Op("where", (missing, constant, stored))
+        case _:
+            return None
+    body = Op("where", (here, step.body, zero))
+    return (
+        Step(stored, body, step.reduction, step.reduced),
+        Step(number, here, "sum", step.reduced),
+        Step(step.target, last, "sum", ()),
     )

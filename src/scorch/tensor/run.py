@@ -13,24 +13,27 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from scorch.compiler import lattice
 from scorch.compiler.contract import contract
 from scorch.compiler.infer_format import infer_format, support_of
 from scorch.compiler.lattice import EVERYWHERE
 from scorch.compiler.pipeline import plan_step
 from scorch.compiler.plan import Operand, Step
-from scorch.compiler.steps import mend_zeros
+from scorch.compiler.steps import mend_constant, mend_zeros
 from scorch.compiler.typing import dtype_of_type, reduced_type, type_of, type_of_dtype
 from scorch.errors import ShapeError
 from scorch.formats import Format, dense_format
 from scorch.loops.types import INT32, Type
-from scorch.notation.nodes import Access
+from scorch.notation.nodes import Access, Expr, Literal, Op
 from scorch.notation.operators import REDUCTIONS
+from scorch.notation.trees import substitute
 from scorch.settings import current
 from scorch.tensor.dense import run_dense
 from scorch.tensor.prepared import Prepared, Tensor, stride_order
 from scorch.tensor.storage import Storage
 
 MOST_PLANS = 4096
+WORTH_MENDING = 4  # places for each stored entry from which on a sum counts those not stored
 
 _plans: OrderedDict[object, Prepared] = OrderedDict()
 _contractions: OrderedDict[object, tuple[Step, ...]] = OrderedDict()
@@ -70,7 +73,19 @@ def run_step(
     given = dict(tensors)
     for part in parts[:-1]:
         given[part.target.tensor] = run_stored(part, given, sizes)
-    return run_stored(parts[-1], given, sizes, requested, skip_zeros, unsorted)
+    found = run_stored(parts[-1], given, sizes, requested, skip_zeros, unsorted)
+    return found if len(parts) == 1 else _as_dtype(found, step, tensors)
+
+
+def _as_dtype(found: Tensor, step: Step, tensors: Mapping[str, Tensor]) -> Tensor:
+    """A result put together from several steps in the dtype that ``step`` has."""
+    types = {
+        access.tensor: operand_of(access.tensor, tensors[access.tensor]).element for access in step.accesses
+    }
+    dtype = dtype_of_type(result_type(step, types))
+    if isinstance(found, torch.Tensor):
+        return found.to(dtype)
+    return Storage(found.pattern, found.values.to(dtype))
 
 
 def stored_steps(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> tuple[Step, ...]:
@@ -180,19 +195,33 @@ def execute(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Tensor:
 
 def _mended(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> tuple[Step, ...] | None:
     """The steps that replace a reduction for which zeros that are not stored count."""
-    if not step.reduced or REDUCTIONS[step.reduction].skips_zero:
+    if not step.reduced:
         return None
-    if not any(isinstance(tensors[access.tensor], Storage) for access in step.accesses):
+    sparse = [access for access in step.accesses if isinstance(tensors[access.tensor], Storage)]
+    if not sparse or (REDUCTIONS[step.reduction].skips_zero and not _may_fill(step.body)):
         return None
     operands = {access: operand_of(access.tensor, tensors[access.tensor]) for access in step.accesses}
     element = result_type(step, {access.tensor: operand.element for access, operand in operands.items()})
     total = math.prod(sizes[index] for index in step.reduced)
-    if total == 0 and step.reduction != "prod":
+    if total == 0 and step.reduction in ("max", "min"):
         empty = [index for index in step.reduced if sizes[index] == 0]
         raise ShapeError(f"{step.reduction} over index {empty[0]!r} of size 0 has no value")
     if total > 0 and support_of(step, operands) == EVERYWHERE:
-        return None
-    return mend_zeros(step, total, element)
+        fill = lattice.constant(substitute(step.body, {access: Literal(0) for access in sparse}))
+        room = math.prod(sizes[index] for index in step.indices)
+        if (
+            fill is None
+            or not math.isfinite(fill)
+            or room < WORTH_MENDING * sum(operands[a].nnz for a in sparse)
+        ):
+            return None
+        return mend_constant(step, total, element, fill, sparse)
+    return None if REDUCTIONS[step.reduction].skips_zero else mend_zeros(step, total, element)
+
+
+def _may_fill(body: Expr) -> bool:
+    """Whether ``body`` may differ from zero where no operand is stored (products, the usual case, do not)."""
+    return not (isinstance(body, Access) or (isinstance(body, Op) and body.name == "mul"))
 
 
 def _contracted(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> tuple[Step, ...]:
