@@ -74,6 +74,8 @@ def support(expr: Expr, of: Callable[[Access], Support]) -> Support:
             return NOWHERE if value == 0 else EVERYWHERE
         case Reduce(_, _, body) | Op("present", (body,)):
             return support(body, of)
+        case Op("everywhere", _):
+            return EVERYWHERE
         case Op(name, args):
             return _support_of_op(name, args, of)
     raise AssertionError(f"no support for {expr!r}")

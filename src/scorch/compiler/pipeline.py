@@ -31,9 +31,9 @@ from scorch.formats import Format, dense_format
 from scorch.loops.nodes import Kernel
 from scorch.loops.simplify import simplify
 from scorch.loops.types import INT32, INT64, Type
-from scorch.notation.nodes import Access, Assign, Expr, Reduce
+from scorch.notation.nodes import Access, Assign, Expr, Op, Reduce
 from scorch.notation.show import show
-from scorch.notation.trees import substitute
+from scorch.notation.trees import children, substitute, with_children
 
 LARGEST_KEY = 2**63 - 1
 ALWAYS_DENSE = 2**16  # a workspace up to this many places is dense
@@ -80,6 +80,7 @@ def plan_step(
     ``unsorted``: the entries of the only operand come in any order and may repeat.
     """
     operands = {access: tensors[access.tensor] for access in step.accesses}
+    step = replace(step, body=_visit_divisors(step.body, operands))
     inferred = infer_format(step, operands, sizes)
     if requested is not None:
         inferred = Inferred(requested, ("asked for",))
@@ -102,6 +103,30 @@ def plan_step(
 def index_type(shape: Sequence[int], nnz: int = 0) -> Type:
     """The narrowest type for coordinates and positions: int32 while both fit."""
     return INT32 if max((*shape, nnz), default=0) <= 2**31 - 1 else INT64
+
+
+def _visit_divisors(body: Expr, operands: Mapping[Access, Operand]) -> Expr:
+    """Mark numerators that are visited everywhere because their divisor may be zero where it is not stored.
+
+    A[i,j] / B[i,j]   ->   everywhere(A[i,j]) / B[i,j]
+
+    Inside the loops this could not be seen: there a divisor that was found absent is out of sight.
+    """
+    parts = tuple(_visit_divisors(part, operands) for part in children(body))
+    if isinstance(body, Op) and body.name == "div":
+        where = lattice.support(
+            body.args[1], lambda a: lattice.stored(a) if operands[a].is_sparse else EVERYWHERE
+        )
+        if where != EVERYWHERE:
+            return Op("div", (Op("everywhere", parts[:1]), parts[1]))
+    return with_children(body, parts)
+
+
+def _as_written(body: Expr) -> Expr:
+    """``body`` without the marks of ``_visit_divisors``."""
+    if isinstance(body, Op) and body.name == "everywhere":
+        return _as_written(body.args[0])
+    return with_children(body, tuple(_as_written(part) for part in children(body)))
 
 
 # operands --------------------------------------------------------------------------------------------
@@ -395,7 +420,9 @@ def _balance(plan: Plan, operands: Mapping[Access, Operand], x: str) -> tuple[st
 
 def as_statement(step: Step) -> Assign:
     """The step as index notation, for people."""
-    value: Expr = step.body if not step.reduced else Reduce(step.reduction, step.reduced, step.body)
+    value = _as_written(step.body)
+    if step.reduced:
+        value = Reduce(step.reduction, step.reduced, value)
     return Assign(step.target, value)
 
 

@@ -1,0 +1,65 @@
+"""Products under torch's own names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import scorch
+from scorch.errors import ShapeError, UnsupportedError
+
+
+@pytest.fixture
+def dense() -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.randn(5, 6, dtype=torch.float64) * (torch.rand(5, 6) < 0.5)
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr", "bsr(2,2)"])
+def test_product_with_dense_is_dense(dense: torch.Tensor, format: str) -> None:
+    S = scorch.from_torch(dense, format=format)
+    x, v = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    y, w = torch.randn(2, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    for found, truth in [
+        (S @ x, dense @ x),
+        (torch.matmul(S, v), dense @ v),
+        (torch.mm(S, x), dense @ x),
+        (S.mv(v), dense @ v),
+        (y @ S, y @ dense),
+        (w @ S, w @ dense),
+        (torch.einsum("ij,jk->ik", S, x), dense @ x),
+    ]:
+        assert type(found) is torch.Tensor or isinstance(found, scorch.SparseTensor)
+        torch.testing.assert_close(found.to_dense(), truth)
+    assert type(S @ x) is torch.Tensor
+
+
+def test_product_of_sparse_is_sparse(dense: torch.Tensor) -> None:
+    S = scorch.from_torch(dense, format="csr")
+    T = scorch.from_torch(dense.T.contiguous(), format="csr")
+    found = S @ T
+    assert isinstance(found, scorch.SparseTensor)
+    torch.testing.assert_close(found.to_dense(), dense @ dense.T)
+
+
+def test_batches_are_broadcast(dense: torch.Tensor) -> None:
+    S = scorch.from_torch(dense, format="csr")
+    batch = torch.randn(4, 2, 6, 3, dtype=torch.float64)
+    torch.testing.assert_close(S.matmul(batch), dense @ batch)
+    stacked = torch.stack([dense, 2 * dense])
+    B = scorch.from_torch(stacked, format="csr")
+    torch.testing.assert_close(torch.bmm(B, batch[0]), stacked @ batch[0])
+
+
+def test_shapes_that_do_not_fit_are_named(dense: torch.Tensor) -> None:
+    S = scorch.from_torch(dense, format="csr")
+    with pytest.raises(ShapeError, match="index 'j' is 6 in operand 0"):
+        S @ torch.randn(5, 2, dtype=torch.float64)
+    with pytest.raises(ShapeError, match="not scalars"):
+        S @ torch.tensor(2.0)
+
+
+def test_what_is_missing_names_what_works(dense: torch.Tensor) -> None:
+    S = scorch.from_torch(dense, format="csr")
+    with pytest.raises(UnsupportedError, match=r"scorch\.einsum or scorch\.evaluate"):
+        torch.cumsum(S, 0)
