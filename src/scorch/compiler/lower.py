@@ -24,7 +24,8 @@ from scorch.compiler.assemble import Assembly, make_assembly
 from scorch.compiler.express import value_of
 from scorch.compiler.lattice import EVERYWHERE, NOWHERE, Support
 from scorch.compiler.names import with_safe_names
-from scorch.compiler.plan import LevelUse, Plan
+from scorch.compiler.plan import Plan
+from scorch.compiler.walk import Cursor, Flags, State, States, formula
 from scorch.loops.nodes import (
     FALSE,
     TRUE,
@@ -49,71 +50,11 @@ from scorch.loops.nodes import (
     While,
     block,
     both,
-    either,
-    wide,
 )
-from scorch.loops.types import BOOL, INT64
+from scorch.loops.types import INT64
 from scorch.notation.nodes import Access
 
 LAST = Const(2**63 - 1)  # a coordinate after all others
-
-
-@dataclass(frozen=True)
-class State:
-    """How far an access is resolved.
-
-    ``level`` is the next one. ``start`` is the position reached; where that is a run of entries they end
-    before ``stop``. ``present`` is TRUE, FALSE or a flag.
-    """
-
-    level: int
-    start: Expr
-    stop: Expr | None
-    present: Expr
-
-
-States = Mapping[Access, State]
-Flags = Mapping[Access, Expr]  # the flags that a check around here has found to satisfy the support
-
-
-@dataclass(frozen=True)
-class Cursor:
-    """A stored level being walked: its position, where it ends, and where the run at the front ends."""
-
-    access: Access
-    use: LevelUse
-    position: Var
-    end: Var
-    is_unique: bool
-
-    @property
-    def has_more(self) -> Expr:
-        return self.position < self.end
-
-    @property
-    def front(self) -> Expr:
-        return wide(Load(self.use.arrays.crd, self.position))
-
-    @property
-    def run_end(self) -> Var:
-        return Var(f"{self.position.name}_next")
-
-    @property
-    def flag(self) -> Var:
-        return Var(f"{self.position.name}_here", BOOL)
-
-    def find_run_end(self, x: Expr) -> Stmt | None:
-        """Set ``run_end`` behind the entries with coordinate ``x`` at the front (levels with repeats)."""
-        if self.is_unique:
-            return None
-        more = both(self.run_end < self.end, wide(Load(self.use.arrays.crd, self.run_end)).equals(x))
-        return block(
-            Declare(self.run_end, self.position),
-            While(more, Assign(self.run_end, self.run_end + 1)),
-        )
-
-    def resolved(self, level: int, present: Expr) -> State:
-        return State(level + 1, self.position, None if self.is_unique else self.run_end, present)
 
 
 def lower(plan: Plan) -> Kernel:
@@ -306,7 +247,7 @@ class Lowering:
         opening: list[Stmt | None] = [self._open(c, loop.states) for c in drivers]
         opening += [self._open_follower(c, loop.states, None) for c in loop.followers]
         required = lattice.required(where)
-        alive = _formula(where, {c.access: c.has_more for c in drivers})
+        alive = formula(where, {c.access: c.has_more for c in drivers})
         is_pair = len(drivers) == 2 and len(where) == 2 and all(len(clause) == 1 for clause in where)
         in_tails = is_pair and loop.depth == len(self.order) - 1 and not loop.followers
         in_tails = in_tails and all(c.is_unique for c in drivers)
@@ -331,7 +272,7 @@ class Lowering:
         inside = self._inside(loop, followed)
         is_union = all(frozenset({c.access}) in where for c in drivers)
         if not is_union:
-            inside = If(_formula(where, {c.access: c.flag for c in drivers}), inside)
+            inside = If(formula(where, {c.access: c.flag for c in drivers}), inside)
         advance = [
             Assign(c.position, c.position + Cast(c.flag, INT64) if c.is_unique else c.run_end)
             for c in drivers
@@ -371,7 +312,7 @@ class Lowering:
         inner = self._loops(loop.depth + 1, states, bound, flags)
         inner = self.assembly.around(loop.depth + 1, inner, position)
         if here != EVERYWHERE and flags != loop.known and not self._is_certain(here, flags, loop):
-            inner = If(_formula(here, flags), inner)
+            inner = If(formula(here, flags), inner)
         return block(derived, resolving, inner)
 
     def _is_certain(self, here: Support, flags: Flags, loop: _Loop) -> bool:
@@ -539,15 +480,3 @@ class _Loop:
     bound: frozenset[str]
     known: Flags
     followers: list[Cursor]
-
-
-def _formula(where: Support, flags: Mapping[Access, Expr]) -> Expr:
-    """``where`` as a condition over ``flags``, in a stable order."""
-    found: Expr = FALSE
-    order = list(flags)
-    for clause in sorted(where, key=lambda c: sorted(order.index(a) for a in c)):
-        term: Expr = TRUE
-        for access in sorted(clause, key=order.index):
-            term = both(term, flags[access])
-        found = either(found, term)
-    return found

@@ -1,0 +1,96 @@
+"""The levels of an access as loops walk them: how far it is resolved, and the level being walked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scorch.compiler.lattice import Support
+from scorch.compiler.plan import LevelUse
+from scorch.loops.nodes import (
+    FALSE,
+    TRUE,
+    Assign,
+    Declare,
+    Expr,
+    Load,
+    Stmt,
+    Var,
+    While,
+    block,
+    both,
+    either,
+    wide,
+)
+from scorch.loops.types import BOOL
+from scorch.notation.nodes import Access
+
+
+@dataclass(frozen=True)
+class State:
+    """How far an access is resolved.
+
+    ``level`` is the next one. ``start`` is the position reached; where that is a run of entries they end
+    before ``stop``. ``present`` is TRUE, FALSE or a flag.
+    """
+
+    level: int
+    start: Expr
+    stop: Expr | None
+    present: Expr
+
+
+States = Mapping[Access, State]
+Flags = Mapping[Access, Expr]  # the flags that a check around here has found to satisfy the support
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A stored level being walked: its position, where it ends, and where the run at the front ends."""
+
+    access: Access
+    use: LevelUse
+    position: Var
+    end: Var
+    is_unique: bool
+
+    @property
+    def has_more(self) -> Expr:
+        return self.position < self.end
+
+    @property
+    def front(self) -> Expr:
+        return wide(Load(self.use.arrays.crd, self.position))
+
+    @property
+    def run_end(self) -> Var:
+        return Var(f"{self.position.name}_next")
+
+    @property
+    def flag(self) -> Var:
+        return Var(f"{self.position.name}_here", BOOL)
+
+    def find_run_end(self, x: Expr) -> Stmt | None:
+        """Set ``run_end`` behind the entries with coordinate ``x`` at the front (levels with repeats)."""
+        if self.is_unique:
+            return None
+        more = both(self.run_end < self.end, wide(Load(self.use.arrays.crd, self.run_end)).equals(x))
+        return block(
+            Declare(self.run_end, self.position),
+            While(more, Assign(self.run_end, self.run_end + 1)),
+        )
+
+    def resolved(self, level: int, present: Expr) -> State:
+        return State(level + 1, self.position, None if self.is_unique else self.run_end, present)
+
+
+def formula(where: Support, flags: Mapping[Access, Expr]) -> Expr:
+    """``where`` as a condition over ``flags``, in a stable order."""
+    found: Expr = FALSE
+    order = list(flags)
+    for clause in sorted(where, key=lambda c: sorted(order.index(a) for a in c)):
+        term: Expr = TRUE
+        for access in sorted(clause, key=order.index):
+            term = both(term, flags[access])
+        found = either(found, term)
+    return found
