@@ -123,7 +123,9 @@ long long f(long long *args) {
   f32 *restrict y_vals = (f32 *)args[5];
   for (i64 i = 0; i < n; i++) {
     f32 acc = 0.0f;
-    for (i64 p = A2_pos[i], p_stop = A2_pos[i + 1]; p < p_stop; p++) {
+    const i64 p_stop = A2_pos[i + 1];
+    #pragma omp simd reduction(+:acc)
+    for (i64 p = A2_pos[i]; p < p_stop; p++) {
       const i64 j = A2_crd[p];
       acc += A_vals[p] * x_vals[j];
     }

@@ -97,6 +97,8 @@ def argument_type(name: str, args: list[Typed]) -> Type:
     """The dtype that the arguments of an operator are converted to before it is applied."""
     operator = OPERATORS[name]
     joined = _join(args[1:] if operator.dtype == "where" else args)
+    if name == "square" and joined == BOOL:
+        return INT64  # as in torch, where it is a power
     return default_float() if operator.dtype == "float" and joined.is_integer else joined
 
 
@@ -113,6 +115,8 @@ def _type_of_op(name: str, args: list[Typed]) -> Typed:
             return Typed(BOOL, rank)
         case "float" if joined.is_integer:
             return Typed(default_float(), rank)
+        case "promote" if name == "square":
+            return Typed(argument_type(name, args), rank)
         case "real" if joined.kind == "complex":
             return Typed(TYPES["float32"] if joined.bytes == 8 else TYPES["float64"], rank)
     return Typed(joined, rank)

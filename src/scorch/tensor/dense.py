@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -11,6 +12,7 @@ from scorch.compiler.typing import argument_type, dtype_of_type, reduced_type, t
 from scorch.errors import ShapeError
 from scorch.loops.types import Type
 from scorch.notation.nodes import Access, Expr, Literal, Op
+from scorch.tensor.budget import check_budget
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "add": torch.add,
@@ -49,9 +51,13 @@ def run_dense(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[st
     element = reduced_type(step.reduction, step.body, typed) if step.reduced else typed
     dtype = dtype_of_type(element)
     factors = _factors(step.body)
-    if factors is not None and step.reduction == "sum" and element.kind != "bool":
+    is_product = factors is not None and step.reduction == "sum" and element.kind != "bool"
+    order = step.target.indices if is_product else (*step.target.indices, *step.reduced)
+    size = math.prod(sizes[index] for index in order) * element.bytes
+    what = f"{step.target.tensor}[{','.join(step.target.indices)}], over dense operands only,"
+    check_budget(size, what, "store an operand sparse")
+    if factors is not None and is_product:
         return _einsum(step, factors, tensors, dtype)
-    order = (*step.target.indices, *step.reduced)
     value = _evaluate(step.body, tensors, order, types)
     value = value.expand([sizes[index] for index in order])
     if not step.reduced:

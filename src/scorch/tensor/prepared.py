@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,18 +16,17 @@ import torch
 from scorch.compiler.pipeline import Planned
 from scorch.compiler.plan import Plan
 from scorch.compiler.typing import dtype_of_type
-from scorch.errors import DensityError
 from scorch.formats import Format
 from scorch.runtime import invoke
 from scorch.runtime.fill import builtins, pack, result_facts, row_facts
 from scorch.runtime.kernel import CompiledKernel, Engine
 from scorch.settings import current
+from scorch.tensor.budget import LARGE, check_budget
 from scorch.tensor.storage import Pattern, Storage
 
 Tensor = Storage | torch.Tensor
 Convert = Callable[[Storage, Format], Storage]
 SERIAL_WORK = 100_000  # below this many operations threads cost more than they give
-LARGE = 1 << 26  # dense results up to this many bytes are made without asking for the budget
 
 
 class Prepared:
@@ -204,16 +202,9 @@ class Prepared:
 
     def _check_budget(self) -> None:
         """Refuse what dense levels of the result would need beyond the budget, before it is allocated."""
-        budget = current().dense_budget
-        if budget is None:
-            budget = _free_memory() // 4
-        if self.dense_bytes > budget:
-            plan = self.planned.plan
-            raise DensityError(
-                f"{plan.header.splitlines()[0]} in format {plan.result} needs {self.dense_bytes:,} bytes for "
-                f"its dense levels alone, more than the budget of {budget:,}; ask for a sparser format such "
-                "as 'coo' or 'dcsr', or raise scorch.settings(dense_budget=...)"
-            )
+        plan = self.planned.plan
+        what = f"{plan.header.splitlines()[0]} in format {plan.result}"
+        check_budget(self.dense_bytes, what, "ask for a sparser format such as 'coo' or 'dcsr'")
 
 
 def _dense_bytes(plan: Plan, shape: Sequence[int]) -> int:
@@ -242,14 +233,3 @@ def stride_order(tensor: torch.Tensor) -> tuple[int, ...]:
     strides = tensor.stride()
     order = tuple(sorted(plain, key=lambda dim: (-strides[dim], dim)))
     return order if tensor.permute(order).is_contiguous() else plain
-
-
-def _free_memory() -> int:
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,35 @@
+"""How much dense memory a result may newly need; what needs more is refused before it is allocated."""
+
+from __future__ import annotations
+
+import os
+
+from scorch.errors import DensityError
+from scorch.settings import current
+
+LARGE = 1 << 26  # up to this many bytes are allocated without asking for the budget
+
+
+def check_budget(size: int, what: str, cure: str) -> None:
+    """Refuse ``what``, which needs ``size`` bytes of dense memory, if that is beyond the budget."""
+    if size <= LARGE and current().dense_budget is None:
+        return
+    budget = current().dense_budget
+    if budget is None:
+        budget = _free_memory() // 4
+    if size > budget:
+        raise DensityError(
+            f"{what} needs {size:,} bytes of dense memory, more than the budget of {budget:,}; {cure}, "
+            "or raise scorch.settings(dense_budget=...)"
+        )
+
+
+def _free_memory() -> int:
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
