@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -108,4 +109,32 @@ def test_interpreter_agrees(cases_per_worker: int, monkeypatch: pytest.MonkeyPat
             check(case, scorch.einsum(case.equation, *operands, format=case.requested))
 
     assert "SCORCH_DEBUG" not in os.environ
+    run()
+
+
+@pytest.fixture
+def always_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels share their outermost loop however small the work is."""
+    from scorch.ops import calls
+    from scorch.tensor import prepared, run
+
+    def forget() -> None:
+        for memory in (run._plans, calls._known, calls._recent):
+            memory.clear()
+
+    monkeypatch.setattr(prepared, "SERIAL_WORK", -1)
+    forget()
+    yield
+    forget()
+
+
+def test_threads_agree(cases_per_worker: int, always_threads: None) -> None:
+    @settings(max_examples=2 * cases_per_worker, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(cases())
+    def run(case: Case) -> None:
+        operands = [drawn.given for drawn in case.operands]
+        with scorch.settings(threads=2):
+            for _ in range(2):  # the second call is a repeated one
+                check(case, scorch.einsum(case.equation, *operands, format=case.requested))
+
     run()

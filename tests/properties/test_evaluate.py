@@ -212,6 +212,8 @@ class Evaluator:
             raise Awkward(node)
         if node.op == "sign" and not args[0].exact:
             raise Awkward(node)
+        if found.wide.is_complex() and not all(arg.is_finite for arg in args):
+            raise Awkward(node)
         if node.op == "exp" and args[0].most > 10:
             raise Awkward(node)
         near = (args[-1].wide.to(torch.complex128).abs() < 1e-2) if node.op in ("/", "log", "sqrt") else torch.zeros(())

@@ -71,9 +71,16 @@ class Problem:
         return -(-self.sizes[index] // block) if part == "outer" else block
 
     def uses(self, access: Access) -> tuple[LevelUse, ...]:
-        return self.splits.uses(self.operands[access].format, access.indices, access.tensor, INT64)
+        return self._uses[access]
 
-    @property
+    @functools.cached_property
+    def _uses(self) -> dict[Access, tuple[LevelUse, ...]]:
+        return {
+            access: self.splits.uses(operand.format, access.indices, access.tensor, INT64)
+            for access, operand in self.operands.items()
+        }
+
+    @functools.cached_property
     def result_uses(self) -> tuple[LevelUse, ...]:
         return self.splits.uses(self.result, self.step.target.indices, self.step.target.tensor, INT64)
 

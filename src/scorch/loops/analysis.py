@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
@@ -33,18 +34,29 @@ Node = Expr | Stmt | Array | Function
 
 def children(node: Node) -> Iterator[Expr | Stmt | Array]:
     """The expressions, statements and arrays directly inside ``node``, in order."""
-    for field in fields(node):  # type: ignore[arg-type]
-        value = getattr(node, field.name)
+    for name in _field_names(type(node)):  # type: ignore[arg-type]
+        value = getattr(node, name)
         for item in value if isinstance(value, tuple) else (value,):
-            if isinstance(item, Expr | Stmt | Array):
+            if isinstance(item, _NODES):
                 yield item
 
 
+_NODES = (Expr, Stmt, Array)
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """The fields of a kind of node; asking ``dataclasses`` each time would take most of a walk."""
+    return tuple(field.name for field in fields(kind))
+
+
 def walk(node: Node) -> Iterator[Node]:
-    """``node`` and everything inside it."""
-    yield node
-    for child in children(node):
-        yield from walk(child)
+    """``node`` and everything inside it, outer nodes first."""
+    left: list[Node] = [node]
+    while left:
+        found = left.pop()
+        yield found
+        left += reversed(list(children(found)))
 
 
 def assigned(node: Node) -> set[str]:

@@ -20,7 +20,7 @@ from scorch.compiler.names import safe_tensor
 from scorch.compiler.pipeline import Planned
 from scorch.compiler.plan import Plan
 from scorch.compiler.typing import dtype_of_type
-from scorch.errors import KernelError
+from scorch.errors import DensityError, KernelError
 from scorch.loops import interpret
 from scorch.loops.cpp import print_kernel
 from scorch.loops.nodes import Kernel
@@ -115,11 +115,13 @@ class CompiledKernel:
 
     # new patterns ------------------------------------------------------------------------------------
 
-    def build(self, engine: Engine, inputs: list[Any], shape: Sequence[int]) -> Arrays:
-        """The arrays of a result with a pattern of its own."""
+    def build(
+        self, engine: Engine, inputs: list[Any], shape: Sequence[int], check: Callable[[int], None]
+    ) -> Arrays:
+        """The arrays of a result with a pattern of its own; ``check`` is told the bytes of each beforehand."""
         if self.plan.assembly == "rows":
             return self._build_rows(engine, inputs, shape)
-        return self._build_list(engine, inputs, shape)
+        return self._build_list(engine, inputs, shape, check)
 
     def _build_rows(self, engine: Engine, slots: list[Any], shape: Sequence[int]) -> Arrays:
         form, name = self.plan.result, safe_tensor(self.plan.step.target.tensor)
@@ -145,8 +147,18 @@ class CompiledKernel:
         nones: tuple[None, ...] = (None,) * (last - 1)
         return self._arrays((*nones, pos), (*nones, crd), (*counts, nnz), values)
 
-    def _build_list(self, engine: Engine, slots: list[Any], shape: Sequence[int]) -> Arrays:
+    def _build_list(
+        self, engine: Engine, slots: list[Any], shape: Sequence[int], check: Callable[[int], None]
+    ) -> Arrays:
         form, name = self.plan.result, safe_tensor(self.plan.step.target.tensor)
+
+        def allocate(
+            make: Callable[..., torch.Tensor], level: int, count: int, dtype: torch.dtype
+        ) -> torch.Tensor:
+            if level >= 0 and form.levels[level].is_full:  # below a level with places for every coordinate
+                check(count * dtype.itemsize)
+            return make(count, dtype=dtype)
+
         slots += [0] * (self.slots - len(slots))
         self._check(engine.call("scorch_compute", slots))
         counts: list[int] = []
@@ -156,7 +168,7 @@ class CompiledKernel:
             if form.starts_run(level):
                 entries = int(slots[self._place[f"{name}{level + 1}_count"]])
                 wanted[f"{name}{level + 1}_pos"] = functools.partial(
-                    torch.zeros, parents + 1, dtype=torch.int64
+                    allocate, torch.zeros, level - 1, parents + 1, torch.int64
                 )
             if kind.keeps_crd:
                 wanted[f"{name}{level + 1}_crd"] = functools.partial(
@@ -165,7 +177,9 @@ class CompiledKernel:
             parents = kind.count(parents, form.level_size(level, shape), entries)
             counts.append(parents)
         make = torch.zeros if form.levels[-1].is_full else torch.empty
-        wanted[f"{name}_vals"] = functools.partial(make, parents, dtype=dtype_of_type(self.plan.element))
+        wanted[f"{name}_vals"] = functools.partial(
+            allocate, make, len(form) - 1, parents, dtype_of_type(self.plan.element)
+        )
         made = dict(zip(wanted, self._finish(engine, slots, wanted), strict=True))
         levels = range(len(form))
         pos = tuple(made.get(f"{name}{level + 1}_pos") for level in levels)
@@ -187,6 +201,8 @@ class CompiledKernel:
                 if isinstance(slots[self._place[name]], int) and isinstance(engine, Interpreted):
                     slots[self._place[name]] = np.zeros(0)
             engine.call("scorch_finish", slots)
+            if isinstance(error, DensityError):
+                raise
             raise KernelError(f"no memory for the result: {error}") from error
         self._check(engine.call("scorch_finish", slots))
         return made

@@ -195,16 +195,19 @@ class Prepared:
             values = self.kernel.fill(engine, inputs, source.pattern.size)
             pattern = source.pattern.carried(plan.result, self.shape)
         else:
-            arrays = self.kernel.build(engine, inputs, self.shape)
+            arrays = self.kernel.build(engine, inputs, self.shape, self._check_bytes)
             values = arrays.values
             pattern = Pattern(plan.result, self.shape, arrays.pos, arrays.crd, arrays.counts)
         return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
 
     def _check_budget(self) -> None:
         """Refuse what dense levels of the result would need beyond the budget, before it is allocated."""
+        self._check_bytes(self.dense_bytes)
+
+    def _check_bytes(self, size: int) -> None:
         plan = self.planned.plan
         what = f"{plan.header.splitlines()[0]} in format {plan.result}"
-        check_budget(self.dense_bytes, what, "ask for a sparser format such as 'coo' or 'dcsr'")
+        check_budget(size, what, "ask for a sparser format such as 'coo' or 'dcsr'")
 
 
 def _dense_bytes(plan: Plan, shape: Sequence[int]) -> int:
