@@ -1,4 +1,4 @@
-"""Bad input is refused with a message that names the operand, the index and the cure, and leaves nothing behind.
+"""Bad input is refused with a message that names operand, index and cure, and nothing is lost by it.
 
 What constructors and conversions refuse is tested in ``tests/tensor``, the compiler and the cache in
 ``tests/runtime``.
@@ -41,7 +41,9 @@ def next_call_works() -> Iterator[None]:
     assert torch.equal(A.to_dense(), EYE)
 
 
-def refused(kind: type[ScorchError], message: str, call: Callable[..., Any], *args: Any, **named: Any) -> None:
+def refused(
+    kind: type[ScorchError], message: str, call: Callable[..., Any], *args: Any, **named: Any
+) -> None:
     """The call fails twice in the same way, with all of ``message`` (parts split by ...) in its words."""
     pattern = ".*".join(re.escape(part.strip()) for part in message.split("..."))
     for _ in range(2):
@@ -70,7 +72,13 @@ def test_size_1_is_not_broadcast_in_evaluate() -> None:
 
 
 def test_wrong_number_of_indices() -> None:
-    refused(ShapeError, "operand 0 has 2 dimensions (shape (3, 3)) but its subscript 'ijk' names 3", scorch.einsum, "ijk->i", A)
+    refused(
+        ShapeError,
+        "operand 0 has 2 dimensions (shape (3, 3)) but its subscript 'ijk' names 3",
+        scorch.einsum,
+        "ijk->i",
+        A,
+    )
     message = "'A' has 2 dimensions (shape (3, 3)) but 'A[i]' names 1 index"
     refused(ShapeError, message, scorch.evaluate, "y[i] = A[i]", A=A)
 
@@ -84,8 +92,16 @@ def test_diagonal_of_unequal_sizes() -> None:
 def test_largest_of_nothing() -> None:
     empty = SparseTensor(from_dense(torch.ones(3, 0), Format("csr")))
     for tensor in (empty, torch.ones(3, 0)):
-        refused(ShapeError, "max over index 'j' of size 0 has no value", scorch.evaluate, "y[i] = max(j, A[i,j])", A=tensor)
-        refused(ShapeError, "min over index 'j' of size 0", scorch.evaluate, "y[i] = min(j, A[i,j])", A=tensor)
+        refused(
+            ShapeError,
+            "max over index 'j' of size 0 has no value",
+            scorch.evaluate,
+            "y[i] = max(j, A[i,j])",
+            A=tensor,
+        )
+        refused(
+            ShapeError, "min over index 'j' of size 0", scorch.evaluate, "y[i] = min(j, A[i,j])", A=tensor
+        )
 
 
 # indices and strings ---------------------------------------------------------------------------------
@@ -112,7 +128,10 @@ def test_malformed_equation(equation: str, operands: int, message: str) -> None:
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("y[k] = A[i,j] * x[j]", "index 'k' of the result does not occur on the right ... use it there or drop it"),
+        (
+            "y[k] = A[i,j] * x[j]",
+            "index 'k' of the result does not occur on the right ... use it there or drop it",
+        ),
         ("y[i] = A[i,j * x[j]", "expected ',' or ']' after the indices of 'A' but found '*'"),
         ("y[i] = A[i,j] * (x[j]", "expected ')'"),
         ("y[i] = rel(A[i,j] * x[j])", "there is no function 'rel'; did you mean 'relu'?"),
@@ -148,7 +167,9 @@ def test_what_is_no_string() -> None:
 
 
 def test_missing_and_unused_tensors() -> None:
-    refused(NotationError, "no tensor is given for 'x'; pass x=x", scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A)
+    refused(
+        NotationError, "no tensor is given for 'x'; pass x=x", scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A
+    )
     message = "'z' is given but not used in ... leave out"
     refused(NotationError, message, scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A, x=x, z=x)
     message = "'y' is the result and not an operand; leave it out, or write '+=' to add to it"
@@ -157,10 +178,19 @@ def test_missing_and_unused_tensors() -> None:
     refused(NotationError, message, scorch.evaluate, "y[i] += A[i,j] * x[j]", A=A, x=x)
 
 
-@pytest.mark.parametrize("value", [[1.0, 2.0, 3.0], None, "x", {"a": 1}, object()], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    "value", [[1.0, 2.0, 3.0], None, "x", {"a": 1}, object()], ids=lambda v: type(v).__name__
+)
 def test_operand_that_is_no_tensor(value: Any) -> None:
     kind = type(value).__name__
-    refused(OperandError, f"operand 1 is a {kind}, not a tensor; make one with", scorch.einsum, "ij,j->i", A, value)
+    refused(
+        OperandError,
+        f"operand 1 is a {kind}, not a tensor; make one with",
+        scorch.einsum,
+        "ij,j->i",
+        A,
+        value,
+    )
     message = f"tensor 'x' is a {kind}, not a tensor; make one with"
     refused(OperandError, message, scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A, x=value)
     assert issubclass(OperandError, TypeError)
@@ -168,7 +198,9 @@ def test_operand_that_is_no_tensor(value: Any) -> None:
 
 def test_mixed_devices() -> None:
     elsewhere = torch.ones(3, device="meta")
-    refused(OperandError, "operand 1 is on device meta ... use .cpu()", scorch.einsum, "ab,b->a", A, elsewhere)
+    refused(
+        OperandError, "operand 1 is on device meta ... use .cpu()", scorch.einsum, "ab,b->a", A, elsewhere
+    )
     message = "tensor 'x' is on device meta ... use .cpu()"
     refused(OperandError, message, scorch.evaluate, "y[a] = A[a,b] * x[b]", A=A, x=elsewhere)
 
@@ -210,7 +242,7 @@ def test_default_dtype_that_changes_between_calls() -> None:
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16], ids=str)
 def test_unsupported_dtype(dtype: torch.dtype) -> None:
     strange = torch.ones(3).to(dtype)
-    message = f"dtype {dtype} is not supported; there are bool, ... convert with .to(torch.float32) ... in operand 1"
+    message = f"dtype {dtype} is not supported; ... convert with .to(torch.float32) ... in operand 1"
     refused(DtypeError, message, scorch.einsum, "ij,j->i", A, strange)
     message = f"dtype {dtype} is not supported; ... in tensor 'x'"
     refused(DtypeError, message, scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A, x=strange)
@@ -251,7 +283,15 @@ def test_unknown_format(form: Any, message: str) -> None:
 
 
 def test_format_for_matrices_only() -> None:
-    refused(FormatError, "format 'csc' stores matrices, but the tensor has 1", scorch.einsum, "ij,j->i", A, x, format="csc")
+    refused(
+        FormatError,
+        "format 'csc' stores matrices, but the tensor has 1",
+        scorch.einsum,
+        "ij,j->i",
+        A,
+        x,
+        format="csc",
+    )
 
 
 # too dense -------------------------------------------------------------------------------------------
@@ -267,7 +307,9 @@ def large() -> SparseTensor:
 
 @pytest.mark.parametrize("expression", ["A[i,j] + 1", "exp(A[i,j])", "A[i,j] == 0", "A[i,j] / A[i,j]"])
 def test_result_that_fills_up(large: SparseTensor, expression: str) -> None:
-    message = f"y[i,j] = {expression} in format dense needs ... bytes of dense memory, more than the budget of"
+    message = (
+        f"y[i,j] = {expression} in format dense needs ... bytes of dense memory, more than the budget of"
+    )
     refused(DensityError, message, scorch.evaluate, f"y[i,j] = {expression}", A=large)
     message = "ask for a sparser format such as 'coo' or 'dcsr', or raise scorch.settings(dense_budget="
     refused(DensityError, message, scorch.evaluate, f"y[i,j] = {expression}", A=large)
@@ -277,7 +319,15 @@ def test_result_that_fills_up(large: SparseTensor, expression: str) -> None:
 def test_dense_result_asked_for(large: SparseTensor) -> None:
     refused(DensityError, "needs 4,000,000,000,000 bytes", scorch.einsum, "ij->ij", large, format="dense")
     refused(DensityError, "needs 4,000,000,000,000 bytes", large.to_dense)
-    refused(DensityError, "needs 4,000,000,000,000 bytes", scorch.einsum, "ij,jk->ik", large, large, format="dense")
+    refused(
+        DensityError,
+        "needs 4,000,000,000,000 bytes",
+        scorch.einsum,
+        "ij,jk->ik",
+        large,
+        large,
+        format="dense",
+    )
 
 
 def test_blocks_that_are_too_large(large: SparseTensor) -> None:
@@ -295,8 +345,17 @@ def test_pointers_of_dense_rows_that_are_too_many() -> None:
 def test_dense_operands_only() -> None:
     """Torch would try to allocate it, and the system may end the process for that."""
     v = torch.ones(10**6)
-    refused(DensityError, "over dense operands only, needs 4,000,000,000,000 bytes", scorch.einsum, "i,j->ij", v, v)
-    refused(DensityError, "store an operand sparse", scorch.evaluate, "y[i] = sum(j, exp(u[i] * v[j]))", u=v, v=v)
+    refused(
+        DensityError,
+        "over dense operands only, needs 4,000,000,000,000 bytes",
+        scorch.einsum,
+        "i,j->ij",
+        v,
+        v,
+    )
+    refused(
+        DensityError, "store an operand sparse", scorch.evaluate, "y[i] = sum(j, exp(u[i] * v[j]))", u=v, v=v
+    )
 
 
 def test_budget_can_be_set() -> None:

@@ -139,7 +139,13 @@ def test_every_operator_has_a_support() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["A[i,j] / B[i,j]", "A[i,j] / B[i,i]", "A[i,j] / B[j,i]", "(A[i,j] + 1) / B[i,j]", "A[i,j] / B[i,j] + B[j,i]"],
+    [
+        "A[i,j] / B[i,j]",
+        "A[i,j] / B[i,i]",
+        "A[i,j] / B[j,i]",
+        "(A[i,j] + 1) / B[i,j]",
+        "A[i,j] / B[i,j] + B[j,i]",
+    ],
 )
 @pytest.mark.parametrize("forms", [("csr", "csr"), ("csr", "csc"), ("coo", "dcsr"), ("dcsr", "coo")])
 def test_zero_by_zero_is_not_a_number_in_any_order_of_loops(text: str, forms: tuple[str, str]) -> None:

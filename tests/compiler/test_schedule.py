@@ -118,7 +118,9 @@ def test_cheapest_edge_of_a_cycle_is_removed() -> None:
     assert order_loops._topological("kji", {("i", "j"): 1.0, ("j", "k"): 1.0}) == ["i", "j", "k"]
 
 
-@pytest.mark.parametrize(("left", "right", "result"), list(itertools.product(["csr", "csc", "coo"], repeat=3)))
+@pytest.mark.parametrize(
+    ("left", "right", "result"), list(itertools.product(["csr", "csc", "coo"], repeat=3))
+)
 def test_choice_is_never_dearer_than_the_paper(left: str, right: str, result: str) -> None:
     A, B = sparse(200, 300, form=left, entries=900), sparse(300, 100, form=right, entries=900, seed=1)
     choice = planned(SPGEMM, result, A=A, B=B).choice
@@ -134,7 +136,10 @@ def test_sddmm_runs_over_the_sparse_matrix() -> None:
 
 def test_shapes_and_entries_decide() -> None:
     """A model that never sees a shape could not tell these apart."""
-    small, large = sparse(10, 100_000, form="csc", entries=20), sparse(100_000, 10, form="csr", entries=50_000)
+    small, large = (
+        sparse(10, 100_000, form="csc", entries=20),
+        sparse(100_000, 10, form="csr", entries=50_000),
+    )
     found = planned(SPGEMM, "csr", A=small, B=large)
     assert [c.tensor for c in found.conversions] in (["A"], []), "the large operand is left as it is"
 
@@ -275,7 +280,8 @@ def operand(name: str, form: str, shape: tuple[int, ...], *counts: int) -> Opera
 
 
 @pytest.mark.parametrize(
-    ("entries", "result"), [(10, Format("sd")), (249, Format("sd")), (250, Format("dd")), (1000, Format("dd"))]
+    ("entries", "result"),
+    [(10, Format("sd")), (249, Format("sd")), (250, Format("dd")), (1000, Format("dd"))],
 )
 def test_sparse_above_dense_becomes_dense_at_a_quarter(entries: int, result: Format) -> None:
     """Rule 3: COO times dense, when the dense result is at most 4 times the bound of the sparse one."""

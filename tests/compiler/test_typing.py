@@ -100,7 +100,9 @@ def test_ranks() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["exp", "log", "sqrt", "tanh", "sigmoid", "sin", "cos", "abs", "square", "sign"])
+@pytest.mark.parametrize(
+    "name", ["exp", "log", "sqrt", "tanh", "sigmoid", "sin", "cos", "abs", "square", "sign"]
+)
 def test_functions_give_what_torch_gives(name: str, dtype: torch.dtype, default: torch.dtype) -> None:
     try:
         expected = getattr(torch, name)(torch.ones(1, dtype=dtype)).dtype
@@ -158,7 +160,11 @@ def test_narrow_integers_wrap_before_they_are_compared(form: str) -> None:
     [
         ("A[i] - A[i]", torch.bool, "sub has no meaning for bool; use != or convert with .to"),
         ("-A[i]", torch.bool, "neg has no meaning for bool"),
-        ("relu(A[i])", torch.complex64, r"relu\(\) has no meaning for complex64; complex numbers have no order"),
+        (
+            "relu(A[i])",
+            torch.complex64,
+            r"relu\(\) has no meaning for complex64; complex numbers have no order",
+        ),
         ("maximum(A[i], 1)", torch.complex64, "complex numbers have no order"),
         ("A[i] < 1", torch.complex128, "complex numbers have no order"),
         ("max(j, A[i] * B[j])", torch.complex64, r"max\(\) has no meaning for complex64"),

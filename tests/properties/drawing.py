@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from hypothesis import strategies as st
-from properties.packing import pack
-from validity import dense_of
 
+from properties.packing import pack
 from scorch import Format, SparseTensor
+from validity import dense_of
 
 DTYPES = [
     torch.float32,

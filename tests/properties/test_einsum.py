@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from properties.drawing import DTYPES, Drawn, formats, sizes_for, tensors, to_dense
-from validity import check_storage
 
 import scorch
+from properties.drawing import DTYPES, Drawn, formats, sizes_for, tensors, to_dense
 from scorch import Format, SparseTensor
+from validity import check_storage
 
 WORKERS = 8
 

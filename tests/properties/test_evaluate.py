@@ -1,12 +1,12 @@
 """Any index expression over any formats equals an evaluation of it on dense tensors.
 
 The evaluator here shares nothing with Scorch: it gives every value one dimension per index and broadcasts.
-It computes floats in float64 and integers in their own dtype, and asks torch for the dtype of each operation. Beside
-each value it keeps a bound of the rounding that float32 may bring, which is the tolerance of the comparison.
+It computes floats in float64 and integers in their own dtype, and asks torch for the dtype of each operation.
+Beside each value it keeps a bound of the rounding that float32 may bring: the tolerance of the comparison.
 
-What is drawn stays away from points where rounding decides (``exp(..) > ..``, ``log`` of a difference) and from
-the one place where Scorch differs from torch on purpose: a zero that is not stored times or divided by anything
-is zero, also where a dense factor is infinite or a dense divisor zero.
+What is drawn stays away from points where rounding decides (``exp(..) > ..``, ``log`` of a difference) and
+from the one place where Scorch differs from torch on purpose: a zero that is not stored times or divided by
+anything is zero, also where a dense factor is infinite or a dense divisor zero.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from properties.drawing import SIZES, Drawn, formats, tensors, to_dense
-from validity import check_storage
 
 import scorch
+from properties.drawing import SIZES, Drawn, formats, tensors, to_dense
 from scorch import Format, SparseTensor
+from validity import check_storage
 
 WORKERS = 8
 LETTERS = "ijkl"
@@ -95,7 +95,7 @@ def with_sums(node: Node, wanted: set[str]) -> Node:
 # The evaluator ---------------------------------------------------------------------------------------
 
 
-class Awkward(Exception):
+class AwkwardError(Exception):
     """Rounding, or the convention about zeros, would decide here; ``node`` is to blame."""
 
     def __init__(self, node: Node) -> None:
@@ -145,13 +145,15 @@ class Evaluator:
             case "tensor":
                 return self.access(node)
             case "number":
-                wide = torch.tensor(node.number, dtype=torch.float64 if isinstance(node.number, float) else None)
+                wide = torch.tensor(
+                    node.number, dtype=torch.float64 if isinstance(node.number, float) else None
+                )
                 return Value(wide.reshape((1,) * len(self.letters)), node.number)
             case "reduce":
                 return self.reduce(node, args[0])
         found = self.apply(node, args)
         if not found.wide.isnan().all() and found.most > LARGEST:
-            raise Awkward(node)
+            raise AwkwardError(node)
         return found
 
     def access(self, node: Node) -> Value:
@@ -176,7 +178,8 @@ class Evaluator:
         found = Value(wide.to(wide_dtype(dtype)), sample)
         self.check_point(node, args, found)
         found.exact = all(arg.exact for arg in args) and (
-            node.op not in ("/", "exp", "log", "sqrt", "tanh", "sigmoid") and not (node.op == "abs" and dtype.is_complex)
+            node.op not in ("/", "exp", "log", "sqrt", "tanh", "sigmoid")
+            and not (node.op == "abs" and dtype.is_complex)
         )
         found.error = self.error(node, args, found, dtype)
         return found
@@ -186,16 +189,16 @@ class Evaluator:
         kinds = [arg.dtype for arg in args]
         if node.op in COMPARISONS:
             if node.op not in ("==", "!=") and any(kind.is_complex for kind in kinds):
-                raise Awkward(node)
+                raise AwkwardError(node)
             return torch.bool
         if node.op == "where":
             return torch.result_type(samples[1], samples[2])
         joined = torch.result_type(samples[0], samples[-1])
         is_whole = not joined.is_floating_point and not joined.is_complex
         if joined == torch.bool and node.op in ("-", "neg", "relu", "abs", "square", "sign"):
-            raise Awkward(node)  # torch has none of these for bool, or not for all layouts
+            raise AwkwardError(node)  # torch has none of these for bool, or not for all layouts
         if joined.is_complex and node.op not in ("+", "-", "*", "/", "neg", "abs", "exp", "square"):
-            raise Awkward(node)
+            raise AwkwardError(node)
         if node.op in ("/", "exp", "log", "sqrt", "tanh", "sigmoid") and is_whole:
             return torch.get_default_dtype()
         if node.op == "abs" and joined.is_complex:
@@ -205,25 +208,31 @@ class Evaluator:
     def check_point(self, node: Node, args: list[Value], found: Value) -> None:
         """Refuse what rounding or the convention about zeros would decide."""
         if node.op in COMPARISONS and not all(arg.exact and arg.is_finite for arg in args):
-            raise Awkward(node)
+            raise AwkwardError(node)
         if node.op == "where" and not (args[0].exact and args[0].is_finite):
-            raise Awkward(node)
+            raise AwkwardError(node)
         if node.op in ("*", "/", "square", "sign") and not all(arg.is_finite for arg in args):
-            raise Awkward(node)
+            raise AwkwardError(node)
         if node.op == "sign" and not args[0].exact:
-            raise Awkward(node)
+            raise AwkwardError(node)
         if found.wide.is_complex() and not all(arg.is_finite for arg in args):
-            raise Awkward(node)
+            raise AwkwardError(node)
         if node.op == "exp" and args[0].most > 10:
-            raise Awkward(node)
-        near = (args[-1].wide.to(torch.complex128).abs() < 1e-2) if node.op in ("/", "log", "sqrt") else torch.zeros(())
+            raise AwkwardError(node)
+        near = (
+            (args[-1].wide.to(torch.complex128).abs() < 1e-2)
+            if node.op in ("/", "log", "sqrt")
+            else torch.zeros(())
+        )
         if node.op in ("log", "sqrt") and bool(near.any()) and not args[0].exact:
-            raise Awkward(node)
+            raise AwkwardError(node)
         if node.op == "/" and bool(near.any()):
             over, under = node.args
-            is_plain = under.op == "tensor" and (self.is_sparse(under) or not any(map(self.is_sparse, over.walk())))
+            is_plain = under.op == "tensor" and (
+                self.is_sparse(under) or not any(map(self.is_sparse, over.walk()))
+            )
             if not is_plain or found.wide.is_complex():
-                raise Awkward(node)
+                raise AwkwardError(node)
 
     def is_sparse(self, node: Node) -> bool:
         return node.op == "tensor" and self.drawn[node.name].format is not None
@@ -256,11 +265,11 @@ class Evaluator:
         for dim in dims:
             count *= body.wide.shape[dim]
         if not body.exact and not body.is_finite and node.name == "prod":
-            raise Awkward(node)
+            raise AwkwardError(node)
         if node.name in ("max", "min") and (body.dtype.is_complex or count == 0):
-            raise Awkward(node)
+            raise AwkwardError(node)
         if node.name in ("any", "prod") and not (body.is_finite and body.exact):
-            raise Awkward(node)
+            raise AwkwardError(node)
         dtype = body.dtype
         if node.name in ("sum", "prod") and not dtype.is_floating_point and not dtype.is_complex:
             dtype = dtype if is_product_of_tensors(node.args[0]) else torch.int64
@@ -285,7 +294,7 @@ class Evaluator:
             if not body.exact:
                 found.error += 4 * epsilon(dtype) * count * max(1.0, body.most) * max(1, count)
         if found.most > LARGEST and not (node.name == "prod" and dtype == torch.int64):
-            raise Awkward(node)
+            raise AwkwardError(node)
         return found
 
 
@@ -396,7 +405,7 @@ def cases(draw) -> Case:
         try:
             value = evaluator.value(value_node)
             break
-        except Awkward as awkward:
+        except AwkwardError as awkward:
             bad = origin(awkward.node)
             if bad is value_node:
                 accumulates = None
@@ -407,7 +416,9 @@ def cases(draw) -> Case:
     text = f"{accumulates or 'y'}[{','.join(target)}] {'+=' if accumulates else '='} {tree.text()}"
     used = {node.name for node in tree.walk() if node.op == "tensor"} | ({accumulates} - {None})
     wide = value.wide.expand([sizes[letter] if letter in target else 1 for letter in letters])
-    truth = wide.permute([letters.index(i) for i in target] + [n for n, i in enumerate(letters) if i not in target])
+    truth = wide.permute(
+        [letters.index(i) for i in target] + [n for n, i in enumerate(letters) if i not in target]
+    )
     truth = truth.reshape([sizes[i] for i in target])
     dtypes = [drawn[name].dense.dtype for name in used] + [torch.get_default_dtype()]
     least = max(epsilon(dtype) for dtype in dtypes)
@@ -450,7 +461,9 @@ def draw_tree(random: Random, depth: int, terms: dict[str, tuple[str, ...]], siz
     return Node(random.choice(BINARY), draw_pair(random, depth, terms, sizes))
 
 
-def draw_pair(random: Random, depth: int, terms: dict[str, tuple[str, ...]], sizes: dict[str, int]) -> tuple[Node, ...]:
+def draw_pair(
+    random: Random, depth: int, terms: dict[str, tuple[str, ...]], sizes: dict[str, int]
+) -> tuple[Node, ...]:
     """Two trees, of which one may be a number."""
     pair = [draw_tree(random, depth - 1, terms, sizes) for _ in range(2)]
     if random.choice([0, 0, 0, 1]):

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 import torch
-from properties.drawing import to_dense
-from validity import check_storage
 
 import scorch
+from properties.drawing import to_dense
 from scorch import Format, SparseTensor
 from scorch.tensor.run import from_dense
+from validity import check_storage
 
 MATRICES = ["csr", "csc", "coo", "dcsr", "bsr(2,3)"]
 TENSORS = ["coo", "csf", "csr", "dsd"]  # of order 3; csr is dds
@@ -54,7 +54,9 @@ def test_spmv(form: str, vector: str) -> None:
 def test_spmm(form: str) -> None:
     A, X = random(7, 9), random(9, 5, density=1.0, seed=1)
     assert_equals(scorch.einsum("ij,jk->ik", stored(A, form), X), A @ X, "dense")
-    assert_equals(scorch.einsum("ki,ij->kj", X.T.contiguous()[:, :7], stored(A, form)), X.T[:, :7] @ A, "dense")
+    assert_equals(
+        scorch.einsum("ki,ij->kj", X.T.contiguous()[:, :7], stored(A, form)), X.T[:, :7] @ A, "dense"
+    )
 
 
 @pytest.mark.parametrize(("left", "right"), list(itertools.product(MATRICES, repeat=2)))
@@ -163,7 +165,9 @@ def test_coo_times_csc_in_a_requested_format(requested: str) -> None:
 # chains ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("forms", [("csr",) * 4, ("csr", "csc", "coo", "dcsr"), ("coo", "dense", "csr", "dense")])
+@pytest.mark.parametrize(
+    "forms", [("csr",) * 4, ("csr", "csc", "coo", "dcsr"), ("coo", "dense", "csr", "dense")]
+)
 @pytest.mark.parametrize("length", [3, 4])
 def test_chain_of_products(forms: tuple[str, ...], length: int) -> None:
     sizes = [6, 7, 5, 8, 4]
@@ -208,7 +212,9 @@ def test_mixture_of_experts_fused(form: str) -> None:
     assert_equals(scorch.einsum("bd,ndh,bn->bh", x, weights, stored(gates, form)), truth)
     text = "y[b,h] = relu(sum(d, x[b,d] * W[n,d,h])) * G[b,n]"
     fused = scorch.evaluate(text, x=x, W=weights, G=stored(gates, form))
-    assert_equals(fused, torch.einsum("bnh,bn->bh", torch.relu(torch.einsum("bd,ndh->bnh", x, weights)), gates))
+    assert_equals(
+        fused, torch.einsum("bnh,bn->bh", torch.relu(torch.einsum("bd,ndh->bnh", x, weights)), gates)
+    )
 
 
 @pytest.mark.parametrize("form", ["csf", "coo", "ssd", "dsd", "csr"])

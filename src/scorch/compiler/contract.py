@@ -95,6 +95,8 @@ def _pairwise(
             rest = tuple(f for n, f in enumerate(factors) if n not in (first, second))
             pair = (factors[first], factors[second])
             partial = _partial(step, pair, rest, names[0])
+            if not partial.reduced:  # nothing is summed early: no gain
+                continue
             price = _price(partial, operands, sizes)
             if best is not None and price >= best.total:
                 continue
@@ -105,7 +107,8 @@ def _pairwise(
             inner = _pairwise(after, (partial.target, *rest), known, sizes, names[1:])
             if best is None or price + inner.total < best.total:
                 best = _Way((partial, *inner.steps), price + inner.total)
-    assert best is not None
+    if best is None:
+        return _Way((step,), float("inf"))
     return best
 
 

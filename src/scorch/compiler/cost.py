@@ -26,6 +26,7 @@ TRANSPOSE = 12.0  # an entry moved by sorting
 INSERT_DENSE = 3.0  # an entry put into a dense workspace
 INSERT_LIST = 12.0  # an entry put into a list and sorted
 COPY = 2.0  # an element of a dense operand laid out anew
+COPY_CALL = 20_000.0  # and the call that does it
 WORTH_COPYING = 8  # a dense operand is laid out anew if its elements are used this many times
 SEARCH = 1.5  # one halving of a binary search
 SHORTER = 8.0  # a level this many times shorter than another is walked and the other searched
@@ -282,7 +283,7 @@ class _Walk:
             elif touching[-1].level != len(uses) - 1:
                 size = self.problem.operands[access].nnz if access is not None and form.is_dense else 0
                 if access is not None and len(touching) == 1 and 0 < WORTH_COPYING * size < turns:
-                    self.transposition += COPY * size
+                    self.transposition += COPY * size + COPY_CALL
                     self.laid_out.append(access)
                     continue
                 vector = False

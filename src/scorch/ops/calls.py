@@ -116,9 +116,10 @@ def _run(prepared: Prepared, places: list[int]) -> Run:
 
 def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> Checked:
     """As ``_run``, for a serial kernel; None if a dense operand is not what it was."""
-    builtin, address, result = prepared.builtin, prepared.address, prepared.facts
-    first, finish = prepared.first_slots(1), prepared.wrap
+    builtin, address, first = prepared.builtin, prepared.address, prepared.first_slots(1)
     is_plain = prepared.assembly == "dense" and not prepared.back
+    is_shared = prepared.assembly == "shared"
+    result = b"" if is_shared else prepared.facts
     facts = b""
     for place in places:
         value = operands[place]
@@ -129,13 +130,17 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
 
     def run(operands: Operands) -> Result | None:
         arguments: list[torch.Tensor] = []
+        sources: list[Tensor] = []
         for place in places:
             value = operands[place]
             if type(value) is SparseTensor:
+                sources.append(value.storage)
                 arguments += value.storage.tensors
             else:
+                sources.append(value)
                 arguments.append(value)
-        found: Any = builtin(address, first, result, facts, *arguments)
-        return found if is_plain or found is None else wrap(finish(found))
+        wanted = prepared.facts_for(sources) if is_shared else result
+        found: Any = builtin(address, first, wanted, facts, *arguments)
+        return found if is_plain or found is None else wrap(prepared.wrap(found, sources))
 
     return run

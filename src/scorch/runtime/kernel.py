@@ -118,7 +118,7 @@ class CompiledKernel:
     def build(
         self, engine: Engine, inputs: list[Any], shape: Sequence[int], check: Callable[[int], None]
     ) -> Arrays:
-        """The arrays of a result with a pattern of its own; ``check`` is told the bytes of each beforehand."""
+        """The arrays of a result with a pattern of its own; ``check`` is told what dense levels need."""
         if self.plan.assembly == "rows":
             return self._build_rows(engine, inputs, shape)
         return self._build_list(engine, inputs, shape, check)

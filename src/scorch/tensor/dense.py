@@ -45,7 +45,14 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def run_dense(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
-    """The result of ``step`` over dense tensors, computed by torch."""
+    """The result of ``step`` over dense tensors, computed by torch; it shares no memory with them."""
+    found = _run(step, tensors, sizes)
+    memory = found.untyped_storage().data_ptr()
+    is_shared = any(tensor.untyped_storage().data_ptr() == memory for tensor in tensors.values())
+    return found.clone() if is_shared else found
+
+
+def _run(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
     types = {name: type_of_dtype(tensor.dtype) for name, tensor in tensors.items()}
     typed = type_of(step.body, types).type
     element = reduced_type(step.reduction, step.body, typed) if step.reduced else typed

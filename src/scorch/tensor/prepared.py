@@ -95,10 +95,24 @@ class Prepared:
                 arguments += tensor.tensors
             else:
                 arguments.append(tensor)
-        return self.wrap(self.builtin(self.address, self.first_slots(threads), self.facts, None, *arguments))
+        facts = self.facts_for(sources)
+        found = self.builtin(self.address, self.first_slots(threads), facts, None, *arguments)
+        return self.wrap(found, sources)
 
-    def wrap(self, found: Any) -> Tensor:
+    def facts_for(self, sources: Sequence[Tensor]) -> bytes:
+        """What the builtin allocates; on a shared pattern as many values as that has."""
+        if self.assembly != "shared":
+            return self.facts
+        source = sources[self.pattern_source]
+        assert isinstance(source, Storage)
+        return result_facts(self.planned.plan.element, (source.pattern.size,))
+
+    def wrap(self, found: Any, sources: Sequence[Tensor]) -> Tensor:
         """What a builtin returned as a tensor."""
+        if self.assembly == "shared":
+            source = sources[self.pattern_source]
+            assert isinstance(source, Storage)
+            return Storage(source.pattern.carried(self.planned.plan.result, self.shape), found)
         if self.assembly == "dense":
             dense: torch.Tensor = found
             return dense.permute(self.back) if self.back else dense
@@ -115,22 +129,22 @@ class Prepared:
         """Whether ``_direct`` may be used."""
         if self.converts or len(self.sizes) >= 24 or len(self.sources) >= 8 or builtins() is None:
             return False
-        plain = self.assembly == "dense" and not self.is_cast and self.kernel.identity == 0
+        plain = self.assembly in ("dense", "shared") and not self.is_cast and self.kernel.identity == 0
         return plain or self.assembly == "rows"
 
     @functools.cached_property
     def builtin(self) -> Callable[..., Any]:
         found = builtins()
         assert found is not None
-        return found.fill if self.assembly == "dense" else found.rows
+        return found.rows if self.assembly == "rows" else found.fill
 
     @functools.cached_property
     def address(self) -> int | tuple[int, int]:
         """The kernel as the builtin takes it."""
         addresses = self.kernel.native.addresses
-        if self.assembly == "dense":
-            return addresses["scorch_compute"]
-        return addresses["scorch_compute"], addresses["scorch_finish"]
+        if self.assembly == "rows":
+            return addresses["scorch_compute"], addresses["scorch_finish"]
+        return addresses["scorch_compute"]
 
     @functools.cached_property
     def facts(self) -> bytes:

@@ -1,0 +1,181 @@
+"""A sample of kernels of every shape runs clean under AddressSanitizer and UndefinedBehaviorSanitizer.
+
+A process of its own compiles all kernels with the sanitizers, by the very way users choose a compiler
+(``SCORCH_CXX``), and has their runtime loaded first, so that operands and results have guarded borders too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scorch
+
+FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g"
+
+SETUP = """
+import os
+os.environ.pop("LD_PRELOAD")  # the compiler itself runs without it
+import torch
+import scorch
+from scorch import Format, SparseTensor
+from scorch.runtime.jit import load
+from scorch.tensor.run import convert, from_dense, prepare, run_step, sorted_storage
+from scorch.tensor.storage import Pattern, Storage
+
+def random(*shape, density=0.3, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(-3, 4, shape, generator=generator)
+    values = values.abs() if dtype in (torch.bool, torch.uint8) else values
+    return values.to(dtype) * (torch.rand(*shape, generator=generator) < density)
+
+def stored(dense, form):
+    return dense if form == "dense" else SparseTensor(from_dense(dense, Format(form, dims=dense.dim())))
+
+def dense_of(tensor):
+    return tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor
+
+def compare(found, truth, what):
+    torch.testing.assert_close(dense_of(found), truth, rtol=1e-3, atol=1e-3, equal_nan=True, msg=what)
+"""
+
+KERNELS = """
+A, B = random(17, 19), random(19, 23, seed=1)
+C, D = random(17, 19, seed=2), random(17, 19, seed=3)
+X = random(19, 13, density=1.0, seed=4)
+checked = 0
+
+def check(text, truth, format=None, **tensors):
+    global checked
+    compare(scorch.evaluate(text, format=format, **tensors), truth, text)
+    checked += 1
+
+for f in ("csr", "csc", "coo", "dcsr", "bsr(3,4)", "od", "sd"):
+    S = stored(A, f)
+    check("C[i,k] = A[i,j] * X[j,k]", A @ X, A=S, X=X)                               # dense result
+    check("y[i] = A[i,j]", A.sum(1), A=S)                                             # an accumulator
+    check("C[i,j] = A[i,j] * d[j]", A * A[0], A=S, d=A[0])                            # shared pattern
+    check("C[i,j] = A[i,j] / A[i,j]", A / A, A=S)                                     # visited everywhere
+    for g in ("csr", "coo", "bsr(4,3)"):
+        for result in ("csr", "csc", "coo", "dcsr", "bsr(4,5)", "dd", "sd"):
+            check("C[i,k] = A[i,j] * B[j,k]", A @ B, result, A=S, B=stored(B, g))     # rows, lists, workspaces
+    check("C[i,j] = A[i,j] + C[i,j] - D[i,j]", A + C - D, A=S, C=stored(C, "csr"), D=stored(D, "csc"))
+    check("C[i,j] = A[i,j] + C[i,j]", A + C, A=S, C=stored(C, f))                     # merged, with tails
+    check("C[i,j] = A[i,j] * C[i,j]", A * C, "coo", A=S, C=stored(C, "csr"))          # intersected
+    check("y[j] = max(i, A[i,j] + C[i,j])", (A + C).amax(0), A=S, C=stored(C, "coo"))
+    check("y[i] = A[i,i]", A[:17, :17].diagonal(), A=stored(A[:17, :17], f))          # searched
+
+for dtype in (torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.int8, torch.uint8, torch.int64, torch.bool):
+    E, F = random(9, 8, dtype=dtype), random(8, 7, seed=1, dtype=dtype)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    truth = E.to(wide) @ F.to(wide)
+    truth = truth != 0 if dtype == torch.bool else truth.to(torch.int64).to(dtype) if not dtype.is_complex else truth.to(dtype)
+    for result in ("csr", "coo", "dense"):
+        check("C[i,k] = A[i,j] * B[j,k]", truth, result, A=stored(E, "csr"), B=stored(F, "csr"))
+
+T = random(6, 7, 8)
+M = random(7, 5, density=1.0)
+check("C[i,l] = A[i,j,k] * B[j,l] * c[k]", torch.einsum("ijk,jl,k->il", T, M, T[0, 0]), A=stored(T, "csf"), B=M, c=T[0, 0])
+check("C[i,j,l] = A[i,k,j] * B[i,k,l]", torch.einsum("ikj,ikl->ijl", T, T), "sss", A=stored(T, "sss"), B=stored(T, "sss"))
+check("C[k,j,i] = A[i,j,k]", T.permute(2, 1, 0), "coo", A=stored(T, "dsd"))
+check("C[i,j] = exp(-A[i,j]) + where(A[i,j] > 1, sqrt(A[i,j]), tanh(A[i,j]))",
+      torch.exp(-A) + torch.where(A > 1, A.sqrt(), A.tanh()), A=stored(A, "csr"))
+
+for rows in (0, 1):  # nothing stored, nothing there
+    empty = torch.zeros(rows, 5)
+    check("C[i,k] = A[i,j] * B[j,k]", empty @ torch.zeros(5, 0), "csr", A=stored(empty, "csr"), B=stored(torch.zeros(5, 0), "csr"))
+    check("C[i,j] = A[i,j] + A[i,j]", empty, "coo", A=stored(empty, "coo"))
+
+# More than 256 entries, so that arrays grow; and threads.
+large = random(300, 400, density=0.2, seed=5)
+for result in ("csr", "coo", "dcsr"):
+    check("C[i,k] = A[i,j] * B[j,k]", large @ large.T, result, A=stored(large, "csr"), B=stored(large.T.contiguous(), "csr"))
+with scorch.settings(threads=3):
+    check("C[i,k] = A[i,j] * B[j,k]", large @ large.T, "csr", A=stored(large, "csr"), B=stored(large.T.contiguous(), "csc"))
+    check("C[i,k] = A[i,j] * X[j,k]", large @ large.T, A=stored(large, "coo"), X=large.T.contiguous())
+
+# Keys of two words: coordinates that do not fit 64 bits together.
+places = torch.randint(2**40, (2, 500), generator=torch.Generator().manual_seed(0))
+pattern = Pattern(Format("oo"), (2**40, 2**40), (torch.tensor([0, 500]), None), (places[0], places[1]), (500, 500))
+ordered = sorted_storage(Storage(pattern, torch.ones(500)), Format("oo"))
+turned = convert(ordered, Format("ss", order=(1, 0)))
+back = convert(turned, Format("oo"))
+assert all(torch.equal(a, b) for a, b in zip(back.pattern.arrays, ordered.pattern.arrays))
+assert torch.equal(back.pattern.crd[0], places[0].sort().values)
+checked += 3
+print("clean", checked)
+"""
+
+CONTROL = """
+text = '''
+void *malloc(unsigned long); void free(void *);
+long long overflow(long long *args) {
+  long long *array = malloc(80), total = array[args[0]];
+  free(array);
+  return total;
+}
+'''
+import ctypes
+library = load(text)
+function = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_void_p)(library.address("overflow"))
+function((ctypes.c_longlong * 1)(10))
+print("clean")
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    gcc = shutil.which("gcc")
+    if gcc is None or not sys.platform.startswith("linux"):
+        pytest.skip("the sanitizers are used through gcc on Linux, which is not here")
+    libraries = []
+    for name in ("libasan.so", "libubsan.so"):
+        said = subprocess.run([gcc, f"-print-file-name={name}"], capture_output=True, text=True, check=False)
+        path = Path(said.stdout.strip())
+        if not path.is_absolute() or not path.is_file():
+            pytest.skip(f"gcc has no {name}")
+        libraries.append(str(path.resolve()))
+    folder = tmp_path_factory.mktemp("sanitized")
+    return {
+        **os.environ,
+        "PYTHONPATH": str(Path(scorch.__file__).parents[1]),
+        "PYTHONMALLOC": "malloc",
+        "SCORCH_CXX": f"{gcc} {FLAGS}",
+        "SCORCH_CACHE_DIR": str(folder),
+        "LD_PRELOAD": " ".join(libraries),
+        # Python itself leaks by design; torch's own libraries are not compiled with the sanitizers.
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=99",
+        "UBSAN_OPTIONS": "print_stacktrace=1:exitcode=99",
+    }
+
+
+def run(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", SETUP + script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+
+
+def test_kernels_are_clean(environment: dict[str, str]) -> None:
+    done = run(KERNELS, environment)
+    report = done.stderr[-6000:]
+    assert "runtime error" not in done.stderr and "AddressSanitizer" not in done.stderr, report
+    assert done.returncode == 0, report
+    word, number = done.stdout.split()
+    assert word == "clean" and int(number) > 150
+
+
+def test_sanitizers_would_notice(environment: dict[str, str]) -> None:
+    """The same set-up stops a kernel that reads behind its array."""
+    done = run(CONTROL, environment)
+    assert done.returncode == 99 and "heap-buffer-overflow" in done.stderr, done.stderr[-3000:]
+    assert "clean" not in done.stdout
