@@ -10,10 +10,13 @@ Only calls that come down to one kernel are kept here; the others find their pre
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+from torch._C._functorch import peek_interpreter_stack
 from torch.nn import Parameter
 
 from scorch.compiler.typing import type_of_dtype
@@ -31,8 +34,9 @@ Result = SparseTensor | torch.Tensor
 Run = Callable[[Operands], Result]
 Checked = Callable[[Operands], Result | None]
 
-_recent: dict[Hashable, Checked] = {}
-_known: dict[Hashable, tuple[Run, Checked | None]] = {}
+_recent: OrderedDict[Hashable, Checked] = OrderedDict()
+_known: OrderedDict[Hashable, tuple[Run, Checked | None]] = OrderedDict()
+_lock = threading.Lock()  # for whoever adds a call; looking one up needs none
 
 
 def repeat_call(head: tuple[Hashable, ...], operands: Operands) -> Result | None:
@@ -59,23 +63,31 @@ def keep_call(
     head: tuple[Hashable, ...], operands: Operands, prepared: Prepared | None, names: Sequence[str]
 ) -> None:
     """Remember the kernel of a call whose operands have ``names``; old calls go when there are too many."""
-    quick, key = _quick_key(head, operands), _full_key(head, operands)
+    quick = _quick_key(head, operands)
+    key = None if quick is None else _full_key(head, operands)
     if prepared is None or key is None or quick is None:
         return
     places = [names.index(name) for name, _ in prepared.sources]
-    if len(_known) >= MOST_CALLS:
-        _known.pop(next(iter(_known)), None)
-    if len(_recent) >= MOST_CALLS:
-        _recent.pop(next(iter(_recent)), None)
     checked = None
-    if prepared.is_direct and prepared.is_serial:
-        checked = _recent[quick] = _run_checked(prepared, places, operands)
-    _known[key] = _run(prepared, places), checked
+    if prepared.is_direct and prepared.is_serial and not any(_is_single(value) for value in operands):
+        checked = _run_checked(prepared, places, operands)
+    with _lock:
+        for calls in (_known, _recent):
+            while len(calls) >= MOST_CALLS:
+                calls.popitem(last=False)
+        _known[key] = _run(prepared, places), checked
+        if checked is not None:
+            _recent[quick] = checked
 
 
 def _quick_key(head: tuple[Hashable, ...], operands: Operands) -> Hashable | None:
-    """The text and the sparse operands; None if some operand is of a kind that always takes the long way."""
-    key: list[Hashable] = [head]
+    """The text and the sparse operands; None if some operand is of a kind that always takes the long way.
+
+    Inside ``torch.func`` a tensor may be a shell without memory of its own, whatever its type says.
+    """
+    if peek_interpreter_stack() is not None:
+        return None
+    key: list[Hashable] = [head, torch.get_default_dtype()]
     for value in operands:
         kind = type(value)
         if kind is SparseTensor:
@@ -88,6 +100,7 @@ def _quick_key(head: tuple[Hashable, ...], operands: Operands) -> Hashable | Non
 
 
 def _full_key(head: tuple[Hashable, ...], operands: Operands) -> Hashable | None:
+    """All that the kernel depends on; None if a dense operand must be copied before it is read."""
     key: list[Hashable] = [head, torch.get_default_dtype()]
     for value in operands:
         if type(value) is SparseTensor:
@@ -96,10 +109,15 @@ def _full_key(head: tuple[Hashable, ...], operands: Operands) -> Hashable | None
         dtype = value.dtype
         if value.layout is not torch.strided or dtype in _COMPLEX:
             return None
-        if not value.is_cpu or not value.is_contiguous():
+        if not value.is_cpu or not value.is_contiguous() or value.is_neg():
             return None
         key.append((value.shape, dtype))
     return tuple(key)
+
+
+def _is_single(value: Any) -> bool:
+    """Whether a dense operand is small enough to be contiguous and yet negated lazily, which C cannot see."""
+    return type(value) is not SparseTensor and value.numel() <= 1
 
 
 def _run(prepared: Prepared, places: list[int]) -> Run:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from scorch.compiler.typing import type_of_dtype
-from scorch.errors import DtypeError, OperandError
+from scorch.errors import DtypeError, OperandError, UnsupportedError
 from scorch.formats import Format
 from scorch.tensor.construct import from_torch
 from scorch.tensor.run import convert
@@ -26,6 +26,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
             f"{name} is a {type(value).__name__}, not a tensor; "
             "make one with torch.tensor or scorch.from_scipy"
         )
+    _refuse_shells(name, value)
     if value.device.type != "cpu":
         raise OperandError(f"{name} is on device {value.device}, but Scorch computes on the cpu; use .cpu()")
     try:
@@ -38,6 +39,18 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
         assert isinstance(found, SparseTensor)
         return found.storage
     return value.detach() if value.requires_grad else value
+
+
+def _refuse_shells(name: str, value: torch.Tensor) -> None:
+    """Refuse tensors without memory of their own: kernels would read nowhere."""
+    kind = type(value)
+    is_wrapper = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if is_wrapper or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        word = "a tensor inside torch.func" if not is_wrapper else f"a {kind.__name__}"
+        raise UnsupportedError(
+            f"{name} is {word}, which Scorch cannot read yet; call it outside of torch.func, vmap, "
+            "torch.compile and fake tensor modes, on plain tensors"
+        )
 
 
 def shape_of(tensor: Storage | torch.Tensor) -> tuple[int, ...]:

@@ -1,0 +1,121 @@
+"""Repeated calls skip all checks that the first call made: what changed since must still be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import scorch
+from scorch.errors import OperandError, ShapeError, UnsupportedError
+
+Call = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture
+def dense() -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.randn(6, 6) * (torch.rand(6, 6) < 0.5)
+
+
+@pytest.fixture
+def product(dense: torch.Tensor) -> Call:
+    """``dense @ x`` through a call that has been made before."""
+    S = scorch.from_torch(dense, format="csr")
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return scorch.einsum("ij,j->i", S, x)
+
+    for _ in range(3):
+        call(torch.randn(6))
+    return call
+
+
+def test_other_values_give_other_results(dense: torch.Tensor, product: Call) -> None:
+    for _ in range(3):
+        x = torch.randn(6)
+        torch.testing.assert_close(product(x), dense @ x)
+
+
+def test_another_dtype_layout_or_stride_is_seen(dense: torch.Tensor, product: Call) -> None:
+    x = torch.randn(6)
+    torch.testing.assert_close(product(x.double()), dense.double() @ x.double())
+    torch.testing.assert_close(product(x), dense @ x)
+    torch.testing.assert_close(product(torch.stack([x, -x], 1)[:, 0]), dense @ x)
+    torch.testing.assert_close(product(x[:1].expand(6)), dense @ x[:1].expand(6))
+    torch.testing.assert_close(product(torch.nn.Parameter(x)), dense @ x)
+    found = product(x.to_sparse())
+    torch.testing.assert_close(found.to_dense(), dense @ x)
+
+
+def test_another_shape_is_refused(dense: torch.Tensor, product: Call) -> None:
+    with pytest.raises(ShapeError, match="index 'j' is 6"):
+        product(torch.randn(5))
+    grown = torch.randn(6)
+    product(grown)
+    grown.resize_(12)
+    with pytest.raises(ShapeError, match="but 12 in operand 1"):
+        product(grown)
+    x = torch.randn(6)
+    torch.testing.assert_close(product(x), dense @ x)
+
+
+def test_tensors_without_memory_are_refused(dense: torch.Tensor, product: Call) -> None:
+    x = torch.randn(6)
+    with pytest.raises(OperandError, match="on device meta"):
+        product(x.to("meta"))
+    with pytest.raises(UnsupportedError, match="inside torch.func"):
+        torch.func.vmap(product)(torch.randn(3, 6))
+    with FakeTensorMode():
+        fake = torch.randn(6)
+    with pytest.raises(UnsupportedError, match="FakeTensor"):
+        product(fake)
+    torch.testing.assert_close(product(x), dense @ x)
+
+
+def test_lazily_negated_and_conjugated_operands_are_seen() -> None:
+    S = scorch.from_torch(torch.ones(2, 1), format="csr")
+    z = torch.randn(1, dtype=torch.complex64)
+    for x in (z.conj().imag, z.conj().imag.resolve_neg(), z.conj().imag, z.conj(), z):
+        truth = x.resolve_conj().resolve_neg().expand(2)
+        torch.testing.assert_close(scorch.einsum("ij,j->i", S, x), truth)
+
+
+def test_numbers_may_change_between_calls(dense: torch.Tensor) -> None:
+    S, x = scorch.from_torch(dense, format="csr"), torch.randn(6)
+    for a in (2.0, 3.0, 4):
+        found = scorch.evaluate("y[i] = a * A[i,j] * x[j]", a=a, A=S, x=x)
+        torch.testing.assert_close(found, a * (dense @ x))
+
+
+def test_default_dtype_may_change_between_calls(dense: torch.Tensor) -> None:
+    S = scorch.from_torch(dense.int(), format="csr")
+    for dtype in (torch.float64, torch.float32, torch.float64):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            assert scorch.evaluate("H[i,j] = A[i,j] / 2", A=S).dtype == dtype
+        finally:
+            torch.set_default_dtype(before)
+
+
+def test_large_sparse_results_are_not_taken_for_dense_ones() -> None:
+    places = torch.arange(0, 1_000_000, 1000)
+    S = scorch.sparse_coo_tensor(
+        torch.stack([places, places]), torch.ones(1000), (10**6, 10**6), format="csr"
+    )
+    for _ in range(3):
+        assert scorch.einsum("ij,jk->ik", S, S).nnz == 1000
+
+
+def test_more_kinds_of_calls_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scorch.ops import calls
+
+    monkeypatch.setattr(calls, "MOST_CALLS", 2)
+    for size in (2, 3, 4, 5, 2, 3):
+        S = scorch.from_torch(torch.eye(size), format="csr")
+        for _ in range(2):
+            torch.testing.assert_close(scorch.einsum("ij,j->i", S, torch.ones(size)), torch.ones(size))
+    assert len(calls._known) <= 3
