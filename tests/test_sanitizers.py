@@ -32,7 +32,8 @@ def random(*shape, density=0.3, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     values = torch.randint(-3, 4, shape, generator=generator)
     values = values.abs() if dtype in (torch.bool, torch.uint8) else values
-    return values.to(dtype) * (torch.rand(*shape, generator=generator) < density)
+    kept = torch.rand(*shape, generator=generator) < density
+    return torch.where(kept, values, 0).to(dtype)
 
 def stored(dense, form):
     return dense if form == "dense" else SparseTensor(from_dense(dense, Format(form, dims=dense.dim())))

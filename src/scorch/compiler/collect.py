@@ -34,6 +34,7 @@ from scorch.loops.nodes import (
     Store,
     Var,
     block,
+    both,
 )
 from scorch.loops.types import INT64
 from scorch.notation.operators import REDUCTIONS
@@ -196,8 +197,8 @@ class Rows(Collector):
             SlotArray(crd, self.tables[0], chunk),
             SlotArray(values, self.tables[1], chunk),
             Declare(length, Load(self.tables[2], chunk)),
-            If(
-                discard.equals(0),
+            If(  # arrays of no length have no address
+                both(discard.equals(0), Const(0) < length),
                 block(
                     Copy(self.crd, at, crd, Const(0), length),
                     Copy(self.values, at, values, Const(0), length),

@@ -88,7 +88,7 @@ def tolist(self: SparseTensor) -> Any:
     raise OperandError("a sparse tensor is no list of all its values; use .values().tolist(), or .to_dense()")
 
 
-@implements(torch.Tensor.data_ptr, torch.Tensor.const_data_ptr)  # type: ignore[attr-defined]
+@implements(torch.Tensor.data_ptr, getattr(torch.Tensor, "const_data_ptr", None))  # new in torch 2.13
 def data_ptr(self: SparseTensor) -> int:
     raise OperandError("a sparse tensor has several arrays; ask one of them: .values().data_ptr()")
 
