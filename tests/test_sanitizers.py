@@ -65,7 +65,7 @@ for f, g, result in (
     ("od", "sd", "sd"),
 ):
     S = stored(A, f)
-    check("C[i,k] = A[i,j] * B[j,k]", A @ B, result, A=S, B=stored(B, g))             # rows, lists, workspaces
+    check("C[i,k] = A[i,j] * B[j,k]", A @ B, result, A=S, B=stored(B, g))            # rows, lists, workspaces
     check("C[i,k] = A[i,j] * X[j,k]", A @ X, A=S, X=X)                               # a dense result
     check("C[i,j] = A[i,j] * d[j]", A * A[0], A=S, d=A[0])                            # a shared pattern
     check("C[i,j] = A[i,j] + C[i,j]", A + C, A=S, C=stored(C, f))                     # merged, with tails
@@ -97,7 +97,8 @@ for dtype, result in (
 T = random(6, 7, 8)
 M = random(7, 5, density=1.0)
 c = T[0, 0]
-check("C[i,l] = A[i,j,k] * B[j,l] * c[k]", torch.einsum("ijk,jl,k->il", T, M, c), A=stored(T, "csf"), B=M, c=c)
+truth = torch.einsum("ijk,jl,k->il", T, M, c)
+check("C[i,l] = A[i,j,k] * B[j,l] * c[k]", truth, A=stored(T, "csf"), B=M, c=c)
 truth = torch.einsum("ikj,ikl->ijl", T, T)
 check("C[i,j,l] = A[i,k,j] * B[i,k,l]", truth, "sss", A=stored(T, "sss"), B=stored(T, "sss"))
 check("C[k,j,i] = A[i,j,k]", T.permute(2, 1, 0), "coo", A=stored(T, "dsd"))

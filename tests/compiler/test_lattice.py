@@ -164,3 +164,13 @@ def test_zero_by_zero_on_a_diagonal() -> None:
     A = torch.zeros(3, 3, 2)
     found = scorch.evaluate("y[k,i] = A[l,i,k] / A[l,l,k]", A=SparseTensor(from_dense(A, Format("dds"))))
     assert found.isnan().all()
+
+
+def test_constant_is_not_a_number_where_torch_says_so() -> None:
+    """By this number sums are completed for what is not stored: max(0, nan) was once 0."""
+    for text in ("maximum(0, 0 / 0)", "minimum(0 / 0, 1)", "(0 / 0) / 0", "relu(0 / 0)"):
+        value = constant(parse(f"y = {text}").assign.value)
+        assert value is not None and value != value, text
+    A = SparseTensor(from_dense(torch.zeros(20, 20), Format("csr")))
+    assert scorch.evaluate("y = sum(i, j, maximum(A[i,j], A[i,j] / A[i,j]))", A=A).isnan()
+    assert scorch.evaluate("y = sum(i, j, minimum(A[i,j], 1 / A[i,j]))", A=A) == 0

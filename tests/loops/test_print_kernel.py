@@ -184,7 +184,7 @@ def test_expressions_have_the_parentheses_they_need(e: Expr, text: str) -> None:
 
 
 def test_statements_read_like_c() -> None:
-    W, T = Array("W", FLOAT32), Array("T", INT64)  # noqa: N806
+    W, T = Array("W", FLOAT32), Array("T", INT64)
     body = block(
         Comment("two lines\nof comment\\"),
         Allocate(W, n + 1, zero=True),
@@ -283,7 +283,7 @@ def test_helpers_may_come_after_their_callers(agree) -> None:
         ),
         True,
     )
-    W = Array("W", INT64)  # noqa: N806
+    W = Array("W", INT64)
     fails = Function("fails", (n,), block(Allocate(W, n), Free(W), Fail()))
     kernel = Kernel("", (n, Y, OUT), (f, clear, sum_to, fails))
     slots = agree(kernel, "f", [4, np.arange(1, 5), np.zeros(3, np.int64)])
@@ -294,7 +294,7 @@ def test_helpers_may_come_after_their_callers(agree) -> None:
 
 
 def test_allocation_that_is_too_large_fails(native) -> None:
-    W = Array("W", FLOAT64)  # noqa: N806
+    W = Array("W", FLOAT64)
     grow = kernel_of(block(Allocate(W, Const(1)), Resize(W, n), Free(W)), n)
     for body in (block(Allocate(W, n), Free(W)), block(Allocate(W, n, True), Free(W))):
         for count in (-1, 2**61, 2**62, 2**63 - 1, -(2**63)):
@@ -305,7 +305,7 @@ def test_allocation_that_is_too_large_fails(native) -> None:
 
 def test_results_grow_and_are_put(agree) -> None:
     """The shape of assembly: append to an array that doubles, put it and its length."""
-    W, size, capacity = Array("W", INT64), Var("size"), Var("capacity")  # noqa: N806
+    W, size, capacity = Array("W", INT64), Var("size"), Var("capacity")
     body = block(
         Declare(size, Const(0)),
         Declare(capacity, Const(1)),
@@ -340,7 +340,7 @@ def test_operands_must_have_one_type() -> None:
 
 def everything() -> Kernel:
     """One kernel that uses most of the language."""
-    half, z, W = Array("half", FLOAT16), Array("z", COMPLEX64), Array("W", INT64)  # noqa: N806
+    half, z, W = Array("half", FLOAT16), Array("z", COMPLEX64), Array("W", INT64)
     key: Type = INT64
     body = block(
         Allocate(W, n),

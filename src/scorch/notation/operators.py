@@ -55,8 +55,16 @@ def _table(*rows: Operator) -> dict[str, Operator]:
 
 def _divide(a: float, b: float) -> float:
     if b == 0:
-        return math.nan if a == 0 else math.copysign(math.inf, a)
+        return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1, b)
     return a / b
+
+
+def _maximum(a: float, b: float) -> float:
+    return a if a > b or a != a else b  # not a number if one of them is, as in torch
+
+
+def _minimum(a: float, b: float) -> float:
+    return a if a < b or a != a else b
 
 
 def _log(a: float) -> float:
@@ -86,8 +94,8 @@ OPERATORS = _table(
     Operator("log", 1, _log, "float", "log"),
     Operator("cos", 1, math.cos, "float", "cos"),
     Operator("sigmoid", 1, lambda a: 1 / (1 + math.exp(-a)), "float", "sigmoid"),
-    Operator("maximum", 2, max, "promote", "max", ordered=True),
-    Operator("minimum", 2, min, "promote", "min", ordered=True),
+    Operator("maximum", 2, _maximum, "promote", "max", ordered=True),
+    Operator("minimum", 2, _minimum, "promote", "min", ordered=True),
     Operator("where", 3, lambda c, a, b: a if c else b, "where", "select", support="where"),
     Operator("lt", 2, lambda a, b: a < b, "bool", "<", symbol="<", ordered=True),
     Operator("gt", 2, lambda a, b: a > b, "bool", ">", symbol=">", ordered=True),
