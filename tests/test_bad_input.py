@@ -216,7 +216,6 @@ def test_sparse_layout_after_a_call_with_a_dense_operand() -> None:
     assert torch.equal(scorch.einsum("ij,j->i", A, x.to_sparse()), x)
 
 
-@pytest.mark.xfail(reason="ops.calls does not see that a dense operand is a negative view", strict=True)
 def test_negative_view_after_a_call_with_a_plain_operand() -> None:
     scorch.einsum("ij,j->i", A, x)
     assert torch.equal(scorch.einsum("ij,j->i", A, torch._neg_view(x)), -x)
@@ -365,4 +364,11 @@ def test_budget_can_be_set() -> None:
 
 def test_settings() -> None:
     refused(ScorchError, "unknown setting 'thread'; there are ... threads", scorch.settings, thread=2)
-    refused(ScorchError, "threads must be a positive whole number or None, not 0", scorch.settings, threads=0)
+    refused(
+        ScorchError, "threads must be a whole number from 1 on or None, not 0", scorch.settings, threads=0
+    )
+    refused(ScorchError, "threads must be a whole number", scorch.settings, threads=True)
+    refused(ScorchError, "dense_budget must be ... or None, not -1", scorch.settings, dense_budget=-1)
+    refused(
+        ScorchError, "cache_bytes must be a whole number from 0 on, not 'x'", scorch.settings, cache_bytes="x"
+    )

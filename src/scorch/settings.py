@@ -53,9 +53,13 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
         for name in changes:
             if name not in known:
                 raise ScorchError(f"unknown setting {name!r}; there are {', '.join(sorted(known))}")
-        threads = changes.get("threads")
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
-            raise ScorchError(f"threads must be a positive whole number or None, not {threads!r}")
+        for name, least in (("threads", 1), ("cache_bytes", 0), ("dense_budget", 0)):
+            value = changes.get(name)
+            if value is None and name != "cache_bytes":
+                continue
+            if name in changes and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                rest = "" if name == "cache_bytes" else " or None"
+                raise ScorchError(f"{name} must be a whole number from {least} on{rest}, not {value!r}")
         if changes.get("cache_directory") is not None:
             changes["cache_directory"] = Path(changes["cache_directory"])
         self._changes = changes

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
 import scorch
-from scorch.errors import OperandError, ShapeError, UnsupportedError
+from scorch.errors import DensityError, FormatError, OperandError, ShapeError, UnsupportedError
 
 Call = Callable[[torch.Tensor], torch.Tensor]
 
@@ -119,3 +120,93 @@ def test_more_kinds_of_calls_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
         for _ in range(2):
             torch.testing.assert_close(scorch.einsum("ij,j->i", S, torch.ones(size)), torch.ones(size))
     assert len(calls._known) <= 3
+
+
+def test_lazily_negated_vectors_are_seen(dense: torch.Tensor, product: Call) -> None:
+    x = torch.randn(6)
+    for _ in range(2):
+        torch.testing.assert_close(product(torch._neg_view(x)), dense @ -x)
+        torch.testing.assert_close(product(x), dense @ x)
+
+
+def test_formats_that_are_equal_for_matrices_are_told_apart() -> None:
+    T = scorch.from_torch(torch.ones(2, 2, 2), format="coo")
+    for name in ("csf", "dcsr", "csf"):
+        found = scorch.einsum("ijk,ijk->ijk", T, T, format=scorch.Format(name))
+        assert found.format == scorch.Format(name, dims=3)
+
+
+def test_default_device_does_not_matter(dense: torch.Tensor) -> None:
+    x = torch.randn(6)
+    with torch.device("meta"):
+        S = scorch.from_torch(dense, format="dcsr")
+        found = scorch.einsum("ij,j->i", S, x, format="dense")
+        again = scorch.evaluate("C[i,j] = A[i,j] + A[j,i]", A=S, format="csc")
+    torch.testing.assert_close(found, dense @ x)
+    torch.testing.assert_close(again.to_dense(), dense + dense.T)
+
+
+def test_tensors_whose_memory_was_freed_are_refused(dense: torch.Tensor, product: Call) -> None:
+    x = torch.randn(6)
+    x.untyped_storage().resize_(0)
+    messages = []
+    for _ in range(2):
+        try:
+            product(x)
+        except OperandError as error:
+            messages.append(str(error))
+    x.untyped_storage().resize_(24)  # a failing test may show x, which torch could not
+    assert len(messages) == 2 and all("operand 1 has no memory" in message for message in messages)
+    torch.testing.assert_close(product(torch._efficientzerotensor(6)), torch.zeros(6))
+
+
+def test_fake_tensor_modes_are_refused(dense: torch.Tensor, product: Call) -> None:
+    x = torch.randn(6)
+    with FakeTensorMode(), pytest.raises(UnsupportedError, match="fake tensor mode"):
+        product(x)
+    torch.testing.assert_close(product(x), dense @ x)
+
+
+def test_many_dimensions_and_many_arrays_take_the_long_way() -> None:
+    letters = "abcdefghijklmnopqrst"
+    S = scorch.from_torch(torch.rand([1] * 19 + [2]) + 1, format="coo")
+    for _ in range(3):
+        found = scorch.einsum(f"{letters},t->{letters}", S, torch.ones(2), format="dense")
+        torch.testing.assert_close(found, S.to_dense())
+    named = {name: scorch.from_torch(torch.ones([2] * 6), format="csf") for name in "ABCDEFG"}
+    total = "R[a,b,c,d,e,f] = " + " + ".join(f"{name}[a,b,c,d,e,f]" for name in named)
+    for _ in range(3):
+        torch.testing.assert_close(scorch.evaluate(total, format="dense", **named), torch.full([2] * 6, 7.0))
+
+
+def test_budget_holds_for_repeated_calls() -> None:
+    S = scorch.from_torch(torch.eye(3), format="csr")
+    for _ in range(2):
+        scorch.einsum("ij,k->ik", S, torch.ones(1000), format="dense")
+    for _ in range(2):
+        with scorch.settings(dense_budget=100), pytest.raises(DensityError, match="budget of 100"):
+            scorch.einsum("ij,k->ik", S, torch.ones(1000), format="dense")
+
+
+@pytest.mark.parametrize("format", [["d", "s"], 5, {"a": 1}])
+def test_formats_that_are_none_are_refused(format: object) -> None:
+    S = scorch.from_torch(torch.eye(3), format="csr")
+    for _ in range(2):
+        with pytest.raises(FormatError, match="a format is a name"):
+            scorch.einsum("ij->ij", S, format=format)
+        with pytest.raises(FormatError, match="a format is a name"):
+            scorch.evaluate("B[i,j] = A[i,j]", A=S, format=format)
+
+
+def test_numbers_of_numpy_are_taken_and_numbers_too_large_refused(dense: torch.Tensor) -> None:
+    S = scorch.from_torch(dense, format="csr")
+    torch.testing.assert_close(scorch.einsum(",ij->ij", np.float32(2), S).to_dense(), 2 * dense)
+    with pytest.raises(OperandError, match="no dtype holds"):
+        scorch.einsum(",ij->ij", 2**70, S)
+
+
+def test_many_operands_are_planned_quickly() -> None:
+    letters = "abcdefghijklmnop"
+    vectors = [scorch.from_torch(torch.ones(1), format="s")] * len(letters)
+    found = scorch.einsum(f"{','.join(letters)}->{letters}", *vectors)
+    assert found.nnz == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,3 +64,25 @@ def test_what_is_missing_names_what_works(dense: torch.Tensor) -> None:
     S = scorch.from_torch(dense, format="csr")
     with pytest.raises(UnsupportedError, match=r"scorch\.einsum or scorch\.evaluate"):
         torch.cumsum(S, 0)
+
+
+def test_names_of_arguments_are_those_of_torch(dense: torch.Tensor) -> None:
+    S = scorch.from_torch(dense, format="csr")
+    x, v = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    torch.testing.assert_close(torch.mm(S, mat2=x), dense @ x)
+    torch.testing.assert_close(torch.mv(S, vec=v), dense @ v)
+    with pytest.raises(UnsupportedError, match="out="):
+        torch.matmul(S, x, out=torch.empty(5, 3, dtype=torch.float64))
+
+
+def test_what_torch_refuses_is_refused(dense: torch.Tensor) -> None:
+    S = scorch.from_torch(dense, format="csr")
+    v = torch.randn(6, dtype=torch.float64)
+    with pytest.raises(ShapeError, match="mm takes a tensor of 2 dimensions here"):
+        torch.mm(S, v)
+    with pytest.raises(ShapeError, match="mv takes a tensor of 1 dimensions here"):
+        torch.mv(S, dense.T)
+    with pytest.raises(ShapeError, match="bmm takes a tensor of 3 dimensions here"):
+        torch.bmm(S, dense.T)
+    with pytest.raises(TypeError, match="ndarray"):
+        np.ones(5) @ S

@@ -19,6 +19,7 @@ from scorch.compiler.cost import Cost, Problem, cost
 from scorch.compiler.infer_format import support_of
 
 MOST_LOOPS = 5  # all orders are tried up to this number
+MOST_PUSHED = 10  # and filters are pushed down up to this one: each push prices the whole nest
 
 
 @dataclass(frozen=True)
@@ -121,12 +122,15 @@ def _push_filters_down(
     order: list[str], candidates: Sequence[str], price: Callable[[Sequence[str]], float], problem: Problem
 ) -> list[str]:
     """Lines 6 to 10: move each index inwards as long as the net cost is negative."""
+    if len(order) > MOST_PUSHED:
+        return order
+    best = price(order)
     for loop in candidates:
         for target in range(order.index(loop) + 1, len(order)):
             moved = [other for other in order if other != loop]
             moved.insert(target, loop)
-            if is_legal(problem, moved) and price(moved) < price(order):
-                order = moved
+            if is_legal(problem, moved) and (found := price(moved)) < best:
+                order, best = moved, found
     return order
 
 

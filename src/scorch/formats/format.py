@@ -58,10 +58,14 @@ class Format:
                 levels, default, found = _named(family, dims)
         elif isinstance(spec, str):
             levels, default, found, family = _parse(spec, dims)
-        else:
+        elif isinstance(spec, tuple | list) and all(isinstance(level, Level) for level in spec):
             levels, default, found, family = tuple(spec), tuple(range(len(spec))), (), None
+        else:
+            raise FormatError(
+                f"a format is a name such as 'csr', letters such as 'ds' or a Format, not {spec!r}"
+            )
         chosen = default if order is None else _checked_order(order)
-        split = found if blocks is None else tuple(sorted(dict(blocks).items()))
+        split = found if blocks is None else _checked_blocks(blocks)
         object.__setattr__(self, "levels", levels)
         object.__setattr__(self, "order", chosen)
         object.__setattr__(self, "blocks", split)
@@ -253,6 +257,15 @@ def _checked_order(order: Iterable[int]) -> tuple[int, ...]:
         return tuple(int(dim) for dim in order)
     except (TypeError, ValueError):
         raise FormatError(f"the order of a format lists dimensions, such as (1, 0), not {order!r}") from None
+
+
+def _checked_blocks(blocks: Mapping[int, int] | Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    try:
+        return tuple(sorted((int(dim), int(size)) for dim, size in dict(blocks).items()))
+    except (TypeError, ValueError):
+        raise FormatError(
+            f"the blocks of a format give a size to dimensions, such as {{0: 4, 1: 4}}, not {blocks!r}"
+        ) from None
 
 
 def _check(found: Format, spec: object) -> None:

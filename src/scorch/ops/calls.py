@@ -16,10 +16,12 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+from torch._C import _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
 from torch.nn import Parameter
 
 from scorch.compiler.typing import type_of_dtype
+from scorch.formats import Format
 from scorch.runtime.fill import tensor_facts
 from scorch.settings import current
 from scorch.tensor.prepared import Prepared, Tensor
@@ -42,10 +44,11 @@ _lock = threading.Lock()  # for whoever adds a call; looking one up needs none
 def repeat_call(head: tuple[Hashable, ...], operands: Operands) -> Result | None:
     """The result of a call whose like was made before, or None: then it must go the long way."""
     quick = _quick_key(head, operands)
-    if quick is None or current().debug:
+    in_force = current()
+    if quick is None or in_force.debug:
         return None
     recent = _recent.get(quick)
-    if recent is not None:
+    if recent is not None and in_force.dense_budget is None:
         found = recent(operands)
         if found is not None:
             return found
@@ -59,6 +62,15 @@ def repeat_call(head: tuple[Hashable, ...], operands: Operands) -> Result | None
     return run(operands)
 
 
+def call_head(text: str, format: Any, *names: str) -> tuple[Hashable, ...]:
+    """The part of a call's key that is not operands; formats that are equal may differ for other ranks."""
+    if format is None or isinstance(format, str):
+        return (text, format, *names)
+    if isinstance(format, Format):
+        return (text, format, format.family, *names)
+    return (text, repr(format), id(format), *names)  # the long way will say what is wrong with it
+
+
 def keep_call(
     head: tuple[Hashable, ...], operands: Operands, prepared: Prepared | None, names: Sequence[str]
 ) -> None:
@@ -69,7 +81,7 @@ def keep_call(
         return
     places = [names.index(name) for name, _ in prepared.sources]
     checked = None
-    if prepared.is_direct and prepared.is_serial and not any(_is_single(value) for value in operands):
+    if prepared.is_direct and prepared.is_serial and not prepared.is_large:
         checked = _run_checked(prepared, places, operands)
     with _lock:
         for calls in (_known, _recent):
@@ -83,16 +95,17 @@ def keep_call(
 def _quick_key(head: tuple[Hashable, ...], operands: Operands) -> Hashable | None:
     """The text and the sparse operands; None if some operand is of a kind that always takes the long way.
 
-    Inside ``torch.func`` a tensor may be a shell without memory of its own, whatever its type says.
+    Inside ``torch.func`` a tensor may be a shell without memory of its own, whatever its type says; inside a
+    dispatch mode results may have to be. A tensor that is negated lazily looks to C like one that is not.
     """
-    if peek_interpreter_stack() is not None:
+    if peek_interpreter_stack() is not None or _len_torch_dispatch_stack():
         return None
     key: list[Hashable] = [head, torch.get_default_dtype()]
     for value in operands:
         kind = type(value)
         if kind is SparseTensor:
             key.append(value.storage.key)
-        elif kind is torch.Tensor or kind is Parameter:
+        elif (kind is torch.Tensor or kind is Parameter) and not value.is_neg():
             key.append(None)
         else:
             return None
@@ -109,15 +122,10 @@ def _full_key(head: tuple[Hashable, ...], operands: Operands) -> Hashable | None
         dtype = value.dtype
         if value.layout is not torch.strided or dtype in _COMPLEX:
             return None
-        if not value.is_cpu or not value.is_contiguous() or value.is_neg():
+        if not value.is_cpu or value.is_nested or not value.is_contiguous() or not value.data_ptr():
             return None
         key.append((value.shape, dtype))
     return tuple(key)
-
-
-def _is_single(value: Any) -> bool:
-    """Whether a dense operand is small enough to be contiguous and yet negated lazily, which C cannot see."""
-    return type(value) is not SparseTensor and value.numel() <= 1
 
 
 def _run(prepared: Prepared, places: list[int]) -> Run:
@@ -158,7 +166,10 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
                 sources.append(value)
                 arguments.append(value)
         wanted = prepared.facts_for(sources) if is_shared else result
-        found: Any = builtin(address, first, wanted, facts, *arguments)
+        try:
+            found: Any = builtin(address, first, wanted, facts, *arguments)
+        except MemoryError as error:
+            raise prepared.out_of_memory(error) from error
         return found if is_plain or found is None else wrap(prepared.wrap(found, sources))
 
     return run

@@ -9,28 +9,68 @@ from typing import Any
 
 import torch
 
-from scorch.errors import ShapeError
+from scorch.errors import OperandError, ShapeError, UnsupportedError
 from scorch.ops.einsum import einsum
 from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor
 
+Result = SparseTensor | torch.Tensor
 _BATCH = "abcdefgh"
 
 
-@implements(
-    torch.matmul,
-    torch.Tensor.matmul,
-    torch.Tensor.__matmul__,
-    torch.mm,
-    torch.Tensor.mm,
-    torch.mv,
-    torch.Tensor.mv,
-    torch.bmm,
-    torch.Tensor.bmm,
-)
-def matmul(input: Any, other: Any) -> SparseTensor | torch.Tensor:
+@implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+def matmul(input: Any, other: Any, *, out: Any = None) -> Result:
     """``input @ other`` for vectors, matrices and batches of matrices."""
-    left, right = input.dim(), other.dim()
+    return _product("matmul", input, other, out)
+
+
+@implements(torch.mm, torch.Tensor.mm)
+def mm(input: Any, mat2: Any, *, out: Any = None) -> Result:
+    """The product of two matrices."""
+    return _product("mm", input, mat2, out, 2, 2)
+
+
+@implements(torch.mv, torch.Tensor.mv)
+def mv(input: Any, vec: Any, *, out: Any = None) -> Result:
+    """The product of a matrix and a vector."""
+    return _product("mv", input, vec, out, 2, 1)
+
+
+@implements(torch.bmm, torch.Tensor.bmm)
+def bmm(input: Any, mat2: Any, *, out: Any = None) -> Result:
+    """The products of two batches of matrices."""
+    return _product("bmm", input, mat2, out, 3, 3)
+
+
+@implements(torch.Tensor.__rmatmul__)
+def rmatmul(input: Any, other: Any) -> Result:
+    """``other @ input``, where ``other`` is the dense tensor on the left."""
+    return _product("matmul", other, input, None)
+
+
+implements(torch.einsum)(einsum)
+
+
+def _product(
+    name: str, left: Any, right: Any, out: Any, left_dims: int | None = None, right_dims: int | None = None
+) -> Result:
+    if out is not None:
+        raise UnsupportedError(f"{name} with out= does not work on sparse tensors; use the result instead")
+    for side, wanted in ((left, left_dims), (right, right_dims)):
+        if not isinstance(side, torch.Tensor):
+            raise OperandError(f"{name} takes tensors, not a {type(side).__name__}; use torch.as_tensor")
+        if wanted is not None and side.dim() != wanted:
+            raise ShapeError(
+                f"{name} takes a tensor of {wanted} dimensions here, not of {side.dim()} "
+                f"(shape {tuple(side.shape)}); matmul takes any"
+            )
+    first, second, result = _subscripts(left.dim(), right.dim())
+    both_sparse = isinstance(left, SparseTensor) and isinstance(right, SparseTensor)
+    return einsum(f"{first},{second}->{result}", left, right, format=None if both_sparse else "dense")
+
+
+def _subscripts(left: int, right: int) -> tuple[str, str, str]:
+    """The subscripts of both operands and the result; leading dimensions are batches."""
     if not left or not right:
         raise ShapeError("matmul takes vectors, matrices or batches of them, not scalars; use * instead")
     batch = max(left, right) - 2
@@ -39,15 +79,4 @@ def matmul(input: Any, other: Any) -> SparseTensor | torch.Tensor:
     letters = _BATCH[: max(batch, 0)]
     first = "j" if left == 1 else letters[len(letters) - (left - 2) :] + "ij"
     second = "j" if right == 1 else letters[len(letters) - (right - 2) :] + "jk"
-    result = letters + ("" if left == 1 else "i") + ("" if right == 1 else "k")
-    both_sparse = isinstance(input, SparseTensor) and isinstance(other, SparseTensor)
-    return einsum(f"{first},{second}->{result}", input, other, format=None if both_sparse else "dense")
-
-
-@implements(torch.Tensor.__rmatmul__)
-def rmatmul(input: Any, other: Any) -> SparseTensor | torch.Tensor:
-    """``other @ input``, where ``other`` is the dense tensor on the left."""
-    return matmul(other, input)
-
-
-implements(torch.einsum)(einsum)
+    return first, second, letters + ("" if left == 1 else "i") + ("" if right == 1 else "k")

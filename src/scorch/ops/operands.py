@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from scorch.compiler.typing import type_of_dtype
@@ -19,8 +20,8 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     """``value`` as a storage or a plain dense tensor; torch's sparse layouts are taken as they are."""
     if isinstance(value, SparseTensor):
         return value.storage
-    if isinstance(value, int | float | complex | bool):
-        value = torch.tensor(value)
+    if isinstance(value, int | float | complex | np.generic):
+        value = _scalar(name, value)
     if not isinstance(value, torch.Tensor):
         raise OperandError(
             f"{name} is a {type(value).__name__}, not a tensor; "
@@ -38,13 +39,32 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
         found = from_torch(value)
         assert isinstance(found, SparseTensor)
         return found.storage
-    return value.detach() if value.requires_grad else value
+    if value.numel() and value.data_ptr() == 0:
+        if not value._is_zerotensor():
+            raise OperandError(f"{name} has no memory: its storage was resized or freed; make it anew")
+        value = torch.zeros(value.shape, dtype=value.dtype, device="cpu")
+    plain: torch.Tensor = value.detach() if value.requires_grad else value
+    return plain
+
+
+def _scalar(name: str, value: Any) -> torch.Tensor:
+    """A number as a tensor without dimensions, in the dtype torch gives it."""
+    try:
+        return torch.tensor(value, device="cpu")
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise OperandError(
+            f"{name} is the number {value!r}, which no dtype holds; numbers go up to 64 bits"
+        ) from None
 
 
 def _refuse_shells(name: str, value: torch.Tensor) -> None:
     """Refuse tensors without memory of their own: kernels would read nowhere."""
     kind = type(value)
     is_wrapper = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if value.is_nested:
+        raise UnsupportedError(f"{name} is a nested tensor; pad it with torch.nested.to_padded_tensor")
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        raise UnsupportedError(f"{name} is used inside a fake tensor mode, where Scorch cannot compute")
     if is_wrapper or torch._C._functorch.is_functorch_wrapped_tensor(value):
         word = "a tensor inside torch.func" if not is_wrapper else f"a {kind.__name__}"
         raise UnsupportedError(
@@ -79,7 +99,7 @@ def _without_outer_levels(tensor: Storage, number: int, shape: tuple[int, ...]) 
     entries = pattern.counts[number - 1]
     pos, crd = list(pattern.pos[number:]), list(pattern.crd[number:])
     if entries == 0:
-        pos[0] = torch.zeros(2, dtype=pattern.index_dtype)
+        pos[0] = torch.zeros(2, dtype=pattern.index_dtype, device="cpu")
     kept = pattern.format.order[number:]
     order = [sorted(kept).index(dim) for dim in kept]
     form = Format(pattern.format.levels[number:], order=order)

@@ -51,7 +51,7 @@ void free(void *);
 void *memset(void *, int, unsigned long);
 void *memcpy(void *, const void *, unsigned long);
 
-#define SLOTS 112
+#define SLOTS 112 /* MOST_SLOTS and the few that rows adds */
 typedef long long (*kernel_t)(long long *);
 static table_t *table;
 static object *none;
@@ -82,6 +82,12 @@ static int fits(const tensor_t *seen, const long long *facts) {
     return 1;
 }
 
+static int has_elements(const tensor_t *seen) {
+    for (int d = 0; d < seen->ndim; d++)
+        if (!seen->shape[d]) return 0;
+    return 1;
+}
+
 /* The addresses of tensors from given[4] on; 1: one does not fit its facts, -1: an error is set. */
 static int gather(object *const *given, long count, long long *slots, long *used) {
     char *first = PyBytes_AsString(given[1]);
@@ -101,6 +107,11 @@ static int gather(object *const *given, long count, long long *slots, long *used
                 return 1;
             }
             if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "an operand cannot be read");
+            return -1;
+        }
+        if (!seen.data && has_elements(&seen)) { /* its memory was taken away */
+            if (facts) return 1;
+            PyErr_SetString(PyExc_RuntimeError, "an operand has no memory");
             return -1;
         }
         if (facts) { /* a fact of length 0: not to be checked */
@@ -221,6 +232,8 @@ object *scorch_rows(object *self, object *const *given, long count) {
 }
 """
 
+MOST_SLOTS = 96
+MOST_DIMS = 16
 _CODES = {"int": 0, "uint": 1, "float": 2, "complex": 5, "bool": 6}
 
 

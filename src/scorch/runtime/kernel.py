@@ -105,7 +105,7 @@ class CompiledKernel:
 
     def fill(self, engine: Engine, inputs: list[Any], count: int) -> torch.Tensor:
         """The values of a result whose places are known: dense, or on the pattern of an operand."""
-        values = torch.zeros(count, dtype=self.dtype)
+        values = torch.zeros(count, dtype=self.dtype, device="cpu")
         if self.identity != 0:
             values.fill_(self.identity)
         inputs.append(engine.slot(values))
@@ -131,7 +131,7 @@ class CompiledKernel:
         for level in range(last - 1):
             rows *= form.level_size(level, shape)
             counts.append(rows)
-        pos = torch.zeros(rows + 1, dtype=torch.int64)
+        pos = torch.zeros(rows + 1, dtype=torch.int64, device="cpu")
         slots.append(engine.slot(pos))
         slots += [0] * (self.slots - len(slots))
         self._check(engine.call("scorch_compute", slots))
@@ -140,8 +140,12 @@ class CompiledKernel:
             engine,
             slots,
             {
-                f"{name}{last}_crd": lambda: torch.empty(nnz, dtype=dtype_of_type(self.plan.index)),
-                f"{name}_vals": lambda: torch.empty(nnz, dtype=dtype_of_type(self.plan.element)),
+                f"{name}{last}_crd": lambda: torch.empty(
+                    nnz, dtype=dtype_of_type(self.plan.index), device="cpu"
+                ),
+                f"{name}_vals": lambda: torch.empty(
+                    nnz, dtype=dtype_of_type(self.plan.element), device="cpu"
+                ),
             },
         )
         nones: tuple[None, ...] = (None,) * (last - 1)
@@ -157,7 +161,7 @@ class CompiledKernel:
         ) -> torch.Tensor:
             if level >= 0 and form.levels[level].is_full:  # below a level with places for every coordinate
                 check(count * dtype.itemsize)
-            return make(count, dtype=dtype)
+            return make(count, dtype=dtype, device="cpu")
 
         slots += [0] * (self.slots - len(slots))
         self._check(engine.call("scorch_compute", slots))
@@ -172,7 +176,7 @@ class CompiledKernel:
                 )
             if kind.keeps_crd:
                 wanted[f"{name}{level + 1}_crd"] = functools.partial(
-                    torch.empty, entries, dtype=dtype_of_type(self.plan.index)
+                    torch.empty, entries, dtype=dtype_of_type(self.plan.index), device="cpu"
                 )
             parents = kind.count(parents, form.level_size(level, shape), entries)
             counts.append(parents)

@@ -65,7 +65,7 @@ def from_coordinates(
     counts = _counts(form, sizes, [count] * len(crd))
     dtype = _index_dtype(sizes, counts)
     arrays = [array.to(dtype).contiguous() for array in crd]
-    pos = torch.tensor([0, count], dtype=dtype)
+    pos = torch.tensor([0, count], dtype=dtype, device="cpu")
     nothing: tuple[None, ...] = (None,) * len(dense)
     pattern = Pattern(
         form, sizes, (pos, *(None,) * (len(crd) - 1), *nothing), (*arrays, *nothing), tuple(counts)
@@ -231,8 +231,10 @@ def _joined_pointers(pos: torch.Tensor, entries: int) -> torch.Tensor:
     if pos.dim() == 1:
         return pos
     flat = pos.reshape(-1, pos.shape[-1]).to(torch.int64)
-    begins = torch.arange(flat.shape[0]).unsqueeze(1) * entries
-    return torch.cat([(flat[:, :-1] + begins).reshape(-1), torch.tensor([flat.shape[0] * entries])])
+    begins = torch.arange(flat.shape[0], device="cpu").unsqueeze(1) * entries
+    return torch.cat(
+        [(flat[:, :-1] + begins).reshape(-1), torch.tensor([flat.shape[0] * entries], device="cpu")]
+    )
 
 
 def _counts(form: Format, sizes: tuple[int, ...], entries: Sequence[int]) -> list[int]:

@@ -53,7 +53,7 @@ def as_tensor(name: str, data: Any) -> torch.Tensor:
     if isinstance(data, np.ndarray):
         return from_numpy(name, data)
     try:
-        return torch.tensor(data)
+        return torch.tensor(data, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise OperandError(f"{name} is not an array of numbers: {error}") from None
 
@@ -193,7 +193,7 @@ def is_sorted_below(pos: torch.Tensor, crd: torch.Tensor) -> bool:
     """Whether the coordinates below each position come in order and none repeats."""
     if crd.numel() < 2:
         return True
-    fine = torch.ones(crd.numel() + 1, dtype=torch.bool)
+    fine = torch.ones(crd.numel() + 1, dtype=torch.bool, device="cpu")
     torch.gt(crd[1:], crd[:-1], out=fine[1:-1])
     fine.index_fill_(0, pos.to(torch.int64), True)  # the first below a position follows nothing
     return bool(fine.all())

@@ -105,7 +105,7 @@ def tensor(
             data, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory
         )
     _check_options("the tensor", device, requires_grad, pin_memory)
-    found = data.detach().clone() if isinstance(data, torch.Tensor) else torch.tensor(data)
+    found = data.detach().clone() if isinstance(data, torch.Tensor) else torch.tensor(data, device="cpu")
     return from_torch(found if dtype is None else found.to(dtype), format)
 
 
@@ -120,7 +120,11 @@ def from_edge_index(
     edges = as_indices("edge_index", edge_index)
     if edges.dim() != 2 or edges.shape[0] != 2:
         raise ShapeError(f"edge_index has shape {tuple(edges.shape)}; it must be (2, number of edges)")
-    weights = torch.ones(edges.shape[1]) if edge_weight is None else as_values("edge_weight", edge_weight)
+    weights = (
+        torch.ones(edges.shape[1], device="cpu")
+        if edge_weight is None
+        else as_values("edge_weight", edge_weight)
+    )
     if weights.shape[:1] != edges.shape[1:]:
         raise ShapeError(
             f"edge_weight has shape {tuple(weights.shape)}, but edge_index has {edges.shape[1]} edges: "
@@ -159,8 +163,10 @@ def sparse_coo_tensor(
     _check_options("sparse_coo_tensor", device, requires_grad, pin_memory)
     if values is None:  # torch's other form: an empty tensor of the given size
         shape = as_shape("size", indices if size is None else size)
-        empty = torch.zeros(0, dtype=dtype or torch.get_default_dtype())
-        return from_coordinates(torch.zeros(len(shape), 0, dtype=torch.int64), empty, shape, format)
+        empty = torch.zeros(0, dtype=dtype or torch.get_default_dtype(), device="cpu")
+        return from_coordinates(
+            torch.zeros(len(shape), 0, dtype=torch.int64, device="cpu"), empty, shape, format
+        )
     return from_coordinates(indices, as_values("values", values, dtype), size, format)
 
 

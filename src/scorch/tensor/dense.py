@@ -106,7 +106,7 @@ def _evaluate(
         case Access(tensor, indices):
             return _aligned(tensors[tensor], indices, order)
         case Literal(value):
-            return torch.tensor(value, dtype=dtype_of_type(type_of(expr, types).type))
+            return torch.tensor(value, dtype=dtype_of_type(type_of(expr, types).type), device="cpu")
         case Op(name, args):
             values = [_evaluate(arg, tensors, order, types) for arg in args]
             wanted = dtype_of_type(argument_type(name, [type_of(arg, types) for arg in args]))

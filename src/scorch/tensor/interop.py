@@ -106,7 +106,7 @@ def _split_pointers(pos: torch.Tensor, batches: int, entries: int) -> torch.Tens
         return None
     rows = (pos.numel() - 1) // batches
     each = entries // batches
-    begins = torch.arange(batches + 1, dtype=pos.dtype) * each
+    begins = torch.arange(batches + 1, dtype=pos.dtype, device="cpu") * each
     if rows == 0 or not torch.equal(pos[::rows], begins):
         return None
     split = torch.cat([pos[:-1].view(batches, rows), pos[rows::rows].unsqueeze(1)], 1)
@@ -118,8 +118,8 @@ def _silence_beta_warning() -> None:
     """Torch warns once a process that its compressed layouts are in beta; users of Scorch did not ask."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        empty = torch.zeros(0)
-        torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64), empty.long(), empty, (0, 0))
+        empty = torch.zeros(0, device="cpu")
+        torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64, device="cpu"), empty.long(), empty, (0, 0))
 
 
 def _converted(storage: Storage, name: str) -> Storage:

@@ -16,9 +16,10 @@ import torch
 from scorch.compiler.pipeline import Planned
 from scorch.compiler.plan import Plan
 from scorch.compiler.typing import dtype_of_type
+from scorch.errors import KernelError
 from scorch.formats import Format
 from scorch.runtime import invoke
-from scorch.runtime.fill import builtins, pack, result_facts, row_facts
+from scorch.runtime.fill import MOST_DIMS, MOST_SLOTS, builtins, pack, result_facts, row_facts
 from scorch.runtime.kernel import CompiledKernel, Engine
 from scorch.settings import current
 from scorch.tensor.budget import LARGE, check_budget
@@ -87,8 +88,7 @@ class Prepared:
 
     def _direct(self, sources: Sequence[Tensor], threads: int) -> Tensor:
         """The shortest way, through a builtin that reads the tensors and allocates the result."""
-        if self.is_large:
-            self._check_budget()
+        self._check_budget()
         arguments: list[torch.Tensor] = []
         for tensor in sources:
             if isinstance(tensor, Storage):
@@ -96,8 +96,15 @@ class Prepared:
             else:
                 arguments.append(tensor)
         facts = self.facts_for(sources)
-        found = self.builtin(self.address, self.first_slots(threads), facts, None, *arguments)
+        try:
+            found = self.builtin(self.address, self.first_slots(threads), facts, None, *arguments)
+        except MemoryError as error:
+            raise self.out_of_memory(error) from error
         return self.wrap(found, sources)
+
+    def out_of_memory(self, error: MemoryError) -> KernelError:
+        """What users are told when a builtin finds no memory."""
+        return KernelError(f"{error} while computing {self.planned.plan.header.splitlines()[0]}")
 
     def facts_for(self, sources: Sequence[Tensor]) -> bytes:
         """What the builtin allocates; on a shared pattern as many values as that has."""
@@ -127,7 +134,12 @@ class Prepared:
     @functools.cached_property
     def is_direct(self) -> bool:
         """Whether ``_direct`` may be used."""
-        if self.converts or len(self.sizes) >= 24 or len(self.sources) >= 8 or builtins() is None:
+        if (
+            self.converts
+            or self.kernel.slots > MOST_SLOTS
+            or len(self.shape) > MOST_DIMS
+            or builtins() is None
+        ):
             return False
         plain = self.assembly in ("dense", "shared") and not self.is_cast and self.kernel.identity == 0
         return plain or self.assembly == "rows"
@@ -194,8 +206,7 @@ class Prepared:
 
     def _result(self, engine: Engine, inputs: list[Any], operands: Sequence[Tensor]) -> Tensor:
         plan = self.planned.plan
-        if self.is_large:
-            self._check_budget()
+        self._check_budget()
         if self.assembly == "dense":
             values = self.kernel.fill(engine, inputs, self.count)
             if self.is_cast:
@@ -216,7 +227,8 @@ class Prepared:
 
     def _check_budget(self) -> None:
         """Refuse what dense levels of the result would need beyond the budget, before it is allocated."""
-        self._check_bytes(self.dense_bytes)
+        if self.is_large or (self.assembly == "dense" and current().dense_budget is not None):
+            self._check_bytes(self.dense_bytes)
 
     def _check_bytes(self, size: int) -> None:
         plan = self.planned.plan

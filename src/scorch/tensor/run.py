@@ -288,7 +288,7 @@ def convert_cached(source: Storage, form: Format) -> Storage:
         return source
     found = pattern.converted.get(form)
     if found is None:
-        numbered = Storage(pattern, torch.arange(1, pattern.size + 1))
+        numbered = Storage(pattern, torch.arange(1, pattern.size + 1, device="cpu"))
         moved = convert(numbered, form)
         assert isinstance(moved, Storage)
         found = (moved.pattern, moved.values - 1)
