@@ -36,8 +36,8 @@ class Settings:
     debug: bool = False
 
 
-_DEFAULT = Settings(debug=os.environ.get("SCORCH_DEBUG", "") not in ("", "0"))
-_current: contextvars.ContextVar[Settings] = contextvars.ContextVar("scorch_settings", default=_DEFAULT)
+DEFAULT = Settings(debug=os.environ.get("SCORCH_DEBUG", "") not in ("", "0"))
+_current: contextvars.ContextVar[Settings] = contextvars.ContextVar("scorch_settings", default=DEFAULT)
 
 
 def current() -> Settings:

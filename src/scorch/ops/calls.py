@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from scorch.compiler.typing import type_of_dtype
 from scorch.formats import Format
 from scorch.runtime.fill import tensor_facts
-from scorch.settings import current
+from scorch.settings import DEFAULT, Settings, current
 from scorch.tensor.prepared import Prepared, Tensor
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Storage
@@ -41,19 +41,27 @@ _known: OrderedDict[Hashable, tuple[Run, Checked | None]] = OrderedDict()
 _lock = threading.Lock()  # for whoever adds a call; looking one up needs none
 
 
-def repeat_call(head: tuple[Hashable, ...], operands: Operands) -> Result | None:
-    """The result of a call whose like was made before, or None: then it must go the long way."""
+def repeat_call(head: tuple[Any, ...], operands: Operands) -> Result | None:
+    """The result of a call whose like was made before, or None: then it must go the long way.
+
+    ``head`` is all but the operands: the text, the format and the names of tensors.
+    """
     quick = _quick_key(head, operands)
-    in_force = current()
-    if quick is None or in_force.debug:
+    if quick is None:
         return None
-    recent = _recent.get(quick)
-    if recent is not None and in_force.dense_budget is None:
+    in_force = current()
+    try:
+        recent = _recent.get(quick)
+    except TypeError:  # a format that is none: the long way will say so
+        return None
+    if recent is not None and (in_force is DEFAULT or _is_usual(in_force)):
         found = recent(operands)
         if found is not None:
             return found
-    key = _full_key(head, operands)
-    known = _known.get(key) if key is not None else None
+    if peek_interpreter_stack() is not None or _len_torch_dispatch_stack():
+        return None
+    key = _full_key(quick, operands)
+    known = _known.get(key) if key is not None and not in_force.debug else None
     if known is None:
         return None
     run, checked = known
@@ -62,26 +70,23 @@ def repeat_call(head: tuple[Hashable, ...], operands: Operands) -> Result | None
     return run(operands)
 
 
-def call_head(text: str, format: Any, *names: str) -> tuple[Hashable, ...]:
-    """The part of a call's key that is not operands; formats that are equal may differ for other ranks."""
-    if format is None or isinstance(format, str):
-        return (text, format, *names)
-    if isinstance(format, Format):
-        return (text, format, format.family, *names)
-    return (text, repr(format), id(format), *names)  # the long way will say what is wrong with it
+def _is_usual(in_force: Settings) -> bool:
+    return not in_force.debug and in_force.dense_budget is None
 
 
 def keep_call(
-    head: tuple[Hashable, ...], operands: Operands, prepared: Prepared | None, names: Sequence[str]
+    head: tuple[Any, ...], operands: Operands, prepared: Prepared | None, names: Sequence[str]
 ) -> None:
     """Remember the kernel of a call whose operands have ``names``; old calls go when there are too many."""
     quick = _quick_key(head, operands)
-    key = None if quick is None else _full_key(head, operands)
+    key = None if quick is None else _full_key(quick, operands)
     if prepared is None or key is None or quick is None:
         return
     places = [names.index(name) for name, _ in prepared.sources]
     checked = None
-    if prepared.is_direct and prepared.is_serial and not prepared.is_large:
+    # With integers a result may depend on torch's default dtype, which the quick key leaves out.
+    is_float = all(value.dtype.is_floating_point for value in operands)
+    if prepared.is_direct and prepared.is_serial and not prepared.is_large and is_float:
         checked = _run_checked(prepared, places, operands)
     with _lock:
         for calls in (_known, _recent):
@@ -92,15 +97,15 @@ def keep_call(
             _recent[quick] = checked
 
 
-def _quick_key(head: tuple[Hashable, ...], operands: Operands) -> Hashable | None:
+def _quick_key(head: tuple[Any, ...], operands: Operands) -> Hashable | None:
     """The text and the sparse operands; None if some operand is of a kind that always takes the long way.
 
-    Inside ``torch.func`` a tensor may be a shell without memory of its own, whatever its type says; inside a
-    dispatch mode results may have to be. A tensor that is negated lazily looks to C like one that is not.
+    A tensor that is negated lazily looks to C like one that is not. (C sees by itself where a tensor or the
+    result is a shell without memory, inside ``torch.func`` or a fake tensor mode.)
     """
-    if peek_interpreter_stack() is not None or _len_torch_dispatch_stack():
-        return None
-    key: list[Hashable] = [head, torch.get_default_dtype()]
+    key: list[Any] = [*head]
+    if type(head[1]) is Format:  # formats that are equal may differ for tensors of other ranks
+        key.append(head[1].family)
     for value in operands:
         kind = type(value)
         if kind is SparseTensor:
@@ -112,12 +117,11 @@ def _quick_key(head: tuple[Hashable, ...], operands: Operands) -> Hashable | Non
     return tuple(key)
 
 
-def _full_key(head: tuple[Hashable, ...], operands: Operands) -> Hashable | None:
+def _full_key(quick: Hashable, operands: Operands) -> Hashable | None:
     """All that the kernel depends on; None if a dense operand must be copied before it is read."""
-    key: list[Hashable] = [head, torch.get_default_dtype()]
+    key: list[Hashable] = [quick, torch.get_default_dtype()]
     for value in operands:
         if type(value) is SparseTensor:
-            key.append(value.storage.key)
             continue
         dtype = value.dtype
         if value.layout is not torch.strided or dtype in _COMPLEX:
@@ -154,9 +158,33 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
         else:
             facts += tensor_facts(type_of_dtype(value.dtype), value.shape)
 
-    def run(operands: Operands) -> Result | None:
+    def run_pair(operands: Operands) -> Result | None:
+        """The usual case, a sparse tensor times a dense one, without a loop."""
+        try:
+            found: Result | None = builtin(
+                address, first, result, facts, *operands[0].storage.tensors, operands[1]
+            )
+        except MemoryError as error:
+            raise prepared.out_of_memory(error) from error
+        return found
+
+    def run_plain(operands: Operands) -> Result | None:
         arguments: list[torch.Tensor] = []
+        for place in places:
+            value = operands[place]
+            if type(value) is SparseTensor:
+                arguments += value.storage.tensors
+            else:
+                arguments.append(value)
+        try:
+            found: Result | None = builtin(address, first, result, facts, *arguments)
+        except MemoryError as error:
+            raise prepared.out_of_memory(error) from error
+        return found
+
+    def run(operands: Operands) -> Result | None:
         sources: list[Tensor] = []
+        arguments: list[torch.Tensor] = []
         for place in places:
             value = operands[place]
             if type(value) is SparseTensor:
@@ -170,6 +198,9 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
             found: Any = builtin(address, first, wanted, facts, *arguments)
         except MemoryError as error:
             raise prepared.out_of_memory(error) from error
-        return found if is_plain or found is None else wrap(prepared.wrap(found, sources))
+        return None if found is None else wrap(prepared.wrap(found, sources))
 
-    return run
+    if not is_plain:
+        return run
+    is_pair = places == [0, 1] and len(operands) == 2 and type(operands[1]) is not SparseTensor
+    return run_pair if is_pair else run_plain

@@ -9,7 +9,7 @@ import torch
 from scorch.compiler.steps import split
 from scorch.formats import Format, as_format
 from scorch.notation.einsum import Einsum, parse_einsum, sublists_to_equation
-from scorch.ops.calls import call_head, keep_call, repeat_call
+from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_operand, shape_of, squeezed
 from scorch.ops.statement import run_statement
 from scorch.tensor.run import single_kernel
@@ -25,7 +25,7 @@ def einsum(*args: Any, format: str | Format | None = None) -> SparseTensor | tor
     >>> scorch.einsum("ij,jk->ik", A, A)
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
     """
-    head = call_head(args[0], format) if args and isinstance(args[0], str) else None
+    head = (args[0], format) if args and isinstance(args[0], str) else None
     if head is not None:
         found = repeat_call(head, args[1:])
         if found is not None:

@@ -13,7 +13,7 @@ from scorch.errors import NotationError
 from scorch.formats import Format, as_format
 from scorch.notation.indexing import Statement, parse
 from scorch.notation.verify import shapes_of
-from scorch.ops.calls import call_head, keep_call, repeat_call
+from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_operand, shape_of
 from scorch.tensor.run import run_step, single_kernel
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
@@ -36,7 +36,7 @@ def evaluate(
     tensor([2., 2., 2.])
     """
     operands = list(tensors.values())
-    head = call_head(expression, format, *tensors)
+    head = (expression, format, *tensors)
     found = repeat_call(head, operands)
     if found is not None:
         return found

@@ -37,6 +37,7 @@ extern object *PyExc_RuntimeError, *PyExc_MemoryError;
 void PyErr_SetString(object *, const char *);
 object *PyErr_Occurred(void);
 void PyErr_Clear(void);
+int PyErr_ExceptionMatches(object *);
 void *PyEval_SaveThread(void);
 void PyEval_RestoreThread(void *);
 long long PyLong_AsLongLong(object *);
@@ -135,6 +136,11 @@ static managed_t *make(long long code, long long bits, int ndim, const long long
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_MemoryError, "no memory for the result");
         return 0;
     }
+    if (!made->tensor.data && has_elements(&wanted)) { /* a mode that makes shells of tensors is on */
+        made->deleter(made);
+        PyErr_SetString(PyExc_RuntimeError, "results have no memory here");
+        return 0;
+    }
     return made;
 }
 
@@ -145,6 +151,13 @@ static long long address_of(const managed_t *made) {
 static object *nothing(void) {
     Py_IncRef(none);
     return none;
+}
+
+/* Out of memory is an error; a result without memory is for the long way to refuse. */
+static object *shell(void) {
+    if (PyErr_ExceptionMatches(PyExc_MemoryError)) return 0;
+    PyErr_Clear();
+    return nothing();
 }
 
 static object *out_of_memory(void) {
@@ -163,7 +176,8 @@ object *scorch_fill(object *self, object *const *given, long count) {
     result = (long long *)PyBytes_AsString(given[2]);
     if (PyErr_Occurred() || (status = gather(given, count, slots, &used)) < 0) return 0;
     if (status) return nothing();
-    if (!(made = make(result[0], result[1], (int)result[3], result + 4))) return 0;
+    made = make(result[0], result[1], (int)result[3], result + 4);
+    if (!made) return given[3] == none ? 0 : shell();
     slots[used] = address_of(made);
     thread = PyEval_SaveThread();
     if (result[2]) memset((void *)slots[used], 0, (unsigned long)result[2]);
@@ -219,6 +233,12 @@ object *scorch_rows(object *self, object *const *given, long count) {
     }
     free(pos);
     PyEval_RestoreThread(thread);
+    if (!made[2] && given[3] != none && !PyErr_ExceptionMatches(PyExc_MemoryError)) {
+        PyErr_Clear();
+        for (int part = 0; part < 2; part++)
+            if (made[part]) made[part]->deleter(made[part]);
+        return nothing();
+    }
     found = made[2] ? PyTuple_New(3) : 0;
     for (int part = 0; part < 3; part++) {
         out = 0;
