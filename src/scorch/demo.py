@@ -312,7 +312,7 @@ def _format(tensor: Any) -> Format | str:
 
 
 def _print_heading(problem: Problem) -> None:
-    fits = "a smaller copy that fits dense tensors" if problem.fits_dense else "too large for dense tensors"
+    fits = "a smaller copy, beside dense tensors too" if problem.fits_dense else "without dense tensors"
     print(
         f"\nMatrices {problem.n:,} x {problem.n:,}, a tensor {problem.m:,} x {problem.m:,} x {problem.m:,}, "
         f"about {problem.entries:,} entries each:\n{fits}\n"

@@ -78,3 +78,12 @@ def test_names_stay_different_and_mostly_the_same() -> None:
         assert len({safe(name) for name in names}) == len(names)
     assert [safe_index(name) for name in ("i", "row", "k_1")] == ["i", "row", "k_1"]
     assert [safe_tensor(name) for name in ("A", "weight", "A1")] == ["A", "weight", "A1"]
+
+
+def test_indices_called_like_the_loops_of_a_split() -> None:
+    dense = torch.arange(12.0).reshape(3, 4)
+    other = torch.arange(8.0).reshape(4, 2)
+    A = scorch.from_torch(dense, format="bsr(2,2)")
+    for name in ("i_out", "i_in"):
+        found = scorch.evaluate(f"y[i,j] = A[i,{name}] * B[{name},j]", A=A, B=other)
+        torch.testing.assert_close(found, dense @ other)

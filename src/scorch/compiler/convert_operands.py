@@ -81,6 +81,9 @@ def _clashes(index: str, access: Access, operands: Mapping[Access, Operand]) -> 
         return False
     if len(mine) > 1:
         return True
+    named = {i for other in operands for i in other.indices}
+    if f"{index}_out" in named or f"{index}_in" in named:  # what the loops of the split would be called
+        return True
     for other, operand in operands.items():
         for dim, i in enumerate(other.indices):
             if i != index or not operand.is_sparse:

@@ -82,7 +82,7 @@ class SparseTensor(torch.Tensor):
 
     @property
     def density(self) -> float:
-        """The share of all places that is stored."""
+        """The share of all places that is stored; the padding of blocks may take it above 1."""
         places = 1
         for size in self.storage.pattern.shape:
             places *= size
