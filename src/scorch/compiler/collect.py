@@ -148,14 +148,16 @@ class Rows(Collector):
             KeepArray(crd, chunk, self.crd),
             KeepArray(values, chunk, self.values),
             Store(count, chunk, self.count),
-            Store(self.pos, Const(1), self.count) if self._is_one_row_in_one_chunk(chunk) else None,
+            Store(self.pos, Const(1), self.count) if self.is_vector else None,
         )
 
-    def _is_one_row_in_one_chunk(self, chunk: Expr) -> bool:
-        return len(self.uses) == 1 and not self.plan.parallel
+    @property
+    def is_vector(self) -> bool:
+        """A single row, which is never cut into chunks."""
+        return len(self.uses) == 1
 
     def around(self, depth: int, inner: Stmt) -> Stmt:
-        if depth != self.row_depth or len(self.uses) == 1:
+        if depth != self.row_depth or self.is_vector:
             return inner
         row = join_key(
             [use.coordinate for use in self.uses[:-1]], [use.arrays.size for use in self.uses[:-1]]

@@ -14,7 +14,6 @@ from scorch.loops.nodes import (
     FALSE,
     Array,
     Assign,
-    Block,
     Cast,
     Const,
     Declare,
@@ -64,15 +63,16 @@ class Packer:
 
     def count(self) -> Stmt:
         declared = [Declare(count, Const(0)) for count in self.counts]
-        return block(*declared, self._walk(self.count_of, self._nothing, None))
+        return block(*declared, self._walk(self.count_of, None))
 
     def fill(self) -> Stmt:
         filled = {level: Var(f"filled{level + 1}") for level in self.pos}
         declared = [Declare(var, Const(0)) for var in filled.values()]
         totals = [self._running_total(level) for level in self.pos]
-        return block(*declared, self._walk(filled, self._write, self.values), *totals)
+        return block(*declared, self._walk(filled, self.values), *totals)
 
-    def _walk(self, counters: dict[int, Var], write: object, values: Array | None) -> Stmt:
+    def _walk(self, counters: dict[int, Var], values: Array | None) -> Stmt:
+        """One pass over the entries; without ``values`` it only counts."""
         e, fresh = Var("e"), Var("fresh", BOOL)
         before = {level: Var(f"before{level + 1}") for level in range(len(self.form))}
         decode, coordinates = self.entries.entry(e)
@@ -96,8 +96,8 @@ class Packer:
             for member in run:
                 differs = either(differs, here[member].differs(before[member]))
             statements.append(Assign(fresh, either(fresh, differs)))
-            if callable(write):
-                statements.append(If(fresh, write(level, run, here, counters[level], parent)))
+            if values is not None:
+                statements.append(If(fresh, self._write(level, run, here, counters[level], parent)))
             statements.append(Assign(counters[level], counters[level] + Cast(fresh, INT64)))
             position = counters[level] - 1
         if values is not None:
@@ -114,9 +114,6 @@ class Packer:
                 break
             run.append(run[-1] + 1)
         return run
-
-    def _nothing(self, *_: object) -> Stmt:
-        return Block(())
 
     def _write(self, level: int, run: list[int], here: dict[int, Var], counter: Var, parent: Expr) -> Stmt:
         pos = self.pos[level]
