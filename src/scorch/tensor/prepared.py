@@ -27,6 +27,7 @@ from scorch.tensor.storage import Pattern, Storage
 
 Tensor = Storage | torch.Tensor
 Convert = Callable[[Storage, Format], Storage]
+LAST_INT32 = 2**31 - 1
 SERIAL_WORK = 100_000  # below this many operations threads cost more than they give
 
 
@@ -45,6 +46,8 @@ class Prepared:
         self.shape = tuple(sizes[index] for index in plan.step.target.indices)
         self.count = math.prod(self.shape)
         self.assembly = plan.assembly
+        self.format = plan.result
+        self.no_arrays = (None,) * (len(plan.result) - 1)  # of the levels above the rows
         self.is_cast = dtype != dtype_of_type(plan.element)
         converted = {conversion.name: conversion for conversion in planned.conversions}
         names = dict.fromkeys(access.tensor for access in plan.step.accesses)
@@ -124,11 +127,11 @@ class Prepared:
             dense: torch.Tensor = found
             return dense.permute(self.back) if self.back else dense
         pos, crd, values = found
-        plan, nones = self.planned.plan, (None,) * (len(self.planned.plan.result) - 1)
-        if pos.dtype != crd.dtype:  # more entries than int32 can number
+        count = crd.numel()
+        if count > LAST_INT32 and pos.dtype != crd.dtype:
             crd = crd.to(pos.dtype)
-        counts = (*self.row_counts, crd.numel())
-        pattern = Pattern(plan.result, self.shape, (*nones, pos), (*nones, crd), counts)
+        nones, counts = self.no_arrays, (*self.row_counts, count)
+        pattern = Pattern(self.format, self.shape, (*nones, pos), (*nones, crd), counts)
         return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
 
     @functools.cached_property
