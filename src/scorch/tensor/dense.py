@@ -87,10 +87,12 @@ def _factors(expr: Expr) -> list[Access] | None:
 def _einsum(
     step: Step, factors: list[Access], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> torch.Tensor:
+    """By ``torch.einsum``; integers as int64, since torch sums narrow ones into it halfway and then refuses."""
     number = {index: n for n, index in enumerate(dict.fromkeys(step.indices))}
+    wide = dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
     operands: list[object] = []
     for access in factors:
-        operands += [tensors[access.tensor].to(dtype), [number[index] for index in access.indices]]
+        operands += [tensors[access.tensor].to(wide), [number[index] for index in access.indices]]
     output = [number[index] for index in step.target.indices]
     return torch.einsum(*operands, output).to(dtype).contiguous()
 
