@@ -87,7 +87,7 @@ def _factors(expr: Expr) -> list[Access] | None:
 def _einsum(
     step: Step, factors: list[Access], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> torch.Tensor:
-    """By ``torch.einsum``; integers as int64, since torch sums narrow ones into it halfway and then refuses."""
+    """By ``torch.einsum``; integers as int64, as torch sums narrow ones into it halfway and then refuses."""
     number = {index: n for n, index in enumerate(dict.fromkeys(step.indices))}
     wide = dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
     operands: list[object] = []
