@@ -49,7 +49,7 @@ def _fresh_name(tensor: str, suffix: str, operands: Mapping[Access, Operand]) ->
 
 
 def unblock(
-    step: Step, operands: Mapping[Access, Operand], result: Format, conversions: list[Conversion]
+    step: Step, operands: Mapping[Access, Operand], conversions: list[Conversion]
 ) -> tuple[Step, dict[Access, Operand]]:
     """Convert blocked operands whose blocks do not fit the other operands of the same index."""
     found = dict(operands)

@@ -74,7 +74,7 @@ def plan_step(
     if requested is not None:
         inferred = Inferred(requested, ("asked for",))
     conversions: list[Conversion] = []
-    step, operands = unblock(step, operands, inferred.format, conversions)
+    step, operands = unblock(step, operands, conversions)
     splits = split_blocks(operands)
     problem = Problem(step, operands, inferred.format, splits, sizes)
     choice = stored_order(problem) if unsorted else order_loops(problem)
@@ -85,7 +85,7 @@ def plan_step(
     plan = _assemble(
         step, operands, order, splits, inferred.format, sizes, element, skip_zeros, unsorted, searched
     )
-    plan = replace(plan, header=_header(plan, inferred, choice))
+    plan = replace(plan, header=_header(plan))
     return Planned(plan, tuple(conversions), inferred, choice)
 
 
@@ -175,7 +175,7 @@ def as_statement(step: Step) -> Assign:
     return Assign(step.target, value)
 
 
-def _header(plan: Plan, inferred: Inferred, choice: Choice) -> str:
+def _header(plan: Plan) -> str:
     formats = ", ".join(f"{operand.name} {operand.format}" for operand in plan.operands)
     lines = [
         show(as_statement(plan.step)),
