@@ -17,6 +17,22 @@ from typing import Any
 
 from scorch.errors import ScorchError
 
+OPTIMIZATIONS = {
+    "order": "the cheapest order of loops, instead of the paper's Algorithm 1",
+    "contract": "products of many operands two at a time, and partial products kept",
+    "registers": "dense inner loops in vector registers",
+    "sums": "sums in several vector accumulators, several entries at once",
+    "bitmap": "a bitmap in the workspace, instead of a sorted list of places",
+    "slots": "results written once, into slots of the most they may need",
+    "buckets": "entries counted into rows, instead of sorted",
+    "balance": "chunks of equal numbers of entries, instead of rows",
+    "tiles": "a dense index cut into tiles that stay in the cache",
+    "prefetch": "rows fetched ahead of their use",
+    "pool": "large results in huge pages and memory that was used before",
+    "blocks": "block-sparse operands through dense products",
+    "dense": "operands that are nearly full multiplied as dense ones",
+}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -27,6 +43,7 @@ class Settings:
     ``cache_bytes``: the size that the kernels on disk may reach before old ones are removed.
     ``dense_budget``: bytes of dense memory that a result may newly need (None: a quarter of free memory).
     ``debug``: run every kernel through the bounds-checked interpreter too and compare.
+    ``without``: the names of ``OPTIMIZATIONS`` that are switched off (``"all"`` for naive loops).
     """
 
     threads: int | None = None
@@ -34,15 +51,36 @@ class Settings:
     cache_bytes: int = 1 << 30
     dense_budget: int | None = None
     debug: bool = False
+    without: frozenset[str] = frozenset()
 
 
-DEFAULT = Settings(debug=os.environ.get("SCORCH_DEBUG", "") not in ("", "0"))
+def _switched_off(names: Any) -> frozenset[str]:
+    """The optimisations that a user names, as one name or several."""
+    wanted = {names} if isinstance(names, str) else set(names)
+    if "all" in wanted:
+        return frozenset(OPTIMIZATIONS)
+    for name in sorted(wanted, key=str):
+        if name not in OPTIMIZATIONS:
+            raise ScorchError(f"unknown optimisation {name!r}; there are {', '.join(OPTIMIZATIONS)} and all")
+    return frozenset(wanted)
+
+
+DEFAULT = Settings(
+    debug=os.environ.get("SCORCH_DEBUG", "") not in ("", "0"),
+    without=_switched_off(os.environ.get("SCORCH_WITHOUT", "").replace(",", " ").split()),
+)
 _current: contextvars.ContextVar[Settings] = contextvars.ContextVar("scorch_settings", default=DEFAULT)
 
 
 def current() -> Settings:
     """The settings in force here."""
     return _current.get()
+
+
+def enabled(optimization: str) -> bool:
+    """Whether an optimisation of ``OPTIMIZATIONS`` is on."""
+    assert optimization in OPTIMIZATIONS, optimization
+    return optimization not in _current.get().without
 
 
 class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(threads=1):``
@@ -62,6 +100,8 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
                 raise ScorchError(f"{name} must be a whole number from {least} on{rest}, not {value!r}")
         if changes.get("cache_directory") is not None:
             changes["cache_directory"] = Path(changes["cache_directory"])
+        if "without" in changes:
+            changes["without"] = _switched_off(changes["without"])
         self._changes = changes
         self._tokens: list[contextvars.Token[Settings]] = []
 

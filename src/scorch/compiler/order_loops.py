@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from scorch.compiler import lattice
 from scorch.compiler.cost import Cost, Problem, cost
 from scorch.compiler.infer_format import support_of
+from scorch.settings import enabled
 
 MOST_LOOPS = 5  # all orders are tried up to this number
 MOST_PUSHED = 10  # and filters are pushed down up to this one: each push prices the whole nest
@@ -38,7 +39,7 @@ def order_loops(problem: Problem) -> Choice:
     if is_alone and paper.transposed:  # a lone operand is sorted on its way into the result instead
         paper = stored_order(problem).chosen
     loops = problem.loops
-    if len(loops) > MOST_LOOPS:
+    if len(loops) > MOST_LOOPS or not enabled("order"):
         return Choice(paper, paper, ())
     orders = [order for order in itertools.permutations(loops) if is_legal(problem, order)]
     costs = sorted((cost(problem, order) for order in orders), key=lambda c: c.total)

@@ -9,6 +9,7 @@ from scorch.compiler import lattice
 from scorch.compiler.lattice import EVERYWHERE
 from scorch.compiler.plan import Operand, Plan
 from scorch.notation.nodes import Access
+from scorch.settings import enabled
 
 
 def parallelize(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
@@ -28,7 +29,8 @@ def parallelize(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
     where = lattice.support(plan.step.body, lambda a: lattice.stored(a) if a in first else EVERYWHERE)
     if where != EVERYWHERE and not (len(where) == 1 and len(next(iter(where))) == 1):
         return plan
-    return replace(plan, parallel=True, balance=_balance(plan, operands, x) if where == EVERYWHERE else None)
+    is_balanced = where == EVERYWHERE and enabled("balance")
+    return replace(plan, parallel=True, balance=_balance(plan, operands, x) if is_balanced else None)
 
 
 def _balance(plan: Plan, operands: Mapping[Access, Operand], x: str) -> tuple[str, int] | None:

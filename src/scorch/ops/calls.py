@@ -61,7 +61,8 @@ def repeat_call(head: tuple[Any, ...], operands: Operands) -> Result | None:
     if peek_interpreter_stack() is not None or _len_torch_dispatch_stack():
         return None
     key = _full_key(quick, operands)
-    known = _known.get(key) if key is not None and not in_force.debug else None
+    is_known = key is not None and not in_force.debug and in_force.without == DEFAULT.without
+    known = _known.get(key) if is_known else None
     if known is None:
         return None
     run, checked = known
@@ -71,7 +72,8 @@ def repeat_call(head: tuple[Any, ...], operands: Operands) -> Result | None:
 
 
 def _is_usual(in_force: Settings) -> bool:
-    return not in_force.debug and in_force.dense_budget is None
+    is_same = in_force.without == DEFAULT.without
+    return not in_force.debug and in_force.dense_budget is None and is_same
 
 
 def keep_call(
@@ -80,7 +82,7 @@ def keep_call(
     """Remember the kernel of a call whose operands have ``names``; old calls go when there are too many."""
     quick = _quick_key(head, operands)
     key = None if quick is None else _full_key(quick, operands)
-    if prepared is None or key is None or quick is None:
+    if prepared is None or key is None or quick is None or current().without != DEFAULT.without:
         return
     places = [names.index(name) for name, _ in prepared.sources]
     checked = None

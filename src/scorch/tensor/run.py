@@ -27,7 +27,7 @@ from scorch.loops.types import INT32, Type
 from scorch.notation.nodes import Access, Expr, Literal, Op
 from scorch.notation.operators import REDUCTIONS
 from scorch.notation.trees import substitute
-from scorch.settings import current
+from scorch.settings import current, enabled
 from scorch.tensor.dense import run_dense
 from scorch.tensor.prepared import Prepared, Tensor, stride_order
 from scorch.tensor.storage import Storage
@@ -132,7 +132,7 @@ def prepared_step(
 ) -> Prepared:
     """The prepared step for these tensors, made anew only if there was none."""
     facts = tuple((name, key_of(tensor)) for name, tensor in tensors.items())
-    key = (step, requested, skip_zeros, unsorted, facts, torch.get_default_dtype())
+    key = (step, requested, skip_zeros, unsorted, facts, torch.get_default_dtype(), current().without)
     found = _plans.get(key)
     if found is None:
         found = prepare(step, tensors, sizes, requested, skip_zeros, unsorted)
@@ -226,12 +226,12 @@ def _may_fill(body: Expr) -> bool:
 
 def _contracted(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> tuple[Step, ...]:
     """The steps of a product of many tensors."""
-    if len(step.accesses) < 3 or step.reduction != "sum":
+    if len(step.accesses) < 3 or step.reduction != "sum" or not enabled("contract"):
         return (step,)
     used = dict.fromkeys(access.tensor for access in step.accesses)
     if not any(isinstance(tensors[name], Storage) for name in used):
         return (step,)
-    key = (step, tuple((name, key_of(tensors[name])) for name in used))
+    key = (step, tuple((name, key_of(tensors[name])) for name in used), current().without)
     found = _contractions.get(key)
     if found is None:
         operands = {name: operand_of(name, tensors[name]) for name in used}

@@ -1,0 +1,40 @@
+"""Settings: what may be set, and the switches of optimisations."""
+
+import pytest
+import torch
+
+import scorch
+from scorch.errors import ScorchError
+from scorch.settings import OPTIMIZATIONS, current, enabled
+
+
+def test_one_optimisation_is_switched_off_inside_a_block():
+    with scorch.settings(without="order"):
+        assert not enabled("order") and enabled("balance")
+    assert enabled("order")
+
+
+def test_all_and_several_may_be_named():
+    with scorch.settings(without="all"):
+        assert current().without == frozenset(OPTIMIZATIONS)
+    with scorch.settings(without=("order", "balance")):
+        assert current().without == {"order", "balance"}
+
+
+def test_an_unknown_optimisation_is_named_with_those_that_exist():
+    with pytest.raises(ScorchError, match="unknown optimisation 'speed'; there are order, "):
+        scorch.settings(without="speed")
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZATIONS, "all"])
+def test_results_do_not_depend_on_the_switches(name):
+    generator = torch.Generator().manual_seed(1)
+    dense = torch.rand(40, 30, generator=generator)
+    dense[dense < 0.7] = 0
+    A, B = scorch.from_torch(dense.to_sparse_csr()), torch.rand(30, 20, generator=generator)
+    wanted = dense @ B
+    torch.testing.assert_close(scorch.einsum("ij,jk->ik", A, B), wanted)
+    with scorch.settings(without=name):
+        torch.testing.assert_close(scorch.einsum("ij,jk->ik", A, B), wanted)
+        total = scorch.evaluate("C[i,k] = A[i,j] * B[k,j]", A=A, B=A)
+        torch.testing.assert_close(total.to_dense(), dense @ dense.T)
