@@ -16,23 +16,30 @@ from __future__ import annotations
 
 from scorch.compiler.collect import Collector, Entries, Rows, Values
 from scorch.compiler.express import combine, converted
-from scorch.compiler.plan import LevelUse, Plan
+from scorch.compiler.plan import LevelUse, Plan, Vectors
 from scorch.formats.scratch import DenseScratch, ListScratch, Scratch
 from scorch.loops.nodes import (
     FALSE,
     TRUE,
     Array,
     Assign,
+    Binary,
     Const,
     Declare,
     Expr,
+    For,
     Function,
     If,
+    Lanes,
+    Load,
     Stmt,
+    Store,
+    Tile,
     Var,
     block,
+    lane,
 )
-from scorch.loops.types import BOOL, Type
+from scorch.loops.types import BOOL, INT64, Type
 from scorch.notation.operators import REDUCTIONS
 
 
@@ -49,6 +56,10 @@ def identity_of(reduction: str, element: Type) -> int | float | bool:
     bits = 8 * element.bytes
     low, high = (0, 2**bits - 1) if element.kind == "uint" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return low if reduction == "max" else high
+
+
+Factor = tuple[Stmt | None, Expr | None]
+NO_FACTOR: Factor = (None, None)
 
 
 def make_assembly(plan: Plan) -> Assembly:
@@ -74,7 +85,14 @@ class Assembly:
         self.uses = plan.result_uses
         needed = {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
         self.ready = max((plan.order.index(loop) + 1 for loop in needed), default=0)
+        self.tile = plan.vectors if plan.vectors is not None and plan.vectors.kind == "rows" else None
+        if self.tile is not None:
+            self.ready = self.tile.depth
         self.accumulates = self.ready < len(plan.order)
+        # Sums inside sums, outermost first: one around every factor that is taken out.
+        self.sums = {self.ready: "acc"}
+        for depth in sorted({depth for _, depth in plan.factors} - {self.ready}):
+            self.sums[depth] = f"part_{depth}"
         self.join = REDUCTIONS[plan.step.reduction].loop
         self.identity = Const(identity_of(plan.step.reduction, plan.element), plan.element)
         self.scratch: Scratch | None = None
@@ -135,15 +153,26 @@ class Assembly:
 
     # inside the loops --------------------------------------------------------------------------------
 
-    def around(self, depth: int, inner: Stmt, position: Expr | None) -> Stmt:
-        """``inner``, all that happens inside the first ``depth`` loops, with what belongs around it."""
-        acc, found = Var("acc", self.plan.element), Var("found", BOOL)
-        if depth == self.ready and self.accumulates:
-            done = self._deliver(acc, position)
-            if self.collector.appends:
-                inner = block(Declare(acc, self.identity), Declare(found, FALSE), inner, If(found, done))
+    def around(self, depth: int, inner: Stmt, position: Expr | None, factor: Factor = NO_FACTOR) -> Stmt:
+        """``inner``, all that happens inside the first ``depth`` loops, with what belongs around it.
+
+        ``factor`` is what the sum inside is multiplied by, and what must be declared to know it.
+        """
+        if depth in self.sums and self.accumulates:
+            before, by = factor
+            name = self.sums[depth]
+            value = self._sum(name) if by is None else combine("*", self._sum(name), by)
+            if depth == self.ready:
+                done = self._in_lanes(block(before, self._deliver(value, position)))
             else:
-                inner = block(Declare(acc, self.identity), inner, done)
+                done = self._in_lanes(block(before, self._add(self._around(depth), value)))
+            found = Var("found", BOOL)
+            if depth == self.ready and self.collector.appends:
+                inner = block(self._start(name), Declare(found, FALSE), inner, If(found, done))
+            else:
+                inner = block(self._start(name), inner, done)
+        if self.tile is not None and depth == self.tile.opens:
+            inner = self._stretches(self.tile, inner)
         if self.scratch is not None and depth == self.plan.prefix:
             inner = block(self.scratch.open(), inner, self.scratch.drain(self._drained))
         return self.collector.around(depth, inner)
@@ -153,9 +182,51 @@ class Assembly:
         value = converted(value, self.plan.element)
         if not self.accumulates:
             return self._deliver(value, position)
-        acc = Var("acc", self.plan.element)
         mark = Assign(Var("found", BOOL), TRUE) if self.collector.appends else None
-        return block(Assign(acc, combine(self.join, acc, value)), mark)
+        return block(self._add(list(self.sums.values())[-1], value), mark)
+
+    # sums --------------------------------------------------------------------------------------------
+
+    def _around(self, depth: int) -> str:
+        """The name of the sum outside the one at ``depth``."""
+        return self.sums[max(other for other in self.sums if other < depth)]
+
+    def _start(self, name: str) -> Stmt:
+        if self.tile is not None:
+            return Tile(Array(name, self.plan.element), self.tile.width, self.tile.lanes)
+        return Declare(Var(name, self.plan.element), self.identity)
+
+    def _sum(self, name: str) -> Expr:
+        if self.tile is not None:
+            return Load(Array(name, self.plan.element), self.lane)
+        return Var(name, self.plan.element)
+
+    def _add(self, name: str, value: Expr) -> Stmt:
+        joined = combine(self.join, self._sum(name), value)
+        if self.tile is not None:
+            return Store(Array(name, self.plan.element), self.lane, joined)
+        return Assign(Var(name, self.plan.element), joined)
+
+    @property
+    def lane(self) -> Expr:
+        """The place in a stretch of the result that a turn of the innermost loop owns."""
+        assert self.tile is not None
+        return lane(Var(self.tile.loop), self.tile.start, self.tile.width, self.tile.width)
+
+    def _in_lanes(self, body: Stmt) -> Stmt:
+        """``body`` for every element of a stretch."""
+        if self.tile is None:
+            return body
+        return Lanes(Var(self.tile.loop), self.tile.start, self.tile.width, self.tile.lanes, body)
+
+    def _stretches(self, tile: Vectors, inner: Stmt) -> Stmt:
+        """``inner`` for each stretch of the result's row; the last one ends where the row does."""
+        start, size = tile.start, Var(f"{tile.loop}_size")
+        if not isinstance(start, Var):
+            return inner
+        number = Var(f"{tile.loop}_stretch")
+        first = Declare(start, Binary("min", number * tile.width, size - tile.width, INT64))
+        return For(number, Const(0), (size + (tile.width - 1)) // tile.width, block(first, inner))
 
     def _deliver(self, value: Expr, position: Expr | None) -> Stmt:
         if self.scratch is not None:

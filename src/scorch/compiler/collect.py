@@ -93,6 +93,8 @@ class Values(Collector):
         result = {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
         last = max((plan.order.index(loop) for loop in result), default=-1)
         self.writes_once = all(loop in result for loop in plan.order[: last + 1])
+        if plan.vectors is not None and plan.vectors.kind == "rows":
+            self.writes_once = True
 
     def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
         if position is None:

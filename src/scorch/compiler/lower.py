@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from scorch.compiler import lattice
-from scorch.compiler.assemble import Assembly, make_assembly
+from scorch.compiler.assemble import NO_FACTOR, Assembly, Factor, make_assembly
 from scorch.compiler.express import value_of
 from scorch.compiler.lattice import EVERYWHERE, NOWHERE, Support
 from scorch.compiler.names import with_safe_names
-from scorch.compiler.plan import Plan
+from scorch.compiler.plan import Plan, Vectors
 from scorch.compiler.walk import Cursor, Flags, State, States, formula
 from scorch.loops.nodes import (
     FALSE,
@@ -42,14 +42,19 @@ from scorch.loops.nodes import (
     Function,
     If,
     Kernel,
+    Lanes,
     Load,
     Parallel,
     Select,
     Stmt,
+    Store,
+    Tile,
+    Total,
     Var,
     While,
     block,
     both,
+    lane,
 )
 from scorch.loops.types import INT64
 from scorch.notation.nodes import Access
@@ -97,7 +102,8 @@ class Lowering:
         inputs = self._inputs()
         states = {access: State(0, Const(0), None, TRUE) for access in self.accesses}
         inner = self._loops(0, states, frozenset(), {})
-        outer = self.assembly.around(0, inner, self._leaf_position(states))
+        factor = self._factor(0, states, frozenset())
+        outer = self.assembly.around(0, inner, self._leaf_position(states), factor)
         if self.plan.parallel and self.order:
             body: Stmt = block(self.assembly.before(), outer, self.assembly.after())
         else:
@@ -157,6 +163,9 @@ class Lowering:
         followers = [cursors[a] for a in self.accesses if a in cursors and a not in lattice.mentioned(where)]
         chunked = depth == 0 and self.plan.parallel
         context = _Loop(depth, Var(x), states, bound, known, followers)
+        if self.plan.vectors is not None and depth == len(self.order) - 1:
+            assert where == EVERYWHERE and not context.followers, "vectors run along dense levels"
+            return self._in_vectors(context, self.plan.vectors)
         if where == EVERYWHERE:
             return self._counted(context, chunked)
         if len(drivers) == 1 and where == lattice.stored(drivers[0].access):
@@ -207,6 +216,49 @@ class Lowering:
         body = block(moves, self._inside(loop, states))
         found = block(opening, For(loop.x, begin, stop, body))
         return self._in_chunks(found, self._extent(loop.x.name), Const(0)) if chunked else found
+
+    def _in_vectors(self, loop: _Loop, vectors: Vectors) -> Stmt:
+        """The innermost loop in vector registers."""
+        bound = loop.bound | {loop.x.name}
+        resolving, states = self._resolve(loop.states, bound)
+        if vectors.kind == "rows":
+            body = block(resolving, self._leaf(states))
+            return Lanes(loop.x, vectors.start, vectors.width, vectors.lanes, body)
+        element = self.plan.element
+        sums = Array("sums", element)
+        count = vectors.sums * vectors.lanes
+        start = vectors.start
+        place = lane(loop.x, start, vectors.width, count)
+        added = Binary("+", Load(sums, place), self._value(states), element)
+        turn: Stmt = Lanes(
+            loop.x, start, vectors.width, vectors.lanes, block(resolving, Store(sums, place, added))
+        )
+        size = self._extent(loop.x.name)
+        if isinstance(start, Var):
+            number = Var(f"{loop.x.name}_stretch")
+            begin = Declare(start, number * vectors.width)
+            turn = For(number, Const(0), size // vectors.width, block(begin, turn))
+        total = self.assembly.leaf(Total(sums, count, vectors.lanes), self._leaf_position(states))
+        rest: Stmt | None = None
+        if vectors.rest:
+            body = block(resolving, self._leaf(states))
+            rest = For(loop.x, size - size % vectors.width, size, body)
+        return block(Tile(sums, count, vectors.lanes), turn, total, rest)
+
+    def _factor(self, depth: int, states: States, bound: frozenset[str]) -> Factor:
+        """The factors that the sum inside ``depth`` loops is multiplied by."""
+        mine = [access for access, place in self.plan.factors if place == depth]
+        if not mine:
+            return NO_FACTOR
+        vectors = self.plan.vectors
+        before: Stmt | None = None
+        if vectors is not None and vectors.kind == "rows":
+            before, states = self._resolve(states, bound | {vectors.loop})
+        value: Expr | None = None
+        for access in mine:
+            load = Load(self._values(access), states[access].start)
+            value = load if value is None else Binary("*", value, load, self.plan.element)
+        return before, value
 
     def _over_one(self, loop: _Loop, driver: Cursor, chunked: bool) -> Stmt:
         """``for p in range: x = crd[p]``; a run of equal coordinates is one turn."""
@@ -309,8 +361,12 @@ class Lowering:
             return Block(())
         position = self._leaf_position(states)
         flags = {a: states[a].present for a in flagged}
-        inner = self._loops(loop.depth + 1, states, bound, flags)
-        inner = self.assembly.around(loop.depth + 1, inner, position)
+        sure = lattice.required(here)  # by the check around what is inside
+        states = {a: replace(state, present=TRUE) if a in sure else state for a, state in states.items()}
+        known = {a: flag for a, flag in flags.items() if a not in sure}
+        inner = self._loops(loop.depth + 1, states, bound, known)
+        factor = self._factor(loop.depth + 1, states, bound)
+        inner = self.assembly.around(loop.depth + 1, inner, position, factor)
         if here != EVERYWHERE and flags != loop.known and not self._is_certain(here, flags, loop):
             inner = If(formula(here, flags), inner)
         return block(derived, resolving, inner)
@@ -417,16 +473,23 @@ class Lowering:
         return states[pattern].start
 
     def _leaf(self, states: States) -> Stmt:
+        return self.assembly.leaf(self._value(states), self._leaf_position(states))
+
+    def _value(self, states: States) -> Expr:
+        """The value of a point, without the factors that are taken out of the sum."""
+        out = {access for access, _ in self.plan.factors}
+
         def read(access: Access) -> Expr | None:
             state = states[access]
+            if access in out:
+                return Const(1, self.plan.element)
             if state.present == FALSE:
                 return None
             load = Load(self._values(access), state.start)
             return load if state.present == TRUE else Select(state.present, load, Const(0, load.type))
 
         types = {operand.name: operand.element for operand in self.plan.operands}
-        value = value_of(self.plan.step.body, types, read)
-        return self.assembly.leaf(value, self._leaf_position(states))
+        return value_of(self.plan.step.body, types, read)
 
     # threads -----------------------------------------------------------------------------------------
 

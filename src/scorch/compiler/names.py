@@ -82,4 +82,6 @@ def with_safe_names(plan: Plan) -> Plan:
         pattern=None if plan.pattern is None else access(plan.pattern),
         balance=balance,
         searched=frozenset((access(old), level) for old, level in plan.searched),
+        vectors=plan.vectors and replace(plan.vectors, loop=loop(plan.vectors.loop)),
+        factors=tuple((access(old), depth) for old, depth in plan.factors),
     )

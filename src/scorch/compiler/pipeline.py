@@ -5,6 +5,7 @@
 - ``order_loops``: the order of the loops (``cost`` prices them)
 - ``insert_workspace``: how the result is built: in place, by rows, by a sorted list; with which workspace
 - ``parallelize``: whether threads share the outermost loop, and how
+- ``vectorize``: whether the innermost loop runs in vector registers, and which factors stand outside it
 - ``lower`` and ``loops.simplify``: the loops, which ``loops.cpp`` prints
 """
 
@@ -30,6 +31,7 @@ from scorch.compiler.lower import lower
 from scorch.compiler.order_loops import Choice, order_loops, stored_order
 from scorch.compiler.parallelize import parallelize
 from scorch.compiler.plan import Operand, Plan, Splits, Step
+from scorch.compiler.vectorize import vectorize
 from scorch.formats import Format
 from scorch.loops.nodes import Kernel
 from scorch.loops.simplify import simplify
@@ -85,6 +87,7 @@ def plan_step(
     plan = _assemble(
         step, operands, order, splits, inferred.format, sizes, element, skip_zeros, unsorted, searched
     )
+    plan = vectorize(plan, operands, sizes)
     plan = replace(plan, header=_header(plan))
     return Planned(plan, tuple(conversions), inferred, choice)
 

@@ -127,6 +127,32 @@ class Splits:
 
 
 @dataclass(frozen=True)
+class Vectors:
+    """How the innermost loop runs in vector registers (``vectorize``).
+
+    ``kind``: ``rows`` (results stay in registers over the loops outside) or ``sums``.
+    ``width`` elements are worked on at once, in registers of ``lanes``; ``sums``: in how many partial sums.
+    ``whole``: the loop is exactly that long; ``rest``: what is left over at its end.
+    ``depth``: how many loops stand outside the registers; ``opens``: outside the loop over stretches.
+    """
+
+    kind: str
+    loop: str
+    width: int
+    lanes: int
+    sums: int
+    whole: bool
+    rest: int
+    depth: int
+    opens: int
+
+    @property
+    def start(self) -> Expr:
+        """Where the stretch at hand begins."""
+        return Const(0) if self.whole else Var(f"{self.loop}_start")
+
+
+@dataclass(frozen=True)
 class Plan:
     """A step with every choice made.
 
@@ -140,6 +166,8 @@ class Plan:
     ``searched``: levels that are searched for each coordinate of a much shorter one instead of walked.
     ``parallel``: whether several threads share the outermost loop; ``balance``: the tensor and level whose
     ``pos`` says how work is spread over it.
+    ``vectors``: the innermost loop in vector registers; ``factors``: those taken out of inner sums, each with
+    the number of loops it stands in.
     """
 
     step: Step
@@ -161,6 +189,8 @@ class Plan:
     skip_zeros: bool
     searched: frozenset[tuple[Access, int]]
     header: str
+    vectors: Vectors | None = None
+    factors: tuple[tuple[Access, int], ...] = ()
 
     def operand(self, name: str) -> Operand:
         for operand in self.operands:

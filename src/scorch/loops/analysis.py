@@ -19,11 +19,13 @@ from scorch.loops.nodes import (
     Function,
     If,
     KeepArray,
+    Lanes,
     Parallel,
     Resize,
     SlotArray,
     Stmt,
     Store,
+    Tile,
     Var,
     While,
 )
@@ -109,6 +111,11 @@ def captured(parallel: Parallel) -> tuple[Var | Array, ...]:
             case For(var, start, stop, body):
                 visit(start, bound)
                 visit(stop, bound)
+                visit(body, bound | {var.name})
+            case Tile(array, _, _):
+                bound.add(array.name)
+            case Lanes(var, start, _, _, body):
+                visit(start, bound)
                 visit(body, bound | {var.name})
             case While(condition, body):
                 visit(condition, bound)

@@ -12,8 +12,18 @@ integers happens in ``int``, so its result is cast back to wrap where the loops 
 from __future__ import annotations
 
 from scorch.loops.analysis import assigned, captured, walk, written
-from scorch.loops.expressions import PRECEDENCE, ExpressionPrinter, c_name, safe_name
+from scorch.loops.expressions import ATOM, PRECEDENCE, ExpressionPrinter, c_name, safe_name
 from scorch.loops.functions import EXTERNS, FUNCTIONS, TYPEDEFS, helpers, needed_by
+from scorch.loops.lanes import (
+    needed_lanes,
+    print_lanes,
+    print_prefetch,
+    print_tile,
+    print_total,
+    total_helper,
+    vector_name,
+    vector_typedef,
+)
 from scorch.loops.nodes import (
     Allocate,
     Array,
@@ -34,9 +44,11 @@ from scorch.loops.nodes import (
     If,
     KeepArray,
     Kernel,
+    Lanes,
     Load,
     Parallel,
     Perform,
+    Prefetch,
     Put,
     PutArray,
     Resize,
@@ -44,11 +56,13 @@ from scorch.loops.nodes import (
     SlotArray,
     Stmt,
     Store,
+    Tile,
+    Total,
     Var,
     While,
 )
 from scorch.loops.routines import ROUTINES
-from scorch.loops.types import INT64
+from scorch.loops.types import INT64, Type
 
 __all__ = ["FUNCTIONS", "print_kernel"]
 
@@ -70,10 +84,12 @@ def print_kernel(kernel: Kernel) -> str:
     static = [text for name, text in helpers().items() if name in wanted]
     static += [routine.text for name, routine in ROUTINES.items() if name in wanted]
     parts = ["\n".join(_comment(line) for line in kernel.header.splitlines())] if kernel.header else []
-    parts.append(TYPEDEFS)
+    vectors = sorted(printer.vectors, key=lambda v: (v[0].name, v[1]))
+    parts.append("\n".join([TYPEDEFS, *(vector_typedef(element, lanes) for element, lanes in vectors)]))
     parts.append('#ifdef __cplusplus\n#define restrict __restrict__\nextern "C" {\n#endif')
     if externs:
         parts.append("\n".join(externs))
+    static += [total_helper(element, lanes) for element, lanes in printer.totals]
     parts += [*static, *bodies, "#ifdef __cplusplus\n}\n#endif"]
     return "\n\n".join(parts) + "\n"
 
@@ -88,6 +104,8 @@ class _Printer:
         self.outlined: list[str] = []
         self.workers = 0
         self.declared: set[str] = set()
+        self.vectors: set[tuple[Type, int]] = set()
+        self.totals: dict[tuple[Type, int], None] = {}  # in the order of their definitions
 
     def function(self, function: Function) -> str:
         self.outlined = []
@@ -144,8 +162,27 @@ class _Scope(ExpressionPrinter):
         self.written = written
         self.fail = fail
         self.in_worker = in_worker
+        self.tiles: dict[str, int] = {}  # the number of registers of each tile
 
     # Declarations
+
+    def vector(self, element: Type, lanes: int) -> str:
+        """The name of a vector type, which is then declared."""
+        if lanes > 1:
+            self.printer.vectors.add((element, lanes))
+        return vector_name(element, lanes)
+
+    def total(self, element: Type, lanes: int) -> str:
+        """The name of the function that adds the lanes of a register."""
+        for width in needed_lanes(lanes):
+            self.printer.totals[element, width] = None
+            self.vector(element, width)
+        return f"total_{vector_name(element, lanes)}"
+
+    def term(self, e: Expr) -> tuple[str, int]:
+        if isinstance(e, Total):
+            return print_total(self, e), ATOM
+        return super().term(e)
 
     def unpack(self, params: tuple[Var | Array, ...], kernel: Kernel) -> list[str]:
         lines = []
@@ -190,6 +227,12 @@ class _Scope(ExpressionPrinter):
                 return [self.assignment(self.element(array, index), Load(array, index), value)]
             case For(var, start, stop, body):
                 return self.loop(var, start, stop, body)
+            case Lanes():
+                return print_lanes(self, stmt)
+            case Tile():
+                return print_tile(self, stmt)
+            case Prefetch():
+                return print_prefetch(self, stmt)
             case While(condition, body):
                 return [f"while ({self.expr(condition)}) {{", *_indent(self.statement(body)), "}"]
             case If():

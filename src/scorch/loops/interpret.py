@@ -36,9 +36,11 @@ from scorch.loops.nodes import (
     If,
     KeepArray,
     Kernel,
+    Lanes,
     Load,
     Parallel,
     Perform,
+    Prefetch,
     Put,
     PutArray,
     Resize,
@@ -47,6 +49,8 @@ from scorch.loops.nodes import (
     SlotArray,
     Stmt,
     Store,
+    Tile,
+    Total,
     Unary,
     Var,
     While,
@@ -88,6 +92,20 @@ def run(kernel: Kernel, function: str, slots: list[Any], memory: Memory | None =
 class _Return(Exception):  # noqa: N818
     def __init__(self, value: int) -> None:
         self.value = value
+
+
+class _Registers(list[Any]):
+    """The elements of a tile."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise BoundsError(f"element {index} of a tile of {len(self)}")
+        return super().__getitem__(index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not 0 <= index < len(self):
+            raise BoundsError(f"element {index} of a tile of {len(self)}")
+        super().__setitem__(index, value)
 
 
 class _Machine:
@@ -184,6 +202,14 @@ class _Compiler:
                 return lambda frame: operator.setitem(frame[into], at(frame), get(frame))
             case For() | While() | If():
                 return self.control(stmt)
+            case Lanes(var, start, count, _, body):
+                return self.control(For(var, start, start + count, body))
+            case Tile(array, size, _):
+                put, zero = self.declare(array), convert(0, array.element)
+                return lambda frame: operator.setitem(frame, put, _Registers([zero] * size))
+            case Prefetch(array, index, _):
+                into, at = self.place(array), self.index(index)
+                return lambda frame: (frame[into][at(frame)], None)[1]
             case Parallel():
                 return self.parallel(stmt)
             case Allocate(array, count, zero):
@@ -356,6 +382,9 @@ class _Compiler:
             case Load(array, index):
                 into, at = self.place(array), self.index(index)
                 return lambda frame: frame[into][at(frame)]
+            case Total(array, _, _):
+                into, t = self.place(array), array.element
+                return lambda frame: convert(sum(frame[into]), t)
             case Unary(op, x, t):
                 get, operand = self.expr(x), x.type
                 return lambda frame: unary(op, get(frame), operand, t)

@@ -134,6 +134,19 @@ class Call(Expr):
     type: Type = INT64
 
 
+@dataclass(frozen=True)
+class Total(Expr):
+    """The sum of all elements of a tile (``Tile``)."""
+
+    array: Array
+    count: int
+    lanes: int
+
+    @property
+    def type(self) -> Type:  # type: ignore[override]
+        return self.array.element
+
+
 class Stmt:
     """Something that is done."""
 
@@ -181,6 +194,43 @@ class For(Stmt):
     start: Expr
     stop: Expr
     body: Stmt
+
+
+@dataclass(frozen=True)
+class Tile(Stmt):
+    """Declare ``array``, ``count`` elements that are zero, in vector registers of ``lanes`` elements.
+
+    Only ``Lanes`` touches its elements and only ``Total`` reads it whole.
+    """
+
+    array: Array
+    count: int
+    lanes: int
+
+
+@dataclass(frozen=True)
+class Lanes(Stmt):
+    """Run ``body`` for ``var`` in start..start+count-1, in vector registers of ``lanes`` elements.
+
+    The turns come in no order, and some come twice where ``lanes`` does not divide ``count``. So ``body``,
+    which is declarations of indices and stores of sums and products, stores to arrays that it does not
+    read, and to tiles at the ``lane`` of the turn.
+    """
+
+    var: Var
+    start: Expr
+    count: int
+    lanes: int
+    body: Stmt
+
+
+@dataclass(frozen=True)
+class Prefetch(Stmt):
+    """Elements of ``array`` from ``index`` on will be read soon; it changes nothing."""
+
+    array: Array
+    index: Expr
+    count: int
 
 
 @dataclass(frozen=True)
@@ -345,6 +395,12 @@ class Kernel:
             if slot.name == name:
                 return position
         raise AssertionError(f"kernel has no slot {name!r}")
+
+
+def lane(var: Var, start: Expr, count: int, size: int) -> Expr:
+    """The element of a tile of ``size`` elements that a turn of ``Lanes`` with ``count`` turns owns."""
+    place = var - start
+    return place if size == count else place % size
 
 
 def as_expr(value: Expr | int) -> Expr:

@@ -37,9 +37,11 @@ from scorch.loops.nodes import (
     If,
     KeepArray,
     Kernel,
+    Lanes,
     Load,
     Parallel,
     Perform,
+    Prefetch,
     Put,
     Resize,
     Return,
@@ -47,6 +49,8 @@ from scorch.loops.nodes import (
     SlotArray,
     Stmt,
     Store,
+    Tile,
+    Total,
     Unary,
     Var,
     While,
@@ -96,7 +100,7 @@ def simplify(node: Expr | Stmt | Function | Kernel) -> Expr | Stmt | Function | 
 
 def _expr(e: Expr) -> Expr:
     match e:
-        case Const() | Var():
+        case Const() | Var() | Total():
             return e
         case Load(array, index):
             return Load(array, _expr(index))
@@ -231,6 +235,10 @@ def _stmt(stmt: Stmt) -> Stmt:
             return _if(_expr(condition), _stmt(then), _stmt(otherwise))
         case For(var, start, stop, body):
             return _for(var, _expr(start), _expr(stop), _stmt(body))
+        case Lanes(var, start, count, lanes, body):
+            return Lanes(var, _expr(start), count, lanes, _stmt(body))
+        case Prefetch(array, index, count):
+            return Prefetch(array, _expr(index), count)
         case While(condition, body):
             condition = _expr(condition)
             return Block(()) if _is_constant(condition, FALSE) else While(condition, _stmt(body))
@@ -309,7 +317,7 @@ def _declared(stmt: Stmt) -> set[str]:
             return {name for s in body for name in _declared(s)}
         case Declare(var, _):
             return {var.name}
-        case Allocate(array, _, _) | SlotArray(array, _, _):
+        case Allocate(array, _, _) | SlotArray(array, _, _) | Tile(array, _, _):
             return {array.name}
     return set()
 

@@ -1,0 +1,162 @@
+"""The innermost loop in vector registers, and products taken apart so that less is multiplied inside.
+
+    C[i,k] = A[i,j] * B[j,k], loops i, j, k      rows: a stretch of C's row stays in registers over all of j
+    D[i,j] = S[i,j] * X[i,k] * Y[j,k]            sums: several partial sums of the row of X times that of Y
+
+Both need an innermost loop over a dense index along which every tensor that has it lies in memory. A factor
+that does not change in an inner loop is taken out of its sum, S above after k, and in
+
+    M[i,r] = T[i,j,k] * B[j,r] * C[k,r]          B after all of k: M += B * (the sum over k of T * C)
+
+which is how the partial products of a matricised tensor times Khatri-Rao product are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from scorch.compiler.infer_format import support_of
+from scorch.compiler.lattice import required
+from scorch.compiler.plan import LevelUse, Operand, Plan, Vectors
+from scorch.loops.target import Target, target
+from scorch.loops.types import FLOAT32, FLOAT64, INT32, INT64
+from scorch.notation.nodes import Access, Expr, Literal, Op
+from scorch.settings import enabled
+
+PARTIAL_SUMS = 4  # registers that take turns in a sum, so that one addition need not wait for the last
+
+
+def vectorize(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Plan:
+    """``plan`` with its innermost loop in vector registers and factors taken out of sums, where possible."""
+    if not plan.order or plan.step.reduction != "sum" or not _is_plain(plan, operands):
+        return plan
+    vectors = _rows(plan, operands, sizes) or _sums(plan, operands, sizes)
+    plan = replace(plan, vectors=vectors)
+    return replace(plan, factors=_factors(plan)) if enabled("contract") else plan
+
+
+def _is_plain(plan: Plan, operands: Mapping[Access, Operand]) -> bool:
+    """Whether every point visited has all operands, of one type that vectors come in."""
+    sparse = {access for access, operand in operands.items() if operand.is_sparse}
+    where = support_of(plan.step, operands)
+    return (
+        plan.element in (FLOAT32, FLOAT64, INT32, INT64)
+        and all(operand.element == plan.element for operand in operands.values())
+        and len(where) == 1
+        and sparse <= set(required(where))
+        and _is_polynomial(plan.step.body)
+    )
+
+
+def _is_polynomial(body: Expr) -> bool:
+    match body:
+        case Access() | Literal():
+            return True
+        case Op("add" | "sub" | "mul" | "neg", args):
+            return all(map(_is_polynomial, args))
+    return False
+
+
+def _result_loops(plan: Plan) -> set[str]:
+    return {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
+
+
+def _lies_along(plan: Plan, operands: Mapping[Access, Operand], x: str) -> bool:
+    """Whether all operands that have index ``x`` lie in memory along it, and some do."""
+    found = False
+    for access, operand in operands.items():
+        uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+        touching = [use for use in uses if x in use.needs]
+        if touching and not (len(touching) == 1 and _is_last(touching[0], operand, uses)):
+            return False
+        found = found or bool(touching)
+    return found
+
+
+def _is_last(use: LevelUse, operand: Operand, uses: tuple[LevelUse, ...]) -> bool:
+    return use.level == len(uses) - 1 and operand.format.levels[use.level].is_full
+
+
+def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Vectors | None:
+    """A stretch of the result in registers: dense, along the innermost loop, summed over loops outside it."""
+    x, size = plan.order[-1], sizes.get(plan.order[-1], 0)
+    results, order = _result_loops(plan), plan.order
+    if x not in results or size < 1 or plan.assembly != "dense" or not enabled("registers"):
+        return None
+    last = plan.result_uses[-1]
+    if last.loop != x or sum(x in use.needs for use in plan.result_uses) != 1:
+        return None
+    depth = next((place for place, loop in enumerate(order) if loop not in results), len(order))
+    if depth >= len(order) - 1 or any(loop in results for loop in order[depth:-1]):
+        return None
+    if not _lies_along(plan, operands, x):
+        return None
+    machine = target()
+    most = _accumulators(machine) * machine.vector_bytes // plan.element.bytes
+    pieces = -(-size // most)
+    width = -(-size // pieces)
+    return Vectors("rows", x, width, _lanes(plan, width), 0, width == size, 0, depth, depth)
+
+
+def _sums(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Vectors | None:
+    """Partial sums over the innermost loop, which the result does not have."""
+    x, size = plan.order[-1], sizes.get(plan.order[-1], 0)
+    if x in _result_loops(plan) or not enabled("sums") or not _lies_along(plan, operands, x):
+        return None
+    machine = target()
+    lanes = machine.vector_bytes // plan.element.bytes
+    if size < lanes:
+        return None
+    registers = size // lanes
+    most = _accumulators(machine)
+    if registers > most:  # several turns: as many registers as divide the loop, if many do
+        registers = next((n for n in range(most, 3, -1) if registers % n == 0), PARTIAL_SUMS)
+    sums = next(n for n in (PARTIAL_SUMS, 5, 3, 2, 1) if registers % n == 0)
+    width = registers * lanes
+    return Vectors("sums", x, width, lanes, sums, size == width, size % width, len(plan.order), 0)
+
+
+def _accumulators(machine: Target) -> int:
+    return machine.vector_registers // 2
+
+
+def _lanes(plan: Plan, width: int) -> int:
+    lanes = target().vector_bytes // plan.element.bytes
+    while lanes > width:
+        lanes //= 2
+    return lanes
+
+
+def _factors(plan: Plan) -> tuple[tuple[Access, int], ...]:
+    """For each factor of a product that is taken out of inner sums, how many loops it stands in."""
+    factors = _product(plan.step.body)
+    if factors is None:
+        return ()
+    results, order = _result_loops(plan), plan.order
+    free = {plan.vectors.loop} if plan.vectors is not None and plan.vectors.kind == "rows" else set()
+    needed = [order.index(loop) + 1 for loop in results - free]
+    outermost = max(needed, default=0)
+    innermost = len(order) - len(free)
+    found = []
+    for access in dict.fromkeys(factors):
+        loops = {loop for index in access.indices for loop in plan.splits.loops_of(index)} - free
+        depth = max([outermost, *(order.index(loop) + 1 for loop in loops)])
+        if depth < innermost and factors.count(access) == 1:
+            found.append((access, depth))
+    return tuple(found)
+
+
+def _product(body: Expr) -> list[Access] | None:
+    """The accesses of a product; None if it is anything else."""
+    match body:
+        case Access():
+            return [body]
+        case Literal():
+            return []
+        case Op("neg", (part,)):
+            return _product(part)
+        case Op("mul", (a, b)):
+            left, right = _product(a), _product(b)
+            return None if left is None or right is None else left + right
+    return None

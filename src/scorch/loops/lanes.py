@@ -1,0 +1,256 @@
+"""Print loops over vector lanes (``nodes.Lanes``) with the vector types of GNU C.
+
+    for k in k_start..k_start+15, in lanes of 4: acc[k - k_start] += A_vals[p] * B_vals[q + k]
+
+becomes four statements on named registers,
+
+    const f32 a = A_vals[p];
+    const f32 *B_at = B_vals + q + k_start;
+    acc_0 += a * *(const f32x4 *)B_at;
+    acc_1 += a * *(const f32x4 *)(B_at + 4);  ...
+
+which compilers keep in registers, whatever they think of loops. Where the lanes do not divide the count, the
+last register starts early, so that it ends with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from scorch.loops.analysis import walk
+from scorch.loops.expressions import ATOM, PRECEDENCE, PREFIX, c_name, safe_name
+from scorch.loops.nodes import (
+    Array,
+    Binary,
+    Block,
+    Const,
+    Declare,
+    Expr,
+    Lanes,
+    Load,
+    Prefetch,
+    Store,
+    Tile,
+    Total,
+    Unary,
+    Var,
+)
+from scorch.loops.simplify import simplify
+from scorch.loops.target import LINE
+from scorch.loops.types import Type
+
+if TYPE_CHECKING:
+    from scorch.loops.cpp import _Scope
+
+
+def offsets(count: int, lanes: int) -> list[int]:
+    """Where the registers of ``count`` elements begin."""
+    return [min(start, count - lanes) for start in range(0, count, lanes)]
+
+
+def vector_name(element: Type, lanes: int) -> str:
+    return c_name(element) if lanes == 1 else f"{c_name(element)}x{lanes}"
+
+
+def vector_typedef(element: Type, lanes: int) -> str:
+    size = element.bytes * lanes
+    attributes = f"vector_size({size}), aligned({element.bytes}), may_alias"
+    return f"typedef {c_name(element)} {vector_name(element, lanes)} __attribute__(({attributes}));"
+
+
+def total_helper(element: Type, lanes: int) -> str:
+    """A function that adds the lanes of a register, half by half."""
+    name, scalar = vector_name(element, lanes), c_name(element)
+    opening = f"static inline {scalar} total_{name}({name} x) {{"
+    if lanes <= 4:
+        parts = [f"x[{lane}]" for lane in range(lanes)]
+        text = " + ".join(parts) if lanes == 2 else f"({parts[0]} + {parts[1]}) + ({parts[2]} + {parts[3]})"
+        return f"{opening}\n  return {text};\n}}"
+    half = vector_name(element, lanes // 2)
+    halves = f"((const {half} *)&x)[0] + ((const {half} *)&x)[1]"
+    return f"{opening}\n  return total_{half}({halves});\n}}"
+
+
+def needed_lanes(lanes: int) -> Iterator[int]:
+    """The widths whose helpers adding ``lanes`` lanes takes, narrow ones first."""
+    width = 2 if lanes < 4 else 4
+    while width <= lanes:
+        yield width
+        width *= 2
+
+
+def print_tile(scope: _Scope, tile: Tile) -> list[str]:
+    kind = scope.vector(tile.array.element, tile.lanes)
+    zero = "0" if tile.lanes == 1 else "{0}"
+    names = [register(tile.array, slot) for slot in range(len(offsets(tile.count, tile.lanes)))]
+    scope.tiles[tile.array.name] = len(names)
+    return [f"{kind} {', '.join(f'{name} = {zero}' for name in names)};"]
+
+
+def register(array: Array, slot: int) -> str:
+    return f"{safe_name(array.name)}_{slot}"
+
+
+def print_total(scope: _Scope, total: Total) -> str:
+    parts = [register(total.array, slot) for slot in range(len(offsets(total.count, total.lanes)))]
+    while len(parts) > 1:
+        pairs = [f"({a} + {b})" for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        parts = [*pairs, *(parts[-1:] if len(parts) % 2 else [])]
+    if total.lanes == 1:
+        return parts[0]
+    return f"{scope.total(total.array.element, total.lanes)}({parts[0].removeprefix('(').removesuffix(')')})"
+
+
+def print_prefetch(scope: _Scope, prefetch: Prefetch) -> list[str]:
+    step = LINE // prefetch.array.element.bytes
+    places = [prefetch.index + start for start in range(0, prefetch.count, step)]
+    return [f"__builtin_prefetch({scope.address(prefetch.array, place)});" for place in places]
+
+
+def print_lanes(scope: _Scope, stmt: Lanes) -> list[str]:
+    return _LanePrinter(scope, stmt).lines()
+
+
+class _LanePrinter:
+    """One ``Lanes`` being printed: the pointers and scalars set up before its registers."""
+
+    def __init__(self, scope: _Scope, stmt: Lanes) -> None:
+        self.scope = scope
+        self.stmt = stmt
+        self.known: dict[str, Expr] = {}  # indices declared in the body
+        self.setup: list[str] = []
+        self.pointers: dict[tuple[str, Expr], str] = {}
+        self.scalars: dict[Expr, str] = {}
+
+    def lines(self) -> list[str]:
+        body = self.stmt.body
+        lines: list[str] = []
+        for s in body.body if isinstance(body, Block) else (body,):
+            match s:
+                case Declare(var, value):
+                    assert var.type.is_integer, f"{var} is declared in lanes"
+                    self.known[var.name] = substitute(value, self.known)
+                case Store(array, index, value):
+                    lines += self.store(array, index, substitute(value, self.known))
+                case _:
+                    raise AssertionError(f"{s!r} in lanes")
+        if self.setup:  # names of its own
+            return ["{", *(f"  {line}" for line in (*self.setup, *lines)), "}"]
+        return lines
+
+    def store(self, array: Array, index: Expr, value: Expr) -> list[str]:
+        places = list(enumerate(offsets(self.stmt.count, self.stmt.lanes)))
+        if array.name not in self.scope.tiles:
+            kind = self.scope.vector(array.element, self.stmt.lanes)
+            pointer = self.pointer(array, index, changed=True)
+            return [
+                f"{_at(pointer, kind, offset)} = {self.whole(value, slot, offset)};"
+                for slot, offset in places
+            ]
+        lines = []
+        for slot, offset in places:
+            name = self.tile(array, slot)
+            match value:
+                case Binary("+", Load(same, _), term, _) if same == array:
+                    lines.append(f"{name} += {self.text(term, slot, offset)[0]};")
+                case _:
+                    lines.append(f"{name} = {self.whole(value, slot, offset)};")
+        return lines
+
+    def tile(self, array: Array, slot: int) -> str:
+        return register(array, slot % self.scope.tiles[array.name])
+
+    def whole(self, value: Expr, slot: int, offset: int) -> str:
+        """``value`` as a vector also where all lanes are the same."""
+        text, _ = self.text(value, slot, offset)
+        if self.stmt.lanes == 1 or self.varies(value):
+            return text
+        kind = self.scope.vector(value.type, self.stmt.lanes)
+        return f"({kind}){{{', '.join([text] * self.stmt.lanes)}}}"
+
+    def varies(self, value: Expr) -> bool:
+        names = {n.name for n in walk(value) if isinstance(n, Var | Array)}
+        return self.stmt.var.name in names or bool(names & self.scope.tiles.keys())
+
+    def text(self, value: Expr, slot: int, offset: int) -> tuple[str, int]:
+        """``value`` in one register, with C's precedence."""
+        if not self.varies(value):
+            return self.scalar(value)
+        match value:
+            case Load(array, _) if array.name in self.scope.tiles:
+                return self.tile(array, slot), ATOM
+            case Load(array, index):
+                assert array.element.computes_in == array.element, f"{array} is widened in lanes"
+                pointer = self.pointer(array, index, changed=False)
+                return _at(pointer, self.scope.vector(array.element, self.stmt.lanes), offset), PREFIX
+            case Binary("+" | "-" | "*" as op, a, b, _):
+                level = PRECEDENCE[op]
+                left, right = self.text(a, slot, offset), self.text(b, slot, offset)
+                texts = [
+                    f"({text})" if precedence < level + place else text
+                    for place, (text, precedence) in enumerate((left, right))
+                ]
+                return f"{texts[0]} {op} {texts[1]}", level
+            case Unary("-", x, _):
+                text, precedence = self.text(x, slot, offset)
+                return f"-{text}" if precedence > PREFIX else f"-({text})", PREFIX
+        raise AssertionError(f"{value!r} in lanes")
+
+    def scalar(self, value: Expr) -> tuple[str, int]:
+        """What is the same in all lanes, computed once."""
+        if isinstance(value, Var | Const):
+            return self.scope.term(value)
+        if value not in self.scalars:
+            name = self.scope.fresh("same" if not self.scalars else f"same_{len(self.scalars)}")
+            self.scalars[value] = name
+            self.setup.append(f"const {c_name(value.type)} {name} = {self.scope.converted(value)};")
+        return self.scalars[value], ATOM
+
+    def pointer(self, array: Array, index: Expr, changed: bool) -> str:
+        """The name of a pointer to the element of the first lane."""
+        index = substitute(index, self.known)
+        assert stride(index, self.stmt.var) == 1, f"lanes jump in {array.name}[{index!r}]"
+        base = simplify(substitute(index, {self.stmt.var.name: self.stmt.start}))
+        key = array.name, base
+        if key not in self.pointers:
+            number = sum(name == array.name for name, _ in self.pointers)
+            name = self.scope.fresh(f"{array.name}_at" + (f"_{number}" if number else ""))
+            self.pointers[key] = name
+            const = "" if changed or array.name in self.scope.written else "const "
+            place = self.scope.address(array, base)
+            self.setup.append(f"{const}{c_name(array.element)} *{name} = {place};")
+        return self.pointers[key]
+
+
+def _at(pointer: str, kind: str, offset: int) -> str:
+    place = f"({pointer} + {offset})" if offset else pointer
+    return f"*({kind} *){place}"
+
+
+def stride(index: Expr, var: Var) -> int | None:
+    """How far ``index`` moves when ``var`` does by one; None where that is not the same everywhere."""
+    match index:
+        case Binary("+" | "-" as op, a, b, _):
+            left, right = stride(a, var), stride(b, var)
+            if left is None or right is None:
+                return None
+            return left + right if op == "+" else left - right
+        case Var() if index == var:
+            return 1
+    return None if var in walk(index) else 0
+
+
+def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
+    """``expr`` with variables replaced by name."""
+    if isinstance(expr, Var):
+        return values.get(expr.name, expr)
+    changes = {}
+    for field in fields(expr):  # type: ignore[arg-type]
+        old = getattr(expr, field.name)
+        if isinstance(old, Expr):
+            new = substitute(old, values)
+            if new is not old:
+                changes[field.name] = new
+    return replace(expr, **changes) if changes else expr  # type: ignore[type-var]

@@ -1,0 +1,64 @@
+"""What the processor at hand can do, as far as generated code depends on it.
+
+Widths are in bytes. ``SCORCH_TARGET`` names another instruction set than the machine's own: ``x86-64-v2``,
+``x86-64-v3``, ``x86-64-v4`` or ``aarch64``; the compiler is told the same (``runtime.toolchain``).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+LINE = 64  # bytes of a cache line
+
+
+@dataclass(frozen=True)
+class Target:
+    """``name`` as compilers call it ("" for the machine's own), vector registers, and a core's cache."""
+
+    name: str
+    vector_bytes: int
+    vector_registers: int
+    has_gather: bool
+    cache_bytes: int
+
+
+_KNOWN = {
+    "x86-64-v2": (16, 16, False),
+    "x86-64-v3": (32, 16, True),
+    "x86-64-v4": (64, 32, True),
+    "aarch64": (16, 32, False),
+}
+
+
+@functools.cache
+def target() -> Target:
+    """The instruction set that kernels are written for."""
+    named = os.environ.get("SCORCH_TARGET", "").strip()
+    width, registers, gathers = _KNOWN.get(named) or _KNOWN[_native()]
+    return Target(named if named in _KNOWN else "", width, registers, gathers, _cache_bytes())
+
+
+def _native() -> str:
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return "aarch64"
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return "x86-64-v2"  # 16 bytes are right everywhere, if not the fastest
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "").split()
+    if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= set(flags):
+        return "x86-64-v4"
+    return "x86-64-v3" if {"avx2", "fma"} <= set(flags) else "x86-64-v2"
+
+
+def _cache_bytes() -> int:
+    """The second-level cache of a core; where nobody tells, 1 MiB."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
+        return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+    except (OSError, ValueError, KeyError, IndexError):
+        return 1 << 20
