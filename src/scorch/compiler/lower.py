@@ -26,6 +26,8 @@ from scorch.compiler.lattice import EVERYWHERE, NOWHERE, Support
 from scorch.compiler.names import with_safe_names
 from scorch.compiler.plan import Plan, Vectors
 from scorch.compiler.walk import Cursor, Flags, State, States, formula
+from scorch.formats.scratch import join_key
+from scorch.loops.lanes import substitute
 from scorch.loops.nodes import (
     FALSE,
     TRUE,
@@ -45,6 +47,7 @@ from scorch.loops.nodes import (
     Lanes,
     Load,
     Parallel,
+    Prefetch,
     Select,
     Stmt,
     Store,
@@ -55,10 +58,12 @@ from scorch.loops.nodes import (
     block,
     both,
     lane,
+    wide,
 )
 from scorch.loops.types import INT64
 from scorch.notation.nodes import Access
 
+AHEAD = 8  # entries between fetching a row and using it
 LAST = Const(2**63 - 1)  # a coordinate after all others
 
 
@@ -214,8 +219,11 @@ class Lowering:
         opening = block(*(self._open_follower(c, loop.states, begin) for c in loop.followers))
         moves, states = self._follow(loop)
         body = block(moves, self._inside(loop, states))
-        found = block(opening, For(loop.x, begin, stop, body))
+        found = block(opening, For(loop.x, begin, stop, body, self._sums(loop)))
         return self._in_chunks(found, self._extent(loop.x.name), Const(0)) if chunked else found
+
+    def _sums(self, loop: _Loop) -> int:
+        return self.plan.sums if loop.depth == len(self.order) - 1 else 1
 
     def _in_vectors(self, loop: _Loop, vectors: Vectors) -> Stmt:
         """The innermost loop in vector registers."""
@@ -273,7 +281,9 @@ class Lowering:
         bind = Declare(loop.x, driver.front)
         inside = self._inside(loop, states)
         if driver.is_unique:
-            found = block(opening, For(driver.position, begin, end, block(bind, moves, inside)))
+            last, fetch = self._prefetch(loop, driver)
+            body = block(bind, fetch, moves, inside)
+            found = block(opening, last, For(driver.position, begin, end, body, self._sums(loop)))
         else:
             found = block(
                 opening,
@@ -293,6 +303,35 @@ class Lowering:
         if not chunked:
             return found
         return self._in_chunks(found, stop - start, start, None if driver.is_unique else driver)
+
+    def _prefetch(self, loop: _Loop, driver: Cursor) -> tuple[Stmt | None, Stmt | None]:
+        """What is declared before the loop over ``driver``, and what fetches rows ahead inside it."""
+        if not self.plan.prefetched or loop.depth != len(self.order) - 2:
+            return None, None
+        assert self.plan.vectors is not None
+        last, ahead = Var(f"{driver.position.name}_last"), Var(f"{loop.x.name}_ahead")
+        entries = self._entries(driver.access, driver.use.level)
+        place = Binary("min", driver.position + AHEAD, last, INT64)
+        crd = driver.use.arrays.crd
+        fetches: list[Stmt] = [Declare(ahead, wide(Load(crd, place)))]
+        there: dict[str, Expr] = {loop.x.name: ahead, self.plan.vectors.loop: self.plan.vectors.start}
+        if self.plan.vectors.kind == "sums":
+            there[self.plan.vectors.loop] = Const(0)
+        for access, count in self.plan.prefetched:
+            uses = self.uses[access]
+            at = join_key([use.coordinate for use in uses], [use.arrays.size for use in uses])
+            fetches.append(Prefetch(self._values(access), substitute(at, there), count))
+        return Declare(last, entries - 1), block(*fetches)
+
+    def _entries(self, access: Access, level: int) -> Expr:
+        """How many positions a level has in all."""
+        form, uses = self.plan.operand(access.tensor).format, self.uses[access]
+        above = self._entries(access, level - 1) if level else Const(1)
+        if form.levels[level].is_full:
+            return above * uses[level].arrays.size
+        if not form.starts_run(level):
+            return above
+        return wide(Load(uses[level].arrays.pos, above))
 
     def _merged(self, loop: _Loop, drivers: list[Cursor], where: Support) -> Stmt:
         """``while``: take the smallest coordinate in front and see which accesses store it."""

@@ -29,8 +29,14 @@ def parallelize(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
     where = lattice.support(plan.step.body, lambda a: lattice.stored(a) if a in first else EVERYWHERE)
     if where != EVERYWHERE and not (len(where) == 1 and len(next(iter(where))) == 1):
         return plan
-    is_balanced = where == EVERYWHERE and enabled("balance")
-    return replace(plan, parallel=True, balance=_balance(plan, operands, x) if is_balanced else None)
+    if not enabled("balance"):
+        return replace(plan, parallel=True)
+    if where == EVERYWHERE:
+        return replace(plan, parallel=True, balance=_balance(plan, operands, x))
+    (walked,) = next(iter(where))
+    form = operands[walked].format
+    has_rows = len(form) > 1 and form.is_unique(0) and form.starts_run(1)
+    return replace(plan, parallel=True, balance=(operands[walked].name, 1) if has_rows else None)
 
 
 def _balance(plan: Plan, operands: Mapping[Access, Operand], x: str) -> tuple[str, int] | None:

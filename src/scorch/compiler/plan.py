@@ -166,8 +166,10 @@ class Plan:
     ``searched``: levels that are searched for each coordinate of a much shorter one instead of walked.
     ``parallel``: whether several threads share the outermost loop; ``balance``: the tensor and level whose
     ``pos`` says how work is spread over it.
+    ``sums``: in how many parts an innermost sum is added (``loops.nodes.For``).
     ``vectors``: the innermost loop in vector registers; ``factors``: those taken out of inner sums, each with
-    the number of loops it stands in.
+    the number of loops it stands in; ``prefetched``: dense operands whose rows are fetched ahead of the loop
+    over a stored level, the last before the innermost one, and how many elements.
     """
 
     step: Step
@@ -189,8 +191,10 @@ class Plan:
     skip_zeros: bool
     searched: frozenset[tuple[Access, int]]
     header: str
+    sums: int = 1
     vectors: Vectors | None = None
     factors: tuple[tuple[Access, int], ...] = ()
+    prefetched: tuple[tuple[Access, int], ...] = ()
 
     def operand(self, name: str) -> Operand:
         for operand in self.operands:

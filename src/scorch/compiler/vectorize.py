@@ -24,16 +24,66 @@ from scorch.loops.types import FLOAT32, FLOAT64, INT32, INT64
 from scorch.notation.nodes import Access, Expr, Literal, Op
 from scorch.settings import enabled
 
+FETCHED = 1024  # at most so many bytes of a row are fetched ahead
+LANES = 16  # the most lanes that compilers may make of a sum
 PARTIAL_SUMS = 4  # registers that take turns in a sum, so that one addition need not wait for the last
 
 
 def vectorize(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Plan:
     """``plan`` with its innermost loop in vector registers and factors taken out of sums, where possible."""
-    if not plan.order or plan.step.reduction != "sum" or not _is_plain(plan, operands):
+    if not plan.order or plan.step.reduction != "sum":
+        return plan
+    plan = replace(plan, sums=_parts(plan, operands))
+    if not _is_plain(plan, operands):
         return plan
     vectors = _rows(plan, operands, sizes) or _sums(plan, operands, sizes)
     plan = replace(plan, vectors=vectors)
-    return replace(plan, factors=_factors(plan)) if enabled("contract") else plan
+    if enabled("contract"):
+        plan = replace(plan, factors=_factors(plan))
+    if vectors is None or not enabled("prefetch"):
+        return plan
+    return replace(plan, prefetched=_prefetched(plan, vectors, operands, sizes))
+
+
+def _parts(plan: Plan, operands: Mapping[Access, Operand]) -> int:
+    """In how many parts an innermost sum is added: two where vectors would have to be gathered by hand."""
+    if not enabled("sums"):
+        return 1
+    x = plan.order[-1]
+    is_picked = any(_walks(plan, access, operand, x) for access, operand in operands.items())
+    gathers = any(x in access.indices and not operand.is_sparse for access, operand in operands.items())
+    return 2 if is_picked and gathers and not target().has_gather else LANES
+
+
+def _prefetched(
+    plan: Plan, vectors: Vectors, operands: Mapping[Access, Operand], sizes: Mapping[str, int]
+) -> tuple[tuple[Access, int], ...]:
+    """Dense operands too large for the cache whose rows a stored level picks."""
+    if len(plan.order) < 2:
+        return ()
+    x = plan.order[-2]
+    if not any(_walks(plan, access, operand, x) for access, operand in operands.items()):
+        return ()
+    most = FETCHED // plan.element.bytes
+    count = vectors.width if vectors.kind == "rows" else min(sizes[vectors.loop], most)
+    found = []
+    for access, operand in operands.items():
+        is_large = operand.nnz * operand.element.bytes > target().cache_bytes // 2
+        if not operand.is_sparse and {x, vectors.loop} <= set(access.indices) and is_large:
+            found.append((access, count))
+    return tuple(found)
+
+
+def _walks(plan: Plan, access: Access, operand: Operand, x: str) -> bool:
+    """Whether a stored level of ``access`` gives the coordinates of ``x``, each once."""
+    uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+    return any(
+        use.loop == x
+        and not operand.format.levels[use.level].is_full
+        and operand.format.is_unique(use.level)
+        and (access, use.level) not in plan.searched
+        for use in uses
+    )
 
 
 def _is_plain(plan: Plan, operands: Mapping[Access, Operand]) -> bool:

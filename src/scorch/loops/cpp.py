@@ -11,6 +11,8 @@ integers happens in ``int``, so its result is cast back to wrap where the loops 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from scorch.loops.analysis import assigned, captured, walk, written
 from scorch.loops.expressions import ATOM, PRECEDENCE, ExpressionPrinter, c_name, safe_name
 from scorch.loops.functions import EXTERNS, FUNCTIONS, TYPEDEFS, helpers, needed_by
@@ -20,6 +22,7 @@ from scorch.loops.lanes import (
     print_prefetch,
     print_tile,
     print_total,
+    substitute,
     total_helper,
     vector_name,
     vector_typedef,
@@ -225,8 +228,8 @@ class _Scope(ExpressionPrinter):
             case Store(array, index, value):
                 assert array.element.computes_in == array.element, f"store to {array}"
                 return [self.assignment(self.element(array, index), Load(array, index), value)]
-            case For(var, start, stop, body):
-                return self.loop(var, start, stop, body)
+            case For():
+                return self.loop(stmt)
             case Lanes():
                 return print_lanes(self, stmt)
             case Tile():
@@ -286,12 +289,13 @@ class _Scope(ExpressionPrinter):
                     return f"{target} {op}= {self.converted(b)};"
         return f"{target} = {self.converted(value)};"
 
-    def loop(self, var: Var, start: Expr, stop: Expr, body: Stmt) -> list[str]:
+    def loop(self, stmt: For) -> list[str]:
+        var, start, stop, body = stmt.var, stmt.start, stmt.stop, stmt.body
         assert var.name not in {n.name for e in (start, stop) for n in walk(e) if isinstance(n, Var)}
         name, t = safe_name(var.name), c_name(var.type)
         first, last = f"{t} {name} = {self.converted(start)}", self.converted(stop)
         once = isinstance(stop, Const) or (isinstance(stop, Var) and stop.name not in assigned(body))
-        summed = _summed(body)
+        summed = _summed(body) if stmt.sums > 1 else None
         before: list[str] = []
         if not once:
             hoisted = self.fresh(f"{var.name}_stop")
@@ -299,10 +303,37 @@ class _Scope(ExpressionPrinter):
                 first, last = f"{first}, {hoisted} = {last}", hoisted
             else:  # the pragma wants a loop with one variable
                 before, last = [f"const {t} {hoisted} = {last};"], hoisted
+        if summed is not None and stmt.sums == 2:
+            return ["{", *_indent([*before, *self.in_turns(stmt, summed, first, last)]), "}"]
         if summed is not None:
             before.append(f"#pragma omp simd reduction(+:{safe_name(summed.name)})")
         lines = _indent(self.statement(body))
         return [*before, f"for ({first}; {name} < {last}; {name}++) {{", *lines, "}"]
+
+    def in_turns(self, stmt: For, summed: Var, first: str, last: str) -> list[str]:
+        """A sum in two variables, so that an addition need not wait for the one before it."""
+        name = safe_name(stmt.var.name)
+        after, other = Var(f"{stmt.var.name}_after", stmt.var.type), Var(f"{summed.name}_after", summed.type)
+        once = _indent(self.statement(stmt.body))
+        names = {stmt.var.name: after, summed.name: other}
+        twice = _indent(self.statement(_renamed(stmt.body, names)))
+        return [
+            f"{first};",
+            f"{c_name(summed.type)} {safe_name(other.name)} = 0;",
+            f"for (; {name} + 1 < {last}; {name} += 2) {{",
+            f"  const {c_name(after.type)} {safe_name(after.name)} = {name} + 1;",
+            "  {",
+            *_indent(once),
+            "  }",
+            "  {",
+            *_indent(twice),
+            "  }",
+            "}",
+            f"if ({name} < {last}) {{",
+            *once,
+            "}",
+            f"{safe_name(summed.name)} += {safe_name(other.name)};",
+        ]
 
     def branch(self, stmt: If) -> list[str]:
         lines = [f"if ({self.expr(stmt.condition)}) {{", *_indent(self.statement(stmt.then))]
@@ -357,26 +388,26 @@ class _Scope(ExpressionPrinter):
         changed, mutable = written(parts, self.printer.functions), assigned(parts)
         fail = "{ __atomic_store_n(&closure->closure_failed, 1, __ATOMIC_RELAXED); return; }"
         inner = _Scope(self.printer, self.names, mutable, changed, fail, in_worker=True)
-        fields, unpacked = ["i64 closure_next, closure_count, closure_failed;"], []
+        fields = ["i64 closure_next, closure_count, closure_failed;"]
+        params, values = [f"struct closure_{number} *const closure"], ["closure"]
         for n in names:
             name = safe_name(n.name)
+            values.append(f"closure->{name}")
             if isinstance(n, Array):
                 fields.append(f"{_pointer(n, n.name in changed, restrict=False)}{name};")
-                unpacked.append(f"{_pointer(n, n.name in changed)}{name} = closure->{name};")
+                params.append(f"{_pointer(n, n.name in changed)}{name}")
             else:
                 assert n.name not in mutable, f"parallel loop assigns {n.name}"
                 fields.append(f"{c_name(n.type)} {name};")
-                unpacked.append(f"const {c_name(n.type)} {name} = closure->{name};")
+                params.append(f"const {c_name(n.type)} {name}")
         turn = safe_name(stmt.var.name)
+        # Compilers believe "restrict" of parameters only, and only while the function is not inlined.
         return [
             f"struct closure_{number} {{",
             *_indent(fields),
             "};",
             "",
-            f"static void worker_{number}(i64 begin, i64 end, void *ctx) {{",
-            "  (void)begin, (void)end;",
-            f"  struct closure_{number} *const closure = (struct closure_{number} *)ctx;",
-            *_indent(unpacked),
+            f"static __attribute__((noinline)) void work_{number}({', '.join(params)}) {{",
             *_indent(inner.statement(stmt.prologue)),
             "  for (;;) {",
             f"    const i64 {turn} = {self.use('take_turn')}(&closure->closure_next);",
@@ -384,6 +415,12 @@ class _Scope(ExpressionPrinter):
             *_indent(_indent(inner.statement(stmt.body))),
             "  }",
             *_indent(inner.statement(stmt.epilogue)),
+            "}",
+            "",
+            f"static void worker_{number}(i64 begin, i64 end, void *ctx) {{",
+            "  (void)begin, (void)end;",
+            f"  struct closure_{number} *const closure = (struct closure_{number} *)ctx;",
+            f"  work_{number}({', '.join(values)});",
             "}",
         ]
 
@@ -403,6 +440,20 @@ def _summed(body: Stmt) -> Var | None:
             if var.type.kind == "float" and not any(isinstance(node, Call) for node in nodes):
                 return var if var not in list(walk(term)) else None
     return None
+
+
+def _renamed(body: Stmt, names: Mapping[str, Expr]) -> Stmt:
+    """A body of declarations and one sum with variables renamed."""
+    match body:
+        case Block(statements):
+            return Block(tuple(_renamed(s, names) for s in statements))
+        case Declare(var, value):
+            return Declare(var, substitute(value, names))
+        case Assign(var, value):
+            renamed = names.get(var.name, var)
+            assert isinstance(renamed, Var)
+            return Assign(renamed, substitute(value, names))
+    raise AssertionError(f"{body!r} in a sum")
 
 
 def _returns(stmt: Stmt) -> bool:

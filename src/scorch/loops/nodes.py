@@ -188,12 +188,17 @@ class Store(Stmt):
 
 @dataclass(frozen=True)
 class For(Stmt):
-    """``for var in start..stop-1``; ``start`` and ``stop`` are evaluated once."""
+    """``for var in start..stop-1``; ``start`` and ``stop`` are evaluated once.
+
+    A loop that does nothing but add to one variable may add in ``sums`` parts, in any order: 2 are two
+    variables in turns, more are vector lanes as the compiler sees fit.
+    """
 
     var: Var
     start: Expr
     stop: Expr
     body: Stmt
+    sums: int = 1
 
 
 @dataclass(frozen=True)

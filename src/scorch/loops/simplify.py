@@ -233,8 +233,8 @@ def _stmt(stmt: Stmt) -> Stmt:
             return _block(stmt)
         case If(condition, then, otherwise):
             return _if(_expr(condition), _stmt(then), _stmt(otherwise))
-        case For(var, start, stop, body):
-            return _for(var, _expr(start), _expr(stop), _stmt(body))
+        case For(var, start, stop, body, sums):
+            return _for(var, _expr(start), _expr(stop), _stmt(body), sums)
         case Lanes(var, start, count, lanes, body):
             return Lanes(var, _expr(start), count, lanes, _stmt(body))
         case Prefetch(array, index, count):
@@ -322,7 +322,7 @@ def _declared(stmt: Stmt) -> set[str]:
     return set()
 
 
-def _for(var: Var, start: Expr, stop: Expr, body: Stmt) -> Stmt:
+def _for(var: Var, start: Expr, stop: Expr, body: Stmt, sums: int) -> Stmt:
     calls = _has_call(start) or _has_call(stop)
     if _is_empty(body) and not calls:
         return Block(())
@@ -332,7 +332,7 @@ def _for(var: Var, start: Expr, stop: Expr, body: Stmt) -> Stmt:
         ):
             if last <= first:
                 return Block(())
-    return Block(()) if start == stop and not calls else For(var, start, stop, body)
+    return Block(()) if start == stop and not calls else For(var, start, stop, body, sums)
 
 
 def _is_empty(stmt: Stmt) -> bool:
