@@ -10,17 +10,19 @@ stored in another order. Units are about one multiply-add.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scorch.compiler import lattice
-from scorch.compiler.infer_format import carried_format
+from scorch.compiler.infer_format import shared_levels
 from scorch.compiler.lattice import EVERYWHERE, Support
 from scorch.compiler.plan import LevelUse, Operand, Splits, Step
 from scorch.formats import Format
 from scorch.loops.types import INT64
 from scorch.notation.nodes import Access
+from scorch.settings import enabled
 
 TRANSPOSE = 12.0  # an entry moved by sorting
 INSERT_DENSE = 3.0  # an entry put into a dense workspace
@@ -33,6 +35,7 @@ SHORTER = 8.0  # a level this many times shorter than another is walked and the 
 SCATTER = 1.0  # an entry added to memory instead of a register
 STRIDED = 0.5  # an access that jumps in the innermost loop
 VECTOR = 0.25  # a turn of a loop that runs in vector registers
+HORIZONTAL = 2.0  # the lanes of a vector sum added up
 SERIAL = 1.6  # the outermost loop cannot be shared by threads
 
 
@@ -54,7 +57,7 @@ class Problem:
         )
         return any(
             where == lattice.stored(access)
-            and carried_format(access, operand.format, self.step.target) == self.result
+            and shared_levels(access, operand.format, self.step.target, self.result) is not None
             for access, operand in self.operands.items()
         )
 
@@ -200,7 +203,8 @@ class _Walk:
             turns, spent = self._loop(x)
             is_last = depth == len(self.order) - 1
             if is_last:
-                spent *= self._innermost_factor(x, trips * spent)
+                factor = self._innermost_factor(x, trips * spent)
+                spent = spent * factor + (HORIZONTAL if factor == VECTOR and x not in results else 0.0)
             work += trips * spent
             trips *= turns
             bound.add(x)
@@ -299,13 +303,22 @@ class _Walk:
         loops = self._result_loops()
         last = max((order.index(loop) for loop in loops), default=-1)
         if result.is_dense or self.problem.is_shared:
-            if all(loop in loops for loop in order[: last + 1]):
+            if all(loop in loops for loop in order[: last + 1]) or self._stays_in_registers(loops):
                 return 0.0
             return trips * SCATTER * (VECTOR if result.is_dense else 1.0)
         prefix, levels = prefix_of(order, self.problem.result_uses)
         if levels == len(result):
             return trips * 0.5
         return trips * (INSERT_DENSE if prefix else INSERT_LIST)
+
+
+    def _stays_in_registers(self, results: set[str]) -> bool:
+        """Whether a stretch of the result's row is summed in registers (``vectorize`` makes sure)."""
+        *outer, x = self.order
+        if x not in results or self.problem.result_uses[-1].loop != x or not enabled("registers"):
+            return False
+        rest = itertools.dropwhile(lambda loop: loop in results, outer)
+        return not any(loop in results for loop in rest)
 
 
 def _chance(where: Support, chances: Mapping[Access, float]) -> float:

@@ -42,6 +42,26 @@ def carried_format(access: Access, form: Format, target: Access) -> Format | Non
     )
 
 
+def shared_levels(access: Access, form: Format, target: Access, result: Format) -> int | None:
+    """How many levels of ``access`` are those of the result, if they hold all that it stores; else None.
+
+    All of them for a mask, X[i,j] = A[i,j] * ...; the first ones where the others are summed and the result
+    goes on with dense levels: R[i,j,r] = sum(k, T[i,j,k] * B[k,r]) has the i and j of T.
+    """
+    if carried_format(access, form, target) == result:
+        return len(form)
+    kept = [index for index in access.indices if index in target.indices]
+    count = len(kept)
+    if not count or len(set(access.indices)) != len(access.indices) or form.is_blocked or result.is_blocked:
+        return None
+    mine = [access.indices[dim] for dim in form.order]
+    theirs = [target.indices[dim] for dim in result.order]
+    if mine[:count] != theirs[:count] or form.letters[:count] != result.letters[:count]:
+        return None
+    is_found = all(form.is_unique(level) for level in range(count)) and not form.levels[count - 1].is_full
+    return count if is_found and all(level.is_full for level in result.levels[count:]) else None
+
+
 def infer_format(step: Step, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Inferred:
     """The format of the result of ``step``, with the reason for each level."""
     target = step.target

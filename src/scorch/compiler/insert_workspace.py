@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from scorch.compiler import lattice
 from scorch.compiler.cost import prefix_of
-from scorch.compiler.infer_format import carried_format, support_of
+from scorch.compiler.infer_format import shared_levels, support_of
 from scorch.compiler.plan import Operand, Plan, Step
 from scorch.formats import Format
 from scorch.notation.nodes import Access
@@ -24,13 +24,16 @@ ALWAYS_DENSE = 2**16  # a workspace up to this many places is dense
 MOST_DENSE = 2**25  # and never beyond this many
 
 
-def shared_pattern(step: Step, operands: Mapping[Access, Operand], result: Format) -> Access | None:
-    """The access whose pattern is the result's: it alone supports the body."""
+def shared_pattern(
+    step: Step, operands: Mapping[Access, Operand], result: Format
+) -> tuple[Access, int] | None:
+    """The access whose pattern, or the first levels of it, is the result's: it alone supports the body."""
     where = support_of(step, operands)
     for access, operand in operands.items():
-        is_alone = operand.is_sparse and where == lattice.stored(access)
-        if is_alone and carried_format(access, operand.format, step.target) == result:
-            return access
+        if operand.is_sparse and where == lattice.stored(access):
+            levels = shared_levels(access, operand.format, step.target, result)
+            if levels is not None:
+                return access, levels
     return None
 
 

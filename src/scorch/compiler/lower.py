@@ -506,10 +506,14 @@ class Lowering:
 
     def _leaf_position(self, states: States) -> Expr | None:
         """Where the entry of the shared pattern stands, once it is known."""
-        pattern = self.plan.pattern
-        if pattern is None or states[pattern].level < len(self.uses[pattern]):
+        pattern, levels = self.plan.pattern, self.plan.pattern_levels
+        if pattern is None or states[pattern].level < levels:
             return None
-        return states[pattern].start
+        state = states[pattern]
+        position = state.start if state.level == levels else Var(f"p{self.labels[pattern]}{levels}")
+        for use in self.plan.result_uses[levels:]:
+            position = position * use.arrays.size + use.coordinate
+        return position
 
     def _leaf(self, states: States) -> Stmt:
         return self.assembly.leaf(self._value(states), self._leaf_position(states))

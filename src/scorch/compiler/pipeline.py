@@ -157,9 +157,9 @@ def _assemble(
         header="",
     )
     if not result.is_dense:
-        pattern = None if skip_zeros or unsorted else shared_pattern(step, operands, result)
-        if pattern is not None:
-            plan = replace(plan, assembly="shared", pattern=pattern)
+        shared = None if skip_zeros or unsorted else shared_pattern(step, operands, result)
+        if shared is not None:
+            plan = replace(plan, assembly="shared", pattern=shared[0], pattern_levels=shared[1])
         else:
             plan = insert_workspace(plan, shape)
     if unsorted:
@@ -189,11 +189,20 @@ def _header(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _shared_in_words(plan: Plan) -> str:
+    if plan.pattern is None:
+        return ""
+    levels = plan.pattern_levels
+    is_whole = levels == len(plan.operand(plan.pattern.tensor).format)
+    first = "" if is_whole else f"the first {levels} levels of " if levels > 1 else "the first level of "
+    return f"values on {first}the pattern of {plan.pattern.tensor}"
+
+
 def describe_assembly(plan: Plan) -> str:
     """How the result is built, in words."""
     words = {
         "dense": "dense values",
-        "shared": f"values on the pattern of {plan.pattern.tensor}" if plan.pattern else "",
+        "shared": _shared_in_words(plan),
         "rows": "appended row by row",
         "list": "a list of entries, " + ("packed" if plan.comes_sorted else "sorted and packed"),
     }[plan.assembly]

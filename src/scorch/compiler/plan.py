@@ -156,7 +156,8 @@ class Vectors:
 class Plan:
     """A step with every choice made.
 
-    ``assembly``: ``dense`` (values of a dense result), ``shared`` (values on the pattern of ``pattern``),
+    ``assembly``: ``dense`` (values of a dense result), ``shared`` (values on the first ``pattern_levels``
+    levels of ``pattern``, with dense levels below),
     ``rows`` (append below dense levels) or ``list`` (collect entries, sort if need be, then pack).
     ``prefix``: how many outer loops run over the result's first levels in stored order.
     ``prefix_levels``: the levels they cover.
@@ -191,6 +192,7 @@ class Plan:
     skip_zeros: bool
     searched: frozenset[tuple[Access, int]]
     header: str
+    pattern_levels: int = 0
     sums: int = 1
     vectors: Vectors | None = None
     factors: tuple[tuple[Access, int], ...] = ()

@@ -132,7 +132,8 @@ def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
     """A stretch of the result in registers: dense, along the innermost loop, summed over loops outside it."""
     x, size = plan.order[-1], sizes.get(plan.order[-1], 0)
     results, order = _result_loops(plan), plan.order
-    if x not in results or size < 1 or plan.assembly != "dense" or not enabled("registers"):
+    is_placed = plan.assembly in ("dense", "shared")
+    if x not in results or size < 1 or not is_placed or not enabled("registers"):
         return None
     last = plan.result_uses[-1]
     if last.loop != x or sum(x in use.needs for use in plan.result_uses) != 1:

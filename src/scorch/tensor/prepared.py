@@ -61,6 +61,9 @@ class Prepared:
         self.pattern_source = -1
         if plan.pattern is not None:
             self.pattern_source = list(names).index(plan.pattern.tensor)
+        self.pattern_levels = plan.pattern_levels
+        below = range(plan.pattern_levels, len(plan.result))
+        self.pattern_tail = math.prod(plan.result.level_size(level, self.shape) for level in below)
         self.is_serial = not plan.parallel or planned.choice.chosen.total < SERIAL_WORK
         self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
         self.stored_shape = [self.shape[dim] for dim in plan.result.order] if plan.result.is_dense else []
@@ -115,14 +118,22 @@ class Prepared:
             return self.facts
         source = sources[self.pattern_source]
         assert isinstance(source, Storage)
-        return result_facts(self.planned.plan.element, (source.pattern.size,))
+        return result_facts(self.planned.plan.element, (self.shared_size(source),))
+
+    def shared_size(self, source: Storage) -> int:
+        """The number of values of a result that has the pattern of ``source``, or its first levels."""
+        return source.pattern.counts[self.pattern_levels - 1] * self.pattern_tail
+
+    def shared(self, source: Storage) -> Pattern:
+        """The pattern of such a result."""
+        return source.pattern.carried(self.format, self.shape, self.pattern_levels)
 
     def wrap(self, found: Any, sources: Sequence[Tensor]) -> Tensor:
         """What a builtin returned as a tensor."""
         if self.assembly == "shared":
             source = sources[self.pattern_source]
             assert isinstance(source, Storage)
-            return Storage(source.pattern.carried(self.planned.plan.result, self.shape), found)
+            return Storage(self.shared(source), found)
         if self.assembly == "dense":
             dense: torch.Tensor = found
             return dense.permute(self.back) if self.back else dense
@@ -220,8 +231,8 @@ class Prepared:
         if self.assembly == "shared":
             source = operands[self.pattern_source]
             assert isinstance(source, Storage)
-            values = self.kernel.fill(engine, inputs, source.pattern.size)
-            pattern = source.pattern.carried(plan.result, self.shape)
+            values = self.kernel.fill(engine, inputs, self.shared_size(source))
+            pattern = self.shared(source)
         else:
             arrays = self.kernel.build(engine, inputs, self.shape, self._check_bytes)
             values = arrays.values

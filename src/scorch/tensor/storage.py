@@ -81,11 +81,15 @@ class Pattern:
         magnitudes = tuple(count.bit_length() for count in self.counts)
         return _number((self.format, self.shape, self.index_dtype, magnitudes))
 
-    def carried(self, form: Format, shape: tuple[int, ...]) -> Pattern:
-        """The same arrays read as another format, for example a transpose."""
+    def carried(self, form: Format, shape: tuple[int, ...], levels: int) -> Pattern:
+        """The same arrays as another format: transposed, or the first ``levels`` with dense ones below."""
         if form == self.format and shape == self.shape:
             return self
-        return Pattern(form, shape, self.pos, self.crd, self.counts)
+        counts = list(self.counts[:levels])
+        for level in range(levels, len(form)):
+            counts.append(counts[-1] * form.level_size(level, shape))
+        more = (None,) * (len(form) - levels)
+        return Pattern(form, shape, (*self.pos[:levels], *more), (*self.crd[:levels], *more), tuple(counts))
 
     def bytes(self) -> int:
         return sum(array.numel() * array.element_size() for array in self.arrays)
