@@ -18,6 +18,7 @@ import scorch
 from scorch.errors import NotationError, OperandError, ShapeError
 from scorch.explain import Explanation, explain
 from scorch.formats import Format
+from scorch.loops.target import Target
 from scorch.tensor.construct import from_torch
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -212,7 +213,9 @@ def golden_cases() -> dict[str, Explanation]:
 
 
 @pytest.mark.parametrize("name", ["spmm_csr_dense", "spmspm_csr_csr", "add_csr_csc", "max_csr"])
-def test_explanation_is_the_golden_one(name: str) -> None:
+def test_explanation_is_the_golden_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Target("", vector_bytes=16, vector_registers=32, has_gather=False, cache_bytes=1 << 20)
+    monkeypatch.setattr("scorch.compiler.vectorize.target", lambda: machine)
     text = golden_cases()[name].report(source=name.startswith("sp")) + "\n"
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("SCORCH_UPDATE_GOLDEN"):

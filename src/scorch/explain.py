@@ -35,6 +35,7 @@ from scorch.tensor.prepared import Prepared
 from scorch.tensor.run import (
     copy_step,
     inferred_format,
+    made_dense,
     operand_of,
     prepare,
     result_type,
@@ -260,7 +261,8 @@ def _explain_step(
     given = {access.tensor: tensors[access.tensor] for access in step.accesses}
     if requested is not None and requested.is_dense:
         requested = dense_format(requested.dims)
-    if any(isinstance(tensor, Storage) for tensor in given.values()):
+    full = made_dense(step, given, sizes, requested)
+    if full is None and any(isinstance(tensor, Storage) for tensor in given.values()):
         yield _explain_kernel(prepare(step, given, sizes, requested), step, given, sizes, purpose)
         return
     operands = {name: operand_of(name, tensor) for name, tensor in given.items()}
@@ -274,10 +276,15 @@ def _explain_step(
         purpose=purpose,
         operands=tuple(map(_facts, operands.values())),
         result=TensorFacts(target.tensor, form, shape, None, _word(dtype)),
-        reasons=("all operands are dense: torch computes it",),
+        reasons=("all operands are dense: torch computes it",) if full is None else _fullness(operands[full]),
     )
     if is_copied:
         yield _explain_copy(step.target, target, torch.empty(shape, dtype=dtype, device="meta"), requested)
+
+
+def _fullness(operand: Operand) -> tuple[str, ...]:
+    share = 100 * operand.nnz / math.prod(operand.shape)
+    return (f"{operand.name} is {share:.0f}% full: it is made dense, and torch's dense product is faster",)
 
 
 def _explain_copy(

@@ -311,7 +311,6 @@ class _Walk:
             return trips * 0.5
         return trips * (INSERT_DENSE if prefix else INSERT_LIST)
 
-
     def _stays_in_registers(self, results: set[str]) -> bool:
         """Whether a stretch of the result's row is summed in registers (``vectorize`` makes sure)."""
         *outer, x = self.order

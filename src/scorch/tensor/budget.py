@@ -12,16 +12,21 @@ LARGE = 1 << 26  # up to this many bytes are allocated without asking for the bu
 
 def check_budget(size: int, what: str, cure: str) -> None:
     """Refuse ``what``, which needs ``size`` bytes of dense memory, if that is beyond the budget."""
-    if size <= LARGE and current().dense_budget is None:
-        return
-    budget = current().dense_budget
-    if budget is None:
-        budget = _free_memory() // 4
-    if size > budget:
+    if not is_within_budget(size):
         raise DensityError(
-            f"{what} needs {size:,} bytes of dense memory, more than the budget of {budget:,}; {cure}, "
+            f"{what} needs {size:,} bytes of dense memory, more than the budget of {_budget():,}; {cure}, "
             "or raise scorch.settings(dense_budget=...)"
         )
+
+
+def is_within_budget(size: int) -> bool:
+    """Whether ``size`` bytes of dense memory may be allocated."""
+    return (size <= LARGE and current().dense_budget is None) or size <= _budget()
+
+
+def _budget() -> int:
+    budget = current().dense_budget
+    return _free_memory() // 4 if budget is None else budget
 
 
 def _free_memory() -> int:

@@ -15,6 +15,7 @@ import torch
 
 from scorch.compiler import lattice
 from scorch.compiler.contract import contract
+from scorch.compiler.densify import nearly_full
 from scorch.compiler.infer_format import infer_format, support_of
 from scorch.compiler.lattice import EVERYWHERE
 from scorch.compiler.pipeline import plan_step
@@ -28,6 +29,7 @@ from scorch.notation.nodes import Access, Expr, Literal, Op
 from scorch.notation.operators import REDUCTIONS
 from scorch.notation.trees import substitute
 from scorch.settings import current, enabled
+from scorch.tensor.budget import is_within_budget
 from scorch.tensor.dense import run_dense
 from scorch.tensor.prepared import Prepared, Tensor, stride_order
 from scorch.tensor.storage import Storage
@@ -115,11 +117,29 @@ def run_stored(
         requested = dense_format(requested.dims)
     used = dict.fromkeys(access.tensor for access in step.accesses)
     given = {name: tensors[name] for name in used}
+    full = made_dense(step, given, sizes, requested)
+    if full is not None:
+        given[full] = convert(given[full], dense_format(len(operand_of(full, given[full]).shape)))
     if not any(isinstance(tensor, Storage) for tensor in given.values()) and not skip_zeros:
         dense = run_dense(step, {n: t for n, t in given.items() if isinstance(t, torch.Tensor)}, sizes)
         return dense if requested is None or requested.is_dense else from_dense(dense, requested)
     prepared = prepared_step(step, given, sizes, requested, skip_zeros, unsorted)
     return execute(prepared, given)
+
+
+def made_dense(
+    step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int], requested: Format | None
+) -> str | None:
+    """The sparse operand of ``step`` that is multiplied as a dense one because it is nearly full."""
+    if requested is not None and not requested.is_dense:
+        return None
+    operands = {name: operand_of(name, tensor) for name, tensor in tensors.items()}
+    full = nearly_full(step, operands, sizes)
+    if full is None or not inferred_format(step, tensors, sizes).is_dense:
+        return None
+    operand = operands[full]
+    size = operand.element.bytes * math.prod(operand.shape)
+    return full if is_within_budget(size) else None
 
 
 def prepared_step(
@@ -152,6 +172,8 @@ def single_kernel(
     if len(steps) != 1 or not any(isinstance(tensor, Storage) for tensor in tensors.values()):
         return None
     if len(stored_steps(steps[0], tensors, sizes)) != 1:
+        return None
+    if made_dense(steps[0], tensors, sizes, requested) is not None:
         return None
     if requested is not None and requested.is_dense:
         requested = dense_format(requested.dims)

@@ -1,0 +1,42 @@
+"""A sparse operand so full that a dense product is faster: then it is multiplied as a dense one.
+
+A product with a dense matrix costs one multiply-add for every stored entry and column; the dense product,
+by torch's BLAS, costs fewer cycles for each but has them for every place. Both are in units of a
+multiply-add of the sparse product, measured side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from scorch.compiler.contract import factors_of
+from scorch.compiler.plan import Operand, Step
+from scorch.loops.types import FLOAT32, FLOAT64
+from scorch.settings import enabled
+
+DENSE_PRODUCT = 0.42  # a multiply-add of the dense product
+MADE_DENSE = 3.0  # a place of the operand written as zero or value
+LEAST_WORK = 100_000  # multiply-adds below which calls cost more than products
+
+
+def nearly_full(step: Step, operands: Mapping[str, Operand], sizes: Mapping[str, int]) -> str | None:
+    """The name of the only sparse operand of a matrix product, if it is better multiplied as a dense one."""
+    sparse = [operand for operand in operands.values() if operand.is_sparse]
+    if len(sparse) != 1 or not enabled("dense") or step.reduction != "sum" or not step.reduced:
+        return None
+    (operand,) = sparse
+    places = math.prod(operand.shape)
+    if places == 0 or operand.nnz < DENSE_PRODUCT * places:
+        return None
+    factors = factors_of(step.body)
+    if factors is None or len(factors) != 2 or any(len(set(a.indices)) < len(a.indices) for a in factors):
+        return None
+    if any(o.element not in (FLOAT32, FLOAT64) or o.element != operand.element for o in operands.values()):
+        return None
+    (mine,) = [access for access in factors if access.tensor == operand.name]
+    columns = math.prod(sizes[index] for index in step.indices if index not in mine.indices)
+    work = operand.nnz * columns
+    if work < LEAST_WORK or work <= places * (DENSE_PRODUCT * columns + MADE_DENSE):
+        return None
+    return operand.name

@@ -1,0 +1,47 @@
+"""Operands that are nearly full are multiplied as dense ones, where that is faster and fits."""
+
+import pytest
+import torch
+
+import scorch
+
+
+def matrix(density: float, rows: int = 64, columns: int = 96) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    dense = torch.rand(rows, columns, generator=generator) + 0.1
+    return torch.where(torch.rand(rows, columns, generator=generator) < density, dense, torch.zeros(()))
+
+
+def kinds(A: torch.Tensor, B: torch.Tensor, text: str = "ij,jk->ik") -> list[str]:
+    return [step.kind for step in scorch.explain(text, A, B).steps]
+
+
+def test_a_nearly_full_operand_is_made_dense_and_explain_says_so():
+    dense, B = matrix(0.9), torch.rand(96, 64)
+    A = scorch.from_torch(dense, format="csr")
+    step = scorch.explain("ij,jk->ik", A, B).steps[-1]
+    assert step.kind == "torch"
+    assert "full: it is made dense" in step.reasons[0]
+    for _ in range(2):
+        torch.testing.assert_close(scorch.einsum("ij,jk->ik", A, B), dense @ B)
+
+
+@pytest.mark.parametrize("density", [0.02, 0.3])
+def test_a_sparse_operand_is_not(density):
+    assert kinds(scorch.from_torch(matrix(density), format="csr"), torch.rand(96, 64)) == ["kernel"]
+
+
+def test_small_products_vectors_and_sampled_products_are_not():
+    A = scorch.from_torch(matrix(1.0), format="csr")
+    assert kinds(A, torch.rand(96, 4)) == ["kernel"]
+    assert kinds(A, torch.rand(96), "ij,j->i") == ["kernel"]
+    assert kinds(A, torch.rand(64, 96), "ij,ij->ij") == ["kernel"]
+
+
+def test_nor_beyond_the_dense_budget_or_when_switched_off():
+    A, B = scorch.from_torch(matrix(1.0), format="csr"), torch.rand(96, 64)
+    with scorch.settings(without="dense"):
+        assert kinds(A, B) == ["kernel"]
+    with scorch.settings(dense_budget=64 * 64 * 4):  # enough for the result, not for A
+        assert kinds(A, B) == ["kernel"]
+        torch.testing.assert_close(scorch.einsum("ij,jk->ik", A, B), A.to_torch().to_dense() @ B)
