@@ -26,6 +26,7 @@ from scorch.settings import enabled
 
 FETCHED = 1024  # at most so many bytes of a row are fetched ahead
 LANES = 16  # the most lanes that compilers may make of a sum
+REUSED = 4  # uses of each row of a dense operand that make it worth keeping it in the cache
 PARTIAL_SUMS = 4  # registers that take turns in a sum, so that one addition need not wait for the last
 
 
@@ -147,7 +148,25 @@ def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
     most = _accumulators(machine) * machine.vector_bytes // plan.element.bytes
     pieces = -(-size // most)
     width = -(-size // pieces)
-    return Vectors("rows", x, width, _lanes(plan, width), 0, width == size, 0, depth, depth)
+    opens = 0 if pieces > 1 and _fits_in_stretches(plan, operands, x, width, size) else depth
+    return Vectors("rows", x, width, _lanes(plan, width), 0, width == size, 0, depth, opens)
+
+
+def _fits_in_stretches(plan: Plan, operands: Mapping[Access, Operand], x: str, width: int, size: int) -> bool:
+    """Whether stretches go outermost (Algorithm 3): the dense operands fit the cache only stretch by stretch.
+
+    The loops over stored entries are then run once for each stretch, which pays where every row of the
+    dense operands is used several times.
+    """
+    if not enabled("tiles"):
+        return False
+    machine = target()
+    dense = [o for a, o in operands.items() if x in a.indices and not o.is_sparse]
+    entries = max((o.nnz for o in operands.values() if o.is_sparse), default=0)
+    total = sum(o.nnz * o.element.bytes for o in dense)
+    rows = sum(o.nnz // size for o in dense)
+    is_large, fits = total > machine.shared_cache_bytes, total * width // size <= machine.cache_bytes // 2
+    return is_large and fits and entries >= REUSED * rows
 
 
 def _sums(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Vectors | None:

@@ -17,13 +17,17 @@ LINE = 64  # bytes of a cache line
 
 @dataclass(frozen=True)
 class Target:
-    """``name`` as compilers call it ("" for the machine's own), vector registers, and a core's cache."""
+    """Vector registers, and the caches of one core and of all.
+
+    ``name`` is what compilers call the instruction set, "" for that of the machine itself.
+    """
 
     name: str
     vector_bytes: int
     vector_registers: int
     has_gather: bool
     cache_bytes: int
+    shared_cache_bytes: int
 
 
 _KNOWN = {
@@ -39,7 +43,8 @@ def target() -> Target:
     """The instruction set that kernels are written for."""
     named = os.environ.get("SCORCH_TARGET", "").strip()
     width, registers, gathers = _KNOWN.get(named) or _KNOWN[_native()]
-    return Target(named if named in _KNOWN else "", width, registers, gathers, _cache_bytes())
+    caches = _cache_bytes(2, 1 << 20), _cache_bytes(3, 8 << 20)
+    return Target(named if named in _KNOWN else "", width, registers, gathers, *caches)
 
 
 def _native() -> str:
@@ -55,10 +60,10 @@ def _native() -> str:
     return "x86-64-v3" if {"avx2", "fma"} <= set(flags) else "x86-64-v2"
 
 
-def _cache_bytes() -> int:
-    """The second-level cache of a core; where nobody tells, 1 MiB."""
+def _cache_bytes(level: int, usual: int) -> int:
+    """The size of a cache of the first core; where nobody tells, the usual one."""
     try:
-        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
+        text = Path(f"/sys/devices/system/cpu/cpu0/cache/index{level}/size").read_text().strip()
         return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
     except (OSError, ValueError, KeyError, IndexError):
-        return 1 << 20
+        return usual
