@@ -31,7 +31,7 @@ from benchmarks.kernels.measure import measure
 from benchmarks.kernels.progress import Progress
 from benchmarks.kernels.report import report, write_section
 from benchmarks.kernels.results import Results, load_all
-from benchmarks.kernels.switches import measure_switches
+from benchmarks.kernels.switches import extra_cases, measure_switches
 from benchmarks.overhead import machine
 
 HERE = Path(__file__).resolve().parent.parent
@@ -134,6 +134,9 @@ def run(
         for kernel in mine:
             for case in cases(kernel, operands, only):
                 one(case, given, threads, seconds, results)
+            if results.mode == "switches" and kernel.name == "spmm":
+                for case in extra_cases(given):  # type: ignore[arg-type]
+                    one(case, given, threads, seconds, results)
             progress.advance((1 + source.size / 2e4) * len(kernel.labels), f"{source.name} {kernel.name}")
         del operands, given
         gc.collect()

@@ -11,7 +11,8 @@ from pathlib import Path
 from benchmarks.kernels.cases import OURS
 from benchmarks.kernels.matrix_kernels import LIMITS
 from benchmarks.kernels.results import Measured, Results, geometric_mean
-from benchmarks.kernels.switches import ALL_ON, NAMES
+from benchmarks.kernels.switches import ALL_ON, NAMES, idle
+from scorch.settings import OPTIMIZATIONS
 
 MANY = 10_000  # entries from which on a matrix counts for the goals
 LOST = 0.9  # of the best contestant; below it a matrix is named
@@ -57,6 +58,7 @@ def report(results: Results, images: Sequence[Path] = (), relative_to: Path | No
     else:
         judged = 2 if 2 in results.threads() else max(results.threads())
         parts.append(_how())
+        parts.append(_spread(results))
         parts += _wrong(results)
         parts += _goals(results, judged)
         if len(results.threads()) > 2:
@@ -134,6 +136,16 @@ def _how() -> str:
         "to say the same, case by case; *best* is the best of all contestants, dense torch, SciPy and loops "
         "included. SciPy uses one thread. SpMSpM gives CSR with sorted rows; all but Scorch are given A.T. "
         f"*Shifted* is A with its rows moved down by one. Limits: {LIMITS}."
+    )
+
+
+def _spread(results: Results) -> str:
+    """How steady the machine was."""
+    spreads = sorted(t.spread for case in results.measured for t in case.times.values())
+    half, most = spreads[len(spreads) // 2], spreads[len(spreads) * 9 // 10]
+    return (
+        f"Spread (half the range of the middle samples, over the median): {half:.0%} or less in half of the "
+        f"timings, {most:.0%} or less in nine tenths."
     )
 
 
@@ -321,17 +333,20 @@ def _scaling(results: Results) -> list[str]:
 def _switches(results: Results) -> list[str]:
     parts = [
         "Each kernel with all optimisations, and how many times as long it takes without one of them "
-        "(`scorch.settings(without=NAME)`) and without all; a point: less than 3 % either way. The names are "
-        "those of `scorch.settings.OPTIMIZATIONS`."
+        "(`scorch.settings(without=NAME)`) and without all; a point: less than 3 % either way. As calls with "
+        "something switched off take a longer way to their kernel, the others are compared with a call "
+        "without an optimisation that has nothing to do there: `blocks`, or `buckets` where blocks are.",
+        "\n".join(f"- `{name}`: {text}" for name, text in OPTIMIZATIONS.items()),
     ]
     for threads in results.threads():
         rows = []
         for label in results.labels():
             for case in results.select(label, threads):
                 cells = []
+                base = case.times.get(f"without {idle(label)}")
                 for name in NAMES:
                     found = case.times.get(f"without {name}")
-                    slower = found.median / case.median(ALL_ON) if found and ALL_ON in case.times else None
+                    slower = found.median / base.median if found and base else None
                     is_same = slower is not None and 0.97 < slower < 1.03
                     cells.append("·" if is_same else ratio(slower))
                 alone = duration(case.median(ALL_ON)) if ALL_ON in case.times else ""

@@ -15,7 +15,7 @@ MOST_ROUNDS = 25
 FEWEST_ROUNDS = 3
 SHORT = 1e-2  # seconds; before samples of shorter calls there is one that is not timed
 SLOW = 10.0  # contestants that take this many times the best are measured a few times only
-VERY_SLOW = 2.0  # seconds of a call after which it is measured once
+LONG = 1.0  # seconds; where a round takes longer, there is only one
 
 Call = Callable[[], object]
 Context = Callable[[], contextlib.AbstractContextManager[object]]
@@ -61,29 +61,30 @@ def interleaved(
                 calls[name]()
             return sample(calls[name], times)
 
-    def estimate(name: str) -> float:
-        first = take(name, 1)
-        return first if first > VERY_SLOW else min(first, take(name, 1))
-
     collecting = gc.isenabled()
     gc.disable()
     try:
-        guesses = {name: max(estimate(name), 1e-9) for name in calls}
+        guesses: dict[str, float] = {}
+        for name in calls:
+            guesses[name] = max(take(name, 1), 1e-9)
+            if guesses[name] <= min(LONG, SLOW * min(guesses.values())):  # the first call is often slower
+                guesses[name] = max(min(guesses[name], take(name, 1)), 1e-9)
         best = min(guesses.values())
         times = {name: max(1, math.ceil(SAMPLE / guess)) for name, guess in guesses.items()}
         quick = [name for name in calls if guesses[name] <= SLOW * best]
         warm = {name: guesses[name] < SHORT for name in calls}
         a_round = sum((times[name] + warm[name]) * guesses[name] for name in quick)
-        rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(seconds / a_round)))
-        samples: dict[str, list[float]] = {name: [] for name in calls}
+        fewest = FEWEST_ROUNDS if a_round < LONG else 1
+        rounds = max(fewest, min(MOST_ROUNDS, int(seconds / a_round)))
+        # Calls that are made a few times only are samples from the first.
+        samples = {name: [guesses[name]] if fewest == 1 or name not in quick else [] for name in calls}
         names = list(calls)
         for number in range(rounds):
             for name in names:
-                # The slow take part in two rounds, the very slow in none beyond the guess.
-                if name in quick or (number < 2 and guesses[name] < VERY_SLOW / 4):
+                if name in quick or (number == 0 and guesses[name] < LONG / 4):
                     samples[name].append(take(name, times[name], warm[name]))
             names = names[1:] + names[:1]  # nobody always follows the same
-        return {name: Timing.of(found or [guesses[name]]) for name, found in samples.items()}
+        return {name: Timing.of(found) for name, found in samples.items()}
     finally:
         if collecting:
             gc.enable()
