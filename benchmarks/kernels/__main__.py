@@ -123,7 +123,7 @@ def run(
         takes: sum(len(kernel.labels) for kernel in kernels if kernel.takes == takes)
         for takes in ("matrix", "tensor")
     }
-    progress = Progress(sum((1 + source.size / 2e4) * labels[source.takes] for source in chosen))
+    progress = Progress(sum((1 + source.size / 5e4) * labels[source.takes] for source in chosen))
     for source in chosen:
         mine = [kernel for kernel in kernels if kernel.takes == source.takes]
         if not mine:
@@ -137,7 +137,7 @@ def run(
             if results.mode == "switches" and kernel.name == "spmm":
                 for case in extra_cases(given):  # type: ignore[arg-type]
                     one(case, given, threads, seconds, results)
-            progress.advance((1 + source.size / 2e4) * len(kernel.labels), f"{source.name} {kernel.name}")
+            progress.advance((1 + source.size / 5e4) * len(kernel.labels), f"{source.name} {kernel.name}")
         del operands, given
         gc.collect()
         if save_to is not None:
