@@ -1,0 +1,1 @@
+"""Scorch's kernels beside torch's, SciPy's and plain loops, on real matrices."""
