@@ -1,0 +1,62 @@
+"""torch.sparse.softmax on any format: over stored entries only."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import scorch
+from properties.drawing import formats, tensors
+from scorch.errors import OperandError, ShapeError
+
+
+def expected(dense: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
+    """As torch has it on COO: what is not stored is minus infinity."""
+    low = torch.where(dense != 0, dense, torch.full_like(dense, float("-inf")))
+    found = torch.log_softmax(low, dim) if log else torch.softmax(low, dim)
+    return torch.where(dense != 0, found, torch.zeros_like(dense))
+
+
+@given(st.data())
+def test_softmax_of_any_format(data):
+    dims = data.draw(st.integers(1, 3))
+    shape = tuple(data.draw(st.integers(1, 5)) for _ in range(dims))
+    drawn = data.draw(
+        tensors(shape, torch.float64, data.draw(formats(dims).filter(lambda f: not f.is_dense)))
+    )
+    dim, log = data.draw(st.integers(-dims, dims - 1)), data.draw(st.booleans())
+    # Values are drawn with stored zeros; other values make what is stored plain to see.
+    pattern = drawn.given.storage.pattern
+    if pattern.size == 0 or any(level.is_full for level in pattern.format.levels):
+        return
+    values = torch.rand(pattern.size, dtype=torch.float64) + 0.1
+    A = scorch.SparseTensor(type(drawn.given.storage)(pattern, values))
+    function = torch.sparse.log_softmax if log else torch.sparse.softmax
+    found = function(A, dim)
+    assert found.format == A.format and (form.is_blocked or found.storage.pattern is pattern)
+    dense = A.to_dense()
+    wanted = expected(dense, dim, log)
+    torch.testing.assert_close(torch.where(dense != 0, found.to_dense(), 0 * dense), wanted)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_softmax_is_that_of_torch(form, dim):
+    generator = torch.Generator().manual_seed(5)
+    dense = torch.rand(30, 20, generator=generator) * 50
+    dense[dense < 35] = 0
+    wanted = torch.sparse.softmax(dense.to_sparse_coo(), dim).to_dense()
+    torch.testing.assert_close(
+        torch.sparse.softmax(scorch.from_torch(dense, format=form), dim).to_dense(), wanted
+    )
+    with scorch.settings(debug=True):
+        found = torch.sparse.log_softmax(scorch.from_torch(dense, format=form), dim).to_dense()
+    torch.testing.assert_close(found, torch.sparse.log_softmax(dense.to_sparse_coo(), dim).to_dense())
+
+
+def test_wrong_softmax_is_refused():
+    A = scorch.from_torch(torch.eye(3), format="csr")
+    with pytest.raises(ShapeError, match="over dimension 2 of a tensor with 2 dimensions"):
+        torch.sparse.softmax(A, 2)
+    with pytest.raises(OperandError, match=r"needs floating-point values, not torch\.int64"):
+        torch.sparse.softmax(scorch.from_torch(torch.eye(3, dtype=torch.int64), format="csr"), 1)
