@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import stat
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from scorch.errors import CompilerNotFoundError
-from scorch.runtime import jit, toolchain
+from scorch.runtime import cache, jit, toolchain
 from scorch.runtime.toolchain import Toolchain, find_toolchain
 
 needs_zig = pytest.mark.skipif(
@@ -49,6 +50,34 @@ def test_compiler_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = find_toolchain()
     monkeypatch.setattr(toolchain, "_search", lambda: pytest.fail("looked again"))
     assert find_toolchain() is found
+
+
+def test_another_process_does_not_try_compilers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find_toolchain()
+    toolchain.forget()
+    monkeypatch.setattr(toolchain, "run_compiler", lambda *_: pytest.fail("ran a compiler"))
+    assert find_toolchain() == found
+
+
+@pytest.mark.parametrize("damage", [b"", b"nothing", b'{"command": 3}'])
+def test_damaged_note_is_ignored(damage: bytes, kernels: Path) -> None:
+    found = find_toolchain()
+    for note in kernels.glob("*.note"):
+        cache.write_note(note.stem, damage)
+    toolchain.forget()
+    assert find_toolchain() == found
+
+
+def test_changed_compiler_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = find_toolchain().command
+    program = write_program(tmp_path / "cc", f'#!/bin/sh\nexec {shlex.join(real)} "$@"\n')
+    monkeypatch.setenv("SCORCH_CXX", str(program))
+    toolchain.forget()
+    assert find_toolchain().command[0] == str(program)
+    write_program(program, "#!/bin/sh\nexit 1 # broken by an update\n")
+    toolchain.forget()
+    with pytest.raises(CompilerNotFoundError):
+        find_toolchain()
 
 
 def test_results_do_not_depend_on_fast_math() -> None:
