@@ -105,9 +105,9 @@ def test_format_of_a_result_does_not_depend_on_what_came_before() -> None:
 def test_huge_sizes_share_nothing(planned: list[str]) -> None:
     for size in (2**40, 2**40 + 1):
         A = scorch.from_coordinates([torch.tensor([1]), torch.tensor([size - 1])], torch.ones(1), (3, size))
-        forget_none = len(planned)
+        before = len(planned)
         scorch.evaluate("B[i,j] = 2 * A[i,j]", A=A)
-        assert len(planned) > forget_none
+        assert len(planned) > before
 
 
 def test_disk_answers_before_the_planner(planned: list[str]) -> None:
@@ -218,3 +218,14 @@ def test_new_process_plans_nothing_and_starts_no_compiler(tmp_path: Path) -> Non
     planned, ran = run_script()
     assert planned > 0 and ran > 0
     assert run_script() == [0, 0]
+
+
+def test_kernels_that_need_no_other_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    together: list[int] = []
+    monkeypatch.setattr(run, "_seen", set())
+    monkeypatch.setattr(run, "build_together", lambda sources: together.append(len(set(sources))))
+    A = matrix(70, 80, 400)
+    found = scorch.evaluate("y[i] = max(j, A[i,j])", A=A)
+    torch.testing.assert_close(found, A.to_dense().amax(1))
+    scorch.evaluate("y[i] = max(j, A[i,j])", A=matrix(70, 80, 401))
+    assert together == [2]  # the largest entries and their number; and not again

@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,32 @@ def test_zig_is_recognised_and_makes_kernels(kernels: Path, monkeypatch: pytest.
 def test_zig_serves_where_there_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_toolchain().kind == "zig"
+
+
+@needs_zig
+def test_kernels_run_in_a_process_that_has_no_compiler(tmp_path: Path) -> None:
+    """All the way from a call to a result, with nothing on PATH."""
+    script = """
+import torch, scorch
+from scorch.runtime import toolchain
+A = scorch.tensor([[0.0, 2.0], [3.0, 0.0]], format="csr")
+assert torch.equal(A @ torch.tensor([1.0, 10.0]), torch.tensor([20.0, 3.0]))
+C = scorch.evaluate("C[i,j] = A[i,j] + B[j,i]", A=A, B=A)
+assert torch.equal(C.to_dense(), torch.tensor([[0.0, 5.0], [5.0, 0.0]]))
+print(toolchain.find_toolchain().kind)
+"""
+    (tmp_path / "bin").mkdir()
+    environment = {**os.environ, "PATH": str(tmp_path / "bin")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "zig"), done.stderr
+
+
+@needs_zig
+def test_zig_is_called_without_starting_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Path(find_toolchain().command[0]).name == "zig"
 
 
 def test_gcc_alone_gets_its_own_flag() -> None:

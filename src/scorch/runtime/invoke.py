@@ -109,6 +109,7 @@ done:
     return result;
 }
 """
+SOURCES = (_TRAMPOLINE,)
 _METH_FASTCALL = 0x0080
 
 

@@ -25,7 +25,7 @@ from scorch.loops import interpret
 from scorch.loops.cpp import print_kernel
 from scorch.loops.nodes import Kernel
 from scorch.loops.types import INT32
-from scorch.runtime import invoke, jit
+from scorch.runtime import fill, invoke, jit
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,13 @@ def make_schedule(planned: Planned) -> Schedule:
     )
 
 
+def build_together(sources: Sequence[str]) -> None:
+    """Compile new kernels side by side, the first ones together with the functions that call kernels."""
+    wanted = [source for source in (*sources, *invoke.SOURCES, *fill.SOURCES) if not jit.is_loaded(source)]
+    if len(wanted) > 1:
+        jit.build(wanted)
+
+
 class CompiledKernel:
     """The kernel of a plan; compiled when it is first called."""
 
@@ -115,6 +122,7 @@ class CompiledKernel:
 
     @functools.cached_property
     def native(self) -> Native:
+        build_together([self.source])
         library = jit.load(self.source, label=self.label)
         return Native({name: library.address(name) for name in self.schedule.functions})
 

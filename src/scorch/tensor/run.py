@@ -25,7 +25,7 @@ from scorch.loops.types import INT32, Type
 from scorch.notation.nodes import Access, Expr, Literal, Op
 from scorch.notation.operators import REDUCTIONS
 from scorch.notation.trees import substitute
-from scorch.runtime.kernel import Schedule
+from scorch.runtime.kernel import Schedule, build_together
 from scorch.runtime.schedules import Problem, find_contraction, find_schedule, new_schedule
 from scorch.settings import current, enabled
 from scorch.tensor.dense import run_dense
@@ -37,6 +37,7 @@ WORTH_MENDING = 4  # places for each stored entry from which on a sum counts tho
 
 _plans: OrderedDict[object, Prepared] = OrderedDict()
 _contractions: OrderedDict[object, tuple[Step, ...]] = OrderedDict()
+_seen: set[Step] = set()  # steps of several kernels that have been run
 
 
 def operand_of(name: str, tensor: Tensor) -> Operand:
@@ -71,10 +72,29 @@ def run_step(
     if len(parts) > 1 and requested is None:
         requested = inferred_format(step, tensors, sizes)
     given = dict(tensors)
+    if len(parts) > 2:
+        _build_independent(step, parts[:-1], given, sizes)
     for part in parts[:-1]:
         given[part.target.tensor] = run_stored(part, given, sizes)
     found = run_stored(parts[-1], given, sizes, requested, skip_zeros, unsorted)
     return found if len(parts) == 1 else _as_dtype(found, step, tensors)
+
+
+def _build_independent(
+    step: Step, parts: Sequence[Step], tensors: Mapping[str, Tensor], sizes: Mapping[str, int]
+) -> None:
+    """Compile the kernels of ``parts`` that need no other's result side by side, when ``step`` is new."""
+    if step in _seen:
+        return
+    _seen.add(step)
+    sources = []
+    for part in parts:
+        names = dict.fromkeys(access.tensor for access in part.accesses)
+        if all(name in tensors for name in names):
+            given = {name: tensors[name] for name in names}
+            if any(isinstance(tensor, Storage) for tensor in given.values()):
+                sources.append(prepared_step(part, given, sizes).kernel.source)
+    build_together(sources)
 
 
 def _as_dtype(found: Tensor, step: Step, tensors: Mapping[str, Tensor]) -> Tensor:
