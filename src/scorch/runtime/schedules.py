@@ -127,7 +127,7 @@ def class_of(problem: Problem) -> Hashable:
         for name, o in problem.operands.items()
     )
     result = problem.requested or result_format(problem.step, problem.operands, sizes)
-    flags = (problem.requested is None, problem.skip_zeros, problem.unsorted)
+    flags = (_family(problem), problem.skip_zeros, problem.unsorted)
     return problem.step, operands, extents, problem.element, result, flags, default_float(), current().without
 
 
@@ -158,7 +158,12 @@ def _without_rejected(schedule: Schedule) -> Schedule:
 
 def _facts(problem: Problem) -> list[str]:
     without = ",".join(sorted(current().without))
-    return [repr(problem), repr(default_float()), without]
+    return [repr(problem), _family(problem), repr(default_float()), without]
+
+
+def _family(problem: Problem) -> str:
+    """The name that a format was asked for by, which equal formats may differ in."""
+    return "" if problem.requested is None else f"asked for as {problem.requested.family}"
 
 
 class _Unpickler(pickle.Unpickler):
