@@ -126,7 +126,9 @@ def class_of(problem: Problem) -> Hashable:
         (name, o.format, o.element, o.index, tuple(count.bit_length() for count in o.counts))
         for name, o in problem.operands.items()
     )
-    result = problem.requested or result_format(problem.step, problem.operands, sizes)
+    result = problem.requested
+    if result is None:
+        result = result_format(problem.step, problem.operands, sizes)
     flags = (_family(problem), problem.skip_zeros, problem.unsorted)
     return problem.step, operands, extents, problem.element, result, flags, default_float(), current().without
 
