@@ -1,6 +1,6 @@
 """What a call costs apart from the work: warm calls of small kernels, cold kernels, kernels found on disk.
 
-    python -m benchmarks.overhead [--json]
+    python -m benchmarks.overhead [--json] [--cold]
 
 Contestants are interleaved and the median over many rounds is taken; torch is at the best of its layouts.
 """
@@ -105,43 +105,98 @@ def warm_calls(size: int = 64, density: float = 0.1) -> list[dict[str, object]]:
 
 
 COLD = """
-import sys, time, torch, scorch
-S = scorch.from_torch(torch.eye(8), format="csr")
-x = torch.ones(8, 4)
-start = time.perf_counter()
-scorch.einsum("ij,jk->ik", S, x)  # also finds and probes the compiler
-first = time.perf_counter() - start
-times = []
-for equation in ("ij,ij->ij", "ij,ij->i", "ij,kj->ik", "ij,ij,ij->j"):
-    operands = [S] * (equation.count(",") + 1)
-    start = time.perf_counter()
-    scorch.einsum(equation, *operands)
-    times.append(time.perf_counter() - start)
-print(first, *times)
+import json, sys, time, torch, scorch
+from scorch.tensor import run
+torch.manual_seed(0)
+dense = torch.rand(200, 200) * (torch.rand(200, 200) < 0.05)
+A = scorch.from_torch(dense.to_sparse_csr())
+X, x = torch.rand(200, 32), torch.rand(200)
+T, P = None, torch.rand(20, 16)
+if "FIRST" not in sys.argv:  # this takes a kernel
+    T = scorch.from_torch(torch.rand(20, 20, 20) * (torch.rand(20, 20, 20) < 0.1), format="csf")
+cases = {
+    "SpMM": lambda: scorch.einsum("ij,jk->ik", A, X),
+    "SpMV": lambda: scorch.einsum("ij,j->i", A, x),
+    "SDDMM": lambda: scorch.einsum("ij,ik,jk->ij", A, X, X),
+    "SpMSpM": lambda: scorch.einsum("ij,jk->ik", A, A),
+    "csr + csr": lambda: scorch.evaluate("C[i,j] = A[i,j] + B[i,j]", A=A, B=A),
+    "csr to csc": lambda: A.to_format("csc"),
+    "row sums": lambda: scorch.einsum("ij->i", A),
+    "MTTKRP": lambda: scorch.einsum("ikl,kj,lj->ij", T, P, P),
+}
+names = [sys.argv[2]] if "FIRST" in sys.argv else list(cases)
+found = {}
+for name in names:
+    start = time.perf_counter(), time.process_time()
+    cases[name]()
+    found[name] = [(time.perf_counter() - start[0]) * 1e3, (time.process_time() - start[1]) * 1e3]
+print(json.dumps(found))
 """
+
+PLANNING = (
+    """
+import json, time, torch
+"""
+    + COLD.split("names =")[0]
+    + """
+from scorch.runtime import schedules
+spent = {}
+def timed(make):
+    def spy(problem):
+        start = time.perf_counter()
+        made = make(problem)
+        spent[name] = spent.get(name, 0.0) + (time.perf_counter() - start) * 1e3
+        return made
+    return spy
+schedules.new_schedule = timed(schedules.new_schedule)
+schedules.new_contraction = timed(schedules.new_contraction)
+run.find_schedule = schedules.find_schedule
+for name in cases:
+    spent[name] = 0.0
+    cases[name]()
+print(json.dumps(spent))
+"""
+)
+
+
+def _run(script: str, cache: str, *arguments: str) -> dict[str, object]:
+    output = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, *arguments],
+        env={**os.environ, "SCORCH_CACHE_DIR": cache},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found: dict[str, object] = json.loads(output)
+    return found
 
 
 def cold_kernels(rounds: int = 5) -> list[dict[str, object]]:
-    """The first call of new kernels in a new process: with an empty cache, then with a full one."""
-    rows: list[dict[str, object]] = []
-    found: dict[str, list[list[float]]] = {"compiled": [], "found on disk": []}
+    """The first call of each kernel in a new process, in milliseconds.
+
+    ``cold``: none is on disk; ``planning`` is the part that chooses and prints the loops. ``disk``: all are.
+    ``first``: the very first call of a process, with all on disk.
+    """
+    seen: dict[str, dict[str, list[float]]] = {}
+
+    def note(what: str, found: dict[str, object]) -> None:
+        for name, value in found.items():
+            wall = value[0] if isinstance(value, list) else value
+            assert isinstance(wall, float)
+            seen.setdefault(name, {}).setdefault(what, []).append(wall)
+
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as cache:
-            environment = {**os.environ, "SCORCH_CACHE_DIR": cache}
-            for name in found:
-                output = subprocess.run(
-                    [sys.executable, "-W", "ignore", "-c", COLD],
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                ).stdout
-                found[name].append([float(word) * 1e3 for word in output.split()])
-    for name, runs in found.items():
-        first = statistics.median(run[0] for run in runs)
-        later = statistics.median(value for run in runs for value in run[1:])
-        rows.append({"kernel": name, "first call ms": first, "each further kernel ms": later})
-    return rows
+            note("cold", _run(COLD, cache))
+            note("disk", _run(COLD, cache))
+            for name in ("SpMM", "SpMSpM"):
+                note("first", _run(COLD, cache, "FIRST", name))
+        with tempfile.TemporaryDirectory() as cache:
+            note("planning", _run(PLANNING, cache))
+    return [
+        {"kernel": name, **{what: statistics.median(times) for what, times in found.items()}}
+        for name, found in seen.items()
+    ]
 
 
 def machine() -> str:
@@ -152,22 +207,37 @@ def machine() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.add_argument("--cold", action="store_true", help="first calls only")
     arguments = parser.parse_args()
-    warm, cold = warm_calls(), cold_kernels()
+    warm = [] if arguments.cold else warm_calls()
+    cold = cold_kernels()
     if arguments.json:
         print(json.dumps({"machine": machine(), "warm": warm, "cold": cold}, indent=2))
         return
     print(machine())
+    if warm:
+        print_warm(warm)
+    print_cold(cold)
+
+
+def print_warm(warm: list[dict[str, object]]) -> None:
     print("\nWarm calls, 64 x 64, density 0.1, microseconds (ratio above 1: Scorch is faster)\n")
     print(f"{'case':<24}{'threads':>8}{'scorch':>10}{'torch':>10}{'ratio':>8}")
     for row in warm:
         print(
             f"{row['case']:<24}{row['threads']:>8}{row['scorch']:>10.1f}{row['torch']:>10.1f}{row['ratio']:>8.2f}"
         )
-    print("\nCold kernels: the whole first call, in a new process, milliseconds\n")
-    print(f"{'kernel':<16}{'first call':>12}{'each further kernel':>22}")
+
+
+def print_cold(cold: list[dict[str, object]]) -> None:
+    print("\nThe first call of a kernel in a new process, milliseconds, medians\n")
+    columns = ("cold", "planning", "disk", "first")
+    print(f"{'kernel':<16}" + "".join(f"{column:>12}" for column in columns))
     for row in cold:
-        print(f"{row['kernel']:<16}{row['first call ms']:>12.1f}{row['each further kernel ms']:>22.1f}")
+        cells = [f"{row[column]:>12.1f}" if column in row else f"{'-':>12}" for column in columns]
+        print(f"{row['kernel']:<16}" + "".join(cells))
+    medians = [statistics.median(float(str(row[what])) for row in cold) for what in columns[:3]]
+    print(f"{'median':<16}" + "".join(f"{value:>12.1f}" for value in medians))
 
 
 if __name__ == "__main__":

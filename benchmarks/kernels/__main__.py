@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import scorch
 from benchmarks.kernels import data, generated, matrix_kernels, tensor_kernels
 from benchmarks.kernels.cases import Case, Kernel
 from benchmarks.kernels.measure import measure
@@ -220,8 +219,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data=f"{matrices} and {tensors}, {kind}",
         command=command(options),
     )
-    if not hasattr(scorch, "softmax") and any(kernel.name == "softmax" for kernel in kernels):
-        results.skip("row softmax", "Scorch", "there is no scorch.softmax yet, so the kernel is left out")
     is_whole = not (options.quick or options.few or options.matrices or options.kernels) and options.data
     target, plots, numbers = options.report, options.plots, options.json
     if is_whole:

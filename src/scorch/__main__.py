@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import scorch
-from scorch import demo
+from scorch import demo, warm
 from scorch.errors import FormatError, NotationError, ScorchError, ShapeError
 from scorch.explain import Explanation, explain
 from scorch.formats import as_format
@@ -71,8 +71,9 @@ def make_parser() -> argparse.ArgumentParser:
     env = commands.add_parser("env", help="show the compiler, processor and versions in use")
     env.set_defaults(command=show_environment)
 
-    kept = commands.add_parser("cache", help="show or clear the compiled kernels on disk")
+    kept = commands.add_parser("cache", help="show, clear or fill the compiled kernels on disk")
     kept.add_argument("--clear", action="store_true", help="remove them all")
+    kept.add_argument("--warm", action="store_true", help="compile the usual kernels now, on all cores")
     kept.set_defaults(command=show_cache)
 
     shown = commands.add_parser(
@@ -110,6 +111,7 @@ def show_environment(options: argparse.Namespace) -> int:
 
 def show_cache(options: argparse.Namespace) -> int:
     removed = cache.clear() if options.clear else None
+    warmed = warm.warm(None if options.json else warm.print_progress) if options.warm else None
     stored = cache.statistics()
     facts: dict[str, Any] = {
         "directory": str(stored.directory),
@@ -118,6 +120,12 @@ def show_cache(options: argparse.Namespace) -> int:
     }
     if removed is not None:
         facts["removed"] = removed
+    if warmed is not None:
+        facts |= {
+            "usual kernels": warmed.kernels,
+            "compiled": warmed.compiled,
+            "seconds": round(warmed.seconds, 1),
+        }
     _print_facts(facts, options.json)
     return 0
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from scorch import warm
 from scorch.explain import explain
 from scorch.formats import Format
 from scorch.ops import einsum, evaluate
@@ -108,6 +109,8 @@ def main(small: bool = False, as_json: bool = False) -> int:
             _print_json(problems, tables)
         else:
             _print_ending(problems[0])
+            if not small:
+                _warm()
     wrong = [row.text for rows in tables for row in rows if not row.agrees]
     for text in wrong:
         print(f"{text} disagrees with the truth: please report this", file=sys.stderr)
@@ -350,6 +353,13 @@ too large with torch.sparse, and where that cannot (-) only on the smaller copy.
     A, B = (from_torch(power_law((problem.n,) * 2, problem.entries, seed), format="csr") for seed in (0, 1))
     print('What scorch.explain("ij,jk->ik", A, B) says without its source:\n')
     print(explain("ij,jk->ik", A, B).report(source=False))
+
+
+def _warm() -> None:
+    """Whoever has seen the demonstration goes on with kernels like its own: have the usual ones ready."""
+    print("\nCompiling the usual kernels ahead (python -m scorch cache --warm) ...", flush=True)
+    found = warm.warm(warm.print_progress)
+    print(f"{found.kernels} are on disk; {found.compiled} were compiled now, in {found.seconds:.1f} s")
 
 
 def _print_json(problems: tuple[Problem, ...], tables: list[list[Row]]) -> None:

@@ -45,3 +45,9 @@ def test_nor_beyond_the_dense_budget_or_when_switched_off():
     with scorch.settings(dense_budget=64 * 64 * 4):  # enough for the result, not for A
         assert kinds(A, B) == ["kernel"]
         torch.testing.assert_close(scorch.einsum("ij,jk->ik", A, B), A.to_torch().to_dense() @ B)
+
+
+def test_a_full_tensor_times_itself_is_a_kernel():
+    dense = matrix(1.0)
+    A = scorch.from_torch(dense, format="csr")
+    torch.testing.assert_close(scorch.einsum("ij,kj->ik", A, A, format="dense"), dense @ dense.T)

@@ -21,9 +21,8 @@ def expected(dense: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
 def test_softmax_of_any_format(data):
     dims = data.draw(st.integers(1, 3))
     shape = tuple(data.draw(st.integers(1, 5)) for _ in range(dims))
-    drawn = data.draw(
-        tensors(shape, torch.float64, data.draw(formats(dims).filter(lambda f: not f.is_dense)))
-    )
+    form = data.draw(formats(dims).filter(lambda form: not form.is_dense))
+    drawn = data.draw(tensors(shape, torch.float64, form))
     dim, log = data.draw(st.integers(-dims, dims - 1)), data.draw(st.booleans())
     # Values are drawn with stored zeros; other values make what is stored plain to see.
     pattern = drawn.given.storage.pattern

@@ -148,7 +148,7 @@ def test_ctypes_takes_over_when_the_trampoline_fails(monkeypatch: pytest.MonkeyP
 
 
 def test_ctypes_serves_other_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invoke.sysconfig, "get_config_var", lambda name: 1)
+    monkeypatch.setattr(invoke.sys, "abiflags", "t")
     assert make_caller().kind == "ctypes"
 
 

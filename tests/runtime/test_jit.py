@@ -188,7 +188,7 @@ def test_refused_source_shows_expression_command_words_and_place(kernels: Path) 
     assert "C[i,j] = A[i,k] * B[k,j]" in message
     assert "undeclared_name" in message
     assert "-O3" in message
-    (kept,) = kernels.glob("*.*")
+    (kept,) = kernels.glob("*.c")
     assert str(kept) in message
     assert kept.read_text() == source
     assert cache.statistics().entries == 0

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from scorch.errors import CompilerNotFoundError
-from scorch.runtime import jit, toolchain
+from scorch.runtime import cache, jit, toolchain
 from scorch.runtime.toolchain import Toolchain, find_toolchain
 
 needs_zig = pytest.mark.skipif(
@@ -49,6 +51,34 @@ def test_compiler_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = find_toolchain()
     monkeypatch.setattr(toolchain, "_search", lambda: pytest.fail("looked again"))
     assert find_toolchain() is found
+
+
+def test_another_process_does_not_try_compilers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find_toolchain()
+    toolchain.forget()
+    monkeypatch.setattr(toolchain, "run_compiler", lambda *_: pytest.fail("ran a compiler"))
+    assert find_toolchain() == found
+
+
+@pytest.mark.parametrize("damage", [b"", b"nothing", b'{"command": 3}'])
+def test_damaged_note_is_ignored(damage: bytes, kernels: Path) -> None:
+    found = find_toolchain()
+    for note in kernels.glob("*.note"):
+        cache.write_note(note.stem, damage)
+    toolchain.forget()
+    assert find_toolchain() == found
+
+
+def test_changed_compiler_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = find_toolchain().command
+    program = write_program(tmp_path / "cc", f'#!/bin/sh\nexec {shlex.join(real)} "$@"\n')
+    monkeypatch.setenv("SCORCH_CXX", str(program))
+    toolchain.forget()
+    assert find_toolchain().command[0] == str(program)
+    write_program(program, "#!/bin/sh\nexit 1 # broken by an update\n")
+    toolchain.forget()
+    with pytest.raises(CompilerNotFoundError):
+        find_toolchain()
 
 
 def test_results_do_not_depend_on_fast_math() -> None:
@@ -160,6 +190,32 @@ def test_zig_is_recognised_and_makes_kernels(kernels: Path, monkeypatch: pytest.
 def test_zig_serves_where_there_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_toolchain().kind == "zig"
+
+
+@needs_zig
+def test_kernels_run_in_a_process_that_has_no_compiler(tmp_path: Path) -> None:
+    """All the way from a call to a result, with nothing on PATH."""
+    script = """
+import torch, scorch
+from scorch.runtime import toolchain
+A = scorch.tensor([[0.0, 2.0], [3.0, 0.0]], format="csr")
+assert torch.equal(A @ torch.tensor([1.0, 10.0]), torch.tensor([20.0, 3.0]))
+C = scorch.evaluate("C[i,j] = A[i,j] + B[j,i]", A=A, B=A)
+assert torch.equal(C.to_dense(), torch.tensor([[0.0, 5.0], [5.0, 0.0]]))
+print(toolchain.find_toolchain().kind)
+"""
+    (tmp_path / "bin").mkdir()
+    environment = {**os.environ, "PATH": str(tmp_path / "bin")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "zig"), done.stderr
+
+
+@needs_zig
+def test_zig_is_called_without_starting_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Path(find_toolchain().command[0]).name == "zig"
 
 
 def test_gcc_alone_gets_its_own_flag() -> None:

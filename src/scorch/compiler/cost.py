@@ -12,11 +12,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scorch.compiler import lattice
-from scorch.compiler.infer_format import shared_levels
+from scorch.compiler.infer_format import shared_levels, support_of
 from scorch.compiler.lattice import EVERYWHERE, Support
 from scorch.compiler.plan import LevelUse, Operand, Splits, Step
 from scorch.formats import Format
@@ -50,22 +50,29 @@ class Problem:
     sizes: Mapping[str, int]
 
     @functools.cached_property
+    def sparse_support(self) -> Support:
+        """Where the body can differ from zero, as a formula over the sparse operands."""
+        return support_of(self.step, self.operands)
+
+    @functools.cached_property
     def is_shared(self) -> bool:
         """Whether the result has the pattern of an operand, so that there is nothing to assemble."""
-        where = lattice.support(
-            self.step.body, lambda a: lattice.stored(a) if self.operands[a].is_sparse else EVERYWHERE
-        )
         return any(
-            where == lattice.stored(access)
+            self.sparse_support == lattice.stored(access)
             and shared_levels(access, operand.format, self.step.target, self.result) is not None
             for access, operand in self.operands.items()
         )
 
-    @property
+    @functools.cached_property
     def loops(self) -> tuple[str, ...]:
         return tuple(
             loop for index in dict.fromkeys(self.step.indices) for loop in self.splits.loops_of(index)
         )
+
+    @functools.cached_property
+    def result_loops(self) -> frozenset[str]:
+        """The loops over indices of the result."""
+        return frozenset(loop for index in self.step.target.indices for loop in self.splits.loops_of(index))
 
     def extent(self, loop: str) -> int:
         index, part = self.splits.origin(loop)
@@ -87,6 +94,24 @@ class Problem:
     @functools.cached_property
     def result_uses(self) -> tuple[LevelUse, ...]:
         return self.splits.uses(self.result, self.step.target.indices, self.step.target.tensor, INT64)
+
+    def support(self, filters: Iterable[Access]) -> Support:
+        """Where the body can differ from zero if only ``filters`` leave anything out."""
+        key = frozenset(filters)
+        found = self._supports.get(key)
+        if found is None:
+            found = lattice.support(self.step.body, lambda a: lattice.stored(a) if a in key else EVERYWHERE)
+            self._supports[key] = found
+        return found
+
+    @functools.cached_property
+    def _supports(self) -> dict[frozenset[Access], Support]:
+        return {}
+
+    @functools.cached_property
+    def costs(self) -> dict[tuple[str, ...], Cost]:
+        """The orders priced so far: Algorithm 1 and the search over all orders ask for the same ones."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -167,7 +192,11 @@ def prefix_of(order: Sequence[str], uses: Sequence[LevelUse]) -> tuple[int, int]
 
 def cost(problem: Problem, order: Sequence[str]) -> Cost:
     """The expected cost of running the loops of ``problem`` in ``order``."""
-    return _Walk(problem, tuple(order)).cost()
+    key = tuple(order)
+    found = problem.costs.get(key)
+    if found is None:
+        found = problem.costs[key] = _Walk(problem, key).cost()
+    return found
 
 
 class _Walk:
@@ -198,7 +227,7 @@ class _Walk:
     def cost(self) -> Cost:
         work, trips, delivered = 0.0, 1.0, 1.0
         bound: set[str] = set()
-        results = self._result_loops()
+        results = self.problem.result_loops
         for depth, x in enumerate(self.order):
             turns, spent = self._loop(x)
             is_last = depth == len(self.order) - 1
@@ -237,9 +266,7 @@ class _Walk:
         self._leave_to_search(entries)
         for access in entries:
             self.level[access] += 1
-        where = lattice.support(
-            self.problem.step.body, lambda a: lattice.stored(a) if a in entries else EVERYWHERE
-        )
+        where = self.problem.support(entries)
         if where == EVERYWHERE:
             return float(size), size + sum(entries.values())
         chance = _chance(where, {access: count / size for access, count in entries.items()})
@@ -247,9 +274,7 @@ class _Walk:
 
     def _leave_to_search(self, entries: dict[Access, float]) -> None:
         """Take out of ``entries`` the levels to be searched: all but the shortest must be found anyway."""
-        where = lattice.support(
-            self.problem.step.body, lambda a: lattice.stored(a) if a in entries else EVERYWHERE
-        )
+        where = self.problem.support(entries)
         if len(where) != 1 or len(lattice.required(where)) < 2:
             return
         shortest = min(lattice.required(where), key=lambda a: (entries[a], list(entries).index(a)))
@@ -294,13 +319,9 @@ class _Walk:
                 factor += STRIDED
         return VECTOR if vector else factor
 
-    def _result_loops(self) -> set[str]:
-        splits = self.problem.splits
-        return {loop for index in self.problem.step.target.indices for loop in splits.loops_of(index)}
-
     def _assembly(self, trips: float) -> float:
         result, order = self.problem.result, self.order
-        loops = self._result_loops()
+        loops = self.problem.result_loops
         last = max((order.index(loop) for loop in loops), default=-1)
         if result.is_dense or self.problem.is_shared:
             if all(loop in loops for loop in order[: last + 1]) or self._stays_in_registers(loops):
@@ -311,7 +332,7 @@ class _Walk:
             return trips * 0.5
         return trips * (INSERT_DENSE if prefix else INSERT_LIST)
 
-    def _stays_in_registers(self, results: set[str]) -> bool:
+    def _stays_in_registers(self, results: Collection[str]) -> bool:
         """Whether a stretch of the result's row is summed in registers (``vectorize`` makes sure)."""
         *outer, x = self.order
         if x not in results or self.problem.result_uses[-1].loop != x or not enabled("registers"):

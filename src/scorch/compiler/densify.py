@@ -34,8 +34,10 @@ def nearly_full(step: Step, operands: Mapping[str, Operand], sizes: Mapping[str,
         return None
     if any(o.element not in (FLOAT32, FLOAT64) or o.element != operand.element for o in operands.values()):
         return None
-    (mine,) = [access for access in factors if access.tensor == operand.name]
-    columns = math.prod(sizes[index] for index in step.indices if index not in mine.indices)
+    mine = [access for access in factors if access.tensor == operand.name]
+    if len(mine) != 1:  # a sparse tensor times itself has a sparse result
+        return None
+    columns = math.prod(sizes[index] for index in step.indices if index not in mine[0].indices)
     work = operand.nnz * columns
     if work < LEAST_WORK or work <= places * (DENSE_PRODUCT * columns + MADE_DENSE):
         return None

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from scorch.compiler import lattice
 from scorch.compiler.cost import Cost, Problem, cost
-from scorch.compiler.infer_format import support_of
 from scorch.settings import enabled
 
 MOST_LOOPS = 5  # all orders are tried up to this number
@@ -70,7 +69,9 @@ def is_inner_product(problem: Problem, order: Sequence[str]) -> bool:
     C[i,k] = A[i,j] * B[j,k] in the order i, k, j visits every i and k, also those that have no j in common.
     """
     step = problem.step
-    factors = lattice.required(support_of(step, problem.operands))
+    factors = lattice.required(problem.sparse_support)
+    if len(factors) < 2:
+        return False
     loops = {a: {loop for use in problem.uses(a) for loop in use.loops} for a in factors}
     for place, x in enumerate(order):
         index, part = problem.splits.origin(x)

@@ -92,6 +92,13 @@ def plan_step(
     return Planned(plan, tuple(conversions), inferred, choice)
 
 
+def result_format(step: Step, tensors: Mapping[str, Operand], sizes: Mapping[str, int]) -> Format:
+    """The format that ``plan_step`` gives the result if none is requested."""
+    operands = {access: tensors[access.tensor] for access in step.accesses}
+    step = replace(step, body=_visit_divisors(step.body, operands))
+    return infer_format(step, operands, sizes).format
+
+
 def index_type(shape: Sequence[int], nnz: int = 0) -> Type:
     """The narrowest type for coordinates and positions: int32 while both fit."""
     return INT32 if max((*shape, nnz), default=0) <= 2**31 - 1 else INT64

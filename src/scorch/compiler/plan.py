@@ -6,6 +6,7 @@ the result is built; ``lower`` turns it into loops without deciding anything.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -102,9 +103,9 @@ class Splits:
 
     def uses(self, form: Format, indices: Sequence[str], name: str, index: Type) -> tuple[LevelUse, ...]:
         """How each level of a tensor ``name[indices]`` in format ``form`` gets its coordinate."""
-        return tuple(self._use(form, indices, name, index, level) for level in range(len(form)))
+        return _uses(self, form, tuple(indices), name, index)
 
-    def _use(self, form: Format, indices: Sequence[str], name: str, index_type: Type, level: int) -> LevelUse:
+    def use(self, form: Format, indices: Sequence[str], name: str, index_type: Type, level: int) -> LevelUse:
         index = indices[form.order[level]]
         stored, split, part = form.block(form.order[level]), self.block(index), form.part(level)
         size: Expr = Var(f"{index}_size")
@@ -124,6 +125,13 @@ class Splits:
             Array(f"{name}{level + 1}_pos", index_type), Array(f"{name}{level + 1}_crd", index_type), size
         )
         return LevelUse(level, coordinate, loops, needs, arrays)
+
+
+@functools.lru_cache(maxsize=1024)  # asked for at every turn of planning, and little changes between
+def _uses(
+    splits: Splits, form: Format, indices: tuple[str, ...], name: str, index: Type
+) -> tuple[LevelUse, ...]:
+    return tuple(splits.use(form, indices, name, index, level) for level in range(len(form)))
 
 
 @dataclass(frozen=True)

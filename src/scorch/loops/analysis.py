@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
@@ -36,29 +37,40 @@ Node = Expr | Stmt | Array | Function
 
 def children(node: Node) -> Iterator[Expr | Stmt | Array]:
     """The expressions, statements and arrays directly inside ``node``, in order."""
-    for name in _field_names(type(node)):  # type: ignore[arg-type]
+    for name in _fields_with_nodes(type(node)):  # type: ignore[arg-type]
         value = getattr(node, name)
-        for item in value if isinstance(value, tuple) else (value,):
-            if isinstance(item, _NODES):
-                yield item
-
-
-_NODES = (Expr, Stmt, Array)
+        if isinstance(value, tuple):
+            yield from value
+        else:
+            yield value
 
 
 @functools.cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    """The fields of a kind of node; asking ``dataclasses`` each time would take most of a walk."""
-    return tuple(field.name for field in fields(kind))
+def _fields_with_nodes(kind: type) -> tuple[str, ...]:
+    """The fields of a kind of node that hold nodes, by their annotations; asked at every turn of a walk."""
+    return tuple(field.name for field in fields(kind) if _NODE.search(str(field.type)))
 
 
-def walk(node: Node) -> Iterator[Node]:
-    """``node`` and everything inside it, outer nodes first."""
+_NODE = re.compile(r"\b(Expr|Stmt|Array|Var|Call)\b")
+
+
+def walk(node: Node) -> list[Node]:
+    """``node`` and everything inside it, outer nodes first.
+
+    Kernels are walked many times before they are printed: this is the hottest loop of a cold call.
+    """
+    found: list[Node] = []
     left: list[Node] = [node]
     while left:
-        found = left.pop()
-        yield found
-        left += reversed(list(children(found)))
+        node = left.pop()
+        found.append(node)
+        for name in reversed(_fields_with_nodes(type(node))):  # type: ignore[arg-type]
+            value = getattr(node, name)
+            if isinstance(value, tuple):
+                left += value[::-1]
+            else:
+                left.append(value)
+    return found
 
 
 def assigned(node: Node) -> set[str]:

@@ -113,7 +113,8 @@ class _Printer:
     def function(self, function: Function) -> str:
         self.outlined = []
         self.declared.add(function.name)
-        names = {n.name for n in walk(function) if isinstance(n, Var | Array)}
+        nodes = walk(function)
+        names = {n.name for n in nodes if isinstance(n, Var | Array)}
         scope = _Scope(
             self,
             names,
@@ -123,7 +124,7 @@ class _Printer:
         )
         early = [
             f"{self.signature(self.functions[node.function])};"
-            for node in dict.fromkeys(n for n in walk(function) if isinstance(n, Call))
+            for node in dict.fromkeys(n for n in nodes if isinstance(n, Call))
             if node.function in self.functions and node.function not in self.declared
         ]
         lines = scope.unpack(function.params, self.kernel) if function.exported else []

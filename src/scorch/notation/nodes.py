@@ -21,6 +21,9 @@ class Access(Expr):
     tensor: str
     indices: tuple[str, ...]
 
+    def __hash__(self) -> int:
+        return hash(self.tensor)  # which the string remembers; accesses are looked up all the time
+
 
 @dataclass(frozen=True, eq=False)
 class Literal(Expr):

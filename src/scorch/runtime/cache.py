@@ -5,6 +5,9 @@ people to read, ``<key>.json`` the manifest with the library's checksum. The key
 the machine code depends on, so entries are never updated. The manifest is written last and every file
 appears by a rename, so another process sees a whole entry or none; a library that does not match its
 manifest counts as absent and is built again. A directory that cannot be written costs speed, not results.
+
+Beside them lie *notes*, ``<key>.note``: what was found out once and can be found out again, such as which
+compiler works or the finished plan of a step. Each begins with its own checksum.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from scorch.settings import current
 
 LAYOUT = "1"  # part of every key: raise it when the files or the way of calling kernels change
 
-_SUFFIXES = (".json", ".so", ".c")  # the manifest goes first, so that half a removal is no entry
+_SUFFIXES = (".json", ".so", ".c", ".note")  # the manifest goes first, so that half a removal is no entry
+_CHECKSUM = hashlib.sha256().digest_size  # bytes at the beginning of a note
 _TEMPORARY = ".writing-"
 _ABANDONED_SECONDS = 3600.0
 _KEPT_AFTER_PRUNING = 0.75  # make room for more than one kernel, so that not every write prunes
@@ -119,6 +123,27 @@ def store_source(key: str, source: str) -> Path:
     except OSError as error:
         warn_unusable(place, error)
         return _write_file(_spare_directory(), f"{key}.c", source.encode())
+
+
+def read_note(key: str) -> bytes | None:
+    """The note kept under ``key``, or None where there is none or it is damaged."""
+    try:
+        content = (directory() / f"{key}.note").read_bytes()
+    except OSError:
+        return None
+    checksum, note = content[:_CHECKSUM], content[_CHECKSUM:]
+    return note if hashlib.sha256(key.encode() + note).digest() == checksum else None
+
+
+def write_note(key: str, note: bytes) -> None:
+    """Keep a note, if the disk lets us: whoever asks for it can do without."""
+    place = directory()
+    content = hashlib.sha256(key.encode() + note).digest() + note
+    try:
+        _write_file(place, f"{key}.note", content)
+    except OSError:
+        return
+    _prune_if_full(place, key, len(content))
 
 
 def remove(key: str) -> None:

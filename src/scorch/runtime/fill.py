@@ -252,6 +252,7 @@ object *scorch_rows(object *self, object *const *given, long count) {
 }
 """
 
+SOURCES = (_SOURCE,)
 MOST_SLOTS = 96
 MOST_DIMS = 16
 _CODES = {"int": 0, "uint": 1, "float": 2, "complex": 5, "bool": 6}

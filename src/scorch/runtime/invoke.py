@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,6 +109,7 @@ done:
     return result;
 }
 """
+SOURCES = (_TRAMPOLINE,)
 _METH_FASTCALL = 0x0080
 
 
@@ -170,7 +170,7 @@ def parallel_runtime() -> int:
 
 
 def _trampoline() -> Caller | None:
-    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if sys.implementation.name != "cpython" or "t" in getattr(sys, "abiflags", ""):  # without a global lock
         return None
     try:
         library = jit.load(_TRAMPOLINE, "the function that calls kernels")

@@ -14,8 +14,8 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -23,6 +23,8 @@ from typing import Literal
 from scorch.errors import CompilationError
 from scorch.runtime import cache
 from scorch.runtime.toolchain import Toolchain, find_toolchain, run_compiler
+
+Progress = Callable[[int, int], None]  # how many of how many
 
 _SHOWN_LINES = 40
 
@@ -73,14 +75,38 @@ def load(source: str, label: str = "") -> Library:
 def load_many(sources: Iterable[str], label: str = "") -> list[Library]:
     """The libraries of several sources, in their order, compiled side by side."""
     wanted = list(sources)
-    missing = [source for source in dict.fromkeys(wanted) if source not in _libraries]
-    if len(missing) > 1:
+    build(wanted)
+    return [load(source, label) for source in wanted]
+
+
+def build(sources: Iterable[str], progress: Progress | None = None) -> int:
+    """Compile what neither this process nor the disk has, on all cores; how many that were.
+
+    A source that does not compile is left for ``load`` to report. ``progress`` is told, after each, how many
+    of all are there.
+    """
+    wanted = list(dict.fromkeys(sources))
+    missing = [source for source in wanted if source not in _libraries and not _is_on_disk(source)]
+    done = len(wanted) - len(missing)
+    built = 0
+    if missing:
         with ThreadPoolExecutor(max_workers=min(len(missing), os.cpu_count() or 1)) as pool:
             # Settings live in a context variable, which new threads do not inherit.
-            jobs = [pool.submit(contextvars.copy_context().run, load, source, label) for source in missing]
-            for job in jobs:
-                job.result()
-    return [load(source, label) for source in wanted]
+            jobs = [pool.submit(contextvars.copy_context().run, load, source) for source in missing]
+            for job in as_completed(jobs):
+                built += job.exception() is None
+                if progress is not None:
+                    progress(done + built, len(wanted))
+    return built
+
+
+def _is_on_disk(source: str) -> bool:
+    return cache.find(cache.make_key(source, *find_toolchain().identity)) is not None
+
+
+def is_loaded(source: str) -> bool:
+    """Whether this process has the library of ``source``."""
+    return source in _libraries
 
 
 def forget() -> None:

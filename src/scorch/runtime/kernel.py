@@ -25,7 +25,7 @@ from scorch.loops import interpret
 from scorch.loops.cpp import print_kernel
 from scorch.loops.nodes import Kernel
 from scorch.loops.types import INT32
-from scorch.runtime import invoke, jit
+from scorch.runtime import fill, invoke, jit
 
 
 @dataclass(frozen=True)
@@ -77,29 +77,62 @@ class Interpreted:
         return interpret.run(self.kernel, function, slots, self.memory)
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """A plan and all that a call needs of its kernel, so that neither has to be made again.
+
+    ``slots`` and ``functions`` are the names of the kernel's arguments and of what it exports.
+    """
+
+    planned: Planned
+    source: str
+    slots: tuple[str, ...]
+    functions: tuple[str, ...]
+
+
+def make_schedule(planned: Planned) -> Schedule:
+    """Lower and print the kernel of a plan."""
+    kernel = planned.kernel()
+    return Schedule(
+        planned,
+        print_kernel(kernel),
+        tuple(slot.name for slot in kernel.slots),
+        tuple(function.name for function in kernel.functions if function.exported),
+    )
+
+
+def build_together(sources: Sequence[str]) -> None:
+    """Compile new kernels side by side, the first ones together with the functions that call kernels."""
+    wanted = [source for source in (*sources, *invoke.SOURCES, *fill.SOURCES) if not jit.is_loaded(source)]
+    if len(wanted) > 1:
+        jit.build(wanted)
+
+
 class CompiledKernel:
     """The kernel of a plan; compiled when it is first called."""
 
-    def __init__(self, planned: Planned) -> None:
-        self.plan: Plan = planned.plan
-        self.kernel = planned.kernel()
-        self.slots = len(self.kernel.slots)
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.plan: Plan = schedule.planned.plan
+        self.source = schedule.source
+        self.slots = len(schedule.slots)
         self.dtype = dtype_of_type(self.plan.element)
         self.identity = identity_of(self.plan.step.reduction, self.plan.element)
-        self._place = {slot.name: number for number, slot in enumerate(self.kernel.slots)}
-
-    @functools.cached_property
-    def source(self) -> str:
-        return print_kernel(self.kernel)
+        self._place = {name: number for number, name in enumerate(schedule.slots)}
 
     @functools.cached_property
     def native(self) -> Native:
-        library = jit.load(self.source, label=self.plan.header.split("\n")[0])
-        functions = [function.name for function in self.kernel.functions if function.exported]
-        return Native({name: library.address(name) for name in functions})
+        build_together([self.source])
+        library = jit.load(self.source, label=self.label)
+        return Native({name: library.address(name) for name in self.schedule.functions})
+
+    @property
+    def label(self) -> str:
+        """What it computes, in a line."""
+        return self.plan.header.split("\n")[0]
 
     def interpreter(self) -> Interpreted:
-        return Interpreted(self.kernel)
+        return Interpreted(self.schedule.planned.kernel())
 
     # dense and shared --------------------------------------------------------------------------------
 

@@ -3,13 +3,19 @@
 Kernels are plain C without headers or libraries, so nearly any compiler will do: the one named by
 ``SCORCH_CXX``, else clang or gcc, else the ``ziglang`` wheel. A candidate counts only if it has just
 compiled a small library with the very flags kernels get; what the others said is kept for the error
-message. Flags never include ``-ffast-math``: results must not depend on the compiler's licence.
+message. What was found is noted beside the kernels, so that a process whose kernels are all on disk starts
+no compiler; the note holds while the candidates are the same files. Flags never include ``-ffast-math``:
+results must not depend on the compiler's licence.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import importlib.util
+import itertools
+import json
 import os
 import platform
 import shlex
@@ -103,8 +109,9 @@ def processor() -> str:
     wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
     facts = [platform.machine()]
     try:
-        first = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0]
-        for line in first.splitlines():
+        with open("/proc/cpuinfo", errors="replace") as lines:  # all of it takes long where cores are many
+            first = list(itertools.takewhile(str.strip, lines))
+        for line in first:
             name, _, value = line.partition(":")
             if name.strip() in wanted:
                 facts.append(f"{name.strip()}: {value.strip()}")
@@ -142,6 +149,39 @@ def describe() -> dict[str, str]:
 
 
 def _search() -> Toolchain:
+    """The first candidate that works: as noted by another process, else tried out here."""
+    key = cache.make_key("toolchain", *_facts())
+    note = cache.read_note(key)
+    if note is not None:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            known = json.loads(note)
+            return Toolchain(tuple(known["command"]), known["kind"], known["version"], tuple(known["flags"]))
+    found = _try_candidates()
+    cache.write_note(key, json.dumps(dataclasses.asdict(found)).encode())
+    return found
+
+
+def _facts() -> list[str]:
+    """What the outcome of trying depends on: the candidates as files, their flags, the processor."""
+    named = os.environ.get("SCORCH_CXX", "").strip()
+    facts = [named, processor(), _PROBE, *(repr(_flag_sets(kind)) for kind in ("gcc", "clang", "zig"))]
+    if named:
+        try:
+            commands = [shlex.split(named)]
+        except ValueError:
+            commands = []
+    else:
+        commands = [command for _, command in _candidates()]
+    for command in commands:
+        program = shutil.which(command[0]) if command else None
+        facts.append(f"{command} {program}")
+        with contextlib.suppress(OSError):
+            status = os.stat(program or "")
+            facts.append(f"{status.st_size} {status.st_mtime_ns}")
+    return facts
+
+
+def _try_candidates() -> Toolchain:
     named = os.environ.get("SCORCH_CXX", "").strip()
     if named:
         outcome = _probe_named(named)
@@ -179,12 +219,22 @@ def _probe_named(named: str) -> Toolchain | str:
 def _candidates() -> list[tuple[str, list[str]]]:
     """What to try, in order: a name for people and a command, empty where it is not installed."""
     on_path = [(name, shutil.which(name)) for name in ("clang", "gcc", "cc")]
-    has_zig = sys.executable and importlib.util.find_spec("ziglang")
-    zig = [sys.executable, "-m", "ziglang", "cc"] if has_zig else []
     return [
         *((f"{name} on PATH", [os.path.abspath(path)] if path else []) for name, path in on_path),
-        ("the Python package ziglang", zig),
+        ("the Python package ziglang", _zig_command()),
     ]
+
+
+def _zig_command() -> list[str]:
+    """The compiler inside the package ziglang; its own start-up script costs 20 ms for each kernel."""
+    package = importlib.util.find_spec("ziglang")
+    if package is None:
+        return []
+    for folder in package.submodule_search_locations or ():
+        program = os.path.join(folder, "zig")
+        if os.access(program, os.X_OK):
+            return [program, "cc"]
+    return [sys.executable, "-m", "ziglang", "cc"] if sys.executable else []
 
 
 def _probe(command: list[str]) -> Toolchain | str:

@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from scorch.compiler.pipeline import Planned
 from scorch.compiler.plan import Plan
 from scorch.compiler.typing import dtype_of_type
 from scorch.errors import KernelError
 from scorch.formats import Format
 from scorch.runtime import invoke
 from scorch.runtime.fill import MOST_DIMS, MOST_SLOTS, builtins, pack, result_facts, row_facts
-from scorch.runtime.kernel import CompiledKernel, Engine
+from scorch.runtime.kernel import CompiledKernel, Engine, Schedule
 from scorch.settings import current
 from scorch.tensor.budget import LARGE, check_budget
 from scorch.tensor.storage import Pattern, Storage
@@ -35,11 +34,12 @@ class Prepared:
     """A planned step with its kernel, ready to run on any tensors with the same keys."""
 
     def __init__(
-        self, planned: Planned, dtype: torch.dtype, sizes: Mapping[str, int], convert: Convert
+        self, schedule: Schedule, dtype: torch.dtype, sizes: Mapping[str, int], convert: Convert
     ) -> None:
+        planned = schedule.planned
         plan = planned.plan
         self.planned = planned
-        self.kernel = CompiledKernel(planned)
+        self.kernel = CompiledKernel(schedule)
         self.dtype = dtype
         self.convert = convert
         self.sizes = [sizes[index] for index in dict.fromkeys(plan.step.indices)]

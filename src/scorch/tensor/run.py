@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from scorch.compiler import lattice
-from scorch.compiler.contract import contract
 from scorch.compiler.densify import nearly_full
 from scorch.compiler.infer_format import infer_format, support_of
 from scorch.compiler.lattice import EVERYWHERE
-from scorch.compiler.pipeline import plan_step
 from scorch.compiler.plan import Operand, Step
 from scorch.compiler.steps import mend_constant, mend_zeros
 from scorch.compiler.typing import dtype_of_type, reduced_type, type_of, type_of_dtype
@@ -28,6 +26,8 @@ from scorch.loops.types import INT32, Type
 from scorch.notation.nodes import Access, Expr, Literal, Op
 from scorch.notation.operators import REDUCTIONS
 from scorch.notation.trees import substitute
+from scorch.runtime.kernel import Schedule, build_together
+from scorch.runtime.schedules import Problem, find_contraction, find_schedule, new_schedule
 from scorch.settings import current, enabled
 from scorch.tensor.budget import is_within_budget
 from scorch.tensor.dense import run_dense
@@ -39,6 +39,7 @@ WORTH_MENDING = 4  # places for each stored entry from which on a sum counts tho
 
 _plans: OrderedDict[object, Prepared] = OrderedDict()
 _contractions: OrderedDict[object, tuple[Step, ...]] = OrderedDict()
+_seen: set[Step] = set()  # steps of several kernels that have been run
 
 
 def operand_of(name: str, tensor: Tensor) -> Operand:
@@ -73,10 +74,29 @@ def run_step(
     if len(parts) > 1 and requested is None:
         requested = inferred_format(step, tensors, sizes)
     given = dict(tensors)
+    if len(parts) > 2:
+        _build_independent(step, parts[:-1], given, sizes)
     for part in parts[:-1]:
         given[part.target.tensor] = run_stored(part, given, sizes)
     found = run_stored(parts[-1], given, sizes, requested, skip_zeros, unsorted)
     return found if len(parts) == 1 else _as_dtype(found, step, tensors)
+
+
+def _build_independent(
+    step: Step, parts: Sequence[Step], tensors: Mapping[str, Tensor], sizes: Mapping[str, int]
+) -> None:
+    """Compile the kernels of ``parts`` that need no other's result side by side, when ``step`` is new."""
+    if step in _seen:
+        return
+    _seen.add(step)
+    sources = []
+    for part in parts:
+        names = dict.fromkeys(access.tensor for access in part.accesses)
+        if all(name in tensors for name in names):
+            given = {name: tensors[name] for name in names}
+            if any(isinstance(tensor, Storage) for tensor in given.values()):
+                sources.append(prepared_step(part, given, sizes).kernel.source)
+    build_together(sources)
 
 
 def _as_dtype(found: Tensor, step: Step, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -155,8 +175,8 @@ def prepared_step(
     key = (step, requested, skip_zeros, unsorted, facts, torch.get_default_dtype(), current().without)
     found = _plans.get(key)
     if found is None:
-        found = prepare(step, tensors, sizes, requested, skip_zeros, unsorted)
-        _plans[key] = found
+        problem = _problem(step, tensors, sizes, requested, skip_zeros, unsorted)
+        found = _plans[key] = _bind(find_schedule(problem), problem)
         if len(_plans) > MOST_PLANS:
             _plans.popitem(last=False)
     return found
@@ -189,11 +209,27 @@ def prepare(
     skip_zeros: bool = False,
     unsorted: bool = False,
 ) -> Prepared:
-    """Plan ``step`` for these tensors."""
+    """Plan ``step`` for just these tensors, whatever is known about others like them."""
+    problem = _problem(step, tensors, sizes, requested, skip_zeros, unsorted)
+    return _bind(new_schedule(problem), problem)
+
+
+def _problem(
+    step: Step,
+    tensors: Mapping[str, Tensor],
+    sizes: Mapping[str, int],
+    requested: Format | None = None,
+    skip_zeros: bool = False,
+    unsorted: bool = False,
+) -> Problem:
     operands = {name: operand_of(name, tensor) for name, tensor in tensors.items()}
     element = result_type(step, {name: operand.element for name, operand in operands.items()})
-    planned = plan_step(step, operands, sizes, element.computes_in, requested, skip_zeros, unsorted)
-    return Prepared(planned, dtype_of_type(element), sizes, convert_cached)
+    used = {index: sizes[index] for index in dict.fromkeys(step.indices)}
+    return Problem(step, operands, used, element, requested, skip_zeros, unsorted)
+
+
+def _bind(schedule: Schedule, problem: Problem) -> Prepared:
+    return Prepared(schedule, dtype_of_type(problem.element), problem.sizes, convert_cached)
 
 
 def result_type(step: Step, types: Mapping[str, Type]) -> Type:
@@ -256,9 +292,8 @@ def _contracted(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, i
     key = (step, tuple((name, key_of(tensors[name])) for name in used), current().without)
     found = _contractions.get(key)
     if found is None:
-        operands = {name: operand_of(name, tensors[name]) for name in used}
-        element = result_type(step, {name: operand.element for name, operand in operands.items()})
-        found = _contractions[key] = contract(step, operands, sizes, element)
+        problem = _problem(step, {name: tensors[name] for name in used}, sizes)
+        found = _contractions[key] = find_contraction(problem)
         if len(_contractions) > MOST_PLANS:
             _contractions.popitem(last=False)
     return found

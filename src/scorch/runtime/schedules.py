@@ -1,0 +1,213 @@
+"""Finished schedules, so that a step is planned once: by structure class in memory, by its facts on disk.
+
+Planning a step takes some milliseconds of Python, as long as finding its library on disk several times over.
+Tensors of one *class* share a schedule within a process: the same formats and dtypes, the same dense extents,
+and sizes and numbers of entries of the same magnitude; so batches that differ a little are planned once. On
+disk a schedule is kept by the exact numbers it was made for and by the sources of Scorch itself, so that what
+a program does never depends on what another one did before. What is read there is only ever data: nothing but
+Scorch's own classes is put together from it, and what is damaged counts as absent.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import os
+import pickle
+import platform
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from scorch.compiler.contract import contract
+from scorch.compiler.pipeline import plan_step, result_format
+from scorch.compiler.plan import Operand, Step
+from scorch.compiler.typing import default_float
+from scorch.formats import Format
+from scorch.loops.target import target
+from scorch.loops.types import Type
+from scorch.notation.nodes import Access
+from scorch.runtime import cache
+from scorch.runtime.kernel import Schedule, make_schedule
+from scorch.settings import current
+
+MOST_SCHEDULES = 4096
+MOST_BITS = 62  # of all sizes together: beyond, keys and index types may depend on the very sizes
+MOST_SIZE_BITS = 30
+
+_schedules: OrderedDict[Hashable, Schedule] = OrderedDict()
+_contractions: OrderedDict[Hashable, tuple[Step, ...]] = OrderedDict()
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A step over given operands: all that a schedule depends on, besides settings.
+
+    ``element`` is the dtype of the result.
+    """
+
+    step: Step
+    operands: Mapping[str, Operand]
+    sizes: Mapping[str, int]
+    element: Type
+    requested: Format | None = None
+    skip_zeros: bool = False
+    unsorted: bool = False
+
+
+def find_schedule(problem: Problem) -> Schedule:
+    """The schedule of a step: of its class in this process, else from disk, else made now."""
+    name = class_of(problem)
+    found = _schedules.get(name)
+    if found is None:
+        found = _schedules[name] = _noted(problem, "schedule", Schedule, new_schedule, _without_rejected)
+        _drop_oldest(_schedules)
+    return found
+
+
+def find_contraction(problem: Problem) -> tuple[Step, ...]:
+    """The steps of a product of many tensors, found in the same ways."""
+    name = class_of(problem)
+    found = _contractions.get(name)
+    if found is None:
+        found = _contractions[name] = _noted(problem, "contraction", tuple, new_contraction)
+        _drop_oldest(_contractions)
+    return found
+
+
+def new_contraction(problem: Problem) -> tuple[Step, ...]:
+    """The steps of a product of many tensors, chosen for just these operands."""
+    return contract(problem.step, problem.operands, problem.sizes, problem.element)
+
+
+def new_schedule(problem: Problem) -> Schedule:
+    """The schedule of a step, planned for just these operands."""
+    p = problem
+    planned = plan_step(
+        p.step, p.operands, p.sizes, p.element.computes_in, p.requested, p.skip_zeros, p.unsorted
+    )
+    return make_schedule(planned)
+
+
+def forget() -> None:
+    """Ask the disk again for every schedule."""
+    _schedules.clear()
+    _contractions.clear()
+
+
+def _drop_oldest(kept: OrderedDict[Hashable, Any]) -> None:
+    if len(kept) > MOST_SCHEDULES:
+        kept.popitem(last=False)
+
+
+def class_of(problem: Problem) -> Hashable:
+    """What steps have in common that share a schedule.
+
+    The format of the result belongs to it, because that must not depend on which step came first.
+    """
+    sizes = problem.sizes
+    bits = {index: size.bit_length() for index, size in sizes.items()}
+    is_small = sum(bits.values()) <= MOST_BITS and max(bits.values(), default=0) <= MOST_SIZE_BITS
+    extents: tuple[object, ...]
+    if is_small:
+        sparse = {
+            index
+            for access in problem.step.accesses
+            if problem.operands[access.tensor].is_sparse
+            for index in _stored_indices(access, problem.operands[access.tensor].format)
+        }
+        extents = tuple((i, bits[i]) if i in sparse else (i, "of", size) for i, size in sizes.items())
+    else:
+        extents = tuple(sizes.items())
+    operands = tuple(
+        (name, o.format, o.element, o.index, tuple(count.bit_length() for count in o.counts))
+        for name, o in problem.operands.items()
+    )
+    result = problem.requested
+    if result is None:
+        result = result_format(problem.step, problem.operands, sizes)
+    flags = (_family(problem), problem.skip_zeros, problem.unsorted)
+    return problem.step, operands, extents, problem.element, result, flags, default_float(), current().without
+
+
+def _stored_indices(access: Access, form: Format) -> set[str]:
+    """The indices of a sparse operand, but for those of its last, dense levels, whose extents count."""
+    last = len(form)
+    while last and form.levels[last - 1].is_full:
+        last -= 1
+    return {access.indices[dim] for dim in form.order[:last]}
+
+
+def _noted(
+    problem: Problem,
+    what: str,
+    kind: type[Found],
+    make: Callable[[Problem], Found],
+    shorten: Callable[[Found], Found] = lambda found: found,
+) -> Found:
+    """``make(problem)``, unless a process before us has noted what it gives."""
+    key = cache.make_key(what, _version(), *_facts(problem))
+    note = cache.read_note(key)
+    if note is not None:
+        found = _read(note)
+        if isinstance(found, kind):
+            return found
+    made = make(problem)
+    cache.write_note(key, pickle.dumps(shorten(made), pickle.HIGHEST_PROTOCOL))
+    return made
+
+
+def _without_rejected(schedule: Schedule) -> Schedule:
+    """Without what only ``explain`` asks for, which plans anew."""
+    planned = schedule.planned
+    return replace(schedule, planned=replace(planned, choice=replace(planned.choice, rejected=())))
+
+
+def _facts(problem: Problem) -> list[str]:
+    without = ",".join(sorted(current().without))
+    return [repr(problem), _family(problem), repr(default_float()), without, repr(target())]
+
+
+def _family(problem: Problem) -> str:
+    """The name that a format was asked for by, which equal formats may differ in."""
+    return "" if problem.requested is None else f"asked for as {problem.requested.family}"
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes nothing but dataclasses of Scorch, and sets."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.startswith("scorch."):
+            found = super().find_class(module, name)
+            if isinstance(found, type):
+                return found
+        if (module, name) == ("builtins", "frozenset"):
+            return frozenset
+        raise pickle.UnpicklingError(f"a schedule has no {module}.{name}")
+
+
+def _read(note: bytes) -> object:
+    try:
+        return _Unpickler(io.BytesIO(note)).load()
+    except Exception:  # whatever is wrong with it, planning makes it again
+        return None
+
+
+@functools.cache
+def _version() -> str:
+    """The sources of Scorch, by their times and sizes: other sources may plan otherwise."""
+    digest = hashlib.sha256(platform.python_version().encode())
+    root = Path(__file__).parent.parent
+    for folder in (root, *sorted(root.iterdir())):
+        if not folder.is_dir() or folder.name.startswith("_"):
+            continue
+        for item in sorted(os.scandir(folder), key=lambda item: item.name):
+            if item.name.endswith(".py"):
+                status = item.stat()
+                digest.update(f"{folder.name}/{item.name} {status.st_size} {status.st_mtime_ns}".encode())
+    return digest.hexdigest()
