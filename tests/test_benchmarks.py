@@ -287,7 +287,7 @@ def test_all_contestants_are_right_on_a_matrix() -> None:
             measure(case, matrix, [1], 0.0001, results)
     assert results.wrong == []
     expected = {label for kernel in matrix_kernels.KERNELS for label in kernel.labels}
-    assert set(results.labels()) == expected - ({"row softmax"} if not hasattr(scorch, "softmax") else set())
+    assert set(results.labels()) == expected
     for case in results.measured:
         assert case.against_torch() is not None, case.label
 

@@ -18,6 +18,7 @@ import torch
 from scorch.compiler.contract import factors_of
 from scorch.compiler.convert_operands import Conversion
 from scorch.compiler.cost import Cost, prefix_of
+from scorch.compiler.describe import describe_inner
 from scorch.compiler.order_loops import MOST_LOOPS
 from scorch.compiler.pipeline import as_statement, describe_assembly
 from scorch.compiler.plan import Operand, Plan, Step
@@ -102,6 +103,7 @@ class StepExplanation:
     ``conversions``  sentences: which operands are stored otherwise first, and why
     ``loop_order``   outermost first, and its ``cost``; ``paper``: Algorithm 1's order; ``rejected``: the best
     ``assembly``     how the result is built; ``workspace``: what gathers entries that come out of order
+    ``inner``        how the innermost loop runs: vectors, partial sums, what stands outside it
     ``parallel``     whether threads share the outermost loop; ``threads`` says how, or why not
     ``source``       the C text of the kernel
     """
@@ -119,6 +121,7 @@ class StepExplanation:
     rejected: tuple[OrderCost, ...] = ()
     assembly: str = "by torch"
     workspace: str | None = None
+    inner: str = "as torch decides"
     parallel: bool = False
     threads: str = "as torch decides"
     source: str = ""
@@ -326,6 +329,7 @@ def _explain_kernel(
         rejected=tuple(_order_cost(c, choice.chosen, plan) for c in choice.rejected[:MOST_REJECTED]),
         assembly=describe_assembly(plan),
         workspace=plan.workspace and f"{plan.workspace} over {_workspace_indices(plan)}",
+        inner=describe_inner(plan),
         parallel=plan.parallel,
         threads=_threads_in_words(plan, prepared.is_serial),
         source=prepared.kernel.source,
@@ -451,6 +455,7 @@ def _step_lines(step: StepExplanation, title: str, shown: int | None) -> list[st
     if step.cost is None or step.paper is None:
         return lines
     lines += _labelled("loops", ", ".join(step.loop_order) or "none")
+    lines += _labelled("innermost", step.inner)
     lines += _labelled("threads", step.threads)
     lines += _labelled("builds", step.assembly)
     lines += _labelled("cost", _cost_in_words(step.cost))

@@ -1,0 +1,141 @@
+"""Which loops run in vector registers, and which factors are taken out of sums."""
+
+import pytest
+import torch
+
+import scorch
+from scorch.compiler.plan import Plan
+from scorch.compiler.steps import split
+from scorch.compiler.vectorize import PARTIAL_SUMS
+from scorch.loops.target import Target
+from scorch.notation.einsum import parse_einsum
+from scorch.runtime import schedules
+from scorch.tensor.run import prepare
+
+NEON = Target("", 16, 32, False, 1 << 20, 32 << 20)
+AVX512 = Target("", 64, 32, True, 1 << 20, 32 << 20)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    def use(target: Target) -> None:
+        for module in ("compiler.vectorize", "runtime.schedules"):
+            monkeypatch.setattr(f"scorch.{module}.target", lambda: target)
+        schedules.forget()
+
+    use(NEON)
+    yield use
+    schedules.forget()
+
+
+def plan_of(equation: str, *operands: torch.Tensor) -> Plan:
+    parsed = parse_einsum(equation, [tuple(operand.shape) for operand in operands])
+    (step,) = split(parsed.statement)
+    names = [operand.access.tensor for operand in parsed.operands]
+    given = {
+        n: o.storage if isinstance(o, scorch.SparseTensor) else o
+        for n, o in zip(names, operands, strict=True)
+    }
+    return prepare(step, given, parsed.sizes).planned.plan
+
+
+def sparse(*shape: int, format: str = "csr", dtype: torch.dtype = torch.float32) -> scorch.SparseTensor:
+    generator = torch.Generator().manual_seed(1)
+    dense = torch.rand(*shape, generator=generator)
+    return scorch.from_torch(torch.where(dense < 0.9, 0.0, dense).to(dtype), format=format)
+
+
+@pytest.mark.parametrize(
+    ("columns", "width", "lanes", "whole"),
+    [
+        (1, 1, 1, True),
+        (3, 3, 2, True),
+        (7, 7, 4, True),
+        (64, 64, 4, True),
+        (100, 50, 4, False),
+        (256, 64, 4, False),
+    ],
+)
+def test_a_stretch_of_the_result_stays_in_registers(machine, columns, width, lanes, whole):
+    found = plan_of("ij,jk->ik", sparse(40, 30), torch.rand(30, columns)).vectors
+    assert found is not None and found.kind == "rows" and found.depth == 1
+    assert (found.width, found.lanes, found.whole) == (width, lanes, whole)
+
+
+def test_wider_registers_hold_wider_stretches(machine):
+    machine(AVX512)
+    found = plan_of("ij,jk->ik", sparse(40, 30), torch.rand(30, 256)).vectors
+    assert (found.width, found.lanes, found.whole) == (256, 16, True)
+
+
+@pytest.mark.parametrize(("size", "width", "rest"), [(64, 64, 0), (100, 20, 0), (67, 64, 3), (8, 8, 0)])
+def test_sampled_products_are_summed_in_parts(machine, size, width, rest):
+    plan = plan_of("ij,ik,jk->ij", sparse(40, 30), torch.rand(40, size), torch.rand(30, size))
+    assert plan.order == ("i", "j", "k")
+    found = plan.vectors
+    assert found is not None and found.kind == "sums"
+    assert (found.width, found.rest) == (width, rest)
+    assert found.width % (found.sums * found.lanes) == 0 and found.sums <= PARTIAL_SUMS + 1
+
+
+def test_the_mask_is_multiplied_once(machine):
+    plan = plan_of("ij,ik,jk->ij", sparse(40, 30), torch.rand(40, 64), torch.rand(30, 64))
+    assert [(access.tensor, depth) for access, depth in plan.factors] == [("A", 2)]
+
+
+def test_partial_products_are_kept(machine):
+    T = sparse(20, 15, 10, format="csf")
+    plan = plan_of("ijk,jr,kr->ir", T, torch.rand(15, 32), torch.rand(10, 32))
+    assert plan.order == ("i", "j", "k", "r")
+    assert [(access.tensor, depth) for access, depth in plan.factors] == [("B", 2)]
+    with scorch.settings(without="contract"):
+        assert plan_of("ijk,jr,kr->ir", T, torch.rand(15, 32), torch.rand(10, 32)).factors == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.complex64, torch.int8, torch.bool])
+def test_types_without_vectors_have_plain_loops(machine, dtype):
+    A = sparse(40, 30, dtype=dtype)
+    assert plan_of("ij,jk->ik", A, torch.ones(30, 8, dtype=dtype)).vectors is None
+
+
+def test_mixed_types_have_plain_loops(machine):
+    assert plan_of("ij,jk->ik", sparse(40, 30), torch.rand(30, 8, dtype=torch.float64)).vectors is None
+
+
+def test_large_operands_are_fetched_ahead(machine):
+    small = plan_of("ij,jk->ik", sparse(400, 300), torch.rand(300, 64))
+    large = plan_of("ij,jk->ik", sparse(400, 3000), torch.rand(3000, 64))
+    assert small.prefetched == () and [access.tensor for access, _ in large.prefetched] == ["B"]
+
+
+def test_stretches_are_outermost_only_where_that_fits_the_cache(machine):
+    def opens() -> int:
+        found = plan_of("ij,jk->ik", sparse(400, 600), torch.rand(600, 512)).vectors
+        return found.opens
+
+    assert opens() == 1
+    machine(Target("", 16, 32, False, 1 << 19, 1 << 20))
+    assert opens() == 0
+    with scorch.settings(without="tiles"):
+        assert opens() == 1
+
+
+@pytest.mark.parametrize("columns", [1, 5, 512])
+def test_stretches_outermost_are_right(machine, columns):
+    machine(Target("", 16, 32, False, 1 << 19, 1 << 12))
+    A, B = sparse(60, 70), torch.rand(70, columns)
+    plan_of("ij,jk->ik", A, B)
+    with scorch.settings(debug=True):
+        torch.testing.assert_close(scorch.einsum("ij,jk->ik", A, B), A.to_dense() @ B)
+
+
+def test_explain_tells_of_registers(machine):
+    def inner(equation: str, *operands: torch.Tensor) -> str:
+        return scorch.explain(equation, *operands).steps[-1].inner
+
+    found = inner("ij,jk->ik", sparse(400, 3000), torch.rand(3000, 64))
+    assert found.startswith("k in vectors of 4, all of it, which stay in registers over j")
+    assert found.endswith("; rows of B are fetched ahead")
+    found = inner("ij,ik,jk->ij", sparse(40, 30), torch.rand(40, 67), torch.rand(30, 67))
+    assert found.startswith("k in vectors of 4, 64 at a time, in 4 partial sums, 3 left over")
+    assert found.endswith("; A is multiplied once, after k")
