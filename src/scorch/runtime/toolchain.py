@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scorch.errors import CompilerNotFoundError
+from scorch.loops.target import target
 from scorch.runtime import cache
 
 _PROBE = """\
@@ -281,6 +282,11 @@ def _flag_sets(kind: str) -> list[tuple[str, ...]]:
     if platform.machine() in ("aarch64", "arm64"):
         inline = "-mno-outline-atomics"  # outlined ones are calls into libgcc, which kernels do without
         tuned = [("-mcpu=native", inline), ("-mcpu=native",), ("-march=native",), (inline,), ()]
+    named = target().name
+    if named.startswith("x86"):
+        tuned = [(f"-mcpu={named.replace('-', '_')}",)] if kind == "zig" else [(f"-march={named}",)]
+    elif named:
+        tuned = [options for options in tuned if not any("native" in option for option in options)]
     return [(*base, *options) for options in tuned]
 
 
