@@ -139,3 +139,14 @@ def test_explain_tells_of_registers(machine):
     found = inner("ij,ik,jk->ij", sparse(40, 30), torch.rand(40, 67), torch.rand(30, 67))
     assert found.startswith("k in vectors of 4, 64 at a time, in 4 partial sums, 3 left over")
     assert found.endswith("; A is multiplied once, after k")
+
+
+def test_rows_below_a_sparse_level_keep_their_places(machine):
+    """The rows that are stored were written to where they would stand in a dense result."""
+    dense = torch.zeros(17, 6)
+    dense[[3, 4, 11]] = torch.rand(3, 6)
+    A, X, Y = scorch.from_torch(dense, format="sd"), torch.rand(17, 16), torch.rand(16, 6)
+    plan = plan_of("ij,ir,rj->ij", A, X, Y)
+    assert plan.vectors.kind == "rows" and plan.assembly == "shared"
+    with scorch.settings(debug=True):
+        torch.testing.assert_close(scorch.einsum("ij,ir,rj->ij", A, X, Y).to_dense(), dense * (X @ Y))

@@ -58,8 +58,7 @@ def identity_of(reduction: str, element: Type) -> int | float | bool:
     return low if reduction == "max" else high
 
 
-Factor = tuple[Stmt | None, Expr | None]
-NO_FACTOR: Factor = (None, None)
+Factor = tuple[Stmt | None, Expr | None]  # what is declared to know it, and what it is
 
 
 def make_assembly(plan: Plan) -> Assembly:
@@ -153,7 +152,7 @@ class Assembly:
 
     # inside the loops --------------------------------------------------------------------------------
 
-    def around(self, depth: int, inner: Stmt, position: Expr | None, factor: Factor = NO_FACTOR) -> Stmt:
+    def around(self, depth: int, inner: Stmt, position: Expr | None, factor: Factor) -> Stmt:
         """``inner``, all that happens inside the first ``depth`` loops, with what belongs around it.
 
         ``factor`` is what the sum inside is multiplied by, and what must be declared to know it.

@@ -98,6 +98,7 @@ class Values(Collector):
 
     def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
         if position is None:
+            assert self.plan.pattern is None, "the place in a shared pattern is not known"
             position = join_key(coordinates, [use.arrays.size for use in self.uses])
         if self.writes_once:
             return Store(self.values, position, value)

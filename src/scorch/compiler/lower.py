@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from scorch.compiler import lattice
-from scorch.compiler.assemble import NO_FACTOR, Assembly, Factor, make_assembly
+from scorch.compiler.assemble import Assembly, Factor, make_assembly
 from scorch.compiler.express import value_of
 from scorch.compiler.lattice import EVERYWHERE, NOWHERE, Support
 from scorch.compiler.names import with_safe_names
@@ -107,8 +107,7 @@ class Lowering:
         inputs = self._inputs()
         states = {access: State(0, Const(0), None, TRUE) for access in self.accesses}
         inner = self._loops(0, states, frozenset(), {})
-        factor = self._factor(0, states, frozenset())
-        outer = self.assembly.around(0, inner, self._leaf_position(states), factor)
+        outer = self.assembly.around(0, inner, *self._delivery(0, states, frozenset()))
         if self.plan.parallel and self.order:
             body: Stmt = block(self.assembly.before(), outer, self.assembly.after())
         else:
@@ -253,20 +252,18 @@ class Lowering:
             rest = For(loop.x, size - size % vectors.width, size, body)
         return block(Tile(sums, count, vectors.lanes), turn, total, rest)
 
-    def _factor(self, depth: int, states: States, bound: frozenset[str]) -> Factor:
-        """The factors that the sum inside ``depth`` loops is multiplied by."""
-        mine = [access for access, place in self.plan.factors if place == depth]
-        if not mine:
-            return NO_FACTOR
+    def _delivery(self, depth: int, states: States, bound: frozenset[str]) -> tuple[Expr | None, Factor]:
+        """Where the sum inside ``depth`` loops goes, if that is known, and what it is multiplied by."""
         vectors = self.plan.vectors
         before: Stmt | None = None
-        if vectors is not None and vectors.kind == "rows":
+        if vectors is not None and vectors.kind == "rows" and depth >= vectors.depth:
             before, states = self._resolve(states, bound | {vectors.loop})
         value: Expr | None = None
-        for access in mine:
-            load = Load(self._values(access), states[access].start)
-            value = load if value is None else Binary("*", value, load, self.plan.element)
-        return before, value
+        for access, place in self.plan.factors:
+            if place == depth:
+                load = Load(self._values(access), states[access].start)
+                value = load if value is None else Binary("*", value, load, self.plan.element)
+        return self._leaf_position(states), (before, value)
 
     def _over_one(self, loop: _Loop, driver: Cursor, chunked: bool) -> Stmt:
         """``for p in range: x = crd[p]``; a run of equal coordinates is one turn."""
@@ -398,14 +395,12 @@ class Lowering:
         )
         if here == NOWHERE:
             return Block(())
-        position = self._leaf_position(states)
         flags = {a: states[a].present for a in flagged}
         sure = lattice.required(here)  # by the check around what is inside
         states = {a: replace(state, present=TRUE) if a in sure else state for a, state in states.items()}
         known = {a: flag for a, flag in flags.items() if a not in sure}
         inner = self._loops(loop.depth + 1, states, bound, known)
-        factor = self._factor(loop.depth + 1, states, bound)
-        inner = self.assembly.around(loop.depth + 1, inner, position, factor)
+        inner = self.assembly.around(loop.depth + 1, inner, *self._delivery(loop.depth + 1, states, bound))
         if here != EVERYWHERE and flags != loop.known and not self._is_certain(here, flags, loop):
             inner = If(formula(here, flags), inner)
         return block(derived, resolving, inner)
