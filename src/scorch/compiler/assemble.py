@@ -6,6 +6,7 @@ come out of order (``formats.scratch``), and hands finished entries, in order, t
 
     Values   the place is known: a dense result, or the pattern of an operand
     Rows     append coordinate and value below dense levels, one array per chunk of the outer loop
+    Slots    the same into the arrays of the result, where operands say how long they may get
     Entries  a list of all entries under 64-bit keys, sorted if need be, then packed into any format
 
 A kernel runs in two calls: ``scorch_compute`` leaves what it collected and says how long the arrays of the
@@ -14,7 +15,7 @@ result are, the caller allocates them, ``scorch_finish`` fills them.
 
 from __future__ import annotations
 
-from scorch.compiler.collect import Collector, Entries, Rows, Values
+from scorch.compiler.collect import Collector, Entries, Rows, Slots, Values
 from scorch.compiler.express import combine, converted
 from scorch.compiler.plan import LevelUse, Plan
 from scorch.formats.scratch import DenseScratch, ListScratch, Scratch
@@ -57,7 +58,7 @@ def make_assembly(plan: Plan) -> Assembly:
         case "dense" | "shared":
             collector = Values(plan)
         case "rows":
-            collector = Rows(plan)
+            collector = Slots(plan) if plan.slots else Rows(plan)
         case "list":
             collector = Entries(plan)
         case _:
@@ -123,6 +124,10 @@ class Assembly:
 
     def after_worker(self) -> Stmt:
         return self.scratch.free() if self.scratch else block()
+
+    @property
+    def chunks_per_thread(self) -> int:
+        return self.collector.chunks_per_thread
 
     def before_chunks(self, chunks: Expr) -> Stmt:
         return self.collector.before_chunks(chunks)

@@ -1,14 +1,18 @@
 """Collectors: what takes the finished entries of a result.
 
 ``Values`` writes to a place that is known. ``Rows`` appends coordinates and values below dense levels, each
-chunk of the outer loop to arrays of its own, which are put one after another at the end. ``Entries``
-keeps all coordinates under keys and packs them, once sorted, into any format.
+chunk of the outer loop to arrays of its own, which are put one after another at the end; ``Slots`` does the
+same in place where operands bound the length of rows. ``Entries`` keeps all coordinates under keys and packs
+them, once sorted, into any format.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from scorch.compiler import lattice
 from scorch.compiler.pack import Packer
-from scorch.compiler.plan import Plan
+from scorch.compiler.plan import LevelUse, Plan
 from scorch.formats.scratch import FIRST_CAPACITY, ListScratch, join_key, not_zero
 from scorch.loops.nodes import (
     Allocate,
@@ -35,6 +39,7 @@ from scorch.loops.nodes import (
     Var,
     block,
     both,
+    wide,
 )
 from scorch.loops.types import INT64
 from scorch.notation.operators import REDUCTIONS
@@ -44,6 +49,7 @@ class Collector:
     """Takes finished entries; most places need nothing done."""
 
     appends = True  # entries that were never found must not be placed
+    chunks_per_thread = 16
     inputs: tuple[Var | Array, ...] = ()
     outputs: tuple[Var | Array, ...] = ()
     finish_inputs: tuple[Var | Array, ...] = ()
@@ -90,9 +96,7 @@ class Values(Collector):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.inputs = (self.values,)
-        result = {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
-        last = max((plan.order.index(loop) for loop in result), default=-1)
-        self.writes_once = all(loop in result for loop in plan.order[: last + 1])
+        self.writes_once = _writes_once(plan)
 
     def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
         if position is None:
@@ -102,6 +106,37 @@ class Values(Collector):
         join = REDUCTIONS[self.plan.step.reduction].loop
         joined = Binary(join, Load(self.values, position), value, self.plan.element)
         return Store(self.values, position, joined)
+
+
+def writes_everything(plan: Plan) -> bool:
+    """Whether every value of a dense result, or of one on an operand's pattern, is written, whatever it was.
+
+    It is if no loop comes back to a value, and loops that skip coordinates are only those of the pattern.
+    """
+    if plan.assembly not in ("dense", "shared") or not _writes_once(plan) or plan.splits.blocks:
+        return False
+    if lattice.support(plan.step.body, lambda access: lattice.EVERYWHERE) == lattice.NOWHERE:
+        return False
+    if plan.pattern is not None:
+        return all(access != plan.pattern for access, _ in plan.searched)
+    result = _result_loops(plan)
+    for access in plan.step.accesses:
+        operand = plan.operand(access.tensor)
+        for use in plan.splits.uses(operand.format, access.indices, access.tensor, operand.index):
+            if use.needs <= result and not operand.format.levels[use.level].is_full:
+                return False
+    return True
+
+
+def _writes_once(plan: Plan) -> bool:
+    """Whether each value is complete when it is written: no reduction is outside of the result's loops."""
+    result = _result_loops(plan)
+    last = max((plan.order.index(loop) for loop in result), default=-1)
+    return all(loop in result for loop in plan.order[: last + 1])
+
+
+def _result_loops(plan: Plan) -> set[str]:
+    return {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
 
 
 class Rows(Collector):
@@ -122,12 +157,6 @@ class Rows(Collector):
         self.finish_inputs = (Var("discard"), self.crd, self.values)
         outer = [loop for use in self.uses[:-1] for loop in use.loops]
         self.row_depth = len(outer)
-
-    def _rows(self) -> Expr:
-        rows: Expr = Const(1)
-        for use in self.uses[:-1]:
-            rows = rows * use.arrays.size
-        return rows
 
     def before_chunks(self, chunks: Expr) -> Stmt:
         allocated = [Allocate(table, chunks, zero=True) for table in self.tables]
@@ -186,7 +215,7 @@ class Rows(Collector):
 
     def after(self) -> Stmt:
         r = Var("r")
-        rows = self._rows()
+        rows = row_count(self.uses)
         total = Store(self.pos, r + 1, Load(self.pos, r + 1) + Load(self.pos, r))
         return block(For(r, Const(0), rows, total), Put(self.nnz.name, Load(self.pos, rows)))
 
@@ -218,6 +247,91 @@ class Rows(Collector):
         )
         params: tuple[Var | Array, ...] = (self.chunks, *self.tables, discard, self.crd, self.values)
         return Function("scorch_finish", params, body, exported=True)
+
+
+class Slots(Collector):
+    """As ``Rows``, in place: the rows of operands in ``plan.slots`` say where those of the result may begin.
+
+    With threads each has one range of rows and leaves a gap behind it, which closes at the end; until then
+    ``pos`` counts from the first row of the range.
+    """
+
+    chunks_per_thread = 1  # moving costs more than waiting
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        last = len(self.uses)
+        self.pos = Array(f"{self.name}{last}_pos", plan.index)
+        self.crd = Array(f"{self.name}{last}_crd", plan.index)
+        self.count, self.first = Var(f"{self.name}_count"), Var(f"{self.name}_first")
+        self.nnz = Var(f"{self.name}_nnz")
+        self.inputs = (self.pos, self.crd, self.values)
+        self.outputs = (self.nnz,)
+        self.bounds = [
+            Array(f"{name}{level + 1}_pos", plan.operand(name).index) for name, level in plan.slots
+        ]
+        self.row_depth = last - 1
+        self.is_shared = plan.parallel
+        self.table = Array("chunk_table", INT64)  # first row, row behind the last, first entry, entries
+
+    def before(self) -> Stmt:
+        return Store(self.pos, Const(0), Const(0))
+
+    def before_chunks(self, chunks: Expr) -> Stmt:
+        return Allocate(self.table, chunks * 4) if self.is_shared else block()
+
+    def before_chunk(self, chunk: Expr) -> Stmt:
+        if not self.is_shared:
+            return Declare(self.count, Const(0))
+        row, before = Var("chunk_row"), wide(Load(self.bounds[0], Var("chunk_row")))
+        for bound in self.bounds[1:]:
+            before = before + wide(Load(bound, row))
+        return block(
+            Declare(row, Var("chunk_start") * row_count(self.uses[1:])),
+            Declare(self.first, before),
+            Declare(self.count, self.first),
+        )
+
+    def after_chunk(self, chunk: Expr) -> Stmt:
+        if not self.is_shared:
+            return block() if self.row_depth else Store(self.pos, Const(1), self.count)
+        stop = Var("chunk_stop") * row_count(self.uses[1:])
+        facts = (Var("chunk_row"), stop, self.first, self.count - self.first)
+        return block(*(Store(self.table, chunk * 4 + place, fact) for place, fact in enumerate(facts)))
+
+    def around(self, depth: int, inner: Stmt) -> Stmt:
+        if depth != self.row_depth or depth == 0:
+            return inner
+        outer = self.uses[:-1]
+        row = join_key([use.coordinate for use in outer], [use.arrays.size for use in outer])
+        count = self.count - self.first if self.is_shared else self.count
+        return block(inner, Store(self.pos, row + 1, count))
+
+    def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
+        return block(
+            Store(self.crd, self.count, coordinates[-1]),
+            Store(self.values, self.count, value),
+            Assign(self.count, self.count + 1),
+        )
+
+    def after(self) -> Stmt:
+        nnz = wide(Load(self.pos, row_count(self.uses)))
+        return block(self._close_gaps() if self.is_shared else None, Put(self.nnz.name, nnz))
+
+    def _close_gaps(self) -> Stmt:
+        """Move what the chunks have written together, and count ``pos`` from the very first row."""
+        chunk, at, r = Var("chunk"), Var("at"), Var("r")
+        row, stop, first, length = (Load(self.table, chunk * 4 + place) for place in range(4))
+        start = Var("chunk_from")
+        moves = [Copy(array, at, array, start, length) for array in (self.crd, self.values)]
+        later = Store(self.pos, r + 1, wide(Load(self.pos, r + 1)) + at)
+        step = block(
+            Declare(start, first),
+            If(at < start, block(*moves)),
+            If(Const(0) < at, For(r, row, stop, later)),
+            Assign(at, at + length),
+        )
+        return block(Declare(at, Const(0)), For(chunk, Const(0), Var("chunks"), step), Free(self.table))
 
 
 class Entries(Collector):
@@ -270,3 +384,11 @@ class Entries(Collector):
             Return(Const(0)),
         )
         return Function("scorch_finish", params, body, exported=True)
+
+
+def row_count(uses: Sequence[LevelUse]) -> Expr:
+    """How many rows lie below the levels before the last of ``uses``."""
+    rows: Expr = Const(1)
+    for use in uses[:-1]:
+        rows = rows * use.arrays.size
+    return rows

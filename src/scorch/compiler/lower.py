@@ -434,7 +434,7 @@ class Lowering:
         """The outermost loop cut into chunks of equal work that threads take in turns."""
         chunk, chunks, span = Var("chunk"), Var("chunks"), Var("span")
         start, stop = Var("chunk_start"), Var("chunk_stop")
-        wanted = Select(Var("threads") <= 1, Const(1), Var("threads") * 16)
+        wanted = Select(Var("threads") <= 1, Const(1), Var("threads") * self.assembly.chunks_per_thread)
         limits: list[Stmt | None]
         if self.plan.balance is not None:
             tensor, level = self.plan.balance

@@ -4,6 +4,7 @@
 - ``convert_operands``: which operands are taken out of blocks, transposed or copied
 - ``order_loops``: the order of the loops (``cost`` prices them)
 - ``insert_workspace``: how the result is built: in place, by rows, by a sorted list; with which workspace
+- ``assign_slots``: whether rows are written in place, into as much room as they may need
 - ``parallelize``: whether threads share the outermost loop, and how
 - ``lower`` and ``loops.simplify``: the loops, which ``loops.cpp`` prints
 """
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scorch.compiler import lattice
+from scorch.compiler.assign_slots import assign_slots
 from scorch.compiler.convert_operands import (
     Conversion,
     lay_out,
@@ -145,6 +147,7 @@ def _assemble(
         prefix=0,
         prefix_levels=0,
         workspace=None,
+        slots=(),
         words=(),
         workspace_words=(),
         parallel=False,
@@ -158,9 +161,11 @@ def _assemble(
         if pattern is not None:
             plan = replace(plan, assembly="shared", pattern=pattern)
         else:
-            plan = insert_workspace(plan, shape)
+            plan = assign_slots(insert_workspace(plan, shape), operands)
     if unsorted:
-        plan = replace(plan, assembly="list", prefix=0, prefix_levels=0, workspace=None, workspace_words=())
+        plan = replace(
+            plan, assembly="list", prefix=0, prefix_levels=0, workspace=None, slots=(), workspace_words=()
+        )
     return parallelize(plan, operands)
 
 
@@ -188,10 +193,11 @@ def _header(plan: Plan) -> str:
 
 def describe_assembly(plan: Plan) -> str:
     """How the result is built, in words."""
+    bounds = " and ".join(name for name, _ in plan.slots)
     words = {
         "dense": "dense values",
         "shared": f"values on the pattern of {plan.pattern.tensor}" if plan.pattern else "",
-        "rows": "appended row by row",
+        "rows": "appended row by row" + (f", in place: no more entries than in {bounds}" if bounds else ""),
         "list": "a list of entries, " + ("packed" if plan.comes_sorted else "sorted and packed"),
     }[plan.assembly]
     if plan.workspace is not None:

@@ -136,6 +136,8 @@ class Plan:
     ``prefix_levels``: the levels they cover.
     ``workspace``: None if all of the result's loops are in the prefix, or if entries may come in any order
     because a list sorts them all; else ``dense`` or ``list``.
+    ``slots``: the tensors, each with a level, whose entries bound those of a result appended by rows, which
+    then goes straight to its place; () if there is no such bound.
     ``words``: the result levels joined in each 64-bit key of the list; ``workspace_words``: of the workspace.
     ``searched``: levels that are searched for each coordinate of a much shorter one instead of walked.
     ``parallel``: whether several threads share the outermost loop; ``balance``: the tensor and level whose
@@ -154,6 +156,7 @@ class Plan:
     prefix: int
     prefix_levels: int
     workspace: str | None
+    slots: tuple[tuple[str, int], ...]
     words: tuple[tuple[int, ...], ...]
     workspace_words: tuple[tuple[int, ...], ...]
     parallel: bool

@@ -19,7 +19,15 @@ from scorch.compiler.typing import dtype_of_type
 from scorch.errors import KernelError
 from scorch.formats import Format
 from scorch.runtime import invoke
-from scorch.runtime.fill import MOST_DIMS, MOST_SLOTS, builtins, pack, result_facts, row_facts
+from scorch.runtime.fill import (
+    MOST_DIMS,
+    MOST_SLOTS,
+    builtins,
+    pack,
+    result_facts,
+    row_facts,
+    slot_facts,
+)
 from scorch.runtime.kernel import CompiledKernel, Engine
 from scorch.settings import current
 from scorch.tensor.budget import LARGE, check_budget
@@ -61,6 +69,7 @@ class Prepared:
         self.pattern_source = -1
         if plan.pattern is not None:
             self.pattern_source = list(names).index(plan.pattern.tensor)
+        self.slots = [(list(names).index(name), level) for name, level in plan.slots]
         self.is_serial = not plan.parallel or planned.choice.chosen.total < SERIAL_WORK
         self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
         self.stored_shape = [self.shape[dim] for dim in plan.result.order] if plan.result.is_dense else []
@@ -76,10 +85,10 @@ class Prepared:
         ``contiguous``: the caller knows that all dense ones are.
         """
         threads = 1 if self.is_serial else current().threads or torch.get_num_threads()
-        if contiguous and self.is_direct:
-            return self._direct(sources, threads)
-        inputs: list[Any] = [self.parallel_for, threads, *self.sizes]
         operands = sources if contiguous and not self.converts else self._converted(sources)
+        if self.is_direct:
+            return self._direct(operands, threads)
+        inputs: list[Any] = [self.parallel_for, threads, *self.sizes]
         for tensor in operands:
             if isinstance(tensor, Storage):
                 for array in tensor.pattern.arrays:
@@ -115,7 +124,8 @@ class Prepared:
             return self.facts
         source = sources[self.pattern_source]
         assert isinstance(source, Storage)
-        return result_facts(self.planned.plan.element, (source.pattern.size,))
+        size, zero = source.pattern.size, not self.kernel.writes_everything
+        return result_facts(self.planned.plan.element, (size,), zero)
 
     def wrap(self, found: Any, sources: Sequence[Tensor]) -> Tensor:
         """What a builtin returned as a tensor."""
@@ -137,27 +147,25 @@ class Prepared:
     @functools.cached_property
     def is_direct(self) -> bool:
         """Whether ``_direct`` may be used."""
-        if (
-            self.converts
-            or self.kernel.slots > MOST_SLOTS
-            or len(self.shape) > MOST_DIMS
-            or builtins() is None
-        ):
+        if self.kernel.slots > MOST_SLOTS or len(self.shape) > MOST_DIMS or builtins() is None:
             return False
-        plain = self.assembly in ("dense", "shared") and not self.is_cast and self.kernel.identity == 0
+        begins_at_zero = self.kernel.identity == 0 or self.kernel.writes_everything
+        plain = self.assembly in ("dense", "shared") and not self.is_cast and begins_at_zero
         return plain or self.assembly == "rows"
 
     @functools.cached_property
     def builtin(self) -> Callable[..., Any]:
         found = builtins()
         assert found is not None
+        if self.slots:
+            return found.slots
         return found.rows if self.assembly == "rows" else found.fill
 
     @functools.cached_property
     def address(self) -> int | tuple[int, int]:
         """The kernel as the builtin takes it."""
         addresses = self.kernel.native.addresses
-        if self.assembly == "rows":
+        if self.assembly == "rows" and not self.slots:
             return addresses["scorch_compute"], addresses["scorch_finish"]
         return addresses["scorch_compute"]
 
@@ -166,8 +174,27 @@ class Prepared:
         """What the builtin allocates."""
         plan = self.planned.plan
         if self.assembly == "dense":
-            return result_facts(plan.element, self.stored_shape)
-        return row_facts(self.row_counts[-1] if self.row_counts else 1, plan.index, plan.element)
+            return result_facts(plan.element, self.stored_shape, not self.kernel.writes_everything)
+        rows = self.row_counts[-1] if self.row_counts else 1
+        if not self.slots:
+            return row_facts(rows, plan.index, plan.element)
+        return slot_facts(
+            rows, plan.index, plan.element, [self._place_of_crd(*bound) for bound in self.slots]
+        )
+
+    def _place_of_crd(self, source: int, level: int) -> int:
+        """Where among the tensors that the builtin takes the coordinates of a level of ``source`` stand."""
+        plan, place = self.planned.plan, 0
+        for number, name in enumerate(dict.fromkeys(access.tensor for access in plan.step.accesses)):
+            form = plan.operand(name).format
+            for at in range(len(form)):
+                if form.levels[at].keeps_crd:
+                    place += int(form.starts_run(at))
+                    if (number, at) == (source, level):
+                        return place
+                    place += 1
+            place += 1
+        raise AssertionError(f"operand {source} keeps no coordinates in level {level}")
 
     @functools.cached_property
     def row_counts(self) -> tuple[int, ...]:
@@ -223,7 +250,8 @@ class Prepared:
             values = self.kernel.fill(engine, inputs, source.pattern.size)
             pattern = source.pattern.carried(plan.result, self.shape)
         else:
-            arrays = self.kernel.build(engine, inputs, self.shape, self._check_bytes)
+            bound = sum(_entries(operands[source], level) for source, level in self.slots)
+            arrays = self.kernel.build(engine, inputs, self.shape, self._check_bytes, bound)
             values = arrays.values
             pattern = Pattern(plan.result, self.shape, arrays.pos, arrays.crd, arrays.counts)
         return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
@@ -237,6 +265,11 @@ class Prepared:
         plan = self.planned.plan
         what = f"{plan.header.splitlines()[0]} in format {plan.result}"
         check_budget(size, what, "ask for a sparser format such as 'coo' or 'dcsr'")
+
+
+def _entries(tensor: Tensor, level: int) -> int:
+    assert isinstance(tensor, Storage)
+    return tensor.pattern.counts[level]
 
 
 def _dense_bytes(plan: Plan, shape: Sequence[int]) -> int:
