@@ -7,6 +7,7 @@ come out of order (``formats.scratch``), and hands finished entries, in order, t
     Values   the place is known: a dense result, or the pattern of an operand
     Rows     append coordinate and value below dense levels, one array per chunk of the outer loop
     Slots    the same into the arrays of the result, where operands say how long they may get
+    Buckets  count the entries of each row, then run the loops again and put each into its row
     Entries  a list of all entries under 64-bit keys, sorted if need be, then packed into any format
 
 A kernel runs in two calls: ``scorch_compute`` leaves what it collected and says how long the arrays of the
@@ -15,7 +16,7 @@ result are, the caller allocates them, ``scorch_finish`` fills them.
 
 from __future__ import annotations
 
-from scorch.compiler.collect import Collector, Entries, Rows, Slots, Values
+from scorch.compiler.collect import Buckets, Collector, Entries, Rows, Slots, Values
 from scorch.compiler.express import combine, converted
 from scorch.compiler.plan import LevelUse, Plan
 from scorch.formats.scratch import DenseScratch, ListScratch, Scratch
@@ -59,6 +60,8 @@ def make_assembly(plan: Plan) -> Assembly:
             collector = Values(plan)
         case "rows":
             collector = Slots(plan) if plan.slots else Rows(plan)
+        case "buckets":
+            collector = Buckets(plan)
         case "list":
             collector = Entries(plan)
         case _:
@@ -124,6 +127,10 @@ class Assembly:
 
     def after_worker(self) -> Stmt:
         return self.scratch.free() if self.scratch else block()
+
+    def next_pass(self) -> Stmt | None:
+        """What comes between this turn of the loops and the next one; None if there is no other."""
+        return self.collector.next_pass()
 
     @property
     def chunks_per_thread(self) -> int:

@@ -98,6 +98,8 @@ class Lowering:
         states = {access: State(0, Const(0), None, TRUE) for access in self.accesses}
         inner = self._loops(0, states, frozenset(), {})
         outer = self.assembly.around(0, inner, self._leaf_position(states))
+        if (between := self.assembly.next_pass()) is not None:  # in scopes of their own
+            outer = block(If(TRUE, outer), between, If(TRUE, self._loops(0, states, frozenset(), {})))
         if self.plan.parallel and self.order:
             body: Stmt = block(self.assembly.before(), outer, self.assembly.after())
         else:

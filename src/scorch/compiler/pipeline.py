@@ -198,6 +198,7 @@ def describe_assembly(plan: Plan) -> str:
         "dense": "dense values",
         "shared": f"values on the pattern of {plan.pattern.tensor}" if plan.pattern else "",
         "rows": "appended row by row" + (f", in place: no more entries than in {bounds}" if bounds else ""),
+        "buckets": "counted row by row, then put in place",
         "list": "a list of entries, " + ("packed" if plan.comes_sorted else "sorted and packed"),
     }[plan.assembly]
     if plan.workspace is not None:

@@ -219,11 +219,11 @@ object *scorch_fill(object *self, object *const *given, long count) {
     return (object *)out;
 }
 
-/* (pos, crd, values) as Python has them, or all freed. */
-static object *given_out(managed_t **made, int wanted) {
-    object *found = wanted ? PyTuple_New(3) : 0;
+/* The tensors as Python has them, or all freed. */
+static object *given_out(managed_t **made, int parts, int wanted) {
+    object *found = wanted ? PyTuple_New(parts) : 0;
     void *out;
-    for (int part = 0; part < 3; part++) {
+    for (int part = 0; part < parts; part++) {
         out = 0;
         if (!found) {
             if (made[part]) made[part]->deleter(made[part]);
@@ -282,44 +282,46 @@ object *scorch_rows(object *self, object *const *given, long count) {
             if (made[part]) made[part]->deleter(made[part]);
         return nothing();
     }
-    return given_out(made, !!made[2]);
+    return given_out(made, 3, !!made[2]);
 }
 
 /* slots(compute, first slots, result: ours, rows, bits of indices, code and bits of values, how many
-         tensors bound the result and which, facts or None, tensors...)
-   returns (pos, crd, values); the slots after the tensors are those of compiler.collect.Slots */
+         arrays of coordinates, how many tensors bound the result and which, facts or None, tensors...)
+   returns (pos, crd..., values); the slots after the tensors are those of compiler.collect.InPlace */
 object *scorch_slots(object *self, object *const *given, long count) {
     long long slots[SLOTS], lengths[SLOTS], *result, rows, bound = 0, nnz;
     long used, status;
-    int zeroed, ours;
+    int zeroed, ours, parts, part;
     void *thread;
-    managed_t *made[3] = {0, 0, 0};
+    managed_t *made[DIMS + 2] = {0};
     kernel_t compute = (kernel_t)PyLong_AsLongLong(given[0]);
     result = (long long *)PyBytes_AsString(given[2]);
     if (PyErr_Occurred() || (status = gather(given, count, slots, &used, lengths)) < 0) return 0;
     if (status) return nothing();
     ours = (int)result[0], rows = result[1] + 1;
-    for (long long term = 0; term < result[5]; term++) bound += lengths[result[6 + term]];
-    made[0] = make(ours, 0, result[2], 1, &rows, &zeroed);
-    made[1] = made[0] ? make(ours, 0, result[2], 1, &bound, &zeroed) : 0;
-    made[2] = made[1] ? make(ours, result[3], result[4], 1, &bound, &zeroed) : 0;
-    if (!made[2]) {
-        for (int part = 0; part < 2; part++)
-            if (made[part]) made[part]->deleter(made[part]);
-        return given[3] == none ? 0 : shell();
+    parts = (int)result[5] + 2;
+    for (long long term = 0; term < result[6]; term++) bound += lengths[result[7 + term]];
+    for (part = 0; part < parts; part++) {
+        int is_index = part < parts - 1;
+        made[part] = make(ours, is_index ? 0 : result[3], is_index ? result[2] : result[4], 1,
+                          part ? &bound : &rows, &zeroed);
+        if (!made[part]) {
+            given_out(made, parts, 0);
+            return given[3] == none ? 0 : shell();
+        }
+        slots[used + part] = address_of(made[part]);
     }
-    for (int part = 0; part < 3; part++) slots[used + part] = address_of(made[part]);
     thread = PyEval_SaveThread();
     status = (long)compute(slots);
     PyEval_RestoreThread(thread);
-    nnz = slots[used + 3];
-    for (int part = 1; part < 3 && !status && nnz < bound; part++) {
+    nnz = slots[used + parts];
+    for (part = 1; part < parts && !status && nnz < bound; part++) {
         if (ours) made[part] = shrunk(made[part], nnz);
         else { /* torch's memory cannot be cut */
             managed_t *whole = made[part], *cut;
             cut = make(0, whole->tensor.code, whole->tensor.bits, 1, &nnz, &zeroed);
             if (!cut) {
-                given_out(made, 0);
+                given_out(made, parts, 0);
                 return 0;
             }
             if (nnz) memcpy((void *)address_of(cut), (void *)address_of(whole), nnz * whole->tensor.bits / 8);
@@ -327,8 +329,8 @@ object *scorch_slots(object *self, object *const *given, long count) {
             whole->deleter(whole);
         }
     }
-    if (!status) return given_out(made, 1);
-    given_out(made, 0);
+    if (!status) return given_out(made, parts, 1);
+    given_out(made, parts, 0);
     return out_of_memory();
 }
 """
@@ -349,7 +351,7 @@ class Builtins:
 
     fill: Callable[..., torch.Tensor]
     rows: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-    slots: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    slots: Callable[..., tuple[torch.Tensor, ...]]
     pool: Callable[[int], int]
 
 
@@ -412,9 +414,12 @@ def row_facts(rows: int, index: Type, element: Type) -> bytes:
     return pack([_ours(), rows, 8 * index.bytes, _CODES[element.kind], 8 * element.bytes])
 
 
-def slot_facts(rows: int, index: Type, element: Type, bounds: Sequence[int]) -> bytes:
-    """What ``slots`` needs to know of the result; ``bounds``: the tensors as long as it may get together."""
-    return row_facts(rows, index, element) + pack([len(bounds), *bounds])
+def slot_facts(rows: int, index: Type, element: Type, crds: int, bounds: Sequence[int]) -> bytes:
+    """What ``slots`` needs to know of the result.
+
+    ``crds``: how many arrays of coordinates it has; ``bounds``: the tensors as long as it may get together.
+    """
+    return row_facts(rows, index, element) + pack([crds, len(bounds), *bounds])
 
 
 def _ours() -> int:

@@ -139,30 +139,31 @@ class CompiledKernel:
         return self._build_list(engine, inputs, shape, check)
 
     def _row_counts(self, shape: Sequence[int]) -> list[int]:
-        """How many positions each level above the rows of the result has."""
+        """How many positions each level above the entries of the result has."""
         counts, rows = [], 1
-        for level in range(len(self.plan.result) - 1):
+        for level in range(self.plan.row_levels or 0):
             rows *= self.plan.result.level_size(level, shape)
             counts.append(rows)
         return counts
 
     def _build_slots(self, engine: Engine, slots: list[Any], shape: Sequence[int], bound: int) -> Arrays:
         name = safe_tensor(self.plan.step.target.tensor)
-        index, counts = dtype_of_type(self.plan.index), self._row_counts(shape)
+        index, counts, levels = dtype_of_type(self.plan.index), self._row_counts(shape), len(self.plan.result)
         try:
             pos = torch.empty((counts or [1])[-1] + 1, dtype=index, device="cpu")
-            crd = torch.empty(bound, dtype=index, device="cpu")
+            crds = [torch.empty(bound, dtype=index, device="cpu") for _ in range(len(counts), levels)]
             values = torch.empty(bound, dtype=self.dtype, device="cpu")
         except (RuntimeError, MemoryError) as error:
             raise KernelError(f"no memory for the result: {error}") from error
-        slots += [engine.slot(array) for array in (pos, crd, values)]
+        slots += [engine.slot(array) for array in (pos, *crds, values)]
         slots += [0] * (self.slots - len(slots))
         self._check(engine.call("scorch_compute", slots))
         nnz = int(slots[self._place[f"{name}_nnz"]])
         if nnz < bound:
-            crd, values = crd[:nnz].clone(), values[:nnz].clone()
-        nones: tuple[None, ...] = (None,) * len(counts)
-        return Arrays((*nones, pos), (*nones, crd), (*counts, nnz), values)
+            crds, values = [crd[:nnz].clone() for crd in crds], values[:nnz].clone()
+        above, below = (None,) * len(counts), (None,) * (len(crds) - 1)
+        all_counts = (*counts, *(nnz for _ in crds))
+        return Arrays((*above, pos, *below), (*above, *crds), all_counts, values)
 
     def _build_rows(self, engine: Engine, slots: list[Any], shape: Sequence[int]) -> Arrays:
         form, name = self.plan.result, safe_tensor(self.plan.step.target.tensor)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from scorch.compiler.pipeline import Planned
-from scorch.compiler.plan import Plan
+from scorch.compiler.plan import VALUES, Plan
 from scorch.compiler.typing import dtype_of_type
 from scorch.errors import KernelError
 from scorch.formats import Format
@@ -136,6 +136,12 @@ class Prepared:
         if self.assembly == "dense":
             dense: torch.Tensor = found
             return dense.permute(self.back) if self.back else dense
+        if self.slots:
+            pos, *crds, values = found
+            above, below = self.no_arrays[: len(self.row_counts)], self.no_arrays[len(self.row_counts) :]
+            counts = self.row_counts + (values.numel(),) * len(crds)
+            pattern = Pattern(self.format, self.shape, (*above, pos, *below), (*above, *crds), counts)
+            return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
         pos, crd, values = found
         count = crd.numel()
         if count > LAST_INT32 and pos.dtype != crd.dtype:
@@ -151,7 +157,7 @@ class Prepared:
             return False
         begins_at_zero = self.kernel.identity == 0 or self.kernel.writes_everything
         plain = self.assembly in ("dense", "shared") and not self.is_cast and begins_at_zero
-        return plain or self.assembly == "rows"
+        return plain or self.assembly == "rows" or bool(self.slots)
 
     @functools.cached_property
     def builtin(self) -> Callable[..., Any]:
@@ -178,12 +184,12 @@ class Prepared:
         rows = self.row_counts[-1] if self.row_counts else 1
         if not self.slots:
             return row_facts(rows, plan.index, plan.element)
-        return slot_facts(
-            rows, plan.index, plan.element, [self._place_of_crd(*bound) for bound in self.slots]
-        )
+        bounds = [self._place_of_crd(*bound) for bound in self.slots]
+        crds = len(plan.result) - len(self.row_counts)
+        return slot_facts(rows, plan.index, plan.element, crds, bounds)
 
     def _place_of_crd(self, source: int, level: int) -> int:
-        """Where among the tensors that the builtin takes the coordinates of a level of ``source`` stand."""
+        """Where among the tensors that the builtin takes a level of ``source`` has its coordinates."""
         plan, place = self.planned.plan, 0
         for number, name in enumerate(dict.fromkeys(access.tensor for access in plan.step.accesses)):
             form = plan.operand(name).format
@@ -193,14 +199,16 @@ class Prepared:
                     if (number, at) == (source, level):
                         return place
                     place += 1
+            if (source, level) == (number, VALUES):
+                return place
             place += 1
         raise AssertionError(f"operand {source} keeps no coordinates in level {level}")
 
     @functools.cached_property
     def row_counts(self) -> tuple[int, ...]:
-        """The positions of each level above the rows."""
+        """The positions of each level above the entries."""
         form, counts = self.planned.plan.result, [1]
-        for level in range(len(form) - 1):
+        for level in range(self.planned.plan.row_levels or 0):
             counts.append(counts[-1] * form.level_size(level, self.shape))
         return tuple(counts[1:])
 
