@@ -86,8 +86,9 @@ class Assembly:
             left = self.uses[plan.prefix_levels :]
             names = [f"{self.plan.step.target.tensor}w{use.level + 1}" for use in left]
             sizes = [use.arrays.size for use in left]
-            if plan.workspace == "dense":
-                self.scratch = DenseScratch("w", names, sizes, plan.element, self.join)
+            if plan.workspace in ("dense", "bitmap"):
+                is_bitmap = plan.workspace == "bitmap"
+                self.scratch = DenseScratch("w", names, sizes, plan.element, self.join, is_bitmap)
             else:
                 words = tuple(
                     tuple(level - plan.prefix_levels for level in word) for word in plan.workspace_words
@@ -157,7 +158,8 @@ class Assembly:
             else:
                 inner = block(Declare(acc, self.identity), inner, done)
         if self.scratch is not None and depth == self.plan.prefix:
-            inner = block(self.scratch.open(), inner, self.scratch.drain(self._drained))
+            room = self.collector.make_room(self.scratch.count) if self.scratch.counts_exactly else None
+            inner = block(self.scratch.open(), inner, room, self.scratch.drain(self._drained))
         return self.collector.around(depth, inner)
 
     def leaf(self, value: Expr, position: Expr | None) -> Stmt:

@@ -79,6 +79,10 @@ class Collector:
     def after_chunk(self, chunk: Expr) -> Stmt:
         return block()
 
+    def make_room(self, entries: Expr) -> Stmt:
+        """Before ``entries`` are placed that are known to come."""
+        return block()
+
     def next_pass(self) -> Stmt | None:
         """What comes between this turn of the loops and the next one; None if there is no other."""
         return None
@@ -162,6 +166,7 @@ class Rows(Collector):
         self.finish_inputs = (Var("discard"), self.crd, self.values)
         outer = [loop for use in self.uses[:-1] for loop in use.loops]
         self.row_depth = len(outer)
+        self.has_room = False
 
     def before_chunks(self, chunks: Expr) -> Stmt:
         allocated = [Allocate(table, chunks, zero=True) for table in self.tables]
@@ -202,21 +207,37 @@ class Rows(Collector):
             Store(self.pos, row + 1, self.count - self.row_start),
         )
 
+    def make_room(self, entries: Expr) -> Stmt:
+        """Room for ``entries`` more, which are then placed without asking."""
+        self.has_room = True
+        needed = self.count + entries
+        return If(
+            self.capacity < needed,
+            block(
+                Assign(self.capacity, Binary("max", self.capacity * 2, needed, INT64)),
+                Resize(self.crd, self.capacity),
+                Resize(self.values, self.capacity),
+            ),
+        )
+
     def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
         append = block(
-            If(
-                self.count.equals(self.capacity),
-                block(
-                    Assign(self.capacity, self.capacity * 2),
-                    Resize(self.crd, self.capacity),
-                    Resize(self.values, self.capacity),
-                ),
-            ),
+            None if self.has_room else self.make_room_for_one(),
             Store(self.crd, self.count, coordinates[-1]),
             Store(self.values, self.count, value),
             Assign(self.count, self.count + 1),
         )
         return If(not_zero(value), append) if self.plan.skip_zeros else append
+
+    def make_room_for_one(self) -> Stmt:
+        return If(
+            self.count.equals(self.capacity),
+            block(
+                Assign(self.capacity, self.capacity * 2),
+                Resize(self.crd, self.capacity),
+                Resize(self.values, self.capacity),
+            ),
+        )
 
     def after(self) -> Stmt:
         r = Var("r")

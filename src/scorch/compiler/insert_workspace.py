@@ -18,6 +18,7 @@ from scorch.compiler.infer_format import carried_format, support_of
 from scorch.compiler.plan import Operand, Plan, Step
 from scorch.formats import Format
 from scorch.notation.nodes import Access
+from scorch.settings import enabled
 
 LARGEST_KEY = 2**63 - 1
 ALWAYS_DENSE = 2**16  # a workspace up to this many places is dense
@@ -44,7 +45,8 @@ def insert_workspace(plan: Plan, shape: Sequence[int]) -> Plan:
         left = math.prod(extents[covered:])
         entries = sum(operand.nnz for operand in plan.operands if operand.is_sparse)
         is_small = left <= ALWAYS_DENSE or (prefix > 0 and left <= min(MOST_DENSE, 8 * entries))
-        workspace = "dense" if is_small else "list" if prefix > 0 else None
+        dense = "bitmap" if enabled("bitmap") else "dense"
+        workspace = dense if is_small else "list" if prefix > 0 else None
         if workspace is None:
             prefix = covered = 0
     letters = plan.result.letters
