@@ -113,7 +113,7 @@ def test_routines_work_in_both_languages(native) -> None:
         if name == "sort_keys":
             rest = (Const(0), Const(0))
         if name == "sort_places":
-            rest = (Const(0), second, second, Const(0))
+            rest = (Const(0), second, arrays[INT64], Const(0))
         body.append(Assign(total, total + Call(name, (*given, *rest))))
     params = (total, *arrays.values(), second)
     kernel = Kernel("", params, (Function("f", params, block(*body, Put("total", total)), True),))
