@@ -18,7 +18,6 @@ import scorch
 from scorch.errors import NotationError, OperandError, ShapeError
 from scorch.explain import Explanation, explain
 from scorch.formats import Format
-from scorch.settings import enabled
 from scorch.tensor.construct import from_torch
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -48,7 +47,7 @@ def test_spmspm_gathers_each_row_in_a_workspace() -> None:
     found = explain("ij,jk->ik", sparse(100, 80, "csr"), sparse(80, 60, "csr"))
     [step] = found.steps
     assert str(found.result_format) == "csr"
-    assert step.workspace == ("bitmap over k" if enabled("bitmap") else "dense over k")
+    assert step.workspace == "dense over k"
     assert step.result.nnz is None
     orders = [order.order for order in step.rejected]
     assert ("i", "k", "j") in orders  # the inner product

@@ -86,9 +86,8 @@ class Assembly:
             left = self.uses[plan.prefix_levels :]
             names = [f"{self.plan.step.target.tensor}w{use.level + 1}" for use in left]
             sizes = [use.arrays.size for use in left]
-            if plan.workspace in ("dense", "bitmap"):
-                is_bitmap = plan.workspace == "bitmap"
-                self.scratch = DenseScratch("w", names, sizes, plan.element, self.join, is_bitmap)
+            if plan.workspace == "dense":
+                self.scratch = DenseScratch("w", names, sizes, plan.element, self.join, plan.bitmap)
             else:
                 words = tuple(
                     tuple(level - plan.prefix_levels for level in word) for word in plan.workspace_words

@@ -34,7 +34,7 @@ def assign_slots(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
         slots = _bounds(plan, operands, where, VALUES) if may_count else None
         if slots is None:
             return plan
-        plan = replace(plan, prefix=0, prefix_levels=0, workspace=None, workspace_words=())
+        plan = replace(plan, prefix=0, prefix_levels=0, workspace=None, bitmap=False, workspace_words=())
         return replace(plan, assembly="buckets", slots=slots)
     if plan.workspace is not None or not enabled("slots") or not _every_row_is_visited(plan, operands, rows):
         return plan

@@ -45,8 +45,7 @@ def insert_workspace(plan: Plan, shape: Sequence[int]) -> Plan:
         left = math.prod(extents[covered:])
         entries = sum(operand.nnz for operand in plan.operands if operand.is_sparse)
         is_small = left <= ALWAYS_DENSE or (prefix > 0 and left <= min(MOST_DENSE, 8 * entries))
-        dense = "bitmap" if enabled("bitmap") else "dense"
-        workspace = dense if is_small else "list" if prefix > 0 else None
+        workspace = "dense" if is_small else "list" if prefix > 0 else None
         if workspace is None:
             prefix = covered = 0
     letters = plan.result.letters
@@ -58,6 +57,7 @@ def insert_workspace(plan: Plan, shape: Sequence[int]) -> Plan:
         prefix=prefix,
         prefix_levels=covered,
         workspace=workspace,
+        bitmap=workspace == "dense" and enabled("bitmap"),
         words=words,
         workspace_words=key_words(range(covered, levels), extents) if workspace == "list" else (),
     )

@@ -147,6 +147,7 @@ def _assemble(
         prefix=0,
         prefix_levels=0,
         workspace=None,
+        bitmap=False,
         slots=(),
         words=(),
         workspace_words=(),
@@ -163,9 +164,8 @@ def _assemble(
         else:
             plan = assign_slots(insert_workspace(plan, shape), operands)
     if unsorted:
-        plan = replace(
-            plan, assembly="list", prefix=0, prefix_levels=0, workspace=None, slots=(), workspace_words=()
-        )
+        plan = replace(plan, assembly="list", prefix=0, prefix_levels=0, workspace=None, workspace_words=())
+        plan = replace(plan, bitmap=False, slots=())
     return parallelize(plan, operands)
 
 
@@ -204,5 +204,7 @@ def describe_assembly(plan: Plan) -> str:
     if plan.workspace is not None:
         left = [use for use in plan.result_uses[plan.prefix_levels :]]
         over = ", ".join(dict.fromkeys(loop for use in left for loop in (use.loops or sorted(use.needs))))
-        words += f", through a {plan.workspace} workspace over {over}"
+        words += f", through a {plan.workspace} workspace over {over}" + (
+            " with a bitmap" if plan.bitmap else ""
+        )
     return words

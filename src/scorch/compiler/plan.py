@@ -138,8 +138,8 @@ class Plan:
     ``prefix``: how many outer loops run over the result's first levels in stored order.
     ``prefix_levels``: the levels they cover.
     ``workspace``: None if all of the result's loops are in the prefix, or if entries may come in any order
-    because a list sorts them all; else ``dense``, ``bitmap`` (dense, drained in the order of a bitmap)
-    or ``list``.
+    because a list sorts them all; else ``dense`` or ``list``. ``bitmap``: whether the places of a
+    dense one are sorted by marking them in a bitmap.
     ``slots``: the tensors, each with a level (or ``VALUES``), whose entries bound those of the result, which
     then go straight to their place; () if there is no such bound.
     ``words``: the result levels joined in each 64-bit key of the list; ``workspace_words``: of the workspace.
@@ -160,6 +160,7 @@ class Plan:
     prefix: int
     prefix_levels: int
     workspace: str | None
+    bitmap: bool
     slots: tuple[tuple[str, int], ...]
     words: tuple[tuple[int, ...], ...]
     workspace_words: tuple[tuple[int, ...], ...]
