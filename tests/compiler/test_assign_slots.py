@@ -114,3 +114,16 @@ def test_transposes_of_every_dtype(dtype: torch.dtype) -> None:
         found = A.to_format(form)
         assert found.dtype == dtype
         assert torch.equal(found.to_dense(), dense)
+
+
+@pytest.mark.parametrize("form", ["dds", "ooo", "doo", "sss"])
+def test_diagonals_that_are_counted(form: str) -> None:
+    """Not every entry of the operand is one of the result: the rows must not be counted from its arrays."""
+    cube = random(6, 5, 6, density=0.6)
+    A = scorch.from_torch(cube, format=scorch.Format(form))
+    truth = torch.einsum("iji->ji", cube)
+    for debug in (False, True):
+        with scorch.settings(debug=debug):
+            found = scorch.evaluate("C[j,i] = A[i,j,i]", A=A, format="csr")
+            check_storage(found.storage)
+            assert torch.equal(found.to_dense(), truth)

@@ -128,6 +128,10 @@ class Assembly:
     def after_worker(self) -> Stmt:
         return self.scratch.free() if self.scratch else block()
 
+    def counting(self, loops: Stmt) -> Stmt:
+        """The first of two turns of the loops, or something shorter with the same effect."""
+        return self.collector.counting(loops)
+
     def next_pass(self) -> Stmt | None:
         """What comes between this turn of the loops and the next one; None if there is no other."""
         return self.collector.next_pass()

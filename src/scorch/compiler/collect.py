@@ -83,6 +83,10 @@ class Collector:
         """Before ``entries`` are placed that are known to come."""
         return block()
 
+    def counting(self, loops: Stmt) -> Stmt:
+        """The first of two turns of ``loops``, or something shorter with the same effect."""
+        return loops
+
     def next_pass(self) -> Stmt | None:
         """What comes between this turn of the loops and the next one; None if there is no other."""
         return None
@@ -400,6 +404,25 @@ class Buckets(InPlace):
             self.write(at, coordinates, value),
             Store(self.pos, here, at + 1),
         )
+
+    def counting(self, loops: Stmt) -> Stmt:
+        """The rows of all entries of a lone operand, which lie in one array, need no loops to be counted."""
+        access = self.plan.step.accesses[0]
+        is_copy = self.plan.step.body == access and len(set(access.indices)) == len(access.indices)
+        operand = self.plan.operand(access.tensor)
+        form = operand.format
+        full = len(form.letters) - len(form.letters.lstrip("d"))
+        is_run = form.letters[full:] == "s" or set(form.letters[full:]) == {"o"}
+        if self.rows != 1 or not is_copy or not is_run:
+            return loops
+        uses = self.plan.splits.uses(form, access.indices, operand.name, operand.index)
+        for use in uses[full:]:
+            if use.loop == self.uses[0].loop:
+                p = Var("p")
+                entries = wide(Load(uses[full].arrays.pos, row_count(uses[: full + 1])))
+                row = wide(Load(use.arrays.crd, p)) + 1
+                return For(p, Const(0), entries, Store(self.pos, row, wide(Load(self.pos, row)) + 1))
+        return loops
 
     def next_pass(self) -> Stmt:
         self.counts = False

@@ -100,7 +100,8 @@ class Lowering:
         inner = self._loops(0, states, frozenset(), {})
         outer = self.assembly.around(0, inner, self._leaf_position(states))
         if (between := self.assembly.next_pass()) is not None:  # in scopes of their own
-            outer = block(If(TRUE, outer), between, If(TRUE, self._loops(0, states, frozenset(), {})))
+            again = self._loops(0, states, frozenset(), {})
+            outer = block(If(TRUE, self.assembly.counting(outer)), between, If(TRUE, again))
         if self.plan.parallel and self.order:
             body: Stmt = block(self.assembly.before(), outer, self.assembly.after())
         else:

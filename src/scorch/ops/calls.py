@@ -204,6 +204,18 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
             raise prepared.out_of_memory(error) from error
         return None if found is None else wrap(prepared.wrap(found, sources))
 
+    def run_sparse_pair(operands: Operands) -> Result | None:
+        """Another usual case, a new pattern from two sparse tensors, without a loop."""
+        a, b = operands
+        try:
+            found: Any = builtin(address, first, result, facts, *a.storage.tensors, *b.storage.tensors)
+        except MemoryError as error:
+            raise prepared.out_of_memory(error) from error
+        return None if found is None else SparseTensor(wrap_slots(found))
+
+    wrap_slots = prepared.wrap_slots
+    if prepared.slots and places == [0, 1] and all(type(value) is SparseTensor for value in operands):
+        return run_sparse_pair
     if not is_plain:
         return run
     is_pair = places == [0, 1] and len(operands) == 2 and type(operands[1]) is not SparseTensor

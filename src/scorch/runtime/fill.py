@@ -15,6 +15,7 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -219,9 +220,9 @@ object *scorch_fill(object *self, object *const *given, long count) {
     return (object *)out;
 }
 
-/* The tensors as Python has them, or all freed. */
-static object *given_out(managed_t **made, int parts, int wanted) {
-    object *found = wanted ? PyTuple_New(parts) : 0;
+/* The tensors as Python has them, with nnz unless it is negative, or all freed. */
+static object *given_out(managed_t **made, int parts, long long nnz, int wanted) {
+    object *found = wanted ? PyTuple_New(parts + (nnz >= 0)) : 0;
     void *out;
     for (int part = 0; part < parts; part++) {
         out = 0;
@@ -231,6 +232,7 @@ static object *given_out(managed_t **made, int parts, int wanted) {
             return 0;
         }
     }
+    if (found && nnz >= 0) PyTuple_SetItem(found, parts, PyLong_FromLongLong(nnz));
     return found;
 }
 
@@ -282,12 +284,12 @@ object *scorch_rows(object *self, object *const *given, long count) {
             if (made[part]) made[part]->deleter(made[part]);
         return nothing();
     }
-    return given_out(made, 3, !!made[2]);
+    return given_out(made, 3, -1, !!made[2]);
 }
 
 /* slots(compute, first slots, result: ours, rows, bits of indices, code and bits of values, how many
          arrays of coordinates, how many tensors bound the result and which, facts or None, tensors...)
-   returns (pos, crd..., values); the slots after the tensors are those of compiler.collect.InPlace */
+   returns (pos, crd..., values, nnz); the slots after the tensors are those of compiler.collect.InPlace */
 object *scorch_slots(object *self, object *const *given, long count) {
     long long slots[SLOTS], lengths[SLOTS], *result, rows, bound = 0, nnz;
     long used, status;
@@ -306,7 +308,7 @@ object *scorch_slots(object *self, object *const *given, long count) {
         made[part] = make(ours, is_index ? 0 : result[3], is_index ? result[2] : result[4], 1,
                           part ? &bound : &rows, &zeroed);
         if (!made[part]) {
-            given_out(made, parts, 0);
+            given_out(made, parts, -1, 0);
             return given[3] == none ? 0 : shell();
         }
         slots[used + part] = address_of(made[part]);
@@ -321,7 +323,7 @@ object *scorch_slots(object *self, object *const *given, long count) {
             managed_t *whole = made[part], *cut;
             cut = make(0, whole->tensor.code, whole->tensor.bits, 1, &nnz, &zeroed);
             if (!cut) {
-                given_out(made, parts, 0);
+                given_out(made, parts, -1, 0);
                 return 0;
             }
             if (nnz) memcpy((void *)address_of(cut), (void *)address_of(whole), nnz * whole->tensor.bits / 8);
@@ -329,8 +331,8 @@ object *scorch_slots(object *self, object *const *given, long count) {
             whole->deleter(whole);
         }
     }
-    if (!status) return given_out(made, parts, 1);
-    given_out(made, parts, 0);
+    if (!status) return given_out(made, parts, nnz, 1);
+    given_out(made, parts, -1, 0);
     return out_of_memory();
 }
 """
@@ -351,7 +353,7 @@ class Builtins:
 
     fill: Callable[..., torch.Tensor]
     rows: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-    slots: Callable[..., tuple[torch.Tensor, ...]]
+    slots: Callable[..., tuple[Any, ...]]
     pool: Callable[[int], int]
 
 

@@ -56,6 +56,8 @@ class Prepared:
         self.assembly = plan.assembly
         self.format = plan.result
         self.no_arrays = (None,) * (len(plan.result) - 1)  # of the levels above the rows
+        self.above = self.no_arrays[: plan.row_levels or 0]
+        self.below = self.no_arrays[plan.row_levels or 0 :]
         self.is_cast = dtype != dtype_of_type(plan.element)
         converted = {conversion.name: conversion for conversion in planned.conversions}
         names = dict.fromkeys(access.tensor for access in plan.step.accesses)
@@ -137,17 +139,21 @@ class Prepared:
             dense: torch.Tensor = found
             return dense.permute(self.back) if self.back else dense
         if self.slots:
-            pos, *crds, values = found
-            above, below = self.no_arrays[: len(self.row_counts)], self.no_arrays[len(self.row_counts) :]
-            counts = self.row_counts + (values.numel(),) * len(crds)
-            pattern = Pattern(self.format, self.shape, (*above, pos, *below), (*above, *crds), counts)
-            return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
+            return self.wrap_slots(found)
         pos, crd, values = found
         count = crd.numel()
         if count > LAST_INT32 and pos.dtype != crd.dtype:
             crd = crd.to(pos.dtype)
         nones, counts = self.no_arrays, (*self.row_counts, count)
         pattern = Pattern(self.format, self.shape, (*nones, pos), (*nones, crd), counts)
+        return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
+
+    def wrap_slots(self, found: tuple[Any, ...]) -> Storage:
+        """What the builtin ``slots`` returned."""
+        pos, *crds, values, nnz = found
+        above = self.above
+        counts = (*self.row_counts, *(nnz for _ in crds)) if self.below else (*self.row_counts, nnz)
+        pattern = Pattern(self.format, self.shape, (*above, pos, *self.below), (*above, *crds), counts)
         return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
 
     @functools.cached_property
