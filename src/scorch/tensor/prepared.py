@@ -37,6 +37,7 @@ Tensor = Storage | torch.Tensor
 Convert = Callable[[Storage, Format], Storage]
 LAST_INT32 = 2**31 - 1
 SERIAL_WORK = 100_000  # below this many operations threads cost more than they give
+MERGES_MORE = 5  # times as many where entries only move: memory is the limit, and parts move once more
 
 
 class Prepared:
@@ -72,7 +73,8 @@ class Prepared:
         if plan.pattern is not None:
             self.pattern_source = list(names).index(plan.pattern.tensor)
         self.slots = [(list(names).index(name), level) for name, level in plan.slots]
-        self.is_serial = not plan.parallel or planned.choice.chosen.total < SERIAL_WORK
+        least = SERIAL_WORK * (MERGES_MORE if plan.slots else 1)
+        self.is_serial = not plan.parallel or planned.choice.chosen.total < least
         self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
         self.stored_shape = [self.shape[dim] for dim in plan.result.order] if plan.result.is_dense else []
         order = list(plan.result.order)
