@@ -13,6 +13,7 @@ from scorch.loops.nodes import (
     For,
     Function,
     Kernel,
+    Perform,
     Put,
     Return,
     Store,
@@ -111,9 +112,26 @@ def test_routines_work_in_both_languages(native) -> None:
         rest = (Const(0), Const(0)) if name == "sort_list" else (Const(0), Const(0), Const(1))
         if name == "sort_keys":
             rest = (Const(0), Const(0))
+        if name == "sort_places":
+            rest = (Const(0), second, arrays[INT64], Const(0))
         body.append(Assign(total, total + Call(name, (*given, *rest))))
     params = (total, *arrays.values(), second)
     kernel = Kernel("", params, (Function("f", params, block(*body, Put("total", total)), True),))
     slots = [0, np.zeros(2, np.int32), np.zeros(2, np.int64), np.zeros(2, np.int64)]
     by_c, by_python = native.both(kernel, "f", slots)
     assert by_c[0] == by_python[0] == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 24, 25, 100, 3000])
+@pytest.mark.parametrize("extent", [3000, 4096, 100_000])
+def test_places_are_sorted_by_a_bitmap(native, count: int, extent: int) -> None:
+    words = (extent + 4095) // 4096
+    params = (Array("X", INT32), Array("bits", INT64), Array("tops", INT64), Var("n"), Var("words"))
+    places, bits, tops, n, number = params
+    body = Perform(Call("sort_places", (places, n, bits, tops, number)))
+    kernel = Kernel("", params, (Function("f", params, block(body, body), True),))
+    drawn = np.random.default_rng(count).permutation(extent)[:count].astype(np.int32)
+    slots = [drawn, np.zeros(64 * words, np.int64), np.zeros(words, np.int64), count, words]
+    for found in native.both(kernel, "f", slots):
+        assert (found[0] == np.sort(drawn)).all()
+        assert not found[1].any() and not found[2].any()

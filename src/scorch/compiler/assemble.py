@@ -6,6 +6,8 @@ come out of order (``formats.scratch``), and hands finished entries, in order, t
 
     Values   the place is known: a dense result, or the pattern of an operand
     Rows     append coordinate and value below dense levels, one array per chunk of the outer loop
+    Slots    the same into the arrays of the result, where operands say how long they may get
+    Buckets  count the entries of each row, then run the loops again and put each into its row
     Entries  a list of all entries under 64-bit keys, sorted if need be, then packed into any format
 
 A kernel runs in two calls: ``scorch_compute`` leaves what it collected and says how long the arrays of the
@@ -14,7 +16,7 @@ result are, the caller allocates them, ``scorch_finish`` fills them.
 
 from __future__ import annotations
 
-from scorch.compiler.collect import Collector, Entries, Rows, Values
+from scorch.compiler.collect import Buckets, Collector, Entries, Rows, Slots, Values
 from scorch.compiler.express import combine, converted
 from scorch.compiler.plan import LevelUse, Plan, Vectors
 from scorch.formats.scratch import DenseScratch, ListScratch, Scratch
@@ -67,7 +69,9 @@ def make_assembly(plan: Plan) -> Assembly:
         case "dense" | "shared":
             collector = Values(plan)
         case "rows":
-            collector = Rows(plan)
+            collector = Slots(plan) if plan.slots else Rows(plan)
+        case "buckets":
+            collector = Buckets(plan)
         case "list":
             collector = Entries(plan)
         case _:
@@ -100,7 +104,7 @@ class Assembly:
             names = [f"{self.plan.step.target.tensor}w{use.level + 1}" for use in left]
             sizes = [use.arrays.size for use in left]
             if plan.workspace == "dense":
-                self.scratch = DenseScratch("w", names, sizes, plan.element, self.join)
+                self.scratch = DenseScratch("w", names, sizes, plan.element, self.join, plan.bitmap)
             else:
                 words = tuple(
                     tuple(level - plan.prefix_levels for level in word) for word in plan.workspace_words
@@ -141,6 +145,18 @@ class Assembly:
     def after_worker(self) -> Stmt:
         return self.scratch.free() if self.scratch else block()
 
+    def counting(self, loops: Stmt) -> Stmt:
+        """The first of two turns of the loops, or something shorter with the same effect."""
+        return self.collector.counting(loops)
+
+    def next_pass(self) -> Stmt | None:
+        """What comes between this turn of the loops and the next one; None if there is no other."""
+        return self.collector.next_pass()
+
+    @property
+    def chunks_per_thread(self) -> int:
+        return self.collector.chunks_per_thread
+
     def before_chunks(self, chunks: Expr) -> Stmt:
         return self.collector.before_chunks(chunks)
 
@@ -173,7 +189,8 @@ class Assembly:
         if self.tile is not None and depth == self.tile.opens:
             inner = self._stretches(self.tile, inner)
         if self.scratch is not None and depth == self.plan.prefix:
-            inner = block(self.scratch.open(), inner, self.scratch.drain(self._drained))
+            room = self.collector.make_room(self.scratch.count) if self.scratch.counts_exactly else None
+            inner = block(self.scratch.open(), inner, room, self.scratch.drain(self._drained))
         return self.collector.around(depth, inner)
 
     def leaf(self, value: Expr, position: Expr | None) -> Stmt:

@@ -1,14 +1,18 @@
 """Collectors: what takes the finished entries of a result.
 
 ``Values`` writes to a place that is known. ``Rows`` appends coordinates and values below dense levels, each
-chunk of the outer loop to arrays of its own, which are put one after another at the end. ``Entries``
-keeps all coordinates under keys and packs them, once sorted, into any format.
+chunk of the outer loop to arrays of its own, which are put one after another at the end; ``Slots`` does the
+same in place where operands bound the length of rows, and ``Buckets`` where entries come out of order.
+``Entries`` keeps all coordinates under keys and packs them, once sorted, into any format.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from scorch.compiler import lattice
 from scorch.compiler.pack import Packer
-from scorch.compiler.plan import Plan
+from scorch.compiler.plan import LevelUse, Plan
 from scorch.formats.scratch import FIRST_CAPACITY, ListScratch, join_key, not_zero
 from scorch.loops.nodes import (
     Allocate,
@@ -19,6 +23,7 @@ from scorch.loops.nodes import (
     Copy,
     Declare,
     Expr,
+    Fill,
     For,
     Free,
     Function,
@@ -35,6 +40,7 @@ from scorch.loops.nodes import (
     Var,
     block,
     both,
+    wide,
 )
 from scorch.loops.types import INT64
 from scorch.notation.operators import REDUCTIONS
@@ -44,6 +50,7 @@ class Collector:
     """Takes finished entries; most places need nothing done."""
 
     appends = True  # entries that were never found must not be placed
+    chunks_per_thread = 16
     inputs: tuple[Var | Array, ...] = ()
     outputs: tuple[Var | Array, ...] = ()
     finish_inputs: tuple[Var | Array, ...] = ()
@@ -72,6 +79,18 @@ class Collector:
     def after_chunk(self, chunk: Expr) -> Stmt:
         return block()
 
+    def make_room(self, entries: Expr) -> Stmt:
+        """Before ``entries`` are placed that are known to come."""
+        return block()
+
+    def counting(self, loops: Stmt) -> Stmt:
+        """The first of two turns of ``loops``, or something shorter with the same effect."""
+        return loops
+
+    def next_pass(self) -> Stmt | None:
+        """What comes between this turn of the loops and the next one; None if there is no other."""
+        return None
+
     def around(self, depth: int, inner: Stmt) -> Stmt:
         return inner
 
@@ -90,11 +109,7 @@ class Values(Collector):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.inputs = (self.values,)
-        result = {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
-        last = max((plan.order.index(loop) for loop in result), default=-1)
-        self.writes_once = all(loop in result for loop in plan.order[: last + 1])
-        if plan.vectors is not None and plan.vectors.kind == "rows":
-            self.writes_once = True
+        self.writes_once = _writes_once(plan)
 
     def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
         if position is None:
@@ -105,6 +120,42 @@ class Values(Collector):
         join = REDUCTIONS[self.plan.step.reduction].loop
         joined = Binary(join, Load(self.values, position), value, self.plan.element)
         return Store(self.values, position, joined)
+
+
+def writes_everything(plan: Plan) -> bool:
+    """Whether every value of a dense result, or of one on an operand's pattern, is written, whatever it was.
+
+    It is if no loop comes back to a value, and loops that skip coordinates are only those of the pattern.
+    """
+    if plan.assembly not in ("dense", "shared") or not _writes_once(plan) or plan.splits.blocks:
+        return False
+    if lattice.support(plan.step.body, lambda access: lattice.EVERYWHERE) == lattice.NOWHERE:
+        return False
+    if plan.pattern is not None:
+        return all(access != plan.pattern for access, _ in plan.searched)
+    result = _result_loops(plan)
+    for access in plan.step.accesses:
+        operand = plan.operand(access.tensor)
+        for use in plan.splits.uses(operand.format, access.indices, access.tensor, operand.index):
+            if use.needs <= result and not operand.format.levels[use.level].is_full:
+                return False
+    return True
+
+
+def _writes_once(plan: Plan) -> bool:
+    """Whether each value is complete when it is written: no reduction is outside of the result's loops.
+
+    A stretch of a row that stays in registers is complete when it is stored.
+    """
+    if plan.vectors is not None and plan.vectors.kind == "rows":
+        return True
+    result = _result_loops(plan)
+    last = max((plan.order.index(loop) for loop in result), default=-1)
+    return all(loop in result for loop in plan.order[: last + 1])
+
+
+def _result_loops(plan: Plan) -> set[str]:
+    return {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
 
 
 class Rows(Collector):
@@ -125,12 +176,7 @@ class Rows(Collector):
         self.finish_inputs = (Var("discard"), self.crd, self.values)
         outer = [loop for use in self.uses[:-1] for loop in use.loops]
         self.row_depth = len(outer)
-
-    def _rows(self) -> Expr:
-        rows: Expr = Const(1)
-        for use in self.uses[:-1]:
-            rows = rows * use.arrays.size
-        return rows
+        self.has_room = False
 
     def before_chunks(self, chunks: Expr) -> Stmt:
         allocated = [Allocate(table, chunks, zero=True) for table in self.tables]
@@ -171,25 +217,41 @@ class Rows(Collector):
             Store(self.pos, row + 1, self.count - self.row_start),
         )
 
+    def make_room(self, entries: Expr) -> Stmt:
+        """Room for ``entries`` more, which are then placed without asking."""
+        self.has_room = True
+        needed = self.count + entries
+        return If(
+            self.capacity < needed,
+            block(
+                Assign(self.capacity, Binary("max", self.capacity * 2, needed, INT64)),
+                Resize(self.crd, self.capacity),
+                Resize(self.values, self.capacity),
+            ),
+        )
+
     def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
         append = block(
-            If(
-                self.count.equals(self.capacity),
-                block(
-                    Assign(self.capacity, self.capacity * 2),
-                    Resize(self.crd, self.capacity),
-                    Resize(self.values, self.capacity),
-                ),
-            ),
+            None if self.has_room else self.make_room_for_one(),
             Store(self.crd, self.count, coordinates[-1]),
             Store(self.values, self.count, value),
             Assign(self.count, self.count + 1),
         )
         return If(not_zero(value), append) if self.plan.skip_zeros else append
 
+    def make_room_for_one(self) -> Stmt:
+        return If(
+            self.count.equals(self.capacity),
+            block(
+                Assign(self.capacity, self.capacity * 2),
+                Resize(self.crd, self.capacity),
+                Resize(self.values, self.capacity),
+            ),
+        )
+
     def after(self) -> Stmt:
         r = Var("r")
-        rows = self._rows()
+        rows = row_count(self.uses)
         total = Store(self.pos, r + 1, Load(self.pos, r + 1) + Load(self.pos, r))
         return block(For(r, Const(0), rows, total), Put(self.nnz.name, Load(self.pos, rows)))
 
@@ -221,6 +283,165 @@ class Rows(Collector):
         )
         params: tuple[Var | Array, ...] = (self.chunks, *self.tables, discard, self.crd, self.values)
         return Function("scorch_finish", params, body, exported=True)
+
+
+class InPlace(Collector):
+    """A result whose entries are one run of coordinates below dense levels, written straight to them."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        assert plan.row_levels is not None
+        self.rows = plan.row_levels
+        self.pos = Array(f"{self.name}{self.rows + 1}_pos", plan.index)
+        self.crd = [Array(f"{self.name}{use.level + 1}_crd", plan.index) for use in self.uses[self.rows :]]
+        self.nnz = Var(f"{self.name}_nnz")
+        self.inputs = (self.pos, *self.crd, self.values)
+        self.outputs = (self.nnz,)
+
+    def row(self, coordinates: Sequence[Expr]) -> Expr:
+        """The number of the row that an entry belongs to."""
+        above = self.uses[: self.rows]
+        return join_key(coordinates[: self.rows], [use.arrays.size for use in above])
+
+    def write(self, at: Expr, coordinates: list[Expr], value: Expr) -> Stmt:
+        pairs = zip(self.crd, coordinates[self.rows :], strict=True)
+        return block(*(Store(crd, at, x) for crd, x in pairs), Store(self.values, at, value))
+
+    def tell_nnz(self) -> Stmt:
+        return Put(self.nnz.name, wide(Load(self.pos, self.row_count)))
+
+    @property
+    def row_count(self) -> Expr:
+        return row_count(self.uses[: self.rows + 1])
+
+
+class Slots(InPlace):
+    """As ``Rows``, in place: the rows of operands in ``plan.slots`` say where those of the result may begin.
+
+    With threads each has one range of rows and leaves a gap behind it, which closes at the end; until then
+    ``pos`` counts from the first row of the range.
+    """
+
+    chunks_per_thread = 1  # moving costs more than waiting
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.count, self.first = Var(f"{self.name}_count"), Var(f"{self.name}_first")
+        self.is_shared = plan.parallel
+        self.table = Array("chunk_table", INT64)  # first row, row behind the last, first entry, entries
+
+    def before(self) -> Stmt:
+        return Store(self.pos, Const(0), Const(0))
+
+    def before_chunks(self, chunks: Expr) -> Stmt:
+        return Allocate(self.table, chunks * 4) if self.is_shared else block()
+
+    def before_chunk(self, chunk: Expr) -> Stmt:
+        if not self.is_shared:
+            return Declare(self.count, Const(0))
+        row, before = Var("chunk_row"), Const(0) + 0
+        for name, level in self.plan.slots:
+            pos = Array(f"{name}{level + 1}_pos", self.plan.operand(name).index)
+            before = before + wide(Load(pos, row))
+        return block(
+            Declare(row, Var("chunk_start") * row_count(self.uses[1:])),
+            Declare(self.first, before),
+            Declare(self.count, self.first),
+        )
+
+    def after_chunk(self, chunk: Expr) -> Stmt:
+        if not self.is_shared:
+            return block() if self.rows else Store(self.pos, Const(1), self.count)
+        stop = Var("chunk_stop") * row_count(self.uses[1:])
+        facts = (Var("chunk_row"), stop, self.first, self.count - self.first)
+        return block(*(Store(self.table, chunk * 4 + place, fact) for place, fact in enumerate(facts)))
+
+    def around(self, depth: int, inner: Stmt) -> Stmt:
+        if depth != self.rows or depth == 0:
+            return inner
+        row = self.row([use.coordinate for use in self.uses])
+        count = self.count - self.first if self.is_shared else self.count
+        return block(inner, Store(self.pos, row + 1, count))
+
+    def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
+        return block(self.write(self.count, coordinates, value), Assign(self.count, self.count + 1))
+
+    def after(self) -> Stmt:
+        return block(self._close_gaps() if self.is_shared else None, self.tell_nnz())
+
+    def _close_gaps(self) -> Stmt:
+        """Move what the chunks have written together, and count ``pos`` from the very first row."""
+        chunk, at, r = Var("chunk"), Var("at"), Var("r")
+        row, stop, first, length = (Load(self.table, chunk * 4 + place) for place in range(4))
+        start = Var("chunk_from")
+        moves = [Copy(array, at, array, start, length) for array in (*self.crd, self.values)]
+        later = Store(self.pos, r + 1, wide(Load(self.pos, r + 1)) + at)
+        step = block(
+            Declare(start, first),
+            If(at < start, block(*moves)),
+            If(Const(0) < at, For(r, row, stop, later)),
+            Assign(at, at + length),
+        )
+        return block(Declare(at, Const(0)), For(chunk, Const(0), Var("chunks"), step), Free(self.table))
+
+
+class Buckets(InPlace):
+    """Entries that come out of order, though those of each row in order, each once: a counting sort.
+
+    The loops run twice. First ``pos[r + 1]`` counts the entries of row r, then ``pos[r]`` is the next place
+    of row r, which in the end is where the row after it begins.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.counts = True  # until the loops have been lowered once
+
+    def before(self) -> Stmt:
+        return Fill(self.pos, Const(0), self.row_count + 1, Const(0))
+
+    def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
+        row = self.row(coordinates)
+        if self.counts:
+            return Store(self.pos, row + 1, wide(Load(self.pos, row + 1)) + 1)
+        at, here = Var(f"{self.name}_at"), Var(f"{self.name}_row")
+        return block(
+            Declare(here, row),
+            Declare(at, wide(Load(self.pos, here))),
+            self.write(at, coordinates, value),
+            Store(self.pos, here, at + 1),
+        )
+
+    def counting(self, loops: Stmt) -> Stmt:
+        """The rows of all entries of a lone operand, which lie in one array, need no loops to be counted."""
+        access = self.plan.step.accesses[0]
+        is_copy = self.plan.step.body == access and len(set(access.indices)) == len(access.indices)
+        operand = self.plan.operand(access.tensor)
+        form = operand.format
+        full = len(form.letters) - len(form.letters.lstrip("d"))
+        is_run = form.letters[full:] == "s" or set(form.letters[full:]) == {"o"}
+        if self.rows != 1 or not is_copy or not is_run:
+            return loops
+        uses = self.plan.splits.uses(form, access.indices, operand.name, operand.index)
+        for use in uses[full:]:
+            if use.loop == self.uses[0].loop:
+                p = Var("p")
+                entries = wide(Load(uses[full].arrays.pos, row_count(uses[: full + 1])))
+                row = wide(Load(use.arrays.crd, p)) + 1
+                return For(p, Const(0), entries, Store(self.pos, row, wide(Load(self.pos, row)) + 1))
+        return loops
+
+    def next_pass(self) -> Stmt:
+        self.counts = False
+        r = Var("r")
+        total = Store(self.pos, r + 1, wide(Load(self.pos, r + 1)) + wide(Load(self.pos, r)))
+        return For(r, Const(0), self.row_count, total)
+
+    def after(self) -> Stmt:
+        return block(
+            Copy(self.pos, Const(1), self.pos, Const(0), self.row_count),
+            Store(self.pos, Const(0), Const(0)),
+            self.tell_nnz(),
+        )
 
 
 class Entries(Collector):
@@ -273,3 +494,11 @@ class Entries(Collector):
             Return(Const(0)),
         )
         return Function("scorch_finish", params, body, exported=True)
+
+
+def row_count(uses: Sequence[LevelUse]) -> Expr:
+    """How many rows lie below the levels before the last of ``uses``."""
+    rows: Expr = Const(1)
+    for use in uses[:-1]:
+        rows = rows * use.arrays.size
+    return rows

@@ -18,6 +18,7 @@ from scorch.compiler.infer_format import shared_levels, support_of
 from scorch.compiler.plan import Operand, Plan, Step
 from scorch.formats import Format
 from scorch.notation.nodes import Access
+from scorch.settings import enabled
 
 LARGEST_KEY = 2**63 - 1
 ALWAYS_DENSE = 2**16  # a workspace up to this many places is dense
@@ -59,6 +60,7 @@ def insert_workspace(plan: Plan, shape: Sequence[int]) -> Plan:
         prefix=prefix,
         prefix_levels=covered,
         workspace=workspace,
+        bitmap=workspace == "dense" and enabled("bitmap"),
         words=words,
         workspace_words=key_words(range(covered, levels), extents) if workspace == "list" else (),
     )

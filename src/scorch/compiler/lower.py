@@ -53,6 +53,7 @@ from scorch.loops.nodes import (
     Store,
     Tile,
     Total,
+    Unary,
     Var,
     While,
     block,
@@ -60,7 +61,7 @@ from scorch.loops.nodes import (
     lane,
     wide,
 )
-from scorch.loops.types import INT64
+from scorch.loops.types import BOOL, INT64
 from scorch.notation.nodes import Access
 
 AHEAD = 8  # entries between fetching a row and using it
@@ -108,6 +109,9 @@ class Lowering:
         states = {access: State(0, Const(0), None, TRUE) for access in self.accesses}
         inner = self._loops(0, states, frozenset(), {})
         outer = self.assembly.around(0, inner, *self._delivery(0, states, frozenset()))
+        if (between := self.assembly.next_pass()) is not None:  # in scopes of their own
+            again = self._loops(0, states, frozenset(), {})
+            outer = block(If(TRUE, self.assembly.counting(outer)), between, If(TRUE, again))
         if self.plan.parallel and self.order:
             body: Stmt = block(self.assembly.before(), outer, self.assembly.after())
         else:
@@ -332,23 +336,23 @@ class Lowering:
 
     def _merged(self, loop: _Loop, drivers: list[Cursor], where: Support) -> Stmt:
         """``while``: take the smallest coordinate in front and see which accesses store it."""
+        if len(drivers) == 2 and all(c.is_unique for c in drivers):
+            if len(where) == 1:
+                return self._both_of_two(loop, drivers)
+            is_innermost = loop.depth == len(self.order) - 1 and not loop.followers
+            if is_innermost and all(len(clause) == 1 for clause in where):
+                return self._either_of_two(loop, drivers)
         opening: list[Stmt | None] = [self._open(c, loop.states) for c in drivers]
         opening += [self._open_follower(c, loop.states, None) for c in loop.followers]
         required = lattice.required(where)
         alive = formula(where, {c.access: c.has_more for c in drivers})
-        is_pair = len(drivers) == 2 and len(where) == 2 and all(len(clause) == 1 for clause in where)
-        in_tails = is_pair and loop.depth == len(self.order) - 1 and not loop.followers
-        in_tails = in_tails and all(c.is_unique for c in drivers)
-        if in_tails:
-            alive = both(drivers[0].has_more, drivers[1].has_more)
-        fronts, steps = [], []
+        fronts = []
         states: dict[Access, State] = dict(loop.states)
         for cursor in drivers:
             front = Var(f"{cursor.position.name}_front")
-            always = in_tails or (len(where) == 1 and cursor.access in required)
+            always = len(where) == 1 and cursor.access in required
             value = cursor.front if always else Select(cursor.has_more, cursor.front, LAST)
             fronts.append(Declare(front, value))
-            steps.append(cursor)
             present = TRUE if cursor.access in required else cursor.flag
             states[cursor.access] = cursor.resolved(loop.states[cursor.access].level, present)
         smallest: Expr = Var(f"{drivers[0].position.name}_front")
@@ -366,22 +370,76 @@ class Lowering:
             for c in drivers
         ]
         body = block(*fronts, Declare(loop.x, smallest), *flags, *runs, moves, inside, *advance)
-        found = block(*opening, While(alive, body))
-        if in_tails:
-            found = block(found, *(self._tail(loop, drivers, k) for k in (0, 1)))
-        return found
+        return block(*opening, While(alive, body))
 
-    def _tail(self, loop: _Loop, drivers: list[Cursor], kept: int) -> Stmt:
-        """What is left of one of two merged levels once the other has ended."""
-        cursor, other = drivers[kept], drivers[1 - kept]
-        rest = Cursor(cursor.access, cursor.use, Var(f"{cursor.position.name}_rest"), cursor.end, True)
-        states = {
-            **loop.states,
-            cursor.access: rest.resolved(loop.states[cursor.access].level, TRUE),
-            other.access: State(len(self.uses[other.access]), Const(0), None, FALSE),
-        }
-        inside = self._inside(loop, states)
-        return For(rest.position, cursor.position, cursor.end, block(Declare(loop.x, rest.front), inside))
+    def _both_of_two(self, loop: _Loop, drivers: list[Cursor]) -> Stmt:
+        """The coordinates that two levels have in common; no branch depends on which is behind."""
+        first, second = drivers
+        fronts = [Var(f"{c.position.name}_front") for c in drivers]
+        states = {**loop.states, **{c.access: self._here(loop, c) for c in drivers}}
+        moves, followed = self._follow(replace(loop, states=states))
+        meet = block(
+            Declare(loop.x, fronts[0]),
+            moves,
+            self._inside(loop, followed),
+            *(Assign(c.position, c.position + 1) for c in drivers),
+        )
+        behind = block(
+            Declare(first.flag, fronts[0] < fronts[1]),
+            Assign(first.position, first.position + Cast(first.flag, INT64)),
+            Assign(second.position, second.position + Cast(Unary("!", first.flag, BOOL), INT64)),
+        )
+        return block(
+            *(self._open(c, loop.states) for c in drivers),
+            *(self._open_follower(c, loop.states, None) for c in loop.followers),
+            While(
+                both(first.has_more, second.has_more),
+                block(
+                    *(Declare(front, c.front) for front, c in zip(fronts, drivers, strict=True)),
+                    If(fronts[0].equals(fronts[1]), meet, behind),
+                ),
+            ),
+        )
+
+    def _either_of_two(self, loop: _Loop, drivers: list[Cursor]) -> Stmt:
+        """The coordinates of two levels in the innermost loop: three branches, then what is left of one.
+
+        Patterns have more order than chance, and a branch that is foretold is faster than none: the next
+        coordinates are read before it is known which level goes on.
+        """
+        first, second = drivers
+        fronts = [Var(f"{c.position.name}_front") for c in drivers]
+        together = {**loop.states, **{c.access: self._here(loop, c) for c in drivers}}
+
+        def turn(front: Var, states: States, moved: list[Cursor]) -> Stmt:
+            steps = (Assign(c.position, c.position + 1) for c in moved)
+            return block(Declare(loop.x, front), self._inside(loop, states), *steps)
+
+        alone = [turn(fronts[k], self._alone(loop, drivers[k], drivers[1 - k]), [drivers[k]]) for k in (0, 1)]
+        equal = turn(fronts[0], together, drivers)
+        merge = If(fronts[0] < fronts[1], alone[0], If(fronts[1] < fronts[0], alone[1], equal))
+        tails = []
+        for cursor, other in ((first, second), (second, first)):
+            rest = replace(cursor, position=Var(f"{cursor.position.name}_rest"))
+            inside = self._inside(loop, self._alone(loop, rest, other))
+            body = block(Declare(loop.x, rest.front), inside)
+            tails.append(For(rest.position, cursor.position, cursor.end, body))
+        return block(
+            *(self._open(c, loop.states) for c in drivers),
+            While(
+                both(first.has_more, second.has_more),
+                block(*(Declare(f, c.front) for f, c in zip(fronts, drivers, strict=True)), merge),
+            ),
+            *tails,
+        )
+
+    def _here(self, loop: _Loop, cursor: Cursor) -> State:
+        return cursor.resolved(loop.states[cursor.access].level, TRUE)
+
+    def _alone(self, loop: _Loop, cursor: Cursor, other: Cursor) -> States:
+        """One of two levels stores the coordinate, the other does not."""
+        absent = State(len(self.uses[other.access]), Const(0), None, FALSE)
+        return {**loop.states, cursor.access: self._here(loop, cursor), other.access: absent}
 
     def _inside(self, loop: _Loop, states: States) -> Stmt:
         """The body of a loop once x is known: resolve what can be, check, go on inwards."""
@@ -535,7 +593,7 @@ class Lowering:
         """The outermost loop cut into chunks of equal work that threads take in turns."""
         chunk, chunks, span = Var("chunk"), Var("chunks"), Var("span")
         start, stop = Var("chunk_start"), Var("chunk_stop")
-        wanted = Select(Var("threads") <= 1, Const(1), Var("threads") * 16)
+        wanted = Select(Var("threads") <= 1, Const(1), Var("threads") * self.assembly.chunks_per_thread)
         limits: list[Stmt | None]
         if self.plan.balance is not None:
             tensor, level = self.plan.balance

@@ -81,6 +81,7 @@ def with_safe_names(plan: Plan) -> Plan:
         order=tuple(loop(old) for old in plan.order),
         pattern=None if plan.pattern is None else access(plan.pattern),
         balance=balance,
+        slots=tuple((tensors[name], level) for name, level in plan.slots),
         searched=frozenset((access(old), level) for old, level in plan.searched),
         vectors=plan.vectors and replace(plan.vectors, loop=loop(plan.vectors.loop)),
         factors=tuple((access(old), depth) for old, depth in plan.factors),

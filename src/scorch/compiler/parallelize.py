@@ -7,14 +7,16 @@ from dataclasses import replace
 
 from scorch.compiler import lattice
 from scorch.compiler.lattice import EVERYWHERE
-from scorch.compiler.plan import Operand, Plan
+from scorch.compiler.plan import VALUES, Operand, Plan
 from scorch.notation.nodes import Access
 from scorch.settings import enabled
 
 
 def parallelize(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
     """Share the outermost loop if every turn of it owns its part of the result."""
-    if not plan.order or plan.assembly == "list":
+    if not plan.order or plan.assembly in ("list", "buckets"):
+        return plan
+    if any(level == VALUES for _, level in plan.slots):  # nobody knows where rows begin
         return plan
     x = plan.order[0]
     owners = {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}

@@ -4,6 +4,7 @@
 - ``convert_operands``: which operands are taken out of blocks, transposed or copied
 - ``order_loops``: the order of the loops (``cost`` prices them)
 - ``insert_workspace``: how the result is built: in place, by rows, by a sorted list; with which workspace
+- ``assign_slots``: whether rows are written in place, into as much room as they may need
 - ``parallelize``: whether threads share the outermost loop, and how
 - ``vectorize``: whether the innermost loop runs in vector registers, and which factors stand outside it
 - ``lower`` and ``loops.simplify``: the loops, which ``loops.cpp`` prints
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scorch.compiler import lattice
+from scorch.compiler.assign_slots import assign_slots
 from scorch.compiler.convert_operands import (
     Conversion,
     lay_out,
@@ -155,6 +157,8 @@ def _assemble(
         prefix=0,
         prefix_levels=0,
         workspace=None,
+        bitmap=False,
+        slots=(),
         words=(),
         workspace_words=(),
         parallel=False,
@@ -168,9 +172,10 @@ def _assemble(
         if shared is not None:
             plan = replace(plan, assembly="shared", pattern=shared[0], pattern_levels=shared[1])
         else:
-            plan = insert_workspace(plan, shape)
+            plan = assign_slots(insert_workspace(plan, shape), operands)
     if unsorted:
         plan = replace(plan, assembly="list", prefix=0, prefix_levels=0, workspace=None, workspace_words=())
+        plan = replace(plan, bitmap=False, slots=())
     return parallelize(plan, operands)
 
 
@@ -207,14 +212,18 @@ def _shared_in_words(plan: Plan) -> str:
 
 def describe_assembly(plan: Plan) -> str:
     """How the result is built, in words."""
+    bounds = " and ".join(name for name, _ in plan.slots)
     words = {
         "dense": "dense values",
         "shared": _shared_in_words(plan),
-        "rows": "appended row by row",
+        "rows": "appended row by row" + (f", in place: no more entries than in {bounds}" if bounds else ""),
+        "buckets": "counted row by row, then put in place",
         "list": "a list of entries, " + ("packed" if plan.comes_sorted else "sorted and packed"),
     }[plan.assembly]
     if plan.workspace is not None:
         left = [use for use in plan.result_uses[plan.prefix_levels :]]
         over = ", ".join(dict.fromkeys(loop for use in left for loop in (use.loops or sorted(use.needs))))
-        words += f", through a {plan.workspace} workspace over {over}"
+        words += f", through a {plan.workspace} workspace over {over}" + (
+            " with a bitmap" if plan.bitmap else ""
+        )
     return words

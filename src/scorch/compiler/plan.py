@@ -17,6 +17,8 @@ from scorch.notation import nodes as notation
 from scorch.notation.nodes import Access
 from scorch.notation.trees import accesses
 
+VALUES = -1  # in place of a level: as many as there are values
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -165,12 +167,15 @@ class Plan:
     """A step with every choice made.
 
     ``assembly``: ``dense`` (values of a dense result), ``shared`` (values on the first ``pattern_levels``
-    levels of ``pattern``, with dense levels below),
-    ``rows`` (append below dense levels) or ``list`` (collect entries, sort if need be, then pack).
+    levels of ``pattern``, with dense levels below), ``rows`` (append below dense levels), ``buckets`` (count
+    the entries of each row, then put them there) or ``list`` (collect entries, sort if need be, then pack).
     ``prefix``: how many outer loops run over the result's first levels in stored order.
     ``prefix_levels``: the levels they cover.
     ``workspace``: None if all of the result's loops are in the prefix, or if entries may come in any order
-    because a list sorts them all; else ``dense`` or ``list``.
+    because a list sorts them all; else ``dense`` or ``list``. ``bitmap``: whether the places of a
+    dense one are sorted by marking them in a bitmap.
+    ``slots``: the tensors, each with a level (or ``VALUES``), whose entries bound those of the result, which
+    then go straight to their place; () if there is no such bound.
     ``words``: the result levels joined in each 64-bit key of the list; ``workspace_words``: of the workspace.
     ``searched``: levels that are searched for each coordinate of a much shorter one instead of walked.
     ``parallel``: whether several threads share the outermost loop; ``balance``: the tensor and level whose
@@ -193,6 +198,8 @@ class Plan:
     prefix: int
     prefix_levels: int
     workspace: str | None
+    bitmap: bool
+    slots: tuple[tuple[str, int], ...]
     words: tuple[tuple[int, ...], ...]
     workspace_words: tuple[tuple[int, ...], ...]
     parallel: bool
@@ -216,6 +223,14 @@ class Plan:
     def comes_sorted(self) -> bool:
         """Whether entries reach the collector in stored order, each once."""
         return self.workspace is not None or self.prefix_levels == len(self.result)
+
+    @property
+    def row_levels(self) -> int | None:
+        """How many dense levels lie above the entries, where these are one run of coordinates; else None."""
+        letters = self.result.letters
+        rows = len(letters) - len(letters.lstrip("d"))
+        left = letters[rows:]
+        return rows if left == "s" or (left and set(left) == {"o"}) else None
 
     @property
     def result_uses(self) -> tuple[LevelUse, ...]:

@@ -18,6 +18,7 @@ from scorch.loops.nodes import (
     Assign,
     Binary,
     Call,
+    Cast,
     Const,
     Copy,
     Declare,
@@ -28,16 +29,19 @@ from scorch.loops.nodes import (
     Function,
     If,
     Load,
+    Perform,
     Resize,
     Return,
+    Select,
     Stmt,
     Store,
     Unary,
     Var,
     block,
     both,
+    wide,
 )
-from scorch.loops.types import BOOL, INT64, Type
+from scorch.loops.types import BOOL, INT32, INT64, Type
 
 Place = Callable[[list[Expr], Expr], Stmt]
 FIRST_CAPACITY = 256
@@ -71,6 +75,8 @@ def split_key(key: Var, names: Sequence[str], sizes: Sequence[Expr]) -> tuple[St
 class Scratch:
     """A workspace over levels with the given sizes; ``join`` combines two values of one key."""
 
+    counts_exactly = False  # whether ``count`` is that of distinct keys before they are drained
+
     def __init__(self, name: str, names: Sequence[str], sizes: Sequence[Expr], element: Type, join: str):
         self.name = name
         self.names = list(names)
@@ -103,30 +109,60 @@ class Scratch:
 
 
 class DenseScratch(Scratch):
-    def __init__(self, name: str, names: Sequence[str], sizes: Sequence[Expr], element: Type, join: str):
+    """A place for every key; those touched are listed and sorted, with ``bitmap`` by marking them in one."""
+
+    counts_exactly = True
+
+    def __init__(
+        self,
+        name: str,
+        names: Sequence[str],
+        sizes: Sequence[Expr],
+        element: Type,
+        join: str,
+        bitmap: bool = False,
+    ):
         super().__init__(name, names, sizes, element, join)
+        self.bitmap = bitmap
         self.used = Array(f"{name}_used", BOOL)
-        self.touched = Array(f"{name}_touched", INT64)
-        self.extent = Var(f"{name}_extent")
+        self.touched = Array(f"{name}_touched", INT32 if bitmap else INT64)
+        self.bits, self.tops = Array(f"{name}_bits", INT64), Array(f"{name}_tops", INT64)
+        self.extent, self.words = Var(f"{name}_extent"), Var(f"{name}_words")
 
     def allocate(self) -> Stmt:
         extent: Expr = Const(1)
         for size in self.sizes:
             extent = extent * size
+        bitmaps = [
+            Declare(self.words, (self.extent + 4095) // 4096),
+            Allocate(self.bits, self.words * 64, zero=True),
+            Allocate(self.tops, self.words, zero=True),
+        ]
         return block(
             Declare(self.extent, extent),
             Allocate(self.values, self.extent),
             Allocate(self.used, self.extent, zero=True),
-            Allocate(self.touched, self.extent),
+            Allocate(self.touched, self.extent + 1),
+            *(bitmaps if self.bitmap else ()),
             Declare(self.count, Const(0)),
         )
 
     def free(self) -> Stmt:
-        return block(Free(self.values), Free(self.used), Free(self.touched))
+        bitmaps = (Free(self.bits), Free(self.tops)) if self.bitmap else ()
+        return block(Free(self.values), Free(self.used), Free(self.touched), *bitmaps)
 
     def insert(self, coordinates: list[Expr], value: Expr) -> Stmt:
-        key = Var(f"{self.name}_key")
+        key, is_used = Var(f"{self.name}_key"), Var(f"{self.name}_is_used", BOOL)
         joined = Binary(self.join, Load(self.values, key), value, self.element)
+        if self.bitmap:  # without a branch: whether a place is new cannot be foretold
+            return block(
+                Declare(key, join_key(coordinates, self.sizes)),
+                Declare(is_used, Load(self.used, key)),
+                Store(self.values, key, Select(is_used, joined, value)),
+                Store(self.used, key, TRUE),
+                Store(self.touched, self.count, key),
+                Assign(self.count, self.count + Cast(Unary("!", is_used, BOOL), INT64)),
+            )
         return block(
             Declare(key, join_key(coordinates, self.sizes)),
             If(
@@ -144,15 +180,20 @@ class DenseScratch(Scratch):
     def drain(self, place: Place) -> Stmt:
         turn, key = Var(f"{self.name}_turn"), Var(f"{self.name}_key")
         decode, coordinates = split_key(key, self.names, self.sizes)
-        sort = Call("sort_list", (self.touched, self.count, self.extent))
+        if self.bitmap:
+            sort: Stmt = Perform(
+                Call("sort_places", (self.touched, self.count, self.bits, self.tops, self.words))
+            )
+        else:
+            sort = If(Call("sort_list", (self.touched, self.count, self.extent)) < 0, Fail())
         return block(
-            If(sort < 0, Fail()),
+            sort,
             For(
                 turn,
                 Const(0),
                 self.count,
                 block(
-                    Declare(key, Load(self.touched, turn)),
+                    Declare(key, wide(Load(self.touched, turn))),
                     Store(self.used, key, FALSE),
                     decode,
                     place(coordinates, Load(self.values, key)),

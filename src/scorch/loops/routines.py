@@ -174,6 +174,39 @@ static i64 sort_list(i64 *restrict list, i64 n, i64 bound) {
 }"""
 
 
+# Places are marked in a bitmap, a second bitmap says which of its words are in use, and both are read
+# back bit by bit, which also clears them: a sort in two passes. A short list is sorted faster by insertion.
+_SORT_PLACES = """\
+static i64 sort_places(i32 *restrict list, i64 n, i64 *restrict bits, i64 *restrict tops, i64 words) {
+  i64 ordered = 1;
+  while (ordered < n && list[ordered - 1] < list[ordered]) ordered++;
+  if (ordered >= n) return 0;
+  if (n <= 24) {
+    for (i64 i = ordered; i < n; i++) {
+      const i32 place = list[i];
+      i64 p = i;
+      for (; p > 0 && list[p - 1] > place; p--) list[p] = list[p - 1];
+      list[p] = place;
+    }
+    return 0;
+  }
+  for (i64 i = 0; i < n; i++) {
+    const u32 place = (u32)list[i];
+    bits[place >> 6] |= (i64)(1ull << (place & 63));
+    tops[place >> 12] |= (i64)(1ull << (place >> 6 & 63));
+  }
+  for (i64 t = 0, e = 0; t < words && e < n; t++) {
+    for (u64 top = (u64)tops[t]; top; top &= top - 1) {
+      const i64 w = t * 64 + __builtin_ctzll(top);
+      for (u64 word = (u64)bits[w]; word; word &= word - 1) list[e++] = (i32)(w * 64 + __builtin_ctzll(word));
+      bits[w] = 0;
+    }
+    tops[t] = 0;
+  }
+  return 0;
+}"""
+
+
 def lower_bound(crd: Indexed, lo: int, hi: int, c: int) -> int:
     """The first position in ``lo..hi`` whose coordinate is at least ``c``."""
     while lo < hi:
@@ -220,10 +253,22 @@ def sort_list(values: Indexed, n: int, bound: int) -> int:
     return 0
 
 
+def sort_places(places: Indexed, n: int, bits: Indexed, tops: Indexed, words: int) -> int:
+    """Sort the distinct ``places[:n]`` ascending; the bitmaps are clear before and after."""
+    ordered = sorted(places[i] for i in range(n))
+    assert len(set(ordered)) == n, "sort_places: places are not distinct"
+    for i, place in enumerate(ordered):
+        assert 0 <= place < words * 4096, f"sort_places: {place} is outside 0..{words * 4096 - 1}"
+        assert not bits[place // 64] and not tops[place // 4096], "sort_places: a bitmap is not clear"
+        places[i] = place
+    return 0
+
+
 _MEMORY = ("malloc", "free", "memset", "memcpy")
 
 ROUTINES: dict[str, Routine] = {
     "sort_keys": Routine(_SORT_KEYS, sort_keys, {0: INT64, 1: INT64}, (0, 1), _MEMORY),
+    "sort_places": Routine(_SORT_PLACES, sort_places, {0: INT32, 2: INT64, 3: INT64}, (0, 2, 3)),
     "sort_list": Routine(_SORT_LIST, sort_list, {0: INT64}, (0,), (*_MEMORY, "calloc")),
 }
 for _type, _t in ((INT32, "i32"), (INT64, "i64")):

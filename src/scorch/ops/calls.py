@@ -54,7 +54,8 @@ def repeat_call(head: tuple[Any, ...], operands: Operands) -> Result | None:
         recent = _recent.get(quick)
     except TypeError:  # a format that is none: the long way will say so
         return None
-    if recent is not None and (in_force is DEFAULT or _is_usual(in_force)):
+    is_usual = in_force is DEFAULT or _is_usual(in_force)
+    if recent is not None and is_usual and not _len_torch_dispatch_stack():
         found = recent(operands)
         if found is not None:
             return found
@@ -88,7 +89,8 @@ def keep_call(
     checked = None
     # With integers a result may depend on torch's default dtype, which the quick key leaves out.
     is_float = all(value.dtype.is_floating_point for value in operands)
-    if prepared.is_direct and prepared.is_serial and not prepared.is_large and is_float:
+    is_direct = prepared.is_direct and not prepared.converts
+    if is_direct and prepared.is_serial and not prepared.is_large and is_float:
         checked = _run_checked(prepared, places, operands)
     with _lock:
         for calls in (_known, _recent):
@@ -102,8 +104,8 @@ def keep_call(
 def _quick_key(head: tuple[Any, ...], operands: Operands) -> Hashable | None:
     """The text and the sparse operands; None if some operand is of a kind that always takes the long way.
 
-    A tensor that is negated lazily looks to C like one that is not. (C sees by itself where a tensor or the
-    result is a shell without memory, inside ``torch.func`` or a fake tensor mode.)
+    A tensor that is negated lazily looks to C like one that is not. (C sees by itself where a tensor is a
+    shell without memory, inside ``torch.func`` or a fake tensor mode.)
     """
     key: list[Any] = [*head]
     if type(head[1]) is Format:  # formats that are equal may differ for tensors of other ranks
@@ -202,6 +204,18 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
             raise prepared.out_of_memory(error) from error
         return None if found is None else wrap(prepared.wrap(found, sources))
 
+    def run_sparse_pair(operands: Operands) -> Result | None:
+        """Another usual case, a new pattern from two sparse tensors, without a loop."""
+        a, b = operands
+        try:
+            found: Any = builtin(address, first, result, facts, *a.storage.tensors, *b.storage.tensors)
+        except MemoryError as error:
+            raise prepared.out_of_memory(error) from error
+        return None if found is None else SparseTensor(wrap_slots(found))
+
+    wrap_slots = prepared.wrap_slots
+    if prepared.slots and places == [0, 1] and all(type(value) is SparseTensor for value in operands):
+        return run_sparse_pair
     if not is_plain:
         return run
     is_pair = places == [0, 1] and len(operands) == 2 and type(operands[1]) is not SparseTensor

@@ -1,26 +1,30 @@
 """Builtins that read tensors, allocate the result, run a kernel and return the result.
 
 A call from Python costs most where it asks tensors for addresses one by one and has torch allocate; here
-both go through torch's DLPack exchange table, a struct of C functions, so that a small product takes a
-few microseconds in all. ``fill`` is for results of known size, ``rows`` for those appended row by row. They
-take plain torch tensors only. Without the table (an older torch) there are none and callers do without.
+tensors are read and made through torch's DLPack exchange table, a struct of C functions, so that a small
+product takes a few microseconds in all. ``fill`` is for results of known size, ``rows`` for those appended
+row by row, ``slots`` for those written in place, up to a bound. They take plain torch tensors only. Without
+the table (an older torch) there are none and callers do without.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from scorch.errors import CompilerNotFoundError
 from scorch.loops.types import Type
-from scorch.runtime import invoke, jit
+from scorch.runtime import invoke, jit, memory
+from scorch.settings import enabled
 
-_SOURCE = """\
+_TYPES = """\
 typedef struct object object;
 typedef struct { void *data; int device, device_id, ndim; unsigned char code, bits; unsigned short lanes;
                  long long *shape, *strides; unsigned long long offset; } tensor_t;
@@ -33,6 +37,9 @@ typedef struct { unsigned major, minor; void *older;
                  int (*give)(managed_t *, void **);
                  int (*look)(void *, tensor_t *);
                  int (*stream)(int, int, void **); } table_t;
+"""
+
+_SOURCE = """\
 extern object *PyExc_RuntimeError, *PyExc_MemoryError;
 void PyErr_SetString(object *, const char *);
 object *PyErr_Occurred(void);
@@ -47,10 +54,8 @@ void Py_IncRef(object *);
 object *PyTuple_New(long);
 object *PyTuple_GetItem(object *, long);
 int PyTuple_SetItem(object *, long, object *);
+object *PyLong_FromLongLong(long long);
 void *calloc(unsigned long, unsigned long);
-void free(void *);
-void *memset(void *, int, unsigned long);
-void *memcpy(void *, const void *, unsigned long);
 
 #define SLOTS 112 /* MOST_SLOTS and the few that rows adds */
 typedef long long (*kernel_t)(long long *);
@@ -67,7 +72,21 @@ object *scorch_set_table(object *self, object *const *given, long count) {
     none = given[1];
     Py_IncRef(none);
     Py_IncRef(none);
+    most_pooled = (unsigned long)PyLong_AsLongLong(given[2]);
+    pool_lock = PyThread_allocate_lock();
     return none;
+}
+
+/* pool(0): give all back, returns how many bytes those were; 1, 2: before a fork, after it in the parent;
+   3: after it in the child, where the lock has no owner; 4: how many bytes there are */
+object *scorch_pool(object *self, object *const *given, long count) {
+    long long what = PyLong_AsLongLong(given[0]), bytes = 0;
+    if (what == 0) bytes = (long long)empty_pool();
+    if (what == 1) PyThread_acquire_lock(pool_lock, 1);
+    if (what == 2) PyThread_release_lock(pool_lock);
+    if (what == 3) pool_lock = PyThread_allocate_lock();
+    if (what == 4) bytes = (long long)pooled;
+    return PyLong_FromLongLong(bytes);
 }
 
 /* Whether a tensor is on the CPU, without gaps, of the dtype and shape in facts: code bits ndim shape... */
@@ -90,7 +109,7 @@ static int has_elements(const tensor_t *seen) {
 }
 
 /* The addresses of tensors from given[4] on; 1: one does not fit its facts, -1: an error is set. */
-static int gather(object *const *given, long count, long long *slots, long *used) {
+static int gather(object *const *given, long count, long long *slots, long *used, long long *lengths) {
     char *first = PyBytes_AsString(given[1]);
     long long *facts = given[3] == none ? 0 : (long long *)PyBytes_AsString(given[3]);
     if (!first || (given[3] != none && !facts)) return -1;
@@ -120,15 +139,24 @@ static int gather(object *const *given, long count, long long *slots, long *used
             if (length && !fits(&seen, facts)) return 1;
             facts += length;
         }
+        if (lengths) lengths[i - 4] = seen.ndim ? seen.shape[0] : 1;
         slots[(*used)++] = (long long)((char *)seen.data + seen.offset);
     }
     return 0;
 }
 
-static managed_t *make(long long code, long long bits, int ndim, const long long *extents) {
-    long long shape[16];
+/* A new tensor, ours or torch's; *zeroed says whether its memory is known to be zero. */
+static managed_t *make(int ours, long long code, long long bits, int ndim, const long long *extents,
+                       int *zeroed) {
+    long long shape[DIMS];
     tensor_t wanted = {0};
     managed_t *made = 0;
+    if (ours) {
+        made = own(code, bits, ndim, extents, zeroed);
+        if (!made) PyErr_SetString(PyExc_MemoryError, "no memory for the result");
+        return made;
+    }
+    *zeroed = 0;
     wanted.device = 1, wanted.lanes = 1, wanted.ndim = ndim, wanted.shape = shape;
     wanted.code = (unsigned char)code, wanted.bits = (unsigned char)bits;
     for (int d = 0; d < ndim; d++) shape[d] = extents[d];
@@ -165,22 +193,23 @@ static object *out_of_memory(void) {
     return 0;
 }
 
-/* fill(kernel, first slots, result: code bits bytes ndim shape..., facts or None, tensors...)
-   returns None if a tensor does not fit its facts */
+/* fill(kernel, first slots, result: ours code bits bytes ndim shape..., facts or None, tensors...)
+   returns None if a tensor does not fit its facts; bytes of the result, if any, begin as zero */
 object *scorch_fill(object *self, object *const *given, long count) {
     long long slots[SLOTS], *result;
     long used, status;
+    int zeroed;
     void *thread, *out = 0;
     kernel_t kernel = (kernel_t)PyLong_AsLongLong(given[0]);
     managed_t *made;
     result = (long long *)PyBytes_AsString(given[2]);
-    if (PyErr_Occurred() || (status = gather(given, count, slots, &used)) < 0) return 0;
+    if (PyErr_Occurred() || (status = gather(given, count, slots, &used, 0)) < 0) return 0;
     if (status) return nothing();
-    made = make(result[0], result[1], (int)result[3], result + 4);
+    made = make((int)result[0], result[1], result[2], (int)result[4], result + 5, &zeroed);
     if (!made) return given[3] == none ? 0 : shell();
     slots[used] = address_of(made);
     thread = PyEval_SaveThread();
-    if (result[2]) memset((void *)slots[used], 0, (unsigned long)result[2]);
+    if (result[3] && !zeroed) memset((void *)slots[used], 0, (unsigned long)result[3]);
     status = (long)kernel(slots);
     PyEval_RestoreThread(thread);
     if (status) {
@@ -191,21 +220,37 @@ object *scorch_fill(object *self, object *const *given, long count) {
     return (object *)out;
 }
 
-/* rows((compute, finish), first slots, result: rows, bits of indices, code and bits of values,
+/* The tensors as Python has them, with nnz unless it is negative, or all freed. */
+static object *given_out(managed_t **made, int parts, long long nnz, int wanted) {
+    object *found = wanted ? PyTuple_New(parts + (nnz >= 0)) : 0;
+    void *out;
+    for (int part = 0; part < parts; part++) {
+        out = 0;
+        if (!found) {
+            if (made[part]) made[part]->deleter(made[part]);
+        } else if (table->give(made[part], &out) || PyTuple_SetItem(found, part, (object *)out)) {
+            return 0;
+        }
+    }
+    if (found && nnz >= 0) PyTuple_SetItem(found, parts, PyLong_FromLongLong(nnz));
+    return found;
+}
+
+/* rows((compute, finish), first slots, result: ours, rows, bits of indices, code and bits of values,
         facts or None, tensors...)
    returns (pos, crd, values); the slots after the tensors are those of compiler.collect.Rows */
 object *scorch_rows(object *self, object *const *given, long count) {
     long long slots[SLOTS], *result, rows, nnz, *pos;
     long used, status;
-    void *thread, *out;
+    int zeroed, ours;
+    void *thread;
     managed_t *made[3] = {0, 0, 0};
-    object *found;
     kernel_t compute = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 0));
     kernel_t finish = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 1));
     result = (long long *)PyBytes_AsString(given[2]);
-    if (PyErr_Occurred() || (status = gather(given, count, slots, &used)) < 0) return 0;
+    if (PyErr_Occurred() || (status = gather(given, count, slots, &used, 0)) < 0) return 0;
     if (status) return nothing();
-    rows = result[0];
+    ours = (int)*result++, rows = result[0];
     if (!(pos = (long long *)calloc((unsigned long)rows + 1, 8))) return out_of_memory();
     slots[used] = (long long)pos;
     slots[used + 6] = 0;
@@ -219,9 +264,9 @@ object *scorch_rows(object *self, object *const *given, long count) {
     nnz = slots[used + 1];
     int wide = result[1] == 64 || nnz > 0x7fffffff, bits = wide ? 64 : 32;
     long long length = rows + 1;
-    made[0] = make(0, bits, 1, &length);
-    made[1] = made[0] ? make(0, result[1], 1, &nnz) : 0;
-    made[2] = made[1] ? make(result[2], result[3], 1, &nnz) : 0;
+    made[0] = make(ours, 0, bits, 1, &length, &zeroed);
+    made[1] = made[0] ? make(ours, 0, result[1], 1, &nnz, &zeroed) : 0;
+    made[2] = made[1] ? make(ours, result[2], result[3], 1, &nnz, &zeroed) : 0;
     slots[used + 6] = !made[2]; /* discard */
     if (made[2]) slots[used + 7] = address_of(made[1]), slots[used + 8] = address_of(made[2]);
     thread = PyEval_SaveThread();
@@ -239,16 +284,56 @@ object *scorch_rows(object *self, object *const *given, long count) {
             if (made[part]) made[part]->deleter(made[part]);
         return nothing();
     }
-    found = made[2] ? PyTuple_New(3) : 0;
-    for (int part = 0; part < 3; part++) {
-        out = 0;
-        if (!found) {
-            if (made[part]) made[part]->deleter(made[part]);
-        } else if (table->give(made[part], &out) || PyTuple_SetItem(found, part, (object *)out)) {
-            return 0;
+    return given_out(made, 3, -1, !!made[2]);
+}
+
+/* slots(compute, first slots, result: ours, rows, bits of indices, code and bits of values, how many
+         arrays of coordinates, how many tensors bound the result and which, facts or None, tensors...)
+   returns (pos, crd..., values, nnz); the slots after the tensors are those of compiler.collect.InPlace */
+object *scorch_slots(object *self, object *const *given, long count) {
+    long long slots[SLOTS], lengths[SLOTS], *result, rows, bound = 0, nnz;
+    long used, status;
+    int zeroed, ours, parts, part;
+    void *thread;
+    managed_t *made[DIMS + 2] = {0};
+    kernel_t compute = (kernel_t)PyLong_AsLongLong(given[0]);
+    result = (long long *)PyBytes_AsString(given[2]);
+    if (PyErr_Occurred() || (status = gather(given, count, slots, &used, lengths)) < 0) return 0;
+    if (status) return nothing();
+    ours = (int)result[0], rows = result[1] + 1;
+    parts = (int)result[5] + 2;
+    for (long long term = 0; term < result[6]; term++) bound += lengths[result[7 + term]];
+    for (part = 0; part < parts; part++) {
+        int is_index = part < parts - 1;
+        made[part] = make(ours, is_index ? 0 : result[3], is_index ? result[2] : result[4], 1,
+                          part ? &bound : &rows, &zeroed);
+        if (!made[part]) {
+            given_out(made, parts, -1, 0);
+            return given[3] == none ? 0 : shell();
+        }
+        slots[used + part] = address_of(made[part]);
+    }
+    thread = PyEval_SaveThread();
+    status = (long)compute(slots);
+    PyEval_RestoreThread(thread);
+    nnz = slots[used + parts];
+    for (part = 1; part < parts && !status && nnz < bound; part++) {
+        if (ours) made[part] = shrunk(made[part], nnz);
+        else { /* torch's memory cannot be cut */
+            managed_t *whole = made[part], *cut;
+            cut = make(0, whole->tensor.code, whole->tensor.bits, 1, &nnz, &zeroed);
+            if (!cut) {
+                given_out(made, parts, -1, 0);
+                return 0;
+            }
+            if (nnz) memcpy((void *)address_of(cut), (void *)address_of(whole), nnz * whole->tensor.bits / 8);
+            made[part] = cut;
+            whole->deleter(whole);
         }
     }
-    return found;
+    if (!status) return given_out(made, parts, nnz, 1);
+    given_out(made, parts, -1, 0);
+    return out_of_memory();
 }
 """
 
@@ -260,15 +345,17 @@ _CODES = {"int": 0, "uint": 1, "float": 2, "complex": 5, "bool": 6}
 
 @dataclass(frozen=True)
 class Builtins:
-    """``fill(kernel, first, result, facts, *tensors)`` and ``rows((compute, finish), first, ...)``.
+    """``fill(kernel, first, result, facts, *tensors)``, ``rows((compute, finish), first, ...)``, ``slots``.
 
     ``first`` holds the first argument slots (``pack``), ``result`` what to allocate (``result_facts``,
-    ``row_facts``); the addresses of ``tensors`` and of the result follow. With ``facts`` (``tensor_facts`` of
-    each) a call returns None, and does nothing, where a tensor is not what it should be.
+    ``row_facts``, ``slot_facts``); the addresses of ``tensors`` and of the result follow. With ``facts``
+    (``tensor_facts`` of each) a call returns None, and does nothing, where a tensor is not what it should be.
     """
 
     fill: Callable[..., torch.Tensor]
     rows: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    slots: Callable[..., tuple[Any, ...]]
+    pool: Callable[[int], int]
 
 
 @functools.cache
@@ -278,20 +365,38 @@ def builtins() -> Builtins | None:
     if capsule is None or invoke.make_caller().kind != "trampoline":
         return None
     try:
-        library = jit.load(_SOURCE, "the functions that call kernels on tensors")
+        library = jit.load(_TYPES + memory.SOURCE + _SOURCE, "the functions that call kernels on tensors")
         pointer = ctypes.pythonapi.PyCapsule_GetPointer
         pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
         table = pointer(capsule, b"dlpack_exchange_api")
         version = ctypes.cast(table, ctypes.POINTER(ctypes.c_uint32))[0]
         if version != 1:
             return None
-        invoke.builtin(b"set_table", library.address("scorch_set_table"))(table, None)
-        fill = invoke.builtin(b"fill", library.address("scorch_fill"))
-        return Builtins(fill, invoke.builtin(b"rows", library.address("scorch_rows")))
+        invoke.builtin(b"set_table", library.address("scorch_set_table"))(table, None, memory.most_pooled())
+        names = ("fill", "rows", "slots", "pool")
+        made = Builtins(*(invoke.builtin(n.encode(), library.address(f"scorch_{n}")) for n in names))
     except CompilerNotFoundError:
         raise
     except Exception:  # an unusual torch or Python: the plain way works there
         return None
+    os.register_at_fork(
+        before=functools.partial(made.pool, 1),
+        after_in_parent=functools.partial(made.pool, 2),
+        after_in_child=functools.partial(made.pool, 3),
+    )
+    return made
+
+
+def release_memory() -> int:
+    """Give the memory of freed results, which is kept for the next ones, back to the system; its bytes."""
+    found = builtins()
+    return 0 if found is None else found.pool(0)
+
+
+def pooled_memory() -> int:
+    """How many bytes of freed results are kept for the next ones."""
+    found = builtins()
+    return 0 if found is None else found.pool(4)
 
 
 def pack(numbers: Sequence[int]) -> bytes:
@@ -299,17 +404,30 @@ def pack(numbers: Sequence[int]) -> bytes:
     return struct.pack(f"{len(numbers)}q", *numbers)
 
 
-def result_facts(element: Type, shape: Sequence[int]) -> bytes:
-    """What ``fill`` needs to know of the result."""
-    size = element.bytes
+def result_facts(element: Type, shape: Sequence[int], zero: bool = True) -> bytes:
+    """What ``fill`` needs to know of the result; with ``zero`` it begins as zero."""
+    size = element.bytes if zero else 0
     for extent in shape:
         size *= extent
-    return pack([_CODES[element.kind], 8 * element.bytes, size, len(shape), *shape])
+    return pack([_ours(), _CODES[element.kind], 8 * element.bytes, size, len(shape), *shape])
 
 
 def row_facts(rows: int, index: Type, element: Type) -> bytes:
     """What ``rows`` needs to know of the result."""
-    return pack([rows, 8 * index.bytes, _CODES[element.kind], 8 * element.bytes])
+    return pack([_ours(), rows, 8 * index.bytes, _CODES[element.kind], 8 * element.bytes])
+
+
+def slot_facts(rows: int, index: Type, element: Type, crds: int, bounds: Sequence[int]) -> bytes:
+    """What ``slots`` needs to know of the result.
+
+    ``crds``: how many arrays of coordinates it has; ``bounds``: the tensors as long as it may get together.
+    """
+    return row_facts(rows, index, element) + pack([crds, len(bounds), *bounds])
+
+
+def _ours() -> int:
+    """Whether results lie in memory of our own."""
+    return int(enabled("pool"))
 
 
 def tensor_facts(element: Type | None = None, shape: Sequence[int] = ()) -> bytes:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from scorch.compiler.assemble import identity_of
+from scorch.compiler.collect import writes_everything
 from scorch.compiler.names import safe_tensor
 from scorch.compiler.pipeline import Planned
 from scorch.compiler.plan import Plan
@@ -119,6 +120,7 @@ class CompiledKernel:
         self.dtype = dtype_of_type(self.plan.element)
         self.identity = identity_of(self.plan.step.reduction, self.plan.element)
         self._place = {name: number for number, name in enumerate(schedule.slots)}
+        self.writes_everything = writes_everything(self.plan)
 
     @functools.cached_property
     def native(self) -> Native:
@@ -138,9 +140,12 @@ class CompiledKernel:
 
     def fill(self, engine: Engine, inputs: list[Any], count: int) -> torch.Tensor:
         """The values of a result whose places are known: dense, or on the pattern of an operand."""
-        values = torch.zeros(count, dtype=self.dtype, device="cpu")
-        if self.identity != 0:
-            values.fill_(self.identity)
+        if self.writes_everything:
+            values = torch.empty(count, dtype=self.dtype, device="cpu")
+            if isinstance(engine, Interpreted):  # a value that no sum comes to, lest one is forgotten
+                values.fill_(-101 if values.dtype.is_signed else 101)
+        else:
+            values = torch.full((count,), self.identity, dtype=self.dtype, device="cpu")
         inputs.append(engine.slot(values))
         if engine.call("scorch_compute", inputs):
             self._fail()
@@ -149,21 +154,55 @@ class CompiledKernel:
     # new patterns ------------------------------------------------------------------------------------
 
     def build(
-        self, engine: Engine, inputs: list[Any], shape: Sequence[int], check: Callable[[int], None]
+        self,
+        engine: Engine,
+        inputs: list[Any],
+        shape: Sequence[int],
+        check: Callable[[int], None],
+        bound: int = 0,
     ) -> Arrays:
-        """The arrays of a result with a pattern of its own; ``check`` is told what dense levels need."""
+        """The arrays of a result with a pattern of its own; ``check`` is told what dense levels need.
+
+        ``bound``: how many entries there may be at most, where the plan writes them in place.
+        """
+        if self.plan.slots:
+            return self._build_slots(engine, inputs, shape, bound)
         if self.plan.assembly == "rows":
             return self._build_rows(engine, inputs, shape)
         return self._build_list(engine, inputs, shape, check)
 
+    def _row_counts(self, shape: Sequence[int]) -> list[int]:
+        """How many positions each level above the entries of the result has."""
+        counts, rows = [], 1
+        for level in range(self.plan.row_levels or 0):
+            rows *= self.plan.result.level_size(level, shape)
+            counts.append(rows)
+        return counts
+
+    def _build_slots(self, engine: Engine, slots: list[Any], shape: Sequence[int], bound: int) -> Arrays:
+        name = safe_tensor(self.plan.step.target.tensor)
+        index, counts, levels = dtype_of_type(self.plan.index), self._row_counts(shape), len(self.plan.result)
+        try:
+            pos = torch.empty((counts or [1])[-1] + 1, dtype=index, device="cpu")
+            crds = [torch.empty(bound, dtype=index, device="cpu") for _ in range(len(counts), levels)]
+            values = torch.empty(bound, dtype=self.dtype, device="cpu")
+        except (RuntimeError, MemoryError) as error:
+            raise KernelError(f"no memory for the result: {error}") from error
+        slots += [engine.slot(array) for array in (pos, *crds, values)]
+        slots += [0] * (self.slots - len(slots))
+        self._check(engine.call("scorch_compute", slots))
+        nnz = int(slots[self._place[f"{name}_nnz"]])
+        if nnz < bound:
+            crds, values = [crd[:nnz].clone() for crd in crds], values[:nnz].clone()
+        above, below = (None,) * len(counts), (None,) * (len(crds) - 1)
+        all_counts = (*counts, *(nnz for _ in crds))
+        return Arrays((*above, pos, *below), (*above, *crds), all_counts, values)
+
     def _build_rows(self, engine: Engine, slots: list[Any], shape: Sequence[int]) -> Arrays:
         form, name = self.plan.result, safe_tensor(self.plan.step.target.tensor)
         last = len(form)
-        counts = []
-        rows = 1
-        for level in range(last - 1):
-            rows *= form.level_size(level, shape)
-            counts.append(rows)
+        counts = self._row_counts(shape)
+        rows = (counts or [1])[-1]
         pos = torch.zeros(rows + 1, dtype=torch.int64, device="cpu")
         slots.append(engine.slot(pos))
         slots += [0] * (self.slots - len(slots))

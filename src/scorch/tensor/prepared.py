@@ -13,12 +13,20 @@ from typing import Any
 
 import torch
 
-from scorch.compiler.plan import Plan
+from scorch.compiler.plan import VALUES, Plan
 from scorch.compiler.typing import dtype_of_type
 from scorch.errors import KernelError
 from scorch.formats import Format
 from scorch.runtime import invoke
-from scorch.runtime.fill import MOST_DIMS, MOST_SLOTS, builtins, pack, result_facts, row_facts
+from scorch.runtime.fill import (
+    MOST_DIMS,
+    MOST_SLOTS,
+    builtins,
+    pack,
+    result_facts,
+    row_facts,
+    slot_facts,
+)
 from scorch.runtime.kernel import CompiledKernel, Engine, Schedule
 from scorch.settings import current
 from scorch.tensor.budget import LARGE, check_budget
@@ -28,6 +36,7 @@ Tensor = Storage | torch.Tensor
 Convert = Callable[[Storage, Format], Storage]
 LAST_INT32 = 2**31 - 1
 SERIAL_WORK = 100_000  # below this many operations threads cost more than they give
+MERGES_MORE = 5  # times as many where entries only move: memory is the limit, and parts move once more
 
 
 class Prepared:
@@ -48,6 +57,8 @@ class Prepared:
         self.assembly = plan.assembly
         self.format = plan.result
         self.no_arrays = (None,) * (len(plan.result) - 1)  # of the levels above the rows
+        self.above = self.no_arrays[: plan.row_levels or 0]
+        self.below = self.no_arrays[plan.row_levels or 0 :]
         self.is_cast = dtype != dtype_of_type(plan.element)
         converted = {conversion.name: conversion for conversion in planned.conversions}
         names = dict.fromkeys(access.tensor for access in plan.step.accesses)
@@ -64,7 +75,9 @@ class Prepared:
         self.pattern_levels = plan.pattern_levels
         below = range(plan.pattern_levels, len(plan.result))
         self.pattern_tail = math.prod(plan.result.level_size(level, self.shape) for level in below)
-        self.is_serial = not plan.parallel or planned.choice.chosen.total < SERIAL_WORK
+        self.slots = [(list(names).index(name), level) for name, level in plan.slots]
+        least = SERIAL_WORK * (MERGES_MORE if plan.slots else 1)
+        self.is_serial = not plan.parallel or planned.choice.chosen.total < least
         self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
         self.stored_shape = [self.shape[dim] for dim in plan.result.order] if plan.result.is_dense else []
         order = list(plan.result.order)
@@ -79,10 +92,10 @@ class Prepared:
         ``contiguous``: the caller knows that all dense ones are.
         """
         threads = 1 if self.is_serial else current().threads or torch.get_num_threads()
-        if contiguous and self.is_direct:
-            return self._direct(sources, threads)
-        inputs: list[Any] = [self.parallel_for, threads, *self.sizes]
         operands = sources if contiguous and not self.converts else self._converted(sources)
+        if self.is_direct:
+            return self._direct(operands, threads)
+        inputs: list[Any] = [self.parallel_for, threads, *self.sizes]
         for tensor in operands:
             if isinstance(tensor, Storage):
                 for array in tensor.pattern.arrays:
@@ -118,7 +131,8 @@ class Prepared:
             return self.facts
         source = sources[self.pattern_source]
         assert isinstance(source, Storage)
-        return result_facts(self.planned.plan.element, (self.shared_size(source),))
+        zero = not self.kernel.writes_everything
+        return result_facts(self.planned.plan.element, (self.shared_size(source),), zero)
 
     def shared_size(self, source: Storage) -> int:
         """The number of values of a result that has the pattern of ``source``, or its first levels."""
@@ -137,6 +151,8 @@ class Prepared:
         if self.assembly == "dense":
             dense: torch.Tensor = found
             return dense.permute(self.back) if self.back else dense
+        if self.slots:
+            return self.wrap_slots(found)
         pos, crd, values = found
         count = crd.numel()
         if count > LAST_INT32 and pos.dtype != crd.dtype:
@@ -145,30 +161,36 @@ class Prepared:
         pattern = Pattern(self.format, self.shape, (*nones, pos), (*nones, crd), counts)
         return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
 
+    def wrap_slots(self, found: tuple[Any, ...]) -> Storage:
+        """What the builtin ``slots`` returned."""
+        pos, *crds, values, nnz = found
+        above = self.above
+        counts = (*self.row_counts, *(nnz for _ in crds)) if self.below else (*self.row_counts, nnz)
+        pattern = Pattern(self.format, self.shape, (*above, pos, *self.below), (*above, *crds), counts)
+        return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
+
     @functools.cached_property
     def is_direct(self) -> bool:
         """Whether ``_direct`` may be used."""
-        if (
-            self.converts
-            or self.kernel.slots > MOST_SLOTS
-            or len(self.shape) > MOST_DIMS
-            or builtins() is None
-        ):
+        if self.kernel.slots > MOST_SLOTS or len(self.shape) > MOST_DIMS or builtins() is None:
             return False
-        plain = self.assembly in ("dense", "shared") and not self.is_cast and self.kernel.identity == 0
-        return plain or self.assembly == "rows"
+        begins_at_zero = self.kernel.identity == 0 or self.kernel.writes_everything
+        plain = self.assembly in ("dense", "shared") and not self.is_cast and begins_at_zero
+        return plain or self.assembly == "rows" or bool(self.slots)
 
     @functools.cached_property
     def builtin(self) -> Callable[..., Any]:
         found = builtins()
         assert found is not None
+        if self.slots:
+            return found.slots
         return found.rows if self.assembly == "rows" else found.fill
 
     @functools.cached_property
     def address(self) -> int | tuple[int, int]:
         """The kernel as the builtin takes it."""
         addresses = self.kernel.native.addresses
-        if self.assembly == "rows":
+        if self.assembly == "rows" and not self.slots:
             return addresses["scorch_compute"], addresses["scorch_finish"]
         return addresses["scorch_compute"]
 
@@ -177,14 +199,35 @@ class Prepared:
         """What the builtin allocates."""
         plan = self.planned.plan
         if self.assembly == "dense":
-            return result_facts(plan.element, self.stored_shape)
-        return row_facts(self.row_counts[-1] if self.row_counts else 1, plan.index, plan.element)
+            return result_facts(plan.element, self.stored_shape, not self.kernel.writes_everything)
+        rows = self.row_counts[-1] if self.row_counts else 1
+        if not self.slots:
+            return row_facts(rows, plan.index, plan.element)
+        bounds = [self._place_of_crd(*bound) for bound in self.slots]
+        crds = len(plan.result) - len(self.row_counts)
+        return slot_facts(rows, plan.index, plan.element, crds, bounds)
+
+    def _place_of_crd(self, source: int, level: int) -> int:
+        """Where among the tensors that the builtin takes a level of ``source`` has its coordinates."""
+        plan, place = self.planned.plan, 0
+        for number, name in enumerate(dict.fromkeys(access.tensor for access in plan.step.accesses)):
+            form = plan.operand(name).format
+            for at in range(len(form)):
+                if form.levels[at].keeps_crd:
+                    place += int(form.starts_run(at))
+                    if (number, at) == (source, level):
+                        return place
+                    place += 1
+            if (source, level) == (number, VALUES):
+                return place
+            place += 1
+        raise AssertionError(f"operand {source} keeps no coordinates in level {level}")
 
     @functools.cached_property
     def row_counts(self) -> tuple[int, ...]:
-        """The positions of each level above the rows."""
+        """The positions of each level above the entries."""
         form, counts = self.planned.plan.result, [1]
-        for level in range(len(form) - 1):
+        for level in range(self.planned.plan.row_levels or 0):
             counts.append(counts[-1] * form.level_size(level, self.shape))
         return tuple(counts[1:])
 
@@ -234,7 +277,8 @@ class Prepared:
             values = self.kernel.fill(engine, inputs, self.shared_size(source))
             pattern = self.shared(source)
         else:
-            arrays = self.kernel.build(engine, inputs, self.shape, self._check_bytes)
+            bound = sum(_entries(operands[source], level) for source, level in self.slots)
+            arrays = self.kernel.build(engine, inputs, self.shape, self._check_bytes, bound)
             values = arrays.values
             pattern = Pattern(plan.result, self.shape, arrays.pos, arrays.crd, arrays.counts)
         return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
@@ -248,6 +292,11 @@ class Prepared:
         plan = self.planned.plan
         what = f"{plan.header.splitlines()[0]} in format {plan.result}"
         check_budget(size, what, "ask for a sparser format such as 'coo' or 'dcsr'")
+
+
+def _entries(tensor: Tensor, level: int) -> int:
+    assert isinstance(tensor, Storage)
+    return tensor.pattern.counts[level]
 
 
 def _dense_bytes(plan: Plan, shape: Sequence[int]) -> int:

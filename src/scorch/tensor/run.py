@@ -38,6 +38,7 @@ MOST_PLANS = 4096
 WORTH_MENDING = 4  # places for each stored entry from which on a sum counts those not stored
 
 _plans: OrderedDict[object, Prepared] = OrderedDict()
+_conversions: OrderedDict[object, Prepared] = OrderedDict()
 _contractions: OrderedDict[object, tuple[Step, ...]] = OrderedDict()
 _seen: set[Step] = set()  # steps of several kernels that have been run
 
@@ -315,9 +316,19 @@ def convert(source: Tensor, form: Format) -> Tensor:
         return source if form.is_dense else from_dense(source, form)
     if source.pattern.format == form:
         return source
-    step = copy_step(len(source.pattern.shape))
-    sizes = dict(zip(step.target.indices, source.pattern.shape, strict=True))
-    return run_step(step, {"A": source}, sizes, form)
+    key = (source.key, form, torch.get_default_dtype(), current().without)
+    prepared = _conversions.get(key)
+    if prepared is None or current().debug:
+        step = copy_step(len(source.pattern.shape))
+        sizes = dict(zip(step.target.indices, source.pattern.shape, strict=True))
+        wanted = dense_format(form.dims) if form.is_dense else form
+        prepared = prepared_step(step, {"A": source}, sizes, wanted)
+        found = execute(prepared, {"A": source})
+        _conversions[key] = prepared
+        if len(_conversions) > MOST_PLANS:
+            _conversions.popitem(last=False)
+        return found
+    return prepared([source], contiguous=True)
 
 
 def from_dense(source: torch.Tensor, form: Format) -> Storage:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     import scipy.sparse
 
 
+_make_wrapper = torch.Tensor._make_wrapper_subclass
+_default_dtype = torch.get_default_dtype
+
+
 class SparseTensor(torch.Tensor):
     """A sparse tensor. Make one with ``scorch.from_torch``, ``from_scipy`` or ``sparse_coo_tensor``."""
 
@@ -29,10 +33,12 @@ class SparseTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, storage: Storage) -> SparseTensor:
-        shape, values = storage.pattern.shape, storage.values
-        try:
-            made: SparseTensor = torch.Tensor._make_wrapper_subclass(
-                cls, shape, dtype=values.dtype, device=values.device
+        shape = storage.pattern.shape
+        dtype = storage.values.dtype
+        try:  # naming what is the default costs as much again; all storages are on the CPU
+            is_default = dtype is _default_dtype()
+            made: SparseTensor = (
+                _make_wrapper(cls, shape) if is_default else _make_wrapper(cls, shape, dtype=dtype)
             )
         except RuntimeError:
             raise ShapeError(
