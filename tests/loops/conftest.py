@@ -17,7 +17,8 @@ from scorch.loops.cpp import print_kernel
 from scorch.loops.interpret import run
 from scorch.loops.nodes import Kernel
 
-FLAGS = ["-x", "c", "-O3", "-nostdlib", "-fPIC", "-shared", "-std=gnu11", "-fwrapv", "-Wall", "-Werror"]
+FLAGS = ["-x", "c", "-O3", "-nostdlib", "-fPIC", "-shared", "-std=gnu11", "-fwrapv", "-fopenmp-simd"]
+FLAGS += ["-Wall", "-Werror"]
 UNUSED = ["-Wno-unused-variable", "-Wno-unused-function"]
 
 

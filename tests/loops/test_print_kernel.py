@@ -86,6 +86,7 @@ def test_spmv_reads_like_c() -> None:
                 Declare(j, Cast(Load(crd, p), INT64)),
                 Assign(acc, Binary("+", acc, Binary("*", Load(vals, p), Load(x, j), FLOAT32), FLOAT32)),
             ),
+            sums=16,
         ),
         Store(y, i, acc),
     )

@@ -27,13 +27,13 @@ from scorch.settings import enabled
 TRANSPOSE = 12.0  # an entry moved by sorting
 INSERT_DENSE = 3.0  # an entry put into a dense workspace
 INSERT_LIST = 12.0  # an entry put into a list and sorted
-COPY = 2.0  # an element of a dense operand laid out anew
+COPY = 1.5  # an element of a dense operand laid out anew
 COPY_CALL = 20_000.0  # and the call that does it
-WORTH_COPYING = 8  # a dense operand is laid out anew if its elements are used this many times
+WORTH_COPYING = 2  # a dense operand is laid out anew if its elements are used this many times
 SEARCH = 1.5  # one halving of a binary search
 SHORTER = 8.0  # a level this many times shorter than another is walked and the other searched
 SCATTER = 1.0  # an entry added to memory instead of a register
-STRIDED = 0.5  # an access that jumps in the innermost loop
+STRIDED = 1.0  # an access that jumps in the innermost loop
 VECTOR = 0.25  # a turn of a loop that runs in vector registers
 HORIZONTAL = 2.0  # the lanes of a vector sum added up
 SERIAL = 1.6  # the outermost loop cannot be shared by threads

@@ -66,7 +66,7 @@ def total_helper(element: Type, lanes: int) -> str:
     opening = f"static inline {scalar} total_{name}({name} x) {{"
     if lanes <= 4:
         parts = [f"x[{lane}]" for lane in range(lanes)]
-        text = " + ".join(parts) if lanes == 2 else f"({parts[0]} + {parts[1]}) + ({parts[2]} + {parts[3]})"
+        text = " + ".join(parts) if lanes == 2 else f"({parts[0]} + {parts[2]}) + ({parts[1]} + {parts[3]})"
         return f"{opening}\n  return {text};\n}}"
     half = vector_name(element, lanes // 2)
     halves = f"((const {half} *)&x)[0] + ((const {half} *)&x)[1]"
@@ -105,8 +105,15 @@ def print_total(scope: _Scope, total: Total) -> str:
 
 def print_prefetch(scope: _Scope, prefetch: Prefetch) -> list[str]:
     step = LINE // prefetch.array.element.bytes
-    places = [prefetch.index + start for start in range(0, prefetch.count, step)]
-    return [f"__builtin_prefetch({scope.address(prefetch.array, place)});" for place in places]
+    name = scope.fresh(f"{prefetch.array.name}_ahead")
+    places = [f"{name} + {line}" if line else name for line in range(0, prefetch.count, step)]
+    start = scope.address(prefetch.array, prefetch.index)
+    return [
+        "{",
+        f"  const {c_name(prefetch.array.element)} *{name} = {start};",
+        *(f"  __builtin_prefetch({place});" for place in places),
+        "}",
+    ]
 
 
 def print_lanes(scope: _Scope, stmt: Lanes) -> list[str]:

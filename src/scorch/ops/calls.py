@@ -90,7 +90,7 @@ def keep_call(
     # With integers a result may depend on torch's default dtype, which the quick key leaves out.
     is_float = all(value.dtype.is_floating_point for value in operands)
     is_direct = prepared.is_direct and not prepared.converts
-    if is_direct and prepared.is_serial and not prepared.is_large and is_float:
+    if is_direct and not prepared.is_large and is_float:
         checked = _run_checked(prepared, places, operands)
     with _lock:
         for calls in (_known, _recent):
@@ -149,9 +149,9 @@ def _run(prepared: Prepared, places: list[int]) -> Run:
 
 
 def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> Checked:
-    """As ``_run``, for a serial kernel; None if a dense operand is not what it was."""
-    builtin, address, first = prepared.builtin, prepared.address, prepared.first_slots(1)
-    is_plain = prepared.assembly == "dense" and not prepared.back
+    """As ``_run``, shorter; None if a dense operand is not what it was."""
+    builtin, address = prepared.builtin, prepared.address
+    serial, is_serial = prepared.first_slots(1), prepared.is_serial
     is_shared = prepared.assembly == "shared"
     result = b"" if is_shared else prepared.facts
     facts = b""
@@ -162,29 +162,25 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
         else:
             facts += tensor_facts(type_of_dtype(value.dtype), value.shape)
 
+    def call(wanted: bytes, *arguments: torch.Tensor) -> Any:
+        first = serial
+        if not is_serial:
+            first = prepared.first_slots(current().threads or torch.get_num_threads())
+        try:
+            return builtin(address, first, wanted, facts, *arguments)
+        except MemoryError as error:
+            raise prepared.out_of_memory(error) from error
+
     def run_pair(operands: Operands) -> Result | None:
         """The usual case, a sparse tensor times a dense one, without a loop."""
-        try:
-            found: Result | None = builtin(
-                address, first, result, facts, *operands[0].storage.tensors, operands[1]
-            )
-        except MemoryError as error:
-            raise prepared.out_of_memory(error) from error
+        found: Result | None = call(result, *operands[0].storage.tensors, operands[1])
         return found
 
-    def run_plain(operands: Operands) -> Result | None:
-        arguments: list[torch.Tensor] = []
-        for place in places:
-            value = operands[place]
-            if type(value) is SparseTensor:
-                arguments += value.storage.tensors
-            else:
-                arguments.append(value)
-        try:
-            found: Result | None = builtin(address, first, result, facts, *arguments)
-        except MemoryError as error:
-            raise prepared.out_of_memory(error) from error
-        return found
+    def run_sparse_pair(operands: Operands) -> Result | None:
+        """Another usual case, a new pattern from two sparse tensors, without a loop."""
+        a, b = operands
+        found = call(result, *a.storage.tensors, *b.storage.tensors)
+        return None if found is None else SparseTensor(wrap_slots(found))
 
     def run(operands: Operands) -> Result | None:
         sources: list[Tensor] = []
@@ -197,26 +193,13 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
             else:
                 sources.append(value)
                 arguments.append(value)
-        wanted = prepared.facts_for(sources) if is_shared else result
-        try:
-            found: Any = builtin(address, first, wanted, facts, *arguments)
-        except MemoryError as error:
-            raise prepared.out_of_memory(error) from error
+        found = call(prepared.facts_for(sources) if is_shared else result, *arguments)
         return None if found is None else wrap(prepared.wrap(found, sources))
 
-    def run_sparse_pair(operands: Operands) -> Result | None:
-        """Another usual case, a new pattern from two sparse tensors, without a loop."""
-        a, b = operands
-        try:
-            found: Any = builtin(address, first, result, facts, *a.storage.tensors, *b.storage.tensors)
-        except MemoryError as error:
-            raise prepared.out_of_memory(error) from error
-        return None if found is None else SparseTensor(wrap_slots(found))
-
     wrap_slots = prepared.wrap_slots
-    if prepared.slots and places == [0, 1] and all(type(value) is SparseTensor for value in operands):
-        return run_sparse_pair
-    if not is_plain:
+    if places != [0, 1] or type(operands[0]) is not SparseTensor:
         return run
-    is_pair = places == [0, 1] and len(operands) == 2 and type(operands[1]) is not SparseTensor
-    return run_pair if is_pair else run_plain
+    if prepared.slots and type(operands[1]) is SparseTensor:
+        return run_sparse_pair
+    is_plain = prepared.assembly == "dense" and not prepared.back and type(operands[1]) is not SparseTensor
+    return run_pair if is_plain else run

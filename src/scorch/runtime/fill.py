@@ -337,7 +337,7 @@ object *scorch_slots(object *self, object *const *given, long count) {
 }
 """
 
-SOURCES = (_SOURCE,)
+SOURCES = (_TYPES + memory.SOURCE + _SOURCE,)
 MOST_SLOTS = 96
 MOST_DIMS = 16
 _CODES = {"int": 0, "uint": 1, "float": 2, "complex": 5, "bool": 6}
@@ -365,7 +365,7 @@ def builtins() -> Builtins | None:
     if capsule is None or invoke.make_caller().kind != "trampoline":
         return None
     try:
-        library = jit.load(_TYPES + memory.SOURCE + _SOURCE, "the functions that call kernels on tensors")
+        library = jit.load(*SOURCES, "the functions that call kernels on tensors")
         pointer = ctypes.pythonapi.PyCapsule_GetPointer
         pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
         table = pointer(capsule, b"dlpack_exchange_api")
