@@ -6,14 +6,13 @@ import torch
 import scorch
 from scorch.compiler.plan import Plan
 from scorch.compiler.steps import split
-from scorch.compiler.vectorize import PARTIAL_SUMS
 from scorch.loops.target import Target
 from scorch.notation.einsum import parse_einsum
 from scorch.runtime import schedules
 from scorch.tensor.run import prepare
 
-NEON = Target("", 16, 32, False, 1 << 20, 32 << 20)
-AVX512 = Target("", 64, 32, True, 1 << 20, 32 << 20)
+NEON = Target("", 16, 32, False, 2, 1 << 20, 32 << 20)
+AVX512 = Target("", 64, 32, True, 4, 1 << 20, 32 << 20)
 
 
 @pytest.fixture
@@ -75,7 +74,7 @@ def test_sampled_products_are_summed_in_parts(machine, size, width, rest):
     found = plan.vectors
     assert found is not None and found.kind == "sums"
     assert (found.width, found.rest) == (width, rest)
-    assert found.width % (found.sums * found.lanes) == 0 and found.sums <= PARTIAL_SUMS + 1
+    assert found.width % (found.sums * found.lanes) == 0 and 1 < found.sums <= 5
 
 
 def test_the_mask_is_multiplied_once(machine):
@@ -114,7 +113,7 @@ def test_stretches_are_outermost_only_where_that_fits_the_cache(machine):
         return found.opens
 
     assert opens() == 1
-    machine(Target("", 16, 32, False, 1 << 19, 1 << 20))
+    machine(Target("", 16, 32, False, 2, 1 << 19, 1 << 20))
     assert opens() == 0
     with scorch.settings(without="tiles"):
         assert opens() == 1
@@ -122,7 +121,7 @@ def test_stretches_are_outermost_only_where_that_fits_the_cache(machine):
 
 @pytest.mark.parametrize("columns", [1, 5, 512])
 def test_stretches_outermost_are_right(machine, columns):
-    machine(Target("", 16, 32, False, 1 << 19, 1 << 12))
+    machine(Target("", 16, 32, False, 2, 1 << 19, 1 << 12))
     A, B = sparse(60, 70), torch.rand(70, columns)
     plan_of("ij,jk->ik", A, B)
     with scorch.settings(debug=True):
@@ -137,7 +136,7 @@ def test_explain_tells_of_registers(machine):
     assert found.startswith("k in vectors of 4, all of it, which stay in registers over j")
     assert found.endswith("; rows of B are fetched ahead")
     found = inner("ij,ik,jk->ij", sparse(40, 30), torch.rand(40, 67), torch.rand(30, 67))
-    assert found.startswith("k in vectors of 4, 64 at a time, in 4 partial sums, 3 left over")
+    assert found.startswith("k in vectors of 4, 64 at a time, in 2 partial sums, 3 left over")
     assert found.endswith("; A is multiplied once, after k")
 
 

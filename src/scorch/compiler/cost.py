@@ -55,13 +55,13 @@ class Problem:
         return support_of(self.step, self.operands)
 
     @functools.cached_property
-    def is_shared(self) -> bool:
-        """Whether the result has the pattern of an operand, so that there is nothing to assemble."""
-        return any(
-            self.sparse_support == lattice.stored(access)
-            and shared_levels(access, operand.format, self.step.target, self.result) is not None
-            for access, operand in self.operands.items()
-        )
+    def pattern(self) -> Access | None:
+        """The operand whose pattern the result has, so that there is nothing to assemble."""
+        for access, operand in self.operands.items():
+            if self.sparse_support == lattice.stored(access):
+                levels = shared_levels(access, operand.format, self.step.target, self.result)
+                return None if levels is None else access
+        return None
 
     @functools.cached_property
     def loops(self) -> tuple[str, ...]:
@@ -323,7 +323,8 @@ class _Walk:
         result, order = self.problem.result, self.order
         loops = self.problem.result_loops
         last = max((order.index(loop) for loop in loops), default=-1)
-        if result.is_dense or self.problem.is_shared:
+        pattern = self.problem.pattern
+        if result.is_dense or (pattern is not None and pattern not in self.transposed):
             if all(loop in loops for loop in order[: last + 1]) or self._stays_in_registers(loops):
                 return 0.0
             return trips * SCATTER * (VECTOR if result.is_dense else 1.0)

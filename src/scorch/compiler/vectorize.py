@@ -27,7 +27,6 @@ from scorch.settings import enabled
 FETCHED = 1024  # at most so many bytes of a row are fetched ahead
 LANES = 16  # the most lanes that compilers may make of a sum
 REUSED = 4  # uses of each row of a dense operand that make it worth keeping it in the cache
-PARTIAL_SUMS = 4  # registers that take turns in a sum, so that one addition need not wait for the last
 
 
 def vectorize(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Plan:
@@ -181,8 +180,8 @@ def _sums(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
     registers = size // lanes
     most = _accumulators(machine)
     if registers > most:  # several turns: as many registers as divide the loop, if many do
-        registers = next((n for n in range(most, 3, -1) if registers % n == 0), PARTIAL_SUMS)
-    sums = next(n for n in (PARTIAL_SUMS, 5, 3, 2, 1) if registers % n == 0)
+        registers = next((n for n in range(most, 3, -1) if registers % n == 0), 4)
+    sums = next(n for n in (machine.partial_sums, 2, 3, 5, 1) if registers % n == 0)
     width = registers * lanes
     return Vectors("sums", x, width, lanes, sums, size == width, size % width, len(plan.order), 0)
 

@@ -64,10 +64,8 @@ def total_helper(element: Type, lanes: int) -> str:
     """A function that adds the lanes of a register, half by half."""
     name, scalar = vector_name(element, lanes), c_name(element)
     opening = f"static inline {scalar} total_{name}({name} x) {{"
-    if lanes <= 4:
-        parts = [f"x[{lane}]" for lane in range(lanes)]
-        text = " + ".join(parts) if lanes == 2 else f"({parts[0]} + {parts[2]}) + ({parts[1]} + {parts[3]})"
-        return f"{opening}\n  return {text};\n}}"
+    if lanes == 2:
+        return f"{opening}\n  return x[0] + x[1];\n}}"
     half = vector_name(element, lanes // 2)
     halves = f"((const {half} *)&x)[0] + ((const {half} *)&x)[1]"
     return f"{opening}\n  return total_{half}({halves});\n}}"
@@ -75,7 +73,7 @@ def total_helper(element: Type, lanes: int) -> str:
 
 def needed_lanes(lanes: int) -> Iterator[int]:
     """The widths whose helpers adding ``lanes`` lanes takes, narrow ones first."""
-    width = 2 if lanes < 4 else 4
+    width = 2
     while width <= lanes:
         yield width
         width *= 2

@@ -19,22 +19,24 @@ LINE = 64  # bytes of a cache line
 class Target:
     """Vector registers, and the caches of one core and of all.
 
-    ``name`` is what compilers call the instruction set, "" for that of the machine itself.
+    ``name`` is what compilers call the instruction set, "" for that of the machine itself; ``partial_sums``
+    is how many sums take turns, so that one addition need not wait for the last.
     """
 
     name: str
     vector_bytes: int
     vector_registers: int
     has_gather: bool
+    partial_sums: int
     cache_bytes: int
     shared_cache_bytes: int
 
 
 _KNOWN = {
-    "x86-64-v2": (16, 16, False),
-    "x86-64-v3": (32, 16, True),
-    "x86-64-v4": (64, 32, True),
-    "aarch64": (16, 32, False),
+    "x86-64-v2": (16, 16, False, 4),
+    "x86-64-v3": (32, 16, True, 4),
+    "x86-64-v4": (64, 32, True, 4),
+    "aarch64": (16, 32, False, 2),
 }
 
 
@@ -42,9 +44,9 @@ _KNOWN = {
 def target() -> Target:
     """The instruction set that kernels are written for."""
     named = os.environ.get("SCORCH_TARGET", "").strip()
-    width, registers, gathers = _KNOWN.get(named) or _KNOWN[_native()]
+    facts = _KNOWN.get(named) or _KNOWN[_native()]
     caches = _cache_bytes(2, 1 << 20), _cache_bytes(3, 8 << 20)
-    return Target(named if named in _KNOWN else "", width, registers, gathers, *caches)
+    return Target(named if named in _KNOWN else "", *facts, *caches)
 
 
 def _native() -> str:
