@@ -22,6 +22,7 @@ from scorch.loops.types import Type
 from scorch.notation.nodes import Access, Expr, Op
 
 CLEARLY = 0.5  # the share of the fused cost that splitting may reach
+STEP_CALL = 20_000.0  # the call of one more kernel
 MOST_FACTORS = 6
 
 
@@ -49,7 +50,8 @@ def contract(
     names = [name for name in (f"P{n}" for n in range(1, 100)) if name not in taken]
     fused = _price(step, operands, sizes)
     best = _pairwise(step, tuple(factors), dict(operands), sizes, tuple(names))
-    return best.steps if best.total < CLEARLY * fused else (step,)
+    total = best.total + STEP_CALL * (len(best.steps) - 1)
+    return best.steps if total < CLEARLY * fused else (step,)
 
 
 def factors_of(expr: Expr) -> list[Access] | None:

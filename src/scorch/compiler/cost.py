@@ -29,7 +29,6 @@ INSERT_DENSE = 3.0  # an entry put into a dense workspace
 INSERT_LIST = 12.0  # an entry put into a list and sorted
 COPY = 1.5  # an element of a dense operand laid out anew
 COPY_CALL = 20_000.0  # and the call that does it
-WORTH_COPYING = 2  # a dense operand is laid out anew if its elements are used this many times
 SEARCH = 1.5  # one halving of a binary search
 SHORTER = 8.0  # a level this many times shorter than another is walked and the other searched
 SCATTER = 1.0  # an entry added to memory instead of a register
@@ -311,7 +310,8 @@ class _Walk:
                 vector = False
             elif touching[-1].level != len(uses) - 1:
                 size = self.problem.operands[access].nnz if access is not None and form.is_dense else 0
-                if access is not None and len(touching) == 1 and 0 < WORTH_COPYING * size < turns:
+                is_cheaper = size > 0 and COPY * size + COPY_CALL < STRIDED * turns
+                if access is not None and len(touching) == 1 and is_cheaper:
                     self.transposition += COPY * size + COPY_CALL
                     self.laid_out.append(access)
                     continue
