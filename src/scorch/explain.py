@@ -331,7 +331,7 @@ def _explain_kernel(
         workspace=plan.workspace and f"{plan.workspace} over {_workspace_indices(plan)}",
         inner=describe_inner(plan),
         parallel=plan.parallel,
-        threads=_threads_in_words(plan, prepared.is_serial),
+        threads=_threads_in_words(plan, prepared.threads()),
         source=prepared.kernel.source,
     )
 
@@ -398,7 +398,7 @@ def _assembly_in_words(cost: Cost, plan: Plan) -> str:
     return "needs a workspace" if prefix else "needs a sort"
 
 
-def _threads_in_words(plan: Plan, is_serial: bool) -> str:
+def _threads_in_words(plan: Plan, used: int) -> str:
     if not plan.order:
         return "one thread: there are no loops"
     first = plan.order[0]
@@ -409,10 +409,9 @@ def _threads_in_words(plan: Plan, is_serial: bool) -> str:
             return f"one thread: turns of {first} add to the same places"
         return f"one thread: turns of {first} cannot be shared out"
     balance = f", by the number of entries of {plan.balance[0]}" if plan.balance else ""
-    number = current().threads or torch.get_num_threads()
-    if is_serial:
+    if used == 1 and (current().threads or torch.get_num_threads()) > 1:
         return f"one thread: too little work to share {first}"
-    return f"{number} thread{'s' if number > 1 else ''} share {first}{balance}"
+    return f"{used} thread{'s' if used > 1 else ''} share {first}{balance}"
 
 
 def _result_loops(plan: Plan) -> set[str]:

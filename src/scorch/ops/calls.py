@@ -165,7 +165,7 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
     def call(wanted: bytes, *arguments: torch.Tensor) -> Any:
         first = serial
         if not is_serial:
-            first = prepared.first_slots(current().threads or torch.get_num_threads())
+            first = prepared.first_slots(prepared.threads())
         try:
             return builtin(address, first, wanted, facts, *arguments)
         except MemoryError as error:

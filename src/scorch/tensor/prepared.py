@@ -35,7 +35,7 @@ from scorch.tensor.storage import Pattern, Storage
 Tensor = Storage | torch.Tensor
 Convert = Callable[[Storage, Format], Storage]
 LAST_INT32 = 2**31 - 1
-SERIAL_WORK = 40_000  # below this many operations threads cost more than they give
+SERIAL_WORK = 40_000  # below this many operations two threads cost more than they give, more for more
 MERGES_MORE = 5  # times as many where entries only move: memory is the limit, and parts move once more
 
 
@@ -76,8 +76,9 @@ class Prepared:
         below = range(plan.pattern_levels, len(plan.result))
         self.pattern_tail = math.prod(plan.result.level_size(level, self.shape) for level in below)
         self.slots = [(list(names).index(name), level) for name, level in plan.slots]
-        least = SERIAL_WORK * (MERGES_MORE if plan.slots else 1)
-        self.is_serial = not plan.parallel or planned.choice.chosen.total < least
+        self.work = planned.choice.chosen.total
+        self.least_work = SERIAL_WORK * (MERGES_MORE if plan.slots else 1)
+        self.is_serial = not plan.parallel or self.work < self.least_work
         self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
         self.stored_shape = [self.shape[dim] for dim in plan.result.order] if plan.result.is_dense else []
         order = list(plan.result.order)
@@ -91,7 +92,7 @@ class Prepared:
 
         ``contiguous``: the caller knows that all dense ones are.
         """
-        threads = 1 if self.is_serial else current().threads or torch.get_num_threads()
+        threads = self.threads()
         operands = sources if contiguous and not self.converts else self._converted(sources)
         if self.is_direct:
             return self._direct(operands, threads)
@@ -230,6 +231,13 @@ class Prepared:
         for level in range(self.planned.plan.row_levels or 0):
             counts.append(counts[-1] * form.level_size(level, self.shape))
         return tuple(counts[1:])
+
+    def threads(self) -> int:
+        """How many threads a call uses now: all, or one where there is too little work to wake them for."""
+        if self.is_serial:
+            return 1
+        wanted = current().threads or torch.get_num_threads()
+        return wanted if 2 * self.work >= wanted * self.least_work else 1
 
     def first_slots(self, threads: int) -> bytes:
         """The argument slots before those of the tensors."""
