@@ -66,9 +66,10 @@ def _prefetched(
         return ()
     most = FETCHED // plan.element.bytes
     count = vectors.width if vectors.kind == "rows" else min(sizes[vectors.loop], most)
+    share = 2 if vectors.kind == "rows" else 16  # sums wait for every row, also for those in the second cache
     found = []
     for access, operand in operands.items():
-        is_large = operand.nnz * operand.element.bytes > target().cache_bytes // 2
+        is_large = operand.nnz * operand.element.bytes > target().cache_bytes // share
         if not operand.is_sparse and {x, vectors.loop} <= set(access.indices) and is_large:
             found.append((access, count))
     return tuple(found)
