@@ -25,6 +25,7 @@ from scorch.notation.nodes import Access, Expr, Literal, Op
 from scorch.settings import enabled
 
 FETCHED = 1024  # at most so many bytes of a row are fetched ahead
+LONG_ROW = 64  # entries from which on gathered vectors pay
 LANES = 16  # the most lanes that compilers may make of a sum
 REUSED = 4  # uses of each row of a dense operand that make it worth keeping it in the cache
 
@@ -46,13 +47,20 @@ def vectorize(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str
 
 
 def _parts(plan: Plan, operands: Mapping[Access, Operand]) -> int:
-    """In how many parts an innermost sum is added: two where vectors would have to be gathered by hand."""
+    """In how many parts an innermost sum is added: two where gathered vectors would not pay."""
     if not enabled("sums"):
         return 1
     x = plan.order[-1]
-    is_picked = any(_walks(plan, access, operand, x) for access, operand in operands.items())
+    rows = [_row_length(operand) for access, operand in operands.items() if _walks(plan, access, operand, x)]
     gathers = any(x in access.indices and not operand.is_sparse for access, operand in operands.items())
-    return 2 if is_picked and gathers and not target().has_gather else LANES
+    is_short = not target().has_gather or min(rows, default=0) < LONG_ROW
+    return 2 if rows and gathers and is_short else LANES
+
+
+def _row_length(operand: Operand) -> float:
+    """About how many entries the last level has below a position."""
+    above = operand.counts[-2] if len(operand.counts) > 1 else 1
+    return operand.nnz / max(above, 1)
 
 
 def _prefetched(
