@@ -29,7 +29,6 @@ OPTIMIZATIONS = {
     "tiles": "a dense index cut into tiles that stay in the cache",
     "prefetch": "rows fetched ahead of their use",
     "pool": "large results in huge pages and memory that was used before",
-    "blocks": "block-sparse operands through dense products",
     "dense": "operands that are nearly full multiplied as dense ones",
 }
 
