@@ -14,8 +14,10 @@ import torch
 
 from scorch.errors import DtypeError
 from scorch.loops.types import BOOL, FLOAT32, FLOAT64, INT64, TYPES, Type
+from scorch.loops.values import wrap
 from scorch.notation.nodes import Access, Expr, Literal, Op, Reduce
 from scorch.notation.operators import OPERATORS, REDUCTIONS
+from scorch.notation.trees import children, with_children
 
 _CATEGORY = {"bool": 0, "int": 1, "uint": 1, "float": 2, "complex": 3}
 NUMBER, SCALAR, TENSOR = 0, 1, 2
@@ -73,6 +75,25 @@ def type_of(expr: Expr, types: Mapping[str, Type]) -> Typed:
             inner = type_of(body, types)
             return Typed(reduced_type(op, body, inner.type), inner.rank)
     raise AssertionError(f"no dtype for {expr!r}")
+
+
+def fit_numbers(expr: Expr, types: Mapping[str, Type]) -> Expr:
+    """``expr`` with every number as the integer type it is used in has it, as in torch: -1 is 255 as uint8.
+
+    Where an expression differs from zero depends on its numbers, and they are compared in that type.
+    """
+    parts = tuple(fit_numbers(part, types) for part in children(expr))
+    if isinstance(expr, Op) and expr.name in OPERATORS:
+        wanted = argument_type(expr.name, [type_of(part, types) for part in parts])
+        first = 1 if expr.name == "where" else 0
+        if wanted.kind in ("int", "uint"):
+            parts = (*parts[:first], *(_fitted(part, wanted) for part in parts[first:]))
+    return with_children(expr, parts)
+
+
+def _fitted(part: Expr, wanted: Type) -> Expr:
+    is_whole = isinstance(part, Literal) and isinstance(part.value, int) and not isinstance(part.value, bool)
+    return Literal(wrap(int(part.value), wanted)) if isinstance(part, Literal) and is_whole else part
 
 
 def reduced_type(op: str, body: Expr, element: Type) -> Type:

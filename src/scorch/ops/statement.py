@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from scorch.compiler.plan import Step
 from scorch.compiler.steps import split
+from scorch.compiler.typing import fit_numbers
 from scorch.errors import NotationError
 from scorch.formats import Format, as_format
 from scorch.notation.indexing import Statement, parse
 from scorch.notation.verify import shapes_of
 from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_operand, shape_of
-from scorch.tensor.run import run_step, single_kernel
+from scorch.tensor.run import operand_of, run_step, single_kernel
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Storage
 
@@ -56,7 +58,9 @@ def read_statement(expression: str, tensors: Mapping[str, Any]) -> tuple[Stateme
     statement = parse(expression)
     named = {name: as_operand(f"tensor {name!r}", value) for name, value in tensors.items()}
     sizes = shapes_of(statement, {name: shape_of(tensor) for name, tensor in named.items()})
-    return statement, named, sizes
+    types = {name: operand_of(name, tensor).element for name, tensor in named.items()}
+    assign = replace(statement.assign, value=fit_numbers(statement.assign.value, types))
+    return replace(statement, assign=assign), named, sizes
 
 
 def kept_format(statement: Statement, tensors: Tensors, requested: Format | None) -> Format | None:
