@@ -15,3 +15,22 @@ def test_numbers_are_compared_in_the_type_of_the_tensor(operator, dtype, number)
     wanted = scorch.evaluate(text, B=dense)
     found = scorch.evaluate(text, B=scorch.from_torch(dense, format="s"), format="dense")
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("form", ["dense", "csf", "coo"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32])
+def test_the_sum_of_a_sum_of_products_is_that_of_two_steps(form, dtype):
+    """Products of narrow integers wrap around in their own sum, and only the outer sum is int64."""
+    dense = torch.randint(0, 2, (3, 4, 5), generator=torch.Generator().manual_seed(1)).mul(13).to(dtype)
+    A = dense if form == "dense" else scorch.from_torch(dense, format=form)
+    inner = torch.einsum("ilk,ilk->k", dense.int(), dense.int())
+    inner = inner.bool() if dtype == torch.bool else inner.to(dtype)
+    found = scorch.evaluate("y[] = sum(k, sum(i, l, A[i,l,k] * A[i,l,k]))", A=A)
+    wanted = inner.sum()
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found, wanted)
+
+
+def test_nested_sums_of_floats_are_one_kernel():
+    A = scorch.from_torch(torch.eye(6), format="csr")
+    assert len(scorch.explain("y[] = sum(k, sum(i, A[i,k] * A[i,k]))", A=A).steps) == 1

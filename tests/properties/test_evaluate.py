@@ -489,9 +489,13 @@ def origin(node: Node) -> Node:
 def repaired(tree: Node, bad: Node) -> Node:
     """``tree`` with a harmless operation in place of ``bad``."""
     if tree is not bad:
-        return Node(
-            tree.op, tuple(repaired(arg, bad) for arg in tree.args), tree.name, tree.indices, tree.number
-        )
+        parts = tuple(repaired(arg, bad) for arg in tree.args)
+        indices = tree.indices
+        if tree.op == "reduce":  # an index may have gone with what was replaced
+            indices = tuple(index for index in indices if index in parts[0].free)
+            if not indices:
+                return parts[0]
+        return Node(tree.op, parts, tree.name, indices, tree.number)
     args = [arg for arg in bad.args if arg.op != "number"] or list(bad.args)
     if len(args) == 1 or bad.op == "+":
         return args[0]

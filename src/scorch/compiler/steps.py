@@ -37,8 +37,7 @@ def split(statement: Assign) -> tuple[Step, ...]:
 
     def finish(target: Access, value: Expr) -> Step:
         if isinstance(value, Reduce):
-            op, indices, body = _joined(value)
-            return Step(target, _without_reductions(body, temporary), op, indices)
+            return Step(target, _without_reductions(value.body, temporary), value.op, value.indices)
         return Step(target, _without_reductions(value, temporary), "sum", ())
 
     target = statement.target
@@ -52,14 +51,6 @@ def _fresh(name: str, taken: set[str]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-def _joined(reduce: Reduce) -> tuple[str, tuple[str, ...], Expr]:
-    """Directly nested reductions by the same operator as one."""
-    op, indices, body = reduce.op, reduce.indices, reduce.body
-    while isinstance(body, Reduce) and body.op == op:
-        indices, body = (*indices, *body.indices), body.body
-    return op, indices, body
 
 
 def _without_reductions(expr: Expr, temporary: Callable[[Reduce], Access]) -> Expr:

@@ -77,23 +77,33 @@ def type_of(expr: Expr, types: Mapping[str, Type]) -> Typed:
     raise AssertionError(f"no dtype for {expr!r}")
 
 
-def fit_numbers(expr: Expr, types: Mapping[str, Type]) -> Expr:
-    """``expr`` with every number as the integer type it is used in has it, as in torch: -1 is 255 as uint8.
+def settle(expr: Expr, types: Mapping[str, Type]) -> Expr:
+    """``expr`` written as its dtypes have it.
 
-    Where an expression differs from zero depends on its numbers, and they are compared in that type.
+    A number is what the integer type that it is used in makes of it, as in torch: -1 is 255 as uint8. (Where
+    an expression differs from zero depends on its numbers.) Nested reductions by one operator are one, unless
+    the inner one has another dtype: a sum of products of uint8 wraps around, and the sum of that does not.
     """
-    parts = tuple(fit_numbers(part, types) for part in children(expr))
-    if isinstance(expr, Op) and expr.name in OPERATORS:
-        wanted = argument_type(expr.name, [type_of(part, types) for part in parts])
-        first = 1 if expr.name == "where" else 0
-        if wanted.kind in ("int", "uint"):
-            parts = (*parts[:first], *(_fitted(part, wanted) for part in parts[first:]))
-    return with_children(expr, parts)
+    parts = tuple(settle(part, types) for part in children(expr))
+    found = with_children(expr, parts)
+    match found:
+        case Op(name, args) if name in OPERATORS:
+            wanted = argument_type(name, [type_of(part, types) for part in args])
+            first = 1 if name == "where" else 0
+            if wanted.kind in ("int", "uint"):
+                return Op(name, (*args[:first], *(_fitted(part, wanted) for part in args[first:])))
+        case Reduce(op, outer, Reduce(same, inner, body)) if op == same:
+            joined = Reduce(op, (*outer, *inner), body)
+            if type_of(joined, types) == type_of(found, types):
+                return joined
+    return found
 
 
 def _fitted(part: Expr, wanted: Type) -> Expr:
-    is_whole = isinstance(part, Literal) and isinstance(part.value, int) and not isinstance(part.value, bool)
-    return Literal(wrap(int(part.value), wanted)) if isinstance(part, Literal) and is_whole else part
+    match part:
+        case Literal(int(value)) if not isinstance(value, bool):
+            return Literal(wrap(value, wanted))
+    return part
 
 
 def reduced_type(op: str, body: Expr, element: Type) -> Type:

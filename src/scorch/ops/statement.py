@@ -10,7 +10,7 @@ import torch
 
 from scorch.compiler.plan import Step
 from scorch.compiler.steps import split
-from scorch.compiler.typing import fit_numbers
+from scorch.compiler.typing import settle
 from scorch.errors import NotationError
 from scorch.formats import Format, as_format
 from scorch.notation.indexing import Statement, parse
@@ -59,7 +59,7 @@ def read_statement(expression: str, tensors: Mapping[str, Any]) -> tuple[Stateme
     named = {name: as_operand(f"tensor {name!r}", value) for name, value in tensors.items()}
     sizes = shapes_of(statement, {name: shape_of(tensor) for name, tensor in named.items()})
     types = {name: operand_of(name, tensor).element for name, tensor in named.items()}
-    assign = replace(statement.assign, value=fit_numbers(statement.assign.value, types))
+    assign = replace(statement.assign, value=settle(statement.assign.value, types))
     return replace(statement, assign=assign), named, sizes
 
 
