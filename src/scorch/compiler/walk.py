@@ -84,6 +84,18 @@ class Cursor:
         return State(level + 1, self.position, None if self.is_unique else self.run_end, present)
 
 
+@dataclass(frozen=True)
+class Loop:
+    """A loop being opened: its depth and variable, and what holds around it."""
+
+    depth: int
+    x: Var
+    states: States
+    bound: frozenset[str]
+    known: Flags
+    followers: list[Cursor]
+
+
 def formula(where: Support, flags: Mapping[Access, Expr]) -> Expr:
     """``where`` as a condition over ``flags``, in a stable order."""
     found: Expr = FALSE
