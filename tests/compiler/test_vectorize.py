@@ -149,3 +149,10 @@ def test_rows_below_a_sparse_level_keep_their_places(machine):
     assert plan.vectors.kind == "rows" and plan.assembly == "shared"
     with scorch.settings(debug=True):
         torch.testing.assert_close(scorch.einsum("ij,ir,rj->ij", A, X, Y).to_dense(), dense * (X @ Y))
+
+
+def test_the_extent_of_a_short_loop_is_a_number_in_the_kernel(machine):
+    short = plan_of("ij,jk->ik", sparse(40, 30), torch.rand(30, 48))
+    assert short.splits.extents == (("k", 48),)
+    long = plan_of("ij,jk->ik", sparse(40, 30), torch.rand(30, 2000))
+    assert long.vectors is not None and long.splits.extents == ()

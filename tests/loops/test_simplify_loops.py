@@ -36,6 +36,8 @@ from scorch.loops.nodes import (
     Select,
     Stmt,
     Store,
+    Tile,
+    Total,
     Unary,
     Var,
     While,
@@ -220,3 +222,12 @@ def test_divisions_by_zero_still_fail() -> None:
     kernel = store_all([Binary("/", Const(1), Const(0), INT64)])
     with pytest.raises(BoundsError, match="divided by zero"):
         run(simplify(kernel), "f", slots_for(1))
+
+
+def test_a_sum_of_one_total_does_not_begin_at_zero() -> None:
+    acc, tile = Var("acc", FLOAT32), Array("sums", FLOAT32)
+    start, add = Declare(acc, Const(0, FLOAT32)), Assign(acc, acc + Total(tile, 8, 4))
+    registers = Tile(tile, 8, 4)
+    assert simplify(block(start, registers, add)) == block(registers, Declare(acc, Total(tile, 8, 4)))
+    used = block(start, registers, Assign(acc, acc + acc), add)
+    assert simplify(used) == used

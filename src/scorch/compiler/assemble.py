@@ -237,7 +237,7 @@ class Assembly:
 
     def _stretches(self, tile: Vectors, inner: Stmt) -> Stmt:
         """``inner`` for each stretch of the result's row; the last one ends where the row does."""
-        start, size = tile.start, Var(f"{tile.loop}_size")
+        start, size = tile.start, self.plan.splits.size(tile.loop)
         if not isinstance(start, Var):
             return inner
         number = Var(f"{tile.loop}_stretch")

@@ -106,7 +106,7 @@ class Levels:
     def extent(self, x: str) -> Expr:
         """How many turns a counted loop over ``x`` takes; the last block may be cut short."""
         index, part = self.plan.splits.origin(x)
-        size, block_size = Var(f"{index}_size"), self.plan.splits.block(index)
+        size, block_size = self.plan.splits.size(index), self.plan.splits.block(index)
         if block_size is None:
             return size
         if part == "outer":

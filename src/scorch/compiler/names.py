@@ -77,7 +77,10 @@ def with_safe_names(plan: Plan) -> Plan:
             tuple(indices[index] for index in step.reduced),
         ),
         operands=tuple(replace(operand, name=tensors[operand.name]) for operand in plan.operands),
-        splits=Splits(tuple((indices[index], block) for index, block in plan.splits.blocks)),
+        splits=Splits(
+            tuple((indices[index], block) for index, block in plan.splits.blocks),
+            tuple((indices[index], size) for index, size in plan.splits.extents),
+        ),
         order=tuple(loop(old) for old in plan.order),
         pattern=None if plan.pattern is None else access(plan.pattern),
         balance=balance,

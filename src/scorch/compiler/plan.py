@@ -84,9 +84,18 @@ class LevelUse:
 
 @dataclass(frozen=True)
 class Splits:
-    """Which indices a kernel splits into a block number and a place in the block."""
+    """Which indices a kernel splits into a block number and a place in the block.
+
+    ``extents``: the sizes that are written into the kernel as numbers.
+    """
 
     blocks: tuple[tuple[str, int], ...]
+    extents: tuple[tuple[str, int], ...] = ()
+
+    def size(self, index: str) -> Expr:
+        """How many coordinates ``index`` has."""
+        number = dict(self.extents).get(index)
+        return Var(f"{index}_size") if number is None else Const(number)
 
     def block(self, index: str) -> int | None:
         return dict(self.blocks).get(index)
@@ -110,7 +119,7 @@ class Splits:
     def use(self, form: Format, indices: Sequence[str], name: str, index_type: Type, level: int) -> LevelUse:
         index = indices[form.order[level]]
         stored, split, part = form.block(form.order[level]), self.block(index), form.part(level)
-        size: Expr = Var(f"{index}_size")
+        size = self.size(index)
         whole = Var(index)
         if part == "whole":
             loops, coordinate = self.loops_of(index), whole

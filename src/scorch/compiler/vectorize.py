@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from scorch.compiler.infer_format import support_of
 from scorch.compiler.lattice import required
-from scorch.compiler.plan import LevelUse, Operand, Plan, Vectors
+from scorch.compiler.plan import LevelUse, Operand, Plan, Splits, Vectors
 from scorch.loops.target import Target, target
 from scorch.loops.types import FLOAT32, FLOAT64, INT32, INT64
 from scorch.notation.nodes import Access, Expr, Literal, Op
@@ -26,6 +26,7 @@ from scorch.settings import enabled
 
 FETCHED = 1024  # at most so many bytes of a row are fetched ahead
 LONG_ROW = 64  # entries from which on gathered vectors pay
+LONG_LOOP = 1024  # turns from which on the extent of a loop does not go into its kernel
 LANES = 16  # the most lanes that compilers may make of a sum
 REUSED = 4  # uses of each row of a dense operand that make it worth keeping it in the cache
 
@@ -38,7 +39,7 @@ def vectorize(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str
     if not _is_plain(plan, operands):
         return plan
     vectors = _rows(plan, operands, sizes) or _sums(plan, operands, sizes)
-    plan = replace(plan, vectors=vectors)
+    plan = replace(plan, vectors=vectors, splits=_with_extent(plan.splits, vectors, sizes))
     if enabled("contract"):
         plan = replace(plan, factors=_factors(plan))
     if vectors is None or not enabled("prefetch"):
@@ -193,6 +194,13 @@ def _sums(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
     sums = next(n for n in (machine.partial_sums, 2, 3, 5, 1) if registers % n == 0)
     width = registers * lanes
     return Vectors("sums", x, width, lanes, sums, size == width, size % width, len(plan.order), 0)
+
+
+def _with_extent(splits: Splits, vectors: Vectors | None, sizes: Mapping[str, int]) -> Splits:
+    """A short loop in vectors has its extent as a number: products by it are shifts, and rows are whole."""
+    if vectors is None or sizes.get(vectors.loop, LONG_LOOP) >= LONG_LOOP:
+        return splits
+    return replace(splits, extents=((vectors.loop, sizes[vectors.loop]),))
 
 
 def _accumulators(machine: Target) -> int:

@@ -303,7 +303,20 @@ def _block(stmt: Block) -> Block:
                 body.extend(_flatten(block(s.then)))
                 continue
         body.append(s)
-    return Block(tuple(body))
+    return Block(tuple(_without_zero(body)))
+
+
+def _without_zero(body: list[Stmt]) -> list[Stmt]:
+    """``acc = 0; ...; acc += total`` as ``...; acc = total``: a total, which began at zero, is never -0.0."""
+    for place, s in enumerate(body):
+        match s:
+            case Assign(var, Binary("+", same, Total() as total, _)) if same == var:
+                start = Declare(var, Const(0, var.type))
+                before = body[:place]
+                if before.count(start) == 1 and sum(var in walk(other) for other in before) == 1:
+                    before.remove(start)
+                    return [*before, Declare(var, total), *body[place + 1 :]]
+    return body
 
 
 def _flatten(stmt: Block) -> list[Stmt]:
