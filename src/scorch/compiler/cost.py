@@ -27,7 +27,7 @@ from scorch.settings import enabled
 TRANSPOSE = 12.0  # an entry moved by sorting
 INSERT_DENSE = 3.0  # an entry put into a dense workspace
 INSERT_LIST = 12.0  # an entry put into a list and sorted
-COPY = 1.5  # an element of a dense operand laid out anew
+COPY = 0.75  # an element of a dense operand laid out anew
 COPY_CALL = 20_000.0  # and the call that does it
 SEARCH = 1.5  # one halving of a binary search
 SHORTER = 8.0  # a level this many times shorter than another is walked and the other searched

@@ -28,6 +28,7 @@ from scorch.runtime.fill import (
     slot_facts,
 )
 from scorch.runtime.kernel import CompiledKernel, Engine, Schedule
+from scorch.runtime.transpose import laid_out
 from scorch.settings import current
 from scorch.tensor.budget import LARGE, check_budget
 from scorch.tensor.storage import Pattern, Storage
@@ -236,7 +237,7 @@ class Prepared:
         """How many threads a call uses now: all, or one where there is too little work to wake them for."""
         if self.is_serial:
             return 1
-        wanted = current().threads or torch.get_num_threads()
+        wanted = _threads()
         return wanted if 2 * self.work >= wanted * self.least_work else 1
 
     def first_slots(self, threads: int) -> bytes:
@@ -264,7 +265,7 @@ class Prepared:
         found: list[Tensor] = []
         for tensor, (_, form) in zip(sources, self.sources, strict=True):
             if isinstance(tensor, torch.Tensor):
-                found.append(as_stored(tensor if form is None else tensor.permute(form.order).contiguous()))
+                found.append(as_stored(tensor if form is None else laid_out(tensor, form.order, _threads())))
             else:
                 found.append(tensor if form is None else self.convert(tensor, form))
         return found
@@ -300,6 +301,11 @@ class Prepared:
         plan = self.planned.plan
         what = f"{plan.header.splitlines()[0]} in format {plan.result}"
         check_budget(size, what, "ask for a sparser format such as 'coo' or 'dcsr'")
+
+
+def _threads() -> int:
+    """How many threads there are to use."""
+    return current().threads or torch.get_num_threads()
 
 
 def _entries(tensor: Tensor, level: int) -> int:
