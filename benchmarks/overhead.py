@@ -1,6 +1,6 @@
 """What a call costs apart from the work: warm calls of small kernels, cold kernels, kernels found on disk.
 
-    python -m benchmarks.overhead [--json] [--cold]
+    python -m benchmarks.overhead [--json] [--cold] [--loaded]
 
 Contestants are interleaved and the median over many rounds is taken; torch is at the best of its layouts.
 """
@@ -29,18 +29,18 @@ warnings.filterwarnings("ignore", message="Sparse")
 ROUNDS, CALLS = 31, 300
 
 
-def interleaved(contestants: dict[str, Callable[[], object]]) -> dict[str, float]:
+def interleaved(contestants: dict[str, Callable[[], object]], calls: int = CALLS) -> dict[str, float]:
     """The median time of one call of each, in microseconds."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for call in contestants.values():
-        for _ in range(CALLS):
+        for _ in range(calls):
             call()
     for _ in range(ROUNDS):
         for name, call in contestants.items():
             start = time.perf_counter()
-            for _ in range(CALLS):
+            for _ in range(calls):
                 call()
-            times[name].append((time.perf_counter() - start) / CALLS * 1e6)
+            times[name].append((time.perf_counter() - start) / calls * 1e6)
     return {name: statistics.median(found) for name, found in times.items()}
 
 
@@ -101,6 +101,37 @@ def warm_calls(size: int = 64, density: float = 0.1) -> list[dict[str, object]]:
             found = interleaved({"scorch": ours, "torch": best_of(theirs)})
             ratio = found["torch"] / found["scorch"]
             rows.append({"case": name, "threads": threads, **found, "ratio": ratio})
+    return rows
+
+
+def loaded_calls() -> list[dict[str, object]]:
+    """Calls with two threads and with one while other processes keep every core busy, in microseconds."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    torch.set_num_threads(2)
+    rows: list[dict[str, object]] = []
+    try:
+        for size, density in ((32, 0.1), (300, 0.05), (2000, 0.01)):
+            torch.manual_seed(0)
+            dense = torch.randn(size, size) * (torch.rand(size, size) < density)
+            S, csr, x = scorch.from_torch(dense, format="csr"), dense.to_sparse_csr(), torch.randn(size, 32)
+
+            def alone(S: scorch.SparseTensor = S, x: torch.Tensor = x) -> object:
+                with scorch.settings(threads=1):
+                    return scorch.einsum("ij,jk->ik", S, x)
+
+            def shared(S: scorch.SparseTensor = S, x: torch.Tensor = x) -> object:
+                with scorch.settings(threads=2):
+                    return scorch.einsum("ij,jk->ik", S, x)
+
+            def theirs(csr: torch.Tensor = csr, x: torch.Tensor = x) -> object:
+                return csr @ x
+
+            found = interleaved({"one": alone, "two": shared, "torch": theirs}, calls=50)
+            rows.append({"case": f"SpMM {size} x {size}", **found, "ratio": found["two"] / found["one"]})
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
     return rows
 
 
@@ -208,16 +239,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.add_argument("--cold", action="store_true", help="first calls only")
+    parser.add_argument("--loaded", action="store_true", help="only calls while all cores are busy")
     arguments = parser.parse_args()
-    warm = [] if arguments.cold else warm_calls()
-    cold = cold_kernels()
+    only = arguments.cold or arguments.loaded
+    warm = [] if only else warm_calls()
+    cold = [] if arguments.loaded else cold_kernels()
+    loaded = loaded_calls() if arguments.loaded or not only else []
     if arguments.json:
-        print(json.dumps({"machine": machine(), "warm": warm, "cold": cold}, indent=2))
+        print(json.dumps({"machine": machine(), "warm": warm, "cold": cold, "loaded": loaded}, indent=2))
         return
     print(machine())
     if warm:
         print_warm(warm)
-    print_cold(cold)
+    if cold:
+        print_cold(cold)
+    if loaded:
+        print_loaded(loaded)
+
+
+def print_loaded(loaded: list[dict[str, object]]) -> None:
+    print("\nWarm calls while every core is busy with other work, microseconds\n")
+    print(f"{'case':<20}{'one thread':>12}{'two':>10}{'two / one':>12}{'torch, two':>12}")
+    for row in loaded:
+        print(
+            f"{row['case']:<20}{row['one']:>12.1f}{row['two']:>10.1f}{row['ratio']:>12.2f}{row['torch']:>12.1f}"
+        )
 
 
 def print_warm(warm: list[dict[str, object]]) -> None:
