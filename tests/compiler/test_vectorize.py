@@ -156,3 +156,21 @@ def test_the_extent_of_a_short_loop_is_a_number_in_the_kernel(machine):
     assert short.splits.extents == (("k", 48),)
     long = plan_of("ij,jk->ik", sparse(40, 30), torch.rand(30, 2000))
     assert long.vectors is not None and long.splits.extents == ()
+
+
+def test_rows_of_a_block_run_side_by_side(machine):
+    blocks = sparse(64, 64, format="bsr(8,8)")
+    product = plan_of("ij,jk->ik", blocks, torch.rand(64, 64)).vectors
+    assert product is not None and (product.jam, product.width) == (4, 16)  # 16 registers in all
+    sampled = plan_of("ij,ik,jk->ij", blocks, torch.rand(64, 32), torch.rand(64, 32)).vectors
+    assert sampled is not None and (sampled.kind, sampled.jam, sampled.sums) == ("sums", 4, 1)
+    threes = plan_of("ij,jk->ik", sparse(64, 64, format="bsr(3,3)"), torch.rand(64, 64)).vectors
+    assert threes is not None and threes.jam == 3
+    fives = plan_of("ij,jk->ik", sparse(64, 64, format="bsr(5,5)"), torch.rand(64, 64)).vectors
+    assert fives is not None and fives.jam == 1
+
+
+def test_rows_with_entries_of_their_own_do_not(machine):
+    for form in ("csr", "coo", "csc"):
+        found = plan_of("ij,jk->ik", sparse(64, 64, format=form), torch.rand(64, 64)).vectors
+        assert found is None or found.jam == 1

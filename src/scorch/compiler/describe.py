@@ -26,14 +26,15 @@ def _innermost(plan: Plan) -> int:
 
 
 def _vectors_in_words(plan: Plan, vectors: Vectors) -> str:
+    jam = f"; {vectors.jam} turns of {plan.order[vectors.depth - 1]} side by side" if vectors.jam > 1 else ""
     x, lanes = vectors.loop, f"vectors of {vectors.lanes}" if vectors.lanes > 1 else "scalars"
     size = "all of it" if vectors.whole else f"{vectors.width} at a time"
     if vectors.kind == "sums":
         sums = f"{vectors.sums} partial sums" if vectors.sums > 1 else "one partial sum"
         rest = f", {vectors.rest} left over" if vectors.rest else ""
-        return f"{x} in {lanes}, {size}, in {sums}{rest}"
+        return f"{x} in {lanes}, {size}, in {sums}{rest}{jam}"
     over = ", ".join(plan.order[vectors.depth : -1])
-    words = f"{x} in {lanes}, {size}, which stay in registers over {over}"
+    words = f"{x} in {lanes}, {size}, which stay in registers over {over}{jam}"
     if vectors.opens < vectors.depth:
         words += f"; these stretches of {x} are outermost, so that a dense operand's stays in the cache"
     return words

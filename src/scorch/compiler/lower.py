@@ -26,7 +26,7 @@ from scorch.compiler.levels import Levels
 from scorch.compiler.merge import merged
 from scorch.compiler.names import with_safe_names
 from scorch.compiler.plan import Plan
-from scorch.compiler.vector_loops import delivery, in_vectors, prefetch
+from scorch.compiler.vector_loops import delivery, in_vectors, prefetch, side_by_side
 from scorch.compiler.walk import Cursor, Flags, Loop, State, States, formula
 from scorch.loops.nodes import (
     FALSE,
@@ -143,7 +143,8 @@ class Lowering:
         opening = block(*(self.levels.open_follower(c, loop.states, begin) for c in loop.followers))
         moves, states = self.levels.follow(loop)
         body = block(moves, self._inside(loop, states))
-        found = block(opening, For(loop.x, begin, stop, body, self._sums(loop)))
+        counted = For(loop.x, begin, stop, body, self._sums(loop))
+        found = block(opening, side_by_side(self.plan, loop, counted))
         return in_chunks(self.plan, self.assembly, found, size, Const(0)) if chunked else found
 
     def _sums(self, loop: Loop) -> int:

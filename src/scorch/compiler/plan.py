@@ -153,6 +153,7 @@ class Vectors:
     ``width`` elements are worked on at once, in registers of ``lanes``; ``sums``: in how many partial sums.
     ``whole``: the loop is exactly that long; ``rest``: what is left over at its end.
     ``depth``: how many loops stand outside the registers; ``opens``: outside the loop over stretches.
+    ``jam``: how many turns of the last of those loops run side by side (``loops.jam``) and share loads.
     """
 
     kind: str
@@ -164,6 +165,7 @@ class Vectors:
     rest: int
     depth: int
     opens: int
+    jam: int = 1
 
     @property
     def start(self) -> Expr:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from scorch.compiler.assemble import Assembly, Factor
 from scorch.compiler.levels import Levels
-from scorch.compiler.plan import Vectors
+from scorch.compiler.plan import Plan, Vectors
 from scorch.compiler.walk import Cursor, Loop, States
 from scorch.formats.scratch import join_key
+from scorch.loops.jam import jammed
 from scorch.loops.lanes import substitute
 from scorch.loops.nodes import (
     Array,
@@ -59,6 +60,14 @@ def in_vectors(levels: Levels, assembly: Assembly, loop: Loop, vectors: Vectors)
         body = block(resolving, assembly.leaf(levels.value(states), levels.pattern_position(states)))
         rest = For(loop.x, size - size % vectors.width, size, body)
     return block(Tile(sums, count, vectors.lanes), turn, total, rest)
+
+
+def side_by_side(plan: Plan, loop: Loop, counted: For) -> Stmt:
+    """``counted`` with several turns at a time, if it is the loop around the registers."""
+    vectors = plan.vectors
+    if vectors is None or vectors.jam == 1 or loop.depth != vectors.depth - 1:
+        return counted
+    return jammed(counted, vectors.jam)
 
 
 def delivery(levels: Levels, depth: int, states: States, bound: frozenset[str]) -> tuple[Expr | None, Factor]:

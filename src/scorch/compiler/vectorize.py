@@ -27,6 +27,7 @@ from scorch.settings import enabled
 FETCHED = 1024  # at most so many bytes of a row are fetched ahead
 LONG_ROW = 64  # entries from which on gathered vectors pay
 LONG_LOOP = 1024  # turns from which on the extent of a loop does not go into its kernel
+JAMMED = (4, 3, 2)  # turns that run side by side, the first that divide a block
 LANES = 16  # the most lanes that compilers may make of a sum
 REUSED = 4  # uses of each row of a dense operand that make it worth keeping it in the cache
 
@@ -154,11 +155,36 @@ def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
     if not _lies_along(plan, operands, x):
         return None
     machine = target()
-    most = _accumulators(machine) * machine.vector_bytes // plan.element.bytes
+    turns = _turns(plan, operands, depth)
+    most = _accumulators(machine) // turns * machine.vector_bytes // plan.element.bytes
     pieces = -(-size // most)
     width = -(-size // pieces)
     opens = 0 if pieces > 1 and _fits_in_stretches(plan, operands, x, width, size) else depth
-    return Vectors("rows", x, width, _lanes(plan, width), 0, width == size, 0, depth, opens)
+    return Vectors("rows", x, width, _lanes(plan, width), 0, width == size, 0, depth, opens, turns)
+
+
+def _turns(plan: Plan, operands: Mapping[Access, Operand], depth: int) -> int:
+    """How many turns of the last of ``depth`` loops run side by side: 1 if they share nothing.
+
+    That takes a counted loop on which no loop inside depends, such as the one over the rows of a block.
+    """
+    if depth == 0 or not enabled("jam"):
+        return 1
+    loop, inside = plan.order[depth - 1], plan.order[depth:-1]
+    shared = False
+    for access, operand in operands.items():
+        uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+        first = min((use.level for use in uses if loop in use.needs), default=len(uses))
+        for use in uses:
+            if operand.format.levels[use.level].is_full:
+                continue
+            if loop in use.needs or (use.level > first and not use.needs.isdisjoint(inside)):
+                return 1
+        shared = shared or (first == len(uses) and plan.order[-1] in access.indices)
+    if not shared:
+        return 1
+    block = plan.splits.block(plan.splits.origin(loop)[0])
+    return next((turns for turns in JAMMED if block is None or block % turns == 0), 1)
 
 
 def _fits_in_stretches(plan: Plan, operands: Mapping[Access, Operand], x: str, width: int, size: int) -> bool:
@@ -191,9 +217,11 @@ def _sums(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
     most = _accumulators(machine)
     if registers > most:  # several turns: as many registers as divide the loop, if many do
         registers = next((n for n in range(most, 3, -1) if registers % n == 0), 4)
-    sums = next(n for n in (machine.partial_sums, 2, 3, 5, 1) if registers % n == 0)
+    depth = len(plan.order) - 1
+    turns = _turns(plan, operands, depth)
+    sums = next(n for n in (machine.partial_sums, 2, 3, 5, 1) if registers % n == 0) if turns == 1 else 1
     width = registers * lanes
-    return Vectors("sums", x, width, lanes, sums, size == width, size % width, len(plan.order), 0)
+    return Vectors("sums", x, width, lanes, sums, size == width, size % width, depth, 0, turns)
 
 
 def _with_extent(splits: Splits, vectors: Vectors | None, sizes: Mapping[str, int]) -> Splits:

@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from typing import Any
 
 from scorch.loops.nodes import (
     Allocate,
@@ -35,10 +36,15 @@ from scorch.loops.routines import ROUTINES
 Node = Expr | Stmt | Array | Function
 
 
+def children_by_field(node: Node) -> Iterator[tuple[str, Any]]:
+    """The fields of ``node`` that hold expressions, statements and arrays, or tuples of them."""
+    for name in _fields_with_nodes(type(node)):  # type: ignore[arg-type]
+        yield name, getattr(node, name)
+
+
 def children(node: Node) -> Iterator[Expr | Stmt | Array]:
     """The expressions, statements and arrays directly inside ``node``, in order."""
-    for name in _fields_with_nodes(type(node)):  # type: ignore[arg-type]
-        value = getattr(node, name)
+    for _, value in children_by_field(node):
         if isinstance(value, tuple):
             yield from value
         else:

@@ -315,7 +315,7 @@ def _without_zero(body: list[Stmt]) -> list[Stmt]:
                 before = body[:place]
                 if before.count(start) == 1 and sum(var in walk(other) for other in before) == 1:
                     before.remove(start)
-                    return [*before, Declare(var, total), *body[place + 1 :]]
+                    return _without_zero([*before, Declare(var, total), *body[place + 1 :]])
     return body
 
 

@@ -1,0 +1,102 @@
+"""Several turns of a loop side by side.
+
+    for i in 0..n:                          for i_turn in 0..n/2:
+      acc = 0                                 i_0 = 2 * i_turn, i_1 = 2 * i_turn + 1
+      for k in 0..m:                          acc_0 = 0, acc_1 = 0
+        acc += A[i,k] * B[k]                  for k in 0..m:
+      C[i] = acc                                acc_0 += A[i_0,k] * B[k]
+                                                acc_1 += A[i_1,k] * B[k]
+                                              C[i_0] = acc_0, C[i_1] = acc_1
+
+What does not depend on the turn, the loop over k and B[k], is done once for both: with sums in registers this
+is how a product with a dense block is fast. The turns must not depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from scorch.loops.analysis import children_by_field, walk
+from scorch.loops.nodes import (
+    Array,
+    Assign,
+    Block,
+    Const,
+    Declare,
+    Expr,
+    For,
+    If,
+    Stmt,
+    Store,
+    Tile,
+    Var,
+    block,
+)
+
+Node = TypeVar("Node", bound=Expr | Stmt | Array)
+
+
+def jammed(loop: For, turns: int) -> Stmt:
+    """``loop`` with ``turns`` of its turns side by side, and one by one what is left at its end."""
+    names = _varying(loop)
+    number = Var(f"{loop.var.name}_turn")
+    copies = [{name: f"{name}_t{turn}" for name in names} for turn in range(turns)]
+    begins = [
+        Declare(replace(loop.var, name=copy[loop.var.name]), loop.start + number * turns + turn)
+        for turn, copy in enumerate(copies)
+    ]
+    count = loop.stop - loop.start
+    together = For(number, Const(0), count // turns, block(*begins, _together(loop.body, copies)))
+    return block(together, replace(loop, start=loop.stop - count % turns))
+
+
+def renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """``node`` with variables and arrays called otherwise."""
+    if isinstance(node, Var | Array):
+        return replace(node, name=names.get(node.name, node.name))
+    changes: dict[str, object] = {}
+    for field, value in children_by_field(node):
+        if isinstance(value, tuple):
+            changes[field] = tuple(renamed(part, names) for part in value)
+        else:
+            changes[field] = renamed(value, names)
+    return replace(node, **changes) if changes else node  # type: ignore[type-var]
+
+
+def _varying(loop: For) -> set[str]:
+    """The names inside ``loop`` that stand for something else at every turn."""
+    names = {loop.var.name}
+    nodes = walk(loop.body)
+    own = {node.array.name for node in nodes if isinstance(node, Tile)}
+    while True:
+        found = set(names)
+        for node in nodes:
+            match node:
+                case Declare(var, value) | Assign(var, value) if _mentions(value, names):
+                    found.add(var.name)
+                case Store(array, index, value) if array.name in own:
+                    if _mentions(index, names) or _mentions(value, names):
+                        found.add(array.name)
+        if found == names:
+            return names
+        names = found
+
+
+def _mentions(node: Expr | Stmt, names: set[str]) -> bool:
+    return any(isinstance(part, Var | Array) and part.name in names for part in walk(node))
+
+
+def _together(stmt: Stmt, copies: list[dict[str, str]]) -> Stmt:
+    names = set(copies[0])
+    match stmt:
+        case Block(body):
+            return block(*(_together(part, copies) for part in body))
+        case For(_, start, stop, body) if not _mentions(start, names) and not _mentions(stop, names):
+            return replace(stmt, body=_together(body, copies))
+        case If(condition, then, otherwise) if not _mentions(condition, names):
+            return If(condition, _together(then, copies), _together(otherwise, copies))
+    if not _mentions(stmt, names):
+        return stmt
+    return block(*(renamed(stmt, copy) for copy in copies))
