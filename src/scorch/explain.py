@@ -23,7 +23,7 @@ from scorch.compiler.order_loops import MOST_LOOPS
 from scorch.compiler.pipeline import as_statement, describe_assembly
 from scorch.compiler.plan import Operand, Plan, Step
 from scorch.compiler.steps import split
-from scorch.compiler.typing import dtype_of_type
+from scorch.compiler.typing import dtype_of_type, result_type
 from scorch.errors import NotationError
 from scorch.formats import Format, as_format, dense_format
 from scorch.notation.einsum import parse_einsum
@@ -39,7 +39,6 @@ from scorch.tensor.run import (
     made_dense,
     operand_of,
     prepare,
-    result_type,
     run_stored,
     stored_steps,
 )

@@ -19,10 +19,10 @@ from scorch.compiler.infer_format import infer_format, support_of
 from scorch.compiler.lattice import EVERYWHERE
 from scorch.compiler.plan import Operand, Step
 from scorch.compiler.steps import mend_constant, mend_zeros
-from scorch.compiler.typing import dtype_of_type, reduced_type, type_of, type_of_dtype
+from scorch.compiler.typing import dtype_of_type, result_type, type_of_dtype
 from scorch.errors import ShapeError
 from scorch.formats import Format, dense_format
-from scorch.loops.types import INT32, Type
+from scorch.loops.types import INT32
 from scorch.notation.nodes import Access, Expr, Literal, Op
 from scorch.notation.operators import REDUCTIONS
 from scorch.notation.trees import substitute
@@ -224,19 +224,12 @@ def _problem(
     unsorted: bool = False,
 ) -> Problem:
     operands = {name: operand_of(name, tensor) for name, tensor in tensors.items()}
-    element = result_type(step, {name: operand.element for name, operand in operands.items()})
     used = {index: sizes[index] for index in dict.fromkeys(step.indices)}
-    return Problem(step, operands, used, element, requested, skip_zeros, unsorted)
+    return Problem(step, operands, used, requested, skip_zeros, unsorted)
 
 
 def _bind(schedule: Schedule, problem: Problem) -> Prepared:
     return Prepared(schedule, dtype_of_type(problem.element), problem.sizes, convert_cached)
-
-
-def result_type(step: Step, types: Mapping[str, Type]) -> Type:
-    """The dtype of the result of ``step``."""
-    element = type_of(step.body, types).type
-    return reduced_type(step.reduction, step.body, element) if step.reduced else element
 
 
 def execute(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Tensor:
