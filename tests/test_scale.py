@@ -22,7 +22,7 @@ from scorch.loops.nodes import Binary, Expr, Load, Store
 from scorch.loops.types import INT32, INT64
 from scorch.notation.indexing import parse
 from scorch.tensor.build import from_coordinates
-from scorch.tensor.run import convert, from_dense, prepare, run_step, sorted_storage
+from scorch.tensor.run import Task, convert, from_dense, prepare, run_step, sorted_storage
 from scorch.tensor.storage import Pattern, Storage
 
 MEGABYTES = 1000  # beyond the inputs, of the whole process
@@ -177,12 +177,12 @@ def test_coordinates_that_need_two_keys() -> None:
         assert isinstance(back, Storage)
         assert all(torch.equal(a, b) for a, b in zip(back.pattern.arrays, A.pattern.arrays, strict=True))
     (step,) = split(parse("C[i,j] = A[i,j] + A[j,i]").assign)
-    both = run_step(step, {"A": A}, {"i": shape[0], "j": shape[1]}, Format("oo"))
+    both = run_step(Task(step, {"A": A}, {"i": shape[0], "j": shape[1]}, Format("oo")))
     assert isinstance(both, Storage) and both.pattern.size == 4000
     chain = storage(torch.stack([crd[1], crd[0]]), torch.full((2000,), 3.0), shape)
     (step,) = split(parse("C[i,k] = A[i,j] * B[j,k]").assign)
     sizes = dict.fromkeys("ijk", 2**40)
-    product = run_step(step, {"A": A, "B": chain}, sizes, Format("ss"))
+    product = run_step(Task(step, {"A": A, "B": chain}, sizes, Format("ss")))
     assert isinstance(product, Storage)
     assert torch.equal(product.pattern.crd[0], A.pattern.crd[0]), "A[i,j] * A[i,j] for each entry"
     assert torch.equal(product.values, torch.full((2000,), 3.0))
@@ -290,7 +290,8 @@ def test_positions_are_computed_in_64_bits(text: str, forms: str, result: str) -
         dense = torch.eye(6)
         tensors[name] = dense if form == "dense" else from_dense(dense, Format(form))
     (step,) = split(parse(text).assign)
-    kernel = prepare(step, tensors, dict.fromkeys("ijk", 6), Format(result)).planned.kernel()
+    task = Task(step, tensors, dict.fromkeys("ijk", 6), Format(result))
+    kernel = prepare(task).planned.kernel()
     seen = 0
     for function in kernel.functions:
         for node in walk(function):

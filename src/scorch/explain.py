@@ -23,7 +23,7 @@ from scorch.compiler.order_loops import MOST_LOOPS
 from scorch.compiler.pipeline import as_statement, describe_assembly
 from scorch.compiler.plan import Operand, Plan, Step
 from scorch.compiler.steps import split
-from scorch.compiler.typing import dtype_of_type
+from scorch.compiler.typing import dtype_of_type, result_type
 from scorch.errors import NotationError
 from scorch.formats import Format, as_format, dense_format
 from scorch.notation.einsum import parse_einsum
@@ -34,12 +34,12 @@ from scorch.ops.statement import kept_format, read_statement
 from scorch.settings import current
 from scorch.tensor.prepared import Prepared
 from scorch.tensor.run import (
+    Task,
     copy_step,
     inferred_format,
     made_dense,
     operand_of,
     prepare,
-    result_type,
     run_stored,
     stored_steps,
 )
@@ -239,10 +239,10 @@ def _explain_steps(
     """As ``ops.statement.run_statement``, but the last step is left undone."""
     given = dict(tensors)
     for step in steps:
-        parts = stored_steps(step, given, sizes)
+        parts = stored_steps(Task(step, given, sizes))
         is_inferred = len(parts) > 1 and requested is None and step is steps[-1]
         if is_inferred:
-            requested = inferred_format(step, given, sizes)
+            requested = inferred_format(Task(step, given, sizes))
         for number, part in enumerate(parts):
             is_last = step is steps[-1] and number == len(parts) - 1
             purpose = "" if step is steps[-1] else "a reduction that a later step reads"
@@ -255,7 +255,7 @@ def _explain_steps(
                     found = replace(found, reasons=("as for the statement in one step",))
                 yield found
             if not is_last:
-                given[part.target.tensor] = run_stored(part, given, sizes)
+                given[part.target.tensor] = run_stored(Task(part, given, sizes))
 
 
 def _explain_step(
@@ -264,9 +264,10 @@ def _explain_step(
     given = {access.tensor: tensors[access.tensor] for access in step.accesses}
     if requested is not None and requested.is_dense:
         requested = dense_format(requested.dims)
-    full = made_dense(step, given, sizes, requested)
+    task = Task(step, given, sizes, requested)
+    full = made_dense(task)
     if full is None and any(isinstance(tensor, Storage) for tensor in given.values()):
-        yield _explain_kernel(prepare(step, given, sizes, requested), step, given, sizes, purpose)
+        yield _explain_kernel(prepare(task), step, given, sizes, purpose)
         return
     operands = {name: operand_of(name, tensor) for name, tensor in given.items()}
     dtype = dtype_of_type(result_type(step, {name: operand.element for name, operand in operands.items()}))
@@ -296,7 +297,7 @@ def _explain_copy(
     """The kernel that takes the nonzeros of a dense result; in its text they are called A and B."""
     copy = copy_step(dense.dim())
     sizes = dict(zip(copy.target.indices, dense.shape, strict=True))
-    prepared = prepare(copy, {"A": dense}, sizes, requested, skip_zeros=True)
+    prepared = prepare(Task(copy, {"A": dense}, sizes, requested, skip_zeros=True))
     found = _explain_kernel(
         prepared, copy, {"A": dense}, sizes, "its nonzeros are taken; A and B in the source"
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from scorch.compiler.cost import estimated_counts
-from scorch.compiler.plan import Operand, Step
+from scorch.compiler.plan import Operand
 from scorch.compiler.steps import split
 from scorch.formats import Format, as_format, dense_format
 from scorch.loops.types import FLOAT32, FLOAT64, INT32, INT64, Type
@@ -23,7 +23,7 @@ from scorch.notation.einsum import parse_einsum
 from scorch.notation.indexing import parse
 from scorch.runtime import fill, invoke, jit, transpose
 from scorch.runtime.schedules import Problem, new_contraction, new_schedule
-from scorch.tensor.run import copy_step, result_type
+from scorch.tensor.run import copy_step
 
 SIZES = ((500, 5), (20_000, 20))  # of square matrices: rows, and entries in each
 WIDTH = 32  # of dense factors
@@ -82,7 +82,7 @@ def usual_problems() -> Iterator[Problem]:
         for text in ELEMENTWISE:
             (step,) = split(parse(text).assign)
             operands = {name: sparse(name, (rows, rows)) for name in "AB"}
-            yield _problem(step, operands, dict.fromkeys("ij", rows))
+            yield Problem(step, operands, dict.fromkeys("ij", rows))
         yield from _copies(sparse, rows)
 
 
@@ -117,12 +117,12 @@ def _product(equation: str, kinds: str, rows: int, sparse: _Maker) -> Iterator[P
         name = read.access.tensor
         operands[name] = sparse(name, shape) if kind == "s" else _dense(name, shape, sparse.element)
     (step,) = split(parsed.statement)
-    whole = _problem(step, operands, parsed.sizes)
+    whole = Problem(step, operands, parsed.sizes)
     if len(new_contraction(whole)) > 1:  # a product of two steps: not one of the usual kernels
         return
     yield whole
     if kinds == "sd":
-        yield _problem(step, operands, parsed.sizes, dense_format(len(step.target.indices)))
+        yield Problem(step, operands, parsed.sizes, dense_format(len(step.target.indices)))
 
 
 def _copies(sparse: _Maker, rows: int) -> Iterator[Problem]:
@@ -133,24 +133,12 @@ def _copies(sparse: _Maker, rows: int) -> Iterator[Problem]:
     for form in (*FORMATS, "dense"):
         wanted = as_format(form, 2)
         if wanted != sparse.format:
-            yield _problem(step, operand, sizes, wanted)
+            yield Problem(step, operand, sizes, wanted)
     full = {"A": _dense("A", (rows, rows), sparse.element)}
-    yield _problem(step, full, sizes, sparse.format, skip_zeros=True)
+    yield Problem(step, full, sizes, sparse.format, skip_zeros=True)
     if sparse.format == as_format("coo", 2):
         for form in FORMATS:
-            yield _problem(step, operand, sizes, as_format(form, 2), unsorted=True)
-
-
-def _problem(
-    step: Step,
-    operands: dict[str, Operand],
-    sizes: dict[str, int],
-    requested: Format | None = None,
-    skip_zeros: bool = False,
-    unsorted: bool = False,
-) -> Problem:
-    element = result_type(step, {name: operand.element for name, operand in operands.items()})
-    return Problem(step, operands, sizes, element, requested, skip_zeros, unsorted)
+            yield Problem(step, operand, sizes, as_format(form, 2), unsorted=True)
 
 
 def _sources_of(problem: Problem) -> Iterator[str]:
@@ -166,4 +154,4 @@ def _sources_of(problem: Problem) -> Iterator[str]:
             step = copy_step(len(source.shape))
             numbered = Operand("A", source.format, INT64, source.index, source.shape, source.counts)
             sizes = dict(zip(step.target.indices, source.shape, strict=True))
-            yield new_schedule(_problem(step, {"A": numbered}, sizes, conversion.format)).source
+            yield new_schedule(Problem(step, {"A": numbered}, sizes, conversion.format)).source

@@ -20,7 +20,7 @@ from scorch.loops.types import FLOAT32, INT32
 from scorch.notation.indexing import parse
 from scorch.notation.verify import shapes_of
 from scorch.tensor.build import from_coordinates
-from scorch.tensor.run import operand_of, prepare
+from scorch.tensor.run import Task, operand_of, prepare
 from scorch.tensor.storage import Storage
 
 Stored = Storage | torch.Tensor
@@ -46,7 +46,7 @@ def step_of(expression: str, **tensors: Stored) -> tuple[Step, dict[str, int]]:
 def planned(expression: str, format: str | None = None, **tensors: Stored) -> Planned:
     step, sizes = step_of(expression, **tensors)
     requested = None if format is None else Format(format, dims=len(step.target.indices))
-    return prepare(step, tensors, sizes, requested).planned
+    return prepare(Task(step, tensors, sizes, requested)).planned
 
 
 def problem(expression: str, result: str, **tensors: Stored) -> Problem:
@@ -335,4 +335,5 @@ def test_pattern_is_shared_and_values_are_not(expression: str, form: str) -> Non
     assert all(mine is theirs for mine, theirs in pairs), "the very same index arrays"
     assert result.storage.values.data_ptr() != S.storage.values.data_ptr()
     step, sizes = step_of(expression, S=S.storage, **used)
-    assert prepare(step, {"S": S.storage, **used}, sizes).planned.plan.assembly == "shared"
+    task = Task(step, {"S": S.storage, **used}, sizes)
+    assert prepare(task).planned.plan.assembly == "shared"

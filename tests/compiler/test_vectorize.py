@@ -9,7 +9,7 @@ from scorch.compiler.steps import split
 from scorch.loops.target import Target
 from scorch.notation.einsum import parse_einsum
 from scorch.runtime import schedules
-from scorch.tensor.run import prepare
+from scorch.tensor.run import Task, prepare
 
 NEON = Target("", 16, 32, False, 2, 1 << 20, 32 << 20)
 AVX512 = Target("", 64, 32, True, 4, 1 << 20, 32 << 20)
@@ -35,7 +35,7 @@ def plan_of(equation: str, *operands: torch.Tensor) -> Plan:
         n: o.storage if isinstance(o, scorch.SparseTensor) else o
         for n, o in zip(names, operands, strict=True)
     }
-    return prepare(step, given, parsed.sizes).planned.plan
+    return prepare(Task(step, given, parsed.sizes)).planned.plan
 
 
 def sparse(*shape: int, format: str = "csr", dtype: torch.dtype = torch.float32) -> scorch.SparseTensor:

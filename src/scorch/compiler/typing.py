@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scorch.compiler.plan import Step
 from scorch.errors import DtypeError
 from scorch.loops.types import BOOL, FLOAT32, FLOAT64, INT64, TYPES, Type
 from scorch.loops.values import wrap
@@ -104,6 +105,12 @@ def _fitted(part: Expr, wanted: Type) -> Expr:
         case Literal(int(value)) if not isinstance(value, bool):
             return Literal(wrap(value, wanted))
     return part
+
+
+def result_type(step: Step, types: Mapping[str, Type]) -> Type:
+    """The dtype of the result of ``step``."""
+    element = type_of(step.body, types).type
+    return reduced_type(step.reduction, step.body, element) if step.reduced else element
 
 
 def reduced_type(op: str, body: Expr, element: Type) -> Type:

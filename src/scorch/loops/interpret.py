@@ -2,32 +2,29 @@
 
 Kernels run twice in the tests: as C, fast and silent about mistakes, and here, where an access
 outside an array, a read of memory that was never written, a leak or a race becomes an error that
-names the array and the index. Trees are compiled to closures over a list of values; names are
-resolved beforehand with C's scoping, so a name that C would not know is an error here too.
+names the array and the index. Trees are compiled to closures over a list of values: statements here,
+expressions in ``loops.evaluate``.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from scorch.loops.evaluate import Evaluator, Frame
 from scorch.loops.memory import BoundsError, Buffer, Memory, OutOfMemory
 from scorch.loops.nodes import (
     Allocate,
     Array,
     Assign,
-    Binary,
     Block,
-    Call,
-    Cast,
     Comment,
-    Const,
     Copy,
     Declare,
-    Expr,
     Fail,
     Fill,
     For,
@@ -37,7 +34,6 @@ from scorch.loops.nodes import (
     KeepArray,
     Kernel,
     Lanes,
-    Load,
     Parallel,
     Perform,
     Prefetch,
@@ -45,24 +41,17 @@ from scorch.loops.nodes import (
     PutArray,
     Resize,
     Return,
-    Select,
     SlotArray,
     Stmt,
     Store,
     Tile,
-    Total,
-    Unary,
     Var,
     While,
 )
-from scorch.loops.routines import ROUTINES
-from scorch.loops.types import INT64, Type
-from scorch.loops.values import COMPARISONS, MEANINGS, binary_meaning, convert, unary
+from scorch.loops.values import MEANINGS, convert
 
 __all__ = ["MEANINGS", "BoundsError", "Memory", "run"]
 
-Frame = list[Any]
-Value = Callable[[Frame], Any]
 Action = Callable[[Frame], None]
 
 
@@ -134,35 +123,14 @@ class _Machine:
         return 0
 
 
-class _Compiler:
-    """Turns the nodes of one function into closures."""
+class _Compiler(Evaluator):
+    """Turns the statements of one function into closures."""
 
     def __init__(self, machine: _Machine) -> None:
+        super().__init__(machine.functions, machine.call)
         self.machine = machine
         self.memory = machine.memory
-        self.scopes: list[dict[str, tuple[int, Type]]] = [{}]
         self.fixed: set[int] = set()  # loop variables and what workers have captured
-        self.size = 0
-
-    # Names
-
-    def declare(self, name: Var | Array) -> int:
-        if name.name in self.scopes[-1]:
-            raise BoundsError(f"{name.name} is declared twice")
-        kind = name.element if isinstance(name, Array) else name.type
-        self.scopes[-1][name.name] = self.size, kind
-        self.size += 1
-        return self.size - 1
-
-    def place(self, name: Var | Array) -> int:
-        for scope in reversed(self.scopes):
-            if name.name in scope:
-                place, kind = scope[name.name]
-                want = name.element if isinstance(name, Array) else name.type
-                if kind != want:
-                    raise BoundsError(f"{name.name} is used as {want} but was declared as {kind}")
-                return place
-        raise BoundsError(f"{name.name} is not declared")
 
     def inside(self, *bodies: Stmt) -> list[Action]:
         """Compile ``bodies`` in one new scope."""
@@ -173,155 +141,207 @@ class _Compiler:
 
     # Statements
 
+    @functools.singledispatchmethod
     def statement(self, stmt: Stmt) -> Action:
-        memory, machine = self.memory, self.machine
-        match stmt:
-            case Block(body):
-                actions = [self.statement(s) for s in body if not isinstance(s, Comment)]
-
-                def run_block(frame: Frame) -> None:
-                    for action in actions:
-                        action(frame)
-
-                return run_block
-            case Comment():
-                return lambda frame: None
-            case Declare(var, value):
-                get, t = self.expr(value), var.type
-                put = self.declare(var)
-                return lambda frame: operator.setitem(frame, put, convert(get(frame), t))
-            case Assign(var, value):
-                get, put, t = self.expr(value), self.place(var), var.type
-                if put in self.fixed:
-                    raise BoundsError(f"{var.name} is a loop variable or captured and may not be assigned")
-                return lambda frame: operator.setitem(frame, put, convert(get(frame), t))
-            case Store(array, index, value):
-                into, at, get = self.place(array), self.index(index), self.expr(value)
-                if array.element != value.type and not (array.element.is_integer and value.type.is_integer):
-                    raise BoundsError(f"{value.type} is stored to {array.name} of {array.element}")
-                return lambda frame: operator.setitem(frame[into], at(frame), get(frame))
-            case For() | While() | If():
-                return self.control(stmt)
-            case Lanes(var, start, count, _, body):
-                return self.control(For(var, start, start + count, body))
-            case Tile(array, size, _):
-                put, zero = self.declare(array), convert(0, array.element)
-                return lambda frame: operator.setitem(frame, put, _Registers([zero] * size))
-            case Prefetch(array, index, _):
-                into, at = self.place(array), self.index(index)
-                return lambda frame: (frame[into][at(frame)], None)[1]
-            case Parallel():
-                return self.parallel(stmt)
-            case Allocate(array, count, zero):
-                number, put = self.index(count), self.declare(array)
-                return lambda frame: operator.setitem(
-                    frame, put, memory.allocate(array.name, array.element, number(frame), zero)
-                )
-            case Resize(array, count):
-                number, put = self.index(count), self.place(array)
-                if put in self.fixed:
-                    raise BoundsError(f"{array.name} is captured and may not be resized")
-                return lambda frame: operator.setitem(frame, put, frame[put].resized(number(frame)))
-            case Free(array):
-                put = self.place(array)
-                return lambda frame: frame[put].free()
-            case Fill(array, start, stop, value):
-                into, get = self.place(array), self.expr(value)
-                first, last = self.index(start), self.index(stop)
-
-                def fill(frame: Frame) -> None:
-                    if last(frame) < first(frame):
-                        raise BoundsError(f"{array.name} is filled from {first(frame)} to {last(frame)}")
-                    for index in range(first(frame), last(frame)):
-                        frame[into][index] = get(frame)
-
-                return fill
-            case Copy(target, target_start, source, source_start, count):
-                to, what, number = self.place(target), self.place(source), self.index(count)
-                first, last = self.index(target_start), self.index(source_start)
-                if target.element != source.element:
-                    raise BoundsError(f"{source.name} is copied to {target.name} of another type")
-                return lambda frame: frame[to].copy_from(
-                    first(frame), frame[what], last(frame), number(frame)
-                )
-            case Perform(call):
-                get = self.expr(call)
-                return lambda frame: (get(frame), None)[1]
-            case Return(value):
-                get = self.expr(value)
-
-                def leave(frame: Frame) -> None:
-                    raise _Return(get(frame))
-
-                return leave
-            case Fail():
-
-                def fail(frame: Frame) -> None:
-                    raise OutOfMemory
-
-                return fail
-            case Put(slot, value):
-                get, at_slot = self.expr(value), machine.kernel.slot(slot)
-                return lambda frame: operator.setitem(machine.slots, at_slot, int(get(frame)))
-            case PutArray(slot, array):
-                put, at_slot = self.place(array), machine.kernel.slot(slot)
-
-                def give(frame: Frame) -> None:
-                    buffer: Buffer = frame[put]
-                    if buffer.shared.freed:
-                        raise BoundsError(f"{buffer.name} is given to the caller after it was freed")
-                    buffer.shared.given = True
-                    memory.given[id(buffer.data)] = buffer
-                    machine.slots[at_slot] = buffer.data
-
-                return give
-            case SlotArray(array, table, index):
-                row, at, put = self.place(table), self.index(index), self.declare(array)
-                return lambda frame: operator.setitem(
-                    frame, put, memory.find(array.name, array.element, frame[row][at(frame)])
-                )
-            case KeepArray(table, index, array):
-                row, at, put = self.place(table), self.index(index), self.place(array)
-
-                def keep(frame: Frame) -> None:
-                    if frame[put].address not in memory.buffers:
-                        raise BoundsError(f"{array.name} is kept but is not allocated")
-                    frame[row][at(frame)] = frame[put].address
-                    memory.buffers[frame[put].address].table = frame[row]
-
-                return keep
+        """What a node does to a frame; each kind has a method below."""
         raise AssertionError(f"cannot interpret {stmt!r}")
 
-    def control(self, stmt: For | While | If) -> Action:
-        match stmt:
-            case For(var, start, stop, body):
-                first, last = self.index(start), self.index(stop)
-                self.scopes.append({})
-                put = self.declare(var)
-                self.fixed.add(put)
-                (turn,) = self.inside(body)
-                self.scopes.pop()
+    @statement.register(Block)
+    def block(self, stmt: Block) -> Action:
+        actions = [self.statement(s) for s in stmt.body if not isinstance(s, Comment)]
 
-                def loop(frame: Frame) -> None:
-                    for value in range(first(frame), last(frame)):
-                        frame[put] = value
-                        turn(frame)
+        def run_block(frame: Frame) -> None:
+            for action in actions:
+                action(frame)
 
-                return loop
-            case While(condition, body):
-                test = self.expr(condition)
-                (turn,) = self.inside(body)
+        return run_block
 
-                def repeat(frame: Frame) -> None:
-                    while test(frame):
-                        turn(frame)
+    @statement.register(Comment)
+    def comment(self, stmt: Comment) -> Action:
+        return lambda frame: None
 
-                return repeat
-            case If(condition, then, otherwise):
-                test = self.expr(condition)
-                (yes,), (no,) = self.inside(then), self.inside(otherwise)
-                return lambda frame: yes(frame) if test(frame) else no(frame)
+    # Statements that set variables and elements
 
+    @statement.register(Declare)
+    def declaration(self, stmt: Declare) -> Action:
+        get, t = self.expr(stmt.value), stmt.var.type
+        put = self.declare(stmt.var)
+        return lambda frame: operator.setitem(frame, put, convert(get(frame), t))
+
+    @statement.register(Assign)
+    def assignment(self, stmt: Assign) -> Action:
+        get, put, t = self.expr(stmt.value), self.place(stmt.var), stmt.var.type
+        if put in self.fixed:
+            raise BoundsError(f"{stmt.var.name} is a loop variable or captured and may not be assigned")
+        return lambda frame: operator.setitem(frame, put, convert(get(frame), t))
+
+    @statement.register(Store)
+    def store(self, stmt: Store) -> Action:
+        into, at, get = self.place(stmt.array), self.index(stmt.index), self.expr(stmt.value)
+        name, holds, given = stmt.array.name, stmt.array.element, stmt.value.type
+        if holds != given and not (holds.is_integer and given.is_integer):
+            raise BoundsError(f"{given} is stored to {name} of {holds}")
+        return lambda frame: operator.setitem(frame[into], at(frame), get(frame))
+
+    @statement.register(Tile)
+    def tile(self, stmt: Tile) -> Action:
+        put, zero, count = self.declare(stmt.array), convert(0, stmt.array.element), stmt.count
+        return lambda frame: operator.setitem(frame, put, _Registers([zero] * count))
+
+    @statement.register(Fill)
+    def fill(self, stmt: Fill) -> Action:
+        into, get = self.place(stmt.array), self.expr(stmt.value)
+        first, last = self.index(stmt.start), self.index(stmt.stop)
+
+        def set_all(frame: Frame) -> None:
+            if last(frame) < first(frame):
+                raise BoundsError(f"{stmt.array.name} is filled from {first(frame)} to {last(frame)}")
+            for index in range(first(frame), last(frame)):
+                frame[into][index] = get(frame)
+
+        return set_all
+
+    @statement.register(Copy)
+    def copy(self, stmt: Copy) -> Action:
+        target, source = stmt.target, stmt.source
+        to, what, number = self.place(target), self.place(source), self.index(stmt.count)
+        first, last = self.index(stmt.target_start), self.index(stmt.source_start)
+        if target.element != source.element:
+            raise BoundsError(f"{source.name} is copied to {target.name} of another type")
+        return lambda frame: frame[to].copy_from(first(frame), frame[what], last(frame), number(frame))
+
+    @statement.register(Prefetch)
+    def prefetch(self, stmt: Prefetch) -> Action:
+        into, at = self.place(stmt.array), self.index(stmt.index)
+        return lambda frame: (frame[into][at(frame)], None)[1]
+
+    @statement.register(Perform)
+    def perform(self, stmt: Perform) -> Action:
+        get = self.expr(stmt.call)
+        return lambda frame: (get(frame), None)[1]
+
+    # Statements that allocate
+
+    @statement.register(Allocate)
+    def allocate(self, stmt: Allocate) -> Action:
+        memory, array, zero = self.memory, stmt.array, stmt.zero
+        number, put = self.index(stmt.count), self.declare(array)
+        return lambda frame: operator.setitem(
+            frame, put, memory.allocate(array.name, array.element, number(frame), zero)
+        )
+
+    @statement.register(Resize)
+    def resize(self, stmt: Resize) -> Action:
+        number, put = self.index(stmt.count), self.place(stmt.array)
+        if put in self.fixed:
+            raise BoundsError(f"{stmt.array.name} is captured and may not be resized")
+        return lambda frame: operator.setitem(frame, put, frame[put].resized(number(frame)))
+
+    @statement.register(Free)
+    def free(self, stmt: Free) -> Action:
+        put = self.place(stmt.array)
+        return lambda frame: frame[put].free()
+
+    # Statements that speak to the caller
+
+    @statement.register(Put)
+    def put(self, stmt: Put) -> Action:
+        machine = self.machine
+        get, at_slot = self.expr(stmt.value), machine.kernel.slot(stmt.slot)
+        return lambda frame: operator.setitem(machine.slots, at_slot, int(get(frame)))
+
+    @statement.register(PutArray)
+    def put_array(self, stmt: PutArray) -> Action:
+        memory, machine = self.memory, self.machine
+        put, at_slot = self.place(stmt.array), machine.kernel.slot(stmt.slot)
+
+        def give(frame: Frame) -> None:
+            buffer: Buffer = frame[put]
+            if buffer.shared.freed:
+                raise BoundsError(f"{buffer.name} is given to the caller after it was freed")
+            buffer.shared.given = True
+            memory.given[id(buffer.data)] = buffer
+            machine.slots[at_slot] = buffer.data
+
+        return give
+
+    @statement.register(SlotArray)
+    def slot_array(self, stmt: SlotArray) -> Action:
+        memory, array = self.memory, stmt.array
+        row, at, put = self.place(stmt.table), self.index(stmt.index), self.declare(array)
+        return lambda frame: operator.setitem(
+            frame, put, memory.find(array.name, array.element, frame[row][at(frame)])
+        )
+
+    @statement.register(KeepArray)
+    def keep_array(self, stmt: KeepArray) -> Action:
+        memory = self.memory
+        row, at, put = self.place(stmt.table), self.index(stmt.index), self.place(stmt.array)
+
+        def keep(frame: Frame) -> None:
+            if frame[put].address not in memory.buffers:
+                raise BoundsError(f"{stmt.array.name} is kept but is not allocated")
+            frame[row][at(frame)] = frame[put].address
+            memory.buffers[frame[put].address].table = frame[row]
+
+        return keep
+
+    @statement.register(Return)
+    def leave(self, stmt: Return) -> Action:
+        get = self.expr(stmt.value)
+
+        def end(frame: Frame) -> None:
+            raise _Return(get(frame))
+
+        return end
+
+    @statement.register(Fail)
+    def fail(self, stmt: Fail) -> Action:
+        def end(frame: Frame) -> None:
+            raise OutOfMemory
+
+        return end
+
+    # Loops and branches
+
+    @statement.register(For)
+    def loop(self, stmt: For) -> Action:
+        first, last = self.index(stmt.start), self.index(stmt.stop)
+        self.scopes.append({})
+        put = self.declare(stmt.var)
+        self.fixed.add(put)
+        (turn,) = self.inside(stmt.body)
+        self.scopes.pop()
+
+        def run_loop(frame: Frame) -> None:
+            for value in range(first(frame), last(frame)):
+                frame[put] = value
+                turn(frame)
+
+        return run_loop
+
+    @statement.register(Lanes)
+    def lanes(self, stmt: Lanes) -> Action:
+        return self.statement(For(stmt.var, stmt.start, stmt.start + stmt.count, stmt.body))
+
+    @statement.register(While)
+    def repetition(self, stmt: While) -> Action:
+        test = self.expr(stmt.condition)
+        (turn,) = self.inside(stmt.body)
+
+        def repeat(frame: Frame) -> None:
+            while test(frame):
+                turn(frame)
+
+        return repeat
+
+    @statement.register(If)
+    def branch(self, stmt: If) -> Action:
+        test = self.expr(stmt.condition)
+        (yes,), (no,) = self.inside(stmt.then), self.inside(stmt.otherwise)
+        return lambda frame: yes(frame) if test(frame) else no(frame)
+
+    @statement.register(Parallel)
     def parallel(self, stmt: Parallel) -> Action:
         """Two workers that take alternate turns, as a worst case that is still repeatable."""
         memory = self.memory
@@ -361,100 +381,3 @@ class _Compiler:
                 memory.turn, memory.loop = outer
 
         return run_workers
-
-    # Expressions
-
-    def index(self, e: Expr) -> Value:
-        """An index, bound or count, in which int64 overflow is a mistake."""
-        if not e.type.is_integer:
-            raise BoundsError(f"an index is of type {e.type}")
-        return self.expr(e, checked=True)
-
-    def expr(self, e: Expr, checked: bool = False) -> Value:
-        match e:
-            case Const(value, t):
-                constant = convert(value, t)
-                if t.is_integer and constant != value:
-                    raise BoundsError(f"{value} does not fit {t}")
-                return lambda frame: constant
-            case Var():
-                return operator.itemgetter(self.place(e))
-            case Load(array, index):
-                into, at = self.place(array), self.index(index)
-                return lambda frame: frame[into][at(frame)]
-            case Total(array, _, _):
-                into, t = self.place(array), array.element
-                return lambda frame: convert(sum(frame[into]), t)
-            case Unary(op, x, t):
-                get, operand = self.expr(x), x.type
-                return lambda frame: unary(op, get(frame), operand, t)
-            case Binary(op, a, b, t):
-                return self.binary(op, a, b, t, checked)
-            case Select(condition, a, b):
-                self.same(a, b, "?:")
-                test, yes, no = self.expr(condition), self.expr(a, checked), self.expr(b, checked)
-                return lambda frame: yes(frame) if test(frame) else no(frame)
-            case Cast(x, t):
-                get = self.expr(x, checked)
-                return lambda frame: convert(get(frame), t)
-            case Call(function, arguments, t):
-                return self.call(function, arguments, t)
-        raise AssertionError(f"cannot interpret {e!r}")
-
-    def same(self, a: Expr, b: Expr, op: str) -> None:
-        if a.type != b.type:
-            raise BoundsError(f"operands of {op} have types {a.type} and {b.type}: {a!r}, {b!r}")
-
-    def binary(self, op: str, a: Expr, b: Expr, t: Type, checked: bool) -> Value:
-        self.same(a, b, op)
-        left, right = self.expr(a, checked), self.expr(b, checked)
-        if op == "&&":
-            return lambda frame: bool(left(frame)) and bool(right(frame))
-        if op == "||":
-            return lambda frame: bool(left(frame)) or bool(right(frame))
-        apply = binary_meaning(op, a.type)
-        if op in COMPARISONS:
-            return lambda frame: bool(apply(left(frame), right(frame)))
-        if op in ("/", "%") and a.type.is_integer:
-            divisor = right
-
-            def right(frame: Frame) -> Any:
-                value = divisor(frame)
-                if value == 0:
-                    raise BoundsError("an integer is divided by zero")
-                return value
-
-        if checked and t == INT64:
-
-            def position(frame: Frame) -> Any:
-                value = apply(left(frame), right(frame))
-                if not -(2**63) <= value < 2**63:
-                    raise BoundsError(f"{left(frame)} {op} {right(frame)} exceeds int64")
-                return value
-
-            return position
-        return lambda frame: convert(apply(left(frame), right(frame)), t)
-
-    def call(self, function: str, arguments: tuple[Expr | Array, ...], t: Type) -> Value:
-        machine = self.machine
-        values: list[Value] = [
-            operator.itemgetter(self.place(a)) if isinstance(a, Array) else self.expr(a) for a in arguments
-        ]
-        if function in machine.functions:
-            target = machine.functions[function]
-            if len(arguments) != len(target.params):
-                raise BoundsError(f"{function} takes {len(target.params)} arguments, not {len(arguments)}")
-            for a, p in zip(arguments, target.params, strict=True):
-                if isinstance(a, Array) != isinstance(p, Array) or (
-                    isinstance(a, Array) and isinstance(p, Array) and a.element != p.element
-                ):
-                    raise BoundsError(f"{function} takes {p!r}, not {a!r}")
-            return lambda frame: convert(machine.call(target, [get(frame) for get in values]), t)
-        routine = ROUTINES.get(function)
-        if routine is None:
-            raise BoundsError(f"there is no function {function}")
-        for position, a in enumerate(arguments):
-            want = routine.arrays.get(position)
-            if (a.element if isinstance(a, Array) else None) != want:
-                raise BoundsError(f"argument {position} of {function} is {a!r}")
-        return lambda frame: convert(routine.twin(*[get(frame) for get in values]), t)

@@ -35,6 +35,7 @@ Operands = Sequence[Any]
 Result = SparseTensor | torch.Tensor
 Run = Callable[[Operands], Result]
 Checked = Callable[[Operands], Result | None]
+Call = Callable[..., Any]  # takes what is wanted, and the arrays of the operands
 
 _recent: OrderedDict[Hashable, Checked] = OrderedDict()
 _known: OrderedDict[Hashable, tuple[Run, Checked | None]] = OrderedDict()
@@ -150,17 +151,32 @@ def _run(prepared: Prepared, places: list[int]) -> Run:
 
 def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> Checked:
     """As ``_run``, shorter; None if a dense operand is not what it was."""
-    builtin, address = prepared.builtin, prepared.address
-    serial, is_serial = prepared.first_slots(1), prepared.is_serial
-    is_shared = prepared.assembly == "shared"
-    result = b"" if is_shared else prepared.facts
+    call = _checked_call(prepared, _facts_of([operands[place] for place in places]))
+    if places != [0, 1] or type(operands[0]) is not SparseTensor:
+        return _run_any(prepared, places, call)
+    is_sparse_pair = type(operands[1]) is SparseTensor
+    if is_sparse_pair and prepared.slots:
+        return _run_sparse_pair(prepared, call)
+    if not is_sparse_pair and prepared.assembly == "dense" and not prepared.back:
+        return _run_pair(prepared, call)
+    return _run_any(prepared, places, call)
+
+
+def _facts_of(operands: Operands) -> bytes:
+    """What the builtin checks: nothing of sparse operands, dtype and shape of dense ones."""
     facts = b""
-    for place in places:
-        value = operands[place]
+    for value in operands:
         if type(value) is SparseTensor:
             facts += tensor_facts() * len(value.storage.tensors)
         else:
             facts += tensor_facts(type_of_dtype(value.dtype), value.shape)
+    return facts
+
+
+def _checked_call(prepared: Prepared, facts: bytes) -> Call:
+    """The builtin that runs the kernel on arrays of which ``facts`` hold."""
+    builtin, address = prepared.builtin, prepared.address
+    serial, is_serial = prepared.first_slots(1), prepared.is_serial
 
     def call(wanted: bytes, *arguments: torch.Tensor) -> Any:
         first = serial
@@ -171,16 +187,35 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
         except MemoryError as error:
             raise prepared.out_of_memory(error) from error
 
-    def run_pair(operands: Operands) -> Result | None:
-        """The usual case, a sparse tensor times a dense one, without a loop."""
+    return call
+
+
+def _run_pair(prepared: Prepared, call: Call) -> Checked:
+    """The usual case, a sparse tensor times a dense one, without a loop."""
+    result = prepared.facts
+
+    def run(operands: Operands) -> Result | None:
         found: Result | None = call(result, *operands[0].storage.tensors, operands[1])
         return found
 
-    def run_sparse_pair(operands: Operands) -> Result | None:
-        """Another usual case, a new pattern from two sparse tensors, without a loop."""
+    return run
+
+
+def _run_sparse_pair(prepared: Prepared, call: Call) -> Checked:
+    """Another usual case, a new pattern from two sparse tensors, without a loop."""
+    result, wrap_slots = prepared.facts, prepared.wrap_slots
+
+    def run(operands: Operands) -> Result | None:
         a, b = operands
         found = call(result, *a.storage.tensors, *b.storage.tensors)
         return None if found is None else SparseTensor(wrap_slots(found))
+
+    return run
+
+
+def _run_any(prepared: Prepared, places: list[int], call: Call) -> Checked:
+    is_shared = prepared.assembly == "shared"
+    result = b"" if is_shared else prepared.facts
 
     def run(operands: Operands) -> Result | None:
         sources: list[Tensor] = []
@@ -196,10 +231,4 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
         found = call(prepared.facts_for(sources) if is_shared else result, *arguments)
         return None if found is None else wrap(prepared.wrap(found, sources))
 
-    wrap_slots = prepared.wrap_slots
-    if places != [0, 1] or type(operands[0]) is not SparseTensor:
-        return run
-    if prepared.slots and type(operands[1]) is SparseTensor:
-        return run_sparse_pair
-    is_plain = prepared.assembly == "dense" and not prepared.back and type(operands[1]) is not SparseTensor
-    return run_pair if is_plain else run
+    return run

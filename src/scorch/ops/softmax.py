@@ -19,7 +19,7 @@ from scorch.notation.nodes import Access, Expr, Op
 from scorch.settings import current
 from scorch.tensor.dispatch import implements_operator
 from scorch.tensor.prepared import Prepared
-from scorch.tensor.run import copy_step, prepared_step, run_stored
+from scorch.tensor.run import Task, copy_step, prepared_step, run_stored
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
 
@@ -77,7 +77,7 @@ def _softmax(A: SparseTensor, dim: int, half_to_float: bool, name: str) -> Spars
         Step(Access("R", indices), last, "sum", ()),
     )
     for step in steps:
-        tensors[step.target.tensor] = run_stored(step, tensors, sizes)
+        tensors[step.target.tensor] = run_stored(Task(step, tensors, sizes))
     _keep(key, steps, tensors, sizes)
     return SparseTensor(_stored(tensors["R"]))
 
@@ -99,6 +99,5 @@ def _keep(
     if len(_known) >= MOST_CALLS:
         _known.clear()
     _known[key] = [
-        (step.target.tensor, prepared_step(step, {a.tensor: tensors[a.tensor] for a in step.accesses}, sizes))
-        for step in steps
+        (step.target.tensor, prepared_step(Task(step, tensors, sizes).narrowed())) for step in steps
     ]

@@ -17,7 +17,7 @@ from scorch.notation.indexing import Statement, parse
 from scorch.notation.verify import shapes_of
 from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_operand, shape_of
-from scorch.tensor.run import operand_of, run_step, single_kernel
+from scorch.tensor.run import Task, operand_of, run_step, single_kernel
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Storage
 
@@ -80,5 +80,5 @@ def run_statement(
     """Run ``steps`` one after another; the last one gives the result, which no operand shares values with."""
     given: Tensors = dict(tensors)
     for step in steps[:-1]:
-        given[step.target.tensor] = run_step(step, given, sizes)
-    return run_step(steps[-1], given, sizes, requested)
+        given[step.target.tensor] = run_step(Task(step, given, sizes))
+    return run_step(Task(steps[-1], given, sizes, requested))

@@ -72,13 +72,6 @@ def load(source: str, label: str = "") -> Library:
     return library
 
 
-def load_many(sources: Iterable[str], label: str = "") -> list[Library]:
-    """The libraries of several sources, in their order, compiled side by side."""
-    wanted = list(sources)
-    build(wanted)
-    return [load(source, label) for source in wanted]
-
-
 def build(sources: Iterable[str], progress: Progress | None = None) -> int:
     """Compile what neither this process nor the disk has, on all cores; how many that were.
 

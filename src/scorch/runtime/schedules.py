@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from scorch.compiler.contract import contract
 from scorch.compiler.pipeline import plan_step, result_format
 from scorch.compiler.plan import Operand, Step
-from scorch.compiler.typing import default_float
+from scorch.compiler.typing import default_float, result_type
 from scorch.formats import Format
 from scorch.loops.target import target
 from scorch.loops.types import Type
@@ -46,18 +46,19 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Problem:
-    """A step over given operands: all that a schedule depends on, besides settings.
-
-    ``element`` is the dtype of the result.
-    """
+    """A step over given operands: all that a schedule depends on, besides settings."""
 
     step: Step
     operands: Mapping[str, Operand]
     sizes: Mapping[str, int]
-    element: Type
     requested: Format | None = None
     skip_zeros: bool = False
     unsorted: bool = False
+
+    @functools.cached_property
+    def element(self) -> Type:
+        """The dtype of the result."""
+        return result_type(self.step, {name: operand.element for name, operand in self.operands.items()})
 
 
 def find_schedule(problem: Problem) -> Schedule:

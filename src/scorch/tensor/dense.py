@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from scorch.compiler.plan import Step
-from scorch.compiler.typing import argument_type, dtype_of_type, reduced_type, type_of, type_of_dtype
+from scorch.compiler.typing import argument_type, dtype_of_type, result_type, type_of, type_of_dtype
 from scorch.errors import ShapeError
 from scorch.loops.types import Type
 from scorch.notation.nodes import Access, Expr, Literal, Op
@@ -54,8 +54,7 @@ def run_dense(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[st
 
 def _run(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
     types = {name: type_of_dtype(tensor.dtype) for name, tensor in tensors.items()}
-    typed = type_of(step.body, types).type
-    element = reduced_type(step.reduction, step.body, typed) if step.reduced else typed
+    element = result_type(step, types)
     dtype = dtype_of_type(element)
     factors = _factors(step.body)
     is_product = factors is not None and step.reduction == "sum" and element.kind != "bool"

@@ -7,9 +7,11 @@ counts), so that a warm call plans nothing.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,10 +21,10 @@ from scorch.compiler.infer_format import infer_format, support_of
 from scorch.compiler.lattice import EVERYWHERE
 from scorch.compiler.plan import Operand, Step
 from scorch.compiler.steps import mend_constant, mend_zeros
-from scorch.compiler.typing import dtype_of_type, reduced_type, type_of, type_of_dtype
+from scorch.compiler.typing import dtype_of_type, result_type, type_of_dtype
 from scorch.errors import ShapeError
 from scorch.formats import Format, dense_format
-from scorch.loops.types import INT32, Type
+from scorch.loops.types import INT32
 from scorch.notation.nodes import Access, Expr, Literal, Op
 from scorch.notation.operators import REDUCTIONS
 from scorch.notation.trees import substitute
@@ -62,121 +64,139 @@ def key_of(tensor: Tensor) -> object:
     return (tuple(tensor.shape), tensor.dtype, stride_order(tensor))
 
 
-def run_step(
-    step: Step,
-    tensors: Mapping[str, Tensor],
-    sizes: Mapping[str, int],
-    requested: Format | None = None,
-    skip_zeros: bool = False,
-    unsorted: bool = False,
-) -> Tensor:
-    """The result of ``step``: a ``Storage``, or a plain tensor where its format is dense."""
-    parts = stored_steps(step, tensors, sizes)
-    if len(parts) > 1 and requested is None:
-        requested = inferred_format(step, tensors, sizes)
-    given = dict(tensors)
+@dataclass(frozen=True)
+class Task:
+    """A step, the tensors it reads and what its result is to be.
+
+    ``requested`` is the format of the result, where it is not to be inferred. ``skip_zeros``: zeros among the
+    values are not stored. ``unsorted``: the entries of the only tensor come in any order and may repeat.
+    """
+
+    step: Step
+    tensors: Mapping[str, Tensor]
+    sizes: Mapping[str, int]
+    requested: Format | None = None
+    skip_zeros: bool = False
+    unsorted: bool = False
+
+    def narrowed(self) -> Task:
+        """With those tensors only that the step reads; a dense format keeps nothing but its rank."""
+        used = {access.tensor: self.tensors[access.tensor] for access in self.step.accesses}
+        form = self.requested
+        if form is not None and form.is_dense:
+            form = dense_format(form.dims)
+        return Task(self.step, used, self.sizes, form, self.skip_zeros, self.unsorted)
+
+    @property
+    def has_sparse(self) -> bool:
+        return any(isinstance(tensor, Storage) for tensor in self.tensors.values())
+
+    def operands(self) -> dict[str, Operand]:
+        """The tensors as the compiler sees them."""
+        return {name: operand_of(name, tensor) for name, tensor in self.tensors.items()}
+
+    def operands_by_access(self) -> dict[Access, Operand]:
+        return {
+            access: operand_of(access.tensor, self.tensors[access.tensor]) for access in self.step.accesses
+        }
+
+    def problem(self) -> Problem:
+        """The task as the compiler sees it."""
+        sizes = {index: self.sizes[index] for index in dict.fromkeys(self.step.indices)}
+        return Problem(self.step, self.operands(), sizes, self.requested, self.skip_zeros, self.unsorted)
+
+
+def run_step(task: Task) -> Tensor:
+    """The result of a step: a ``Storage``, or a plain tensor where its format is dense."""
+    parts = stored_steps(task)
+    if len(parts) == 1:
+        return run_stored(task)
+    requested = inferred_format(task) if task.requested is None else task.requested
     if len(parts) > 2:
-        _build_independent(step, parts[:-1], given, sizes)
+        _build_independent(task, parts[:-1])
+    given = dict(task.tensors)
     for part in parts[:-1]:
-        given[part.target.tensor] = run_stored(part, given, sizes)
-    found = run_stored(parts[-1], given, sizes, requested, skip_zeros, unsorted)
-    return found if len(parts) == 1 else _as_dtype(found, step, tensors)
+        given[part.target.tensor] = run_stored(Task(part, given, task.sizes))
+    last = Task(parts[-1], given, task.sizes, requested, task.skip_zeros, task.unsorted)
+    return _as_dtype(run_stored(last), task)
 
 
-def _build_independent(
-    step: Step, parts: Sequence[Step], tensors: Mapping[str, Tensor], sizes: Mapping[str, int]
-) -> None:
-    """Compile the kernels of ``parts`` that need no other's result side by side, when ``step`` is new."""
-    if step in _seen:
+def _build_independent(task: Task, parts: Sequence[Step]) -> None:
+    """Compile the kernels of ``parts`` that need no other's result side by side, when the step is new."""
+    if task.step in _seen:
         return
-    _seen.add(step)
+    _seen.add(task.step)
     sources = []
     for part in parts:
-        names = dict.fromkeys(access.tensor for access in part.accesses)
-        if all(name in tensors for name in names):
-            given = {name: tensors[name] for name in names}
-            if any(isinstance(tensor, Storage) for tensor in given.values()):
-                sources.append(prepared_step(part, given, sizes).kernel.source)
+        if all(access.tensor in task.tensors for access in part.accesses):
+            alone = Task(part, task.tensors, task.sizes).narrowed()
+            if alone.has_sparse:
+                sources.append(prepared_step(alone).kernel.source)
     build_together(sources)
 
 
-def _as_dtype(found: Tensor, step: Step, tensors: Mapping[str, Tensor]) -> Tensor:
-    """A result put together from several steps in the dtype that ``step`` has."""
-    types = {
-        access.tensor: operand_of(access.tensor, tensors[access.tensor]).element for access in step.accesses
-    }
-    dtype = dtype_of_type(result_type(step, types))
+def _as_dtype(found: Tensor, task: Task) -> Tensor:
+    """A result put together from several steps in the dtype that the step of ``task`` has."""
+    types = {access.tensor: operand.element for access, operand in task.operands_by_access().items()}
+    dtype = dtype_of_type(result_type(task.step, types))
     if isinstance(found, torch.Tensor):
         return found.to(dtype)
     return Storage(found.pattern, found.values.to(dtype))
 
 
-def stored_steps(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> tuple[Step, ...]:
-    """The steps over stored entries that ``step`` is run as.
+def stored_steps(task: Task) -> tuple[Step, ...]:
+    """The steps over stored entries that a step is run as.
 
     Itself, or those that count zeros that are not stored, or those that multiply two tensors at a time.
     """
-    return _mended(step, tensors, sizes) or _contracted(step, tensors, sizes)
+    return _mended(task) or _contracted(task)
 
 
-def inferred_format(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Format:
-    """The format of the result of ``step``, which does not depend on the steps it is run as."""
-    operands = {access: operand_of(access.tensor, tensors[access.tensor]) for access in step.accesses}
-    return infer_format(step, operands, sizes).format
+def inferred_format(task: Task) -> Format:
+    """The format of the result where none is asked for, which does not depend on the steps it is run as."""
+    return infer_format(task.step, task.operands_by_access(), task.sizes).format
 
 
-def run_stored(
-    step: Step,
-    tensors: Mapping[str, Tensor],
-    sizes: Mapping[str, int],
-    requested: Format | None = None,
-    skip_zeros: bool = False,
-    unsorted: bool = False,
-) -> Tensor:
+def run_stored(task: Task) -> Tensor:
     """As ``run_step``, over stored entries only."""
-    if requested is not None and requested.is_dense:
-        requested = dense_format(requested.dims)
-    used = dict.fromkeys(access.tensor for access in step.accesses)
-    given = {name: tensors[name] for name in used}
-    full = made_dense(step, given, sizes, requested)
+    task = task.narrowed()
+    full = made_dense(task)
     if full is not None:
-        given[full] = convert(given[full], dense_format(len(operand_of(full, given[full]).shape)))
-    if not any(isinstance(tensor, Storage) for tensor in given.values()) and not skip_zeros:
-        dense = run_dense(step, {n: t for n, t in given.items() if isinstance(t, torch.Tensor)}, sizes)
-        return dense if requested is None or requested.is_dense else from_dense(dense, requested)
-    prepared = prepared_step(step, given, sizes, requested, skip_zeros, unsorted)
-    return execute(prepared, given)
+        dims = len(operand_of(full, task.tensors[full]).shape)
+        dense = convert(task.tensors[full], dense_format(dims))
+        task = replace(task, tensors={**task.tensors, full: dense})
+    if not task.has_sparse and not task.skip_zeros:
+        return _run_dense(task)
+    return execute(prepared_step(task), task.tensors)
 
 
-def made_dense(
-    step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int], requested: Format | None
-) -> str | None:
-    """The sparse operand of ``step`` that is multiplied as a dense one because it is nearly full."""
-    if requested is not None and not requested.is_dense:
+def _run_dense(task: Task) -> Tensor:
+    tensors = {name: tensor for name, tensor in task.tensors.items() if isinstance(tensor, torch.Tensor)}
+    dense = run_dense(task.step, tensors, task.sizes)
+    return dense if task.requested is None else convert(dense, task.requested)
+
+
+def made_dense(task: Task) -> str | None:
+    """The sparse operand of a step that is multiplied as a dense one because it is nearly full."""
+    if not task.step.reduced or (task.requested is not None and not task.requested.is_dense):
         return None
-    operands = {name: operand_of(name, tensor) for name, tensor in tensors.items()}
-    full = nearly_full(step, operands, sizes)
-    if full is None or not inferred_format(step, tensors, sizes).is_dense:
+    operands = task.operands()
+    full = nearly_full(task.step, operands, task.sizes)
+    if full is None or not inferred_format(task).is_dense:
         return None
     operand = operands[full]
     size = operand.element.bytes * math.prod(operand.shape)
     return full if is_within_budget(size) else None
 
 
-def prepared_step(
-    step: Step,
-    tensors: Mapping[str, Tensor],
-    sizes: Mapping[str, int],
-    requested: Format | None = None,
-    skip_zeros: bool = False,
-    unsorted: bool = False,
-) -> Prepared:
+def prepared_step(task: Task) -> Prepared:
     """The prepared step for these tensors, made anew only if there was none."""
-    facts = tuple((name, key_of(tensor)) for name, tensor in tensors.items())
-    key = (step, requested, skip_zeros, unsorted, facts, torch.get_default_dtype(), current().without)
+    facts = tuple((name, key_of(tensor)) for name, tensor in task.tensors.items())
+    settings = (torch.get_default_dtype(), current().without)
+    key = (task.step, task.requested, task.skip_zeros, task.unsorted, facts, *settings)
     found = _plans.get(key)
     if found is None:
-        problem = _problem(step, tensors, sizes, requested, skip_zeros, unsorted)
+        problem = task.problem()
         found = _plans[key] = _bind(find_schedule(problem), problem)
         if len(_plans) > MOST_PLANS:
             _plans.popitem(last=False)
@@ -190,53 +210,22 @@ def single_kernel(
     requested: Format | None,
 ) -> Prepared | None:
     """The prepared kernel of a statement that is one kernel, for callers that keep it."""
-    if len(steps) != 1 or not any(isinstance(tensor, Storage) for tensor in tensors.values()):
+    if len(steps) != 1:
         return None
-    if len(stored_steps(steps[0], tensors, sizes)) != 1:
+    task = Task(steps[0], tensors, sizes, requested)
+    if not task.has_sparse or len(stored_steps(task)) != 1 or made_dense(task) is not None:
         return None
-    if made_dense(steps[0], tensors, sizes, requested) is not None:
-        return None
-    if requested is not None and requested.is_dense:
-        requested = dense_format(requested.dims)
-    used = dict.fromkeys(access.tensor for access in steps[0].accesses)
-    return prepared_step(steps[0], {name: tensors[name] for name in used}, sizes, requested)
+    return prepared_step(task.narrowed())
 
 
-def prepare(
-    step: Step,
-    tensors: Mapping[str, Tensor],
-    sizes: Mapping[str, int],
-    requested: Format | None = None,
-    skip_zeros: bool = False,
-    unsorted: bool = False,
-) -> Prepared:
-    """Plan ``step`` for just these tensors, whatever is known about others like them."""
-    problem = _problem(step, tensors, sizes, requested, skip_zeros, unsorted)
+def prepare(task: Task) -> Prepared:
+    """Plan a step for just these tensors, whatever is known about others like them."""
+    problem = task.problem()
     return _bind(new_schedule(problem), problem)
-
-
-def _problem(
-    step: Step,
-    tensors: Mapping[str, Tensor],
-    sizes: Mapping[str, int],
-    requested: Format | None = None,
-    skip_zeros: bool = False,
-    unsorted: bool = False,
-) -> Problem:
-    operands = {name: operand_of(name, tensor) for name, tensor in tensors.items()}
-    element = result_type(step, {name: operand.element for name, operand in operands.items()})
-    used = {index: sizes[index] for index in dict.fromkeys(step.indices)}
-    return Problem(step, operands, used, element, requested, skip_zeros, unsorted)
 
 
 def _bind(schedule: Schedule, problem: Problem) -> Prepared:
     return Prepared(schedule, dtype_of_type(problem.element), problem.sizes, convert_cached)
-
-
-def result_type(step: Step, types: Mapping[str, Type]) -> Type:
-    """The dtype of the result of ``step``."""
-    element = type_of(step.body, types).type
-    return reduced_type(step.reduction, step.body, element) if step.reduced else element
 
 
 def execute(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -252,14 +241,15 @@ def execute(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Tensor:
 # zeros that count ------------------------------------------------------------------------------------
 
 
-def _mended(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> tuple[Step, ...] | None:
+def _mended(task: Task) -> tuple[Step, ...] | None:
     """The steps that replace a reduction for which zeros that are not stored count."""
-    if not step.reduced:
+    step, sizes = task.step, task.sizes
+    if not step.reduced or (REDUCTIONS[step.reduction].skips_zero and not _may_fill(step.body)):
         return None
-    sparse = [access for access in step.accesses if isinstance(tensors[access.tensor], Storage)]
-    if not sparse or (REDUCTIONS[step.reduction].skips_zero and not _may_fill(step.body)):
+    sparse = [access for access in step.accesses if isinstance(task.tensors[access.tensor], Storage)]
+    if not sparse:
         return None
-    operands = {access: operand_of(access.tensor, tensors[access.tensor]) for access in step.accesses}
+    operands = task.operands_by_access()
     element = result_type(step, {access.tensor: operand.element for access, operand in operands.items()})
     total = math.prod(sizes[index] for index in step.reduced)
     if total == 0 and step.reduction in ("max", "min"):
@@ -283,18 +273,19 @@ def _may_fill(body: Expr) -> bool:
     return not (isinstance(body, Access) or (isinstance(body, Op) and body.name == "mul"))
 
 
-def _contracted(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> tuple[Step, ...]:
+def _contracted(task: Task) -> tuple[Step, ...]:
     """The steps of a product of many tensors."""
-    if len(step.accesses) < 3 or step.reduction != "sum" or not enabled("contract"):
+    step = task.step
+    if not step.reduced or step.reduction != "sum" or len(step.accesses) < 3 or not enabled("contract"):
         return (step,)
-    used = dict.fromkeys(access.tensor for access in step.accesses)
-    if not any(isinstance(tensors[name], Storage) for name in used):
+    used = Task(step, task.tensors, task.sizes).narrowed()
+    if not used.has_sparse:
         return (step,)
-    key = (step, tuple((name, key_of(tensors[name])) for name in used), current().without)
+    facts = tuple((name, key_of(tensor)) for name, tensor in used.tensors.items())
+    key = (step, facts, current().without)
     found = _contractions.get(key)
     if found is None:
-        problem = _problem(step, {name: tensors[name] for name in used}, sizes)
-        found = _contractions[key] = find_contraction(problem)
+        found = _contractions[key] = find_contraction(used.problem())
         if len(_contractions) > MOST_PLANS:
             _contractions.popitem(last=False)
     return found
@@ -303,11 +294,20 @@ def _contracted(step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, i
 # conversion ------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def copy_step(dims: int) -> Step:
     """``B[i,j] = A[i,j]``: what a conversion is."""
     letters = "ijklmnopqrstuvwxyz"
     indices = tuple(letters[dim] if dim < len(letters) else f"i{dim}" for dim in range(dims))
     return Step(Access("B", indices), Access("A", indices), "sum", ())
+
+
+def copy_task(source: Tensor, form: Format, skip_zeros: bool = False, unsorted: bool = False) -> Task:
+    """A copy of ``source`` stored as ``form``."""
+    shape = source.pattern.shape if isinstance(source, Storage) else tuple(source.shape)
+    step = copy_step(len(shape))
+    sizes = dict(zip(step.target.indices, shape, strict=True))
+    return Task(step, {"A": source}, sizes, form, skip_zeros, unsorted)
 
 
 def convert(source: Tensor, form: Format) -> Tensor:
@@ -319,11 +319,9 @@ def convert(source: Tensor, form: Format) -> Tensor:
     key = (source.key, form, torch.get_default_dtype(), current().without)
     prepared = _conversions.get(key)
     if prepared is None or current().debug:
-        step = copy_step(len(source.pattern.shape))
-        sizes = dict(zip(step.target.indices, source.pattern.shape, strict=True))
-        wanted = dense_format(form.dims) if form.is_dense else form
-        prepared = prepared_step(step, {"A": source}, sizes, wanted)
-        found = execute(prepared, {"A": source})
+        task = copy_task(source, form).narrowed()
+        prepared = prepared_step(task)
+        found = execute(prepared, task.tensors)
         _conversions[key] = prepared
         if len(_conversions) > MOST_PLANS:
             _conversions.popitem(last=False)
@@ -333,18 +331,14 @@ def convert(source: Tensor, form: Format) -> Tensor:
 
 def from_dense(source: torch.Tensor, form: Format) -> Storage:
     """The nonzero values of ``source`` stored as ``form``."""
-    step = copy_step(source.dim())
-    sizes = dict(zip(step.target.indices, source.shape, strict=True))
-    found = run_step(step, {"A": source.detach()}, sizes, form, skip_zeros=True)
+    found = run_step(copy_task(source.detach(), form, skip_zeros=True))
     assert isinstance(found, Storage)
     return found
 
 
 def sorted_storage(source: Storage, form: Format) -> Storage:
     """``source``, whose entries may be unsorted and repeated, as a proper tensor: repeats are summed."""
-    step = copy_step(len(source.pattern.shape))
-    sizes = dict(zip(step.target.indices, source.pattern.shape, strict=True))
-    found = run_step(step, {"A": source}, sizes, form, unsorted=True)
+    found = run_step(copy_task(source, form, unsorted=True))
     assert isinstance(found, Storage)
     return found
 
