@@ -18,9 +18,9 @@ import torch
 from scorch.compiler.contract import factors_of
 from scorch.compiler.convert_operands import Conversion
 from scorch.compiler.cost import Cost, prefix_of
-from scorch.compiler.describe import describe_inner
+from scorch.compiler.describe import describe_assembly, describe_inner
 from scorch.compiler.order_loops import MOST_LOOPS
-from scorch.compiler.pipeline import as_statement, describe_assembly
+from scorch.compiler.pipeline import as_statement
 from scorch.compiler.plan import Operand, Plan, Step
 from scorch.compiler.steps import split
 from scorch.compiler.typing import dtype_of_type

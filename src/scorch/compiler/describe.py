@@ -44,3 +44,31 @@ def _scalar_in_words(plan: Plan) -> str:
     if plan.sums == 2:
         return f"{x} one by one, sums in two parts"
     return f"{x} one by one, or as the C compiler sees fit"
+
+
+def describe_assembly(plan: Plan) -> str:
+    """How the result is built, in words."""
+    bounds = " and ".join(name for name, _ in plan.slots)
+    words = {
+        "dense": "dense values",
+        "shared": _shared_in_words(plan),
+        "rows": "appended row by row" + (f", in place: no more entries than in {bounds}" if bounds else ""),
+        "buckets": "counted row by row, then put in place",
+        "list": "a list of entries, " + ("packed" if plan.comes_sorted else "sorted and packed"),
+    }[plan.assembly]
+    if plan.workspace is not None:
+        left = [use for use in plan.result_uses[plan.prefix_levels :]]
+        over = ", ".join(dict.fromkeys(loop for use in left for loop in (use.loops or sorted(use.needs))))
+        words += f", through a {plan.workspace} workspace over {over}" + (
+            " with a bitmap" if plan.bitmap else ""
+        )
+    return words
+
+
+def _shared_in_words(plan: Plan) -> str:
+    if plan.pattern is None:
+        return ""
+    levels = plan.pattern_levels
+    is_whole = levels == len(plan.operand(plan.pattern.tensor).format)
+    first = "" if is_whole else f"the first {levels} levels of " if levels > 1 else "the first level of "
+    return f"values on {first}the pattern of {plan.pattern.tensor}"
