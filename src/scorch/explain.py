@@ -36,6 +36,7 @@ from scorch.ops.operands import as_operand, shape_of, squeezed
 from scorch.ops.statement import kept_format, read_statement
 from scorch.report import MOST_REJECTED, Explanation, OrderCost, StepExplanation, TensorFacts
 from scorch.settings import current
+from scorch.tensor.footprint import footprint
 from scorch.tensor.prepared import Prepared
 from scorch.tensor.run import (
     copy_step,
@@ -154,7 +155,11 @@ def _explain_step(
         reasons=("all operands are dense: torch computes it",) if full is None else _fullness(operands[full]),
     )
     if is_copied:
-        yield _explain_copy(step.target, target, torch.empty(shape, dtype=dtype, device="meta"), requested)
+        dense = torch.empty(shape, dtype=dtype, device="meta")
+        if isinstance(step.body, Access) and step.body.indices == target.indices:  # its values are known
+            found = given[step.body.tensor]
+            dense = found if isinstance(found, torch.Tensor) else dense
+        yield _explain_copy(step.target, target, dense, requested)
 
 
 def _fullness(operand: Operand) -> tuple[str, ...]:
@@ -203,6 +208,7 @@ def _explain_kernel(
         workspace=plan.workspace and f"{plan.workspace} over {workspace_loops(plan)}",
         inner=describe_inner(plan),
         parallel=plan.parallel,
+        memory=footprint(prepared, tensors),
         threads=describe_threads(plan, prepared.threads(), current().threads or torch.get_num_threads()),
         source=prepared.kernel.source,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from scorch.compiler.describe import describe_format
+from scorch.compiler.footprint import HUGE_PAGE, Footprint
 from scorch.compiler.order_loops import MOST_LOOPS
 from scorch.formats import Format
 
@@ -65,6 +66,7 @@ class StepExplanation:
     ``assembly``     how the result is built; ``workspace``: what gathers entries that come out of order
     ``inner``        how the innermost loop runs: vectors, partial sums, what stands outside it
     ``parallel``     whether threads share the outermost loop; ``threads`` says how, or why not
+    ``memory``       bytes of operands, result and workspace, which together are the most a kernel needs
     ``source``       the C text of the kernel
     """
 
@@ -84,6 +86,7 @@ class StepExplanation:
     inner: str = "as torch decides"
     parallel: bool = False
     threads: str = "as torch decides"
+    memory: Footprint | None = None
     source: str = ""
 
 
@@ -180,6 +183,7 @@ def _step_lines(step: StepExplanation, title: str, shown: int | None) -> list[st
     lines += _labelled("innermost", step.inner)
     lines += _labelled("threads", step.threads)
     lines += _labelled("builds", step.assembly)
+    lines += _labelled("memory", _memory_in_words(step.memory)) if step.memory else []
     lines += _labelled("cost", _cost_in_words(step.cost))
     lines += _labelled("paper", _paper_in_words(step.cost, step.paper, len(step.loop_order)))
     rejected = step.rejected[:shown]
@@ -194,6 +198,30 @@ def _cost_in_words(cost: OrderCost) -> str:
     parts = {"loops": cost.work, "building": cost.assembly, "transposing": cost.transposition}
     shown = " + ".join(f"{name} {_number(value)}" for name, value in parts.items() if value)
     return f"{_number(cost.total)} multiply-adds or so" + (f" = {shown}" if shown else "")
+
+
+def _memory_in_words(memory: Footprint) -> str:
+    parts = []
+    if memory.each_thread:
+        each = f" for each of {memory.threads} threads" if memory.threads > 1 else ""
+        parts.append(_bytes(memory.each_thread) + each)
+    if memory.once:
+        parts.append(_bytes(memory.once) + (" for all" if parts else ""))
+    if memory.copies:
+        parts.append(f"{_bytes(memory.copies)} for copies of operands")
+    most = "" if memory.exact else "up to "
+    sizes = f"operands {_bytes(memory.operands)}, result {most}{_bytes(memory.result)}"
+    kept = "; once it is freed, large arrays serve the next results" if memory.result >= HUGE_PAGE else ""
+    return f"{sizes}, workspace {' and '.join(parts) or 'none'}{kept}"
+
+
+def _bytes(size: float) -> str:
+    """``1.2 MB``: three digits at most."""
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} TB"
 
 
 def _paper_in_words(cost: OrderCost, paper: OrderCost, loops: int) -> str:
