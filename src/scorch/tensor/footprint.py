@@ -121,7 +121,7 @@ def _copied(tensor: Tensor, form: Format | None) -> int:
     if isinstance(tensor, torch.Tensor):
         is_whole = tensor.permute(stride_order(tensor)).is_contiguous()
         times = int(form is not None or not is_whole) + int(tensor.is_conj() or tensor.is_neg())
-        return times * tensor.numel() * tensor.element_size()
+        return times * in_pages(tensor.numel() * tensor.element_size())
     if form is None or form == tensor.pattern.format:
         return 0
     return _converted(tensor, form)
