@@ -16,9 +16,10 @@ import torch
 
 import scorch
 from scorch.errors import NotationError, OperandError, ShapeError
-from scorch.explain import Explanation, explain
+from scorch.explain import explain
 from scorch.formats import Format
 from scorch.loops.target import Target
+from scorch.report import Explanation
 from scorch.tensor.construct import from_torch
 
 GOLDEN = Path(__file__).resolve().parent / "golden"

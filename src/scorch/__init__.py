@@ -4,9 +4,10 @@
 """
 
 from scorch import errors
-from scorch.explain import Explanation, explain
+from scorch.explain import explain
 from scorch.formats import Format
 from scorch.ops import einsum, evaluate
+from scorch.report import Explanation
 from scorch.settings import settings
 from scorch.tensor import SparseTensor
 from scorch.tensor.construct import (

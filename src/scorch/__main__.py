@@ -17,10 +17,11 @@ import torch
 import scorch
 from scorch import demo, warm
 from scorch.errors import FormatError, NotationError, ScorchError, ShapeError
-from scorch.explain import Explanation, explain
+from scorch.explain import explain
 from scorch.formats import as_format
 from scorch.notation.indexing import parse
 from scorch.notation.trees import accesses
+from scorch.report import Explanation
 from scorch.runtime import cache, toolchain
 from scorch.tensor.construct import from_coordinates
 

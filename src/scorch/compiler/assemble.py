@@ -145,6 +145,14 @@ class Assembly:
     def after_worker(self) -> Stmt:
         return self.scratch.free() if self.scratch else block()
 
+    def limits(self, entries: int, inserted: int, in_row: int) -> dict[str, int]:
+        """How far the counters get that arrays grow with, if ``inserted`` values have ``entries`` places.
+
+        ``in_row``: how many come while a workspace is filled.
+        """
+        inside = self.scratch.limits(in_row, in_row) if self.scratch else {}
+        return self.collector.limits(entries, inserted) | inside
+
     def counting(self, loops: Stmt) -> Stmt:
         """The first of two turns of the loops, or something shorter with the same effect."""
         return self.collector.counting(loops)

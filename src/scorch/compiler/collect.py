@@ -79,6 +79,10 @@ class Collector:
     def after_chunk(self, chunk: Expr) -> Stmt:
         return block()
 
+    def limits(self, entries: int, inserted: int) -> dict[str, int]:
+        """How far the counters get that arrays grow with, by name; as ``Scratch.limits``."""
+        return {}
+
     def make_room(self, entries: Expr) -> Stmt:
         """Before ``entries`` are placed that are known to come."""
         return block()
@@ -199,6 +203,10 @@ class Rows(Collector):
             Store(count, chunk, self.count),
             Store(self.pos, Const(1), self.count) if self.is_vector else None,
         )
+
+    def limits(self, entries: int, inserted: int) -> dict[str, int]:
+        """Room doubles when it is full: in all chunks together there is less than twice what was needed."""
+        return {self.capacity.name: max(FIRST_CAPACITY, 2 * entries)}
 
     @property
     def is_vector(self) -> bool:
@@ -463,6 +471,9 @@ class Entries(Collector):
 
     def before(self) -> Stmt:
         return self.list.allocate()
+
+    def limits(self, entries: int, inserted: int) -> dict[str, int]:
+        return self.list.limits(entries, inserted)
 
     def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
         insert = self.list.insert(coordinates, value)

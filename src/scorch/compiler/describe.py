@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from scorch.compiler.convert_operands import Conversion
+from scorch.compiler.cost import Cost, prefix_of
 from scorch.compiler.plan import Plan, Vectors
+from scorch.formats import Format
 
 
 def describe_inner(plan: Plan) -> str:
@@ -45,3 +48,97 @@ def _scalar_in_words(plan: Plan) -> str:
     if plan.sums == 2:
         return f"{x} one by one, sums in two parts"
     return f"{x} one by one, or as the C compiler sees fit"
+
+
+def describe_assembly(plan: Plan) -> str:
+    """How the result is built, in words."""
+    bounds = " and ".join(name for name, _ in plan.slots)
+    words = {
+        "dense": "dense values",
+        "shared": _shared_in_words(plan),
+        "rows": "appended row by row" + (f", in place: no more entries than in {bounds}" if bounds else ""),
+        "buckets": "counted row by row, then put in place",
+        "list": "a list of entries, " + ("packed" if plan.comes_sorted else "sorted and packed"),
+    }[plan.assembly]
+    if plan.workspace is not None:
+        words += f", through a {plan.workspace} workspace over {workspace_loops(plan)}"
+        words += " with a bitmap" if plan.bitmap else ""
+    return words
+
+
+def _shared_in_words(plan: Plan) -> str:
+    if plan.pattern is None:
+        return ""
+    levels = plan.pattern_levels
+    is_whole = levels == len(plan.operand(plan.pattern.tensor).format)
+    first = "" if is_whole else f"the first {levels} levels of " if levels > 1 else "the first level of "
+    return f"values on {first}the pattern of {plan.pattern.tensor}"
+
+
+def workspace_loops(plan: Plan) -> str:
+    """The loops over the part of the result that a workspace holds."""
+    left = plan.result_uses[plan.prefix_levels :]
+    return ", ".join(dict.fromkeys(loop for use in left for loop in (use.loops or sorted(use.needs))))
+
+
+def describe_format(form: Format) -> str:
+    """The name of a format; a dense one with the order in which it lies."""
+    if form.is_dense and form.order != tuple(range(form.dims)):
+        return f"dense with dimensions in order {', '.join(map(str, form.order))}"
+    return str(form)
+
+
+def describe_conversion(conversion: Conversion) -> str:
+    """``A is stored by j, i, but the loops run i, j, k: transposed to csr as A_t ...``."""
+    if conversion.reason.startswith("stored"):
+        why, done = f"{conversion.tensor} is {conversion.reason}", "transposed"
+    else:
+        why, done = f"{conversion.tensor}: {conversion.reason}", "converted"
+    if conversion.format.is_dense:
+        return f"{why}: copied to {describe_format(conversion.format)} as {conversion.name} at each call"
+    return f"{why}: {done} to {conversion.format} as {conversion.name}; its pattern is kept"
+
+
+def describe_dearer(cost: Cost, chosen: Cost, plan: Plan) -> str:
+    """What speaks against an order, beside the one taken."""
+    reasons = []
+    names = dict.fromkeys(access.tensor for access in cost.transposed)
+    if names:
+        reasons.append(f"transposes {' and '.join(names)}")
+    if cost.work > 1.5 * chosen.work:
+        reasons.append(f"{cost.work / max(chosen.work, 1.0):.1f} x the loop work")
+    if cost.assembly > 1.5 * chosen.assembly:
+        reasons.append(_assembly_in_words(cost, plan))
+    if cost.order[0] not in _result_loops(plan) and chosen.order[0] in _result_loops(plan):
+        reasons.append("first loop serial")
+    return "; ".join(reasons) or "slightly more of everything"
+
+
+def _assembly_in_words(cost: Cost, plan: Plan) -> str:
+    if plan.assembly in ("dense", "shared"):
+        return "adds to memory instead of a register"
+    prefix, levels = prefix_of(cost.order, plan.result_uses)
+    if levels == len(plan.result):
+        return "appends more entries"
+    return "needs a workspace" if prefix else "needs a sort"
+
+
+def describe_threads(plan: Plan, used: int, available: int) -> str:
+    """How many threads share the outermost loop, and how, or why only one."""
+    if not plan.order:
+        return "one thread: there are no loops"
+    first = plan.order[0]
+    if not plan.parallel:
+        if plan.assembly == "list":
+            return "one thread: entries are collected in one list"
+        if first not in _result_loops(plan):
+            return f"one thread: turns of {first} add to the same places"
+        return f"one thread: turns of {first} cannot be shared out"
+    balance = f", by the number of entries of {plan.balance[0]}" if plan.balance else ""
+    if used == 1 and available > 1:
+        return f"one thread: too little work to share {first}"
+    return f"{used} thread{'s' if used > 1 else ''} share {first}{balance}"
+
+
+def _result_loops(plan: Plan) -> set[str]:
+    return {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}

@@ -26,6 +26,7 @@ from scorch.compiler.convert_operands import (
     unblock,
 )
 from scorch.compiler.cost import Problem
+from scorch.compiler.describe import describe_assembly
 from scorch.compiler.infer_format import Inferred, infer_format
 from scorch.compiler.insert_workspace import insert_workspace, shared_pattern
 from scorch.compiler.lattice import EVERYWHERE
@@ -199,31 +200,3 @@ def _header(plan: Plan) -> str:
         f"result: {describe_assembly(plan)}",
     ]
     return "\n".join(lines)
-
-
-def _shared_in_words(plan: Plan) -> str:
-    if plan.pattern is None:
-        return ""
-    levels = plan.pattern_levels
-    is_whole = levels == len(plan.operand(plan.pattern.tensor).format)
-    first = "" if is_whole else f"the first {levels} levels of " if levels > 1 else "the first level of "
-    return f"values on {first}the pattern of {plan.pattern.tensor}"
-
-
-def describe_assembly(plan: Plan) -> str:
-    """How the result is built, in words."""
-    bounds = " and ".join(name for name, _ in plan.slots)
-    words = {
-        "dense": "dense values",
-        "shared": _shared_in_words(plan),
-        "rows": "appended row by row" + (f", in place: no more entries than in {bounds}" if bounds else ""),
-        "buckets": "counted row by row, then put in place",
-        "list": "a list of entries, " + ("packed" if plan.comes_sorted else "sorted and packed"),
-    }[plan.assembly]
-    if plan.workspace is not None:
-        left = [use for use in plan.result_uses[plan.prefix_levels :]]
-        over = ", ".join(dict.fromkeys(loop for use in left for loop in (use.loops or sorted(use.needs))))
-        words += f", through a {plan.workspace} workspace over {over}" + (
-            " with a bitmap" if plan.bitmap else ""
-        )
-    return words

@@ -96,6 +96,10 @@ class Scratch:
     def free(self) -> Stmt:
         raise NotImplementedError
 
+    def limits(self, entries: int, inserted: int) -> dict[str, int]:
+        """How far the counters get that arrays grow with if ``inserted`` values have ``entries`` keys."""
+        return {}
+
     def open(self) -> Stmt:
         """Before the entries of one row are inserted."""
         return Assign(self.count, Const(0))
@@ -231,6 +235,11 @@ class ListScratch(Scratch):
 
     def free(self) -> Stmt:
         return block(*(Free(key) for key in self.keys), Free(self.values))
+
+    def limits(self, entries: int, inserted: int) -> dict[str, int]:
+        """Room doubles when it is full; unless keys are distinct, if half is once they are joined."""
+        most = 2 * entries if self.distinct else min(2 * inserted, 4 * entries)
+        return dict.fromkeys((self.capacity.name, self.count.name), max(FIRST_CAPACITY, most))
 
     def insert(self, coordinates: list[Expr], value: Expr) -> Stmt:
         words = [

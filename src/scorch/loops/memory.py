@@ -38,6 +38,7 @@ class Memory:
         self.loop = 0  # the parallel loop that is running, 0 if none
         self.loops = 0  # how many have begun
         self.next_address = 4096
+        self.alive = self.peak = 0  # bytes that are allocated, and the most that ever were
 
     def allocate(self, name: str, element: Type, count: int, zero: bool) -> Buffer:
         if count < 0:
@@ -54,6 +55,8 @@ class Memory:
         buffer.address = self.next_address
         self.next_address += 4096
         self.buffers[buffer.address] = buffer
+        self.alive += data.nbytes
+        self.peak = max(self.peak, self.alive)
         return buffer
 
     def from_slot(self, name: str, element: Type, data: Any) -> Buffer:
@@ -192,6 +195,7 @@ class Buffer:
         if self.shared.freed:
             raise BoundsError(f"{self.name} is freed twice")
         self.shared.freed = True
+        self.memory.alive -= self.data.nbytes
         del self.memory.buffers[self.address]
 
     def resized(self, count: int) -> Buffer:

@@ -28,7 +28,8 @@ class Routine:
     """A C function and its Python twin.
 
     ``arrays`` gives the element type of each array parameter by position; ``writes`` the positions of
-    those it changes; ``externs`` the C functions it needs.
+    those it changes; ``externs`` the C functions it needs; ``memory``, of one that allocates, how many bytes
+    at most, from the numbers among its arguments (arrays count as 0).
     """
 
     text: str
@@ -36,6 +37,7 @@ class Routine:
     arrays: dict[int, Type]
     writes: tuple[int, ...] = ()
     externs: tuple[str, ...] = ()
+    memory: Callable[..., float] | None = None
 
 
 _BOUND = Template("""\
@@ -264,12 +266,23 @@ def sort_places(places: Indexed, n: int, bits: Indexed, tops: Indexed, words: in
     return 0
 
 
+def _memory_of_keys(key: float, perm: float, n: float, bound: float) -> float:
+    """Keys and places once more, and the histogram of a digit."""
+    return 8 * (2 * n + _MOST_BUCKETS)
+
+
+def _memory_of_list(values: float, n: float, bound: float) -> float:
+    """A set of bits; or the list once more, if it is short beside ``bound``, and the histogram of a digit."""
+    return 8 * max(bound // 64 + 1, min(n, bound // 128) + _MOST_BUCKETS)
+
+
+_MOST_BUCKETS = 2**11
 _MEMORY = ("malloc", "free", "memset", "memcpy")
 
 ROUTINES: dict[str, Routine] = {
-    "sort_keys": Routine(_SORT_KEYS, sort_keys, {0: INT64, 1: INT64}, (0, 1), _MEMORY),
+    "sort_keys": Routine(_SORT_KEYS, sort_keys, {0: INT64, 1: INT64}, (0, 1), _MEMORY, _memory_of_keys),
     "sort_places": Routine(_SORT_PLACES, sort_places, {0: INT32, 2: INT64, 3: INT64}, (0, 2, 3)),
-    "sort_list": Routine(_SORT_LIST, sort_list, {0: INT64}, (0,), (*_MEMORY, "calloc")),
+    "sort_list": Routine(_SORT_LIST, sort_list, {0: INT64}, (0,), (*_MEMORY, "calloc"), _memory_of_list),
 }
 for _type, _t in ((INT32, "i32"), (INT64, "i64")):
     ROUTINES |= {

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import os
 
+from scorch.compiler.footprint import HUGE_PAGE
+
 MOST_POOLED = 1 << 29
 
-SOURCE = """\
+SOURCE = f"#define LARGE {HUGE_PAGE}ul /* from here on pages of its own, and the size of a huge page */\n"
+SOURCE += """\
 void *malloc(unsigned long);
 void *realloc(void *, unsigned long);
 void free(void *);
@@ -28,7 +31,6 @@ int munmap(void *, unsigned long);
 int madvise(void *, unsigned long, int);
 #endif
 
-#define LARGE (2ul << 20) /* from here on pages of its own, and the size of a huge page */
 #define DIMS 16
 
 /* A tensor's description; a small one has its values behind it, a large one in pages of its own. */

@@ -353,7 +353,7 @@ def convert_cached(source: Storage, form: Format) -> Storage:
         numbered = Storage(pattern, torch.arange(1, pattern.size + 1, device="cpu"))
         moved = convert(numbered, form)
         assert isinstance(moved, Storage)
-        found = (moved.pattern, moved.values - 1)
+        found = (moved.pattern, moved.values.sub_(1))
         found = pattern.converted.setdefault(form, found)
     target, places = found
     values = source.values.detach()

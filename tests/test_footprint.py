@@ -1,0 +1,334 @@
+"""``explain`` names the memory of a kernel: what calls allocate stays below it.
+
+Allocations are counted, not estimated: a process of its own runs with ``malloc`` and its kin replaced by
+functions that add up what is alive. So everything counts that a call needs beyond its operands: what the
+kernel allocates, what torch does, copies, and the result. An array that grows counts twice while it is moved.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+import scorch
+from properties.test_einsum import cases
+from scorch.compiler.footprint import Footprint
+from scorch.explain import explain
+from scorch.loops.routines import ROUTINES
+from scorch.runtime import jit
+from scorch.runtime.fill import release_memory
+from scorch.tensor import run as running
+from scorch.tensor.footprint import footprint
+from scorch.tensor.points import coordinates
+from scorch.tensor.prepared import Prepared
+from scorch.tensor.storage import Storage
+
+ROOT = Path(__file__).resolve().parent.parent
+SLACK = 64_000  # objects of Python and torch that describe the result
+
+COUNTER = """\
+typedef unsigned long usize;
+void *__libc_malloc(usize);
+void *__libc_calloc(usize, usize);
+void *__libc_realloc(void *, usize);
+void *__libc_memalign(usize, usize);
+void __libc_free(void *);
+usize malloc_usable_size(void *);
+void *dlsym(void *, const char *);
+
+static long alive, peak;
+
+static void note(long bytes) {
+  const long now = __atomic_add_fetch(&alive, bytes, __ATOMIC_RELAXED);
+  long seen = __atomic_load_n(&peak, __ATOMIC_RELAXED);
+  while (now > seen && !__atomic_compare_exchange_n(&peak, &seen, now, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    ;
+}
+static long size_of(void *block) { return block ? (long)malloc_usable_size(block) : 0; }
+static void *counted(void *block) {
+  note(size_of(block));
+  return block;
+}
+void *malloc(usize bytes) { return counted(__libc_malloc(bytes)); }
+void *calloc(usize count, usize bytes) { return counted(__libc_calloc(count, bytes)); }
+void *memalign(usize align, usize bytes) { return counted(__libc_memalign(align, bytes)); }
+void *aligned_alloc(usize align, usize bytes) { return counted(__libc_memalign(align, bytes)); }
+int posix_memalign(void **block, usize align, usize bytes) {
+  *block = counted(__libc_memalign(align, bytes));
+  return *block ? 0 : 12;
+}
+void *realloc(void *block, usize bytes) {
+  const long before = size_of(block);
+  void *const moved = counted(__libc_realloc(block, bytes));
+  note(-before);
+  return moved;
+}
+void free(void *block) {
+  note(-size_of(block));
+  __libc_free(block);
+}
+/* How torch allocates, c10::alloc_cpu and c10::free_cpu: not by malloc everywhere. */
+void *_ZN3c109alloc_cpuEm(usize bytes) { return bytes ? memalign(64, bytes) : (void *)0; }
+void _ZN3c108free_cpuEPv(void *block) { free(block); }
+/* Pages are taken with room to align them, which goes back before they are used: noted when it has. */
+void *mmap(void *at, usize bytes, int protect, int flags, int file, long offset) {
+  void *(*const next)(void *, usize, int, int, int, long) =
+      (void *(*)(void *, usize, int, int, int, long))dlsym((void *)-1l, "mmap");
+  void *const block = next(at, bytes, protect, flags, file, offset);
+  if (block != (void *)-1l) __atomic_add_fetch(&alive, (long)bytes, __ATOMIC_RELAXED);
+  return block;
+}
+int munmap(void *block, usize bytes) {
+  int (*const next)(void *, usize) = (int (*)(void *, usize))dlsym((void *)-1l, "munmap");
+  note(-(long)bytes);
+  return next(block, bytes);
+}
+long counter_begin(void) {
+  __atomic_store_n(&peak, alive, __ATOMIC_RELAXED);
+  return alive;
+}
+long counter_peak(void) { return peak > alive ? peak : alive; }
+"""
+
+
+def random(rows: int, columns: int, nnz: int, format: str, seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    places = [torch.randint(size, (nnz,), generator=generator) for size in (rows, columns)]
+    values = torch.rand(nnz, generator=generator)
+    return scorch.sparse_coo_tensor(torch.stack(places), values, (rows, columns), format=format)
+
+
+def random_cube(size: int, nnz: int, format: str, seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randint(size, (3, nnz), generator=generator)
+    return scorch.sparse_coo_tensor(places, torch.rand(nnz, generator=generator), (size,) * 3, format=format)
+
+
+def make_calls(seed: int) -> dict[str, tuple[str, dict[str, Any], str | None]]:
+    """Statements with their operands, and the format asked for; patterns differ with ``seed``."""
+    n = 30_000
+    A, B = random(n, n, 500_000, "csr", seed), random(n, n, 400_000, "csr", seed + 100)
+    P, Q = random(n, n, 150_000, "csr", seed + 200), random(n, n, 150_000, "csr", seed + 300)
+    T = random_cube(2_000, 300_000, "csf", seed)
+    D = random(2_000, 1_500, 300_000, "csr", seed).to_dense()
+    x = torch.ones(n)
+    X, Y = torch.ones(n, 64), torch.ones(n, 16)
+    product = "C[i,k] = A[i,j] * B[j,k]"
+    copy = "C[i,j] = A[i,j]"
+    return {
+        "SpMV": ("y[i] = A[i,j] * x[j]", {"A": A, "x": x}, None),
+        "SpMV of columns": ("y[i] = A[i,j] * x[j]", {"A": A.to_format("csc"), "x": x}, None),
+        "SpMM": ("Y[i,k] = A[i,j] * X[j,k]", {"A": A, "X": X}, None),
+        "SpMM of a view": ("Y[i,k] = A[i,j] * X[j,k]", {"A": A, "X": X[:, ::2]}, None),
+        "SpMSpM": (product, {"A": P, "B": Q}, None),
+        "SpMSpM, wide": (product, {"A": P, "B": random(n, 4_000_000, 150_000, "csr", seed)}, None),
+        "SpMSpM to coo": (product, {"A": P, "B": Q}, "coo"),
+        "SpMSpM to csc": (product, {"A": P, "B": Q}, "csc"),
+        "SpMSpM of columns": (product, {"A": P.to_format("csc"), "B": Q.to_format("csc")}, None),
+        "SpMSpM, outer": (product, {"A": P.to_format("csc"), "B": Q}, "coo"),
+        "SDDMM": ("C[i,j] = A[i,j] * X[i,k] * Y[j,k]", {"A": A, "X": Y, "Y": Y}, None),
+        "SDDMM, one across": (
+            "C[i,j] = A[i,j] * X[i,k] * Y[k,j]",
+            {"A": A, "X": X, "Y": torch.ones(64, n)},
+            None,
+        ),
+        "A + B": ("C[i,j] = A[i,j] + B[i,j]", {"A": A, "B": B}, None),
+        "A + B, one by columns": ("C[i,j] = A[i,j] + B[i,j]", {"A": A, "B": B.to_format("csc")}, None),
+        "A + B to coo": ("C[i,j] = A[i,j] + B[i,j]", {"A": A, "B": B}, "coo"),
+        "A + B to dcsr": ("C[i,j] = A[i,j] + B[i,j]", {"A": A, "B": B}, "dcsr"),
+        "A * B": ("C[i,j] = A[i,j] * B[i,j]", {"A": A, "B": B}, None),
+        "csr to csc": (copy, {"A": A}, "csc"),
+        "csr to coo": (copy, {"A": A}, "coo"),
+        "coo to csr": (copy, {"A": A.to_format("coo")}, "csr"),
+        "csr to dcsr": (copy, {"A": A}, "dcsr"),
+        "csr to bsr": (copy, {"A": A}, "bsr(2,2)"),
+        "transposition": ("C[j,i] = A[i,j]", {"A": A}, "csr"),
+        "dense to csr": (copy, {"A": D}, "csr"),
+        "MTTKRP": (
+            "M[i,r] = T[i,j,k] * B[j,r] * C[k,r]",
+            {"T": T, "B": torch.ones(2_000, 32), "C": torch.ones(2_000, 32)},
+            None,
+        ),
+        "A + B of halves": (
+            "C[i,j] = A[i,j] + B[i,j]",
+            {"A": A.to(torch.float16), "B": B.to(torch.float16)},
+            None,
+        ),
+    }
+
+
+def bytes_of(tensor: Any) -> int:
+    arrays = tensor.storage.tensors if isinstance(tensor, scorch.SparseTensor) else (tensor,)
+    return sum(array.numel() * array.element_size() for array in arrays)
+
+
+def count(place: str) -> None:
+    """In the process with the counter: what each call allocates, and what ``explain`` says of it."""
+    counter = ctypes.CDLL(place)
+    counter.counter_begin.restype = counter.counter_peak.restype = ctypes.c_long
+    scorch.settings(threads=2).apply()
+    for text, tensors, format in make_calls(0).values():  # compiles, and starts threads
+        scorch.evaluate(text, **tensors, format=format)
+    found = {}
+    for name, (text, tensors, format) in make_calls(1).items():
+        steps = explain(text, **tensors, format=format).steps
+        gc.collect()
+        release_memory()
+        before = counter.counter_begin()
+        result = scorch.evaluate(text, **tensors, format=format)
+        peak = counter.counter_peak() - before
+        named = [asdict(step.memory) for step in steps if step.memory is not None]
+        copies = [bytes_of(tensors["A"]) for step in steps if step.kind == "torch"]
+        found[name] = {"peak": peak, "result": bytes_of(result), "steps": named, "by torch": sum(copies)}
+        del result
+    print(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, Any]:
+    if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
+        pytest.skip("allocations are counted with glibc only")
+    counter = jit.load(COUNTER).path
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    environment = {**os.environ, "LD_PRELOAD": str(counter), "PYTHONMALLOC": "malloc", "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, __file__, str(counter)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+CALLS = (
+    "SpMV",
+    "SpMV of columns",
+    "SpMM",
+    "SpMM of a view",
+    "SpMSpM",
+    "SpMSpM, wide",
+    "SpMSpM to coo",
+    "SpMSpM to csc",
+    "SpMSpM of columns",
+    "SpMSpM, outer",
+    "SDDMM",
+    "SDDMM, one across",
+    "A + B",
+    "A + B, one by columns",
+    "A + B to coo",
+    "A + B to dcsr",
+    "A + B of halves",
+    "A * B",
+    "csr to csc",
+    "csr to coo",
+    "coo to csr",
+    "csr to dcsr",
+    "csr to bsr",
+    "transposition",
+    "dense to csr",
+    "MTTKRP",
+)
+EXACT = ("SpMV", "SpMM", "SDDMM", "csr to csc", "csr to coo", "transposition")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_peak_is_at_most_what_is_named(name: str, counted: dict[str, Any]) -> None:
+    facts = counted[name]
+    results = sum(step["result"] for step in facts["steps"])  # those of earlier steps are still there
+    workspace = max(step["workspace"] for step in facts["steps"])
+    assert facts["peak"] <= results + workspace + facts["by torch"] + SLACK
+    assert facts["peak"] >= facts["steps"][-1]["result"] / 100, "nothing was counted"
+    if name in EXACT:
+        assert facts["peak"] >= results + workspace - SLACK
+        assert all(step["exact"] for step in facts["steps"])
+
+
+def test_all_calls_are_counted(counted: dict[str, Any]) -> None:
+    assert set(counted) == set(CALLS)
+
+
+# by the interpreter ----------------------------------------------------------------------------------
+
+
+def test_any_kernel_allocates_at_most_what_is_named(
+    cases_per_worker: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any einsum in any formats; lists begin with room for two entries, so that they grow."""
+
+    def execute(prepared: Prepared, tensors: Any) -> Any:
+        engine = prepared.kernel.interpreter()
+        with pytest.MonkeyPatch.context() as patch, scorch.settings(threads=2):
+            patch.setattr("scorch.formats.scratch.FIRST_CAPACITY", 2)
+            patch.setattr("scorch.compiler.collect.FIRST_CAPACITY", 2)
+            patch.setattr(prepared.kernel, "interpreter", lambda: engine)
+            patch.setattr(prepared, "is_serial", False)
+            patch.setattr(prepared, "least_work", 0)
+            engine.kernel = prepared.planned.kernel()
+            named = footprint(prepared, tensors)
+            result = prepared.interpret([tensors[name] for name, _ in prepared.sources])
+        assert engine.memory.peak <= named.workspace - named.copies, prepared.planned.plan.header
+        arrays = result.tensors if isinstance(result, Storage) else (result,)
+        if prepared.planned.plan.assembly == "shared":
+            arrays = arrays[-1:]
+        size = sum(array.numel() * array.element_size() for array in arrays)
+        assert size == named.result if named.exact else size <= named.result, prepared.planned.plan.header
+        return result
+
+    @settings(max_examples=2 * cases_per_worker, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(cases())
+    def run(case: Any) -> None:
+        operands = [drawn.given for drawn in case.operands]
+        scorch.einsum(case.equation, *operands, format=case.requested)
+
+    monkeypatch.setattr(running, "execute", execute)
+    run()
+
+
+# the parts -------------------------------------------------------------------------------------------
+
+
+def test_routines_that_allocate_say_how_much() -> None:
+    for routine in ROUTINES.values():
+        assert ("malloc(" in routine.text) == (routine.memory is not None)
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr", "bsr(2,3)"])
+def test_coordinates_of_every_value(format: str) -> None:
+    A = random(7, 9, 20, format, 0)
+    dense = A.to_dense()
+    rows, columns = (coordinates(A.storage.pattern, dim) for dim in (0, 1))
+    inside = (rows < 7) & (columns < 9)
+    assert torch.equal(dense[rows[inside], columns[inside]], A.storage.values[inside])
+
+
+def test_partial_products_are_counted() -> None:
+    A, B = random(50, 60, 200, "csr", 0), random(60, 40, 300, "csc", 1)
+    [step] = explain("ij,jk->ik", A, B, format="csr").steps
+    assert step.memory is not None
+    products = torch.einsum("ij,jk->", (A.to_dense() != 0).double(), (B.to_dense() != 0).double())
+    assert step.memory.values == min(int(products), 50 * 40)
+
+
+def test_memory_is_told_in_a_line() -> None:
+    A = scorch.from_torch(torch.eye(300), format="csr")
+    found = explain("ij->i", A, format="dense")
+    line = "  memory    operands 3.6 KB, result 1.2 KB, workspace none"
+    assert line in found.report().splitlines()
+    assert found.steps[0].memory == Footprint(3_604, 1_200, True, 0, 0, 1, 0, 300)
+    named = explain("ij,jk->ik", A, A).to_dict()["steps"][0]["memory"]
+    assert named["workspace"] > named["each_thread"] > 300 * (4 + 4 + 1)
+
+
+if __name__ == "__main__":
+    count(sys.argv[1])
