@@ -63,6 +63,17 @@ def test_side_by_side_is_one_after_the_other(count, start, turns):
     assert np.array_equal(result(simplify(jammed(rows(), turns)), count, start), wanted)
 
 
+@pytest.mark.parametrize("count", [0, 3, 8, 9])
+def test_turns_may_add_to_one_variable(count):
+    add = Assign(acc, acc + Binary("*", Load(B, i % 3), Load(A, i), FLOAT64))
+    total = For(i, Const(0), n, block(Declare(k, i + 1), add, Assign(acc, acc + Load(B, k % 3))))
+
+    def summed(loop: Stmt) -> Stmt:
+        return block(Declare(acc, Const(0.0, FLOAT64)), loop, Store(C, Const(0), acc))
+
+    assert np.array_equal(result(summed(jammed(total, 4)), count, 0), result(summed(total), count, 0))
+
+
 def test_what_does_not_depend_on_the_turn_is_done_once():
     once = For(i, Const(0), n, block(Declare(acc, Load(B, k)), Store(C, i, acc)))
     assert simplify(jammed(once, 2)) == block(

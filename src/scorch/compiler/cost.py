@@ -28,11 +28,11 @@ TRANSPOSE = 12.0  # an entry moved by sorting
 INSERT_DENSE = 3.0  # an entry put into a dense workspace
 INSERT_LIST = 12.0  # an entry put into a list and sorted
 COPY = 0.75  # an element of a dense operand laid out anew
-COPY_CALL = 20_000.0  # and the call that does it
+COPY_CALL = 60_000.0  # and the call that does it
 SEARCH = 1.5  # one halving of a binary search
 SHORTER = 8.0  # a level this many times shorter than another is walked and the other searched
 SCATTER = 1.0  # an entry added to memory instead of a register
-STRIDED = 1.0  # an access that jumps in the innermost loop
+STRIDED = 0.5  # an access that jumps in the innermost loop
 VECTOR = 0.25  # a turn of a loop that runs in vector registers
 HORIZONTAL = 2.0  # the lanes of a vector sum added up
 SERIAL = 1.6  # the outermost loop cannot be shared by threads
@@ -336,7 +336,9 @@ class _Walk:
     def _stays_in_registers(self, results: Collection[str]) -> bool:
         """Whether a stretch of the result's row is summed in registers (``vectorize`` makes sure)."""
         *outer, x = self.order
-        if x not in results or self.problem.result_uses[-1].loop != x or not enabled("registers"):
+        last = self.problem.result_uses[-1]
+        is_row = last.loop == x and self.problem.result.levels[last.level].is_full
+        if x not in results or not is_row or not enabled("registers"):
             return False
         rest = itertools.dropwhile(lambda loop: loop in results, outer)
         return not any(loop in results for loop in rest)

@@ -6,6 +6,7 @@ from scorch.compiler.convert_operands import Conversion
 from scorch.compiler.cost import Cost, prefix_of
 from scorch.compiler.plan import Plan, Vectors
 from scorch.formats import Format
+from scorch.loops.nodes import MOST_TURNS
 
 
 def describe_inner(plan: Plan) -> str:
@@ -45,8 +46,8 @@ def _vectors_in_words(plan: Plan, vectors: Vectors) -> str:
 
 def _scalar_in_words(plan: Plan) -> str:
     x = plan.order[-1]
-    if plan.sums == 2:
-        return f"{x} one by one, sums in two parts"
+    if 1 < plan.sums <= MOST_TURNS:
+        return f"{x} one by one, sums in {plan.sums} parts"
     return f"{x} one by one, or as the C compiler sees fit"
 
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from scorch.compiler.infer_format import support_of
 from scorch.compiler.lattice import required
 from scorch.compiler.plan import LevelUse, Operand, Plan, Splits, Vectors
+from scorch.loops.nodes import MOST_TURNS
 from scorch.loops.target import Target, target
 from scorch.loops.types import FLOAT32, FLOAT64, INT32, INT64
 from scorch.notation.nodes import Access, Expr, Literal, Op
@@ -49,14 +50,24 @@ def vectorize(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str
 
 
 def _parts(plan: Plan, operands: Mapping[Access, Operand]) -> int:
-    """In how many parts an innermost sum is added: two where gathered vectors would not pay."""
+    """In how many parts an innermost sum is added: a few where gathered vectors would not pay."""
     if not enabled("sums"):
         return 1
     x = plan.order[-1]
     rows = [_row_length(operand) for access, operand in operands.items() if _walks(plan, access, operand, x)]
     gathers = any(x in access.indices and not operand.is_sparse for access, operand in operands.items())
     is_short = not target().has_gather or min(rows, default=0) < LONG_ROW
-    return 2 if rows and gathers and is_short else LANES
+    if rows and gathers and is_short:
+        return 2
+    return MOST_TURNS if not rows and _jumps(plan, operands, x) else LANES
+
+
+def _jumps(plan: Plan, operands: Mapping[Access, Operand], x: str) -> bool:
+    """Whether a dense operand has an index inside ``x`` in memory."""
+    return any(
+        not operand.is_sparse and x in access.indices and access.indices[operand.format.order[-1]] != x
+        for access, operand in operands.items()
+    )
 
 
 def _row_length(operand: Operand) -> float:

@@ -11,23 +11,22 @@ integers happens in ``int``, so its result is cast back to wrap where the loops 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from scorch.loops.analysis import assigned, captured, walk, written
 from scorch.loops.expressions import ATOM, PRECEDENCE, ExpressionPrinter, c_name, safe_name
 from scorch.loops.functions import EXTERNS, FUNCTIONS, TYPEDEFS, helpers, needed_by
+from scorch.loops.jam import renamed
 from scorch.loops.lanes import (
     needed_lanes,
     print_lanes,
     print_prefetch,
     print_tile,
     print_total,
-    substitute,
     total_helper,
     vector_name,
     vector_typedef,
 )
 from scorch.loops.nodes import (
+    MOST_TURNS,
     Allocate,
     Array,
     Assign,
@@ -304,7 +303,7 @@ class _Scope(ExpressionPrinter):
                 first, last = f"{first}, {hoisted} = {last}", hoisted
             else:  # the pragma wants a loop with one variable
                 before, last = [f"const {t} {hoisted} = {last};"], hoisted
-        if summed is not None and stmt.sums == 2:
+        if summed is not None and stmt.sums <= MOST_TURNS:
             return ["{", *_indent([*before, *self.in_turns(stmt, summed, first, last)]), "}"]
         if summed is not None:
             before.append(f"#pragma omp simd reduction(+:{safe_name(summed.name)})")
@@ -312,28 +311,26 @@ class _Scope(ExpressionPrinter):
         return [*before, f"for ({first}; {name} < {last}; {name}++) {{", *lines, "}"]
 
     def in_turns(self, stmt: For, summed: Var, first: str, last: str) -> list[str]:
-        """A sum in two variables, so that an addition need not wait for the one before it."""
-        name = safe_name(stmt.var.name)
-        after, other = Var(f"{stmt.var.name}_after", stmt.var.type), Var(f"{summed.name}_after", summed.type)
+        """A sum in several variables, so that an addition need not wait for the one before it."""
+        name, total, kind = safe_name(stmt.var.name), safe_name(summed.name), c_name(summed.type)
         once = _indent(self.statement(stmt.body))
-        names = {stmt.var.name: after, summed.name: other}
-        twice = _indent(self.statement(_renamed(stmt.body, names)))
+        others = [f"{total}_{turn}" for turn in range(1, stmt.sums)]
+        turns = ["  {", *_indent(once), "  }"]
+        for turn, other in enumerate(others, 1):
+            after = f"{stmt.var.name}_{turn}"
+            body = renamed(stmt.body, {stmt.var.name: after, summed.name: other})
+            begin = f"  const {c_name(stmt.var.type)} {safe_name(after)} = {name} + {turn};"
+            turns += ["  {", f"  {begin}", *_indent(_indent(self.statement(body))), "  }"]
         return [
             f"{first};",
-            f"{c_name(summed.type)} {safe_name(other.name)} = 0;",
-            f"for (; {name} + 1 < {last}; {name} += 2) {{",
-            f"  const {c_name(after.type)} {safe_name(after.name)} = {name} + 1;",
-            "  {",
-            *_indent(once),
-            "  }",
-            "  {",
-            *_indent(twice),
-            "  }",
+            f"{kind} {', '.join(f'{other} = 0' for other in others)};",
+            f"for (; {name} + {stmt.sums - 1} < {last}; {name} += {stmt.sums}) {{",
+            *turns,
             "}",
-            f"if ({name} < {last}) {{",
+            f"for (; {name} < {last}; {name}++) {{",
             *once,
             "}",
-            f"{safe_name(summed.name)} += {safe_name(other.name)};",
+            f"{total} += {_pairs([*others])};",
         ]
 
     def branch(self, stmt: If) -> list[str]:
@@ -443,18 +440,12 @@ def _summed(body: Stmt) -> Var | None:
     return None
 
 
-def _renamed(body: Stmt, names: Mapping[str, Expr]) -> Stmt:
-    """A body of declarations and one sum with variables renamed."""
-    match body:
-        case Block(statements):
-            return Block(tuple(_renamed(s, names) for s in statements))
-        case Declare(var, value):
-            return Declare(var, substitute(value, names))
-        case Assign(var, value):
-            renamed = names.get(var.name, var)
-            assert isinstance(renamed, Var)
-            return Assign(renamed, substitute(value, names))
-    raise AssertionError(f"{body!r} in a sum")
+def _pairs(names: list[str]) -> str:
+    """A sum of several, two by two."""
+    while len(names) > 1:
+        added = [f"({a} + {b})" for a, b in zip(names[::2], names[1::2], strict=False)]
+        names = [*added, *names[2 * len(added) :]]
+    return names[0]
 
 
 def _returns(stmt: Stmt) -> bool:

@@ -9,7 +9,8 @@
                                               C[i_0] = acc_0, C[i_1] = acc_1
 
 What does not depend on the turn, the loop over k and B[k], is done once for both: with sums in registers this
-is how a product with a dense block is fast. The turns must not depend on each other.
+is how a product with a dense block is fast. Turns may add to one variable, which they do in order; they must
+not depend on each other otherwise.
 """
 
 from __future__ import annotations
@@ -66,16 +67,18 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def _varying(loop: For) -> set[str]:
-    """The names inside ``loop`` that stand for something else at every turn."""
+    """The names declared inside ``loop`` that stand for something else at every turn."""
     names = {loop.var.name}
     nodes = walk(loop.body)
     own = {node.array.name for node in nodes if isinstance(node, Tile)}
+    own |= {node.var.name for node in nodes if isinstance(node, Declare)}
     while True:
         found = set(names)
         for node in nodes:
             match node:
-                case Declare(var, value) | Assign(var, value) if _mentions(value, names):
-                    found.add(var.name)
+                case Declare(var, value) | Assign(var, value) if var.name in own:
+                    if _mentions(value, names):
+                        found.add(var.name)
                 case Store(array, index, value) if array.name in own:
                     if _mentions(index, names) or _mentions(value, names):
                         found.add(array.name)

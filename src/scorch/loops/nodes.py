@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from scorch.loops.types import BOOL, INT64, Type
 
+MOST_TURNS = 4  # parts of a sum that are variables of their own
+
 
 class Expr:
     """A typed value without effects. Index arithmetic may be written with Python's operators."""
@@ -190,8 +192,8 @@ class Store(Stmt):
 class For(Stmt):
     """``for var in start..stop-1``; ``start`` and ``stop`` are evaluated once.
 
-    A loop that does nothing but add to one variable may add in ``sums`` parts, in any order: 2 are two
-    variables in turns, more are vector lanes as the compiler sees fit.
+    A loop that does nothing but add to one variable may add in ``sums`` parts, in any order: up to
+    ``MOST_TURNS`` are variables that take turns, more are vector lanes as the compiler sees fit.
     """
 
     var: Var

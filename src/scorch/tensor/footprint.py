@@ -27,7 +27,7 @@ from scorch.notation.nodes import Access
 from scorch.settings import enabled
 from scorch.tensor.points import Points, most_points
 from scorch.tensor.prepared import Prepared, Tensor, stride_order
-from scorch.tensor.run import copy_step, operand_of, prepare
+from scorch.tensor.run import copy_task, operand_of, prepare
 from scorch.tensor.storage import Storage
 
 
@@ -135,8 +135,6 @@ def _converted(source: Storage, form: Format) -> int:
     if form in pattern.converted:
         return pattern.converted[form][0].size * value + padded
     numbered = Storage(pattern, torch.empty(pattern.size, dtype=torch.int64, device="meta"))
-    step = copy_step(len(pattern.shape))
-    sizes = dict(zip(step.target.indices, pattern.shape, strict=True))
-    found = footprint(prepare(step, {"A": numbered}, sizes, form), {"A": numbered})
+    found = footprint(prepare(copy_task(numbered, form)), {"A": numbered})
     numbers = 8 * pattern.size
     return numbers + found.result + found.workspace + found.values * value + padded
