@@ -34,3 +34,19 @@ def test_the_sum_of_a_sum_of_products_is_that_of_two_steps(form, dtype):
 def test_nested_sums_of_floats_are_one_kernel():
     A = scorch.from_torch(torch.eye(6), format="csr")
     assert len(scorch.explain("y[] = sum(k, sum(i, A[i,k] * A[i,k]))", A=A).steps) == 1
+
+
+def test_a_product_in_a_product_is_one_kernel_where_that_is_cheaper():
+    T = scorch.from_torch(torch.rand(12, 10, 9) * (torch.rand(12, 10, 9) < 0.1), format="csf")
+    B, C = torch.rand(10, 4), torch.rand(9, 4)
+    text = "M[i,r] = T[i,j,k] * B[j,r] * C[k,r]"  # the sum over j stands inside the one over k
+    assert len(scorch.explain(text, T=T, B=B, C=C).steps) == 1
+    wanted = torch.einsum("ijk,jr,kr->ir", T.to_dense(), B, C)
+    torch.testing.assert_close(scorch.evaluate(text, T=T, B=B, C=C, format="dense"), wanted)
+
+
+def test_sums_of_single_factors_stay_apart():
+    A = scorch.from_torch(torch.eye(6), format="csr")
+    text = "y[] = sum(i, sum(j, A[i,j]) * sum(k, A[i,k]))"
+    assert len(scorch.explain(text, A=A).steps) > 1
+    assert float(scorch.evaluate(text, A=A)) == 6.0

@@ -84,6 +84,9 @@ def settle(expr: Expr, types: Mapping[str, Type]) -> Expr:
     A number is what the integer type that it is used in makes of it, as in torch: -1 is 255 as uint8. (Where
     an expression differs from zero depends on its numbers.) Nested reductions by one operator are one, unless
     the inner one has another dtype: a sum of products of uint8 wraps around, and the sum of that does not.
+    So are sums of products inside one, which ``contract`` takes apart again where that is cheaper:
+
+    sum(k, sum(j, T[i,j,k] * B[j,r]) * C[k,r])   ->   sum(k, j, T[i,j,k] * B[j,r] * C[k,r])
     """
     parts = tuple(settle(part, types) for part in children(expr))
     found = with_children(expr, parts)
@@ -97,7 +100,34 @@ def settle(expr: Expr, types: Mapping[str, Type]) -> Expr:
             joined = Reduce(op, (*outer, *inner), body)
             if type_of(joined, types) == type_of(found, types):
                 return joined
+        case Reduce("sum", outer, Op("mul", (left, right))):
+            (before, factors), (after, more) = _contraction(left), _contraction(right)
+            if factors and more and (before or after):
+                whole = functools.reduce(lambda a, b: Op("mul", (a, b)), (*factors, *more))
+                joined = Reduce("sum", (*outer, *before, *after), whole)
+                if type_of(joined, types) == type_of(found, types):
+                    return joined
     return found
+
+
+def _contraction(expr: Expr) -> tuple[tuple[str, ...], tuple[Expr, ...]]:
+    """What a product sums over and its factors; no factors if it is anything else.
+
+    Every index summed over stands in two factors: else the sum would be over fewer terms than the product.
+    """
+    match expr:
+        case Access():
+            return (), (expr,)
+        case Op("mul", (left, right)):
+            (first, factors), (second, more) = _contraction(left), _contraction(right)
+            if factors and more:
+                return (*first, *second), (*factors, *more)
+        case Reduce("sum", indices, body):
+            inner, factors = _contraction(body)
+            uses = [i for f in factors if isinstance(f, Access) for i in set(f.indices)]
+            if all(uses.count(index) > 1 for index in indices):
+                return (*indices, *inner), factors
+    return (), ()
 
 
 def _fitted(part: Expr, wanted: Type) -> Expr:
