@@ -28,6 +28,8 @@ EQUATIONS = [
     "ij,jr->ijr",
     "ijk,jkr->ir",
     "ij,jr,kr->ik",
+    "ijr,kr->ijk",
+    "ijr,r->ij",
 ]
 DTYPES = [torch.float32, torch.float64, torch.int32, torch.int64, torch.float16, torch.complex64]
 
@@ -36,15 +38,16 @@ DTYPES = [torch.float32, torch.float64, torch.int32, torch.int64, torch.float16,
 class Case:
     equation: str
     operands: list[Drawn]
+    format: scorch.Format | None
 
     def __repr__(self) -> str:
-        return "\n".join([self.equation, *map(repr, self.operands)])
+        return "\n".join([self.equation, *map(repr, self.operands), f"to {self.format}"])
 
 
 @st.composite
 def cases(draw) -> Case:
     equation = draw(st.sampled_from(EQUATIONS))
-    sizes = {letter: draw(st.sampled_from([1, 2, 3, 6])) for letter in "ijk"}
+    sizes = {letter: draw(st.sampled_from([1, 2, 3, 6, 9])) for letter in "ijk"}
     sizes["r"] = draw(st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 100, 128, 131, 257])))
     dtype = draw(st.sampled_from(DTYPES))
     drawn = []
@@ -55,11 +58,12 @@ def cases(draw) -> Case:
         else:
             dense = random_dense(shape, dtype, 1.0, draw(st.integers(0, 2**16)))
             drawn.append(Drawn(dense, dense, None))
-    return Case(equation, drawn)
+    asked = draw(st.one_of(st.none(), st.none(), formats(len(equation.split("->")[1]))))
+    return Case(equation, drawn, asked)
 
 
 def check(case: Case) -> None:
-    found = scorch.einsum(case.equation, *(drawn.given for drawn in case.operands))
+    found = scorch.einsum(case.equation, *(drawn.given for drawn in case.operands), format=case.format)
     dtype = case.operands[0].dense.dtype
     exact = (
         torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else torch.int64

@@ -27,7 +27,7 @@ from scorch.compiler.merge import merged
 from scorch.compiler.names import with_safe_names
 from scorch.compiler.plan import Plan
 from scorch.compiler.vector_loops import delivery, in_vectors, prefetch, side_by_side
-from scorch.compiler.walk import Cursor, Flags, Loop, State, States, formula
+from scorch.compiler.walk import Check, Cursor, Flags, Loop, State, States, formula
 from scorch.loops.nodes import (
     FALSE,
     TRUE,
@@ -45,6 +45,7 @@ from scorch.loops.nodes import (
     While,
     block,
 )
+from scorch.notation.nodes import Access
 
 
 def lower(plan: Plan) -> Kernel:
@@ -67,10 +68,10 @@ class Lowering:
     def kernel(self) -> Kernel:
         inputs = self._inputs()
         states = {access: State(0, Const(0), None, TRUE) for access in self.accesses}
-        inner = self._loops(0, states, frozenset(), {})
+        inner = self._loops(0, states, frozenset(), None)
         outer = self.assembly.around(0, inner, *delivery(self.levels, 0, states, frozenset()))
         if (between := self.assembly.next_pass()) is not None:  # in scopes of their own
-            again = self._loops(0, states, frozenset(), {})
+            again = self._loops(0, states, frozenset(), None)
             outer = block(If(TRUE, self.assembly.counting(outer)), between, If(TRUE, again))
         if self.plan.parallel and self.order:
             body: Stmt = block(self.assembly.before(), outer, self.assembly.after())
@@ -111,7 +112,7 @@ class Lowering:
 
     # loops -------------------------------------------------------------------------------------------
 
-    def _loops(self, depth: int, states: States, bound: frozenset[str], known: Flags) -> Stmt:
+    def _loops(self, depth: int, states: States, bound: frozenset[str], known: Check | None) -> Stmt:
         """Everything inside the first ``depth`` loops."""
         if depth == len(self.order):
             return self._leaf(states)
@@ -193,24 +194,29 @@ class Lowering:
         bound = loop.bound | {loop.x.name}
         derived = self.levels.derive(loop.x.name, bound)
         resolving, states = self.levels.resolve(states, bound)
-        flagged = {a: lattice.stored(a) for a in self.accesses if states[a].present not in (TRUE, FALSE)}
-        here = lattice.support(
-            self.plan.step.body,
-            lambda a: flagged.get(a, NOWHERE if states[a].present == FALSE else EVERYWHERE),
-        )
+        here, flags = self._condition(states)
         if here == NOWHERE:
             return Block(())
-        flags = {a: states[a].present for a in flagged}
         sure = lattice.required(here)  # by the check around what is inside
         states = {a: replace(state, present=TRUE) if a in sure else state for a, state in states.items()}
-        known = {a: flag for a, flag in flags.items() if a not in sure}
-        inner = self._loops(loop.depth + 1, states, bound, known)
+        inner = self._loops(loop.depth + 1, states, bound, self._condition(states))
         inner = self.assembly.around(
             loop.depth + 1, inner, *delivery(self.levels, loop.depth + 1, states, bound)
         )
-        if here != EVERYWHERE and flags != loop.known and not self._is_certain(here, flags, loop):
+        if here != EVERYWHERE and (here, flags) != loop.known and not self._is_certain(here, flags, loop):
             inner = If(formula(here, flags), inner)
         return block(derived, resolving, inner)
+
+    def _condition(self, states: States) -> Check:
+        """Where the body can differ from zero, by the flags of the accesses that may be absent."""
+        flags = {a: states[a].present for a in self.accesses if states[a].present not in (TRUE, FALSE)}
+
+        def stored(access: Access) -> Support:
+            if access in flags:
+                return lattice.stored(access)
+            return NOWHERE if states[access].present == FALSE else EVERYWHERE
+
+        return lattice.support(self.plan.step.body, stored), flags
 
     def _is_certain(self, here: Support, flags: Flags, loop: Loop) -> bool:
         """Whether the loop itself has made sure of ``here``, by the flags that its own levels set."""

@@ -179,7 +179,7 @@ def _turns(plan: Plan, operands: Mapping[Access, Operand], depth: int) -> int:
 
     That takes a counted loop on which no loop inside depends, such as the one over the rows of a block.
     """
-    if depth == 0 or not enabled("jam"):
+    if depth == 0 or plan.assembly not in ("dense", "shared") or not enabled("jam"):
         return 1
     loop, inside = plan.order[depth - 1], plan.order[depth:-1]
     shared = False

@@ -41,7 +41,8 @@ class State:
 
 
 States = Mapping[Access, State]
-Flags = Mapping[Access, Expr]  # the flags that a check around here has found to satisfy the support
+Flags = Mapping[Access, Expr]
+Check = tuple[Support, Flags]  # a condition, and the flags it is about
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,16 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop being opened: its depth and variable, and what holds around it."""
+    """A loop being opened: its depth and variable, and what holds around it.
+
+    ``known`` is what is left to say of the last check, once what it needs at any rate is known to be there.
+    """
 
     depth: int
     x: Var
     states: States
     bound: frozenset[str]
-    known: Flags
+    known: Check | None
     followers: list[Cursor]
 
 

@@ -24,15 +24,19 @@ from scorch.loops.nodes import (
     Array,
     Assign,
     Block,
+    Comment,
     Const,
     Declare,
     Expr,
     For,
     If,
+    Lanes,
+    Prefetch,
     Stmt,
     Store,
     Tile,
     Var,
+    While,
     block,
 )
 
@@ -41,7 +45,7 @@ Node = TypeVar("Node", bound=Expr | Stmt | Array)
 
 def jammed(loop: For, turns: int) -> Stmt:
     """``loop`` with ``turns`` of its turns side by side, and one by one what is left at its end."""
-    names = _varying(loop)
+    names, own = _varying(loop)
     number = Var(f"{loop.var.name}_turn")
     copies = [{name: f"{name}_t{turn}" for name in names} for turn in range(turns)]
     begins = [
@@ -49,7 +53,7 @@ def jammed(loop: For, turns: int) -> Stmt:
         for turn, copy in enumerate(copies)
     ]
     count = loop.stop - loop.start
-    together = For(number, Const(0), count // turns, block(*begins, _together(loop.body, copies)))
+    together = For(number, Const(0), count // turns, block(*begins, _together(loop.body, copies, own)))
     return block(together, replace(loop, start=loop.stop - count % turns))
 
 
@@ -66,8 +70,8 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
     return replace(node, **changes) if changes else node  # type: ignore[type-var]
 
 
-def _varying(loop: For) -> set[str]:
-    """The names declared inside ``loop`` that stand for something else at every turn."""
+def _varying(loop: For) -> tuple[set[str], set[str]]:
+    """The names declared inside ``loop`` that stand for something else at every turn, and all it declares."""
     names = {loop.var.name}
     nodes = walk(loop.body)
     own = {node.array.name for node in nodes if isinstance(node, Tile)}
@@ -76,30 +80,43 @@ def _varying(loop: For) -> set[str]:
         found = set(names)
         for node in nodes:
             match node:
-                case Declare(var, value) | Assign(var, value) if var.name in own:
-                    if _mentions(value, names):
-                        found.add(var.name)
-                case Store(array, index, value) if array.name in own:
-                    if _mentions(index, names) or _mentions(value, names):
-                        found.add(array.name)
+                case Declare(var, value) | Assign(var, value) if _mentions(value, names):
+                    found.add(var.name)
+                case Store(array, index, value) if _mentions(index, names) or _mentions(value, names):
+                    found.add(array.name)
+                case If(condition) | While(condition) if _mentions(condition, names):
+                    found |= _changed(node)
+                case For(_, start, stop) if _mentions(start, names) or _mentions(stop, names):
+                    found |= _changed(node)
+        found &= {*own, loop.var.name}
         if found == names:
-            return names
+            return names, own
         names = found
+
+
+def _changed(node: Stmt) -> set[str]:
+    """The variables and arrays that ``node`` writes."""
+    found = {part.var.name for part in walk(node) if isinstance(part, Assign)}
+    return found | {part.array.name for part in walk(node) if isinstance(part, Store)}
 
 
 def _mentions(node: Expr | Stmt, names: set[str]) -> bool:
     return any(isinstance(part, Var | Array) and part.name in names for part in walk(node))
 
 
-def _together(stmt: Stmt, copies: list[dict[str, str]]) -> Stmt:
+def _together(stmt: Stmt, copies: list[dict[str, str]], own: set[str]) -> Stmt:
     names = set(copies[0])
     match stmt:
         case Block(body):
-            return block(*(_together(part, copies) for part in body))
+            return block(*(_together(part, copies, own) for part in body))
         case For(_, start, stop, body) if not _mentions(start, names) and not _mentions(stop, names):
-            return replace(stmt, body=_together(body, copies))
+            return replace(stmt, body=_together(body, copies, own))
         case If(condition, then, otherwise) if not _mentions(condition, names):
-            return If(condition, _together(then, copies), _together(otherwise, copies))
-    if not _mentions(stmt, names):
-        return stmt
-    return block(*(renamed(stmt, copy) for copy in copies))
+            return If(condition, _together(then, copies, own), _together(otherwise, copies, own))
+        case Declare() | Tile() | Prefetch() | Comment() if not _mentions(stmt, names):
+            return stmt
+        case Assign(var) if var.name in own and not _mentions(stmt, names):
+            return stmt
+        case Lanes() if _changed(stmt) <= own and not _mentions(stmt, names):
+            return stmt
+    return block(*(renamed(stmt, copy) for copy in copies))  # whatever it does is done by every turn
