@@ -174,3 +174,12 @@ def test_rows_with_entries_of_their_own_do_not(machine):
     for form in ("csr", "coo", "csc"):
         found = plan_of("ij,jk->ik", sparse(64, 64, format=form), torch.rand(64, 64)).vectors
         assert found is None or found.jam == 1
+
+
+@pytest.mark.parametrize("form", ["csr", "coo", "csc", "dcsr"])
+def test_turns_that_append_entries_do_not_run_side_by_side(machine, form):
+    X, Y = torch.zeros(6, 8), torch.ones(5, 8)
+    X[2] = 1
+    S = scorch.from_torch(X, format="sd")
+    found = scorch.einsum("ij,kj->ik", S, Y, format=form)
+    assert found.nnz == 5 and torch.equal(found.to_dense(), X @ Y.T)

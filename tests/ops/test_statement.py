@@ -50,3 +50,16 @@ def test_sums_of_single_factors_stay_apart():
     text = "y[] = sum(i, sum(j, A[i,j]) * sum(k, A[i,k]))"
     assert len(scorch.explain(text, A=A).steps) > 1
     assert float(scorch.evaluate(text, A=A)) == 6.0
+
+
+@pytest.mark.parametrize("format", [None, "csr", "coo", "csc", "bsr(2,2)"])
+def test_a_factor_that_is_absent_in_some_rows_of_a_sum(format):
+    """The check that the factor is there was left out where only its term of the sum had an entry."""
+    A, B, D, x = torch.eye(4), torch.ones(4, 4), torch.zeros(4, 4), torch.zeros(4)
+    D[1], x[1] = 5.0, 5.0
+    a, b, d, s = (scorch.from_torch(t, format=f) for t, f in ((A, "csr"), (B, "csr"), (D, "sd"), (x, "s")))
+    with scorch.settings(debug=True):
+        found = scorch.evaluate("C[i,j] = A[i,j] + B[i,j] * D[i,j]", A=a, B=b, D=d, format=format)
+        assert torch.equal(found.to_dense(), A + B * D)
+        found = scorch.evaluate("C[i,j] = A[i,j] + B[i,j] * x[i]", A=a, B=b, x=s, format=format)
+        assert torch.equal(found.to_dense(), A + B * x[:, None])

@@ -39,6 +39,19 @@ def formats(draw, dims: int) -> Format:
     return Format(letters or "dense", order=order, blocks=blocks, dims=dims)
 
 
+@st.composite
+def usual_formats(draw, dims: int) -> Format:
+    """One of the few formats that most tensors have, in stored order, so that several tensors agree in it."""
+    letters = {
+        1: ["s", "o", "d"],
+        2: ["ds", "ss", "oo", "sd"],
+        3: ["sss", "ooo", "dds", "sdd", "dsd", "ssd"],
+    }.get(dims)
+    if letters is None:
+        return draw(formats(dims))
+    return Format(draw(st.sampled_from(letters)), dims=dims)
+
+
 @dataclass
 class Drawn:
     """A tensor in both forms; ``dense`` is the truth."""

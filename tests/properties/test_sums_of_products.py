@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import scorch
-from properties.drawing import Drawn, formats, tensors, to_dense
+from properties.drawing import Drawn, formats, tensors, to_dense, usual_formats
 from scorch.settings import OPTIMIZATIONS
 
 RESULTS = ["i", "ij", "ij", "ij", "ijk"]
@@ -32,13 +32,15 @@ class Case:
 def cases(draw) -> Case:
     result = draw(st.sampled_from(RESULTS))
     sizes = {letter: draw(st.sampled_from([1, 2, 4, 7])) for letter in "ijk"}
+    common = draw(usual_formats(len(result)))  # most tensors of a sum have the same
     terms: list[list[tuple[str, Drawn]]] = []
     for _ in range(draw(st.integers(2, 3))):
         kinds = [result, *draw(st.lists(st.sampled_from([result, *result, result[:1]]), max_size=2))]
         term = []
         for indices in draw(st.permutations(kinds)):
             shape = tuple(sizes[letter] for letter in indices)
-            form = draw(st.one_of(st.none(), formats(len(shape)), formats(len(shape))))
+            any_form = st.one_of(usual_formats(len(shape)), formats(len(shape)))
+            form = common if indices == result and draw(st.integers(0, 2)) else draw(any_form)
             term.append((indices, draw(tensors(shape, torch.float64, form))))
         terms.append(term)
     names, written = iter("ABDEFGHLM"), []

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import scorch
-from properties.drawing import Drawn, formats, random_dense, tensors, to_dense
+from properties.drawing import Drawn, formats, random_dense, tensors, to_dense, usual_formats
 from scorch.settings import OPTIMIZATIONS
 
 # The first operand is sparse; r is a wide index.
@@ -54,7 +54,8 @@ def cases(draw) -> Case:
     for place, term in enumerate(equation.split("->")[0].split(",")):
         shape = tuple(sizes[letter] for letter in term)
         if place == 0:
-            drawn.append(draw(tensors(shape, dtype, draw(formats(len(shape))))))
+            form = draw(st.one_of(usual_formats(len(shape)), formats(len(shape))))
+            drawn.append(draw(tensors(shape, dtype, form)))
         else:
             dense = random_dense(shape, dtype, 1.0, draw(st.integers(0, 2**16)))
             drawn.append(Drawn(dense, dense, None))
