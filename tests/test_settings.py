@@ -1,5 +1,7 @@
 """Settings: what may be set, and the switches of optimisations."""
 
+import threading
+
 import pytest
 import torch
 
@@ -38,3 +40,31 @@ def test_results_do_not_depend_on_the_switches(name):
         torch.testing.assert_close(scorch.einsum("ij,jk->ik", A, B), wanted)
         total = scorch.evaluate("C[i,k] = A[i,j] * B[k,j]", A=A, B=A)
         torch.testing.assert_close(total.to_dense(), dense @ dense.T)
+
+
+def test_applied_settings_hold_in_all_threads():
+    found = []
+    before = current().cache_bytes
+    scorch.settings(cache_bytes=12345).apply()
+    try:
+        thread = threading.Thread(target=lambda: found.append(current().cache_bytes))
+        thread.start()
+        thread.join()
+        with scorch.settings(threads=1):
+            found.append(current().cache_bytes)
+    finally:
+        scorch.settings(cache_bytes=before).apply()
+    assert found == [12345, 12345] and current().cache_bytes == before
+
+
+@pytest.mark.parametrize(
+    "changes", [{"without": None}, {"without": 5}, {"without": [1]}, {"cache_directory": 3}, {"debug": "no"}]
+)
+def test_settings_of_a_wrong_type_are_refused(changes):
+    with pytest.raises(ScorchError, match=next(iter(changes))):
+        scorch.settings(**changes)
+
+
+def test_several_optimisations_may_be_one_text():
+    with scorch.settings(without="registers, prefetch"):
+        assert current().without == {"registers", "prefetch"}

@@ -15,6 +15,7 @@ import torch
 
 from scorch.compiler.contract import factors_of
 from scorch.compiler.cost import Cost
+from scorch.compiler.densify import prices
 from scorch.compiler.describe import (
     describe_assembly,
     describe_conversion,
@@ -153,7 +154,9 @@ def _explain_step(
         purpose=purpose,
         operands=tuple(map(_facts, operands.values())),
         result=TensorFacts(target.tensor, form, shape, None, _word(dtype)),
-        reasons=("all operands are dense: torch computes it",) if full is None else _fullness(operands[full]),
+        reasons=("all operands are dense: torch computes it",)
+        if full is None
+        else _fullness(step, operands[full], sizes),
     )
     if is_copied:
         dense = torch.empty(shape, dtype=dtype, device="meta")
@@ -163,9 +166,14 @@ def _explain_step(
         yield _explain_copy(step.target, target, dense, requested)
 
 
-def _fullness(operand: Operand) -> tuple[str, ...]:
+def _fullness(step: Step, operand: Operand, sizes: Mapping[str, int]) -> tuple[str, ...]:
     share = 100 * operand.nnz / math.prod(operand.shape)
-    return (f"{operand.name} is {share:.0f}% full: it is made dense, and torch's dense product is faster",)
+    access = next(access for access in step.accesses if access.tensor == operand.name)
+    columns = math.prod(sizes[index] for index in step.indices if index not in access.indices)
+    stored, dense = prices(operand, columns)
+    made = "its values are those of a dense one" if operand.is_full else "it is made dense"
+    costs = f"about {dense:,.0f} multiply-adds, {stored:,.0f} with a generated kernel"
+    return (f"{operand.name} is {share:.0f}% full: {made}, and torch's dense product is faster ({costs})",)
 
 
 def _explain_copy(

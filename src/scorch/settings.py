@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -56,7 +57,11 @@ class Settings:
 
 def _switched_off(names: Any) -> frozenset[str]:
     """The optimisations that a user names, as one name or several."""
-    wanted = {names} if isinstance(names, str) else set(names)
+    if isinstance(names, str):
+        names = names.replace(",", " ").split()
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        raise ScorchError(f"without names optimisations, such as 'registers', not {names!r}")
+    wanted = set(names)
     if "all" in wanted:
         return frozenset(OPTIMIZATIONS)
     for name in sorted(wanted, key=str):
@@ -67,20 +72,21 @@ def _switched_off(names: Any) -> frozenset[str]:
 
 DEFAULT = Settings(
     debug=os.environ.get("SCORCH_DEBUG", "") not in ("", "0"),
-    without=_switched_off(os.environ.get("SCORCH_WITHOUT", "").replace(",", " ").split()),
+    without=_switched_off(os.environ.get("SCORCH_WITHOUT", "")),
 )
-_current: contextvars.ContextVar[Settings] = contextvars.ContextVar("scorch_settings", default=DEFAULT)
+_applied = DEFAULT  # for the whole process, where no ``with`` block says otherwise
+_current: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("scorch_settings", default=None)
 
 
 def current() -> Settings:
     """The settings in force here."""
-    return _current.get()
+    return _current.get() or _applied
 
 
 def enabled(optimization: str) -> bool:
     """Whether an optimisation of ``OPTIMIZATIONS`` is on."""
     assert optimization in OPTIMIZATIONS, optimization
-    return optimization not in _current.get().without
+    return optimization not in current().without
 
 
 class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(threads=1):``
@@ -98,20 +104,30 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
             if name in changes and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 rest = "" if name == "cache_bytes" else " or None"
                 raise ScorchError(f"{name} must be a whole number from {least} on{rest}, not {value!r}")
-        if changes.get("cache_directory") is not None:
-            changes["cache_directory"] = Path(changes["cache_directory"])
+        place = changes.get("cache_directory")
+        if place is not None:
+            if not isinstance(place, str | os.PathLike):
+                raise ScorchError(f"cache_directory must be a path or None, not {place!r}")
+            changes["cache_directory"] = Path(place)
+        if not isinstance(changes.get("debug", False), bool):
+            raise ScorchError(f"debug must be True or False, not {changes['debug']!r}")
         if "without" in changes:
             changes["without"] = _switched_off(changes["without"])
         self._changes = changes
-        self._tokens: list[contextvars.Token[Settings]] = []
+        self._tokens: list[contextvars.Token[Settings | None]] = []
 
     def apply(self) -> None:
-        """Keep these settings until they are changed again."""
-        _current.set(dataclasses.replace(_current.get(), **self._changes))
+        """Keep these settings, in all threads, until they are changed again."""
+        global _applied
+        _applied = dataclasses.replace(_applied, **self._changes)
+        here = _current.get()
+        if here is not None:  # inside a ``with`` block, whose own changes end with it
+            _current.set(dataclasses.replace(here, **self._changes))
 
     def __enter__(self) -> Settings:
-        self._tokens.append(_current.set(dataclasses.replace(_current.get(), **self._changes)))
-        return _current.get()
+        inside = dataclasses.replace(current(), **self._changes)
+        self._tokens.append(_current.set(inside))
+        return inside
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None

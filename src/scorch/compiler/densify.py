@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 from scorch.compiler.contract import factors_of
-from scorch.compiler.plan import Operand, Step
+from scorch.compiler.plan import Operand, Step, fullness
 from scorch.loops.types import FLOAT32, FLOAT64
 from scorch.settings import enabled
 
@@ -25,9 +25,8 @@ def nearly_full(step: Step, operands: Mapping[str, Operand], sizes: Mapping[str,
     sparse = [operand for operand in operands.values() if operand.is_sparse]
     if len(sparse) != 1 or not enabled("dense") or step.reduction != "sum" or not step.reduced:
         return None
-    (operand,) = sparse
-    places = math.prod(operand.shape)
-    if places == 0 or operand.nnz < DENSE_PRODUCT * places:
+    operand = sparse[0]
+    if fullness(operand.nnz, operand.shape) / 32 < DENSE_PRODUCT:
         return None
     factors = factors_of(step.body)
     if factors is None or len(factors) != 2 or any(len(set(a.indices)) < len(a.indices) for a in factors):
@@ -38,7 +37,13 @@ def nearly_full(step: Step, operands: Mapping[str, Operand], sizes: Mapping[str,
     if len(mine) != 1:  # a sparse tensor times itself has a sparse result
         return None
     columns = math.prod(sizes[index] for index in step.indices if index not in mine[0].indices)
-    work = operand.nnz * columns
-    if work < LEAST_WORK or work <= places * (DENSE_PRODUCT * columns + MADE_DENSE):
-        return None
-    return operand.name
+    sparse_work, dense_work = prices(operand, columns)
+    return operand.name if sparse_work >= LEAST_WORK and dense_work < sparse_work else None
+
+
+def prices(operand: Operand, columns: int) -> tuple[float, float]:
+    """What a product with ``columns`` columns costs with a sparse and with a dense operand."""
+    places = math.prod(operand.shape)
+    making = 0.0 if operand.is_full else MADE_DENSE
+    work = fullness(operand.nnz, operand.shape) / 32 * places * columns
+    return work, places * (DENSE_PRODUCT * columns + making)

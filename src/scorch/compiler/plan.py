@@ -7,6 +7,7 @@ the result is built; ``lower`` turns it into loops without deciding anything.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,13 @@ from scorch.notation.nodes import Access
 from scorch.notation.trees import accesses
 
 VALUES = -1  # in place of a level: as many as there are values
+
+
+def fullness(entries: int, shape: Sequence[int]) -> int:
+    """How full a tensor is, in 32nds, which is as exactly as schedules depend on it; 0 below a quarter."""
+    places = math.prod(shape)
+    found = 32 * entries // places if places else 0
+    return min(found, 32) if found >= 8 else 0
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,11 @@ class Operand:
     @property
     def is_sparse(self) -> bool:
         return not self.format.is_dense
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every place is stored, once: then the values are those of a dense tensor."""
+        return self.nnz == math.prod(self.shape) and not self.format.is_blocked
 
 
 @dataclass(frozen=True)

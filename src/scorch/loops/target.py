@@ -12,6 +12,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from scorch.errors import ScorchError
+
 LINE = 64  # bytes of a cache line
 
 
@@ -44,9 +46,11 @@ _KNOWN = {
 def target() -> Target:
     """The instruction set that kernels are written for."""
     named = os.environ.get("SCORCH_TARGET", "").strip()
-    facts = _KNOWN.get(named) or _KNOWN[_native()]
+    if named and named not in _KNOWN:
+        raise ScorchError(f"SCORCH_TARGET is {named!r}; there are {', '.join(_KNOWN)}")
+    facts = _KNOWN[named or _native()]
     caches = _cache_bytes(2, 1 << 20), _cache_bytes(3, 8 << 20)
-    return Target(named if named in _KNOWN else "", *facts, *caches)
+    return Target(named, *facts, *caches)
 
 
 def _native() -> str:

@@ -25,6 +25,7 @@ from scorch.formats import Format
 from scorch.runtime.fill import tensor_facts
 from scorch.settings import DEFAULT, Settings, current
 from scorch.tensor.prepared import Prepared, Tensor
+from scorch.tensor.run import DenseProduct
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Storage
 
@@ -33,7 +34,7 @@ _COMPLEX = frozenset({torch.complex64, torch.complex128, torch.complex32})  # ma
 
 Operands = Sequence[Any]
 Result = SparseTensor | torch.Tensor
-Run = Callable[[Operands], Result]
+Run = Callable[[Operands], Result | None]
 Checked = Callable[[Operands], Result | None]
 Call = Callable[..., Any]  # takes what is wanted, and the arrays of the operands
 
@@ -79,19 +80,19 @@ def _is_usual(in_force: Settings) -> bool:
 
 
 def keep_call(
-    head: tuple[Any, ...], operands: Operands, prepared: Prepared | None, names: Sequence[str]
+    head: tuple[Any, ...], operands: Operands, prepared: Prepared | DenseProduct | None, names: Sequence[str]
 ) -> None:
-    """Remember the kernel of a call whose operands have ``names``; old calls go when there are too many."""
+    """Remember what runs a call whose operands have ``names``; old calls go when there are too many."""
     quick = _quick_key(head, operands)
     key = None if quick is None else _full_key(quick, operands)
-    if prepared is None or key is None or quick is None or current().without != DEFAULT.without:
+    if prepared is None or key is None or quick is None or not _is_usual(current()):
         return
     places = [names.index(name) for name, _ in prepared.sources]
     checked = None
     # With integers a result may depend on torch's default dtype, which the quick key leaves out.
     is_float = all(value.dtype.is_floating_point for value in operands)
-    is_direct = prepared.is_direct and not prepared.converts
-    if is_direct and not prepared.is_large and is_float:
+    is_kernel = isinstance(prepared, Prepared) and not prepared.converts and not prepared.is_large
+    if isinstance(prepared, Prepared) and is_kernel and prepared.is_direct and is_float:
         checked = _run_checked(prepared, places, operands)
     with _lock:
         for calls in (_known, _recent):
@@ -137,14 +138,14 @@ def _full_key(quick: Hashable, operands: Operands) -> Hashable | None:
     return tuple(key)
 
 
-def _run(prepared: Prepared, places: list[int]) -> Run:
-    def run(operands: Operands) -> Result:
+def _run(prepared: Prepared | DenseProduct, places: list[int]) -> Run:
+    def run(operands: Operands) -> Result | None:
         sources: list[Tensor] = []
         for place in places:
             value = operands[place]
             sources.append(value.storage if type(value) is SparseTensor else value)
         found = prepared(sources, contiguous=True)
-        return SparseTensor(found) if isinstance(found, Storage) else wrap(found)
+        return SparseTensor(found) if isinstance(found, Storage) else found
 
     return run
 

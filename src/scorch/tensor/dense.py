@@ -52,6 +52,27 @@ def run_dense(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[st
     return found.clone() if is_shared else found
 
 
+def matrix_product(step: Step) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None:
+    """What computes a product of two floating-point matrices, or of one with a vector, at the least cost."""
+    factors = _factors(step.body)
+    if factors is None or len(factors) != 2 or step.reduction != "sum" or len(step.reduced) != 1:
+        return None
+    (j,) = step.reduced
+    left, right = factors if factors[0].indices[:1] == step.target.indices[:1] else factors[::-1]
+    rows, columns = (tuple(i for i in f.indices if i != j) for f in (left, right))
+    if len(rows) != 1 or len(columns) > 1 or step.target.indices != (*rows, *columns):
+        return None
+    if sorted(left.indices) != sorted((*rows, j)) or sorted(right.indices) != sorted((*columns, j)):
+        return None
+    turn_left, turn_right = left.indices[0] == j, len(columns) == 1 and right.indices[0] != j
+
+    def multiply(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        a, b = tensors[left.tensor], tensors[right.tensor]
+        return (a.T if turn_left else a) @ (b.T if turn_right else b)
+
+    return multiply
+
+
 def _run(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
     types = {name: type_of_dtype(tensor.dtype) for name, tensor in tensors.items()}
     element = result_type(step, types)

@@ -36,8 +36,8 @@ from scorch.tensor.storage import Pattern, Storage
 Tensor = Storage | torch.Tensor
 Convert = Callable[[Storage, Format], Storage]
 LAST_INT32 = 2**31 - 1
-SERIAL_WORK = 40_000  # below this many operations two threads cost more than they give, more for more
-MERGES_MORE = 5  # times as many where entries only move: memory is the limit, and parts move once more
+SERIAL_WORK = 100_000  # below this many operations two threads cost more than they give, more for more
+MERGES_MORE = 2  # times as many where entries only move: memory is the limit, and parts move once more
 
 
 class Prepared:

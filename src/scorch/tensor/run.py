@@ -32,7 +32,7 @@ from scorch.runtime.kernel import Schedule, build_together
 from scorch.runtime.schedules import Problem, find_contraction, find_schedule, new_schedule
 from scorch.settings import current, enabled
 from scorch.tensor.budget import is_within_budget
-from scorch.tensor.dense import run_dense
+from scorch.tensor.dense import matrix_product, run_dense
 from scorch.tensor.prepared import Prepared, Tensor, stride_order
 from scorch.tensor.storage import Storage
 
@@ -162,12 +162,23 @@ def run_stored(task: Task) -> Tensor:
     task = task.narrowed()
     full = made_dense(task)
     if full is not None:
-        dims = len(operand_of(full, task.tensors[full]).shape)
-        dense = convert(task.tensors[full], dense_format(dims))
-        task = replace(task, tensors={**task.tensors, full: dense})
+        task = replace(task, tensors={**task.tensors, full: _dense_copy(task.tensors[full])})
     if not task.has_sparse and not task.skip_zeros:
         return _run_dense(task)
     return execute(prepared_step(task), task.tensors)
+
+
+def _dense_copy(tensor: Tensor) -> torch.Tensor:
+    """A sparse tensor as a dense one to be read only: where every place is stored, its own values."""
+    assert isinstance(tensor, Storage)
+    pattern = tensor.pattern
+    if not operand_of("", tensor).is_full:
+        dense = convert(tensor, dense_format(len(pattern.shape)))
+        assert isinstance(dense, torch.Tensor)
+        return dense
+    order = pattern.format.order
+    stored = tensor.values.view([pattern.shape[dim] for dim in order])
+    return stored.permute(sorted(range(len(order)), key=lambda level: order[level]))
 
 
 def _run_dense(task: Task) -> Tensor:
@@ -186,7 +197,7 @@ def made_dense(task: Task) -> str | None:
         return None
     operand = operands[full]
     size = operand.element.bytes * math.prod(operand.shape)
-    return full if is_within_budget(size) else None
+    return full if operand.is_full or is_within_budget(size) else None
 
 
 def prepared_step(task: Task) -> Prepared:
@@ -208,14 +219,36 @@ def single_kernel(
     tensors: Mapping[str, Tensor],
     sizes: Mapping[str, int],
     requested: Format | None,
-) -> Prepared | None:
-    """The prepared kernel of a statement that is one kernel, for callers that keep it."""
+) -> Prepared | DenseProduct | None:
+    """What runs a statement that is one kernel or one dense product, for callers that keep it."""
     if len(steps) != 1:
         return None
     task = Task(steps[0], tensors, sizes, requested)
-    if not task.has_sparse or len(stored_steps(task)) != 1 or made_dense(task) is not None:
+    if not task.has_sparse or len(stored_steps(task)) != 1:
         return None
-    return prepared_step(task.narrowed())
+    task = task.narrowed()
+    full = made_dense(task)
+    return prepared_step(task) if full is None else DenseProduct(task, full)
+
+
+class DenseProduct:
+    """A product whose nearly full operand is made dense at each call, in place of a prepared kernel."""
+
+    def __init__(self, task: Task, full: str) -> None:
+        self.step, self.sizes, self.full = task.step, dict(task.sizes), full
+        self.sources: list[tuple[str, None]] = [(name, None) for name in task.tensors]
+        operand = operand_of(full, task.tensors[full])
+        self.bytes = 0 if operand.is_full else operand.element.bytes * math.prod(operand.shape)
+        self.multiply = matrix_product(task.step)
+
+    def __call__(self, sources: Sequence[Tensor], contiguous: bool = False) -> Tensor | None:
+        """The product; None where there is no memory for the dense copy now."""
+        if not is_within_budget(self.bytes):
+            return None
+        tensors = {}
+        for (name, _), tensor in zip(self.sources, sources, strict=True):
+            tensors[name] = _dense_copy(tensor) if isinstance(tensor, Storage) else tensor
+        return run_dense(self.step, tensors, self.sizes) if self.multiply is None else self.multiply(tensors)
 
 
 def prepare(task: Task) -> Prepared:

@@ -11,7 +11,7 @@ import itertools
 
 import torch
 
-from scorch.compiler.plan import Operand
+from scorch.compiler.plan import Operand, fullness
 from scorch.compiler.typing import type_of_dtype
 from scorch.formats import Format
 from scorch.loops.types import INT32, INT64
@@ -77,9 +77,10 @@ class Pattern:
 
     @functools.cached_property
     def key(self) -> int:
-        """A number for what a schedule depends on: format, shape, width of indices, magnitude of counts."""
+        """A number for what a schedule depends on: format, shape, width of indices, magnitudes, fullness."""
         magnitudes = tuple(count.bit_length() for count in self.counts)
-        return _number((self.format, self.shape, self.index_dtype, magnitudes))
+        full = fullness(self.size, self.shape)
+        return _number((self.format, self.shape, self.index_dtype, magnitudes, full))
 
     def carried(self, form: Format, shape: tuple[int, ...], levels: int) -> Pattern:
         """The same arrays as another format: transposed, or the first ``levels`` with dense ones below."""
