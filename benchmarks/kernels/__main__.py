@@ -144,6 +144,22 @@ def run(
     progress.finish()
 
 
+def numbers_of_threads(text: str) -> list[int]:
+    """``1,2`` as numbers."""
+    found = sorted({int(count) for count in text.split(",")})
+    if found[0] < 1:
+        raise ValueError(text)
+    return found
+
+
+def some_time(text: str) -> float:
+    """A number of seconds above zero."""
+    found = float(text)
+    if not 0 < found < float("inf"):
+        raise ValueError(text)
+    return found
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.kernels",
@@ -155,8 +171,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--matrices", default="", metavar="PATTERN", help="names with * and ?, commas between"
     )
-    parser.add_argument("--threads", default="", metavar="N,N", help="numbers of threads (1,2)")
-    parser.add_argument("--seconds", type=float, help="time for a case at one number of threads (0.15)")
+    parser.add_argument("--threads", type=numbers_of_threads, metavar="N,N", help="numbers of threads (1,2)")
+    parser.add_argument("--seconds", type=some_time, help="time for a case at one number of threads (0.15)")
     parser.add_argument("--few", action="store_true", help="a handful of matrices of each kind")
     parser.add_argument("--quick", action="store_true", help="few matrices, few kernels, little time")
     parser.add_argument("--switches", action="store_true", help="each optimisation switched off in turn")
@@ -199,14 +215,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", message="Sparse")
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     if options.earlier:
-        deliver(load_all(options.earlier), options.report, options.plots)
+        try:
+            found = load_all(options.earlier)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"these are no results of this program: {error}", file=sys.stderr)
+            return 1
+        deliver(found, options.report, options.plots)
         return 0
     chosen, kernels, only = choose(options)
     if not chosen:
         print("no matrix has a name like that", file=sys.stderr)
         return 1
-    few_threads = "2" if options.quick or options.switches else "1,2"
-    threads = sorted({int(count) for count in (options.threads or few_threads).split(",")})
+    threads = options.threads or ([2] if options.quick or options.switches else [1, 2])
     seconds = options.seconds or (0.05 if options.quick else 0.15)
     kind = "made up, as no collections were given" if options.data is None else "from files"
     matrices = _count(chosen, "matrix", "matrix", "matrices")
@@ -236,7 +256,9 @@ def command(options: argparse.Namespace) -> str:
     if options.data is not None:
         words += ["--data", "DIR"]
     words += [f"--{name}" for name in ("few", "quick", "switches") if getattr(options, name)]
-    for name in ("kernels", "matrices", "threads", "seconds"):
+    if options.threads:
+        words += ["--threads", ",".join(map(str, options.threads))]
+    for name in ("kernels", "matrices", "seconds"):
         if getattr(options, name):
             words += [f"--{name}", str(getattr(options, name))]
     return shlex.join(words)
