@@ -153,6 +153,8 @@ def _run(prepared: Prepared | DenseProduct, places: list[int]) -> Run:
 def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> Checked:
     """As ``_run``, shorter; None if a dense operand is not what it was."""
     call = _checked_call(prepared, _facts_of([operands[place] for place in places]))
+    if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):
+        return _run_on_pattern(prepared, places, call)
     if places != [0, 1] or type(operands[0]) is not SparseTensor:
         return _run_any(prepared, places, call)
     is_sparse_pair = type(operands[1]) is SparseTensor
@@ -210,6 +212,28 @@ def _run_sparse_pair(prepared: Prepared, call: Call) -> Checked:
         a, b = operands
         found = call(result, *a.storage.tensors, *b.storage.tensors)
         return None if found is None else SparseTensor(wrap_slots(found))
+
+    return run
+
+
+def _run_on_pattern(prepared: Prepared, places: list[int], call: Call) -> Checked:
+    """Values on the whole pattern of an operand, such as a sampled product."""
+    source, facts_for = places[prepared.pattern_source], prepared.facts_for_size
+    form, shape = prepared.format, prepared.shape
+
+    def run(operands: Operands) -> Result | None:
+        pattern = operands[source].storage.pattern
+        if (pattern.format is not form and pattern.format != form) or pattern.shape != shape:
+            return None
+        arguments: list[torch.Tensor] = []
+        for place in places:
+            value = operands[place]
+            if type(value) is SparseTensor:
+                arguments += value.storage.tensors
+            else:
+                arguments.append(value)
+        found = call(facts_for(pattern.counts[-1]), *arguments)
+        return None if found is None else SparseTensor(Storage(pattern, found))
 
     return run
 

@@ -29,15 +29,16 @@ from scorch.runtime.fill import (
 )
 from scorch.runtime.kernel import CompiledKernel, Engine, Schedule
 from scorch.runtime.transpose import laid_out
-from scorch.settings import current
+from scorch.settings import DEFAULT, current
 from scorch.tensor.budget import LARGE, check_budget
 from scorch.tensor.storage import Pattern, Storage
 
 Tensor = Storage | torch.Tensor
 Convert = Callable[[Storage, Format], Storage]
 LAST_INT32 = 2**31 - 1
-SERIAL_WORK = 100_000  # below this many operations two threads cost more than they give, more for more
-MERGES_MORE = 2  # times as many where entries only move: memory is the limit, and parts move once more
+SERIAL_WORK = 50_000  # below this many operations two threads cost more than they give, more for more
+MOST_FACTS = 64  # sizes of results remembered for each kernel
+MERGES_MORE = 4  # times as many where entries only move: memory is the limit, and parts move once more
 
 
 class Prepared:
@@ -84,6 +85,7 @@ class Prepared:
         self.stored_shape = [self.shape[dim] for dim in plan.result.order] if plan.result.is_dense else []
         order = list(plan.result.order)
         self.back = [] if order == sorted(order) else sorted(range(len(order)), key=lambda d: order[d])
+        self._facts: dict[int, bytes] = {}
         self._first: dict[int, bytes] = {}  # the first argument slots, by the number of threads
         self.dense_bytes = _dense_bytes(plan, self.shape)
         self.is_large = self.dense_bytes > LARGE
@@ -133,8 +135,17 @@ class Prepared:
             return self.facts
         source = sources[self.pattern_source]
         assert isinstance(source, Storage)
-        zero = not self.kernel.writes_everything
-        return result_facts(self.planned.plan.element, (self.shared_size(source),), zero)
+        return self.facts_for_size(self.shared_size(source))
+
+    def facts_for_size(self, size: int) -> bytes:
+        """What the builtin allocates for ``size`` values."""
+        known = self._facts.get(size)
+        if known is None or current() is not DEFAULT:  # where results lie is a setting
+            zero = not self.kernel.writes_everything
+            known = self._facts[size] = result_facts(self.planned.plan.element, (size,), zero)
+            if len(self._facts) > MOST_FACTS:
+                self._facts.clear()
+        return known
 
     def shared_size(self, source: Storage) -> int:
         """The number of values of a result that has the pattern of ``source``, or its first levels."""
