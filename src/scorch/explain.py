@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from scorch.compiler.contract import factors_of
+from scorch.compiler.contract import factors_of, ways
 from scorch.compiler.cost import Cost
 from scorch.compiler.densify import prices
 from scorch.compiler.describe import (
@@ -36,7 +36,7 @@ from scorch.notation.show import show
 from scorch.ops.operands import as_operand, shape_of, squeezed
 from scorch.ops.statement import kept_format, read_statement
 from scorch.report import MOST_REJECTED, Explanation, OrderCost, StepExplanation, TensorFacts
-from scorch.settings import current
+from scorch.settings import current, enabled
 from scorch.tensor.footprint import footprint
 from scorch.tensor.prepared import Prepared
 from scorch.tensor.run import (
@@ -120,7 +120,9 @@ def _explain_steps(
         for number, part in enumerate(parts):
             is_last = step is steps[-1] and number == len(parts) - 1
             purpose = "" if step is steps[-1] else "a reduction that a later step reads"
-            if len(parts) > 1 and factors_of(parts[-1].body) is not None:
+            if factors_of(step.body) is not None and not purpose:
+                purpose = _contraction(Task(step, given, sizes), len(parts), number)
+            elif len(parts) > 1 and factors_of(parts[-1].body) is not None:
                 purpose = "the rest of the product" if number == len(parts) - 1 else "a partial product"
             elif len(parts) > 1:
                 purpose = f"{step.reduction}, {_MENDED[number]}"
@@ -130,6 +132,19 @@ def _explain_steps(
                 yield found
             if not is_last:
                 given[part.target.tensor] = run_stored(Task(part, given, sizes))
+
+
+def _contraction(task: Task, parts: int, number: int) -> str:
+    """Why a product of many tensors is one kernel, or several."""
+    problem = task.narrowed().problem()
+    found = ways(task.step, problem.operands, task.sizes, problem.element) if enabled("contract") else None
+    if found is None:
+        return ""
+    fused, pairs = found
+    costs = f"about {_short(fused)} multiply-adds at once, {_short(pairs.total)} two at a time"
+    if math.isinf(pairs.total) or parts == 1:
+        return "" if math.isinf(pairs.total) else costs
+    return f"the rest of the product: {costs}" if number == parts - 1 else f"a partial product: {costs}"
 
 
 def _explain_step(
@@ -239,3 +254,7 @@ def _word(dtype: torch.dtype) -> str:
 def _order_cost(cost: Cost, chosen: Cost, plan: Plan) -> OrderCost:
     reason = "" if cost.order == chosen.order else describe_dearer(cost, chosen, plan)
     return OrderCost(cost.order, cost.total, cost.work, cost.assembly, cost.transposition, reason)
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number < 1e6 else f"{number:.1e}"

@@ -27,7 +27,7 @@ MOST_FACTORS = 6
 
 
 @dataclass(frozen=True)
-class _Way:
+class Way:
     """Steps and what they are expected to cost."""
 
     steps: tuple[Step, ...]
@@ -41,17 +41,27 @@ def contract(
 
     ``element`` is the dtype of the result; 16-bit results are never split: partial ones would be rounded.
     """
+    found = ways(step, operands, sizes, element)
+    if found is None:
+        return (step,)
+    fused, best = found
+    return best.steps if best.total < CLEARLY * fused else (step,)
+
+
+def ways(
+    step: Step, operands: Mapping[str, Operand], sizes: Mapping[str, int], element: Type
+) -> tuple[float, Way] | None:
+    """What one kernel costs, and the cheapest way two at a time; None where there is no choice."""
     factors = factors_of(step.body)
     if factors is None or not 3 <= len(factors) <= MOST_FACTORS or step.reduction != "sum":
-        return (step,)
+        return None
     if element.computes_in != element or any(o.format.is_blocked for o in operands.values()):
-        return (step,)
+        return None
     taken = {step.target.tensor, *operands}
     names = [name for name in (f"P{n}" for n in range(1, 100)) if name not in taken]
-    fused = _price(step, operands, sizes)
     best = _pairwise(step, tuple(factors), dict(operands), sizes, tuple(names))
     total = best.total + STEP_CALL * (len(best.steps) - 1)
-    return best.steps if total < CLEARLY * fused else (step,)
+    return _price(step, operands, sizes), Way(best.steps, total)
 
 
 def factors_of(expr: Expr) -> list[Access] | None:
@@ -86,12 +96,12 @@ def _pairwise(
     operands: dict[str, Operand],
     sizes: Mapping[str, int],
     names: tuple[str, ...],
-) -> _Way:
+) -> Way:
     """The cheapest way to multiply ``factors`` two at a time."""
     if len(factors) == 2:
         last = Step(step.target, _product(factors), "sum", step.reduced)
-        return _Way((last,), _price(last, operands, sizes))
-    best: _Way | None = None
+        return Way((last,), _price(last, operands, sizes))
+    best: Way | None = None
     for first in range(len(factors)):
         for second in range(first + 1, len(factors)):
             rest = tuple(f for n, f in enumerate(factors) if n not in (first, second))
@@ -108,9 +118,9 @@ def _pairwise(
             )
             inner = _pairwise(after, (partial.target, *rest), known, sizes, names[1:])
             if best is None or price + inner.total < best.total:
-                best = _Way((partial, *inner.steps), price + inner.total)
+                best = Way((partial, *inner.steps), price + inner.total)
     if best is None:
-        return _Way((step,), float("inf"))
+        return Way((step,), float("inf"))
     return best
 
 
