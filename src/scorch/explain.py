@@ -120,8 +120,9 @@ def _explain_steps(
         for number, part in enumerate(parts):
             is_last = step is steps[-1] and number == len(parts) - 1
             purpose = "" if step is steps[-1] else "a reduction that a later step reads"
-            if factors_of(step.body) is not None and not purpose:
-                purpose = _contraction(Task(step, given, sizes), len(parts), number)
+            product = _contraction(Task(step, given, sizes), len(parts), number)
+            if product and not purpose:
+                purpose = product
             elif len(parts) > 1 and factors_of(parts[-1].body) is not None:
                 purpose = "the rest of the product" if number == len(parts) - 1 else "a partial product"
             elif len(parts) > 1:
