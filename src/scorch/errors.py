@@ -31,6 +31,10 @@ class DtypeError(ScorchError, TypeError):
     """A dtype that the operation has no meaning for."""
 
 
+class InPlaceError(ScorchError, RuntimeError):
+    """A result that the tensor it is written to cannot hold."""
+
+
 class OperandError(ScorchError, TypeError):
     """An operand that is not a tensor, or lives on another device."""
 

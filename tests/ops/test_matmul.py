@@ -60,12 +60,6 @@ def test_shapes_that_do_not_fit_are_named(dense: torch.Tensor) -> None:
         S @ torch.tensor(2.0)
 
 
-def test_what_is_missing_names_what_works(dense: torch.Tensor) -> None:
-    S = scorch.from_torch(dense, format="csr")
-    with pytest.raises(UnsupportedError, match=r"scorch\.einsum or scorch\.evaluate"):
-        torch.cumsum(S, 0)
-
-
 def test_names_of_arguments_are_those_of_torch(dense: torch.Tensor) -> None:
     S = scorch.from_torch(dense, format="csr")
     x, v = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, dtype=torch.float64)

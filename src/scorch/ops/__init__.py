@@ -1,6 +1,15 @@
 """Torch functions as index expressions."""
 
-from scorch.ops import matmul, softmax  # noqa: F401 - fill the table of torch functions
+from scorch.ops import (  # noqa: F401 - they fill the tables of functions and operators
+    cumulate,
+    generic,
+    index,
+    matmul,
+    products,
+    reduce,
+    shape,
+    softmax,
+)
 from scorch.ops.einsum import einsum
 from scorch.ops.statement import evaluate
 

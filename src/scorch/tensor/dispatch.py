@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # for __torch_function__: what users call
 OPERATORS: dict[Any, Callable[..., Any]] = {}  # for __torch_dispatch__: what torch itself calls
+FALLBACKS: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # for operators in neither
 
 
 def implements(*functions: Any) -> Callable[[Handler], Handler]:

@@ -70,6 +70,12 @@ def is_same_size(self: torch.Tensor, other: torch.Tensor) -> bool:
     return tuple(self.shape) == tuple(other.shape)
 
 
+@implements(torch.Tensor.is_sparse.__get__)  # type: ignore[attr-defined]
+def is_sparse(self: SparseTensor) -> bool:
+    """True, though to torch's C++ it is a strided tensor without memory."""
+    return True
+
+
 @implements(torch.Tensor.data.__get__)  # type: ignore[attr-defined]
 def data(self: SparseTensor) -> SparseTensor:
     return SparseTensor(self.storage)

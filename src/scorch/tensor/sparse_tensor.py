@@ -68,6 +68,8 @@ class SparseTensor(torch.Tensor):
         handler = dispatch.OPERATORS.get(func) or dispatch.OPERATORS.get(func.overloadpacket)
         if handler is not None:
             return handler(*args, **(kwargs or {}))
+        for fallback in dispatch.FALLBACKS:
+            return fallback(func, args, dict(kwargs or {}))
         name = str(func.overloadpacket).replace("aten.", "torch.")
         raise UnsupportedError(
             f"{name} does not work on sparse tensors yet; write it with scorch.einsum or scorch.evaluate, "

@@ -119,6 +119,11 @@ class Storage:
         """All arrays in the order in which kernels take them."""
         return (*self.pattern.arrays, self.values)
 
+    def become(self, other: Storage) -> None:
+        """Take the pattern and values of ``other``, for all tensors that have this storage."""
+        self.__dict__.clear()
+        self.pattern, self.values = other.pattern, other.values
+
     def __getstate__(self) -> dict[str, object]:
         return {"pattern": self.pattern, "values": self.values}
 

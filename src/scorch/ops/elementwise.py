@@ -1,0 +1,178 @@
+"""Every function that torch applies to each element, by one rule.
+
+Such a function f is computed by torch itself on lists of stored values. What it gives where nothing is
+stored decides the rest:
+
+    f(0) = 0                    the result has the pattern of the operand, or of all operands together
+    f(0, d) = 0 for every d     mul, div by d and their like: the pattern of the sparse operand; for any
+                                other function, if it is zero for the operand d at hand
+    anything else               the result is dense: f of the dense operands and zeros, then f at the entries
+
+A result that is dense where no operand was is checked against the dense budget before it is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scorch.ops.entries import (
+    Entries,
+    common,
+    coordinates_of,
+    entries_of,
+    expanded,
+    format_for,
+    from_entries,
+    united,
+)
+from scorch.tensor.budget import check_budget
+from scorch.tensor.dispatch import implements
+from scorch.tensor.sparse_tensor import SparseTensor, with_values
+
+aten = torch.ops.aten
+
+# Arguments whose zeros make the result zero, whatever the others are (except infinities and NaN).
+ANNIHILATORS: dict[Any, tuple[int, ...]] = {
+    aten.mul: (0, 1),
+    aten.logical_and: (0, 1),
+    aten.bitwise_and: (0, 1),
+    aten.bitwise_left_shift: (0,),
+    aten.bitwise_right_shift: (0,),
+    aten.copysign: (0,),
+    aten.xlogy: (0,),
+    aten.special_xlog1py: (0,),
+    aten.ldexp: (0,),
+    aten._prelu_kernel: (0,),
+}
+
+
+# As the first argument of these, but 0 / 0 is not zero.
+DIVISIONS = (aten.div, aten.floor_divide, aten.fmod, aten.remainder)
+
+
+# Elementwise too, though torch does not say so.
+UNTAGGED = (aten.hardswish, aten._prelu_kernel, aten.rsub, aten.masked_fill)
+
+
+def is_elementwise(func: Any) -> bool:
+    return torch.Tag.pointwise in func.tags or func.overloadpacket in UNTAGGED
+
+
+@implements(torch.Tensor.__rdiv__, torch.Tensor.__rtruediv__)
+def rdiv(self: torch.Tensor, other: Any) -> Any:
+    """``other / self``; torch multiplies by the reciprocal, which is infinite where nothing is stored."""
+    return torch.div(torch.as_tensor(other) if not isinstance(other, torch.Tensor) else other, self)
+
+
+def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``func``, which torch applies to each element, where some of ``args`` are sparse."""
+    call = _Call(func, args, kwargs)
+    if call.is_unary:
+        return call.unary()
+    return call.general()
+
+
+class _Call:
+    """One call: its tensors, and the function with others in their place."""
+
+    def __init__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self.func = func
+        self.args = list(args)
+        self.kwargs = kwargs
+        places: list[int | str] = [n for n, value in enumerate(args) if isinstance(value, torch.Tensor)]
+        places += [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
+        self.tensors = {place: self._value(place) for place in places}
+        self.sparse = {p: t for p, t in self.tensors.items() if isinstance(t, SparseTensor)}
+        self.dense = {p: t for p, t in self.tensors.items() if p not in self.sparse and t.dim() > 0}
+        self.first = next(iter(self.sparse.values()))
+
+    def _value(self, place: int | str) -> Any:
+        return self.args[place] if isinstance(place, int) else self.kwargs[place]
+
+    @property
+    def is_unary(self) -> bool:
+        """Whether all tensors with elements have one pattern."""
+        pattern = self.first.storage.pattern
+        return not self.dense and all(t.storage.pattern is pattern for t in self.sparse.values())
+
+    def apply(self, replaced: dict[int | str, torch.Tensor]) -> torch.Tensor:
+        """The function with other tensors."""
+        args = [replaced.get(place, value) for place, value in enumerate(self.args)]
+        kwargs = {name: replaced.get(name, value) for name, value in self.kwargs.items()}
+        found: torch.Tensor = self.func(*args, **kwargs)
+        return found
+
+    def background(self) -> torch.Tensor:
+        """What the function gives where nothing is stored; with dense operands a tensor of their shape."""
+        zeros = {p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype) for p, t in self.sparse.items()}
+        return self.apply(zeros)
+
+    def unary(self) -> torch.Tensor:
+        values = self.apply({place: tensor.storage.values for place, tensor in self.sparse.items()})
+        fill = self.background()
+        if _is_zero(fill):
+            return with_values(self.first, values)
+        entries = entries_of(self.first)
+        at = self.apply({place: entries_of(tensor).values for place, tensor in self.sparse.items()})
+        return self.filled(fill, Entries(entries.keys, at, entries.shape))
+
+    def general(self) -> torch.Tensor:
+        shape = tuple(torch.broadcast_shapes(*(tensor.shape for tensor in self.tensors.values())))
+        given = {place: entries_of(tensor) for place, tensor in self.sparse.items()}
+        wide = {place: expanded(entries, shape) for place, entries in given.items()}
+        zeroing = [place for place in self._annihilators() if place in wide]
+        if zeroing:
+            keys = common([wide[place] for place in zeroing])
+            return self.on(keys, wide, shape, zeroing[0])
+        keys = united(list(wide.values()))
+        fill = self.background()
+        if _is_zero(fill):
+            return self.on(keys, wide, shape, next(iter(wide)))
+        return self.filled(
+            fill.expand(shape) if fill.dim() <= len(shape) else fill, self.at(keys, wide, shape)
+        )
+
+    def _annihilators(self) -> tuple[int, ...]:
+        packet = self.func.overloadpacket
+        if packet in DIVISIONS:
+            divisor = self.args[1]
+            is_safe = not isinstance(divisor, SparseTensor) and bool(torch.as_tensor(divisor).all())
+            return (0,) if is_safe else ()
+        return ANNIHILATORS.get(packet, ())
+
+    def at(self, keys: torch.Tensor, wide: dict[int | str, Entries], shape: tuple[int, ...]) -> Entries:
+        """The function at some places."""
+        crd = coordinates_of(keys, shape)
+        values = {place: entries.at(keys) for place, entries in wide.items()}
+        for place, tensor in self.dense.items():
+            values[place] = tensor.expand(shape)[tuple(crd)]
+        return Entries(keys, self.apply(values), shape)
+
+    def on(
+        self, keys: torch.Tensor, wide: dict[int | str, Entries], shape: tuple[int, ...], place: int | str
+    ) -> SparseTensor:
+        """A sparse result at ``keys``, stored as the operand at ``place`` is."""
+        return from_entries(self.at(keys, wide, shape), format_for(self.sparse[place], shape))
+
+    def filled(self, fill: torch.Tensor, entries: Entries) -> torch.Tensor:
+        """A dense result: ``fill`` everywhere but at ``entries``."""
+        size = math.prod(entries.shape) * entries.values.element_size()
+        held = max((t.numel() * t.element_size() for t in self.dense.values()), default=0)
+        if size > held:
+            name = str(self.func.overloadpacket).removeprefix("aten.")
+            cure = (
+                f"{name} is not zero where nothing is stored, so its result is dense; apply it to .values()"
+            )
+            check_budget(size, f"{name} of a tensor of shape {entries.shape}", cure)
+        result = fill.expand(entries.shape).to(entries.values.dtype).contiguous()
+        result = result.clone() if result.data_ptr() == fill.data_ptr() else result
+        result.view(-1)[entries.keys] = entries.values
+        return result
+
+
+def _is_zero(fill: torch.Tensor) -> bool:
+    return not bool(torch.count_nonzero(fill)) and not bool(fill.isnan().any())

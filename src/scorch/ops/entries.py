@@ -1,0 +1,132 @@
+"""The entries of a sparse tensor as two lists, for operations that move entries instead of computing.
+
+The place of an entry is one number, its *key*: the place in the dense tensor counted row by row, which fits
+in 64 bits because torch numbers places so. Reshaping leaves keys as they are, slices and permutations are
+arithmetic on them, and two patterns are united or intersected as sorted lists of numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from scorch.formats import Format, as_format
+from scorch.tensor.build import from_coordinates
+from scorch.tensor.run import convert
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Storage
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Entries:
+    """``values`` at the places ``keys``, which increase, of a tensor of ``shape``."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    shape: Shape
+
+    @property
+    def coordinates(self) -> list[torch.Tensor]:
+        """For each dimension the coordinates of all entries."""
+        return coordinates_of(self.keys, self.shape)
+
+    def at(self, keys: torch.Tensor) -> torch.Tensor:
+        """The values at other places, zero where nothing is stored."""
+        if not self.keys.numel():
+            return self.values.new_zeros(keys.shape)
+        place = torch.searchsorted(self.keys, keys).clamp_(max=self.keys.numel() - 1)
+        return torch.where(self.keys[place] == keys, self.values[place], self.values.new_zeros(()))
+
+
+def entries_of(tensor: SparseTensor) -> Entries:
+    """The stored entries in the order of their places."""
+    shape = tensor.storage.pattern.shape
+    coo = convert(tensor.storage, as_format("coo", len(shape)))
+    assert isinstance(coo, Storage)
+    crd = [array for array in coo.pattern.crd if array is not None]
+    return Entries(keys_of(crd, shape), coo.values, shape)
+
+
+def keys_of(coordinates: Sequence[torch.Tensor], shape: Shape) -> torch.Tensor:
+    """The key of each entry."""
+    keys = torch.zeros((), dtype=torch.int64)
+    for crd, size in zip(coordinates, shape, strict=True):
+        keys = keys * size + crd.to(torch.int64)
+    return keys
+
+
+def coordinates_of(keys: torch.Tensor, shape: Shape) -> list[torch.Tensor]:
+    """For each dimension the coordinates at ``keys``."""
+    found: list[torch.Tensor] = []
+    for size in reversed(shape):
+        found.insert(0, keys % size if size else keys)
+        keys = keys.div(size, rounding_mode="floor") if size else keys
+    return found
+
+
+def from_entries(entries: Entries, form: Format, in_order: bool = True) -> SparseTensor:
+    """The tensor with these entries; unless they are ``in_order`` they are sorted, and repeats summed."""
+    keys, values = entries.keys, entries.values
+    if not in_order:
+        keys, order = torch.sort(keys, stable=True)
+        values = values[order]
+    made = from_coordinates(coordinates_of(keys, entries.shape), values, entries.shape, form)
+    assert isinstance(made, SparseTensor)
+    return made
+
+
+def format_for(tensor: SparseTensor, shape: Shape) -> Format:
+    """The format of a result of ``shape`` made of the entries of ``tensor``: its own where that fits."""
+    form = tensor.format
+    if form.dims == len(shape) and not form.is_blocked:
+        return form
+    letters = set(form.letters)
+    if letters == {"o"} or len(shape) > 2:
+        return as_format("coo" if letters == {"o"} else "csf", len(shape))
+    return as_format("csr" if len(shape) == 2 else "s", len(shape))
+
+
+def expanded(entries: Entries, shape: Shape) -> Entries:
+    """The entries of the tensor broadcast to ``shape``."""
+    if entries.shape == shape:
+        return entries
+    own = (1,) * (len(shape) - len(entries.shape)) + entries.shape
+    crd = coordinates_of(entries.keys, own)
+    keys, values = torch.zeros_like(entries.keys), entries.values
+    repeats = math.prod(new for old, new in zip(own, shape, strict=True) if old != new)
+    numbers = torch.arange(repeats)
+    keys, values = keys.repeat_interleave(repeats), values.repeat_interleave(repeats)
+    numbers = numbers.repeat(entries.keys.numel())
+    columns: list[torch.Tensor] = []
+    for dim in reversed(range(len(shape))):
+        if own[dim] == shape[dim]:
+            columns.insert(0, crd[dim].repeat_interleave(repeats))
+        else:
+            columns.insert(0, numbers % max(shape[dim], 1))
+            numbers = numbers.div(max(shape[dim], 1), rounding_mode="floor")
+    keys = keys_of(columns, shape) if shape else keys
+    keys, order = torch.sort(keys)
+    return Entries(keys, values[order], shape)
+
+
+def united(tensors: Sequence[Entries]) -> torch.Tensor:
+    """The keys of all entries of several tensors of one shape."""
+    first, *others = (tensor.keys for tensor in tensors)
+    if all(other is first for other in others):
+        return first
+    found: torch.Tensor = torch.unique(torch.cat([first, *others]))
+    return found
+
+
+def common(tensors: Sequence[Entries]) -> torch.Tensor:
+    """The keys of entries that all of several tensors of one shape have."""
+    first, *others = (tensor.keys for tensor in tensors)
+    for other in others:
+        if other is not first:
+            first = first[torch.isin(first, other, assume_unique=True)]
+    return first

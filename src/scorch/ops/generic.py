@@ -1,0 +1,183 @@
+"""What happens to an operator of torch that has no handler of its own, in this order:
+
+in place or with out=      the operator without it, and then the tensor takes the result
+of each element            ``elementwise``
+made of others             torch's own decomposition, whose parts come here again
+anything else              on dense copies, within the dense budget
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch.utils._pytree import tree_map
+
+from scorch.errors import InPlaceError, UnsupportedError
+from scorch.ops.elementwise import elementwise, is_elementwise
+from scorch.ops.entries import format_for
+from scorch.tensor import dispatch
+from scorch.tensor.budget import check_budget
+from scorch.tensor.construct import from_torch
+from scorch.tensor.run import convert
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Storage
+
+aten = torch.ops.aten
+
+# Operators taken apart as torch does for its compilers: their parts have handlers.
+DECOMPOSED = {
+    aten.addr,
+    aten.binary_cross_entropy,
+    aten.binary_cross_entropy_with_logits,
+    aten.glu,
+    aten.huber_loss,
+    aten.mse_loss,
+    aten.pixel_shuffle,
+    aten.pixel_unshuffle,
+    aten.rot90,
+    aten.smooth_l1_loss,
+    aten.soft_margin_loss,
+}
+
+# Operators that work on dense copies, but whose result is zero where the input is: it is stored sparse.
+KEEP_ZEROS = {
+    aten._adaptive_avg_pool2d,
+    aten._adaptive_avg_pool3d,
+    aten.adaptive_max_pool2d,
+    aten.adaptive_max_pool3d,
+    aten.avg_pool1d,
+    aten.avg_pool2d,
+    aten.avg_pool3d,
+    aten.col2im,
+    aten.im2col,
+    aten.masked_scatter,
+    aten.max_pool2d_with_indices,
+    aten.max_pool3d_with_indices,
+    aten.sort,
+    aten.topk,
+    aten.unfold,
+    aten.upsample_bicubic2d,
+    aten.upsample_bilinear2d,
+    aten.upsample_linear1d,
+    aten.upsample_nearest1d,
+    aten.upsample_nearest2d,
+    aten.upsample_nearest3d,
+    aten.upsample_trilinear3d,
+}
+
+
+def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``func`` on arguments of which some are sparse."""
+    if kwargs.get("out") is not None:
+        return _into(kwargs.pop("out"), func, args, kwargs)
+    if func._schema.is_mutable:
+        return _in_place(func, args, kwargs)
+    if is_elementwise(func):
+        return elementwise(func, args, kwargs)
+    if func.overloadpacket in DECOMPOSED:
+        return decomposition_table[func](*args, **kwargs)
+    found = densely(func, args, kwargs)
+    if func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor):
+        return tree_map(lambda value: _stored(value, args[0]), found)
+    return found
+
+
+dispatch.FALLBACKS.append(run_operator)
+
+
+def _stored(value: Any, like: SparseTensor) -> Any:
+    """A dense result with the dtype of ``like`` as a sparse tensor; places, which are whole numbers, stay."""
+    is_value = isinstance(value, torch.Tensor) and value.dtype == like.dtype and value.dim() > 0
+    return from_torch(value, format=format_for(like, tuple(value.shape))) if is_value else value
+
+
+def name_of(func: Any) -> str:
+    return str(func.overloadpacket).removeprefix("aten.")
+
+
+def densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``func`` on dense copies; refused before anything is allocated where they exceed the dense budget."""
+    sparse: list[SparseTensor] = []
+
+    def note(value: Any) -> Any:
+        if isinstance(value, SparseTensor):
+            sparse.append(value)
+        return value
+
+    tree_map(note, (args, kwargs))
+    size = sum(tensor.numel() * tensor.storage.values.element_size() for tensor in sparse)
+    shapes = " and ".join(str(tuple(tensor.shape)) for tensor in sparse)
+    cure = "it has no form for sparse tensors and works on a dense copy"
+    check_budget(size, f"{name_of(func)} of {shapes}", cure)
+
+    def dense(value: Any) -> Any:
+        return value.to_dense() if isinstance(value, SparseTensor) else value
+
+    return func(*tree_map(dense, tuple(args)), **tree_map(dense, kwargs))
+
+
+# in place --------------------------------------------------------------------------------------------
+
+
+def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``x.add_(y)``: x takes the result of ``x.add(y)``."""
+    name, target = name_of(func), args[0]
+    functional = getattr(aten, name.removesuffix("_"), None)
+    if name.endswith("_") and functional is not None:
+        return replace_by(target, functional(*args, **kwargs), name)
+    if name.endswith("_") and isinstance(target, SparseTensor):
+        dense = target.to_dense()
+        densely(func, (dense, *args[1:]), kwargs)
+        return replace_by(target, dense, name)
+    if _writes_sparse(func, args, kwargs):
+        raise UnsupportedError(f"{name} does not write to sparse tensors; call .to_dense() first")
+    return densely(func, args, kwargs)
+
+
+def _writes_sparse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an argument that the operator writes to is sparse."""
+    for place, argument in enumerate(func._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written and isinstance(value, SparseTensor):
+            return True
+    return False
+
+
+def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
+    """``target`` with the value of ``result``; a sparse one keeps its format."""
+    if not isinstance(target, SparseTensor):
+        return target.copy_(result.to_dense() if isinstance(result, SparseTensor) else result)
+    if tuple(result.shape) != tuple(target.shape):
+        raise InPlaceError(
+            f"{name} on a tensor of shape {tuple(target.shape)} gives one of {tuple(result.shape)}"
+        )
+    if not torch.can_cast(result.dtype, target.dtype):
+        raise InPlaceError(f"{name} gives {result.dtype}, which a tensor of {target.dtype} cannot take")
+    given = result.storage if isinstance(result, SparseTensor) else result
+    stored = convert(given, target.format)
+    assert isinstance(stored, Storage)
+    target.storage.become(Storage(stored.pattern, stored.values.to(target.dtype)))
+    return target
+
+
+def _into(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of ``func`` written to ``out``, one tensor or several."""
+    functional: Callable[..., Any] = getattr(func.overloadpacket, _without_out(func))
+    found = functional(*args, **kwargs)
+    if isinstance(out, tuple | list):
+        return type(out)(replace_by(o, f, name_of(func)) for o, f in zip(out, found, strict=True))
+    return replace_by(out, found, name_of(func))
+
+
+def _without_out(func: Any) -> str:
+    """The overload that returns what ``func`` writes to its argument ``out``."""
+    names = [a.name for a in func._schema.arguments if not a.is_out]
+    for overload in func.overloadpacket.overloads():
+        schema = getattr(func.overloadpacket, overload)._schema
+        if [a.name for a in schema.arguments] == names:
+            return str(overload)
+    raise UnsupportedError(f"{name_of(func)} with out= does not work on sparse tensors; use the result")

@@ -1,0 +1,288 @@
+"""Indexing: entries are found by their keys, and tensors are put together from entries.
+
+Reading ``S[rows, columns]`` joins the entries with the places asked for by their coordinates in the indexed
+dimensions; writing replaces or adds entries at keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scorch.ops.entries import (
+    Entries,
+    Shape,
+    coordinates_of,
+    entries_of,
+    expanded,
+    format_for,
+    from_entries,
+    keys_of,
+)
+from scorch.ops.generic import densely
+from scorch.ops.shape import made, shape_after
+from scorch.tensor.dispatch import implements_operator
+from scorch.tensor.sparse_tensor import SparseTensor
+
+aten = torch.ops.aten
+
+
+def join(stored: torch.Tensor, asked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """All pairs of equal numbers: for each its place in ``stored`` and in ``asked``."""
+    ordered, order = torch.sort(asked, stable=True)
+    first = torch.searchsorted(ordered, stored)
+    count = torch.searchsorted(ordered, stored, right=True) - first
+    left = torch.repeat_interleave(torch.arange(stored.numel()), count)
+    begin = torch.repeat_interleave(torch.cumsum(count, 0) - count, count)
+    right = first[left] + torch.arange(left.numel()) - begin
+    return left, order[right]
+
+
+# reading ---------------------------------------------------------------------------------------------
+
+
+@implements_operator(aten.index_select)
+def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
+    shape = shape_after(aten.index_select.default, self, dim, index.to("meta"))
+    dim %= max(self.dim(), 1)
+    _check_range(index, self.shape[dim], dim)
+    entries = entries_of(self)
+    crd = entries.coordinates
+    left, right = join(crd[dim], index.reshape(-1).to(torch.int64))
+    columns = [right if d == dim else c[left] for d, c in enumerate(crd)]
+    return made(self, keys_of(columns, shape), entries.values[left], shape, False)
+
+
+def _check_range(index: torch.Tensor, size: int, dim: int) -> None:
+    if index.numel() and (int(index.max()) >= size or int(index.min()) < -size):
+        worst = int(index.max()) if int(index.max()) >= size else int(index.min())
+        raise IndexError(f"index {worst} is out of bounds for dimension {dim} with size {size}")
+
+
+@implements_operator(aten.index.Tensor)
+def index(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> Any:
+    """``self[...]`` with tensors: places in some dimensions, broadcast together."""
+    wanted = _plain_indices(self, indices)
+    places = [dim for dim, value in enumerate(wanted) if value is not None]
+    tensors = [value for value in wanted if value is not None]
+    points = torch.broadcast_tensors(*tensors)
+    shape = tuple(self.shape)
+    picked = tuple(shape[dim] for dim in places)
+    for tensor, dim in zip(points, places, strict=True):
+        _check_range(tensor, shape[dim], dim)
+    asked = keys_of([(p % s).reshape(-1) for p, s in zip(points, picked, strict=True)], picked)
+    entries = entries_of(self)
+    crd = entries.coordinates
+    left, right = join(keys_of([crd[dim] for dim in places], picked), asked)
+    rest = [dim for dim in range(len(shape)) if dim not in places]
+    is_together = places == list(range(places[0], places[-1] + 1))
+    before = [dim for dim in rest if dim < places[0]] if is_together else []
+    after = [dim for dim in rest if dim not in before]
+    point_shape = tuple(points[0].shape)
+    result = (*(shape[d] for d in before), *point_shape, *(shape[d] for d in after))
+    columns = [crd[d][left] for d in before] + coordinates_of(right, point_shape)
+    columns += [crd[d][left] for d in after]
+    if not result:
+        return entries.values[left].sum(dtype=entries.values.dtype)
+    return made(self, keys_of(columns, result), entries.values[left], result, False)
+
+
+def _plain_indices(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Masks as the coordinates where they hold, and None for dimensions left alone."""
+    found: list[torch.Tensor | None] = []
+    for value in indices:
+        if value is None:
+            found.append(None)
+        elif value.dtype in (torch.bool, torch.uint8):
+            size = tuple(self.shape[len(found) : len(found) + value.dim()])
+            if tuple(value.shape) != size:
+                raise IndexError(f"a mask of shape {tuple(value.shape)} does not fit dimensions of {size}")
+            dense = value.to_dense() if isinstance(value, SparseTensor) else value
+            found += list(torch.nonzero(dense, as_tuple=True))
+        else:
+            found.append(value.to_dense() if isinstance(value, SparseTensor) else value)
+    return found + [None] * (self.dim() - len(found))
+
+
+def _looked_up(self: SparseTensor, keys: torch.Tensor, shape: Shape) -> Any:
+    """The values at ``keys`` as a tensor of ``shape``, of which only those stored are kept."""
+    values = entries_of(self).at(keys.reshape(-1))
+    kept = torch.nonzero(values, as_tuple=True)[0]
+    if not shape:
+        return values.reshape(())
+    return from_entries(Entries(kept, values[kept], shape), format_for(self, shape))
+
+
+@implements_operator(aten.gather)
+def gather(self: SparseTensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
+    shape = shape_after(aten.gather.default, self, dim, index.to("meta"))
+    if len(shape) != self.dim():
+        return densely(aten.gather.default, (self, dim, index), {})
+    dim %= max(self.dim(), 1)
+    _check_range(index, self.shape[dim], dim)
+    grid = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
+    columns = [index if d == dim else column for d, column in enumerate(grid)]
+    return _looked_up(self, keys_of(columns, tuple(self.shape)), shape)
+
+
+@implements_operator(aten.take)
+def take(self: SparseTensor, index: torch.Tensor) -> Any:
+    _check_range(index, self.numel(), 0)
+    return _looked_up(self, index % max(self.numel(), 1), tuple(index.shape))
+
+
+@implements_operator(aten.masked_select)
+def masked_select(self: torch.Tensor, mask: torch.Tensor) -> Any:
+    if not isinstance(self, SparseTensor):
+        return torch.masked_select(self, mask.to_dense())
+    shape = tuple(torch.broadcast_shapes(self.shape, mask.shape))
+    if not self.dim():
+        return torch.masked_select(self.to_dense(), mask)
+    where = mask.to_dense() if isinstance(mask, SparseTensor) else mask
+    keys = torch.nonzero(where.expand(shape).reshape(-1), as_tuple=True)[0]
+    wide = expanded(entries_of(self), shape)
+    return _looked_up(made(self, wide.keys, wide.values, shape, True), keys, (keys.numel(),))
+
+
+@implements_operator(aten.nonzero)
+def nonzero(self: SparseTensor) -> torch.Tensor:
+    entries = entries_of(self)
+    keys = entries.keys[entries.values != 0]
+    return torch.stack(coordinates_of(keys, entries.shape), 1)
+
+
+# writing ---------------------------------------------------------------------------------------------
+
+
+def written(self: SparseTensor, keys: torch.Tensor, values: torch.Tensor, adds: bool) -> SparseTensor:
+    """``self`` with ``values`` at ``keys``, in their place or added; of several the last stays."""
+    entries = entries_of(self)
+    values = values.to(entries.values.dtype)
+    if adds:
+        both = torch.cat([entries.keys, keys]), torch.cat([entries.values, values])
+        return from_entries(Entries(*both, entries.shape), self.format, in_order=False)
+    keys, order = torch.sort(keys, stable=True)
+    is_last = torch.ones_like(keys, dtype=torch.bool)
+    is_last[:-1] = keys[1:] != keys[:-1]
+    keys, values = keys[is_last], values[order][is_last]
+    kept = ~torch.isin(entries.keys, keys)
+    both = torch.cat([entries.keys[kept], keys]), torch.cat([entries.values[kept], values])
+    return from_entries(Entries(*both, entries.shape), self.format, in_order=False)
+
+
+def _source_at(src: Any, shape: Shape) -> torch.Tensor:
+    """The values to write, one for each place, from a number or a tensor."""
+    if not isinstance(src, torch.Tensor):
+        return torch.full((math.prod(shape),), src)
+    dense = src.to_dense() if isinstance(src, SparseTensor) else src
+    return dense[tuple(slice(size) for size in shape)].reshape(-1)
+
+
+@implements_operator(aten.scatter.src, aten.scatter.value)
+def scatter(self: SparseTensor, dim: int, index: torch.Tensor, src: Any) -> Any:
+    return _scattered(self, dim, index, src, False)
+
+
+@implements_operator(aten.scatter_add)
+def scatter_add(self: SparseTensor, dim: int, index: torch.Tensor, src: Any) -> Any:
+    return _scattered(self, dim, index, src, True)
+
+
+def _scattered(self: SparseTensor, dim: int, index: torch.Tensor, src: Any, adds: bool) -> Any:
+    if not isinstance(self, SparseTensor):
+        func = torch.scatter_add if adds else torch.scatter
+        return func(self, dim, index, src.to_dense() if isinstance(src, SparseTensor) else src)
+    dim %= max(self.dim(), 1)
+    _check_range(index, self.shape[dim], dim)
+    shape = tuple(index.shape)
+    grid = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
+    columns = [(index if d == dim else column).reshape(-1) for d, column in enumerate(grid)]
+    return written(self, keys_of(columns, tuple(self.shape)), _source_at(src, shape), adds)
+
+
+@implements_operator(aten.index_add)
+def index_add(
+    self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1
+) -> Any:
+    if not isinstance(self, SparseTensor):
+        return torch.index_add(self, dim, index, source.to_dense(), alpha=alpha)
+    return written(self, *_moved(self, dim, index, source, alpha), adds=True)
+
+
+@implements_operator(aten.index_copy)
+def index_copy(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> Any:
+    if not isinstance(self, SparseTensor):
+        return torch.index_copy(self, dim, index, source.to_dense())
+    cleared = index_fill(self, dim, index, 0)
+    return written(cleared, *_moved(self, dim, index, source, 1), adds=False)
+
+
+def _moved(
+    self: SparseTensor, dim: int, index: torch.Tensor, source: torch.Tensor, alpha: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The entries of ``source`` at the places along ``dim`` that ``index`` names."""
+    dim %= max(self.dim(), 1)
+    _check_range(index, self.shape[dim], dim)
+    if isinstance(source, SparseTensor):
+        entries = entries_of(source)
+        crd, values = entries.coordinates, entries.values
+    else:
+        where = torch.nonzero(source, as_tuple=True)
+        crd, values = list(where), source[where]
+    columns = [index.reshape(-1)[c] if d == dim else c for d, c in enumerate(crd)]
+    return keys_of(columns, tuple(self.shape)), values * alpha if alpha != 1 else values
+
+
+@implements_operator(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) -> Any:
+    dim %= max(self.dim(), 1)
+    shape = tuple(self.shape)
+    _check_range(index, shape[dim], dim)
+    number = value.item() if isinstance(value, torch.Tensor) else value
+    entries = entries_of(self)
+    chosen = torch.unique(index.reshape(-1) % max(shape[dim], 1))
+    kept = ~torch.isin(entries.coordinates[dim], chosen)
+    left = Entries(entries.keys[kept], entries.values[kept], shape)
+    cleared = from_entries(left, self.format)
+    if number == 0:
+        return cleared
+    sizes = [chosen if d == dim else torch.arange(size) for d, size in enumerate(shape)]
+    grid = torch.meshgrid(*sizes, indexing="ij")
+    keys = keys_of([column.reshape(-1) for column in grid], shape)
+    return written(cleared, keys, torch.full(keys.shape, number), adds=False)
+
+
+@implements_operator(aten.index_put)
+def index_put(
+    self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
+) -> Any:
+    dense = values.to_dense() if isinstance(values, SparseTensor) else values
+    if not isinstance(self, SparseTensor):
+        return torch.index_put(self, list(indices), dense, accumulate)
+    wanted = _plain_indices(self, indices)
+    shape = tuple(self.shape)
+    places = [dim for dim, value in enumerate(wanted) if value is not None]
+    points = torch.broadcast_tensors(*(value for value in wanted if value is not None))
+    for tensor, dim in zip(points, places, strict=True):
+        _check_range(tensor, shape[dim], dim)
+    rest = [dim for dim in range(len(shape)) if dim not in places]
+    is_together = places == list(range(places[0], places[-1] + 1))
+    before = [dim for dim in rest if dim < places[0]] if is_together else []
+    after = [dim for dim in rest if dim not in before]
+    point_shape = tuple(points[0].shape)
+    result = (*(shape[d] for d in before), *point_shape, *(shape[d] for d in after))
+    grid = coordinates_of(torch.arange(math.prod(result)), result)
+    inside = keys_of(grid[len(before) : len(before) + len(point_shape)], point_shape)
+    inside = inside.expand(math.prod(result))
+    columns: list[torch.Tensor] = [torch.empty(0)] * len(shape)
+    for number, dim in enumerate(before):
+        columns[dim] = grid[number]
+    for point, dim in zip(points, places, strict=True):
+        columns[dim] = (point % shape[dim]).reshape(-1)[inside]
+    for number, dim in enumerate(after):
+        columns[dim] = grid[len(before) + len(point_shape) + number]
+    keys = keys_of(columns, shape)
+    return written(self, keys, dense.expand(result).reshape(-1), accumulate)

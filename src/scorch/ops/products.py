@@ -1,0 +1,55 @@
+"""Products added to something: ``beta * input + alpha * (a @ b)`` and its like, and products of several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scorch.ops import matmul
+from scorch.ops.einsum import einsum
+from scorch.tensor.dispatch import implements_operator
+
+aten = torch.ops.aten
+
+
+def _scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
+    return tensor if factor == 1 else tensor * factor
+
+
+def _added(self: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    """With ``beta`` 0 what ``self`` holds does not matter, NaN included."""
+    if beta == 0:
+        wide = torch.broadcast_shapes(self.shape, product.shape)
+        return _scaled(product, alpha).expand(wide)
+    return _scaled(self, beta) + _scaled(product, alpha)
+
+
+@implements_operator(aten.addmm.default)
+def addmm(self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _added(self, matmul.mm(mat1, mat2), beta, alpha)
+
+
+@implements_operator(aten.addmv.default)
+def addmv(self: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _added(self, matmul.mv(mat, vec), beta, alpha)
+
+
+@implements_operator(aten.baddbmm.default)
+def baddbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _added(self, matmul.bmm(batch1, batch2), beta, alpha)
+
+
+@implements_operator(aten.addbmm.default)
+def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _added(self, einsum("bij,bjk->ik", batch1, batch2), beta, alpha)
+
+
+implements_operator(aten.mm.default)(matmul.mm)
+implements_operator(aten.mv.default)(matmul.mv)
+implements_operator(aten.bmm.default)(matmul.bmm)
+
+
+@implements_operator(aten.dot.default, aten.vdot.default)
+def dot(self: Any, tensor: Any) -> Any:
+    return einsum("i,i->", self.conj() if self.is_complex() else self, tensor)

@@ -1,0 +1,341 @@
+"""Operations that move entries: other shapes, orders, parts, and several tensors put together.
+
+A permutation shares all arrays: only the order of the format changes. Everything else is arithmetic on the
+keys of entries (``ops.entries``), so that time and memory follow the entries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scorch.formats import Format
+from scorch.ops.entries import (
+    Entries,
+    Shape,
+    entries_of,
+    expanded,
+    format_for,
+    from_entries,
+    keys_of,
+)
+from scorch.ops.generic import densely
+from scorch.tensor.dispatch import implements_operator
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Pattern, Storage
+
+aten = torch.ops.aten
+
+
+def shape_after(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Shape:
+    """The shape that torch gives the result, or its error."""
+    shell = torch.empty(tuple(tensor.shape), dtype=tensor.storage.values.dtype, device="meta")
+    return tuple(func(shell, *args, **kwargs).shape)
+
+
+def made(tensor: SparseTensor, keys: torch.Tensor, values: torch.Tensor, shape: Shape, in_order: bool) -> Any:
+    """A tensor of other entries, stored as ``tensor`` is as far as that fits."""
+    return from_entries(Entries(keys, values, shape), format_for(tensor, shape), in_order)
+
+
+# the same entries in another shape -------------------------------------------------------------------
+
+
+@implements_operator(aten.view.default, aten._unsafe_view, aten.reshape)
+def view(self: SparseTensor, size: Sequence[int]) -> Any:
+    shape = shape_after(aten.view.default, self, size)
+    if shape == tuple(self.shape):
+        return SparseTensor(self.storage)
+    if not shape:
+        return self.to_dense().view(())
+    entries = entries_of(self)
+    return made(self, entries.keys, entries.values, shape, True)
+
+
+@implements_operator(aten._reshape_alias)
+def reshape_alias(self: SparseTensor, size: Sequence[int], stride: Any) -> Any:
+    return view(self, size)
+
+
+@implements_operator(aten.unsqueeze)
+def unsqueeze(self: SparseTensor, dim: int) -> Any:
+    return view(self, shape_after(aten.unsqueeze.default, self, dim))
+
+
+@implements_operator(aten.squeeze.default)
+def squeeze(self: SparseTensor) -> Any:
+    return view(self, shape_after(aten.squeeze.default, self))
+
+
+@implements_operator(aten.squeeze.dim, aten.squeeze.dims)
+def squeeze_dims(self: SparseTensor, dim: Any) -> Any:
+    func = aten.squeeze.dim if isinstance(dim, int) else aten.squeeze.dims
+    return view(self, shape_after(func, self, dim))
+
+
+@implements_operator(aten.permute)
+def permute(self: SparseTensor, dims: Sequence[int]) -> SparseTensor:
+    """The same arrays; a dimension goes to another place."""
+    shape = shape_after(aten.permute.default, self, dims)
+    order = [dim % len(shape) for dim in dims]
+    place = {old: new for new, old in enumerate(order)}
+    pattern, form = self.storage.pattern, self.format
+    moved = Format(
+        form.levels,
+        order=[place[dim] for dim in form.order],
+        blocks={place[dim]: size for dim, size in form.blocks},
+        dims=len(shape),
+    )
+    turned = Pattern(moved, shape, pattern.pos, pattern.crd, pattern.counts)
+    return SparseTensor(Storage(turned, self.storage.values))
+
+
+@implements_operator(aten.transpose.int)
+def transpose(self: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
+    shape_after(aten.transpose.int, self, dim0, dim1)
+    order = list(range(self.dim()))
+    if order:
+        order[dim0], order[dim1] = order[dim1], order[dim0]
+    return permute(self, order)
+
+
+@implements_operator(aten.t)
+def t(self: SparseTensor) -> SparseTensor:
+    shape_after(aten.t.default, self)
+    return permute(self, list(range(self.dim()))[::-1])
+
+
+@implements_operator(aten.expand)
+def expand(self: SparseTensor, size: Sequence[int], *, implicit: bool = False) -> Any:
+    shape = shape_after(aten.expand.default, self, size)
+    if shape == tuple(self.shape):
+        return SparseTensor(self.storage)
+    wide = expanded(entries_of(self), shape)
+    return made(self, wide.keys, wide.values, shape, True)
+
+
+@implements_operator(aten.repeat)
+def repeat(self: SparseTensor, repeats: Sequence[int]) -> Any:
+    """Each dimension as one of copies and one of coordinates, broadcast and joined."""
+    shape = shape_after(aten.repeat.default, self, repeats)
+    own = (1,) * (len(repeats) - self.dim()) + tuple(self.shape)
+    entries = entries_of(self)
+    paired = tuple(size for pair in zip((1,) * len(own), own, strict=True) for size in pair)
+    wanted = tuple(size for pair in zip(repeats, own, strict=True) for size in pair)
+    wide = expanded(Entries(entries.keys, entries.values, paired), wanted)
+    return made(self, wide.keys, wide.values, shape, True)
+
+
+# parts -----------------------------------------------------------------------------------------------
+
+
+@implements_operator(aten.slice.Tensor)
+def slice_(
+    self: SparseTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    shape = shape_after(aten.slice.Tensor, self, dim, start, end, step)
+    dim %= self.dim()
+    if shape == tuple(self.shape):
+        return SparseTensor(self.storage)
+    first = slice(start, end, step).indices(self.shape[dim])[0]
+    entries = entries_of(self)
+    crd = entries.coordinates
+    offset = crd[dim] - first
+    kept = (offset >= 0) & (offset < shape[dim] * step) & (offset % step == 0)
+    crd[dim] = offset // step
+    return made(self, keys_of([c[kept] for c in crd], shape), entries.values[kept], shape, True)
+
+
+@implements_operator(aten.select.int)
+def select(self: SparseTensor, dim: int, index: int) -> Any:
+    shape = shape_after(aten.select.int, self, dim, index)
+    dim %= self.dim()
+    entries = entries_of(self)
+    crd = entries.coordinates
+    kept = crd.pop(dim) == index % self.shape[dim]
+    if not shape:
+        return (
+            entries.values[kept].sum(dtype=entries.values.dtype)
+            if kept.any()
+            else entries.values.new_zeros(())
+        )
+    return made(self, keys_of([c[kept] for c in crd], shape), entries.values[kept], shape, True)
+
+
+@implements_operator(aten.unbind)
+def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
+    return [select(self, dim, index) for index in range(self.shape[dim])]
+
+
+@implements_operator(aten.split.Tensor)
+def split(self: SparseTensor, split_size: int, dim: int = 0) -> list[Any]:
+    shell = torch.empty(self.shape[dim], device="meta")
+    return split_with_sizes(self, [part.shape[0] for part in aten.split.Tensor(shell, split_size)], dim)
+
+
+@implements_operator(aten.split_with_sizes)
+def split_with_sizes(self: SparseTensor, split_sizes: Sequence[int], dim: int = 0) -> list[Any]:
+    aten.split_with_sizes(torch.empty(tuple(self.shape), device="meta"), split_sizes, dim)
+    found, start = [], 0
+    for size in split_sizes:
+        found.append(slice_(self, dim, start, start + size))
+        start += size
+    return found
+
+
+@implements_operator(aten.tril)
+def tril(self: SparseTensor, diagonal: int = 0) -> Any:
+    return _triangle(aten.tril.default, self, diagonal, lambda rows, columns: columns - rows <= diagonal)
+
+
+@implements_operator(aten.triu)
+def triu(self: SparseTensor, diagonal: int = 0) -> Any:
+    return _triangle(aten.triu.default, self, diagonal, lambda rows, columns: columns - rows >= diagonal)
+
+
+def _triangle(func: Any, self: SparseTensor, diagonal: int, is_kept: Any) -> Any:
+    shape = shape_after(func, self, diagonal)
+    entries = entries_of(self)
+    crd = entries.coordinates
+    kept = is_kept(crd[-2], crd[-1])
+    return made(self, entries.keys[kept], entries.values[kept], shape, True)
+
+
+@implements_operator(aten.diagonal)
+def diagonal(self: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    shape = shape_after(aten.diagonal.default, self, offset, dim1, dim2)
+    dim1, dim2 = dim1 % self.dim(), dim2 % self.dim()
+    entries = entries_of(self)
+    crd = entries.coordinates
+    kept = crd[dim2] - crd[dim1] == offset
+    along = crd[dim1] if offset >= 0 else crd[dim2]
+    columns = [c[kept] for d, c in enumerate(crd) if d not in (dim1, dim2)] + [along[kept]]
+    return made(self, keys_of(columns, shape), entries.values[kept], shape, self.dim() == 2)
+
+
+@implements_operator(aten.diag_embed)
+def diag_embed(self: SparseTensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    shape = shape_after(aten.diag_embed.default, self, offset, dim1, dim2)
+    dim1, dim2 = dim1 % len(shape), dim2 % len(shape)
+    entries = entries_of(self)
+    *outer, along = entries.coordinates
+    columns: list[torch.Tensor] = []
+    rest = iter(outer)
+    for dim in range(len(shape)):
+        if dim == dim1:
+            columns.append(along + max(-offset, 0))
+        elif dim == dim2:
+            columns.append(along + max(offset, 0))
+        else:
+            columns.append(next(rest))
+    return made(self, keys_of(columns, shape), entries.values, shape, False)
+
+
+# other places ----------------------------------------------------------------------------------------
+
+
+@implements_operator(aten.flip)
+def flip(self: SparseTensor, dims: Sequence[int]) -> Any:
+    shape = shape_after(aten.flip.default, self, dims)
+    entries = entries_of(self)
+    crd = entries.coordinates
+    for dim in {dim % self.dim() for dim in dims}:
+        crd[dim] = shape[dim] - 1 - crd[dim]
+    return made(self, keys_of(crd, shape), entries.values, shape, False)
+
+
+@implements_operator(aten.roll)
+def roll(self: SparseTensor, shifts: Any, dims: Any = ()) -> Any:
+    shape = shape_after(aten.roll.default, self, shifts, dims)
+    moves = [shifts] if isinstance(shifts, int) else list(shifts)
+    along = [dims] if isinstance(dims, int) else list(dims)
+    if not along:
+        flat = view(self, [self.numel()])
+        return view(roll(flat, moves, [0]), shape)
+    entries = entries_of(self)
+    crd = entries.coordinates
+    for shift, dim in zip(moves, along, strict=True):
+        if shape[dim]:
+            crd[dim] = (crd[dim] + shift) % shape[dim]
+    return made(self, keys_of(crd, shape), entries.values, shape, False)
+
+
+@implements_operator(aten.constant_pad_nd)
+def constant_pad_nd(self: SparseTensor, pad: Sequence[int], value: Any = 0) -> Any:
+    shape = shape_after(aten.constant_pad_nd.default, self, pad, value)
+    if value != 0:
+        return densely(aten.constant_pad_nd.default, (self, pad, value), {})
+    entries = entries_of(self)
+    crd = entries.coordinates
+    kept = torch.ones_like(entries.keys, dtype=torch.bool)
+    for number in range(len(pad) // 2):
+        dim = self.dim() - 1 - number
+        crd[dim] = crd[dim] + pad[2 * number]
+        kept &= (crd[dim] >= 0) & (crd[dim] < shape[dim])
+    return made(self, keys_of([c[kept] for c in crd], shape), entries.values[kept], shape, True)
+
+
+# several tensors -------------------------------------------------------------------------------------
+
+
+@implements_operator(aten.cat)
+def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    """One after the other along ``dim``; sparse unless dense ones fill most of it."""
+    shells = [torch.empty(tuple(part.shape), dtype=part.dtype, device="meta") for part in tensors]
+    like = aten.cat.default(shells, dim)
+    shape, dim = tuple(like.shape), dim % like.dim()
+    parts = [part for part in tensors if tuple(part.shape) != (0,) or len(shape) == 1]
+    if _mostly_dense(parts, math.prod(shape)):
+        return densely(aten.cat.default, (list(tensors), dim), {})
+    first = next(part for part in tensors if isinstance(part, SparseTensor))
+    columns: list[list[torch.Tensor]] = [[] for _ in shape]
+    values, start = [], 0
+    for part in parts:
+        crd, stored = _entries_of_any(part)
+        for number, column in enumerate(crd):
+            columns[number].append(column + start if number == dim else column)
+        values.append(stored.to(like.dtype))
+        start += part.shape[dim]
+    keys = keys_of([torch.cat(column) for column in columns], shape)
+    return made(first, keys, torch.cat(values), shape, dim == 0)
+
+
+def _mostly_dense(parts: Sequence[torch.Tensor], places: int) -> bool:
+    filled = sum(part.numel() for part in parts if not isinstance(part, SparseTensor))
+    return 2 * filled > places
+
+
+def _entries_of_any(part: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    if isinstance(part, SparseTensor):
+        entries = entries_of(part)
+        return entries.coordinates, entries.values
+    crd = torch.nonzero(part, as_tuple=True)
+    return list(crd), part[crd]
+
+
+@implements_operator(aten.stack)
+def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    return cat([torch.unsqueeze(part, dim) for part in tensors], dim)
+
+
+@implements_operator(aten.block_diag)
+def block_diag(tensors: Sequence[torch.Tensor]) -> Any:
+    shells = [torch.empty(tuple(part.shape), dtype=part.dtype, device="meta") for part in tensors]
+    like = aten.block_diag.default(shells)
+    shape = tuple(like.shape)
+    first = next(part for part in tensors if isinstance(part, SparseTensor))
+    columns: list[list[torch.Tensor]] = [[], []]
+    values: list[torch.Tensor] = []
+    row = column = 0
+    for part in tensors:
+        matrix = part.reshape(1, -1) if part.dim() < 2 else part
+        crd, stored = _entries_of_any(matrix)
+        columns[0].append(crd[0] + row)
+        columns[1].append(crd[1] + column)
+        values.append(stored.to(like.dtype))
+        row, column = row + matrix.shape[0], column + matrix.shape[1]
+    keys = keys_of([torch.cat(part) for part in columns], shape)
+    return made(first, keys, torch.cat(values), shape, True)

@@ -1,0 +1,99 @@
+"""Nothing densifies secretly: a matrix of 200,000 x 200,000 with 2,000 entries, which dense has 160 GB."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+import torch
+
+import scorch
+from ops.calls_of_torch import ELEMENTWISE
+from scorch.errors import DensityError
+from scorch.ops.entries import entries_of
+
+N = 200_000
+KEEPING = ["abs", "neg", "relu", "sin", "expm1", "times two", "divided", "squared", "plus itself", "sign"]
+KEEPING += ["times itself", "maximum of both signs", "compared", "differs", "where with zero", "clamp"]
+KEEPING += ["isnan", "addcmul", "lerp", "in place", "gelu", "silu", "minus itself", "dropout in evaluation"]
+DENSE = ["exp", "cos", "sigmoid", "plus one", "one minus", "equals", "compared below"]
+
+
+@pytest.fixture(scope="module")
+def huge() -> scorch.SparseTensor:
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(0, N, (2, 2_000), generator=generator)
+    return scorch.sparse_coo_tensor(places, torch.randn(2_000, generator=generator), (N, N), format="csr")
+
+
+@pytest.fixture(autouse=True)
+def little_memory():
+    """At most 2 GB more than there is now."""
+    with open("/proc/self/statm") as facts:
+        now = int(facts.read().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + 2 * 10**9, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_elementwise(huge, name):
+    found = ELEMENTWISE[name](huge)
+    stored = ELEMENTWISE[name](entries_of(huge).values)
+    assert isinstance(found, scorch.SparseTensor) and tuple(found.shape) == (N, N)
+    assert torch.allclose(entries_of(found).values, stored)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_what_would_be_dense_is_refused_before(huge, name):
+    with pytest.raises(DensityError):
+        ELEMENTWISE[name](huge)
+
+
+CALLS = {
+    "sum": lambda x: x.sum(),
+    "sum over rows": lambda x: x.sum(0),
+    "mean": lambda x: x.mean(1),
+    "amax": lambda x: x.amax(1),
+    "argmax": lambda x: x.argmax(0),
+    "prod": lambda x: x.prod(1),
+    "std": lambda x: x.std(1),
+    "norm": lambda x: x.norm(dim=1),
+    "logsumexp": lambda x: torch.logsumexp(x, 1),
+    "any": lambda x: x.any(1),
+    "count_nonzero": lambda x: torch.count_nonzero(x),
+    "reshape": lambda x: x.reshape(N // 2, 2 * N),
+    "flatten": lambda x: x.flatten(),
+    "T": lambda x: x.T,
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "cat": lambda x: torch.cat([x, x], 1),
+    "stack": lambda x: torch.stack([x, x]),
+    "rows": lambda x: x[1000:2000, ::3],
+    "a row": lambda x: x[5],
+    "a list of rows": lambda x: x[[5, 1000, 5]],
+    "index_select": lambda x: x.index_select(1, torch.arange(0, N, 7)),
+    "pairs": lambda x: x[torch.arange(10), torch.arange(10)],
+    "nonzero": lambda x: x.nonzero(),
+    "where positive": lambda x: torch.where(x > 0, x, torch.zeros(())),
+    "flip": lambda x: x.flip(0),
+    "roll": lambda x: x.roll(3, 0),
+    "tril": torch.tril,
+    "diagonal": lambda x: x.diagonal(),
+    "split": lambda x: x.split(N // 2)[1],
+    "matrix product": lambda x: x @ x,
+    "product with few columns": lambda x: x @ torch.ones(N, 4),
+    "matrix vector": lambda x: x.mv(torch.ones(N)),
+    "times a row": lambda x: x * torch.ones(N),
+    "times a column": lambda x: x * torch.ones(N, 1),
+    "over a column": lambda x: x / torch.full((N, 1), 2.0),
+    "index_add": lambda x: x.index_add(0, torch.tensor([1, 7]), x[:2]),
+    "equal": lambda x: torch.equal(x, x.clone()),
+    "block_diag": lambda x: torch.block_diag(x, x),
+    "pad": lambda x: torch.nn.functional.pad(x, (1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_other_calls(huge, name):
+    CALLS[name](huge)

@@ -1,0 +1,101 @@
+"""torch's functions on sparse tensors of any format and dtype give what they give on the dense tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import scorch
+from ops.calls_of_torch import ELEMENTWISE, INDEXING, REDUCTIONS, SHAPES, WITH_DENSE, Call
+from scorch import SparseTensor
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
+FORMATS = ["csr", "csc", "coo", "dcsr", "bsr(2,2)", "sd"]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]
+EXACT = {torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
+
+
+def matrix(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(4)
+    values = torch.randint(-3, 4, shape, generator=generator)
+    kept = torch.rand(shape, generator=generator) < 0.4
+    return (values * kept).abs().to(dtype) if dtype == torch.bool else (values * kept).to(dtype)
+
+
+def check(call: Call, dense: torch.Tensor, form: str) -> None:
+    S = scorch.from_torch(dense, format=form)
+    before = S.to_dense()
+    try:
+        wanted = call(dense)
+    except (RuntimeError, TypeError, IndexError) as error:
+        with pytest.raises(type(error)):
+            call(S)
+        return
+    found = call(S)
+    same(found, wanted, EXACT.get(dense.dtype, {}))
+    assert torch.equal(S.to_dense(), before), "operands are never modified"
+
+
+def same(found: Any, wanted: Any, tolerance: dict[str, float]) -> None:
+    if isinstance(wanted, tuple | list):
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            same(one, other, tolerance)
+        return
+    if not isinstance(wanted, torch.Tensor):
+        assert found == wanted
+        return
+    plain = found.to_dense() if isinstance(found, SparseTensor) else found
+    torch.testing.assert_close(plain, wanted, equal_nan=True, check_stride=False, **tolerance)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", [*ELEMENTWISE, *REDUCTIONS, *SHAPES, *INDEXING])
+def test_matrices(name, form):
+    call = {**ELEMENTWISE, **REDUCTIONS, **SHAPES, **INDEXING}[name]
+    check(call, matrix(torch.float32, 4, 6), form)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", WITH_DENSE)
+def test_with_dense_tensors(name, form):
+    check(WITH_DENSE[name], matrix(torch.float32, 4, 6), form)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("name", [*ELEMENTWISE, *REDUCTIONS, *SHAPES, *INDEXING])
+def test_dtypes(name, dtype):
+    call = {**ELEMENTWISE, **REDUCTIONS, **SHAPES, **INDEXING}[name]
+    check(call, matrix(dtype, 4, 6), "csr")
+
+
+@pytest.mark.parametrize("form", ["csf", "coo", "csr", "dsd"])
+@pytest.mark.parametrize("name", [*ELEMENTWISE, *REDUCTIONS])
+def test_order_three(name, form):
+    check({**ELEMENTWISE, **REDUCTIONS}[name], matrix(torch.float32, 3, 4, 5), form)
+
+
+@pytest.mark.parametrize("shape", [(0, 6), (4, 0), (1, 1), (1, 6)])
+@pytest.mark.parametrize("name", [*ELEMENTWISE, *REDUCTIONS])
+def test_empty_and_tiny_matrices(name, shape):
+    check({**ELEMENTWISE, **REDUCTIONS}[name], matrix(torch.float32, *shape), "csr")
+
+
+SPARSE = ["abs", "neg", "relu", "sin", "expm1", "times two", "divided", "squared", "plus itself", "compared"]
+SPARSE += ["times itself", "where with zero", "clamp", "sign", "gelu", "leaky_relu", "silu", "in place"]
+
+
+@pytest.mark.parametrize("name", [*SPARSE, *SHAPES])
+def test_what_is_zero_for_zero_stays_sparse(name):
+    found = {**ELEMENTWISE, **SHAPES}[name](scorch.from_torch(matrix(torch.float32, 4, 6), format="csr"))
+    parts = found if isinstance(found, tuple | list) else [found]
+    assert all(isinstance(part, SparseTensor) for part in parts)
+
+
+def test_a_function_that_keeps_zero_shares_the_pattern():
+    S = scorch.from_torch(matrix(torch.float32, 4, 6), format="dcsr")
+    assert torch.relu(S).storage.pattern is S.storage.pattern
+    assert (S * 2).storage.pattern is S.storage.pattern
+    assert S.T.storage.pattern.crd[1] is S.storage.pattern.crd[1]
