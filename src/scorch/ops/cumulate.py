@@ -53,4 +53,22 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
 @implements_operator(aten.cumprod.default)
 def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """Not zero only in lines that are stored from their first place on."""
-    return densely(aten.cumprod.default, (self, dim), {"dtype": dtype})
+    like = aten.cumprod(torch.empty(tuple(self.shape), dtype=self.dtype, device="meta"), dim, dtype=dtype)
+    if not self.numel():
+        return densely(aten.cumprod.default, (self, dim), {"dtype": dtype})
+    shape, dim = tuple(self.shape), dim % self.dim()
+    entries = entries_of(self)
+    crd = entries.coordinates
+    along = crd[dim]
+    rest = tuple(size for d, size in enumerate(shape) if d != dim)
+    group = keys_of([c for d, c in enumerate(crd) if d != dim], rest).expand(along.shape)
+    order = torch.argsort(group, stable=True)
+    group, along = group[order], along[order]
+    first = torch.searchsorted(group, group)
+    kept = along == torch.arange(group.numel()) - first  # stored without a gap from the first place on
+    keys, values, line = entries.keys[order][kept], entries.values[order][kept].to(like.dtype), along[kept]
+    for place in range(1, int(line.max()) + 1 if line.numel() else 0):
+        at = torch.nonzero(line == place, as_tuple=True)[0]
+        values[at] *= values[at - 1]
+    made = Entries(keys, values, shape)
+    return from_entries(made, format_for(self, shape), in_order=False)

@@ -55,11 +55,13 @@ DIVISIONS = (aten.div, aten.floor_divide, aten.fmod, aten.remainder)
 
 
 # Elementwise too, though torch does not say so.
-UNTAGGED = (aten.hardswish, aten._prelu_kernel, aten.rsub, aten.masked_fill)
+UNTAGGED = (aten.hardswish, aten._prelu_kernel, aten.rsub, aten.masked_fill, aten.floor_divide)
 
 
 def is_elementwise(func: Any) -> bool:
-    return torch.Tag.pointwise in func.tags or func.overloadpacket in UNTAGGED
+    """Whether ``func`` has one result, made of the elements of its operands one by one."""
+    is_one = len(func._schema.returns) == 1
+    return is_one and (torch.Tag.pointwise in func.tags or func.overloadpacket in UNTAGGED)
 
 
 @implements(torch.Tensor.__rdiv__, torch.Tensor.__rtruediv__)
@@ -142,6 +144,8 @@ class _Call:
             divisor = self.args[1]
             is_safe = not isinstance(divisor, SparseTensor) and bool(torch.as_tensor(divisor).all())
             return (0,) if is_safe else ()
+        if not all(bool(tensor.isfinite().all()) for tensor in self.dense.values()):
+            return ()  # 0 * inf is NaN
         return ANNIHILATORS.get(packet, ())
 
     def at(self, keys: torch.Tensor, wide: dict[int | str, Entries], shape: tuple[int, ...]) -> Entries:

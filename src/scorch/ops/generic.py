@@ -56,9 +56,20 @@ KEEP_ZEROS = {
     aten.masked_scatter,
     aten.max_pool2d_with_indices,
     aten.max_pool3d_with_indices,
+    aten.reflection_pad1d,
+    aten.reflection_pad2d,
+    aten.reflection_pad3d,
+    aten.replication_pad1d,
+    aten.replication_pad2d,
+    aten.replication_pad3d,
     aten.sort,
     aten.topk,
     aten.unfold,
+    aten._upsample_bicubic2d_aa,
+    aten._upsample_bilinear2d_aa,
+    aten._upsample_nearest_exact1d,
+    aten._upsample_nearest_exact2d,
+    aten._upsample_nearest_exact3d,
     aten.upsample_bicubic2d,
     aten.upsample_bilinear2d,
     aten.upsample_linear1d,
@@ -79,6 +90,8 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return elementwise(func, args, kwargs)
     if func.overloadpacket in DECOMPOSED:
         return decomposition_table[func](*args, **kwargs)
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return func.decompose(*args, **kwargs)
     found = densely(func, args, kwargs)
     if func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor):
         return tree_map(lambda value: _stored(value, args[0]), found)
@@ -95,7 +108,8 @@ def _stored(value: Any, like: SparseTensor) -> Any:
 
 
 def name_of(func: Any) -> str:
-    return str(func.overloadpacket).removeprefix("aten.")
+    """What an operator or function is called."""
+    return str(getattr(func, "overloadpacket", getattr(func, "__name__", func))).removeprefix("aten.")
 
 
 def densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -154,6 +154,20 @@ def nonzero(self: SparseTensor) -> torch.Tensor:
     return torch.stack(coordinates_of(keys, entries.shape), 1)
 
 
+@implements_operator(aten.embedding)
+def embedding(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """Rows of ``weight``."""
+    places = indices.to_dense() if isinstance(indices, SparseTensor) else indices
+    rows = torch.index_select(weight, 0, places.reshape(-1))
+    return rows.reshape(*places.shape, *weight.shape[1:])
+
+
 # writing ---------------------------------------------------------------------------------------------
 
 
@@ -184,6 +198,25 @@ def _source_at(src: Any, shape: Shape) -> torch.Tensor:
 @implements_operator(aten.scatter.src, aten.scatter.value)
 def scatter(self: SparseTensor, dim: int, index: torch.Tensor, src: Any) -> Any:
     return _scattered(self, dim, index, src, False)
+
+
+@implements_operator(aten.select_scatter)
+def select_scatter(self: torch.Tensor, src: torch.Tensor, dim: int, index: int) -> Any:
+    place = torch.tensor([index % self.shape[dim]])
+    return torch.index_copy(self, dim, place, torch.unsqueeze(src, dim))
+
+
+@implements_operator(aten.slice_scatter)
+def slice_scatter(
+    self: torch.Tensor,
+    src: torch.Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Any:
+    places = torch.arange(*slice(start, end, step).indices(self.shape[dim]))
+    return torch.index_copy(self, dim, places, src)
 
 
 @implements_operator(aten.scatter_add)
