@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
+from scorch.compiler.pipeline import index_type
+from scorch.compiler.typing import dtype_of_type
 from scorch.formats import Format, as_format
 from scorch.tensor.build import from_coordinates
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Storage
+from scorch.tensor.storage import Pattern, Storage
 
 Shape = tuple[int, ...]
 
@@ -71,11 +73,27 @@ def coordinates_of(keys: torch.Tensor, shape: Shape) -> list[torch.Tensor]:
 
 def from_entries(entries: Entries, form: Format, in_order: bool = True) -> SparseTensor:
     """The tensor with these entries; unless they are ``in_order`` they are sorted, and repeats summed."""
-    keys, values = entries.keys, entries.values
+    keys, values, shape = entries.keys, entries.values, entries.shape
     if not in_order:
         keys, order = torch.sort(keys, stable=True)
         values = values[order]
-    made = from_coordinates(coordinates_of(keys, entries.shape), values, entries.shape, form)
+        repeats = keys[1:] == keys[:-1]
+        if bool(repeats.any()):
+            return _summed(coordinates_of(keys, shape), values, shape, form)
+    count = keys.numel()
+    dtype = dtype_of_type(index_type(shape, count))
+    crd = tuple(column.to(dtype) for column in coordinates_of(keys, shape))
+    pos = torch.tensor([0, count], dtype=dtype)
+    pattern = Pattern(
+        as_format("coo", len(shape)), shape, (pos, *(None,) * (len(crd) - 1)), crd, (count,) * len(crd)
+    )
+    found = convert(Storage(pattern, values.contiguous()), form)
+    assert isinstance(found, Storage)
+    return SparseTensor(found)
+
+
+def _summed(crd: list[torch.Tensor], values: torch.Tensor, shape: Shape, form: Format) -> SparseTensor:
+    made = from_coordinates(crd, values, shape, form)
     assert isinstance(made, SparseTensor)
     return made
 

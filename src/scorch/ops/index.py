@@ -26,6 +26,7 @@ from scorch.ops.generic import densely
 from scorch.ops.shape import made, shape_after
 from scorch.tensor.dispatch import implements_operator
 from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Pattern, Storage
 
 aten = torch.ops.aten
 
@@ -49,11 +50,29 @@ def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
     shape = shape_after(aten.index_select.default, self, dim, index.to("meta"))
     dim %= max(self.dim(), 1)
     _check_range(index, self.shape[dim], dim)
+    if self.format.letters == "ds" and not self.format.blocks and self.format.order[0] == dim:
+        return _rows(self, index.reshape(-1), shape)
     entries = entries_of(self)
     crd = entries.coordinates
     left, right = join(crd[dim], index.reshape(-1).to(torch.int64))
     columns = [right if d == dim else c[left] for d, c in enumerate(crd)]
     return made(self, keys_of(columns, shape), entries.values[left], shape, False)
+
+
+def _rows(self: SparseTensor, index: torch.Tensor, shape: Shape) -> SparseTensor:
+    """Rows of a csr matrix, or columns of a csc one: their entries are copied as they lie."""
+    pattern = self.storage.pattern
+    pos, crd = pattern.pos[1], pattern.crd[1]
+    assert pos is not None and crd is not None
+    begin = pos[index]
+    count = pos[index + 1] - begin
+    ends = torch.cumsum(count, 0)
+    total = int(ends[-1]) if ends.numel() else 0
+    new = torch.zeros(index.numel() + 1, dtype=pos.dtype)
+    new[1:] = ends
+    place = torch.arange(total) + torch.repeat_interleave(begin - new[:-1], count)
+    rows = Pattern(self.format, shape, (None, new), (None, crd[place]), (index.numel(), total))
+    return SparseTensor(Storage(rows, self.storage.values[place]))
 
 
 def _check_range(index: torch.Tensor, size: int, dim: int) -> None:
@@ -68,6 +87,9 @@ def index(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> Any:
     wanted = _plain_indices(self, indices)
     places = [dim for dim, value in enumerate(wanted) if value is not None]
     tensors = [value for value in wanted if value is not None]
+    if len(tensors) == 1 and tensors[0].dim() == 1:
+        _check_range(tensors[0], self.shape[places[0]], places[0])
+        return index_select(self, places[0], tensors[0] % max(self.shape[places[0]], 1))
     points = torch.broadcast_tensors(*tensors)
     shape = tuple(self.shape)
     picked = tuple(shape[dim] for dim in places)

@@ -8,11 +8,13 @@ entries is 0, and a mean divides by all places.
 from __future__ import annotations
 
 import math
+from builtins import all as builtins_all
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from scorch.ops.einsum import einsum
 from scorch.ops.entries import Entries, coordinates_of, entries_of, format_for, from_entries, keys_of
 from scorch.ops.generic import densely
 from scorch.tensor.budget import check_budget
@@ -122,7 +124,35 @@ def _summed(
     body: Callable[[Groups, torch.Tensor], torch.Tensor],
 ) -> Any:
     dims = [dim] if isinstance(dim, int) else dim
+    values = self.storage.values
+    is_plain = values.dtype in (torch.float32, torch.float64) and dtype in (None, values.dtype)
+    if is_plain and func is not aten.nansum and self.numel():
+        total = _quick_sum(self, dims, keepdim)
+        if total is not None:
+            count = self.numel() // max(total.numel(), 1)
+            return total if func is aten.sum.dim_IntList else total / count
     return _reduce(func, self, dims, (dims, keepdim), {"dtype": dtype}, lambda g, v: (body(g, v), 0.0))
+
+
+def _quick_sum(self: SparseTensor, dims: Dims, keepdim: bool) -> torch.Tensor | None:
+    """The sum by a generated kernel, where the result is dense; None where it is not or dims are wrong."""
+    rank = self.dim()
+    given = range(rank) if not dims and not isinstance(dims, int) else dims
+    if not isinstance(given, Sequence | range) or not builtins_all(-rank <= d < rank for d in given):
+        return None
+    reduced = {d % rank for d in given}
+    if len(reduced) != len(list(given)):
+        return None
+    kept = [d for d in range(rank) if d not in reduced]
+    shape = _shape_without(self, sorted(reduced), keepdim)
+    if not kept:
+        return self.storage.values.sum().reshape(shape)
+    size = math.prod(shape)
+    if len(kept) > 1 and size > 2 * self.nnz:
+        return None
+    letters = "abcdefghijklmnop"[:rank]
+    found = einsum(f"{letters}->{''.join(letters[d] for d in kept)}", self, format="dense")
+    return found.reshape(shape)
 
 
 @implements_operator(aten.prod.default, aten.prod.dim_int)

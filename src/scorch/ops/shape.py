@@ -6,12 +6,15 @@ keys of entries (``ops.entries``), so that time and memory follow the entries.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from scorch.compiler.pipeline import index_type
+from scorch.compiler.typing import dtype_of_type
 from scorch.formats import Format
 from scorch.ops.entries import (
     Entries,
@@ -79,33 +82,44 @@ def squeeze_dims(self: SparseTensor, dim: Any) -> Any:
 @implements_operator(aten.permute)
 def permute(self: SparseTensor, dims: Sequence[int]) -> SparseTensor:
     """The same arrays; a dimension goes to another place."""
-    shape = shape_after(aten.permute.default, self, dims)
-    order = [dim % len(shape) for dim in dims]
+    pattern = self.storage.pattern
+    rank = len(pattern.shape)
+    order = tuple(dim % rank if -rank <= dim < rank else dim for dim in dims)
+    if sorted(order) != list(range(rank)):
+        shape_after(aten.permute.default, self, dims)  # says what is wrong
+    shape = tuple(pattern.shape[dim] for dim in order)
+    turned = Pattern(_turned(pattern.format, order), shape, pattern.pos, pattern.crd, pattern.counts)
+    return SparseTensor(Storage(turned, self.storage.values))
+
+
+@functools.lru_cache(maxsize=256)
+def _turned(form: Format, order: tuple[int, ...]) -> Format:
+    """``form`` of a tensor whose dimension ``order[d]`` becomes its dimension d."""
     place = {old: new for new, old in enumerate(order)}
-    pattern, form = self.storage.pattern, self.format
-    moved = Format(
+    return Format(
         form.levels,
         order=[place[dim] for dim in form.order],
         blocks={place[dim]: size for dim, size in form.blocks},
-        dims=len(shape),
+        dims=len(order),
     )
-    turned = Pattern(moved, shape, pattern.pos, pattern.crd, pattern.counts)
-    return SparseTensor(Storage(turned, self.storage.values))
 
 
 @implements_operator(aten.transpose.int)
 def transpose(self: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
-    shape_after(aten.transpose.int, self, dim0, dim1)
-    order = list(range(self.dim()))
-    if order:
+    order = list(range(len(self.storage.pattern.shape)))
+    try:
         order[dim0], order[dim1] = order[dim1], order[dim0]
+    except IndexError:
+        shape_after(aten.transpose.int, self, dim0, dim1)  # says what is wrong
     return permute(self, order)
 
 
 @implements_operator(aten.t)
 def t(self: SparseTensor) -> SparseTensor:
-    shape_after(aten.t.default, self)
-    return permute(self, list(range(self.dim()))[::-1])
+    rank = len(self.storage.pattern.shape)
+    if rank > 2:
+        shape_after(aten.t.default, self)  # says what is wrong
+    return permute(self, list(range(rank))[::-1])
 
 
 @implements_operator(aten.expand)
@@ -291,6 +305,8 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     if _mostly_dense(parts, math.prod(shape)):
         return densely(aten.cat.default, (list(tensors), dim), {})
     first = next(part for part in tensors if isinstance(part, SparseTensor))
+    if _are_rows(parts, dim):
+        return _joined_rows([part for part in parts if isinstance(part, SparseTensor)], shape, like.dtype)
     columns: list[list[torch.Tensor]] = [[] for _ in shape]
     values, start = [], 0
     for part in parts:
@@ -301,6 +317,34 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
         start += part.shape[dim]
     keys = keys_of([torch.cat(column) for column in columns], shape)
     return made(first, keys, torch.cat(values), shape, dim == 0)
+
+
+def _are_rows(parts: Sequence[torch.Tensor], dim: int) -> bool:
+    """Whether all are csr matrices put one below the other, or csc side by side."""
+    if not all(isinstance(part, SparseTensor) for part in parts):
+        return False
+    forms = {part.format for part in parts if isinstance(part, SparseTensor)}
+    return len(forms) == 1 and all(f.letters == "ds" and not f.blocks and f.order[0] == dim for f in forms)
+
+
+def _joined_rows(parts: Sequence[SparseTensor], shape: Shape, dtype: torch.dtype) -> SparseTensor:
+    """The arrays of several matrices one after the other."""
+    pos: list[torch.Tensor] = []
+    crd: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
+    count = 0
+    patterns = [part.storage.pattern for part in parts]
+    index = dtype_of_type(index_type(shape, sum(p.size for p in patterns)))
+    for part, pattern in zip(parts, patterns, strict=True):
+        pointers, places = pattern.pos[1], pattern.crd[1]
+        assert pointers is not None and places is not None
+        pos.append((pointers if not pos else pointers[1:]).to(index) + count)
+        crd.append(places.to(index))
+        values.append(part.storage.values.to(dtype))
+        count += pattern.size
+    form, rows = parts[0].format, shape[parts[0].format.order[0]]
+    joined = Pattern(form, shape, (None, torch.cat(pos)), (None, torch.cat(crd)), (rows, count))
+    return SparseTensor(Storage(joined, torch.cat(values)))
 
 
 def _mostly_dense(parts: Sequence[torch.Tensor], places: int) -> bool:

@@ -1,0 +1,134 @@
+"""Short ways for what is called most: they are taken where they apply, and else the general rule is.
+
+Functions of one tensor that are zero for zero act on the values. ``S * number`` and ``S / number`` do too.
+Sums, differences and products of floating-point tensors are generated kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from scorch.ops.statement import evaluate
+from scorch.tensor.dispatch import implements
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Storage
+
+_ZERO_FOR_ZERO = [
+    "abs",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "ceil",
+    "deg2rad",
+    "erf",
+    "erfinv",
+    "expm1",
+    "floor",
+]
+_ZERO_FOR_ZERO += [
+    "frac",
+    "log1p",
+    "neg",
+    "positive",
+    "rad2deg",
+    "relu",
+    "round",
+    "sgn",
+    "sign",
+    "sin",
+    "sinh",
+]
+_ZERO_FOR_ZERO += ["sqrt", "square", "tan", "tanh", "trunc"]
+_FLOATS = (torch.float32, torch.float64)
+_LETTERS = "abcdefghijklmnop"
+
+
+def _on_values(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def apply(self: SparseTensor, **kwargs: Any) -> torch.Tensor:
+        if kwargs:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(self, **kwargs)
+        storage = self.storage
+        return SparseTensor(Storage(storage.pattern, function(storage.values)))
+
+    return apply
+
+
+for _name in _ZERO_FOR_ZERO:
+    _function = getattr(torch, _name)
+    _methods = [m for m in (getattr(torch.Tensor, _name, None),) if m is not None]
+    implements(_function, *_methods)(_on_values(_function))
+implements(torch.Tensor.__abs__)(_on_values(torch.abs))
+implements(torch.Tensor.__neg__)(_on_values(torch.neg))
+
+
+@implements(F.relu)
+def relu(input: SparseTensor, inplace: bool = False) -> torch.Tensor:
+    if inplace:
+        return torch.relu_(input)
+    return SparseTensor(Storage(input.storage.pattern, torch.relu(input.storage.values)))
+
+
+# arithmetic ------------------------------------------------------------------------------------------
+
+
+def _general(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The rule for all functions (``ops.elementwise``)."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **kwargs)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@implements(torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.multiply)
+def mul(input: Any, other: Any, **kwargs: Any) -> Any:
+    if not kwargs and isinstance(input, SparseTensor) and _is_number(other):
+        return SparseTensor(Storage(input.storage.pattern, input.storage.values * other))
+    return _by_kernel("*", torch.mul, input, other, kwargs)
+
+
+@implements(torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.true_divide, torch.divide)
+def div(input: Any, other: Any, **kwargs: Any) -> Any:
+    if not kwargs and isinstance(input, SparseTensor) and _is_number(other) and other != 0:
+        return SparseTensor(Storage(input.storage.pattern, input.storage.values / other))
+    return _general(torch.div, input, other, **kwargs)
+
+
+@implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
+def add(input: Any, other: Any, **kwargs: Any) -> Any:
+    return _by_kernel("+", torch.add, input, other, kwargs)
+
+
+@implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__, torch.subtract)
+def sub(input: Any, other: Any, **kwargs: Any) -> Any:
+    return _by_kernel("-", torch.sub, input, other, kwargs)
+
+
+def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: dict[str, Any]) -> Any:
+    """``a sign b`` of two sparse tensors, or for a product of a sparse and a dense one, by a kernel."""
+    both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    if kwargs or not both or not _is_plain(a, b, sign):
+        return _general(function, a, b, **kwargs)
+    rank = max(a.dim(), b.dim())
+    indices = ",".join(_LETTERS[:rank])
+    form = a.format if isinstance(a, SparseTensor) else b.format
+    if a.shape == b.shape:
+        return evaluate(f"C[{indices}] = A[{indices}] {sign} B[{indices}]", A=a, B=b, format=form)
+    return _general(function, a, b)
+
+
+def _is_plain(a: torch.Tensor, b: torch.Tensor, sign: str) -> bool:
+    if a.dtype != b.dtype or a.dtype not in _FLOATS or not 0 < a.dim() <= len(_LETTERS):
+        return False
+    if isinstance(a, SparseTensor) and isinstance(b, SparseTensor):
+        return not a.format.is_blocked
+    dense = b if isinstance(a, SparseTensor) else a
+    return sign == "*" and dense.layout == torch.strided and bool(dense.isfinite().all())
