@@ -3,7 +3,7 @@
 ``einsum`` and ``evaluate`` turn an expression into one generated kernel; ``explain`` shows it.
 """
 
-from scorch import errors
+from scorch import errors, namespace
 from scorch.explain import explain
 from scorch.formats import Format
 from scorch.ops import einsum, evaluate
@@ -47,3 +47,5 @@ __all__ = [
     "sparse_csr_tensor",
     "tensor",
 ]
+
+namespace.install(__all__)
