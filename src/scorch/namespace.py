@@ -30,7 +30,9 @@ def extend(module: types.ModuleType, other: types.ModuleType) -> None:
         return
     files = {found.name for found in pkgutil.iter_modules(getattr(module, "__path__", ()))}
     own = frozenset(vars(module)) | files
-    copied = {name: value for name, value in vars(other).items() if name not in own and _is_shared(name, value)}
+    copied = {
+        name: value for name, value in vars(other).items() if name not in own and _is_shared(name, value)
+    }
     vars(module).update(copied)
 
     def look_up(name: str) -> Any:
