@@ -16,7 +16,7 @@ import torch
 
 from scorch.compiler.pipeline import index_type
 from scorch.compiler.typing import dtype_of_type, type_of_dtype
-from scorch.errors import ArgumentError, OperandError, ShapeError, UnsupportedError
+from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, UnsupportedError
 from scorch.formats import Format, as_format
 from scorch.tensor.budget import check_budget
 from scorch.tensor.build import from_coordinates
@@ -176,15 +176,15 @@ def arange(*bounds: Any, format: AnyFormat = None, **options: Any) -> Made:
     return from_torch(torch.arange(*bounds, **named, dtype=dtype, device="cpu"), form)
 
 
-def as_tensor(
-    data: Any, dtype: torch.dtype | None = None, device: Any = None, *, format: AnyFormat = None
-) -> Made:
+def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.as_tensor``; with ``format`` the nonzeros are stored so. A sparse tensor stays sparse."""
     if isinstance(data, SparseTensor):
-        check_device("as_tensor", device)
-        return from_torch(data if dtype is None else data.to(dtype), format)
-    found = torch.as_tensor(data, dtype=dtype, device=device)
-    return found if format is None else from_torch(found, format)
+        dtype = _dtype_of("as_tensor", options, data.dtype)
+        return from_torch(data.to(dtype), format)
+    if format is None:
+        return torch.as_tensor(data, **options)
+    _check_options("as_tensor", options)
+    return from_torch(torch.as_tensor(data, dtype=options.get("dtype"), device="cpu"), format)
 
 
 # at random -------------------------------------------------------------------------------------------
@@ -265,6 +265,9 @@ def _drawn(
     form = as_format("coo" if format is None else format, len(shape))
     generator = options.pop("generator", None)
     dtype = _dtype_of(name, options, default)
+    if default.is_floating_point and not (dtype.is_floating_point or dtype.is_complex):
+        plain = str(dtype).removeprefix("torch.")
+        raise DtypeError(f"{name} has no {plain} values; draw them with scorch.randint")
     if density is None:
         _check_all_stored(name, shape, dtype, form)
         return from_torch(draw(shape, dtype=dtype, generator=generator, device="cpu"), form)
