@@ -107,7 +107,8 @@ class AliasFinder(MetaPathFinder):
             return None
         parent = fullname.rpartition(".")[0]
         is_own = getattr(sys.modules.get(parent), "__name__", None) == parent
-        if is_own and PathFinder.find_spec(fullname, path) is not None:
+        file = PathFinder.find_spec(fullname, path) if is_own else None
+        if file is not None and file.loader is not None:  # not just a folder, such as an old __pycache__
             return None
         other = f"{THERE}.{rest}"
         found = _find(other)
