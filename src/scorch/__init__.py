@@ -4,6 +4,8 @@
 torch is here too, so that a program may say ``import scorch as torch``.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from scorch import errors, namespace
 from scorch.explain import explain
 from scorch.formats import Format
@@ -38,6 +40,12 @@ from scorch.tensor.create import (
     zeros_like,
 )
 from scorch.tensor.interop import from_scipy
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """All other names are torch's: see ``namespace``."""
+
 
 __version__ = "0.1.0"
 
