@@ -225,6 +225,16 @@ def test_own_files_are_found_where_torch_would_answer_to_anything():
     """``torch.ops`` makes up a namespace for every name it is asked for."""
     script = "from scorch.ops import statement; import scorch.ops.matmul as m; print(statement, m)"
     assert run(script).count("<module 'scorch.ops.") == 2
+    with pytest.raises(AttributeError, match=r"module 'scorch\.ops' has no attribute 'nonsense'"):
+        scorch.ops.nonsense  # noqa: B018
+    assert scorch.ops.higher_order is torch.ops.higher_order
+
+
+def test_operators_that_a_user_registers_are_found():
+    library = torch.library.Library("scorch_test", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: 2 * x, "CPU")
+    assert scorch.ops.scorch_test.twice(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
 @pytest.fixture
@@ -279,6 +289,12 @@ assert scorch.tensor([1.0]).tolist() == [1.0]
 print("fine")
 """
     assert run(script) == "fine"
+
+
+def test_a_package_that_is_loaded_again_leaves_the_function():
+    before = scorch.tensor
+    scorch.tensor = sys.modules["scorch.tensor"]  # as the import system and pytest do
+    assert scorch.tensor is before and inspect.isfunction(before)
 
 
 def test_the_function_tensor_is_a_function():

@@ -39,7 +39,7 @@ def extend(module: types.ModuleType, other: types.ModuleType) -> None:
         is_counterpart = name in files and name in dir(other)
         if is_counterpart:  # torch has imported it already, so here too it is there without an import
             return importlib.import_module(f"{module.__name__}.{name}")
-        if name in files or name.startswith("__"):
+        if name in files or name.startswith("__") or _is_made_up(other, name):
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         try:
             return getattr(other, name)
@@ -56,8 +56,22 @@ def extend(module: types.ModuleType, other: types.ModuleType) -> None:
 
 
 def _is_shared(name: str, value: object) -> bool:
-    """Whether a name of torch is copied: of those between underscores only modules (``__config__``) are."""
-    return not name.startswith("__") or isinstance(value, types.ModuleType)
+    """Whether a name of torch is copied; the others are looked up when they are asked for.
+
+    Of the names between underscores only modules (``__config__``) are. ``torch.classes`` and its like answer
+    to every name they are asked for, which confuses tools that look through the names of a module.
+    """
+    if isinstance(value, types.ModuleType):
+        return type(value) is types.ModuleType
+    return not name.startswith("__")
+
+
+def _is_made_up(other: types.ModuleType, name: str) -> bool:
+    """Whether ``torch.ops``, which has a namespace for any name it is asked for, has no operators there."""
+    if other.__name__ != "torch.ops" or name in vars(other) or hasattr(type(other), name):
+        return False
+    operators = sys.modules[THERE]._C._dispatch_get_all_op_names()
+    return not any(operator.startswith(f"{name}::") for operator in operators)
 
 
 def _extend_submodule(module: types.ModuleType, name: str) -> None:
@@ -73,8 +87,11 @@ class Namespace(types.ModuleType):
     """A module in which assigning to a name of the other module reaches the other module."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
         own, other = vars(self)["__namespace__"]
+        is_file = getattr(value, "__name__", None) == f"{self.__name__}.{name}"
+        if is_file and not isinstance(vars(self).get(name, value), types.ModuleType):
+            return  # the function ``scorch.tensor`` stays when its package is loaded again
+        super().__setattr__(name, value)
         if name in own or name.startswith("__"):
             _extend_submodule(self, name)  # the import system puts a submodule here once it is loaded
         elif vars(other).get(name) is not value:

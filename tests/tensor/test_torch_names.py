@@ -28,9 +28,9 @@ def test_every_tensor_is_coalesced(S):
     assert S.coalesce() is S and S.is_coalesced() and torch.Tensor.coalesce(S) is S
 
 
-def test_it_does_not_say_it_is_sparse_in_torchs_way(S):
-    assert S.is_sparse is False and S.is_sparse_csr is False and S.layout == torch.strided
-    assert "is_sparse" in scorch.SparseTensor.__doc__
+def test_its_layout_is_strided_to_torch(S):
+    assert S.layout == torch.strided and not S.is_sparse_csr
+    assert "``layout``" in scorch.SparseTensor.__doc__
 
 
 @pytest.mark.parametrize(

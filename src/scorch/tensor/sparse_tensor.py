@@ -30,9 +30,8 @@ class SparseTensor(torch.Tensor):
     """A sparse tensor. Make one with ``scorch.from_torch``, ``from_scipy`` or ``sparse_coo_tensor``.
 
     torch's names for sparse tensors (``values``, ``crow_indices``, ``to_sparse_csr`` ...) work, with one
-    exception: ``is_sparse`` is False and ``layout`` is ``torch.strided``, whatever the format. Optimizers and
-    data loaders refuse tensors that say otherwise. ``isinstance(S, scorch.SparseTensor)`` asks instead, and
-    ``S.format`` says how the tensor is stored.
+    exception: ``layout`` is ``torch.strided`` whatever the format, since torch's data loaders and compiler
+    refuse wrappers that say otherwise. ``S.format`` says how the tensor is stored.
     """
 
     storage: Storage  # type: ignore[assignment]
