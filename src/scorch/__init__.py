@@ -1,9 +1,12 @@
 """Scorch: PyTorch operations on sparse tensors of any order, in any storage format.
 
-``einsum`` and ``evaluate`` turn an expression into one generated kernel; ``explain`` shows it.
+``einsum`` and ``evaluate`` turn an expression into one generated kernel; ``explain`` shows it. Every name of
+torch is here too, so that a program may say ``import scorch as torch``.
 """
 
-from scorch import errors
+from typing import TYPE_CHECKING, Any
+
+from scorch import errors, namespace
 from scorch.explain import explain
 from scorch.formats import Format
 from scorch.ops import einsum, evaluate
@@ -22,7 +25,27 @@ from scorch.tensor.construct import (
     sparse_csr_tensor,
     tensor,
 )
+from scorch.tensor.create import (
+    arange,
+    as_tensor,
+    empty,
+    eye,
+    full,
+    ones,
+    ones_like,
+    rand,
+    randint,
+    randn,
+    zeros,
+    zeros_like,
+)
 from scorch.tensor.interop import from_scipy
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """All other names are torch's: see ``namespace``."""
+
 
 __version__ = "0.1.0"
 
@@ -30,14 +53,24 @@ __all__ = [
     "Explanation",
     "Format",
     "SparseTensor",
+    "arange",
+    "as_tensor",
     "einsum",
+    "empty",
     "errors",
     "evaluate",
     "explain",
+    "eye",
     "from_coordinates",
     "from_edge_index",
     "from_scipy",
     "from_torch",
+    "full",
+    "ones",
+    "ones_like",
+    "rand",
+    "randint",
+    "randn",
     "settings",
     "sparse_bsc_tensor",
     "sparse_bsr_tensor",
@@ -46,4 +79,8 @@ __all__ = [
     "sparse_csc_tensor",
     "sparse_csr_tensor",
     "tensor",
+    "zeros",
+    "zeros_like",
 ]
+
+namespace.install(__all__)

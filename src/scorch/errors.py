@@ -39,6 +39,10 @@ class OperandError(ScorchError, TypeError):
     """An operand that is not a tensor, or lives on another device."""
 
 
+class ArgumentError(ScorchError, ValueError):
+    """An argument outside of the range that it has."""
+
+
 class UnsupportedError(ScorchError, NotImplementedError):
     """A call that Scorch does not answer; the message names one that works."""
 

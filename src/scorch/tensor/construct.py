@@ -39,7 +39,7 @@ __all__ = [
     "tensor",
 ]
 
-_COMPRESSED = {
+COMPRESSED = {
     torch.sparse_csr: "csr",
     torch.sparse_csc: "csc",
     torch.sparse_bsr: "bsr",
@@ -72,7 +72,7 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
         return t if form.is_dense else SparseTensor(from_dense(t.resolve_conj().resolve_neg(), form))
     if t.layout == torch.sparse_coo:
         return from_coordinates(t._indices(), t._values(), t.shape, format)
-    kind = _COMPRESSED.get(t.layout)
+    kind = COMPRESSED.get(t.layout)
     if kind is None:
         raise UnsupportedError(
             f"tensors of layout {t.layout} are not supported; convert with .to_dense() first"
@@ -185,7 +185,7 @@ def sparse_compressed_tensor(
     format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_compressed_tensor``: CSR, CSC, BSR or BSC, as ``layout`` says."""
-    kind = None if layout is None else _COMPRESSED.get(layout)
+    kind = None if layout is None else COMPRESSED.get(layout)
     if kind is None:
         raise FormatError(
             f"layout {layout} is not compressed; there are torch.sparse_csr, torch.sparse_csc, "

@@ -64,14 +64,14 @@ def _as_coo(storage: Storage, sparse: int) -> torch.Tensor:
 def _as_compressed(storage: Storage) -> torch.Tensor | None:
     """``storage`` as one of torch's compressed layouts, if it is one and torch's rules for it hold."""
     pattern, form = storage.pattern, storage.pattern.format
-    found = _compressed_kind(form)
+    found = compressed_kind(form)
     if found is None or any(pattern.shape[dim] % block for dim, block in form.blocks):
         return None
     kind, batch = found
     pos, crd = pattern.pos[batch + 1], pattern.crd[batch + 1]
     assert pos is not None and crd is not None
     batches = pattern.shape[:batch]
-    pointers = _split_pointers(pos, math.prod(batches), crd.numel()) if batches else pos
+    pointers = split_pointers(pos, math.prod(batches), crd.numel()) if batches else pos
     if pointers is None:
         return None
     blocks = [block for _, block in form.blocks]
@@ -88,7 +88,7 @@ def _as_compressed(storage: Storage) -> torch.Tensor | None:
     return made
 
 
-def _compressed_kind(form: Format) -> tuple[str, int] | None:
+def compressed_kind(form: Format) -> tuple[str, int] | None:
     """Which of torch's compressed layouts the format is, and with how many batch dimensions."""
     blocks = tuple(block for _, block in form.blocks)
     batch = form.letters.find("s") - 1
@@ -100,7 +100,7 @@ def _compressed_kind(form: Format) -> tuple[str, int] | None:
     return None
 
 
-def _split_pointers(pos: torch.Tensor, batches: int, entries: int) -> torch.Tensor | None:
+def split_pointers(pos: torch.Tensor, batches: int, entries: int) -> torch.Tensor | None:
     """The pointers of each batch; None where they have different numbers of entries, which torch refuses."""
     if batches == 0 or entries % batches:
         return None
@@ -187,7 +187,7 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
 
 
 def _scipy_kind(pattern: Pattern) -> str | None:
-    found = _compressed_kind(pattern.format)
+    found = compressed_kind(pattern.format)
     if found is None or found[0] == "bsc" or len(pattern.shape) != 2:
         return None
     is_whole = not any(pattern.shape[dim] % block for dim, block in pattern.format.blocks)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from scorch.errors import FormatError, ShapeError, UnsupportedError
+from scorch.errors import ShapeError, UnsupportedError
 from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
 from scorch.tensor.run import convert
@@ -27,7 +27,12 @@ _default_dtype = torch.get_default_dtype
 
 
 class SparseTensor(torch.Tensor):
-    """A sparse tensor. Make one with ``scorch.from_torch``, ``from_scipy`` or ``sparse_coo_tensor``."""
+    """A sparse tensor. Make one with ``scorch.from_torch``, ``from_scipy`` or ``sparse_coo_tensor``.
+
+    torch's names for sparse tensors (``values``, ``crow_indices``, ``to_sparse_csr`` ...) work, with one
+    exception: ``layout`` is ``torch.strided`` whatever the format, since torch's data loaders and compiler
+    refuse wrappers that say otherwise. ``S.format`` says how the tensor is stored.
+    """
 
     storage: Storage  # type: ignore[assignment]
 
@@ -111,52 +116,6 @@ class SparseTensor(torch.Tensor):
             for number, level in enumerate(pattern.format.levels)
         )
 
-    def _nnz(self) -> int:
-        return self.nnz
-
-    def values(self) -> torch.Tensor:
-        """The stored values, one for each position; blocks and dense levels below keep their shape."""
-        pattern, values = self.storage.pattern, self.storage.values
-        tail: list[int] = []
-        for number in range(len(pattern.format) - 1, -1, -1):
-            if not pattern.format.levels[number].is_full:
-                break
-            tail.insert(0, pattern.format.level_size(number, pattern.shape))
-        return values.view(-1, *tail).detach() if tail else values.detach()
-
-    def indices(self) -> torch.Tensor:
-        """The coordinates of a COO tensor, one row for each dimension (int64, as in torch)."""
-        pattern = self.storage.pattern
-        if set(pattern.format.letters) != {"o"} or pattern.format.order != tuple(range(len(pattern.shape))):
-            raise FormatError(f"indices() is for coo, this is {pattern.format}; use .to_format('coo')")
-        crd = [array for array in pattern.crd if array is not None]
-        return torch.stack([array.to(torch.int64) for array in crd])
-
-    def crow_indices(self) -> torch.Tensor:
-        """The row pointers of a CSR matrix."""
-        return self._compressed("csr", "crow_indices", self.storage.pattern.pos)
-
-    def col_indices(self) -> torch.Tensor:
-        """The column of each entry of a CSR matrix."""
-        return self._compressed("csr", "col_indices", self.storage.pattern.crd)
-
-    def ccol_indices(self) -> torch.Tensor:
-        """The column pointers of a CSC matrix."""
-        return self._compressed("csc", "ccol_indices", self.storage.pattern.pos)
-
-    def row_indices(self) -> torch.Tensor:
-        """The row of each entry of a CSC matrix."""
-        return self._compressed("csc", "row_indices", self.storage.pattern.crd)
-
-    def _compressed(self, name: str, asked: str, arrays: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
-        form = self.storage.pattern.format
-        blocked = "bsr" if name == "csr" else "bsc"
-        if form != as_format(name, form.dims) and not form.name.startswith(blocked):
-            raise FormatError(f"{asked}() is for {name}, this is {form}; use .to_format({name!r})")
-        array = arrays[form.dims - 1]
-        assert array is not None
-        return array.detach()
-
     # other forms -------------------------------------------------------------------------------------
 
     def to_format(self, format: str | Format) -> SparseTensor | torch.Tensor:
@@ -181,6 +140,20 @@ class SparseTensor(torch.Tensor):
         from scorch.tensor.interop import to_scipy
 
         return to_scipy(self)
+
+    # changed entries ---------------------------------------------------------------------------------
+
+    def eliminate_zeros(self) -> SparseTensor:
+        """The same tensor without the zeros among its stored values."""
+        from scorch.tensor.torch_names import eliminate_zeros
+
+        return eliminate_zeros(self)
+
+    def setdiag(self, values: Any, k: int = 0) -> SparseTensor:
+        """This matrix with diagonal ``k`` set to a number or a list; a short list sets its beginning."""
+        from scorch.tensor.torch_names import setdiag
+
+        return setdiag(self, values, k)
 
     # Python ------------------------------------------------------------------------------------------
 
