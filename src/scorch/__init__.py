@@ -22,6 +22,7 @@ from scorch.tensor.construct import (
     sparse_csr_tensor,
     tensor,
 )
+from scorch.tensor.files import load, save
 from scorch.tensor.interop import from_scipy
 
 __version__ = "0.1.0"
@@ -38,6 +39,8 @@ __all__ = [
     "from_edge_index",
     "from_scipy",
     "from_torch",
+    "load",
+    "save",
     "settings",
     "sparse_bsc_tensor",
     "sparse_bsr_tensor",
