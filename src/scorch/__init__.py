@@ -23,6 +23,7 @@ from scorch.tensor.construct import (
     tensor,
 )
 from scorch.tensor.files import load, save
+from scorch.tensor.graphs import from_networkx, to_networkx
 from scorch.tensor.interop import from_scipy
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "explain",
     "from_coordinates",
     "from_edge_index",
+    "from_networkx",
     "from_scipy",
     "from_torch",
     "load",
@@ -49,4 +51,5 @@ __all__ = [
     "sparse_csc_tensor",
     "sparse_csr_tensor",
     "tensor",
+    "to_networkx",
 ]

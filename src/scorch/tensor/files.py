@@ -47,7 +47,7 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
     and files that are open, are for ``torch.load``.
 
     >>> import scorch, tempfile
-    >>> S = scorch.tensor([[0.0, 2.0], [0.0, 0.0]], format="csr")
+    >>> S = scorch.sparse_coo_tensor([[0], [1]], [2.0], (2, 2), format="csr")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     scorch.save(f"{folder}/S.mtx", S)
     ...     scorch.load(f"{folder}/S.mtx")
