@@ -22,9 +22,11 @@ from scorch.tensor.construct import (
     sparse_csr_tensor,
     tensor,
 )
+from scorch.tensor.draw import draw
 from scorch.tensor.files import load, save
 from scorch.tensor.graphs import from_networkx, to_networkx
 from scorch.tensor.interop import from_scipy
+from scorch.tensor.spy import spy
 
 __version__ = "0.1.0"
 
@@ -32,6 +34,7 @@ __all__ = [
     "Explanation",
     "Format",
     "SparseTensor",
+    "draw",
     "einsum",
     "errors",
     "evaluate",
@@ -50,6 +53,7 @@ __all__ = [
     "sparse_coo_tensor",
     "sparse_csc_tensor",
     "sparse_csr_tensor",
+    "spy",
     "tensor",
     "to_networkx",
 ]

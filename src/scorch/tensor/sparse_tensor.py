@@ -228,6 +228,11 @@ class SparseTensor(torch.Tensor):
 
         return describe(self.storage)
 
+    def _repr_html_(self) -> str:
+        from scorch.tensor.spy import to_html
+
+        return to_html(self)
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., SparseTensor], tuple[Any, ...]]:
         return SparseTensor, (self.storage,)
 
