@@ -23,6 +23,7 @@ from scorch.errors import (
     IndexRangeError,
     MissingFileError,
     OperandError,
+    ScorchError,
     ShapeError,
     UnsupportedError,
 )
@@ -422,6 +423,30 @@ def test_broken_pickles_are_refused(tmp_path):
     torch.save(S, tmp_path / "a.pt")
     with pytest.raises(IndexRangeError, match="crd1 has 77"):
         load(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("suffix", [".mtx", ".mtx.gz", ".tns", ".npz", ".safetensors"])
+@given(st.data())
+def test_damaged_files_are_refused_or_read_as_valid_tensors(tmp_path_factory, suffix, data):
+    skip_without(suffix)
+    form = data.draw(formats(2))
+    assume(not form.is_dense)
+    given = data.draw(tensors((4, 5), data.draw(st.sampled_from(DTYPES)), form)).given
+    path = tmp_path_factory.mktemp("files") / f"S{suffix}"
+    save(path, given)
+    contents = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(0, 3))):
+        contents[data.draw(st.integers(0, len(contents) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(
+        contents[: data.draw(st.integers(0, len(contents)))] if data.draw(st.booleans()) else contents
+    )
+    try:
+        found = load(path)
+    except ScorchError:
+        return
+    for tensor in found.values() if isinstance(found, dict) else [found]:
+        if isinstance(tensor, SparseTensor):
+            check_storage(tensor)
 
 
 # what is refused -------------------------------------------------------------------------------------

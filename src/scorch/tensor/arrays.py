@@ -7,6 +7,7 @@ here first, with as much care as the arguments of a constructor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,22 +67,25 @@ def as_dtype(name: object) -> torch.dtype:
 
 
 def as_stored_format(facts: object) -> Format:
-    if not isinstance(facts, Mapping) or not {"levels", "order"} <= set(facts):
+    is_described = isinstance(facts, Mapping) and {"levels", "order"} <= set(facts)
+    if not isinstance(facts, Mapping) or not is_described or not isinstance(facts["order"], list):
         raise FileError(f"it describes its format as {facts!r}, which is no format")
-    dims = len(set(facts["order"]))
+    dims = len(set(map(str, facts["order"])))
     blocks = facts.get("blocks")
     return Format(facts["levels"] or "dense", order=facts["order"], blocks=blocks, dims=dims)
 
 
-def from_arrays(facts: Mapping[str, Any], arrays: Mapping[str, torch.Tensor]) -> SparseTensor | torch.Tensor:
+def from_arrays(facts: object, arrays: Mapping[str, torch.Tensor]) -> SparseTensor | torch.Tensor:
     """The tensor with these facts and arrays; an error of ``scorch.errors`` if they do not fit."""
+    if not isinstance(facts, Mapping):
+        raise FileError(f"it has {facts!r} instead of the facts of a tensor")
     shape, values = as_shape("shape", facts.get("shape")), arrays.get("values")
     if values is None:
         raise FileError("it has no array of values")
     if values.dtype != as_dtype(facts.get("dtype")):
         raise FileError(f"its values are {values.dtype}, but it says that they are {facts.get('dtype')}")
     if facts.get("format") is None:
-        return values.reshape(shape)
+        return _as_dense(values, shape)
     form = as_stored_format(facts["format"])
     if form.dims != len(shape):
         raise FileError(f"its format stores {form.dims} dimensions, but its shape is {shape}")
@@ -89,7 +93,13 @@ def from_arrays(facts: Mapping[str, Any], arrays: Mapping[str, torch.Tensor]) ->
     pos = [arrays.get(f"pos{level}") for level in levels]
     crd = [arrays.get(f"crd{level}") for level in levels]
     storage = _checked_storage(form, shape, pos, crd, values.reshape(-1).contiguous())
-    return wrap(storage if not form.is_dense else storage.values.reshape(shape))
+    return wrap(storage) if not form.is_dense else _as_dense(values, shape)
+
+
+def _as_dense(values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    if values.numel() != math.prod(shape):
+        raise FileError(f"there are {values.numel()} values, but the shape is {shape}")
+    return values.reshape(shape)
 
 
 def check_tensor(tensor: SparseTensor) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from scorch.errors import FileError
 from scorch.formats import Format, as_format
-from scorch.tensor.arrays import Facts, arrays_of, as_dtype, facts_of, from_arrays
+from scorch.tensor.arrays import arrays_of, facts_of, from_arrays
 from scorch.tensor.build import from_compressed, from_coordinates
 from scorch.tensor.check import from_numpy
 from scorch.tensor.construct import from_torch
@@ -53,12 +54,29 @@ def read_npz(path: Path, format: str | Format | None = None) -> SparseTensor | t
     return found if format is None else from_torch(found, format)
 
 
+# What zipfile and NumPy raise for damaged archives, which look encrypted, patched or much too long.
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    ValueError,
+    EOFError,
+    AttributeError,
+    KeyError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    MemoryError,
+    OSError,
+)
+
+
 def _load(path: Path) -> Arrays:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (zipfile.BadZipFile, ValueError, EOFError, AttributeError, KeyError) as error:
-        raise FileError(f"{path} is no whole .npz archive: {error}") from None
+    with path.open("rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        except _DAMAGED as error:
+            raise FileError(f"{path} is no whole .npz archive: {error}") from None
 
 
 # our own ---------------------------------------------------------------------------------------------
@@ -66,13 +84,18 @@ def _load(path: Path) -> Arrays:
 
 def _from_own(path: Path, arrays: Arrays) -> SparseTensor | torch.Tensor:
     try:
-        facts: Facts = json.loads(arrays.pop("scorch").tobytes())
+        facts = json.loads(arrays.pop("scorch").tobytes())
     except ValueError:
         raise FileError(f"{path}: the facts of the tensor are not as Scorch writes them") from None
     tensors = {name: from_numpy(name, array) for name, array in arrays.items()}
-    if as_dtype(facts.get("dtype")) == torch.bfloat16 and "values" in tensors:
-        tensors["values"] = tensors["values"].view(torch.bfloat16)
+    bits = tensors.get("values")
+    if bits is not None and bits.dtype == torch.int16 and _says_bfloat16(facts):
+        tensors["values"] = bits.view(torch.bfloat16)
     return from_arrays(facts, tensors)
+
+
+def _says_bfloat16(facts: Any) -> bool:
+    return isinstance(facts, dict) and facts.get("dtype") == "bfloat16"
 
 
 def _as_numpy(array: torch.Tensor) -> Array:

@@ -77,6 +77,8 @@ def read_safetensors(path: Path, format: str | Format | None = None) -> Any:
 def _read(facts: dict[str, Any], arrays: Mapping[str, torch.Tensor]) -> SparseTensor | torch.Tensor:
     own = {part: arrays[key] for part, key in facts["arrays"].items()}
     if as_dtype(facts.get("dtype")).is_complex and "values" in own:
+        if own["values"].shape[-1:] != (2,) or not own["values"].is_floating_point():
+            raise FileError("its complex values are not kept as pairs")
         own["values"] = torch.view_as_complex(own["values"])
     return from_arrays(facts, own)
 
