@@ -39,7 +39,11 @@ from scorch.tensor.create import (
     zeros,
     zeros_like,
 )
+from scorch.tensor.draw import draw
+from scorch.tensor.files import load, save
+from scorch.tensor.graphs import from_networkx, to_networkx
 from scorch.tensor.interop import from_scipy
+from scorch.tensor.spy import spy
 
 if TYPE_CHECKING:
 
@@ -55,6 +59,7 @@ __all__ = [
     "SparseTensor",
     "arange",
     "as_tensor",
+    "draw",
     "einsum",
     "empty",
     "errors",
@@ -63,14 +68,17 @@ __all__ = [
     "eye",
     "from_coordinates",
     "from_edge_index",
+    "from_networkx",
     "from_scipy",
     "from_torch",
     "full",
+    "load",
     "ones",
     "ones_like",
     "rand",
     "randint",
     "randn",
+    "save",
     "settings",
     "sparse_bsc_tensor",
     "sparse_bsr_tensor",
@@ -78,7 +86,9 @@ __all__ = [
     "sparse_coo_tensor",
     "sparse_csc_tensor",
     "sparse_csr_tensor",
+    "spy",
     "tensor",
+    "to_networkx",
     "zeros",
     "zeros_like",
 ]

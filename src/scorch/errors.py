@@ -51,6 +51,14 @@ class DensityError(ScorchError, MemoryError):
     """A result that would need more dense memory than the budget allows."""
 
 
+class FileError(ScorchError, OSError, ValueError):
+    """A file that is not what its suffix or its own header says."""
+
+
+class MissingFileError(ScorchError, FileNotFoundError):
+    """A file that does not exist."""
+
+
 class CompilerNotFoundError(ScorchError, RuntimeError):
     """No C compiler on this machine."""
 

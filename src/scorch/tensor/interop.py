@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import types
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -168,7 +169,7 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
     if storage.values.dtype in (torch.bfloat16, torch.float16):
         name = str(storage.values.dtype).removeprefix("torch.")
         raise DtypeError(f"SciPy's sparse arrays have no {name}; convert with .float() first")
-    kind = _scipy_kind(storage.pattern)
+    kind = scipy_kind(storage.pattern)
     if kind is None:
         storage = _converted(storage, "coo")
         pattern = storage.pattern
@@ -186,7 +187,14 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
     return made
 
 
-def _scipy_kind(pattern: Pattern) -> str | None:
+def is_scipy(value: object) -> bool:
+    """Whether it is one of SciPy's sparse arrays or matrices; SciPy is not imported to find out."""
+    module = sys.modules.get("scipy.sparse")
+    return module is not None and bool(module.issparse(value))
+
+
+def scipy_kind(pattern: Pattern) -> str | None:
+    """Which of SciPy's compressed formats the pattern is: csr, csc, bsr or none."""
     found = compressed_kind(pattern.format)
     if found is None or found[0] == "bsc" or len(pattern.shape) != 2:
         return None

@@ -155,12 +155,58 @@ class SparseTensor(torch.Tensor):
 
         return setdiag(self, values, k)
 
+    # graphs, with the names of torch_sparse ----------------------------------------------------------
+
+    def coo(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Row, column (int64) and value of every entry of a matrix, row by row."""
+        from scorch.tensor.graphs import coo
+
+        return coo(self)
+
+    def csr(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Row pointers, columns (int64) and values of a matrix."""
+        from scorch.tensor.graphs import csr
+
+        return csr(self)
+
+    def csc(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Column pointers, rows (int64) and values of a matrix."""
+        from scorch.tensor.graphs import csc
+
+        return csc(self)
+
+    def sparse_sizes(self) -> tuple[int, int]:
+        """The numbers of rows and columns."""
+        from scorch.tensor.graphs import sparse_sizes
+
+        return sparse_sizes(self)
+
+    def sparse_size(self, dim: int) -> int:
+        """The number of rows (0) or columns (1)."""
+        return self.sparse_sizes()[dim]
+
+    def to_edge_index(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The edges of a graph, a column (source, target) for each, and their weights."""
+        row, column, value = self.coo()
+        return torch.stack([row, column]), value
+
+    def to_networkx(self, create_using: Any = None, weight: str = "weight") -> Any:
+        """As a directed graph of networkx, or of the kind of ``create_using``."""
+        from scorch.tensor.graphs import to_networkx
+
+        return to_networkx(self, create_using, weight)
+
     # Python ------------------------------------------------------------------------------------------
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
         from scorch.tensor.display import describe
 
         return describe(self.storage)
+
+    def _repr_html_(self) -> str:
+        from scorch.tensor.spy import to_html
+
+        return to_html(self)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., SparseTensor], tuple[Any, ...]]:
         return SparseTensor, (self.storage,)

@@ -1,0 +1,1 @@
+"""Other libraries' names on Scorch: programs written for them run after changing an import."""

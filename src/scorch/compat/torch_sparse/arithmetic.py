@@ -1,0 +1,127 @@
+"""Sums and products of matrices entry by entry; they go through torch, so gradients of values flow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from scorch.errors import OperandError, ShapeError
+
+if TYPE_CHECKING:
+    from scorch.compat.torch_sparse.tensor import SparseTensor
+
+
+# sums ------------------------------------------------------------------------------------------------
+
+
+def add(src: SparseTensor, other: Any) -> SparseTensor:
+    """With a matrix the sum; a column (n, 1) or row (1, n) is added to the stored entries alone."""
+    if not is_matrix(src, other):
+        return add_nnz(src, _spread(src, other), layout="coo")
+    row, col, value = _both(src, other)
+    sizes = _larger(src, other)
+    return src.like(row, col, value, sizes).coalesce()
+
+
+def add_(src: SparseTensor, other: Any) -> SparseTensor:
+    return src.set_value_(add_nnz(src, _spread(src, other)).storage.value(), layout="coo")
+
+
+def add_nnz(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
+    """``other`` added to each value."""
+    value = src.storage.value()
+    found = _each(src, other) + 1 if value is None else value + _as_dtype(other, value)
+    return src.set_value(found, layout=layout)
+
+
+def add_nnz_(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
+    return src.set_value_(add_nnz(src, other, layout).storage.value(), layout="coo")
+
+
+# products --------------------------------------------------------------------------------------------
+
+
+def mul(src: SparseTensor, other: Any) -> SparseTensor:
+    """Element by element: with a matrix, a column (n, 1) or a row (1, n)."""
+    if not is_matrix(src, other):
+        return mul_nnz(src, _spread(src, other), layout="coo")
+    if not src.is_coalesced() or not other.is_coalesced():
+        raise OperandError("entries repeat; call coalesce() first")
+    row, col, value = src.coo()
+    factor = other.storage.value()
+    if value is None or factor is None:
+        raise OperandError("both matrices must have values; use fill_value(1.0)")
+    sizes = _larger(src, other)
+    ours, theirs = (m.storage.row() * max(sizes[1], 1) + m.storage.col() for m in (src, other))
+    place = torch.searchsorted(theirs, ours).clamp_(max=max(theirs.numel() - 1, 0))
+    met = theirs[place] == ours if theirs.numel() else torch.zeros_like(ours, dtype=torch.bool)
+    return src.like(row[met], col[met], value[met] * factor[place[met]], sizes, is_sorted=True)
+
+
+def mul_(src: SparseTensor, other: Any) -> SparseTensor:
+    return src.set_value_(mul_nnz(src, _spread(src, other)).storage.value(), layout="coo")
+
+
+def mul_nnz(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
+    """Each value times ``other``."""
+    value = src.storage.value()
+    found = _each(src, other) if value is None else value * _as_dtype(other, value)
+    return src.set_value(found, layout=layout)
+
+
+def mul_nnz_(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
+    return src.set_value_(mul_nnz(src, other, layout).storage.value(), layout="coo")
+
+
+def is_matrix(src: SparseTensor, other: object) -> bool:
+    return isinstance(other, type(src))
+
+
+def _spread(src: SparseTensor, other: Any) -> Any:
+    """For each entry the part of ``other`` in its row or column."""
+    if not isinstance(other, Tensor) or other.dim() == 0:
+        return other
+    rows, columns = src.sparse_sizes()
+    if other.dim() > 1 and other.shape[:2] == (rows, 1):
+        return other.squeeze(1)[src.storage.row()]
+    if other.dim() > 1 and other.shape[:2] == (1, columns):
+        return other.squeeze(0)[src.storage.col()]
+    raise ShapeError(
+        f"size mismatch: a matrix of {rows} x {columns} goes with ({rows}, 1, ...) or (1, {columns}, ...), "
+        f"not with {tuple(other.shape)}"
+    )
+
+
+def _each(src: SparseTensor, other: Any) -> Tensor:
+    """``other`` for every entry."""
+    given = torch.as_tensor(other, device=src.device())
+    return given.expand(src.nnz(), *given.shape[1:])
+
+
+def _as_dtype(other: Any, value: Tensor) -> Any:
+    return other.to(value.dtype) if isinstance(other, Tensor) else other
+
+
+def _both(src: SparseTensor, other: SparseTensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The entries of both, one after the other; ones stand for missing values."""
+    row = torch.cat([src.storage.row(), other.storage.row()])
+    col = torch.cat([src.storage.col(), other.storage.col()])
+    if not src.has_value() and not other.has_value():
+        return row, col, None
+    values = []
+    for matrix, beside in ((src, other), (other, src)):
+        value, like = matrix.storage.value(), beside.storage.value()
+        if value is None:
+            assert like is not None
+            value = like.new_ones(matrix.nnz(), *like.shape[1:])
+        values.append(value)
+    return row, col, torch.cat(values)
+
+
+def _larger(src: SparseTensor, other: SparseTensor) -> tuple[int, int]:
+    return (
+        max(src.sparse_size(0), other.sparse_size(0)),
+        max(src.sparse_size(1), other.sparse_size(1)),
+    )

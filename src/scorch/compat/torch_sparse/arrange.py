@@ -1,0 +1,234 @@
+"""Rows, columns and diagonals of a matrix taken, joined and put elsewhere: all by its index arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from scorch.errors import IndexRangeError, OperandError, ShapeError
+
+if TYPE_CHECKING:
+    from scorch.compat.torch_sparse.tensor import SparseTensor
+
+
+# order -----------------------------------------------------------------------------------------------
+
+
+def t(src: SparseTensor) -> SparseTensor:
+    """The transposed matrix."""
+    storage = src.storage
+    order = storage.csr2csc()
+    value = storage.value()
+    rows, columns = storage.sparse_sizes()
+    return src.like(
+        storage.col()[order],
+        storage.row()[order],
+        None if value is None else value[order],
+        (columns, rows),
+        rowptr=storage.colptr(),
+        is_sorted=True,
+    )
+
+
+def permute(src: SparseTensor, perm: Tensor) -> SparseTensor:
+    """Rows and columns in the order ``perm``."""
+    if src.sparse_size(0) != src.sparse_size(1):
+        raise ShapeError(f"permute is for square matrices, not for {src.sparse_sizes()}")
+    return index_select(index_select(src, 0, perm), 1, perm)
+
+
+# parts -----------------------------------------------------------------------------------------------
+
+
+def index_select(src: SparseTensor, dim: int, idx: Tensor) -> SparseTensor:
+    """The rows (0), columns (1) or parts of values ``idx``, in that order, repeats included."""
+    dim = _dim(src, dim)
+    if dim == 1:
+        return t(index_select(t(src), 0, idx))
+    if dim > 1:
+        return src.set_value(_value(src).index_select(dim - 1, idx), layout="coo")
+    rows, columns = src.sparse_sizes()
+    if idx.numel() and (int(idx.min()) < -rows or int(idx.max()) >= rows):
+        raise IndexRangeError(f"index leaves 0..{rows - 1}")
+    idx = torch.where(idx < 0, idx + rows, idx)
+    places, counts = _row_entries(src, idx)
+    row = torch.arange(idx.numel(), device=idx.device).repeat_interleave(counts)
+    value = src.storage.value()
+    return src.like(
+        row,
+        src.storage.col()[places],
+        None if value is None else value[places],
+        (idx.numel(), columns),
+        is_sorted=True,
+    )
+
+
+def _row_entries(src: SparseTensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the entries of ``rows`` are, one row after the other, and how many each has."""
+    counts = src.storage.rowcount()[rows]
+    begins = src.storage.rowptr()[rows]
+    before = counts.cumsum(0) - counts
+    places = torch.arange(int(counts.sum()), device=rows.device)
+    return places + (begins - before).repeat_interleave(counts), counts
+
+
+def index_select_nnz(src: SparseTensor, idx: Tensor, layout: str | None = None) -> SparseTensor:
+    """The entries ``idx``, counted by rows, or by columns in layout ``csc``."""
+    if layout == "csc":
+        idx = src.storage.csr2csc()[idx]
+    row, col, value = src.coo()
+    return src.like(row[idx], col[idx], None if value is None else value[idx], src.sparse_sizes())
+
+
+def masked_select(src: SparseTensor, dim: int, mask: Tensor) -> SparseTensor:
+    """The rows, columns or parts of values where ``mask`` is true."""
+    if mask.dim() != 1 or mask.numel() != src.size(dim):
+        raise ShapeError(f"the mask of dimension {dim} has {src.size(dim)} places, not {tuple(mask.shape)}")
+    return index_select(src, dim, mask.nonzero().flatten())
+
+
+def masked_select_nnz(src: SparseTensor, mask: Tensor, layout: str | None = None) -> SparseTensor:
+    """The entries where ``mask`` is true."""
+    return index_select_nnz(src, mask.nonzero().flatten(), layout)
+
+
+def narrow(src: SparseTensor, dim: int, start: int, length: int) -> SparseTensor:
+    """The rows, columns or parts of values from ``start`` on."""
+    dim = _dim(src, dim)
+    size = src.size(dim)
+    start = start + size if start < 0 else start
+    if not 0 <= start <= start + length <= size:
+        raise IndexRangeError(f"{start}..{start + length} leaves dimension {dim}, which has size {size}")
+    return index_select(src, dim, torch.arange(start, start + length, device=src.device()))
+
+
+def select(src: SparseTensor, dim: int, idx: int) -> SparseTensor:
+    """One row or column, as a matrix."""
+    dim = _dim(src, dim)
+    idx = idx + src.size(dim) if idx < 0 else idx
+    return narrow(src, dim, idx, 1)
+
+
+def get_item(src: SparseTensor, index: Any) -> SparseTensor:
+    """``src[index]``: whole numbers, slices, lists, masks, one for each dimension, and an ellipsis."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    if sum(item is Ellipsis for item in items) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    dim, out = 0, src
+    for number, item in enumerate(items):
+        if item is Ellipsis:
+            dim = src.dim() - (len(items) - number - 1)
+            continue
+        out = _take(out, dim, item)
+        dim += 1
+    return out
+
+
+def _take(src: SparseTensor, dim: int, item: Any) -> SparseTensor:
+    if isinstance(item, int):
+        return select(src, dim, item)
+    if isinstance(item, slice):
+        start, stop, step = item.indices(src.size(dim))
+        if step == 1:
+            return narrow(src, dim, start, max(stop - start, 0))
+        item = torch.arange(start, stop, step, device=src.device())
+    item = torch.as_tensor(item, device=src.device())
+    if item.dtype == torch.bool:
+        return masked_select(src, dim, item)
+    if item.dtype.is_floating_point or item.dim() != 1:
+        raise IndexError(f"cannot index with a tensor of {item.dtype} and shape {tuple(item.shape)}")
+    return index_select(src, dim, item.to(torch.int64))
+
+
+# diagonals -------------------------------------------------------------------------------------------
+
+
+def remove_diag(src: SparseTensor, k: int = 0) -> SparseTensor:
+    """Without diagonal ``k``."""
+    return masked_select_nnz(src, src.storage.col() - src.storage.row() != k)
+
+
+def set_diag(src: SparseTensor, values: Tensor | None = None, k: int = 0) -> SparseTensor:
+    """With every place of diagonal ``k`` stored: ``values``, or ones."""
+    src = remove_diag(src, k)
+    row, col, value = src.coo()
+    here = torch.arange(max(-k, 0), max(-k, 0) + _diagonal_size(src, k), device=row.device)
+    if value is not None:
+        ones = value.new_ones(here.numel(), *value.shape[1:])
+        values = ones if values is None else torch.as_tensor(values).to(value.dtype)
+        value = torch.cat([value, values.expand(ones.shape) if values.dim() < ones.dim() else values])
+    return src.like(torch.cat([row, here]), torch.cat([col, here + k]), value, src.sparse_sizes())
+
+
+def fill_diag(src: SparseTensor, fill_value: float, k: int = 0) -> SparseTensor:
+    """With ``fill_value`` on all of diagonal ``k``."""
+    value = src.storage.value()
+    if value is None:
+        return set_diag(src, None, k)
+    return set_diag(src, value.new_full((_diagonal_size(src, k), *value.shape[1:]), fill_value), k)
+
+
+def get_diag(src: SparseTensor) -> Tensor:
+    """The main diagonal, dense."""
+    row, col, value = src.coo()
+    on = row == col
+    found = torch.ones(src.nnz(), dtype=src.dtype(), device=row.device) if value is None else value
+    empty = found.new_zeros(_diagonal_size(src, 0), *found.shape[1:])
+    return empty.index_add(0, row[on], found[on])
+
+
+def _diagonal_size(src: SparseTensor, k: int) -> int:
+    rows, columns = src.sparse_sizes()
+    return max(0, min(rows, columns - k) if k >= 0 else min(rows + k, columns))
+
+
+# joined ----------------------------------------------------------------------------------------------
+
+
+def cat(tensors: Sequence[SparseTensor], dim: int | tuple[int, int]) -> SparseTensor:
+    """Matrices below one another (0), beside one another (1), or along the diagonal (0, 1)."""
+    if not tensors:
+        raise OperandError("cat needs at least one matrix")
+    first = tensors[0]
+    dims = {d + first.dim() if d < 0 else d for d in (dim if isinstance(dim, tuple) else (dim,))}
+    if dims == {d for d in dims if d > 1}:
+        joined = torch.cat([_value(tensor) for tensor in tensors], min(dims) - 1)
+        return first.set_value(joined, layout="coo")
+    if not dims <= {0, 1}:
+        raise IndexError(f"dim is 0, 1, (0, 1) or a dimension of values, not {dim}")
+    down = _offsets([tensor.sparse_size(0) for tensor in tensors], 0 in dims)
+    across = _offsets([tensor.sparse_size(1) for tensor in tensors], 1 in dims)
+    entries = [tensor.coo() for tensor in tensors]
+    row = torch.cat([e[0] + below for e, below in zip(entries, down[:-1], strict=True)])
+    col = torch.cat([e[1] + right for e, right in zip(entries, across[:-1], strict=True)])
+    values = [e[2] for e in entries if e[2] is not None]
+    if values and len(values) != len(entries):
+        raise OperandError("either all matrices have values or none has")
+    return first.like(row, col, torch.cat(values) if values else None, (down[-1], across[-1]))
+
+
+def _offsets(sizes: list[int], is_joined: bool) -> list[int]:
+    """Where each begins, and the size of all."""
+    if not is_joined:
+        return [0] * len(sizes) + [max(sizes)]
+    found = [0]
+    for size in sizes:
+        found.append(found[-1] + size)
+    return found
+
+
+def _dim(src: SparseTensor, dim: int) -> int:
+    found = dim + src.dim() if dim < 0 else dim
+    if not 0 <= found < src.dim():
+        raise IndexError(f"there is no dimension {dim}: the matrix has {src.dim()}")
+    return found
+
+
+def _value(src: SparseTensor) -> Tensor:
+    value = src.storage.value()
+    if value is None:
+        raise OperandError("the matrix has no values; use fill_value(1.0)")
+    return value

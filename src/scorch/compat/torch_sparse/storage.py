@@ -1,0 +1,280 @@
+"""The entries of a torch_sparse matrix: row, column and perhaps a value, sorted by row and then column.
+
+Unlike ``scorch.SparseTensor`` it may have no values, values with dimensions of their own, and repeated
+entries. Everything derived (pointers, counts, the order by columns, the pattern that kernels take) is found
+when first asked for and kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scorch.errors import IndexRangeError, OperandError, ShapeError
+from scorch.tensor.build import from_compressed
+from scorch.tensor.sparse_tensor import SparseTensor as Matrix
+from scorch.tensor.storage import Pattern, Storage
+
+_CACHED = ("rowcount", "colptr", "colcount", "csr2csc", "csc2csr")
+
+
+class SparseStorage:
+    """Sorted entries with sizes; methods give each array, as in torch_sparse."""
+
+    def __init__(
+        self,
+        row: Tensor | None = None,
+        rowptr: Tensor | None = None,
+        col: Tensor | None = None,
+        value: Tensor | None = None,
+        sparse_sizes: tuple[int | None, int | None] | None = None,
+        rowcount: Tensor | None = None,
+        colptr: Tensor | None = None,
+        colcount: Tensor | None = None,
+        csr2csc: Tensor | None = None,
+        csc2csr: Tensor | None = None,
+        is_sorted: bool = False,
+        trust_data: bool = False,
+    ) -> None:
+        if col is None or (row is None and rowptr is None):
+            raise OperandError("give col, and row or rowptr")
+        self._row, self._rowptr, self._col, self._value = row, rowptr, col, value
+        self._rowcount, self._colptr, self._colcount = rowcount, colptr, colcount
+        self._csr2csc, self._csc2csr = csr2csc, csc2csr
+        self._kernel: tuple[Pattern, Tensor | None] | None = None
+        self._sparse_sizes = _sizes(row, rowptr, col, sparse_sizes)
+        if not trust_data:
+            _check(self)
+        if not is_sorted:
+            self._sort()
+
+    def _sort(self) -> None:
+        key = self.row() * max(self._sparse_sizes[1], 1) + self._col
+        if key.numel() < 2 or bool((key[1:] >= key[:-1]).all()):
+            return
+        order = key.argsort(stable=True)
+        self._row, self._col = self.row()[order], self._col[order]
+        self._value = None if self._value is None else self._value[order]
+        self._csr2csc = self._csc2csr = None
+
+    # arrays ------------------------------------------------------------------------------------------
+
+    def row(self) -> Tensor:
+        if self._row is None:
+            rows = torch.arange(self._sparse_sizes[0], device=self._col.device)
+            self._row = rows.repeat_interleave(self.rowcount())
+        return self._row
+
+    def rowptr(self) -> Tensor:
+        if self._rowptr is None:
+            self._rowptr = _pointers(self.rowcount())
+        return self._rowptr
+
+    def col(self) -> Tensor:
+        return self._col
+
+    def value(self) -> Tensor | None:
+        return self._value
+
+    def rowcount(self) -> Tensor:
+        if self._rowcount is None:
+            self._rowcount = (
+                self._rowptr.diff()
+                if self._rowptr is not None
+                else torch.bincount(self.row(), minlength=self._sparse_sizes[0])
+            )
+        return self._rowcount
+
+    def colcount(self) -> Tensor:
+        if self._colcount is None:
+            self._colcount = torch.bincount(self._col, minlength=self._sparse_sizes[1])
+        return self._colcount
+
+    def colptr(self) -> Tensor:
+        if self._colptr is None:
+            self._colptr = _pointers(self.colcount())
+        return self._colptr
+
+    def csr2csc(self) -> Tensor:
+        """The entries in the order of columns."""
+        if self._csr2csc is None:
+            self._csr2csc = self._col.argsort(stable=True)
+        return self._csr2csc
+
+    def csc2csr(self) -> Tensor:
+        if self._csc2csr is None:
+            self._csc2csr = self.csr2csc().argsort()
+        return self._csc2csr
+
+    # facts -------------------------------------------------------------------------------------------
+
+    def has_value(self) -> bool:
+        return self._value is not None
+
+    def sparse_sizes(self) -> tuple[int, int]:
+        return self._sparse_sizes
+
+    def sparse_size(self, dim: int) -> int:
+        return self._sparse_sizes[dim]
+
+    def is_coalesced(self) -> bool:
+        row, col = self.row(), self._col
+        return not bool(((row[1:] == row[:-1]) & (col[1:] == col[:-1])).any())
+
+    def num_cached_keys(self) -> int:
+        return len(self.cached_keys())
+
+    def cached_keys(self) -> list[str]:
+        return [name for name in _CACHED if getattr(self, f"_{name}") is not None]
+
+    def fill_cache_(self) -> SparseStorage:
+        for name in ("row", "rowptr", *_CACHED):
+            getattr(self, name)()
+        return self
+
+    def clear_cache_(self) -> SparseStorage:
+        for name in _CACHED:
+            setattr(self, f"_{name}", None)
+        self._kernel = None
+        return self
+
+    # others like it ----------------------------------------------------------------------------------
+
+    def with_value(self, value: Tensor | None) -> SparseStorage:
+        """The same entries with other values; what was found out about them is shared."""
+        made = SparseStorage.__new__(SparseStorage)
+        made.__dict__.update(self.__dict__, _value=value)
+        return made
+
+    def set_value(self, value: Tensor | None, layout: str | None = None) -> SparseStorage:
+        return self.with_value(self._in_order(value, layout))
+
+    def set_value_(self, value: Tensor | None, layout: str | None = None) -> SparseStorage:
+        self._value = self._in_order(value, layout)
+        return self
+
+    def _in_order(self, value: Tensor | None, layout: str | None) -> Tensor | None:
+        if value is None:
+            return None
+        if value.shape[:1] != self._col.shape:
+            raise ShapeError(
+                f"there are {self._col.numel()} entries, but value has shape {tuple(value.shape)}"
+            )
+        return value[self.csc2csr()] if layout == "csc" else value
+
+    def map(self, change: Any) -> SparseStorage:
+        """With ``change`` made to every array."""
+        made = self.with_value(self._value)
+        made._kernel = None
+        for name, array in self.__dict__.items():
+            if isinstance(array, Tensor):
+                setattr(made, name, change(array))
+        return made
+
+    def coalesce(self, reduce: str = "sum") -> SparseStorage:
+        """Without repeated entries, whose values are combined."""
+        if self.is_coalesced():
+            return self
+        row, col, place = self._merged()
+        value = None if self._value is None else combine(self._value, place, row.numel(), reduce)
+        return SparseStorage(
+            row=row, col=col, value=value, sparse_sizes=self._sparse_sizes, is_sorted=True, trust_data=True
+        )
+
+    def _merged(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Different rows and columns, and for each entry the place among them."""
+        width = max(self._sparse_sizes[1], 1)
+        keys, place = torch.unique_consecutive(self.row() * width + self._col, return_inverse=True)
+        return keys // width, keys % width, place
+
+    # kernels -----------------------------------------------------------------------------------------
+
+    def matrix(self, value: Tensor) -> Matrix:
+        """The entries with ``value`` (one number each) as Scorch takes them; repeated ones add up."""
+        pattern, place = self._pattern()
+        value = value.detach()
+        if place is not None:
+            value = combine(value, place, pattern.size, "sum")
+        return Matrix(Storage(pattern, value.contiguous()))
+
+    def _pattern(self) -> tuple[Pattern, Tensor | None]:
+        if self._kernel is None:
+            source, place = self, None
+            if not self.is_coalesced():
+                row, col, place = self._merged()
+                source = SparseStorage(
+                    row=row, col=col, sparse_sizes=self._sparse_sizes, is_sorted=True, trust_data=True
+                )
+            ones = torch.ones(source.col().numel(), device="cpu")
+            made = from_compressed("csr", source.rowptr(), source.col(), ones, self._sparse_sizes)
+            assert isinstance(made, Matrix)
+            self._kernel = made.storage.pattern, place
+        return self._kernel
+
+    def from_matrix(self, values: Tensor) -> Tensor:
+        """For each entry its value, of ``values`` in the order of ``matrix``."""
+        place = self._pattern()[1]
+        return values if place is None else values[place]
+
+
+def combine(values: Tensor, place: Tensor, count: int, reduce: str) -> Tensor:
+    """``values`` gathered by ``place``: their sum, mean, min or max, 0 where there is none."""
+    empty = values.new_zeros(count, *values.shape[1:])
+    if reduce in ("sum", "add"):
+        return empty.index_add(0, place, values)
+    if reduce == "mean":
+        count_each = torch.bincount(place, minlength=count).clamp_(min=1)
+        total = empty.index_add(0, place, values)
+        each = count_each.reshape(-1, *(1,) * (values.dim() - 1)).to(values.device)
+        return total / each if values.is_floating_point() or values.is_complex() else total // each
+    if reduce in ("min", "max"):
+        index = place.reshape(-1, *(1,) * (values.dim() - 1)).expand_as(values)
+        return empty.scatter_reduce(0, index, values, f"a{reduce}", include_self=False)
+    raise OperandError(f"reduce is one of sum, mean, min and max, not {reduce!r}")
+
+
+def _pointers(counts: Tensor) -> Tensor:
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def _sizes(
+    row: Tensor | None, rowptr: Tensor | None, col: Tensor, given: tuple[int | None, int | None] | None
+) -> tuple[int, int]:
+    rows, columns = given or (None, None)
+    if rows is None and rowptr is not None:
+        rows = rowptr.numel() - 1
+    elif rows is None:
+        assert row is not None
+        rows = int(row.max()) + 1 if row.numel() else 0
+    if columns is None:
+        columns = int(col.max()) + 1 if col.numel() else 0
+    return int(rows), int(columns)
+
+
+def _check(storage: SparseStorage) -> None:
+    row, rowptr, col, sizes = storage._row, storage._rowptr, storage._col, storage._sparse_sizes
+    for name, array in (("row", row), ("rowptr", rowptr), ("col", col)):
+        if array is None:
+            continue
+        if array.dtype != torch.int64 or array.dim() != 1:
+            raise OperandError(f"{name} is a row of int64, not {array.dtype} of shape {tuple(array.shape)}")
+        if array.device != col.device:
+            raise OperandError(f"{name} is on device {array.device}, but col on {col.device}")
+    if rowptr is not None:
+        is_fine = rowptr.numel() == sizes[0] + 1 and int(rowptr[0]) == 0 and int(rowptr[-1]) == col.numel()
+        if not is_fine or bool((rowptr.diff() < 0).any()):
+            raise IndexRangeError(
+                f"rowptr must rise from 0 to {col.numel()}, the number of entries, in {sizes[0] + 1} steps"
+            )
+    for name, array, size in (("row", row, sizes[0]), ("col", col, sizes[1])):
+        if array is None:
+            continue
+        if array.numel() != col.numel():
+            raise ShapeError(f"{name} has {array.numel()} entries, but col has {col.numel()}")
+        if array.numel() and (int(array.min()) < 0 or int(array.max()) >= size):
+            raise IndexRangeError(f"{name} leaves 0..{size - 1}: give larger sparse_sizes")
+    value = storage._value
+    if value is not None and value.shape[:1] != col.shape:
+        raise ShapeError(f"there are {col.numel()} entries, but value has shape {tuple(value.shape)}")

@@ -1,0 +1,464 @@
+"""torch_sparse's ``SparseTensor``: a matrix with or without values, multiplied by Scorch's kernels.
+
+It is no ``torch.Tensor``; ``to_scorch`` gives one that is. Its methods are the functions of this package
+with the matrix as first argument.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scorch.compat.torch_sparse import arithmetic, arrange
+from scorch.compat.torch_sparse import matmul as products
+from scorch.compat.torch_sparse import reduce as reductions
+from scorch.compat.torch_sparse import sample as sampling
+from scorch.compat.torch_sparse.storage import SparseStorage
+from scorch.errors import OperandError, ShapeError
+from scorch.tensor.interop import from_scipy
+from scorch.tensor.sparse_tensor import SparseTensor as Matrix
+
+Sizes = tuple[int | None, int | None]
+Arrays = tuple[Tensor, Tensor, Tensor | None]
+
+
+class _Facts:
+    """What a matrix is, and its entries in every layout."""
+
+    storage: SparseStorage
+
+    def coo(self) -> Arrays:
+        """Row, column and value of every entry."""
+        return self.storage.row(), self.storage.col(), self.storage.value()
+
+    def csr(self) -> Arrays:
+        """Row pointers, columns and values."""
+        return self.storage.rowptr(), self.storage.col(), self.storage.value()
+
+    def csc(self) -> Arrays:
+        """Column pointers, rows and values, column by column."""
+        order, value = self.storage.csr2csc(), self.storage.value()
+        return self.storage.colptr(), self.storage.row()[order], None if value is None else value[order]
+
+    def has_value(self) -> bool:
+        return self.storage.has_value()
+
+    def sparse_sizes(self) -> tuple[int, int]:
+        return self.storage.sparse_sizes()
+
+    def sparse_size(self, dim: int) -> int:
+        return self.storage.sparse_size(dim)
+
+    def sizes(self) -> list[int]:
+        value = self.storage.value()
+        return [*self.sparse_sizes(), *(() if value is None else value.shape[1:])]
+
+    def size(self, dim: int) -> int:
+        return self.sizes()[dim]
+
+    def dim(self) -> int:
+        return len(self.sizes())
+
+    def nnz(self) -> int:
+        return self.storage.col().numel()
+
+    def numel(self) -> int:
+        value = self.storage.value()
+        return self.nnz() if value is None else value.numel()
+
+    def density(self) -> float:
+        return self.nnz() / max(self.sparse_size(0) * self.sparse_size(1), 1)
+
+    def sparsity(self) -> float:
+        return 1 - self.density()
+
+    def avg_row_length(self) -> float:
+        return self.nnz() / max(self.sparse_size(0), 1)
+
+    def avg_col_length(self) -> float:
+        return self.nnz() / max(self.sparse_size(1), 1)
+
+    def bandwidth(self) -> int:
+        return int((self.storage.row() - self.storage.col()).abs().max()) if self.nnz() else 0
+
+    def avg_bandwidth(self) -> float:
+        return float((self.storage.row() - self.storage.col()).abs().float().mean())
+
+    def bandwidth_proportion(self, bandwidth: int) -> float:
+        return float(((self.storage.row() - self.storage.col()).abs() <= bandwidth).float().mean())
+
+    def is_quadratic(self) -> bool:
+        return self.sparse_size(0) == self.sparse_size(1)
+
+    def is_symmetric(self) -> bool:
+        if not self.is_quadratic():
+            return False
+        return all(
+            (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
+            for a, b in zip(self.csr(), self.csc(), strict=True)
+        )
+
+    def is_coalesced(self) -> bool:
+        return self.storage.is_coalesced()
+
+    def device(self) -> torch.device:
+        return self.storage.col().device
+
+    def is_cuda(self) -> bool:
+        return self.storage.col().is_cuda
+
+    def dtype(self) -> torch.dtype:
+        value = self.storage.value()
+        return torch.get_default_dtype() if value is None else value.dtype
+
+    def is_floating_point(self) -> bool:
+        return self.dtype().is_floating_point
+
+    def requires_grad(self) -> bool:
+        value = self.storage.value()
+        return value is not None and value.requires_grad
+
+
+class _Casts(_Facts):
+    """The same matrix with values of another dtype."""
+
+    def type(self, dtype: torch.dtype, non_blocking: object = False) -> SparseTensor:
+        value = self.storage.value()
+        assert isinstance(self, SparseTensor)
+        return self if value is None or value.dtype == dtype else self.set_value(value.to(dtype))
+
+    def half(self) -> SparseTensor:
+        return self.type(torch.float16)
+
+    def bfloat16(self) -> SparseTensor:
+        return self.type(torch.bfloat16)
+
+    def float(self) -> SparseTensor:
+        return self.type(torch.float32)
+
+    def double(self) -> SparseTensor:
+        return self.type(torch.float64)
+
+    def bool(self) -> SparseTensor:
+        return self.type(torch.bool)
+
+    def byte(self) -> SparseTensor:
+        return self.type(torch.uint8)
+
+    def char(self) -> SparseTensor:
+        return self.type(torch.int8)
+
+    def short(self) -> SparseTensor:
+        return self.type(torch.int16)
+
+    def int(self) -> SparseTensor:
+        return self.type(torch.int32)
+
+    def long(self) -> SparseTensor:
+        return self.type(torch.int64)
+
+
+class SparseTensor(_Casts):
+    """A sparse matrix, of which each entry may have a value of any shape.
+
+    >>> import torch
+    >>> from scorch.compat.torch_sparse import SparseTensor
+    >>> A = SparseTensor(row=torch.tensor([0, 1]), col=torch.tensor([1, 0]), sparse_sizes=(2, 2))
+    >>> A @ torch.tensor([[1.0], [2.0]])
+    tensor([[2.],
+            [1.]])
+    """
+
+    def __init__(
+        self,
+        row: Tensor | None = None,
+        rowptr: Tensor | None = None,
+        col: Tensor | None = None,
+        value: Tensor | None = None,
+        sparse_sizes: Sizes | None = None,
+        is_sorted: bool = False,
+        trust_data: bool = False,
+    ) -> None:
+        self.storage = SparseStorage(
+            row, rowptr, col, value, sparse_sizes, is_sorted=is_sorted, trust_data=trust_data
+        )
+
+    # made from ---------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_storage(cls, storage: SparseStorage) -> SparseTensor:
+        made = cls.__new__(cls)
+        made.storage = storage
+        return made
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: Tensor,
+        edge_attr: Tensor | None = None,
+        sparse_sizes: Sizes | None = None,
+        is_sorted: bool = False,
+        trust_data: bool = False,
+    ) -> SparseTensor:
+        row, col = edge_index
+        return cls(row, None, col, edge_attr, sparse_sizes, is_sorted, trust_data)
+
+    @classmethod
+    def from_dense(cls, mat: Tensor, has_value: bool = True) -> SparseTensor:
+        stored = mat != 0 if mat.dim() == 2 else (mat != 0).flatten(2).any(2)
+        row, col = stored.nonzero().t()
+        value = mat[row, col] if has_value else None
+        return cls(row, None, col, value, (mat.shape[0], mat.shape[1]), True, True)
+
+    @classmethod
+    def from_torch_sparse_coo_tensor(cls, mat: Tensor, has_value: bool = True) -> SparseTensor:
+        mat = mat.coalesce()
+        row, col = mat.indices()
+        value = mat.values() if has_value else None
+        return cls(row, None, col, value, (mat.shape[0], mat.shape[1]), True, True)
+
+    @classmethod
+    def from_torch_sparse_csr_tensor(cls, mat: Tensor, has_value: bool = True) -> SparseTensor:
+        rowptr, col = mat.crow_indices().long(), mat.col_indices().long()
+        return cls(None, rowptr, col, mat.values() if has_value else None, (mat.shape[0], mat.shape[1]))
+
+    @classmethod
+    def from_scipy(cls, mat: Any, has_value: bool = True) -> SparseTensor:
+        return cls.from_scorch(from_scipy(mat, format="csr"), has_value)
+
+    @classmethod
+    def from_scorch(cls, mat: Any, has_value: bool = True) -> SparseTensor:
+        """From a ``scorch.SparseTensor`` of any format."""
+        if not isinstance(mat, Matrix):
+            raise OperandError(f"from_scorch takes a scorch.SparseTensor, not a {type(mat).__name__}")
+        rowptr, col, value = mat.csr()
+        return cls(None, rowptr, col, value if has_value else None, mat.sparse_sizes(), True, True)
+
+    @classmethod
+    def eye(
+        cls,
+        M: int,
+        N: int | None = None,
+        has_value: bool = True,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        fill_cache: bool = False,
+    ) -> SparseTensor:
+        columns = M if N is None else N
+        row = torch.arange(min(M, columns), device=device)
+        value = torch.ones(row.numel(), dtype=dtype, device=device) if has_value else None
+        made = cls(row, None, row, value, (M, columns), True, True)
+        return made.fill_cache_() if fill_cache else made
+
+    def like(
+        self,
+        row: Tensor | None,
+        col: Tensor,
+        value: Tensor | None,
+        sizes: tuple[int, int],
+        rowptr: Tensor | None = None,
+        is_sorted: bool = False,
+    ) -> SparseTensor:
+        """Another matrix of this class, from arrays that are known to be right."""
+        return type(self)(row, rowptr, col, value, sizes, is_sorted, True)
+
+    def copy(self) -> SparseTensor:
+        return self.from_storage(self.storage.with_value(self.storage.value()))
+
+    def clone(self) -> SparseTensor:
+        return self.from_storage(self.storage.map(Tensor.clone))
+
+    # values ------------------------------------------------------------------------------------------
+
+    def set_value(self, value: Tensor | None, layout: str | None = None) -> SparseTensor:
+        return self.from_storage(self.storage.set_value(value, layout))
+
+    def set_value_(self, value: Tensor | None, layout: str | None = None) -> SparseTensor:
+        self.storage.set_value_(value, layout)
+        return self
+
+    def fill_value(self, fill_value: Any, dtype: torch.dtype | None = None) -> SparseTensor:
+        value = torch.full((self.nnz(),), fill_value, dtype=dtype, device=self.device())
+        if dtype is None and not isinstance(fill_value, complex):
+            value = value.to(torch.get_default_dtype())
+        return self.set_value(value)
+
+    def fill_value_(self, fill_value: Any, dtype: torch.dtype | None = None) -> SparseTensor:
+        return self.set_value_(self.fill_value(fill_value, dtype).storage.value())
+
+    def detach(self) -> SparseTensor:
+        value = self.storage.value()
+        return self.set_value(None if value is None else value.detach())
+
+    def detach_(self) -> SparseTensor:
+        return self.set_value_(self.detach().storage.value())
+
+    def requires_grad_(self, requires_grad: bool = True, dtype: torch.dtype | None = None) -> SparseTensor:
+        if requires_grad and not self.has_value():
+            self.fill_value_(1.0, dtype)
+        value = self.storage.value()
+        if value is not None:
+            value.requires_grad_(requires_grad)
+        return self
+
+    def coalesce(self, reduce: str = "sum") -> SparseTensor:
+        return self.from_storage(self.storage.coalesce(reduce))
+
+    def fill_cache_(self) -> SparseTensor:
+        self.storage.fill_cache_()
+        return self
+
+    def clear_cache_(self) -> SparseTensor:
+        self.storage.clear_cache_()
+        return self
+
+    # sizes -------------------------------------------------------------------------------------------
+
+    def sparse_resize(self, sparse_sizes: tuple[int, int]) -> SparseTensor:
+        row, col, value = self.coo()
+        return type(self)(row, None, col, value, sparse_sizes, True)
+
+    def sparse_reshape(self, num_rows: int, num_cols: int) -> SparseTensor:
+        rows, columns = self.sparse_sizes()
+        num_rows = rows * columns // num_cols if num_rows == -1 else num_rows
+        num_cols = rows * columns // num_rows if num_cols == -1 else num_cols
+        if num_rows * num_cols != rows * columns:
+            raise ShapeError(f"{rows} x {columns} places cannot be arranged as {num_rows} x {num_cols}")
+        place = self.storage.row() * columns + self.storage.col()
+        row, col = place // max(num_cols, 1), place % max(num_cols, 1)
+        return self.like(row, col, self.storage.value(), (num_rows, num_cols), is_sorted=True)
+
+    def to_symmetric(self, reduce: str = "sum") -> SparseTensor:
+        """With every entry stored both ways; values that meet are combined."""
+        row, col, value = self.coo()
+        size = max(self.sparse_sizes())
+        both = None if value is None else torch.cat([value, value])
+        made = self.like(torch.cat([row, col]), torch.cat([col, row]), both, (size, size))
+        return made.coalesce(reduce)
+
+    # dtypes and devices ------------------------------------------------------------------------------
+
+    def type_as(self, tensor: Tensor, non_blocking: bool = False) -> SparseTensor:
+        return self.type(tensor.dtype)
+
+    def to_device(self, device: Any, non_blocking: bool = False) -> SparseTensor:
+        if torch.device(device) == self.device():
+            return self
+        return self.from_storage(self.storage.map(lambda array: array.to(device)))
+
+    def device_as(self, tensor: Tensor, non_blocking: bool = False) -> SparseTensor:
+        return self.to_device(tensor.device)
+
+    def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        found = self if device is None else self.to_device(device)
+        return found if dtype is None else found.type(dtype)
+
+    def cpu(self) -> SparseTensor:
+        return self.to_device("cpu")
+
+    def cuda(self, device: Any = "cuda", **_: Any) -> SparseTensor:
+        return self.to_device(device)
+
+    # other forms -------------------------------------------------------------------------------------
+
+    def _filled(self, dtype: torch.dtype | None = None) -> Tensor:
+        value = self.storage.value()
+        return torch.ones(self.nnz(), dtype=dtype, device=self.device()) if value is None else value
+
+    def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        value = self._filled(dtype)
+        dense = value.new_zeros(self.sizes())
+        return dense.index_put((self.storage.row(), self.storage.col()), value, accumulate=True)
+
+    def to_torch_sparse_coo_tensor(self, dtype: torch.dtype | None = None) -> Tensor:
+        row, col, _ = self.coo()
+        index = torch.stack([row, col])
+        return torch.sparse_coo_tensor(index, self._filled(dtype), self.sizes(), check_invariants=False)
+
+    def to_torch_sparse_csr_tensor(self, dtype: torch.dtype | None = None) -> Tensor:
+        rowptr, col, _ = self.csr()
+        return torch.sparse_csr_tensor(rowptr, col, self._filled(dtype), self.sizes(), check_invariants=False)
+
+    def to_torch_sparse_csc_tensor(self, dtype: torch.dtype | None = None) -> Tensor:
+        colptr, row, _ = self.csc()
+        value = self._filled(dtype)[self.storage.csr2csc()]
+        return torch.sparse_csc_tensor(colptr, row, value, self.sizes(), check_invariants=False)
+
+    def to_scorch(self, format: Any = "csr") -> Any:
+        """As a ``scorch.SparseTensor``, a ``torch.Tensor`` that takes part in everything else."""
+        return self.storage.matrix(self._filled()).to_format(format)
+
+    def to_scipy(self, layout: str | None = None, dtype: torch.dtype | None = None) -> Any:
+        import scipy.sparse
+
+        if self.dim() != 2:
+            raise ShapeError(f"SciPy's matrices have two dimensions, not {self.sizes()}")
+        value = self._filled(dtype).detach().numpy()
+        row, col = self.storage.row().numpy(), self.storage.col().numpy()
+        if layout in (None, "coo"):
+            return scipy.sparse.coo_matrix((value, (row, col)), self.sparse_sizes())
+        if layout == "csr":
+            rowptr = self.storage.rowptr().numpy()
+            return scipy.sparse.csr_matrix((value, col, rowptr), self.sparse_sizes())
+        if layout == "csc":
+            order = self.storage.csr2csc().numpy()
+            arrays = (value[order], row[order], self.storage.colptr().numpy())
+            return scipy.sparse.csc_matrix(arrays, self.sparse_sizes())
+        raise OperandError(f"layout is one of coo, csr and csc, not {layout!r}")
+
+    # Python ------------------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SparseTensor) or self.sizes() != other.sizes():
+            return False
+        pairs = zip(self.csr(), other.csr(), strict=True)
+        return all(
+            (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
+            for a, b in pairs
+        )
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        words = [f"row={self.storage.row()}", f"col={self.storage.col()}"]
+        words += [f"val={self.storage.value()}"] if self.has_value() else []
+        facts = f"size={tuple(self.sizes())}, nnz={self.nnz()}, density={self.density():.2%}"
+        return "SparseTensor(" + ",\n             ".join([*words, facts]) + ")"
+
+    # functions of this package -----------------------------------------------------------------------
+
+    __getitem__ = arrange.get_item
+    t = arrange.t
+    permute = arrange.permute
+    narrow = arrange.narrow
+    select = arrange.select
+    index_select = arrange.index_select
+    index_select_nnz = arrange.index_select_nnz
+    masked_select = arrange.masked_select
+    masked_select_nnz = arrange.masked_select_nnz
+    remove_diag = arrange.remove_diag
+    set_diag = arrange.set_diag
+    fill_diag = arrange.fill_diag
+    get_diag = arrange.get_diag
+    add = __add__ = __radd__ = arithmetic.add
+    add_ = __iadd__ = arithmetic.add_
+    add_nnz = arithmetic.add_nnz
+    add_nnz_ = arithmetic.add_nnz_
+    mul = __mul__ = __rmul__ = arithmetic.mul
+    mul_ = __imul__ = arithmetic.mul_
+    mul_nnz = arithmetic.mul_nnz
+    mul_nnz_ = arithmetic.mul_nnz_
+    matmul = spmm = spspmm = __matmul__ = products.matmul
+    sample = sampling.sample
+    sample_adj = sampling.sample_adj
+    random_walk = sampling.random_walk
+    saint_subgraph = sampling.saint_subgraph
+    partition = sampling.partition
+    reverse_cuthill_mckee = sampling.reverse_cuthill_mckee
+    sum = reductions.sum
+    mean = reductions.mean
+    min = reductions.min
+    max = reductions.max

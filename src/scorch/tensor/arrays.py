@@ -1,0 +1,180 @@
+"""A sparse tensor as named arrays and a few facts, and back: what archives keep.
+
+The facts are ``format``, ``shape`` and ``dtype``; the arrays are ``values`` and, level by level, ``pos0``,
+``crd0``, ``pos1`` ... Kernels follow these arrays without looking, so whatever comes from outside is checked
+here first, with as much care as the arguments of a constructor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from scorch.compiler.pipeline import index_type
+from scorch.compiler.typing import dtype_of_type, type_of_dtype
+from scorch.errors import FileError
+from scorch.formats import Format
+from scorch.tensor.check import as_indices, as_shape, check_coordinates, check_pointers, is_sorted
+from scorch.tensor.coordinates import coordinates, inside
+from scorch.tensor.sparse_tensor import SparseTensor, wrap
+from scorch.tensor.storage import Pattern, Storage
+
+Facts = dict[str, Any]
+
+
+# out -------------------------------------------------------------------------------------------------
+
+
+def facts_of(tensor: torch.Tensor) -> Facts:
+    """What is to be known of ``tensor``, sparse or dense, beside its arrays, as JSON can hold it."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    facts: Facts = {"shape": list(tensor.shape), "dtype": dtype}
+    if isinstance(tensor, SparseTensor):
+        facts["format"] = format_facts(tensor.format)
+    return facts
+
+
+def arrays_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The arrays of ``tensor`` by name; those of a dense tensor are its values alone."""
+    if not isinstance(tensor, SparseTensor):
+        return {"values": tensor.detach().resolve_conj().resolve_neg().contiguous()}
+    pattern = tensor.storage.pattern
+    named = {f"pos{level}": pos for level, pos in enumerate(pattern.pos) if pos is not None}
+    named |= {f"crd{level}": crd for level, crd in enumerate(pattern.crd) if crd is not None}
+    return {"values": tensor.storage.values.detach(), **named}
+
+
+def format_facts(form: Format) -> Facts:
+    facts: Facts = {"levels": form.letters, "order": list(form.order)}
+    if form.blocks:
+        facts["blocks"] = [list(block) for block in form.blocks]
+    return facts
+
+
+# in --------------------------------------------------------------------------------------------------
+
+
+def as_dtype(name: object) -> torch.dtype:
+    """The dtype with this name, if it is one that tensors have."""
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(found, torch.dtype):
+        raise FileError(f"it names the dtype {name!r}, which does not exist")
+    type_of_dtype(found)
+    return found
+
+
+def as_stored_format(facts: object) -> Format:
+    is_described = isinstance(facts, Mapping) and {"levels", "order"} <= set(facts)
+    if not isinstance(facts, Mapping) or not is_described or not isinstance(facts["order"], list):
+        raise FileError(f"it describes its format as {facts!r}, which is no format")
+    dims = len(set(map(str, facts["order"])))
+    blocks = facts.get("blocks")
+    return Format(facts["levels"] or "dense", order=facts["order"], blocks=blocks, dims=dims)
+
+
+def from_arrays(facts: object, arrays: Mapping[str, torch.Tensor]) -> SparseTensor | torch.Tensor:
+    """The tensor with these facts and arrays; an error of ``scorch.errors`` if they do not fit."""
+    if not isinstance(facts, Mapping):
+        raise FileError(f"it has {facts!r} instead of the facts of a tensor")
+    shape, values = as_shape("shape", facts.get("shape")), arrays.get("values")
+    if values is None:
+        raise FileError("it has no array of values")
+    if values.dtype != as_dtype(facts.get("dtype")):
+        raise FileError(f"its values are {values.dtype}, but it says that they are {facts.get('dtype')}")
+    if facts.get("format") is None:
+        return _as_dense(values, shape)
+    form = as_stored_format(facts["format"])
+    if form.dims != len(shape):
+        raise FileError(f"its format stores {form.dims} dimensions, but its shape is {shape}")
+    levels = range(len(form))
+    pos = [arrays.get(f"pos{level}") for level in levels]
+    crd = [arrays.get(f"crd{level}") for level in levels]
+    storage = _checked_storage(form, shape, pos, crd, values.reshape(-1).contiguous())
+    return wrap(storage) if not form.is_dense else _as_dense(values, shape)
+
+
+def _as_dense(values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    if values.numel() != math.prod(shape):
+        raise FileError(f"there are {values.numel()} values, but the shape is {shape}")
+    return values.reshape(shape)
+
+
+def check_tensor(tensor: SparseTensor) -> None:
+    """Check a tensor that was read as a whole, as by ``torch.load``."""
+    pattern = tensor.storage.pattern
+    _checked_storage(
+        pattern.format, pattern.shape, list(pattern.pos), list(pattern.crd), tensor.storage.values
+    )
+
+
+def _checked_storage(
+    form: Format,
+    shape: tuple[int, ...],
+    pos: list[torch.Tensor | None],
+    crd: list[torch.Tensor | None],
+    values: torch.Tensor,
+) -> Storage:
+    counts: list[int] = []
+    positions = 1
+    for level, kind in enumerate(form.levels):
+        size = form.level_size(level, shape)
+        needs = (form.starts_run(level), kind.keeps_crd)
+        for name, array, needed in (("pos", pos[level], needs[0]), ("crd", crd[level], needs[1])):
+            if (array is not None) != needed:
+                word = "lacks" if needed else "has"
+                raise FileError(f"level {level} of format {form} {word} the array {name}{level}")
+            if array is not None and as_indices(f"{name}{level}", array).dim() != 1:
+                raise FileError(f"{name}{level} has shape {tuple(array.shape)}; it must be one row")
+        positions = _check_level(form, level, positions, size, pos[level], crd[level])
+        counts.append(positions)
+    _check_runs(form, pos, crd)
+    if values.numel() != positions:
+        raise FileError(f"there are {values.numel()} values, but the levels have {positions} positions")
+    dtype = dtype_of_type(index_type(shape, max(counts, default=0)))
+    arrays = [
+        tuple(None if array is None else array.to(dtype).contiguous() for array in kept)
+        for kept in (pos, crd)
+    ]
+    pattern = Pattern(form, shape, arrays[0], arrays[1], tuple(counts))
+    kept = inside(pattern, coordinates(pattern)) if any(shape[dim] % b for dim, b in form.blocks) else None
+    if kept is not None and bool((values[~kept] != 0).any()):
+        raise FileError("the part of a block that lies outside the tensor holds values")
+    return Storage(pattern, values)
+
+
+def _check_level(
+    form: Format,
+    level: int,
+    parents: int,
+    size: int,
+    pos: torch.Tensor | None,
+    crd: torch.Tensor | None,
+) -> int:
+    """The positions of the level below ``parents``, after a look at its arrays."""
+    if crd is None:
+        return parents * size
+    if pos is not None:
+        check_pointers(f"pos{level}", pos, parents, crd.numel(), "positions above")
+    elif crd.numel() != parents:
+        raise FileError(f"crd{level} has {crd.numel()} coordinates, but the level above has {parents}")
+    check_coordinates(f"crd{level}", crd, form.order[level], size)
+    return crd.numel()
+
+
+def _check_runs(form: Format, pos: list[torch.Tensor | None], crd: list[torch.Tensor | None]) -> None:
+    """Entries below a position come in order and none repeats, level by level or run by run."""
+    for level in range(len(form)):
+        begins = pos[level]
+        if begins is None:
+            continue
+        last = level + 1
+        while last < len(form) and form.letters[last] == "o" and not form.starts_run(last):
+            last += 1
+        lengths = begins[1:].to(torch.int64) - begins[:-1]
+        parents = torch.arange(lengths.numel(), device="cpu").repeat_interleave(lengths)
+        columns = [array for array in crd[level:last] if array is not None]
+        if not is_sorted([parents, *columns]):
+            raise FileError(f"the coordinates of level {level} are not in order, or one repeats")

@@ -1,0 +1,57 @@
+"""The coordinates of every stored value, found by walking the levels from the outermost in.
+
+Files, pictures and graphs want entries one by one, whatever the format; this takes time and memory in the
+number of values and needs no kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from scorch.tensor.storage import Pattern, Storage
+
+
+def coordinates(pattern: Pattern) -> list[torch.Tensor]:
+    """For each dimension the coordinate (int64) of every value; padding of blocks lies outside the shape."""
+    form = pattern.format
+    found: dict[int, torch.Tensor] = {}
+    positions = 1
+    for level, kind in enumerate(form.levels):
+        size = form.level_size(level, pattern.shape)
+        crd = pattern.crd[level]
+        if kind.is_full:
+            found = {dim: array.repeat_interleave(size) for dim, array in found.items()}
+            here = torch.arange(size, device="cpu").repeat(positions)
+            positions *= size
+        else:
+            assert crd is not None
+            here = crd.to(torch.int64)
+            pos = pattern.pos[level]
+            if pos is not None:
+                lengths = pos[1:].to(torch.int64) - pos[:-1]
+                found = {dim: array.repeat_interleave(lengths) for dim, array in found.items()}
+            positions = here.numel()
+        dim = form.order[level]
+        block = form.block(dim) or 1
+        part = form.part(level)
+        found[dim] = here if part == "whole" else here * block if part == "outer" else found[dim] + here
+    return [found[dim] for dim in range(len(pattern.shape))]
+
+
+def inside(pattern: Pattern, found: list[torch.Tensor]) -> torch.Tensor | None:
+    """Which values lie inside the shape; None where all do, as only blocks are padded."""
+    padded = [dim for dim, block in pattern.format.blocks if pattern.shape[dim] % block]
+    if not padded:
+        return None
+    kept = torch.ones(pattern.size, dtype=torch.bool, device="cpu")
+    for dim in padded:
+        kept &= found[dim] < pattern.shape[dim]
+    return kept
+
+
+def entries(storage: Storage) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The coordinates and values of all entries, without the padding of blocks, in stored order."""
+    found = coordinates(storage.pattern)
+    kept = inside(storage.pattern, found)
+    values = storage.values.detach()
+    return (found, values) if kept is None else ([array[kept] for array in found], values[kept])

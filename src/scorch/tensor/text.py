@@ -1,0 +1,183 @@
+"""Tables of numbers in text, read and written as whole columns.
+
+Matrix Market and FROSTT files are a header and then one entry a line. The lines are never walked in Python:
+NumPy finds where they begin, counts the numbers in each and parses them all at once. Only a file that is
+broken is read again slowly, to name the line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import warnings
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from scorch.errors import FileError
+
+Array = np.ndarray[Any, Any]
+NOTE = "scorch:"  # a comment that begins so has the facts which the file format has no place for
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of ``path``, unpacked where it is a ``.gz``."""
+    if path.suffix.lower() != ".gz":
+        return path.read_bytes()
+    try:
+        with gzip.open(path, "rb") as file:
+            return file.read()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise FileError(f"{path} is no whole gzip file: {error}") from None
+
+
+def write_text(path: Path, lines: Iterable[str]) -> None:
+    data = "\n".join([*lines, ""]).encode("ascii")
+    if path.suffix.lower() == ".gz":
+        # Without the time in its header the same tensor gives the same file.
+        path.write_bytes(gzip.compress(data, compresslevel=6, mtime=0))
+    else:
+        path.write_bytes(data)
+
+
+def split_header(data: bytes, comment: bytes) -> tuple[list[str], int]:
+    """The comments before the first line of numbers, and where that line begins."""
+    comments, begin = [], 0
+    while begin < len(data):
+        end = data.find(b"\n", begin)
+        end = len(data) if end < 0 else end
+        line = data[begin:end].strip()
+        if line and not line.startswith(comment):
+            break
+        if line:
+            comments.append(line.decode("utf-8", "replace"))
+        begin = end + 1
+    return comments, min(begin, len(data))
+
+
+def note_in(path: Path, comments: Iterable[str], comment: str) -> dict[str, Any]:
+    """The facts that Scorch wrote into a comment, if it did."""
+    for line in comments:
+        text = line.lstrip(comment).strip()
+        if text.startswith(NOTE):
+            try:
+                found = json.loads(text.removeprefix(NOTE))
+            except ValueError:
+                found = None
+            if not isinstance(found, dict):
+                raise FileError(f"{path}: the comment {line!r} is not as Scorch writes it; take it out")
+            return found
+    return {}
+
+
+class Table:
+    """The numbers of ``data`` from ``begin`` on: lines with any number of columns, the same in each."""
+
+    def __init__(self, path: Path, data: bytes, begin: int) -> None:
+        self.path = path
+        self.data = data[begin:]
+        self.above = data.count(b"\n", 0, begin)  # lines above the table
+        text = np.frombuffer(self.data, dtype=np.uint8)
+        ends = np.flatnonzero(text == ord("\n"))
+        begins = np.concatenate([[0], ends + 1])
+        self._begins = begins[begins < len(text)]
+        blank = text <= ord(" ")
+        starts = ~blank
+        starts[1:] &= blank[:-1]
+        self.widths = (
+            np.add.reduceat(starts, self._begins, dtype=np.int64) if len(text) else np.zeros(0, np.int64)
+        )
+
+    def line(self, number: int) -> int:
+        """The number, in the file, of line ``number`` of the table."""
+        return self.above + number + 1
+
+    @property
+    def rows(self) -> int:
+        return int(np.count_nonzero(self.widths))
+
+    def row_line(self, row: int) -> int:
+        """The line, in the file, of a row: lines without numbers are no rows."""
+        return self.line(int(np.flatnonzero(self.widths)[row]))
+
+    def check_widths(self, columns: int, what: str) -> None:
+        wrong = np.flatnonzero((self.widths != columns) & (self.widths != 0))
+        if wrong.size:
+            number = int(wrong[0])
+            text = self._text(number)
+            raise FileError(
+                f"{self.path}, line {self.line(number)}: {text!r} has {self.widths[number]} "
+                f"{_plural('number', int(self.widths[number]))}, but {what}"
+            )
+
+    def read(self, dtype: type[np.generic]) -> Array:
+        """All numbers in one row."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # older NumPy stops at what is no number with a mere warning
+            try:
+                found: Array = np.fromstring(self.data, dtype=dtype, sep=" ")
+            except (DeprecationWarning, ValueError):
+                raise self._wrong_number(dtype) or FileError(f"{self.path}: not all are numbers") from None
+        wrong = self._wrong_number(dtype) if _may_be_cut(found) else None
+        if wrong is not None:
+            raise wrong
+        return found
+
+    def _wrong_number(self, dtype: type[np.generic]) -> FileError | None:
+        """What is wrong with the first word that is no number; read slowly, as it is rarely asked."""
+        is_whole = np.issubdtype(dtype, np.integer)
+        parse: Callable[[str], object] = int if is_whole else float
+        for number in np.flatnonzero(self.widths):
+            for word in self._text(int(number)).split():
+                try:
+                    dtype(parse(word))
+                except (ValueError, OverflowError):
+                    kind = "whole number of 64 bits" if is_whole else "number"
+                    return FileError(f"{self.path}, line {self.line(int(number))}: {word!r} is no {kind}")
+        return None
+
+    def _text(self, number: int) -> str:
+        begin = int(self._begins[number])
+        end = self.data.find(b"\n", begin)
+        return self.data[begin : len(self.data) if end < 0 else end].decode("utf-8", "replace").strip()
+
+
+def check_coordinate_column(table: Table, column: Array, size: int, what: str) -> None:
+    """Coordinates in files count from 1."""
+    wrong = np.flatnonzero((column < 1) | (column > size))
+    if wrong.size:
+        row = int(wrong[0])
+        raise FileError(
+            f"{table.path}, line {table.row_line(row)}: {what} {int(column[row])} is outside 1..{size}"
+        )
+
+
+def format_numbers(values: torch.Tensor) -> tuple[str, list[Iterable[Any]]]:
+    """How one value is printed so that it is read back exactly, and the columns to print."""
+    if values.dtype.is_complex:
+        parts = torch.view_as_real(values.resolve_conj())
+        word = "%.9g" if values.dtype == torch.complex64 else "%.17g"
+        return f"{word} {word}", [parts[:, 0].tolist(), parts[:, 1].tolist()]
+    if values.dtype.is_floating_point:
+        return ("%.17g" if values.dtype == torch.float64 else "%.9g"), [values.tolist()]
+    return "%d", [values.tolist()]
+
+
+def print_rows(columns: list[Iterable[Any]], pattern: str) -> Iterable[str]:
+    return map(pattern.__mod__, zip(*columns, strict=True))
+
+
+def _may_be_cut(numbers: Array) -> bool:
+    """NumPy reads whole numbers beyond 64 bits as the nearest one that has them."""
+    if numbers.dtype.kind != "i" or not numbers.size:
+        return False
+    limits = np.iinfo(numbers.dtype)
+    return bool(numbers.max() == limits.max or numbers.min() == limits.min)
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else word + "s"
