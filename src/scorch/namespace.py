@@ -24,6 +24,9 @@ from typing import Any
 HERE, THERE = "scorch", "torch"
 
 
+REPLACED_LATER = ("manual_seed",)  # by torch itself, when it imports its compiler: looked up each time
+
+
 def extend(module: types.ModuleType, other: types.ModuleType) -> None:
     """Let ``module`` answer for the names of ``other`` that it does not have itself."""
     if isinstance(module, Namespace) or "__getattr__" in vars(module):
@@ -31,7 +34,9 @@ def extend(module: types.ModuleType, other: types.ModuleType) -> None:
     files = {found.name for found in pkgutil.iter_modules(getattr(module, "__path__", ()))}
     own = frozenset(vars(module)) | files
     copied = {
-        name: value for name, value in vars(other).items() if name not in own and _is_shared(name, value)
+        name: value
+        for name, value in vars(other).items()
+        if name not in own and name not in REPLACED_LATER and _is_shared(name, value)
     }
     vars(module).update(copied)
 

@@ -99,3 +99,36 @@ def test_a_function_that_keeps_zero_shares_the_pattern():
     assert torch.relu(S).storage.pattern is S.storage.pattern
     assert (S * 2).storage.pattern is S.storage.pattern
     assert S.T.storage.pattern.crd[1] is S.storage.pattern.crd[1]
+
+
+def test_zeros_like_has_no_entries():
+    S = scorch.from_torch(matrix(torch.float32, 4, 6), format="csr")
+    zeros = torch.zeros_like(S, dtype=torch.float64)
+    assert isinstance(zeros, SparseTensor) and zeros.nnz == 0 and zeros.format == S.format
+    assert zeros.dtype == torch.float64 and zeros.shape == S.shape
+
+
+def test_einsum_of_dense_tensors_keeps_their_gradients():
+    x = torch.ones(3, 3, requires_grad=True)
+    scorch.einsum("ij,jk->ik", x, x).sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr", "bsr(2,2)"])
+def test_batches_of_rows_and_columns(form):
+    dense = matrix(torch.float32, 8, 6)
+    S = scorch.from_torch(dense, format=form)
+    for index in (torch.tensor([3, 0, 3, 7]), torch.tensor([], dtype=torch.int64), torch.tensor([-1])):
+        same(S[index], dense[index], {})
+        same(S[:, index % 6], dense[:, index % 6], {})
+    with pytest.raises(IndexError, match="out of bounds"):
+        S[torch.tensor([8])]
+
+
+@pytest.mark.parametrize("form", ["csr", "csc"])
+def test_compressed_matrices_put_together(form):
+    parts = [matrix(torch.float32, rows, 6) for rows in (4, 0, 3)]
+    tensors = [scorch.from_torch(part, format=form) for part in parts]
+    same(torch.cat(tensors), torch.cat(parts), {})
+    wide = [part.T.contiguous() for part in parts]
+    same(torch.cat([scorch.from_torch(part, format=form) for part in wide], 1), torch.cat(wide, 1), {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ def einsum(*args: Any, format: str | Format | None = None) -> SparseTensor | tor
         if found is not None:
             return found
     equation, operands = _arguments(args)
+    if format is None and _is_torchs(operands):
+        return torch.einsum(equation, *operands)
     tensors = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
     parsed = parse_einsum(equation, [shape_of(tensor) for tensor in tensors])
     result = run_einsum(parsed, tensors, format)
@@ -41,6 +44,12 @@ def einsum(*args: Any, format: str | Format | None = None) -> SparseTensor | tor
         prepared = single_kernel(split(parsed.statement), given, parsed.sizes, requested)
         keep_call(head, operands, prepared, names)
     return wrap(result)
+
+
+def _is_torchs(operands: Sequence[Any]) -> bool:
+    """Whether torch must do it: all operands are its own dense tensors, with gradients or elsewhere."""
+    plain = all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands)
+    return plain and any(value.requires_grad or not value.is_cpu for value in operands)
 
 
 def run_einsum(

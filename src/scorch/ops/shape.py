@@ -44,6 +44,14 @@ def made(tensor: SparseTensor, keys: torch.Tensor, values: torch.Tensor, shape: 
     return from_entries(Entries(keys, values, shape), format_for(tensor, shape), in_order)
 
 
+@implements_operator(aten.zeros_like)
+def zeros_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any) -> SparseTensor:
+    """A tensor of the same shape and format without entries."""
+    values = torch.zeros(0, dtype=dtype or self.storage.values.dtype)
+    empty = Entries(torch.zeros(0, dtype=torch.int64), values, tuple(self.shape))
+    return from_entries(empty, self.format)
+
+
 # the same entries in another shape -------------------------------------------------------------------
 
 
