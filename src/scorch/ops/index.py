@@ -64,15 +64,32 @@ def _rows(self: SparseTensor, index: torch.Tensor, shape: Shape) -> SparseTensor
     pattern = self.storage.pattern
     pos, crd = pattern.pos[1], pattern.crd[1]
     assert pos is not None and crd is not None
-    begin = pos[index]
-    count = pos[index + 1] - begin
-    ends = torch.cumsum(count, 0)
-    total = int(ends[-1]) if ends.numel() else 0
+    begin = torch.index_select(pos, 0, index)
+    count = torch.index_select(pos[1:], 0, index) - begin
     new = torch.zeros(index.numel() + 1, dtype=pos.dtype)
-    new[1:] = ends
-    place = torch.arange(total) + torch.repeat_interleave(begin - new[:-1], count)
-    rows = Pattern(self.format, shape, (None, new), (None, crd[place]), (index.numel(), total))
-    return SparseTensor(Storage(rows, self.storage.values[place]))
+    torch.cumsum(count, 0, dtype=pos.dtype, out=new[1:])
+    total = int(new[-1])
+    shift = torch.repeat_interleave(begin - new[:-1], count, output_size=total)
+    place = torch.arange(total, dtype=pos.dtype).add_(shift)
+    rows = Pattern(
+        self.format,
+        shape,
+        (None, new),
+        (None, torch.index_select(crd, 0, place)),
+        (index.numel(), total),
+    )
+    return SparseTensor(Storage(rows, torch.index_select(self.storage.values, 0, place)))
+
+
+def _checked(index: torch.Tensor, size: int, dim: int) -> torch.Tensor:
+    """``index`` counted from the beginning."""
+    if not index.numel():
+        return index
+    least, most = (int(value) for value in torch.aminmax(index))
+    if most >= size or least < -size:
+        worst = most if most >= size else least
+        raise IndexError(f"index {worst} is out of bounds for dimension {dim} with size {size}")
+    return index % size if least < 0 else index
 
 
 def _check_range(index: torch.Tensor, size: int, dim: int) -> None:
@@ -88,8 +105,15 @@ def index(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> Any:
     places = [dim for dim, value in enumerate(wanted) if value is not None]
     tensors = [value for value in wanted if value is not None]
     if len(tensors) == 1 and tensors[0].dim() == 1:
-        _check_range(tensors[0], self.shape[places[0]], places[0])
-        return index_select(self, places[0], tensors[0] % max(self.shape[places[0]], 1))
+        (dim,) = places
+        size = self.storage.pattern.shape[dim]
+        rows = _checked(tensors[0], size, dim)
+        form = self.format
+        if form.letters == "ds" and not form.blocks and form.order[0] == dim:
+            sizes = list(self.storage.pattern.shape)
+            sizes[dim] = rows.numel()
+            return _rows(self, rows, tuple(sizes))
+        return index_select(self, dim, rows)
     points = torch.broadcast_tensors(*tensors)
     shape = tuple(self.shape)
     picked = tuple(shape[dim] for dim in places)

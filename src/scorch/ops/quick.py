@@ -99,6 +99,9 @@ def mul(input: Any, other: Any, **kwargs: Any) -> Any:
 def div(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and isinstance(input, SparseTensor) and _is_number(other) and other != 0:
         return SparseTensor(Storage(input.storage.pattern, input.storage.values / other))
+    is_dense = isinstance(other, torch.Tensor) and not isinstance(other, SparseTensor)
+    if is_dense and other.layout == torch.strided and bool(other.all()):
+        return _by_kernel("/", torch.div, input, other, kwargs)
     return _general(torch.div, input, other, **kwargs)
 
 
@@ -117,12 +120,28 @@ def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: 
     both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if kwargs or not both or not _is_plain(a, b, sign):
         return _general(function, a, b, **kwargs)
-    rank = max(a.dim(), b.dim())
-    indices = ",".join(_LETTERS[:rank])
-    form = a.format if isinstance(a, SparseTensor) else b.format
-    if a.shape == b.shape:
-        return evaluate(f"C[{indices}] = A[{indices}] {sign} B[{indices}]", A=a, B=b, format=form)
-    return _general(function, a, b)
+    sparse = a if isinstance(a, SparseTensor) else b
+    shape = tuple(sparse.shape)
+    if tuple(torch.broadcast_shapes(a.shape, b.shape)) != shape or (1 in shape and a.shape != b.shape):
+        return _general(function, a, b)
+    left, right = _access("A", a, shape), _access("B", b, shape)
+    if left is None or right is None:
+        return _general(function, a, b)
+    target = ",".join(_LETTERS[: len(shape)])
+    text = f"C[{target}] = {left[0]} {sign} {right[0]}"
+    return evaluate(text, A=left[1], B=right[1], format=sparse.format)
+
+
+def _access(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> tuple[str, torch.Tensor] | None:
+    """``A[a,b]`` for a tensor broadcast to ``shape``: without its dimensions of size 1, if it is dense."""
+    if tuple(tensor.shape) == shape:
+        return f"{name}[{','.join(_LETTERS[: len(shape)])}]", tensor
+    if isinstance(tensor, SparseTensor):
+        return None
+    skipped = len(shape) - tensor.dim()
+    kept = [dim for dim in range(tensor.dim()) if tensor.shape[dim] != 1]
+    indices = ",".join(_LETTERS[skipped + dim] for dim in kept)
+    return f"{name}[{indices}]", tensor.reshape([tensor.shape[dim] for dim in kept])
 
 
 def _is_plain(a: torch.Tensor, b: torch.Tensor, sign: str) -> bool:
@@ -131,4 +150,4 @@ def _is_plain(a: torch.Tensor, b: torch.Tensor, sign: str) -> bool:
     if isinstance(a, SparseTensor) and isinstance(b, SparseTensor):
         return not a.format.is_blocked
     dense = b if isinstance(a, SparseTensor) else a
-    return sign == "*" and dense.layout == torch.strided and bool(dense.isfinite().all())
+    return sign in "*/" and dense.layout == torch.strided and bool(dense.isfinite().all())
