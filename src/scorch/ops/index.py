@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from scorch.ops.entries import (
@@ -64,21 +65,23 @@ def _rows(self: SparseTensor, index: torch.Tensor, shape: Shape) -> SparseTensor
     pattern = self.storage.pattern
     pos, crd = pattern.pos[1], pattern.crd[1]
     assert pos is not None and crd is not None
-    begin = torch.index_select(pos, 0, index)
-    count = torch.index_select(pos[1:], 0, index) - begin
-    new = torch.zeros(index.numel() + 1, dtype=pos.dtype)
-    torch.cumsum(count, 0, dtype=pos.dtype, out=new[1:])
+    pointers, asked = pos.numpy(), index.numpy()  # for short arrays NumPy is quicker than torch
+    begin = pointers[asked]
+    count = pointers[1:][asked] - begin
+    new = np.zeros(asked.size + 1, pointers.dtype)
+    np.cumsum(count, out=new[1:])
     total = int(new[-1])
-    shift = torch.repeat_interleave(begin - new[:-1], count, output_size=total)
-    place = torch.arange(total, dtype=pos.dtype).add_(shift)
+    place = np.repeat(begin - new[:-1], count)
+    place += np.arange(total, dtype=pointers.dtype)
     rows = Pattern(
         self.format,
         shape,
-        (None, new),
-        (None, torch.index_select(crd, 0, place)),
-        (index.numel(), total),
+        (None, torch.from_numpy(new)),
+        (None, torch.from_numpy(crd.numpy()[place])),
+        (asked.size, total),
     )
-    return SparseTensor(Storage(rows, torch.index_select(self.storage.values, 0, place)))
+    values = torch.index_select(self.storage.values, 0, torch.from_numpy(place))
+    return SparseTensor(Storage(rows, values))
 
 
 def _checked(index: torch.Tensor, size: int, dim: int) -> torch.Tensor:

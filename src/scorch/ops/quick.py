@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch.ops.index import index
+from scorch.ops.shape import permute
 from scorch.ops.statement import evaluate
 from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -151,3 +153,29 @@ def _is_plain(a: torch.Tensor, b: torch.Tensor, sign: str) -> bool:
         return not a.format.is_blocked
     dense = b if isinstance(a, SparseTensor) else a
     return sign in "*/" and dense.layout == torch.strided and bool(dense.isfinite().all())
+
+
+# moving entries --------------------------------------------------------------------------------------
+
+
+@implements(torch.Tensor.T.__get__)  # type: ignore[attr-defined]
+def turned(self: SparseTensor) -> Any:
+    """``S.T``, which shares all arrays."""
+    rank = len(self.storage.pattern.shape)
+    if rank == 2:
+        return permute(self, (1, 0))
+    return _general(torch.Tensor.T.__get__, self)  # type: ignore[attr-defined]
+
+
+@implements(torch.t, torch.Tensor.t)
+def t(input: SparseTensor) -> Any:
+    return permute(input, (1, 0)) if len(input.storage.pattern.shape) == 2 else _general(torch.t, input)
+
+
+@implements(torch.Tensor.__getitem__)
+def getitem(self: Any, key: Any) -> Any:
+    """``S[rows]``; everything else is taken apart by torch."""
+    is_rows = type(key) is torch.Tensor and key.dtype == torch.int64 and key.dim() == 1
+    if is_rows and isinstance(self, SparseTensor) and self.dim() > 0:
+        return index(self, (key,))
+    return _general(torch.Tensor.__getitem__, self, key)
