@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
 from torch.utils._pytree import tree_map
 
 from scorch.errors import InPlaceError, UnsupportedError
@@ -89,6 +88,8 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if is_elementwise(func):
         return elementwise(func, args, kwargs)
     if func.overloadpacket in DECOMPOSED:
+        from torch._decomp import decomposition_table  # imports half of torch's compiler
+
         return decomposition_table[func](*args, **kwargs)
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return func.decompose(*args, **kwargs)
