@@ -139,7 +139,6 @@ class _MethodDef(ctypes.Structure):
 
 _lock = threading.Lock()
 _caller: Caller | None = None
-_definitions: list[_MethodDef] = []  # the builtins point into these for ever
 
 
 def make_caller() -> Caller:
@@ -186,7 +185,7 @@ def _trampoline() -> Caller | None:
 def builtin(name: bytes, address: int) -> Callable[..., Any]:
     """The C function at ``address``, which takes arguments as ``METH_FASTCALL`` does, as a builtin."""
     definition = _MethodDef(name, address, _METH_FASTCALL, None)
-    _definitions.append(definition)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(definition))  # for ever: a builtin may outlive this module
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = [ctypes.POINTER(_MethodDef), ctypes.c_void_p, ctypes.c_void_p]

@@ -1,0 +1,22 @@
+"""Processes that ran kernels end well, in whatever order Python takes them apart."""
+
+import subprocess
+import sys
+
+SCRIPT = """
+import ctypes, gc, torch, scorch
+from scorch.runtime import fill, invoke
+S = scorch.from_torch(torch.eye(40), format="csr")
+scorch.einsum("ij,jk->ik", S, torch.ones(40, 8))
+assert fill.builtins() is not None
+# what the builtins point to must outlive these modules: the hooks of fork are freed after all of them
+for module in (fill, invoke):
+    vars(module).clear()
+gc.collect()
+junk = [(ctypes.c_uint64 * 4)(*[2**64 - 1] * 4) for _ in range(20_000)]  # where they were
+"""
+
+
+def test_builtins_may_be_freed_last():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
