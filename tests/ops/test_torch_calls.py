@@ -132,3 +132,50 @@ def test_compressed_matrices_put_together(form):
     same(torch.cat(tensors), torch.cat(parts), {})
     wide = [part.T.contiguous() for part in parts]
     same(torch.cat([scorch.from_torch(part, format=form) for part in wide], 1), torch.cat(wide, 1), {})
+
+
+WRITES: dict[str, Call] = {
+    "an element": lambda x: x.__setitem__((1, 2), 5.0),
+    "an element to zero": lambda x: x.__setitem__((1, -1), 0),
+    "a row": lambda x: x.__setitem__(0, torch.arange(6.0)),
+    "rows": lambda x: x.__setitem__(slice(1, 3), 2.0),
+    "a column": lambda x: x.__setitem__((slice(None), 1), torch.ones(4)),
+    "listed rows": lambda x: x.__setitem__(torch.tensor([0, 3]), 7.0),
+    "where positive": lambda x: x.__setitem__(x > 0, 1.0),
+    "a row in place": lambda x: x[1].zero_(),
+    "a part of a part": lambda x: x[1:3][:, 2:].add_(1),
+    "the transpose": lambda x: x.T.mul_(3),
+    "the diagonal": lambda x: x.diagonal().fill_(7.0),
+    "fill_diagonal_": lambda x: x.fill_diagonal_(2.0),
+    "a reshape": lambda x: x.view(2, 12)[1].mul_(2),
+    "parts of a split": lambda x: x.split(2)[1].neg_(),
+    "copy_": lambda x: x.copy_(2 * torch.ones(4, 6)),
+}
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr(2,2)"])
+@pytest.mark.parametrize("name", WRITES)
+def test_writing_to_a_view_writes_to_the_tensor(name, form):
+    dense = matrix(torch.float32, 4, 6)
+    S = scorch.from_torch(dense.clone(), format=form)
+    kept = S.clone()
+    WRITES[name](S)
+    wanted = dense.clone()
+    WRITES[name](wanted)
+    same(S, wanted, {})
+    assert S.format == kept.format
+    same(kept, dense, {})  # a copy is none
+
+
+def test_running_products_of_long_lines():
+    dense = torch.rand(2, 300, dtype=torch.float64) + 0.5
+    dense[0, 40] = 0
+    same(torch.cumprod(scorch.from_torch(dense, format="csr"), 1), torch.cumprod(dense, 1), {})
+
+
+def test_errors_of_indexing_are_ours_and_the_builtin():
+    S = scorch.from_torch(matrix(torch.float32, 4, 6), format="csr")
+    with pytest.raises(scorch.errors.IndexRangeError, match="index 9 is out of bounds for dimension 0"):
+        S[torch.tensor([9])]
+    with pytest.raises(scorch.errors.UnsupportedError, match="has no strides"):
+        torch.as_strided(S, (2, 2), (1, 1))

@@ -67,8 +67,10 @@ def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -
     first = torch.searchsorted(group, group)
     kept = along == torch.arange(group.numel()) - first  # stored without a gap from the first place on
     keys, values, line = entries.keys[order][kept], entries.values[order][kept].to(like.dtype), along[kept]
-    for place in range(1, int(line.max()) + 1 if line.numel() else 0):
-        at = torch.nonzero(line == place, as_tuple=True)[0]
-        values[at] *= values[at - 1]
+    step = 1
+    while step <= (int(line.max()) if line.numel() else 0):  # products of 2, 4, 8 ... neighbours in a line
+        at = torch.nonzero(line >= step, as_tuple=True)[0]
+        values[at] = values[at] * values[at - step]
+        step *= 2
     made = Entries(keys, values, shape)
     return from_entries(made, format_for(self, shape), in_order=False)

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_map
 
 from scorch.errors import InPlaceError, UnsupportedError
 from scorch.ops.elementwise import elementwise, is_elementwise
-from scorch.ops.entries import format_for
+from scorch.ops.entries import entries_of, format_for
+from scorch.ops.views import written_through
 from scorch.tensor import dispatch
 from scorch.tensor.budget import check_budget
 from scorch.tensor.construct import from_torch
@@ -175,7 +176,10 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
     given = result.storage if isinstance(result, SparseTensor) else result
     stored = convert(given, target.format)
     assert isinstance(stored, Storage)
+    before = None if target.origin is None else entries_of(target)
     target.storage.become(Storage(stored.pattern, stored.values.to(target.dtype)))
+    if before is not None:
+        written_through(target, before)
     return target
 
 

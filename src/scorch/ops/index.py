@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from scorch.errors import IndexRangeError
 from scorch.ops.entries import (
     Entries,
     Shape,
@@ -50,7 +51,7 @@ def join(stored: torch.Tensor, asked: torch.Tensor) -> tuple[torch.Tensor, torch
 def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
     shape = shape_after(aten.index_select.default, self, dim, index.to("meta"))
     dim %= max(self.dim(), 1)
-    _check_range(index, self.shape[dim], dim)
+    _checked(index, self.shape[dim], dim)
     if self.format.letters == "ds" and not self.format.blocks and self.format.order[0] == dim:
         return _rows(self, index.reshape(-1), shape)
     entries = entries_of(self)
@@ -91,14 +92,8 @@ def _checked(index: torch.Tensor, size: int, dim: int) -> torch.Tensor:
     least, most = (int(value) for value in torch.aminmax(index))
     if most >= size or least < -size:
         worst = most if most >= size else least
-        raise IndexError(f"index {worst} is out of bounds for dimension {dim} with size {size}")
+        raise IndexRangeError(f"index {worst} is out of bounds for dimension {dim} with size {size}")
     return index % size if least < 0 else index
-
-
-def _check_range(index: torch.Tensor, size: int, dim: int) -> None:
-    if index.numel() and (int(index.max()) >= size or int(index.min()) < -size):
-        worst = int(index.max()) if int(index.max()) >= size else int(index.min())
-        raise IndexError(f"index {worst} is out of bounds for dimension {dim} with size {size}")
 
 
 @implements_operator(aten.index.Tensor)
@@ -121,7 +116,7 @@ def index(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> Any:
     shape = tuple(self.shape)
     picked = tuple(shape[dim] for dim in places)
     for tensor, dim in zip(points, places, strict=True):
-        _check_range(tensor, shape[dim], dim)
+        _checked(tensor, shape[dim], dim)
     asked = keys_of([(p % s).reshape(-1) for p, s in zip(points, picked, strict=True)], picked)
     entries = entries_of(self)
     crd = entries.coordinates
@@ -148,9 +143,10 @@ def _plain_indices(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -
         elif value.dtype in (torch.bool, torch.uint8):
             size = tuple(self.shape[len(found) : len(found) + value.dim()])
             if tuple(value.shape) != size:
-                raise IndexError(f"a mask of shape {tuple(value.shape)} does not fit dimensions of {size}")
-            dense = value.to_dense() if isinstance(value, SparseTensor) else value
-            found += list(torch.nonzero(dense, as_tuple=True))
+                raise IndexRangeError(
+                    f"a mask of shape {tuple(value.shape)} does not fit dimensions of {size}"
+                )
+            found += list(torch.nonzero(value).unbind(1))  # of a sparse mask, by its entries
         else:
             found.append(value.to_dense() if isinstance(value, SparseTensor) else value)
     return found + [None] * (self.dim() - len(found))
@@ -171,7 +167,7 @@ def gather(self: SparseTensor, dim: int, index: torch.Tensor, *, sparse_grad: bo
     if len(shape) != self.dim():
         return densely(aten.gather.default, (self, dim, index), {})
     dim %= max(self.dim(), 1)
-    _check_range(index, self.shape[dim], dim)
+    _checked(index, self.shape[dim], dim)
     grid = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
     columns = [index if d == dim else column for d, column in enumerate(grid)]
     return _looked_up(self, keys_of(columns, tuple(self.shape)), shape)
@@ -179,7 +175,7 @@ def gather(self: SparseTensor, dim: int, index: torch.Tensor, *, sparse_grad: bo
 
 @implements_operator(aten.take)
 def take(self: SparseTensor, index: torch.Tensor) -> Any:
-    _check_range(index, self.numel(), 0)
+    _checked(index, self.numel(), 0)
     return _looked_up(self, index % max(self.numel(), 1), tuple(index.shape))
 
 
@@ -190,8 +186,7 @@ def masked_select(self: torch.Tensor, mask: torch.Tensor) -> Any:
     shape = tuple(torch.broadcast_shapes(self.shape, mask.shape))
     if not self.dim():
         return torch.masked_select(self.to_dense(), mask)
-    where = mask.to_dense() if isinstance(mask, SparseTensor) else mask
-    keys = torch.nonzero(where.expand(shape).reshape(-1), as_tuple=True)[0]
+    keys = torch.nonzero(mask.expand(shape).reshape(-1)).reshape(-1)  # of a sparse mask, by its entries
     wide = expanded(entries_of(self), shape)
     return _looked_up(made(self, wide.keys, wide.values, shape, True), keys, (keys.numel(),))
 
@@ -278,7 +273,7 @@ def _scattered(self: SparseTensor, dim: int, index: torch.Tensor, src: Any, adds
         func = torch.scatter_add if adds else torch.scatter
         return func(self, dim, index, src.to_dense() if isinstance(src, SparseTensor) else src)
     dim %= max(self.dim(), 1)
-    _check_range(index, self.shape[dim], dim)
+    _checked(index, self.shape[dim], dim)
     shape = tuple(index.shape)
     grid = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
     columns = [(index if d == dim else column).reshape(-1) for d, column in enumerate(grid)]
@@ -307,7 +302,7 @@ def _moved(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The entries of ``source`` at the places along ``dim`` that ``index`` names."""
     dim %= max(self.dim(), 1)
-    _check_range(index, self.shape[dim], dim)
+    _checked(index, self.shape[dim], dim)
     if isinstance(source, SparseTensor):
         entries = entries_of(source)
         crd, values = entries.coordinates, entries.values
@@ -322,7 +317,7 @@ def _moved(
 def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) -> Any:
     dim %= max(self.dim(), 1)
     shape = tuple(self.shape)
-    _check_range(index, shape[dim], dim)
+    _checked(index, shape[dim], dim)
     number = value.item() if isinstance(value, torch.Tensor) else value
     entries = entries_of(self)
     chosen = torch.unique(index.reshape(-1) % max(shape[dim], 1))
@@ -349,7 +344,7 @@ def index_put(
     places = [dim for dim, value in enumerate(wanted) if value is not None]
     points = torch.broadcast_tensors(*(value for value in wanted if value is not None))
     for tensor, dim in zip(points, places, strict=True):
-        _check_range(tensor, shape[dim], dim)
+        _checked(tensor, shape[dim], dim)
     rest = [dim for dim in range(len(shape)) if dim not in places]
     is_together = places == list(range(places[0], places[-1] + 1))
     before = [dim for dim in rest if dim < places[0]] if is_together else []

@@ -17,7 +17,7 @@ from scorch.ops.index import index
 from scorch.ops.shape import permute
 from scorch.ops.statement import evaluate
 from scorch.tensor.dispatch import implements
-from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.sparse_tensor import SparseTensor, as_view
 from scorch.tensor.storage import Storage
 
 _ZERO_FOR_ZERO = [
@@ -163,13 +163,28 @@ def turned(self: SparseTensor) -> Any:
     """``S.T``, which shares all arrays."""
     rank = len(self.storage.pattern.shape)
     if rank == 2:
-        return permute(self, (1, 0))
+        return t(self)
     return _general(torch.Tensor.T.__get__, self)  # type: ignore[attr-defined]
 
 
 @implements(torch.t, torch.Tensor.t)
 def t(input: SparseTensor) -> Any:
-    return permute(input, (1, 0)) if len(input.storage.pattern.shape) == 2 else _general(torch.t, input)
+    if len(input.storage.pattern.shape) != 2:
+        return _general(torch.t, input)
+    return as_view(permute(input, (1, 0)), torch.ops.aten.t.default, (input,))
+
+
+@implements(torch.Tensor.__setitem__)
+def setitem(self: Any, key: Any, value: Any) -> None:
+    """``S[1, 2] = x``; everything else torch takes apart into views, which write through."""
+    places = key if isinstance(key, tuple) else (key,)
+    is_element = all(type(place) is int for place in places) and len(places) == self.dim()
+    if is_element and isinstance(self, SparseTensor):
+        places = tuple(torch.tensor([place]) for place in places)
+        value = torch.as_tensor(value, dtype=self.dtype).reshape(1)
+        self.index_put_(places, value)
+    else:
+        _general(torch.Tensor.__setitem__, self, key, value)
 
 
 @implements(torch.Tensor.__getitem__)

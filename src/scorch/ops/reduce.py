@@ -93,7 +93,7 @@ def _reduce(func: Any, tensor: SparseTensor, dim: Dims, args: Sequence[Any], kwa
     return groups.result(found, like, fill)
 
 
-@implements_operator(aten.sum.default, aten.sum.dim_IntList, aten.nansum)
+@implements_operator(aten.sum.default, aten.sum.dim_IntList)
 def sum(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return _summed(aten.sum.dim_IntList, self, dim, keepdim, dtype, lambda g, v: g.sum(v))
 

@@ -15,6 +15,7 @@ import torch
 
 from scorch.compiler.pipeline import index_type
 from scorch.compiler.typing import dtype_of_type
+from scorch.errors import UnsupportedError
 from scorch.formats import Format
 from scorch.ops.entries import (
     Entries,
@@ -26,7 +27,7 @@ from scorch.ops.entries import (
     keys_of,
 )
 from scorch.ops.generic import densely
-from scorch.tensor.dispatch import implements_operator
+from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 
@@ -236,6 +237,22 @@ def diagonal(self: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) 
     along = crd[dim1] if offset >= 0 else crd[dim2]
     columns = [c[kept] for d, c in enumerate(crd) if d not in (dim1, dim2)] + [along[kept]]
     return made(self, keys_of(columns, shape), entries.values[kept], shape, self.dim() == 2)
+
+
+@implements(torch.Tensor.fill_diagonal_)
+def fill_diagonal_(self: SparseTensor, fill_value: Any, wrap: bool = False) -> SparseTensor:
+    """The diagonal of a matrix set to a number; below a tall one it goes on only with ``wrap``."""
+    if self.dim() != 2 or wrap:
+        raise UnsupportedError("fill_diagonal_ works on sparse matrices without wrap; use S.setdiag(values)")
+    self.diagonal().fill_(fill_value)
+    return self
+
+
+@implements_operator(aten.as_strided)
+def as_strided(self: SparseTensor, *_: Any, **__: Any) -> Any:
+    raise UnsupportedError(
+        "a sparse tensor has no strides; use slices, .diagonal(), .reshape() or .to_dense()"
+    )
 
 
 @implements_operator(aten.diag_embed)

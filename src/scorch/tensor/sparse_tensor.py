@@ -8,11 +8,12 @@ by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.dispatch``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from scorch.errors import ShapeError, UnsupportedError
+from scorch.errors import ShapeError
 from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
 from scorch.tensor.run import convert
@@ -26,6 +27,17 @@ _make_wrapper = torch.Tensor._make_wrapper_subclass
 _default_dtype = torch.get_default_dtype
 
 
+@dataclass(frozen=True)
+class Origin:
+    """A view is ``func(source, *args, **kwargs)``, or what of that stands at ``place``."""
+
+    source: SparseTensor
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    place: int | None
+
+
 class SparseTensor(torch.Tensor):
     """A sparse tensor. Make one with ``scorch.from_torch``, ``from_scipy`` or ``sparse_coo_tensor``.
 
@@ -35,6 +47,7 @@ class SparseTensor(torch.Tensor):
     """
 
     storage: Storage  # type: ignore[assignment]
+    origin: Origin | None = None  # how a view was made
 
     @staticmethod
     def __new__(cls, storage: Storage) -> SparseTensor:
@@ -71,15 +84,10 @@ class SparseTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         handler = dispatch.OPERATORS.get(func) or dispatch.OPERATORS.get(func.overloadpacket)
-        if handler is not None:
-            return handler(*args, **(kwargs or {}))
-        for fallback in dispatch.FALLBACKS:
-            return fallback(func, args, dict(kwargs or {}))
-        name = str(func.overloadpacket).replace("aten.", "torch.")
-        raise UnsupportedError(
-            f"{name} does not work on sparse tensors yet; write it with scorch.einsum or scorch.evaluate, "
-            "or call .to_dense() first"
-        )
+        if handler is None:
+            return dispatch.FALLBACKS[0](func, args, dict(kwargs or {}))
+        found = handler(*args, **(kwargs or {}))
+        return as_view(found, func, args, kwargs) if func.is_view else found
 
     # facts -------------------------------------------------------------------------------------------
 
@@ -213,6 +221,16 @@ class SparseTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseTensor:
         return SparseTensor(Storage(self.storage.pattern, self.storage.values.clone()))
+
+
+def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    """``found``, one tensor or several, as made from the first argument by the operator ``func``."""
+    source, *rest = args
+    for place, part in enumerate(found if isinstance(found, list | tuple) else [found]):
+        if isinstance(part, SparseTensor) and part.storage is not source.storage:
+            number = place if isinstance(found, list | tuple) else None
+            part.origin = Origin(source, func, tuple(rest), dict(kwargs or {}), number)
+    return found
 
 
 def wrap(found: Storage | torch.Tensor) -> SparseTensor | torch.Tensor:

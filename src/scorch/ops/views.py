@@ -1,0 +1,54 @@
+"""Writing to a view writes to the tensor it is a view of, as with dense tensors.
+
+    S[1, 2] = 5        S[0].zero_()        S.T.mul_(2)        S.diagonal().fill_(1)
+
+A view of a sparse tensor has entries of its own, but remembers how it was made. Where its elements stand in
+the tensor follows from the strides that torch gives the same view of a dense tensor without memory.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from scorch.ops.entries import Entries, entries_of, from_entries
+from scorch.tensor.sparse_tensor import SparseTensor
+
+
+def written_through(view: SparseTensor, before: Entries) -> None:
+    """Put the entries of ``view``, which had the entries ``before``, into the tensor that it is a view of."""
+    base = view
+    while base.origin is not None:
+        base = base.origin.source
+    shell = _shell(view)
+    if base is view or shell is None:
+        return
+    whole = entries_of(base)
+    kept = ~torch.isin(whole.keys, _keys_in_base(before, shell))
+    after = entries_of(view)
+    keys = torch.cat([whole.keys[kept], _keys_in_base(after, shell)])
+    values = torch.cat([whole.values[kept], after.values])
+    changed = from_entries(Entries(keys, values, whole.shape), base.format, in_order=False)
+    base.storage.become(changed.storage)
+
+
+def _keys_in_base(entries: Entries, shell: torch.Tensor) -> torch.Tensor:
+    keys = torch.full_like(entries.keys, int(shell.storage_offset()))
+    for column, stride in zip(entries.coordinates, shell.stride(), strict=True):
+        keys += column * stride
+    return keys
+
+
+def _shell(tensor: SparseTensor) -> torch.Tensor | None:
+    """The same view of a dense tensor without memory; None where that would be a copy."""
+    origin = tensor.origin
+    if origin is None:
+        return torch.empty(tuple(tensor.shape), device="meta")
+    source = _shell(origin.source)
+    if source is None:
+        return None
+    try:
+        found = origin.func(source, *origin.args, **origin.kwargs)
+    except RuntimeError:  # a reshape of what does not lie so in memory
+        return None
+    view: torch.Tensor = found if origin.place is None else found[origin.place]
+    return view
