@@ -30,8 +30,8 @@ from scorch.loops.routines import ROUTINES
 from scorch.runtime import jit
 from scorch.runtime.fill import release_memory
 from scorch.tensor import run as running
+from scorch.tensor.coordinates import coordinates
 from scorch.tensor.footprint import footprint
-from scorch.tensor.points import coordinates
 from scorch.tensor.prepared import Prepared
 from scorch.tensor.storage import Storage
 
@@ -307,7 +307,8 @@ def test_routines_that_allocate_say_how_much() -> None:
 def test_coordinates_of_every_value(format: str) -> None:
     A = random(7, 9, 20, format, 0)
     dense = A.to_dense()
-    rows, columns = (coordinates(A.storage.pattern, dim) for dim in (0, 1))
+    found = coordinates(A.storage.pattern)
+    rows, columns = found[0], found[1]
     inside = (rows < 7) & (columns < 9)
     assert torch.equal(dense[rows[inside], columns[inside]], A.storage.values[inside])
 

@@ -10,7 +10,7 @@ import torch
 import scorch
 from ops.calls_of_torch import ELEMENTWISE
 from scorch.errors import DensityError
-from scorch.ops.entries import entries_of
+from scorch.tensor.entries import entries_of
 
 N = 200_000
 KEEPING = ["abs", "neg", "relu", "sin", "expm1", "times two", "divided", "squared", "plus itself", "sign"]

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from scorch.ops.entries import Entries, entries_of, format_for, from_entries, keys_of
 from scorch.ops.generic import densely
 from scorch.tensor.budget import check_budget
 from scorch.tensor.dispatch import implements_operator
+from scorch.tensor.entries import Entries, entries_of, format_for, from_entries, keys_of
 from scorch.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten

@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 
-from scorch.ops.entries import (
+from scorch.tensor.budget import check_budget
+from scorch.tensor.dispatch import implements
+from scorch.tensor.entries import (
     Entries,
     common,
     coordinates_of,
@@ -29,8 +31,6 @@ from scorch.ops.entries import (
     from_entries,
     united,
 )
-from scorch.tensor.budget import check_budget
-from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
 
 aten = torch.ops.aten

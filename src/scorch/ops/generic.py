@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_map
 
 from scorch.errors import InPlaceError, UnsupportedError
 from scorch.ops.elementwise import elementwise, is_elementwise
-from scorch.ops.entries import entries_of, format_for
 from scorch.ops.views import written_through
 from scorch.tensor import dispatch
 from scorch.tensor.budget import check_budget
 from scorch.tensor.construct import from_torch
+from scorch.tensor.entries import entries_of, format_for
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage

@@ -14,7 +14,10 @@ import numpy as np
 import torch
 
 from scorch.errors import IndexRangeError
-from scorch.ops.entries import (
+from scorch.ops.generic import densely
+from scorch.ops.shape import made, shape_after
+from scorch.tensor.dispatch import implements_operator
+from scorch.tensor.entries import (
     Entries,
     Shape,
     coordinates_of,
@@ -24,9 +27,6 @@ from scorch.ops.entries import (
     from_entries,
     keys_of,
 )
-from scorch.ops.generic import densely
-from scorch.ops.shape import made, shape_after
-from scorch.tensor.dispatch import implements_operator
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 
@@ -112,26 +112,38 @@ def index(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> Any:
             sizes[dim] = rows.numel()
             return _rows(self, rows, tuple(sizes))
         return index_select(self, dim, rows)
-    points = torch.broadcast_tensors(*tensors)
-    shape = tuple(self.shape)
-    picked = tuple(shape[dim] for dim in places)
-    for tensor, dim in zip(points, places, strict=True):
-        _checked(tensor, shape[dim], dim)
-    asked = keys_of([(p % s).reshape(-1) for p, s in zip(points, picked, strict=True)], picked)
+    asked = _Points(self, wanted)
     entries = entries_of(self)
     crd = entries.coordinates
-    left, right = join(keys_of([crd[dim] for dim in places], picked), asked)
-    rest = [dim for dim in range(len(shape)) if dim not in places]
-    is_together = places == list(range(places[0], places[-1] + 1))
-    before = [dim for dim in rest if dim < places[0]] if is_together else []
-    after = [dim for dim in rest if dim not in before]
-    point_shape = tuple(points[0].shape)
-    result = (*(shape[d] for d in before), *point_shape, *(shape[d] for d in after))
-    columns = [crd[d][left] for d in before] + coordinates_of(right, point_shape)
-    columns += [crd[d][left] for d in after]
+    left, right = join(keys_of([crd[dim] for dim in asked.dims], asked.sizes), asked.keys)
+    columns = [crd[d][left] for d in asked.before] + coordinates_of(right, asked.shape)
+    columns += [crd[d][left] for d in asked.after]
+    result = asked.result
     if not result:
         return entries.values[left].sum(dtype=entries.values.dtype)
     return made(self, keys_of(columns, result), entries.values[left], result, False)
+
+
+class _Points:
+    """The places that index tensors name together, in ``dims``, of which the tensor has ``sizes``.
+
+    ``keys`` numbers them within ``sizes``. The ``result`` has the dimensions ``before``, those of the points
+    (``shape``) and those ``after``; points that are not together come first, as in torch.
+    """
+
+    def __init__(self, tensor: SparseTensor, indices: Sequence[torch.Tensor | None]) -> None:
+        whole = tuple(tensor.shape)
+        self.dims = [dim for dim, value in enumerate(indices) if value is not None]
+        self.sizes = tuple(whole[dim] for dim in self.dims)
+        points = torch.broadcast_tensors(*(value for value in indices if value is not None))
+        self.shape = tuple(points[0].shape)
+        counted = [_checked(p, whole[dim], dim) for p, dim in zip(points, self.dims, strict=True)]
+        self.keys = keys_of([point.reshape(-1) for point in counted], self.sizes)
+        rest = [dim for dim in range(len(whole)) if dim not in self.dims]
+        is_together = self.dims == list(range(self.dims[0], self.dims[-1] + 1))
+        self.before = [dim for dim in rest if dim < self.dims[0]] if is_together else []
+        self.after = [dim for dim in rest if dim not in self.before]
+        self.result = (*(whole[d] for d in self.before), *self.shape, *(whole[d] for d in self.after))
 
 
 def _plain_indices(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -340,26 +352,13 @@ def index_put(
     if not isinstance(self, SparseTensor):
         return torch.index_put(self, list(indices), dense, accumulate)
     wanted = _plain_indices(self, indices)
+    asked = _Points(self, wanted)
+    grid = coordinates_of(torch.arange(math.prod(asked.result)), asked.result)
+    first, last = len(asked.before), len(asked.before) + len(asked.shape)
+    inside = keys_of(grid[first:last], asked.shape).expand(math.prod(asked.result))
+    columns = dict(zip((*asked.before, *asked.after), (*grid[:first], *grid[last:]), strict=True))
+    picked = coordinates_of(asked.keys, asked.sizes)
+    columns |= {dim: crd[inside] for dim, crd in zip(asked.dims, picked, strict=True)}
     shape = tuple(self.shape)
-    places = [dim for dim, value in enumerate(wanted) if value is not None]
-    points = torch.broadcast_tensors(*(value for value in wanted if value is not None))
-    for tensor, dim in zip(points, places, strict=True):
-        _checked(tensor, shape[dim], dim)
-    rest = [dim for dim in range(len(shape)) if dim not in places]
-    is_together = places == list(range(places[0], places[-1] + 1))
-    before = [dim for dim in rest if dim < places[0]] if is_together else []
-    after = [dim for dim in rest if dim not in before]
-    point_shape = tuple(points[0].shape)
-    result = (*(shape[d] for d in before), *point_shape, *(shape[d] for d in after))
-    grid = coordinates_of(torch.arange(math.prod(result)), result)
-    inside = keys_of(grid[len(before) : len(before) + len(point_shape)], point_shape)
-    inside = inside.expand(math.prod(result))
-    columns: list[torch.Tensor] = [torch.empty(0)] * len(shape)
-    for number, dim in enumerate(before):
-        columns[dim] = grid[number]
-    for point, dim in zip(points, places, strict=True):
-        columns[dim] = (point % shape[dim]).reshape(-1)[inside]
-    for number, dim in enumerate(after):
-        columns[dim] = grid[len(before) + len(point_shape) + number]
-    keys = keys_of(columns, shape)
-    return written(self, keys, dense.expand(result).reshape(-1), accumulate)
+    keys = keys_of([columns[dim] for dim in range(len(shape))], shape)
+    return written(self, keys, dense.expand(asked.result).reshape(-1), accumulate)

@@ -32,8 +32,6 @@ _ZERO_FOR_ZERO = [
     "erfinv",
     "expm1",
     "floor",
-]
-_ZERO_FOR_ZERO += [
     "frac",
     "log1p",
     "neg",
@@ -45,8 +43,12 @@ _ZERO_FOR_ZERO += [
     "sign",
     "sin",
     "sinh",
+    "sqrt",
+    "square",
+    "tan",
+    "tanh",
+    "trunc",
 ]
-_ZERO_FOR_ZERO += ["sqrt", "square", "tan", "tanh", "trunc"]
 _FLOATS = (torch.float32, torch.float64)
 _LETTERS = "abcdefghijklmnop"
 

@@ -1,7 +1,7 @@
 """Operations that move entries: other shapes, orders, parts, and several tensors put together.
 
 A permutation shares all arrays: only the order of the format changes. Everything else is arithmetic on the
-keys of entries (``ops.entries``), so that time and memory follow the entries.
+keys of entries (``tensor.entries``), so that time and memory follow the entries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from scorch.compiler.pipeline import index_type
 from scorch.compiler.typing import dtype_of_type
 from scorch.errors import UnsupportedError
 from scorch.formats import Format
-from scorch.ops.entries import (
+from scorch.ops.generic import densely
+from scorch.tensor.dispatch import implements, implements_operator
+from scorch.tensor.entries import (
     Entries,
     Shape,
     entries_of,
@@ -26,8 +28,6 @@ from scorch.ops.entries import (
     from_entries,
     keys_of,
 )
-from scorch.ops.generic import densely
-from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 

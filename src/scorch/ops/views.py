@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from scorch.ops.entries import Entries, entries_of, from_entries
+from scorch.tensor.entries import Entries, entries_of, from_entries
 from scorch.tensor.sparse_tensor import SparseTensor
 
 

@@ -6,14 +6,20 @@ number of values and needs no kernel.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import torch
 
 from scorch.tensor.storage import Pattern, Storage
 
 
-def coordinates(pattern: Pattern) -> list[torch.Tensor]:
-    """For each dimension the coordinate (int64) of every value; padding of blocks lies outside the shape."""
+def coordinates(pattern: Pattern, dims: Iterable[int] | None = None) -> dict[int, torch.Tensor]:
+    """For each of ``dims`` (or all) the coordinate (int64) of every value.
+
+    The padding of blocks lies outside the shape.
+    """
     form = pattern.format
+    wanted = set(range(len(pattern.shape)) if dims is None else dims)
     found: dict[int, torch.Tensor] = {}
     positions = 1
     for level, kind in enumerate(form.levels):
@@ -32,13 +38,15 @@ def coordinates(pattern: Pattern) -> list[torch.Tensor]:
                 found = {dim: array.repeat_interleave(lengths) for dim, array in found.items()}
             positions = here.numel()
         dim = form.order[level]
+        if dim not in wanted:
+            continue
         block = form.block(dim) or 1
         part = form.part(level)
         found[dim] = here if part == "whole" else here * block if part == "outer" else found[dim] + here
-    return [found[dim] for dim in range(len(pattern.shape))]
+    return found
 
 
-def inside(pattern: Pattern, found: list[torch.Tensor]) -> torch.Tensor | None:
+def inside(pattern: Pattern, found: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
     """Which values lie inside the shape; None where all do, as only blocks are padded."""
     padded = [dim for dim, block in pattern.format.blocks if pattern.shape[dim] % block]
     if not padded:
@@ -53,5 +61,5 @@ def entries(storage: Storage) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The coordinates and values of all entries, without the padding of blocks, in stored order."""
     found = coordinates(storage.pattern)
     kept = inside(storage.pattern, found)
-    values = storage.values.detach()
-    return (found, values) if kept is None else ([array[kept] for array in found], values[kept])
+    columns, values = [found[dim] for dim in range(len(found))], storage.values.detach()
+    return (columns, values) if kept is None else ([array[kept] for array in columns], values[kept])

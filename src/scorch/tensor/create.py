@@ -22,6 +22,7 @@ from scorch.tensor.budget import check_budget
 from scorch.tensor.build import from_coordinates
 from scorch.tensor.check import LARGEST, as_shape, check_device, refuse_grad, refuse_pinning
 from scorch.tensor.construct import from_torch
+from scorch.tensor.entries import coordinates_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 
@@ -282,7 +283,7 @@ def _drawn(
     values = draw((count,), dtype=dtype, generator=generator, device="cpu")
     if not shape:  # a number, stored or not
         return values.sum(dtype=dtype)
-    return from_coordinates(_coordinates(keys, shape), values, shape, form)
+    return from_coordinates(coordinates_of(keys, shape), values, shape, form)
 
 
 def _checked_density(density: Any) -> float:
@@ -309,15 +310,6 @@ def _draw_places(count: int, places: int, generator: torch.Generator | None) -> 
         found = torch.unique(torch.cat([found, more]))
     chosen = torch.randperm(found.numel(), generator=generator, device="cpu")[:count]
     return found[chosen.sort().values]
-
-
-def _coordinates(keys: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor]:
-    """For each dimension the coordinates of places that are counted row by row."""
-    found: list[torch.Tensor] = []
-    for size in reversed(shape):
-        found.insert(0, keys % max(size, 1))
-        keys = keys.div(max(size, 1), rounding_mode="floor")
-    return found
 
 
 # arguments -------------------------------------------------------------------------------------------

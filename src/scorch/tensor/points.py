@@ -17,6 +17,7 @@ import torch
 from scorch.compiler.infer_format import support_of
 from scorch.compiler.plan import Plan
 from scorch.notation.nodes import Access
+from scorch.tensor.coordinates import coordinates
 from scorch.tensor.prepared import Tensor
 from scorch.tensor.storage import Pattern, Storage
 
@@ -137,27 +138,9 @@ class _Clause:
         """The coordinates of each value in ``indices``, joined into a number."""
         pattern = self.patterns[access]
         keys = torch.zeros(pattern.size, dtype=torch.int64, device="cpu")
-        for index in indices:
+        dims = [access.indices.index(index) for index in indices]
+        found = coordinates(pattern, dims)
+        for index, dim in zip(indices, dims, strict=True):
             size = self.sizes[index]  # which a last block may reach beyond
-            keys = keys * size + coordinates(pattern, access.indices.index(index)).clamp_(max=size - 1)
+            keys = keys * size + found[dim].clamp(max=size - 1)
         return keys
-
-
-def coordinates(pattern: Pattern, dim: int) -> torch.Tensor:
-    """The coordinate in ``dim`` of every value."""
-    form, shape = pattern.format, pattern.shape
-    found = torch.zeros(1, dtype=torch.int64, device="cpu")
-    for level, kind in enumerate(form.levels):
-        pos, crd = pattern.pos[level], pattern.crd[level]
-        size = form.level_size(level, shape)
-        if kind.is_full:
-            here = torch.arange(size, device="cpu").repeat(found.numel())
-            found = found.repeat_interleave(size)
-        else:
-            assert crd is not None
-            here = crd.to(torch.int64, copy=True)
-            if pos is not None:
-                found = found.repeat_interleave(pos.diff())
-        if form.order[level] == dim:
-            found = found * size + here if form.part(level) == "inner" else here
-    return found

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from scorch.errors import ArgumentError, DtypeError, FormatError, OperandError, ShapeError
-from scorch.formats import Format, as_format
-from scorch.tensor.build import compressed_format, from_coordinates
+from scorch.formats import Format
+from scorch.tensor.build import compressed_format
 from scorch.tensor.check import as_values
 from scorch.tensor.construct import COMPRESSED, from_torch
+from scorch.tensor.coordinates import coordinates, inside
 from scorch.tensor.dispatch import Handler, implements
+from scorch.tensor.entries import Entries, entries_of, from_entries, keys_of
 from scorch.tensor.interop import compressed_kind, split_pointers
-from scorch.tensor.points import coordinates
-from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
 
@@ -284,37 +284,29 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
     stored = from_torch(mask)
     assert isinstance(stored, SparseTensor)
     pattern = stored.storage.pattern
-    columns, inside = [], torch.ones(pattern.size, dtype=torch.bool, device="cpu")
-    for dim, size in enumerate(pattern.shape):
-        column = coordinates(pattern, dim)
-        if pattern.format.block(dim) is not None:  # the last block may reach beyond
-            inside &= column < size
-            column = column.clamp(max=size - 1)
-        columns.append(column)
-    found = _values_at(from_torch(self) if self.layout != torch.strided else self, columns)
-    return SparseTensor(Storage(pattern, torch.where(inside, found, found.new_zeros(()))))
-
-
-def _values_at(tensor: torch.Tensor, columns: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The values at the given coordinates, 0 where nothing is stored."""
-    if not isinstance(tensor, SparseTensor):
-        return tensor.detach()[tuple(columns)]
-    shape = tensor.storage.pattern.shape
-    own, stored = _entries(tensor)
-    ours, asked = _keys(own, shape), _keys(columns, shape)
-    if not ours.numel():
-        return stored.new_zeros(asked.shape)
-    place = torch.searchsorted(ours, asked).clamp_(max=ours.numel() - 1)
-    return torch.where(ours[place] == asked, stored[place], stored.new_zeros(()))
+    columns = coordinates(pattern)
+    kept = inside(pattern, columns)
+    keys = keys_of(
+        [columns[dim] for dim in range(len(columns))], pattern.shape
+    )  # of padding: of some other place, not used below
+    if isinstance(self, SparseTensor) or self.layout != torch.strided:
+        given = from_torch(self)
+        assert isinstance(given, SparseTensor)
+        found = entries_of(given).at(keys)
+    else:
+        found = self.detach().reshape(-1)[keys if kept is None else keys * kept]
+    return SparseTensor(
+        Storage(pattern, found if kept is None else torch.where(kept, found, found.new_zeros(())))
+    )
 
 
 def eliminate_zeros(S: SparseTensor) -> SparseTensor:
     """``S`` without the zeros among its stored values."""
-    columns, stored = _entries(S)
-    kept = stored != 0
-    if bool(kept.all()) and not S.format.is_blocked and stored.numel() == S.nnz:
+    entries = entries_of(S)
+    kept = entries.values != 0
+    if bool(kept.all()) and not S.format.is_blocked and entries.values.numel() == S.nnz:
         return SparseTensor(S.storage)
-    return _made([column[kept] for column in columns], stored[kept], S)
+    return from_entries(Entries(entries.keys[kept], entries.values[kept], entries.shape), S.format)
 
 
 def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
@@ -337,31 +329,10 @@ def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
     if given.dim() > 1:
         raise ShapeError(f"values has shape {tuple(given.shape)}; a diagonal is one number or a list of them")
     given = (given.expand(length) if given.dim() == 0 else given[:length]).to(S.dtype)
-    columns, stored = _entries(S)
+    entries = entries_of(S)
+    rows, columns = entries.coordinates
     number = torch.arange(given.numel(), device="cpu")
-    row, column = number + max(-k, 0), number + max(k, 0)
-    kept = (columns[1] - columns[0] != k) | (columns[0] >= max(-k, 0) + given.numel())
-    merged = [torch.cat([columns[0][kept], row]), torch.cat([columns[1][kept], column])]
-    order = torch.argsort(_keys(merged, shape))
-    return _made([crd[order] for crd in merged], torch.cat([stored[kept], given])[order], S)
-
-
-def _entries(S: SparseTensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The coordinates in each dimension and the values of all entries, in the order of dimensions."""
-    coo = convert(S.storage, as_format("coo", len(S.storage.pattern.shape)))
-    assert isinstance(coo, Storage)
-    return [crd.to(torch.int64) for crd in coo.pattern.crd if crd is not None], coo.values.detach()
-
-
-def _keys(columns: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-    """The place of each entry, counted row by row."""
-    keys = torch.zeros_like(columns[0])
-    for column, size in zip(columns, shape, strict=True):
-        keys = keys * size + column
-    return keys
-
-
-def _made(columns: Sequence[torch.Tensor], values: torch.Tensor, like: SparseTensor) -> SparseTensor:
-    made = from_coordinates(list(columns), values, like.storage.pattern.shape, like.format)
-    assert isinstance(made, SparseTensor)
-    return made
+    diagonal = keys_of([number + max(-k, 0), number + max(k, 0)], shape)
+    kept = (columns - rows != k) | (rows >= max(-k, 0) + given.numel())
+    keys = torch.cat([entries.keys[kept], diagonal])
+    return from_entries(Entries(keys, torch.cat([entries.values[kept], given]), shape), S.format, False)

@@ -51,12 +51,12 @@ def entries_of(tensor: SparseTensor) -> Entries:
     coo = convert(tensor.storage, as_format("coo", len(shape)))
     assert isinstance(coo, Storage)
     crd = [array for array in coo.pattern.crd if array is not None]
-    return Entries(keys_of(crd, shape), coo.values, shape)
+    return Entries(keys_of(crd, shape), coo.values.detach(), shape)
 
 
 def keys_of(coordinates: Sequence[torch.Tensor], shape: Shape) -> torch.Tensor:
     """The key of each entry."""
-    keys = torch.zeros((), dtype=torch.int64)
+    keys = torch.zeros((), dtype=torch.int64, device="cpu")
     for crd, size in zip(coordinates, shape, strict=True):
         keys = keys * size + crd.to(torch.int64)
     return keys
