@@ -22,7 +22,7 @@ OPTIMIZATIONS = {
     "order": "the cheapest order of loops, instead of the paper's Algorithm 1",
     "contract": "products of many operands two at a time, and partial products kept",
     "registers": "dense inner loops in vector registers",
-    "jam": "several rows of a block at a time, which share what they load",
+    "jam": "several rows of a block, or entries of a row, at a time, which share what they load",
     "sums": "sums in several vector accumulators, several entries at once",
     "bitmap": "a bitmap in the workspace, instead of a sorted list of places",
     "slots": "results written once, into slots of the most they may need",

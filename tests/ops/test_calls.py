@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -210,3 +211,29 @@ def test_many_operands_are_planned_quickly() -> None:
     vectors = [scorch.from_torch(torch.ones(1), format="s")] * len(letters)
     found = scorch.einsum(f"{','.join(letters)}->{letters}", *vectors)
     assert found.nnz == 1
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "ij,ik,kj->ij"])
+def test_views_take_the_short_way_too(monkeypatch: pytest.MonkeyPatch, equation: str) -> None:
+    """Transposed views are read as they lie, views with gaps are copied; neither is parsed again."""
+    torch.manual_seed(1)
+    D = torch.randn(7, 9, dtype=torch.float64) * (torch.rand(7, 9) < 0.5)
+    S = scorch.from_torch(D, format="csr")
+    left = (torch.randn(7, 5, dtype=torch.float64),) if equation.count(",") == 2 else ()
+    base = torch.randn(5, 9, dtype=torch.float64)
+    wide = torch.randn(9, 10, dtype=torch.float64)
+    matrices = [base.t(), wide[:, ::2], wide[:, :5], torch.randn(9, 5, dtype=torch.float64)]
+    if left:
+        matrices = [base, wide.t()[::2], wide[:, :5].t(), torch.randn(5, 9, dtype=torch.float64)]
+    wanted = [torch.einsum(equation, D, *left, matrix) for matrix in matrices]
+    for matrix in matrices:
+        scorch.einsum(equation, S, *left, matrix)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("parsed again")
+
+    monkeypatch.setattr(sys.modules["scorch.ops.einsum"], "parse_einsum", fail)
+    for _ in range(2):
+        for matrix, dense in zip(matrices, wanted, strict=True):
+            found = scorch.einsum(equation, S, *left, matrix)
+            torch.testing.assert_close(found.to_dense(), dense)

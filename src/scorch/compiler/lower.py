@@ -166,7 +166,8 @@ class Lowering:
         if driver.is_unique:
             last, fetch = prefetch(self.levels, loop, driver)
             body = block(bind, fetch, moves, inside)
-            found = block(opening, last, For(driver.position, begin, end, body, self._sums(loop)))
+            entries = For(driver.position, begin, end, body, self._sums(loop))
+            found = block(opening, last, side_by_side(self.plan, loop, entries))
         else:
             found = block(
                 opening,

@@ -119,4 +119,6 @@ def _together(stmt: Stmt, copies: list[dict[str, str]], own: set[str]) -> Stmt:
             return stmt
         case Lanes() if _changed(stmt) <= own and not _mentions(stmt, names):
             return stmt
+        case Lanes(_, start, body=body) if not _mentions(start, names):
+            return replace(stmt, body=_together(body, copies, own))
     return block(*(renamed(stmt, copy) for copy in copies))  # whatever it does is done by every turn

@@ -131,16 +131,17 @@ class _LanePrinter:
 
     def lines(self) -> list[str]:
         body = self.stmt.body
-        lines: list[str] = []
+        stores: list[list[str]] = []
         for s in body.body if isinstance(body, Block) else (body,):
             match s:
                 case Declare(var, value):
                     assert var.type.is_integer, f"{var} is declared in lanes"
                     self.known[var.name] = substitute(value, self.known)
                 case Store(array, index, value):
-                    lines += self.store(array, index, substitute(value, self.known))
+                    stores.append(self.store(array, index, substitute(value, self.known)))
                 case _:
                     raise AssertionError(f"{s!r} in lanes")
+        lines = [line for register in zip(*stores, strict=True) for line in register]
         if self.setup:  # names of its own
             return ["{", *(f"  {line}" for line in (*self.setup, *lines)), "}"]
         return lines

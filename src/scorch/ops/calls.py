@@ -1,11 +1,11 @@
 """Calls that have been made before: from what the arguments are straight to the prepared kernel.
 
 A call is known by the text of its expression and, for every operand, what a kernel depends on: the key of a
-sparse tensor, shape and dtype of a dense one. Looking that up takes a microsecond or two; nothing is parsed
-or checked again. The last call with the same text and sparse operands is tried first: the builtin that
-runs the kernel checks the dense operands by itself, which is cheaper than asking them from Python.
-Only calls that come down to one kernel are kept here; the others find their prepared steps further down
-(``tensor.run``).
+sparse tensor; shape, dtype and order in memory of a dense one. Looking that up takes a microsecond or two;
+nothing is parsed or checked again. The last call with the same text and sparse operands is tried first: the
+builtin that runs the kernel checks the dense operands by itself, which is cheaper than asking them from
+Python. Only calls that come down to one kernel are kept here; the others find their prepared steps further
+down (``tensor.run``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scorch.compiler.typing import type_of_dtype
 from scorch.formats import Format
 from scorch.runtime.fill import tensor_facts
 from scorch.settings import DEFAULT, Settings, current
-from scorch.tensor.prepared import Prepared, Tensor
+from scorch.tensor.prepared import Prepared, Tensor, has_no_gaps, stride_order
 from scorch.tensor.run import DenseProduct
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Storage
@@ -91,14 +91,16 @@ def keep_call(
     checked = None
     # With integers a result may depend on torch's default dtype, which the quick key leaves out.
     is_float = all(value.dtype.is_floating_point for value in operands)
+    dense = [value for value in operands if type(value) is not SparseTensor]
     is_kernel = isinstance(prepared, Prepared) and not prepared.converts and not prepared.is_large
+    is_kernel = is_kernel and all(map(has_no_gaps, dense))
     if isinstance(prepared, Prepared) and is_kernel and prepared.is_direct and is_float:
         checked = _run_checked(prepared, places, operands)
     with _lock:
         for calls in (_known, _recent):
             while len(calls) >= MOST_CALLS:
                 calls.popitem(last=False)
-        _known[key] = _run(prepared, places), checked
+        _known[key] = _run(prepared, places, all(value.is_contiguous() for value in dense)), checked
         if checked is not None:
             _recent[quick] = checked
 
@@ -124,7 +126,7 @@ def _quick_key(head: tuple[Any, ...], operands: Operands) -> Hashable | None:
 
 
 def _full_key(quick: Hashable, operands: Operands) -> Hashable | None:
-    """All that the kernel depends on; None if a dense operand must be copied before it is read."""
+    """All that the kernel depends on; None if a dense operand is of a kind that takes the long way."""
     key: list[Hashable] = [quick, torch.get_default_dtype()]
     for value in operands:
         if type(value) is SparseTensor:
@@ -132,19 +134,19 @@ def _full_key(quick: Hashable, operands: Operands) -> Hashable | None:
         dtype = value.dtype
         if value.layout is not torch.strided or dtype in _COMPLEX:
             return None
-        if not value.is_cpu or value.is_nested or not value.is_contiguous() or not value.data_ptr():
+        if not value.is_cpu or value.is_nested or not value.data_ptr():
             return None
-        key.append((value.shape, dtype))
+        key.append((value.shape, dtype, None if value.is_contiguous() else stride_order(value)))
     return tuple(key)
 
 
-def _run(prepared: Prepared | DenseProduct, places: list[int]) -> Run:
+def _run(prepared: Prepared | DenseProduct, places: list[int], contiguous: bool) -> Run:
     def run(operands: Operands) -> Result | None:
         sources: list[Tensor] = []
         for place in places:
             value = operands[place]
             sources.append(value.storage if type(value) is SparseTensor else value)
-        found = prepared(sources, contiguous=True)
+        found = prepared(sources, contiguous)
         return SparseTensor(found) if isinstance(found, Storage) else found
 
     return run
@@ -166,13 +168,13 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
 
 
 def _facts_of(operands: Operands) -> bytes:
-    """What the builtin checks: nothing of sparse operands, dtype and shape of dense ones."""
+    """What the builtin checks: nothing of sparse operands; dtype, shape and order of dense ones."""
     facts = b""
     for value in operands:
         if type(value) is SparseTensor:
             facts += tensor_facts() * len(value.storage.tensors)
         else:
-            facts += tensor_facts(type_of_dtype(value.dtype), value.shape)
+            facts += tensor_facts(type_of_dtype(value.dtype), value.shape, stride_order(value))
     return facts
 
 

@@ -89,12 +89,14 @@ object *scorch_pool(object *self, object *const *given, long count) {
     return PyLong_FromLongLong(bytes);
 }
 
-/* Whether a tensor is on the CPU, without gaps, of the dtype and shape in facts: code bits ndim shape... */
+/* Whether a tensor is on the CPU, of the dtype and shape in facts: code bits ndim shape... order..., and
+   lies without gaps in that order of dimensions */
 static int fits(const tensor_t *seen, const long long *facts) {
     long long step = 1;
     if (seen->device != 1 || seen->code != facts[0]) return 0;
     if (seen->bits != facts[1] || seen->ndim != facts[2]) return 0;
-    for (int d = seen->ndim - 1; d >= 0; d--) {
+    for (int place = seen->ndim - 1; place >= 0; place--) {
+        long long d = facts[3 + seen->ndim + place];
         if (seen->shape[d] != facts[3 + d]) return 0;
         if (seen->strides && seen->shape[d] != 1 && seen->strides[d] != step) return 0;
         step *= seen->shape[d];
@@ -430,10 +432,10 @@ def _ours() -> int:
     return int(enabled("pool"))
 
 
-def tensor_facts(element: Type | None = None, shape: Sequence[int] = ()) -> bytes:
-    """What ``fill`` checks of a dense tensor; without ``element``, nothing."""
+def tensor_facts(element: Type | None = None, shape: Sequence[int] = (), order: Sequence[int] = ()) -> bytes:
+    """What ``fill`` checks of a dense tensor that lies in ``order``; without ``element``, nothing."""
     if element is None:
         return pack([0])
     code = 4 if element.name == "bfloat16" else _CODES[element.kind]
-    facts = [code, 8 * element.bytes, len(shape), *shape]
+    facts = [code, 8 * element.bytes, len(shape), *shape, *order]
     return pack([len(facts), *facts])

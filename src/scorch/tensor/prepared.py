@@ -350,3 +350,8 @@ def stride_order(tensor: torch.Tensor) -> tuple[int, ...]:
     strides = tensor.stride()
     order = tuple(sorted(plain, key=lambda dim: (-strides[dim], dim)))
     return order if tensor.permute(order).is_contiguous() else plain
+
+
+def has_no_gaps(tensor: torch.Tensor) -> bool:
+    """Whether a dense tensor can be read as it lies, in the order of ``stride_order``."""
+    return tensor.is_contiguous() or tensor.permute(stride_order(tensor)).is_contiguous()
