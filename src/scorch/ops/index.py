@@ -10,12 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from scorch.errors import IndexRangeError
 from scorch.ops.generic import densely
-from scorch.ops.shape import made, shape_after
+from scorch.ops.shape import made, made_at, shape_after
 from scorch.tensor.dispatch import implements_operator
 from scorch.tensor.entries import (
     Entries,
@@ -27,8 +26,8 @@ from scorch.tensor.entries import (
     from_entries,
     keys_of,
 )
+from scorch.tensor.parts import outer_dim, rows_of
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Pattern, Storage
 
 aten = torch.ops.aten
 
@@ -51,38 +50,22 @@ def join(stored: torch.Tensor, asked: torch.Tensor) -> tuple[torch.Tensor, torch
 def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
     shape = shape_after(aten.index_select.default, self, dim, index.to("meta"))
     dim %= max(self.dim(), 1)
-    _checked(index, self.shape[dim], dim)
-    if self.format.letters == "ds" and not self.format.blocks and self.format.order[0] == dim:
-        return _rows(self, index.reshape(-1), shape)
+    if (rows := _rows(self, dim, index)) is not None:
+        return rows
+    index = _checked(index, self.shape[dim], dim)
     entries = entries_of(self)
     crd = entries.coordinates
     left, right = join(crd[dim], index.reshape(-1).to(torch.int64))
     columns = [right if d == dim else c[left] for d, c in enumerate(crd)]
-    return made(self, keys_of(columns, shape), entries.values[left], shape, False)
+    return made_at(self, columns, entries.values[left], shape, False)
 
 
-def _rows(self: SparseTensor, index: torch.Tensor, shape: Shape) -> SparseTensor:
-    """Rows of a csr matrix, or columns of a csc one: their entries are copied as they lie."""
-    pattern = self.storage.pattern
-    pos, crd = pattern.pos[1], pattern.crd[1]
-    assert pos is not None and crd is not None
-    pointers, asked = pos.numpy(), index.numpy()  # for short arrays NumPy is quicker than torch
-    begin = pointers[asked]
-    count = pointers[1:][asked] - begin
-    new = np.zeros(asked.size + 1, pointers.dtype)
-    np.cumsum(count, out=new[1:])
-    total = int(new[-1])
-    place = np.repeat(begin - new[:-1], count)
-    place += np.arange(total, dtype=pointers.dtype)
-    rows = Pattern(
-        self.format,
-        shape,
-        (None, torch.from_numpy(new)),
-        (None, torch.from_numpy(crd.numpy()[place])),
-        (asked.size, total),
-    )
-    values = torch.index_select(self.storage.values, 0, torch.from_numpy(place))
-    return SparseTensor(Storage(rows, values))
+def _rows(self: SparseTensor, dim: int, index: torch.Tensor) -> SparseTensor | None:
+    """Rows copied as they lie; None if they do not lie so, or one of them is not there."""
+    if dim != outer_dim(self.format) or index.dtype not in (torch.int64, torch.int32):
+        return None
+    found = rows_of(self.storage, index)
+    return None if found is None else SparseTensor(found)
 
 
 def _checked(index: torch.Tensor, size: int, dim: int) -> torch.Tensor:
@@ -104,14 +87,9 @@ def index(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> Any:
     tensors = [value for value in wanted if value is not None]
     if len(tensors) == 1 and tensors[0].dim() == 1:
         (dim,) = places
-        size = self.storage.pattern.shape[dim]
-        rows = _checked(tensors[0], size, dim)
-        form = self.format
-        if form.letters == "ds" and not form.blocks and form.order[0] == dim:
-            sizes = list(self.storage.pattern.shape)
-            sizes[dim] = rows.numel()
-            return _rows(self, rows, tuple(sizes))
-        return index_select(self, dim, rows)
+        if (rows := _rows(self, dim, tensors[0])) is not None:
+            return rows
+        return index_select(self, dim, _checked(tensors[0], self.shape[dim], dim))
     asked = _Points(self, wanted)
     entries = entries_of(self)
     crd = entries.coordinates
@@ -121,7 +99,7 @@ def index(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> Any:
     result = asked.result
     if not result:
         return entries.values[left].sum(dtype=entries.values.dtype)
-    return made(self, keys_of(columns, result), entries.values[left], result, False)
+    return made_at(self, columns, entries.values[left], result, False)
 
 
 class _Points:

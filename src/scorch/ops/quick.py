@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch.ops.index import index
-from scorch.ops.shape import permute
+from scorch.ops.shape import permute, select
 from scorch.ops.statement import evaluate
 from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor, as_view
@@ -191,8 +191,23 @@ def setitem(self: Any, key: Any, value: Any) -> None:
 
 @implements(torch.Tensor.__getitem__)
 def getitem(self: Any, key: Any) -> Any:
-    """``S[rows]``; everything else is taken apart by torch."""
-    is_rows = type(key) is torch.Tensor and key.dtype == torch.int64 and key.dim() == 1
-    if is_rows and isinstance(self, SparseTensor) and self.dim() > 0:
-        return index(self, (key,))
+    """``S[rows]``, ``S[i]`` and ``S[i, j]``; everything else is taken apart by torch."""
+    if isinstance(self, SparseTensor) and self.storage.pattern.shape:
+        if type(key) is torch.Tensor and key.dtype == torch.int64 and key.dim() == 1:
+            return index(self, (key,))
+        places = key if isinstance(key, tuple) else (key,)
+        if all(type(place) is int for place in places):
+            return _picked(self, places)
     return _general(torch.Tensor.__getitem__, self, key)
+
+
+def _picked(self: SparseTensor, places: tuple[int, ...]) -> Any:
+    """What is at ``places`` of the first dimensions."""
+    if not 0 < len(places) <= self.dim():
+        return _general(torch.Tensor.__getitem__, self, places)
+    found: Any = self
+    for place in places:
+        if not isinstance(found, SparseTensor):
+            return found[places[self.dim() - found.dim() :]]
+        found = as_view(select(found, 0, place), torch.ops.aten.select.int, (found, 0, place))
+    return found

@@ -1,20 +1,18 @@
-"""Operations that move entries: other shapes, orders, parts, and several tensors put together.
+"""Operations that move entries: other shapes, orders and parts.
 
-A permutation shares all arrays: only the order of the format changes. Everything else is arithmetic on the
-keys of entries (``tensor.entries``), so that time and memory follow the entries.
+A permutation shares all arrays: only the order of the format changes. So does a part along the dimension
+stored outermost (``tensor.parts``). Everything else is arithmetic on the keys or coordinates of entries
+(``tensor.entries``), so that time and memory follow the entries.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from scorch.compiler.pipeline import index_type
-from scorch.compiler.typing import dtype_of_type
 from scorch.errors import UnsupportedError
 from scorch.formats import Format
 from scorch.ops.generic import densely
@@ -26,8 +24,8 @@ from scorch.tensor.entries import (
     expanded,
     format_for,
     from_entries,
-    keys_of,
 )
+from scorch.tensor.parts import inner_format, one_of, outer_dim, part, value_at
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 
@@ -43,6 +41,17 @@ def shape_after(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> S
 def made(tensor: SparseTensor, keys: torch.Tensor, values: torch.Tensor, shape: Shape, in_order: bool) -> Any:
     """A tensor of other entries, stored as ``tensor`` is as far as that fits."""
     return from_entries(Entries(keys, values, shape), format_for(tensor, shape), in_order)
+
+
+def made_at(
+    tensor: SparseTensor,
+    columns: Sequence[torch.Tensor],
+    values: torch.Tensor,
+    shape: Shape,
+    in_order: bool,
+) -> Any:
+    """The same from coordinates in each dimension."""
+    return from_entries(Entries(None, values, shape, columns), format_for(tensor, shape), in_order)
 
 
 @implements_operator(aten.zeros_like)
@@ -164,28 +173,38 @@ def slice_(
     if shape == tuple(self.shape):
         return SparseTensor(self.storage)
     first = slice(start, end, step).indices(self.shape[dim])[0]
+    if step == 1 and dim == outer_dim(self.format):
+        return SparseTensor(part(self.storage, first, first + shape[dim]))
     entries = entries_of(self)
     crd = entries.coordinates
     offset = crd[dim] - first
     kept = (offset >= 0) & (offset < shape[dim] * step) & (offset % step == 0)
     crd[dim] = offset // step
-    return made(self, keys_of([c[kept] for c in crd], shape), entries.values[kept], shape, True)
+    return made_at(self, [c[kept] for c in crd], entries.values[kept], shape, True)
 
 
 @implements_operator(aten.select.int)
 def select(self: SparseTensor, dim: int, index: int) -> Any:
-    shape = shape_after(aten.select.int, self, dim, index)
-    dim %= self.dim()
+    whole = self.storage.pattern.shape
+    if not -len(whole) <= dim < len(whole) or not -whole[dim] <= index < whole[dim]:
+        shape_after(aten.select.int, self, dim, index)  # says what is wrong
+    dim %= len(whole)
+    index %= whole[dim]
+    shape = (*whole[:dim], *whole[dim + 1 :])
+    if not shape and not self.format.is_blocked:
+        return value_at(self.storage, index)
+    if shape and dim == outer_dim(self.format) and not inner_format(self.format).is_dense:
+        found = one_of(self.storage, index)
+        if found is not None:
+            return SparseTensor(found)
+        nothing = torch.zeros(0, dtype=torch.int64), self.storage.values.new_zeros(0)
+        return from_entries(Entries(*nothing, shape), inner_format(self.format))
     entries = entries_of(self)
     crd = entries.coordinates
-    kept = crd.pop(dim) == index % self.shape[dim]
+    kept = crd.pop(dim) == index
     if not shape:
-        return (
-            entries.values[kept].sum(dtype=entries.values.dtype)
-            if kept.any()
-            else entries.values.new_zeros(())
-        )
-    return made(self, keys_of([c[kept] for c in crd], shape), entries.values[kept], shape, True)
+        return entries.values[kept].sum(dtype=entries.values.dtype)
+    return made_at(self, [c[kept] for c in crd], entries.values[kept], shape, True)
 
 
 @implements_operator(aten.unbind)
@@ -236,7 +255,7 @@ def diagonal(self: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) 
     kept = crd[dim2] - crd[dim1] == offset
     along = crd[dim1] if offset >= 0 else crd[dim2]
     columns = [c[kept] for d, c in enumerate(crd) if d not in (dim1, dim2)] + [along[kept]]
-    return made(self, keys_of(columns, shape), entries.values[kept], shape, self.dim() == 2)
+    return made_at(self, columns, entries.values[kept], shape, self.dim() == 2)
 
 
 @implements(torch.Tensor.fill_diagonal_)
@@ -270,7 +289,7 @@ def diag_embed(self: SparseTensor, offset: int = 0, dim1: int = -2, dim2: int = 
             columns.append(along + max(offset, 0))
         else:
             columns.append(next(rest))
-    return made(self, keys_of(columns, shape), entries.values, shape, False)
+    return made_at(self, columns, entries.values, shape, False)
 
 
 # other places ----------------------------------------------------------------------------------------
@@ -283,7 +302,7 @@ def flip(self: SparseTensor, dims: Sequence[int]) -> Any:
     crd = entries.coordinates
     for dim in {dim % self.dim() for dim in dims}:
         crd[dim] = shape[dim] - 1 - crd[dim]
-    return made(self, keys_of(crd, shape), entries.values, shape, False)
+    return made_at(self, crd, entries.values, shape, False)
 
 
 @implements_operator(aten.roll)
@@ -299,7 +318,7 @@ def roll(self: SparseTensor, shifts: Any, dims: Any = ()) -> Any:
     for shift, dim in zip(moves, along, strict=True):
         if shape[dim]:
             crd[dim] = (crd[dim] + shift) % shape[dim]
-    return made(self, keys_of(crd, shape), entries.values, shape, False)
+    return made_at(self, crd, entries.values, shape, False)
 
 
 @implements_operator(aten.constant_pad_nd)
@@ -314,97 +333,4 @@ def constant_pad_nd(self: SparseTensor, pad: Sequence[int], value: Any = 0) -> A
         dim = self.dim() - 1 - number
         crd[dim] = crd[dim] + pad[2 * number]
         kept &= (crd[dim] >= 0) & (crd[dim] < shape[dim])
-    return made(self, keys_of([c[kept] for c in crd], shape), entries.values[kept], shape, True)
-
-
-# several tensors -------------------------------------------------------------------------------------
-
-
-@implements_operator(aten.cat)
-def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
-    """One after the other along ``dim``; sparse unless dense ones fill most of it."""
-    shells = [torch.empty(tuple(part.shape), dtype=part.dtype, device="meta") for part in tensors]
-    like = aten.cat.default(shells, dim)
-    shape, dim = tuple(like.shape), dim % like.dim()
-    parts = [part for part in tensors if tuple(part.shape) != (0,) or len(shape) == 1]
-    if _mostly_dense(parts, math.prod(shape)):
-        return densely(aten.cat.default, (list(tensors), dim), {})
-    first = next(part for part in tensors if isinstance(part, SparseTensor))
-    if _are_rows(parts, dim):
-        return _joined_rows([part for part in parts if isinstance(part, SparseTensor)], shape, like.dtype)
-    columns: list[list[torch.Tensor]] = [[] for _ in shape]
-    values, start = [], 0
-    for part in parts:
-        crd, stored = _entries_of_any(part)
-        for number, column in enumerate(crd):
-            columns[number].append(column + start if number == dim else column)
-        values.append(stored.to(like.dtype))
-        start += part.shape[dim]
-    keys = keys_of([torch.cat(column) for column in columns], shape)
-    return made(first, keys, torch.cat(values), shape, dim == 0)
-
-
-def _are_rows(parts: Sequence[torch.Tensor], dim: int) -> bool:
-    """Whether all are csr matrices put one below the other, or csc side by side."""
-    if not all(isinstance(part, SparseTensor) for part in parts):
-        return False
-    forms = {part.format for part in parts if isinstance(part, SparseTensor)}
-    return len(forms) == 1 and all(f.letters == "ds" and not f.blocks and f.order[0] == dim for f in forms)
-
-
-def _joined_rows(parts: Sequence[SparseTensor], shape: Shape, dtype: torch.dtype) -> SparseTensor:
-    """The arrays of several matrices one after the other."""
-    pos: list[torch.Tensor] = []
-    crd: list[torch.Tensor] = []
-    values: list[torch.Tensor] = []
-    count = 0
-    patterns = [part.storage.pattern for part in parts]
-    index = dtype_of_type(index_type(shape, sum(p.size for p in patterns)))
-    for part, pattern in zip(parts, patterns, strict=True):
-        pointers, places = pattern.pos[1], pattern.crd[1]
-        assert pointers is not None and places is not None
-        pos.append((pointers if not pos else pointers[1:]).to(index) + count)
-        crd.append(places.to(index))
-        values.append(part.storage.values.to(dtype))
-        count += pattern.size
-    form, rows = parts[0].format, shape[parts[0].format.order[0]]
-    joined = Pattern(form, shape, (None, torch.cat(pos)), (None, torch.cat(crd)), (rows, count))
-    return SparseTensor(Storage(joined, torch.cat(values)))
-
-
-def _mostly_dense(parts: Sequence[torch.Tensor], places: int) -> bool:
-    filled = sum(part.numel() for part in parts if not isinstance(part, SparseTensor))
-    return 2 * filled > places
-
-
-def _entries_of_any(part: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    if isinstance(part, SparseTensor):
-        entries = entries_of(part)
-        return entries.coordinates, entries.values
-    crd = torch.nonzero(part, as_tuple=True)
-    return list(crd), part[crd]
-
-
-@implements_operator(aten.stack)
-def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
-    return cat([torch.unsqueeze(part, dim) for part in tensors], dim)
-
-
-@implements_operator(aten.block_diag)
-def block_diag(tensors: Sequence[torch.Tensor]) -> Any:
-    shells = [torch.empty(tuple(part.shape), dtype=part.dtype, device="meta") for part in tensors]
-    like = aten.block_diag.default(shells)
-    shape = tuple(like.shape)
-    first = next(part for part in tensors if isinstance(part, SparseTensor))
-    columns: list[list[torch.Tensor]] = [[], []]
-    values: list[torch.Tensor] = []
-    row = column = 0
-    for part in tensors:
-        matrix = part.reshape(1, -1) if part.dim() < 2 else part
-        crd, stored = _entries_of_any(matrix)
-        columns[0].append(crd[0] + row)
-        columns[1].append(crd[1] + column)
-        values.append(stored.to(like.dtype))
-        row, column = row + matrix.shape[0], column + matrix.shape[1]
-    keys = keys_of([torch.cat(part) for part in columns], shape)
-    return made(first, keys, torch.cat(values), shape, True)
+    return made_at(self, [c[kept] for c in crd], entries.values[kept], shape, True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -24,18 +23,44 @@ from scorch.tensor.storage import Pattern, Storage
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
 class Entries:
-    """``values`` at the places ``keys``, which increase, of a tensor of ``shape``."""
+    """``values`` at the places ``keys``, which increase, of a tensor of ``shape``.
 
-    keys: torch.Tensor
-    values: torch.Tensor
-    shape: Shape
+    They are made from keys or from ``columns``, the coordinates in each dimension; what was not given is
+    worked out where it is asked for.
+    """
+
+    def __init__(
+        self,
+        keys: torch.Tensor | None,
+        values: torch.Tensor,
+        shape: Shape,
+        columns: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        self.values = values
+        self.shape = shape
+        self._keys = keys
+        self._columns = columns
+
+    @property
+    def keys(self) -> torch.Tensor:
+        if self._keys is None:
+            assert self._columns is not None
+            self._keys = keys_of(self._columns, self.shape)
+        return self._keys
 
     @property
     def coordinates(self) -> list[torch.Tensor]:
         """For each dimension the coordinates of all entries."""
-        return coordinates_of(self.keys, self.shape)
+        if self._columns is None:
+            self._columns = coordinates_of(self.keys, self.shape)
+        return list(self._columns)
+
+    def sorted(self) -> Entries:
+        """The same entries in the order of their places."""
+        keys, order = torch.sort(self.keys, stable=True)
+        columns = None if self._columns is None else [column[order] for column in self._columns]
+        return Entries(keys, self.values[order], self.shape, columns)
 
     def at(self, keys: torch.Tensor) -> torch.Tensor:
         """The values at other places, zero where nothing is stored."""
@@ -50,8 +75,8 @@ def entries_of(tensor: SparseTensor) -> Entries:
     shape = tensor.storage.pattern.shape
     coo = convert(tensor.storage, as_format("coo", len(shape)))
     assert isinstance(coo, Storage)
-    crd = [array for array in coo.pattern.crd if array is not None]
-    return Entries(keys_of(crd, shape), coo.values.detach(), shape)
+    crd = [array.to(torch.int64) for array in coo.pattern.crd if array is not None]
+    return Entries(None, coo.values.detach(), shape, crd)
 
 
 def keys_of(coordinates: Sequence[torch.Tensor], shape: Shape) -> torch.Tensor:
@@ -73,16 +98,14 @@ def coordinates_of(keys: torch.Tensor, shape: Shape) -> list[torch.Tensor]:
 
 def from_entries(entries: Entries, form: Format, in_order: bool = True) -> SparseTensor:
     """The tensor with these entries; unless they are ``in_order`` they are sorted, and repeats summed."""
-    keys, values, shape = entries.keys, entries.values, entries.shape
+    shape = entries.shape
     if not in_order:
-        keys, order = torch.sort(keys, stable=True)
-        values = values[order]
-        repeats = keys[1:] == keys[:-1]
-        if bool(repeats.any()):
-            return _summed(coordinates_of(keys, shape), values, shape, form)
-    count = keys.numel()
+        entries = entries.sorted()
+        if bool((entries.keys[1:] == entries.keys[:-1]).any()):
+            return _summed(entries.coordinates, entries.values, shape, form)
+    values, count = entries.values, entries.values.numel()
     dtype = dtype_of_type(index_type(shape, count))
-    crd = tuple(column.to(dtype) for column in coordinates_of(keys, shape))
+    crd = tuple(column.to(dtype) for column in entries.coordinates)
     pos = torch.tensor([0, count], dtype=dtype)
     pattern = Pattern(
         as_format("coo", len(shape)), shape, (pos, *(None,) * (len(crd) - 1)), crd, (count,) * len(crd)

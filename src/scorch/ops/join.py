@@ -1,0 +1,113 @@
+"""Several tensors put together: ``cat``, ``stack``, ``block_diag``.
+
+Along the dimension stored outermost the arrays of all are put one after the other. Along another one each is
+moved to its place, which changes one array, and all are added: no two have an entry at one place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scorch.ops.generic import densely
+from scorch.ops.shape import made_at
+from scorch.ops.statement import evaluate
+from scorch.tensor.dispatch import implements_operator
+from scorch.tensor.entries import Shape, entries_of
+from scorch.tensor.parts import in_a_row, moved, outer_dim
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Storage
+
+aten = torch.ops.aten
+
+
+@implements_operator(aten.cat)
+def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    """One after the other along ``dim``; sparse unless dense ones fill most of it."""
+    shells = [torch.empty(tuple(part.shape), dtype=part.dtype, device="meta") for part in tensors]
+    like = aten.cat.default(shells, dim)
+    shape, dim = tuple(like.shape), dim % like.dim()
+    parts = [part for part in tensors if tuple(part.shape) != (0,) or len(shape) == 1]
+    if _mostly_dense(parts, math.prod(shape)):
+        return densely(aten.cat.default, (list(tensors), dim), {})
+    sparse = [part for part in parts if isinstance(part, SparseTensor)]
+    if len(sparse) == len(parts) and len({part.format for part in sparse}) == 1:
+        stored = [Storage(p.storage.pattern, p.storage.values.to(like.dtype)) for p in sparse]
+        found = _joined(stored, dim, shape)
+        if found is not None:
+            return found
+    columns: list[list[torch.Tensor]] = [[] for _ in shape]
+    values, start = [], 0
+    for part in parts:
+        crd, own = _entries_of_any(part)
+        for number, column in enumerate(crd):
+            columns[number].append(column + start if number == dim else column)
+        values.append(own.to(like.dtype))
+        start += part.shape[dim]
+    first = next(part for part in tensors if isinstance(part, SparseTensor))
+    return made_at(first, [torch.cat(column) for column in columns], torch.cat(values), shape, dim == 0)
+
+
+def _joined(parts: Sequence[Storage], dim: int, shape: Shape) -> SparseTensor | None:
+    """Tensors of one format along ``dim``; None where their entries must be moved one by one."""
+    if dim == outer_dim(parts[0].pattern.format):
+        return SparseTensor(in_a_row(parts, shape))
+    placed: list[SparseTensor] = []
+    start = 0
+    for part in parts:
+        there = moved(part, dim, start, shape)
+        if there is None:
+            return None
+        placed.append(SparseTensor(there))
+        start += part.pattern.shape[dim]
+    while len(placed) > 1:  # two and two
+        pairs = [_sum(a, b) for a, b in zip(placed[::2], placed[1::2], strict=False)]
+        placed = [*pairs, *(placed[-1:] if len(placed) % 2 else [])]
+    return placed[0]
+
+
+def _sum(a: SparseTensor, b: SparseTensor) -> SparseTensor:
+    indices = ",".join(f"i{dim}" for dim in range(a.dim()))
+    found = evaluate(f"C[{indices}] = A[{indices}] + B[{indices}]", A=a, B=b, format=a.format)
+    assert isinstance(found, SparseTensor)
+    return found
+
+
+def _mostly_dense(parts: Sequence[torch.Tensor], places: int) -> bool:
+    filled = sum(part.numel() for part in parts if not isinstance(part, SparseTensor))
+    return 2 * filled > places
+
+
+def _entries_of_any(part: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    if isinstance(part, SparseTensor):
+        entries = entries_of(part)
+        return entries.coordinates, entries.values
+    crd = torch.nonzero(part, as_tuple=True)
+    return list(crd), part[crd]
+
+
+@implements_operator(aten.stack)
+def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    return cat([torch.unsqueeze(part, dim) for part in tensors], dim)
+
+
+@implements_operator(aten.block_diag)
+def block_diag(tensors: Sequence[torch.Tensor]) -> Any:
+    shells = [torch.empty(tuple(part.shape), dtype=part.dtype, device="meta") for part in tensors]
+    like = aten.block_diag.default(shells)
+    shape = tuple(like.shape)
+    first = next(part for part in tensors if isinstance(part, SparseTensor))
+    columns: list[list[torch.Tensor]] = [[], []]
+    values: list[torch.Tensor] = []
+    row = column = 0
+    for part in tensors:
+        matrix = part.reshape(1, -1) if part.dim() < 2 else part
+        crd, stored = _entries_of_any(matrix)
+        columns[0].append(crd[0] + row)
+        columns[1].append(crd[1] + column)
+        values.append(stored.to(like.dtype))
+        row, column = row + matrix.shape[0], column + matrix.shape[1]
+    return made_at(first, [torch.cat(part) for part in columns], torch.cat(values), shape, True)

@@ -1,0 +1,176 @@
+"""Parts of a sparse tensor along the dimension that its outermost level stores.
+
+The coordinates from ``start`` to ``stop`` there are a range of positions of the first level, and so a range
+of positions of every level below: a part has slices of the same arrays, and finding it takes no time that
+grows with the entries.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from scorch.compiler.pipeline import index_type
+from scorch.compiler.typing import dtype_of_type
+from scorch.formats import Format
+from scorch.runtime.rows import picked_rows
+from scorch.tensor.storage import Pattern, Storage
+
+Array = torch.Tensor | None
+
+
+def outer_dim(form: Format) -> int | None:
+    """The dimension along which a tensor has parts; None if it is cut in blocks."""
+    return None if form.is_blocked or not form.order else form.order[0]
+
+
+def part(storage: Storage, start: int, stop: int) -> Storage:
+    """The coordinates from ``start`` to before ``stop`` of the outermost dimension."""
+    pattern = storage.pattern
+    shape = list(pattern.shape)
+    shape[pattern.format.order[0]] = stop - start
+    ranges = _ranges(pattern, start, stop)
+    pos, crd = _sliced(pattern, ranges)
+    if crd[0] is not None:
+        crd[0] = crd[0] - start
+    counts = tuple(end - begin for begin, end in ranges)
+    begin, end = ranges[-1]
+    return Storage(
+        Pattern(pattern.format, tuple(shape), tuple(pos), tuple(crd), counts), storage.values[begin:end]
+    )
+
+
+def one_of(storage: Storage, index: int) -> Storage | None:
+    """What is at coordinate ``index`` of the outermost dimension, of two or more; None if nothing is."""
+    pattern, form = storage.pattern, storage.pattern.format
+    ranges = _ranges(pattern, index, index + 1)
+    begin, end = ranges[0]
+    if begin == end:
+        return None
+    pos, crd = _sliced(pattern, ranges)
+    if form.letters[:2] == "oo":  # coordinates in step with those of the outermost level: a list of its own
+        pos[1] = torch.tensor([0, end - begin], dtype=pattern.index_dtype, device="cpu")
+    shape = tuple(size for dim, size in enumerate(pattern.shape) if dim != form.order[0])
+    inner = inner_format(form)
+    counts = tuple(end - begin for begin, end in ranges[1:])
+    begin, end = ranges[-1]
+    return Storage(Pattern(inner, shape, tuple(pos[1:]), tuple(crd[1:]), counts), storage.values[begin:end])
+
+
+@functools.lru_cache(maxsize=256)
+def inner_format(form: Format) -> Format:
+    """``form`` without its outermost level."""
+    order = [dim - (dim > form.order[0]) for dim in form.order[1:]]
+    return Format(form.levels[1:], order=order, dims=len(order))
+
+
+def value_at(storage: Storage, index: int) -> torch.Tensor:
+    """The value at ``index`` of a tensor of one dimension."""
+    begin, end = _ranges(storage.pattern, index, index + 1)[-1]
+    return storage.values[begin].clone() if begin < end else storage.values.new_zeros(())
+
+
+def _ranges(pattern: Pattern, start: int, stop: int) -> list[tuple[int, int]]:
+    """The positions of each level that belong to these coordinates of the outermost dimension."""
+    begin, end = start, stop
+    found: list[tuple[int, int]] = []
+    for level, kind in enumerate(pattern.format.levels):
+        crd, pos = pattern.crd[level], pattern.pos[level]
+        if level == 0 and crd is not None:
+            asked = torch.tensor([start, stop], dtype=crd.dtype, device="cpu")
+            begin, end = torch.searchsorted(crd, asked).tolist()
+        elif kind.is_full and level:
+            size = pattern.format.level_size(level, pattern.shape)
+            begin, end = begin * size, end * size
+        elif level and pos is not None:
+            begin, end = int(pos[begin]), int(pos[end])
+        found.append((begin, end))
+    return found
+
+
+def _sliced(pattern: Pattern, ranges: Sequence[tuple[int, int]]) -> tuple[list[Array], list[Array]]:
+    pos: list[Array] = list(pattern.pos)
+    crd: list[Array] = list(pattern.crd)
+    for level, (begin, end) in enumerate(ranges):
+        places, pointers = crd[level], pos[level]
+        if places is not None:
+            crd[level] = places[begin:end]
+        if pointers is None:
+            continue
+        if level == 0:
+            pos[0] = torch.tensor([0, end - begin], dtype=pointers.dtype, device="cpu")
+        else:
+            above, until = ranges[level - 1]
+            pos[level] = pointers[above : until + 1] - begin
+    return pos, crd
+
+
+def rows_of(storage: Storage, picked: torch.Tensor) -> Storage | None:
+    """The coordinates ``picked`` of the outermost dimension, of rows below dense levels.
+
+    None where it must be done otherwise; that is also the place to say that a row is not there.
+    """
+    pattern = storage.pattern
+    form = pattern.format
+    if form.letters.rstrip("d") != form.letters or set(form.letters[:-1]) != {"d"} or form.is_blocked:
+        return None
+    pos, crd = pattern.pos[-1], pattern.crd[-1]
+    assert pos is not None and crd is not None
+    shape = list(pattern.shape)
+    shape[form.order[0]] = picked.numel()
+    rows = picked.to(torch.int64).contiguous()
+    each = pattern.counts[-2] // max(pattern.counts[0], 1)
+    if each != 1:
+        rows = (rows.unsqueeze(1) * each + torch.arange(each, device="cpu")).reshape(-1)
+    found = picked_rows(pos, crd, storage.values, rows)
+    if found is None:
+        return None
+    above = [None] * (len(form) - 1)
+    counts = [count // max(pattern.counts[0], 1) * picked.numel() for count in pattern.counts[:-1]]
+    made = Pattern(form, tuple(shape), (*above, found[0]), (*above, found[1]), (*counts, found[1].numel()))
+    return Storage(made, found[2])
+
+
+def in_a_row(parts: Sequence[Storage], shape: tuple[int, ...]) -> Storage:
+    """Tensors of one format, not cut in blocks, one after the other along the outermost dimension."""
+    patterns = [part.pattern for part in parts]
+    form = patterns[0].format
+    counts = tuple(sum(pattern.counts[level] for pattern in patterns) for level in range(len(form)))
+    index = dtype_of_type(index_type(shape, counts[-1]))
+    pos: list[Array] = []
+    crd: list[Array] = []
+    for level in range(len(form)):
+        pointers: list[torch.Tensor] = []
+        places: list[torch.Tensor] = []
+        start = coordinate = 0
+        for pattern in patterns:
+            own, there = pattern.pos[level], pattern.crd[level]
+            if own is not None:
+                pointers.append((own if not pointers else own[1:]).to(index) + start)
+                start += int(own[-1])
+            if there is not None:
+                places.append(there.to(index) + coordinate if level == 0 else there.to(index))
+            coordinate += pattern.shape[form.order[0]]
+        if level == 0 and pointers:
+            pointers = [torch.tensor([0, start], dtype=index, device="cpu")]
+        pos.append(torch.cat(pointers) if pointers else None)
+        crd.append(torch.cat(places) if places else None)
+    values = torch.cat([part.values for part in parts])
+    return Storage(Pattern(form, shape, tuple(pos), tuple(crd), counts), values)
+
+
+def moved(storage: Storage, dim: int, by: int, shape: tuple[int, ...]) -> Storage | None:
+    """The same entries ``by`` further along ``dim`` of a larger ``shape``; None if no array has that."""
+    pattern = storage.pattern
+    form = pattern.format
+    level = form.order.index(dim)
+    there = pattern.crd[level]
+    if there is None or form.is_blocked:
+        return None
+    index = dtype_of_type(index_type(shape, pattern.size))
+    crd = [array if array is None else array.to(index) for array in pattern.crd]
+    pos = [array if array is None else array.to(index) for array in pattern.pos]
+    crd[level] = there.to(index) + by if by else there.to(index)
+    return Storage(Pattern(form, shape, tuple(pos), tuple(crd), pattern.counts), storage.values)
