@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from benchmarks.kernels import data, generated, layouts, matrix_kernels, tensor_kernels
+from benchmarks.kernels import data, generated, layouts, matrix_kernels, moving_kernels, tensor_kernels
 from benchmarks.kernels.__main__ import main
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.check import Entries, difference
@@ -231,7 +231,7 @@ def test_results_survive_a_file_and_are_merged(tmp_path: Path) -> None:
 
 def test_report_names_goals_and_losses() -> None:
     text = report(sample_results())
-    assert "| SpMM k=32 | 2.0 | 2.45 | yes | 0.84 | 2.00 (hard) |" in text
+    assert "| SpMM k=32 | torch | 2 | 2.45 | yes | 0.84 | 2.00 (hard) |" in text
     assert "| SpMM k=32 | 2 of 3 | tiny 0.10 (torch CSR int32); hard 0.50 (torch dense) |" in text
     assert "| hard | 9 x 9 | 50,000 | 1 ms, 2.00 / **0.50** |" in text
     assert "SciPy, rows unsorted, not counted 0.01 (on 1)" in text
@@ -282,11 +282,12 @@ def run(*arguments: str) -> int:
 def test_all_contestants_are_right_on_a_matrix() -> None:
     matrix, results = generated.make_matrix("made-mesh-tiny"), nothing_yet()
     operands = matrix_kernels.Operands(matrix)
-    for kernel in matrix_kernels.KERNELS:
+    kernels = [*matrix_kernels.KERNELS, *moving_kernels.KERNELS]
+    for kernel in kernels:
         for case in kernel.cases(operands):
             measure(case, matrix, [1], 0.0001, results)
     assert results.wrong == []
-    expected = {label for kernel in matrix_kernels.KERNELS for label in kernel.labels}
+    expected = {label for kernel in kernels for label in kernel.labels}
     assert set(results.labels()) == expected
     for case in results.measured:
         assert case.against_torch() is not None, case.label

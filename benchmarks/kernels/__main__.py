@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.kernels import data, generated, matrix_kernels, tensor_kernels
+from benchmarks.kernels import data, generated, matrix_kernels, moving_kernels, tensor_kernels
 from benchmarks.kernels.cases import Case, Kernel
 from benchmarks.kernels.measure import measure
 from benchmarks.kernels.progress import Progress
@@ -34,7 +34,10 @@ from benchmarks.kernels.switches import extra_cases, measure_switches
 from benchmarks.overhead import machine
 
 HERE = Path(__file__).resolve().parent.parent
-KERNELS = {kernel.name: kernel for kernel in [*matrix_kernels.KERNELS, *tensor_kernels.KERNELS]}
+KERNELS = {
+    kernel.name: kernel
+    for kernel in [*matrix_kernels.KERNELS, *moving_kernels.KERNELS, *tensor_kernels.KERNELS]
+}
 
 # A handful of each kind and size, the real ones and those made up.
 FEW = [

@@ -364,72 +364,6 @@ def softmax(o: Operands) -> Iterator[Case]:
     yield Case("softmax", "row softmax", reference, contestants)
 
 
-# other formats ---------------------------------------------------------------------------------------
-
-
-def convert(o: Operands) -> Iterator[Case]:
-    """The same matrix in another format; CSR to CSC is also a transposition."""
-    A, T, matrix = o.A, o.transposed, o.matrix
-
-    def reference() -> Entries:
-        return Entries(matrix.keys, matrix.data.astype(np.float64))
-
-    def torch_csc(narrow: bool) -> torch.Tensor:
-        given = T.csr32 if narrow else T.csr64
-        return torch.sparse_csc_tensor(given.crow_indices(), given.col_indices(), T.values, A.shape)
-
-    def scipy_csc() -> Any:
-        sparse, t = needed("scipy.sparse", "SciPy"), T.matrix
-        return sparse.csc_array((t.data, t.indices, t.indptr), shape=matrix.shape)
-
-    csc = A.scorch.to_format("csc")
-    coo = A.scorch.to_format("coo")
-    yield Case(
-        "convert",
-        "CSR to CSC",
-        reference,
-        {
-            OURS: lambda: lambda: A.scorch.to_format("csc"),
-            "torch CSR int32": lambda: lambda: A.csr32.to_sparse_csc(),
-            "torch CSR int64": lambda: lambda: A.csr64.to_sparse_csc(),
-            "torch COO": lambda: lambda: A.coo.to_sparse_csc(),
-            "SciPy": lambda: A.scipy.tocsc,
-        },
-    )
-    yield Case(
-        "convert",
-        "CSC to CSR",
-        reference,
-        {
-            OURS: lambda: lambda: csc.to_format("csr"),
-            "torch CSC int32": lambda: torch_csc(True).to_sparse_csr,
-            "torch CSC int64": lambda: torch_csc(False).to_sparse_csr,
-            "SciPy": lambda: scipy_csc().tocsr,
-        },
-    )
-    yield Case(
-        "convert",
-        "CSR to COO",
-        reference,
-        {
-            OURS: lambda: lambda: A.scorch.to_format("coo"),
-            "torch CSR int32": lambda: A.csr32.to_sparse_coo,
-            "torch CSR int64": lambda: A.csr64.to_sparse_coo,
-            "SciPy": lambda: A.scipy.tocoo,
-        },
-    )
-    yield Case(
-        "convert",
-        "COO to CSR",
-        reference,
-        {
-            OURS: lambda: lambda: coo.to_format("csr"),
-            "torch COO": lambda: A.coo.to_sparse_csr,
-            "SciPy": lambda: A.scipy.tocoo().tocsr,
-        },
-    )
-
-
 KERNELS = [
     Kernel("spmv", "matrix", ("SpMV",), spmv),
     Kernel("spmm", "matrix", tuple(f"SpMM k={k}" for k in WIDTHS), spmm),
@@ -438,6 +372,5 @@ KERNELS = [
     Kernel("add", "matrix", ("A + shifted", "A + A.T"), add),
     Kernel("mul", "matrix", ("A * shifted", "A * A.T"), mul),
     Kernel("softmax", "matrix", ("row softmax",), softmax),
-    Kernel("convert", "matrix", ("CSR to CSC", "CSC to CSR", "CSR to COO", "COO to CSR"), convert),
 ]
 LIMITS = f"dense torch up to {DENSE_BYTES >> 20} MB, A @ A.T up to {MOST_PRODUCTS:,} products"
