@@ -16,7 +16,8 @@ result are, the caller allocates them, ``scorch_finish`` fills them.
 
 from __future__ import annotations
 
-from scorch.compiler.collect import Buckets, Collector, Entries, Rows, Slots, Values
+from scorch.compiler.collect import Collector, Entries, Rows, Values
+from scorch.compiler.collect_in_place import Buckets, Slots
 from scorch.compiler.express import combine, converted
 from scorch.compiler.plan import LevelUse, Plan, Vectors
 from scorch.formats.scratch import DenseScratch, ListScratch, Scratch

@@ -291,7 +291,7 @@ object *scorch_rows(object *self, object *const *given, long count) {
 
 /* slots(compute, first slots, result: ours, rows, bits of indices, code and bits of values, how many
          arrays of coordinates, how many tensors bound the result and which, facts or None, tensors...)
-   returns (pos, crd..., values, nnz); the slots after the tensors are those of compiler.collect.InPlace */
+   returns (pos, crd..., values, nnz); the slots after the tensors are those of compiler.collect_in_place */
 object *scorch_slots(object *self, object *const *given, long count) {
     long long slots[SLOTS], lengths[SLOTS], *result, rows, bound = 0, nnz;
     long used, status;
