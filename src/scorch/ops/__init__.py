@@ -11,6 +11,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     reduce,
     shape,
     softmax,
+    sparse_functions,
 )
 from scorch.ops.einsum import einsum
 from scorch.ops.statement import evaluate
