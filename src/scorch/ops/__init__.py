@@ -14,6 +14,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     sparse_functions,
 )
 from scorch.ops.einsum import einsum
+from scorch.ops.rearrange import rearrange
 from scorch.ops.statement import evaluate
 
-__all__ = ["einsum", "evaluate"]
+__all__ = ["einsum", "evaluate", "rearrange"]

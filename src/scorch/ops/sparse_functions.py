@@ -1,7 +1,8 @@
-"""The functions of ``torch.sparse`` on sparse tensors of any format, mixed with torch's own layouts and dense ones.
+"""The functions of ``torch.sparse`` on sparse tensors of any format, mixed with torch's own layouts.
 
-They have the meaning that torch gives them: sums, maxima and means over stored entries only, products sampled at
-the stored entries. What is sparse with torch's tensors is sparse here. (``softmax`` has a file of its own.)
+They have the meaning that torch gives them: sums, maxima and means over stored entries only, products
+sampled at the stored entries. What is sparse with torch's tensors is sparse here. (``softmax`` has a file of
+its own.)
 """
 
 from __future__ import annotations
@@ -64,7 +65,11 @@ def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
     rows = _stored_in_rows(matrix).unsqueeze(1)
     if reduce == "mean":
         total = matmul.mm(matrix, dense)
-        return total / rows.clamp(min=1).to(total.dtype) if total.is_floating_point() else total // rows.clamp(min=1)
+        return (
+            total / rows.clamp(min=1).to(total.dtype)
+            if total.is_floating_point()
+            else total // rows.clamp(min=1)
+        )
     found = _extreme_products(matrix, dense, REDUCE[reduce])
     return found.masked_fill(rows == 0, 0)
 
@@ -99,14 +104,14 @@ def addmm(mat: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> A
 def sampled_addmm(
     input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
 ) -> SparseTensor:
-    """``beta * input + alpha * (mat1 @ mat2)`` at the stored entries of ``input``; nothing else is computed."""
+    """``beta * input + alpha * (mat1 @ mat2)`` at the stored entries of ``input``, nowhere else."""
     pattern = as_sparse("sampled_addmm", input)
     shape, dims = tuple(pattern.shape), pattern.dim()
     fits = dims >= 2 and mat1.dim() == mat2.dim() == dims and mat1.shape[:-2] == mat2.shape[:-2] == shape[:-2]
     if not fits or (mat1.shape[-2], mat2.shape[-1]) != shape[-2:] or mat1.shape[-1] != mat2.shape[-2]:
         raise ShapeError(
-            f"sampled_addmm: the product of {tuple(mat1.shape)} and {tuple(mat2.shape)} does not have the shape "
-            f"{shape} of the sparse tensor"
+            f"sampled_addmm: the product of {tuple(mat1.shape)} and {tuple(mat2.shape)} "
+            f"does not have the shape {shape} of the sparse tensor"
         )
     if out is not None:
         raise OperandError("sampled_addmm does not write to out=; use the result instead")
@@ -171,7 +176,7 @@ def spdiags(
     layout: torch.layout | None = None,
     format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
-    """A sparse matrix with the rows of ``diagonals`` on its diagonals ``offsets``, as ``torch.sparse.spdiags``.
+    """As ``torch.sparse.spdiags``: a matrix with the rows of ``diagonals`` on its diagonals ``offsets``.
 
     >>> import torch, scorch
     >>> scorch.sparse.spdiags(torch.ones(2, 3), torch.tensor([0, 1]), (3, 3), format="csr")
