@@ -123,7 +123,8 @@ def sampled_addmm(
     if found.nnz == pattern.nnz:
         sampled = found.storage.values * alpha
         return with_values(pattern, (sampled if beta == 0 else stored * beta + sampled).to(stored.dtype))
-    added: SparseTensor = torch.add(with_values(pattern, stored * beta), found, alpha=alpha)
+    added = torch.add(with_values(pattern, stored * beta), found, alpha=alpha)
+    assert isinstance(added, SparseTensor)
     return added
 
 
