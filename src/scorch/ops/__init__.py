@@ -15,6 +15,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     sparse_functions,
 )
 from scorch.ops.einsum import einsum
+from scorch.ops.linalg import norms, solve  # noqa: F401
 from scorch.ops.rearrange import rearrange
 from scorch.ops.statement import evaluate
 
