@@ -169,6 +169,14 @@ def test_without_masked_they_are_torchs():
     assert scorch.max(DENSE, 1).indices.tolist() == [0, 0, 2]
 
 
+def test_torch_compile_follows_them():
+    def function(x):
+        return scorch.sum(x, 1) + scorch.amax(x, 1)
+
+    compiled = scorch.compile(function, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(DENSE), function(DENSE))
+
+
 def test_what_has_no_meaning_is_refused():
     S = scorch.from_torch(DENSE, format="csr")
     with pytest.raises(OperandError, match="takes a sparse tensor here, not a dense tensor"):

@@ -81,6 +81,23 @@ def test_products_of_sparse_batches_are_sparse(first: str, second: str) -> None:
         torch.testing.assert_close(found.to_dense(), wanted)
 
 
+@pytest.mark.parametrize("form", SPARSE_FORMATS)
+def test_kronecker_products_are_sparse(dense: torch.Tensor, form: str) -> None:
+    S = scorch.from_torch(dense, format=form)
+    other = dense[:2, :3].contiguous()
+    T, v = scorch.from_torch(other, format="csc"), scorch.from_torch(dense[0], format="s")
+    for found, wanted in [
+        (torch.kron(S, T), torch.kron(dense, other)),
+        (torch.kron(S, other), torch.kron(dense, other)),
+        (torch.kron(other, S), torch.kron(other, dense)),
+        (torch.kron(S, v), torch.kron(dense, dense[0])),
+        (torch.kron(S, torch.tensor(2.0, dtype=torch.float64)), 2 * dense),
+        (S.kron(S[:0]), torch.kron(dense, dense[:0])),
+    ]:
+        assert isinstance(found, scorch.SparseTensor)
+        torch.testing.assert_close(found.to_dense(), wanted)
+
+
 def test_batches_are_broadcast(dense: torch.Tensor) -> None:
     S = scorch.from_torch(dense, format="csr")
     batch = torch.randn(4, 2, 6, 3, dtype=torch.float64)

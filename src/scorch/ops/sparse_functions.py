@@ -64,14 +64,10 @@ def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
         )
     rows = _stored_in_rows(matrix).unsqueeze(1)
     if reduce == "mean":
-        total = matmul.mm(matrix, dense)
-        return (
-            total / rows.clamp(min=1).to(total.dtype)
-            if total.is_floating_point()
-            else total // rows.clamp(min=1)
-        )
+        total, count = matmul.mm(matrix, dense), rows.clamp(min=1)
+        return total / count if total.is_floating_point() or total.is_complex() else total // count
     found = _extreme_products(matrix, dense, REDUCE[reduce])
-    return found.masked_fill(rows == 0, 0)
+    return found if bool(rows.all()) else found.masked_fill(rows == 0, 0)
 
 
 def _extreme_products(matrix: SparseTensor, dense: torch.Tensor, how: str) -> torch.Tensor:
@@ -87,8 +83,12 @@ def _extreme_products(matrix: SparseTensor, dense: torch.Tensor, how: str) -> to
 
 def _stored_in_rows(matrix: SparseTensor) -> torch.Tensor:
     """How many entries each row of a matrix stores."""
-    rows = entries_of(matrix).coordinates[0]
-    return torch.bincount(rows, minlength=matrix.shape[0])
+    pattern = matrix.storage.pattern
+    if pattern.format == as_format("csr", 2):
+        pointers = pattern.pos[1]
+        assert pointers is not None
+        return torch.diff(pointers)
+    return torch.bincount(entries_of(matrix).coordinates[0], minlength=matrix.shape[0])
 
 
 @implements(torch.sparse.addmm)

@@ -107,6 +107,8 @@ def test_right_hand_sides_may_be_sparse_and_batches_are_solved_too():
     S, T = scorch.from_torch(A, format="csr"), scorch.from_torch(b, format="coo")
     close(torch.linalg.solve(S, T), torch.linalg.solve(A, b))
     close(torch.linalg.solve(S, b.to_sparse_csr()), torch.linalg.solve(A, b))
+    close(torch.linalg.solve(A.to_sparse_csc(), T), torch.linalg.solve(A, b))
+    close(torch.linalg.solve(A, T), torch.linalg.solve(A, b))
     batch = torch.stack([A, 2 * A])
     B = scorch.from_torch(batch, format="csr")
     close(torch.linalg.solve(B, b), torch.linalg.solve(batch, b))
