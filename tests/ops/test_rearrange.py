@@ -79,6 +79,7 @@ PATTERNS = {
     "b h d -> b h d 2": ({}, lambda x: x.unsqueeze(-1).expand(2, 6, 5, 2)),
     "batch height depth -> depth (batch height)": ({}, lambda x: x.permute(2, 0, 1).reshape(5, 12)),
     "a b c -> a b c": ({"a": 2, "c": 5}, lambda x: x),
+    "pattern (x y) c -> x y pattern c": ({"x": 2}, lambda x: x.reshape(2, 2, 3, 5).permute(1, 2, 0, 3)),
 }
 
 

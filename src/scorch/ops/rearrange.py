@@ -31,7 +31,7 @@ Group = tuple[
 Side = list[Group | str]  # groups, and '...' for those that are not named
 
 
-def rearrange(x: Any, pattern: str, **sizes: int) -> torch.Tensor:
+def rearrange(x: Any, pattern: str, /, **sizes: int) -> torch.Tensor:
     """``x`` with its axes split, merged, permuted and repeated; ``sizes`` says what the shape does not.
 
     >>> import torch, scorch

@@ -135,6 +135,8 @@ def test_what_cannot_be_solved():
         torch.linalg.solve(scorch.from_torch(matrix(4, 5), format="csr"), b)
     with pytest.raises(ShapeError, match=r"\(3,\), but the matrix has 4 rows"):
         torch.linalg.solve(S, b[:3])
+    with pytest.raises(ShapeError, match=r"left=False takes a matrix"):
+        torch.linalg.solve(S, b, left=False)
     with pytest.raises(DtypeError, match=r"float64, but the right-hand side torch.float32"):
         torch.linalg.solve(S, b.float())
     with pytest.raises(DtypeError, match="not int64"):
@@ -166,6 +168,15 @@ def test_determinants_of_singular_and_empty_matrices():
         S = scorch.from_torch(A, format="csr")
         close(torch.det(S), torch.det(A))
         close(tuple(torch.slogdet(S)), tuple(torch.slogdet(A)))
+
+
+def test_numbers_that_are_not_finite():
+    A = regular(5)
+    A[2, 3] = math.nan
+    S = scorch.from_torch(A, format="csr")
+    assert torch.det(S).isnan() and torch.slogdet(S).logabsdet.isnan()
+    with pytest.raises(LinAlgError, match="not finite"):
+        torch.linalg.solve(S, A[:, 0])
 
 
 def test_determinants_without_scipy(no_scipy):
@@ -240,6 +251,10 @@ def test_iterative_methods_say_what_is_wrong():
         scorch.linalg.gmres(S, b, maxiter=1, restart=2)
     with pytest.raises(LinAlgError, match="not positive definite"):
         scorch.linalg.cg(-S, b)
+    with pytest.raises(LinAlgError, match="not finite"):
+        scorch.linalg.cg(S * math.nan, b)
+    with pytest.raises(ConvergenceError):
+        scorch.linalg.gmres(S * math.nan, b)
     singular = scorch.from_torch(torch.diag(torch.tensor([1.0, 0.0])), format="csr")
     with pytest.raises(ConvergenceError):
         scorch.linalg.cg(singular, torch.ones(2))

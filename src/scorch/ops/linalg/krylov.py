@@ -72,7 +72,9 @@ def _conjugate_steps(
     while done < most and not bool((residual.norm(dim=0) <= wanted).all()):
         image = times(direction)
         curvature = _dot(direction, image)
-        if bool((curvature < 0).any()) or not bool(curvature.isfinite().all()):
+        if not bool(curvature.isfinite().all()):
+            raise LinAlgError("cg: the matrix or the right-hand side has numbers that are not finite")
+        if bool((curvature < 0).any()):
             raise LinAlgError(
                 "cg: the matrix is not positive definite; use scorch.linalg.gmres or torch.linalg.solve"
             )

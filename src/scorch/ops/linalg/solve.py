@@ -47,7 +47,9 @@ def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> torch.Tensor
         return found
     matrix = as_square("solve", A)
     assert isinstance(matrix, SparseTensor)
-    if not left and B.dim() == 2:
+    if not left and B.dim() == 1:
+        raise ShapeError("solve with left=False takes a matrix on the right; use b.unsqueeze(0)")
+    if not left:
         return solve(matrix.T, torch.transpose(B, 0, 1)).T
     if isinstance(B, SparseTensor):
         cure = "solve a few columns at a time"
@@ -103,6 +105,8 @@ def factored(matrix: SparseTensor) -> Any:
     linalg = scipy_linalg()
     if linalg is None:
         return None
+    if not bool(matrix.storage.values.isfinite().all()):  # which SuperLU takes for singular
+        raise LinAlgError("the matrix has numbers that are not finite, so the equation has no solution")
     given = matrix.to_scipy().tocsc()
     is_symmetric = is_hermitian(matrix)
     order = "MMD_AT_PLUS_A" if is_symmetric else "COLAMD"
@@ -169,6 +173,8 @@ def slogdet(A: Any) -> Any:
 def _pivots(matrix: torch.Tensor) -> tuple[torch.Tensor, int]:
     """The diagonal of a triangular factor, and the sign of the rows' and columns' new order."""
     assert isinstance(matrix, SparseTensor)
+    if not bool(matrix.storage.values.isfinite().all()):
+        return torch.full((1,), math.nan, dtype=matrix.dtype), 1
     try:
         factors = factored(matrix)
     except LinAlgError:  # singular
