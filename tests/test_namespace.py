@@ -32,8 +32,6 @@ SUBMODULES = [
     "optim.lr_scheduler",
     "utils.data",
     "utils.checkpoint",
-    "linalg",
-    "sparse",
     "fft",
     "special",
     "autograd",
@@ -142,11 +140,11 @@ import scorch.nn.functional as F
 from scorch.nn import functional, Linear, Module
 from scorch.utils.data import DataLoader
 import scorch.optim.lr_scheduler
-from scorch import linalg, sparse, nn as also
+from scorch import fft, linalg, sparse, nn as also
 import torch
 assert nn is also is torch.nn and F is functional is torch.nn.functional and Linear is torch.nn.Linear
 assert scorch.optim.lr_scheduler is torch.optim.lr_scheduler and DataLoader is torch.utils.data.DataLoader
-assert linalg is torch.linalg and sparse is torch.sparse
+assert fft is torch.fft and linalg.qr is torch.linalg.qr and sparse.mm is torch.sparse.mm
 print("fine")
 """
     assert run(script) == "fine"
@@ -219,6 +217,18 @@ def test_a_module_that_both_have_answers_for_both():
     assert "is_compiling" in dir(scorch.compiler) and "pipeline" in dir(scorch.compiler)
     with pytest.raises(AttributeError, match=r"module 'scorch\.compiler' has no attribute 'nonsense'"):
         scorch.compiler.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["linalg", "masked", "sparse"])
+def test_modules_that_scorch_adds_to_have_all_of_torchs_names(name):
+    own, other = getattr(scorch, name), getattr(torch, name)
+    assert own is importlib.import_module(f"scorch.{name}") and own is not other
+    for attribute in dir(other):
+        if attribute in own.__all__:
+            assert getattr(own, attribute).__module__.startswith("scorch."), attribute
+        elif not attribute.startswith("__"):
+            assert getattr(own, attribute) is getattr(other, attribute), attribute
+    assert set(dir(other)) <= set(dir(own)) and [n for n in own.__all__ if not hasattr(own, n)] == []
 
 
 def test_own_files_are_found_where_torch_would_answer_to_anything():

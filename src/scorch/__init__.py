@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scorch import errors, namespace
 from scorch.explain import explain
 from scorch.formats import Format
-from scorch.ops import einsum, evaluate
+from scorch.ops import einsum, evaluate, maskable, rearrange
 from scorch.report import Explanation
 from scorch.settings import settings
 from scorch.tensor import SparseTensor
@@ -78,6 +78,7 @@ __all__ = [
     "rand",
     "randint",
     "randn",
+    "rearrange",
     "save",
     "settings",
     "sparse_bsc_tensor",
@@ -92,5 +93,8 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+globals().update(maskable.FUNCTIONS)  # sum, mean, amax ...: torch's, with masked= added
+__all__ += sorted(maskable.FUNCTIONS)
 
 namespace.install(__all__)

@@ -6,6 +6,8 @@ the builtin a user would expect to catch, and each message names the operand, th
 
 from __future__ import annotations
 
+import torch
+
 
 class ScorchError(Exception):
     """Base of all errors raised by Scorch."""
@@ -69,3 +71,11 @@ class CompilationError(ScorchError, RuntimeError):
 
 class KernelError(ScorchError, RuntimeError):
     """A kernel could not finish, for example because memory ran out."""
+
+
+class LinAlgError(ScorchError, torch.linalg.LinAlgError):  # type: ignore[misc, name-defined]
+    """A matrix that an equation cannot be solved with, such as a singular one."""
+
+
+class ConvergenceError(LinAlgError):
+    """An iterative method that did not reach its tolerance."""

@@ -100,3 +100,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_other_calls(huge, name):
     CALLS[name](huge)
+
+
+def test_products_of_all_pairs_of_entries(huge):
+    assert torch.kron(scorch.eye(100, format="csr"), huge[:1000, :1000]).shape == (100_000, 100_000)

@@ -43,6 +43,61 @@ def test_product_of_sparse_is_sparse(dense: torch.Tensor) -> None:
     torch.testing.assert_close(found.to_dense(), dense @ dense.T)
 
 
+SPARSE_FORMATS = ["csr", "csc", "coo", "dcsr", "bsr(2,2)", "sd", "do"]
+
+
+@pytest.mark.parametrize("first", SPARSE_FORMATS)
+@pytest.mark.parametrize("second", SPARSE_FORMATS)
+def test_products_of_sparse_are_sparse_however_full(first: str, second: str) -> None:
+    torch.manual_seed(1)
+    dense = torch.randn(6, 6, dtype=torch.float64) * (torch.rand(6, 6) < 0.6)
+    S, T = scorch.from_torch(dense, format=first), scorch.from_torch(dense, format=second)
+    for found, wanted in [
+        (S @ T, dense @ dense),
+        (S @ T.T, dense @ dense.T),
+        (torch.mm(S.T, T), dense.T @ dense),
+        (torch.sparse.mm(S, T), dense @ dense),
+        (torch.matrix_power(S, 3), dense @ dense @ dense),
+        (torch.linalg.multi_dot([S, T.T, S]), dense @ dense.T @ dense),
+        (torch.addmm(S, S, T), dense + dense @ dense),
+        (S @ T[0], dense @ dense[0]),
+        (S @ dense.to_sparse_csr(), dense @ dense),
+        (dense.to_sparse_coo() @ T, dense @ dense),
+    ]:
+        assert isinstance(found, scorch.SparseTensor)
+        torch.testing.assert_close(found.to_dense(), wanted)
+
+
+@pytest.mark.parametrize("first", ["csr", "coo", "csf", "dsd"])
+@pytest.mark.parametrize("second", ["csr", "coo", "csf", "dds"])
+def test_products_of_sparse_batches_are_sparse(first: str, second: str) -> None:
+    torch.manual_seed(2)
+    a = torch.randn(3, 4, 5, dtype=torch.float64) * (torch.rand(3, 4, 5) < 0.6)
+    b = torch.randn(3, 5, 2, dtype=torch.float64) * (torch.rand(3, 5, 2) < 0.6)
+    A, B = scorch.from_torch(a, format=first), scorch.from_torch(b, format=second)
+    one = scorch.from_torch(a[:1], format=first)
+    for found, wanted in [(torch.bmm(A, B), a @ b), (A @ B, a @ b), (one @ B, a[:1] @ b)]:
+        assert isinstance(found, scorch.SparseTensor)
+        torch.testing.assert_close(found.to_dense(), wanted)
+
+
+@pytest.mark.parametrize("form", SPARSE_FORMATS)
+def test_kronecker_products_are_sparse(dense: torch.Tensor, form: str) -> None:
+    S = scorch.from_torch(dense, format=form)
+    other = dense[:2, :3].contiguous()
+    T, v = scorch.from_torch(other, format="csc"), scorch.from_torch(dense[0], format="s")
+    for found, wanted in [
+        (torch.kron(S, T), torch.kron(dense, other)),
+        (torch.kron(S, other), torch.kron(dense, other)),
+        (torch.kron(other, S), torch.kron(other, dense)),
+        (torch.kron(S, v), torch.kron(dense, dense[0])),
+        (torch.kron(S, torch.tensor(2.0, dtype=torch.float64)), 2 * dense),
+        (S.kron(S[:0]), torch.kron(dense, dense[:0])),
+    ]:
+        assert isinstance(found, scorch.SparseTensor)
+        torch.testing.assert_close(found.to_dense(), wanted)
+
+
 def test_batches_are_broadcast(dense: torch.Tensor) -> None:
     S = scorch.from_torch(dense, format="csr")
     batch = torch.randn(4, 2, 6, 3, dtype=torch.float64)

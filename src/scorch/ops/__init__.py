@@ -6,14 +6,18 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     generic,
     index,
     join,
+    maskable,
     matmul,
     products,
     quick,
     reduce,
     shape,
     softmax,
+    sparse_functions,
 )
 from scorch.ops.einsum import einsum
+from scorch.ops.linalg import norms, solve  # noqa: F401
+from scorch.ops.rearrange import rearrange
 from scorch.ops.statement import evaluate
 
-__all__ = ["einsum", "evaluate"]
+__all__ = ["einsum", "evaluate", "rearrange"]

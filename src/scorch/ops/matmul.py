@@ -1,16 +1,20 @@
 """Matrix products under torch's own names: each is an einsum.
 
-As torch users expect, a product with a dense tensor is dense; a product of sparse tensors is sparse.
+As torch users expect, a product with a dense tensor is dense, and a product of sparse tensors (torch's own
+layouts included) is sparse, however full it is; ``einsum`` makes those dense that need less memory so.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from scorch.errors import OperandError, ShapeError, UnsupportedError
+from scorch.formats import Format
 from scorch.ops.einsum import einsum
+from scorch.tensor.construct import from_torch
 from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor
 
@@ -65,8 +69,39 @@ def _product(
                 f"(shape {tuple(side.shape)}); matmul takes any"
             )
     first, second, result = _subscripts(left.dim(), right.dim())
-    both_sparse = isinstance(left, SparseTensor) and isinstance(right, SparseTensor)
-    return einsum(f"{first},{second}->{result}", left, right, format=None if both_sparse else "dense")
+    left, right = _as_sparse(left), _as_sparse(right)
+    equation = f"{first},{second}->{result}"
+    if not isinstance(left, SparseTensor) or not isinstance(right, SparseTensor):
+        return einsum(equation, left, right, format="dense")
+    asked = _sparse_format((first, second, result), left.format, right.format)
+    found = einsum(equation, left, right, format=asked)
+    is_dense = bool(result) and not isinstance(found, SparseTensor)  # a sparse dimension of size 1 is none
+    return from_torch(found, format=_rows_format(len(result))) if is_dense else found
+
+
+def _as_sparse(tensor: Any) -> Any:
+    """A tensor in one of torch's sparse layouts as one of ours."""
+    if isinstance(tensor, SparseTensor) or tensor.layout is torch.strided:
+        return tensor
+    return from_torch(tensor)
+
+
+@functools.lru_cache(maxsize=256)
+def _sparse_format(subscripts: tuple[str, str, str], left: Format, right: Format) -> Format | None:
+    """The format to ask for so that a product of sparse tensors is sparse; None where it is anyway.
+
+    Rows of ``csr`` and columns of ``csc`` are all stored, so nothing but the sum is sparse in their product.
+    """
+    first, second, result = subscripts
+    for indices, form in ((first, left), (second, right)):
+        for dim, level in zip(form.order, form.levels, strict=True):
+            if indices[dim] in result and not level.is_full:
+                return None
+    return _rows_format(len(result)) if result else None
+
+
+def _rows_format(dims: int) -> Format:
+    return Format("d" * (dims - 1) + "s")
 
 
 def _subscripts(left: int, right: int) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ import torch
 
 from scorch.ops import matmul
 from scorch.ops.einsum import einsum
-from scorch.tensor.dispatch import implements_operator
+from scorch.tensor.dispatch import implements, implements_operator
 
 aten = torch.ops.aten
 
@@ -53,3 +53,16 @@ implements_operator(aten.bmm.default)(matmul.bmm)
 @implements_operator(aten.dot.default, aten.vdot.default)
 def dot(self: Any, tensor: Any) -> Any:
     return einsum("i,i->", self.conj() if self.is_complex() else self, tensor)
+
+
+@implements(torch.kron, torch.Tensor.kron)
+def kron(input: Any, other: Any) -> Any:
+    """The Kronecker product: every entry of one with every entry of the other."""
+    rank = max(input.dim(), other.dim())
+    if not 0 < rank <= 8:
+        return input * other
+    first, second = (part.reshape((1,) * (rank - part.dim()) + tuple(part.shape)) for part in (input, other))
+    i, j = "abcdefgh"[:rank], "ijklmnop"[:rank]
+    pairs = "".join(map("".join, zip(i, j, strict=True)))
+    found = einsum(f"{i},{j}->{pairs}", first, second, format="s" * len(pairs))
+    return found.reshape([a * b for a, b in zip(first.shape, second.shape, strict=True)])

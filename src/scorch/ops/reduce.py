@@ -41,7 +41,9 @@ class Groups:
         self.places = math.prod(shape[d] for d in reduced)
         self.inside = keys_of([crd[d] for d in reduced], tuple(shape[d] for d in reduced))
         keys = keys_of([crd[d] for d in kept], self.kept_shape).expand(self.entries.keys.shape)
-        self.keys, self.group, self.stored = torch.unique(keys, return_inverse=True, return_counts=True)
+        is_sorted = kept == list(range(len(kept)))  # as entries are, if the last dimensions are reduced
+        distinct: Any = torch.unique_consecutive if is_sorted else torch.unique
+        self.keys, self.group, self.stored = distinct(keys, return_inverse=True, return_counts=True)
         self.count = self.keys.numel()
         self.has_zeros = self.stored < self.places
 

@@ -1,0 +1,1 @@
+"""Linear algebra by sparse algorithms: equations, least squares, determinants, eigenvalues and norms."""

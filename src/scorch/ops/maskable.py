@@ -1,0 +1,44 @@
+"""torch's reductions with one argument more: ``scorch.amax(S, 1, masked=True)``, ``S.amax(1, masked=True)``.
+
+Without ``masked`` they are torch's own. (``torch.amax`` itself refuses arguments that it does not know before
+sparse tensors are asked.)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from scorch.ops.masked import OPERATIONS, PER_ENTRY
+from scorch.ops.sparse_functions import as_sparse
+from scorch.tensor.sparse_tensor import SparseTensor
+
+_NUMPY = {"axis": "dim", "keepdims": "keepdim", "input": "S"}  # torch takes these names too
+
+
+def _with_masked(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``plain``, a function or method of torch, with the argument ``masked``."""
+    operation = {**OPERATIONS, **PER_ENTRY}[name]
+
+    @functools.wraps(plain)
+    def call(*args: Any, masked: bool = False, **kwargs: Any) -> Any:
+        if not masked:
+            return plain(*args, **kwargs)
+        named = {_NUMPY.get(key, key): value for key, value in kwargs.items()}
+        tensor = as_sparse(f"{name} with masked=True", args[0] if args else named.pop("S", None))
+        return operation(tensor, *args[1:], **named)
+
+    call.__doc__ = (
+        f"As ``torch.{name}``; with ``masked=True`` over the stored entries of a sparse tensor only."
+    )
+    call.__module__, call.__qualname__ = __name__, name
+    return call
+
+
+FUNCTIONS = {name: _with_masked(name, getattr(torch, name)) for name in (*OPERATIONS, *PER_ENTRY)}
+globals().update(FUNCTIONS)
+for _name in FUNCTIONS:
+    setattr(SparseTensor, _name, _with_masked(_name, getattr(torch.Tensor, _name)))

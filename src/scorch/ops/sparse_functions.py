@@ -1,0 +1,187 @@
+"""The functions of ``torch.sparse`` on sparse tensors of any format, mixed with torch's own layouts.
+
+They have the meaning that torch gives them: sums, maxima and means over stored entries only, products
+sampled at the stored entries. What is sparse with torch's tensors is sparse here. (``softmax`` has a file of
+its own.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scorch.compiler.plan import Step
+from scorch.errors import ArgumentError, IndexRangeError, OperandError, ShapeError
+from scorch.formats import Format, as_format
+from scorch.notation.nodes import Access, Op
+from scorch.ops import matmul, products
+from scorch.ops.einsum import einsum
+from scorch.ops.operands import as_operand
+from scorch.tensor.construct import from_torch
+from scorch.tensor.dispatch import implements, implements_operator
+from scorch.tensor.entries import Entries, entries_of, format_for, from_entries, keys_of
+from scorch.tensor.run import Task, run_stored
+from scorch.tensor.sparse_tensor import SparseTensor, with_values
+
+aten = torch.ops.aten
+REDUCE = {"amax": "max", "amin": "min"}
+_BATCH = "abcdefgh"
+
+
+def as_sparse(name: str, tensor: Any) -> SparseTensor:
+    """``tensor``, which must be sparse, as one of ours."""
+    if isinstance(tensor, SparseTensor):
+        return tensor
+    if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
+        found = from_torch(tensor)
+        assert isinstance(found, SparseTensor)
+        return found
+    kind = "a dense tensor" if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
+    raise OperandError(f"{name} takes a sparse tensor here, not {kind}; make one with scorch.from_torch")
+
+
+# products --------------------------------------------------------------------------------------------
+
+
+@implements(torch.sparse.mm)
+def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
+    """The product of two matrices; ``reduce`` says how the products of a row's stored entries are combined.
+
+    ``sum``, ``mean``, ``amax`` or ``amin``; rows without entries are 0.
+    """
+    if reduce == "sum":
+        return matmul.mm(sparse, dense)
+    if reduce != "mean" and reduce not in REDUCE:
+        raise ArgumentError(f"reduce is {reduce!r}; it may be 'sum', 'mean', 'amax' or 'amin'")
+    matrix = as_sparse(f"torch.sparse.mm with reduce={reduce!r}", sparse)
+    if isinstance(dense, SparseTensor) or dense.layout is not torch.strided:
+        raise OperandError(f"torch.sparse.mm with reduce={reduce!r} takes a dense matrix on the right")
+    if matrix.dim() != 2 or dense.dim() != 2 or matrix.shape[1] != dense.shape[0]:
+        raise ShapeError(
+            f"torch.sparse.mm takes matrices that fit, not {tuple(matrix.shape)} and {tuple(dense.shape)}"
+        )
+    rows = _stored_in_rows(matrix).unsqueeze(1)
+    if reduce == "mean":
+        total, count = matmul.mm(matrix, dense), rows.clamp(min=1)
+        return total / count if total.is_floating_point() or total.is_complex() else total // count
+    found = _extreme_products(matrix, dense, REDUCE[reduce])
+    return found if bool(rows.all()) else found.masked_fill(rows == 0, 0)
+
+
+def _extreme_products(matrix: SparseTensor, dense: torch.Tensor, how: str) -> torch.Tensor:
+    """``max(j, A[i,j] * B[j,k])`` over the stored entries of ``A``."""
+    tensors = {"A": matrix.storage, "B": as_operand("the matrix on the right", dense)}
+    product = Op("mul", (Access("A", ("i", "j")), Access("B", ("j", "k"))))
+    step = Step(Access("C", ("i", "k")), product, how, ("j",))
+    sizes = {"i": matrix.shape[0], "j": matrix.shape[1], "k": dense.shape[1]}
+    found = run_stored(Task(step, tensors, sizes, as_format("dense", 2)))
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def _stored_in_rows(matrix: SparseTensor) -> torch.Tensor:
+    """How many entries each row of a matrix stores."""
+    pattern = matrix.storage.pattern
+    if pattern.format == as_format("csr", 2):
+        pointers = pattern.pos[1]
+        assert pointers is not None
+        return torch.diff(pointers)
+    return torch.bincount(entries_of(matrix).coordinates[0], minlength=matrix.shape[0])
+
+
+@implements(torch.sparse.addmm)
+@implements_operator(aten._sparse_addmm.default)
+def addmm(mat: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """``beta * mat + alpha * (mat1 @ mat2)``."""
+    whole = mat if mat.layout is torch.strided else from_torch(mat)
+    return products.addmm(whole, mat1, mat2, beta=beta, alpha=alpha)
+
+
+@implements(torch.sparse.sampled_addmm)
+@implements_operator(aten.sparse_sampled_addmm.default)
+def sampled_addmm(
+    input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
+) -> SparseTensor:
+    """``beta * input + alpha * (mat1 @ mat2)`` at the stored entries of ``input``, nowhere else."""
+    pattern = as_sparse("sampled_addmm", input)
+    shape, dims = tuple(pattern.shape), pattern.dim()
+    fits = dims >= 2 and mat1.dim() == mat2.dim() == dims and mat1.shape[:-2] == mat2.shape[:-2] == shape[:-2]
+    if not fits or (mat1.shape[-2], mat2.shape[-1]) != shape[-2:] or mat1.shape[-1] != mat2.shape[-2]:
+        raise ShapeError(
+            f"sampled_addmm: the product of {tuple(mat1.shape)} and {tuple(mat2.shape)} "
+            f"does not have the shape {shape} of the sparse tensor"
+        )
+    if out is not None:
+        raise OperandError("sampled_addmm does not write to out=; use the result instead")
+    stored = pattern.storage.values
+    batch = _BATCH[: dims - 2]
+    ones = with_values(pattern, torch.ones_like(stored))
+    found = einsum(f"{batch}ij,{batch}ik,{batch}kj->{batch}ij", ones, mat1, mat2, format=pattern.format)
+    assert isinstance(found, SparseTensor)
+    if found.nnz == pattern.nnz:
+        sampled = found.storage.values * alpha
+        return with_values(pattern, (sampled if beta == 0 else stored * beta + sampled).to(stored.dtype))
+    added = torch.add(with_values(pattern, stored * beta), found, alpha=alpha)
+    assert isinstance(added, SparseTensor)
+    return added
+
+
+# sums ------------------------------------------------------------------------------------------------
+
+
+@implements(torch._sparse_sum)
+@implements_operator(aten._sparse_sum)
+def sum(input: SparseTensor, dim: Any = None, *, dtype: torch.dtype | None = None) -> Any:
+    """The sum over dimensions: sparse as long as a sparse dimension is left, else dense."""
+    dims = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    reduced = _checked_dims(input, dims)
+    values = input.storage.values
+    if len(reduced) == input.dim():
+        return values.sum(dtype=dtype)
+    shape = tuple(input.shape)
+    kept = [d for d in range(len(shape)) if d not in reduced]
+    entries = entries_of(input)
+    crd = entries.coordinates
+    kept_shape = tuple(shape[d] for d in kept)
+    wanted = values.dtype if dtype is None else dtype
+    made = Entries(keys_of([crd[d] for d in kept], kept_shape), entries.values.to(wanted), kept_shape)
+    sparse_kept = len([d for d in kept if d < len(shape) - input.dense_dim()])
+    if not sparse_kept:
+        return from_entries(made, Format("s" * len(kept_shape)), in_order=False).to_dense()
+    form = format_for(input, kept_shape)
+    if input.dense_dim() and sparse_kept < len(kept):
+        form = Format("o" * sparse_kept + "d" * (len(kept) - sparse_kept))
+    return from_entries(made, form, in_order=False)
+
+
+def _checked_dims(input: SparseTensor, dims: Sequence[int]) -> set[int]:
+    rank = input.dim()
+    for dim in dims:
+        if not -rank <= dim < rank:
+            raise IndexRangeError(f"torch.sparse.sum over dimension {dim} of a tensor with {rank} dimensions")
+    reduced = {dim % rank for dim in dims}
+    if len(reduced) != len(dims):
+        raise ArgumentError(f"torch.sparse.sum: a dimension stands twice in {tuple(dims)}")
+    return reduced or set(range(rank))
+
+
+# diagonals -------------------------------------------------------------------------------------------
+
+
+def spdiags(
+    diagonals: torch.Tensor,
+    offsets: torch.Tensor,
+    shape: Any,
+    layout: torch.layout | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse.spdiags``: a matrix with the rows of ``diagonals`` on its diagonals ``offsets``.
+
+    >>> import torch, scorch
+    >>> scorch.sparse.spdiags(torch.ones(2, 3), torch.tensor([0, 1]), (3, 3), format="csr")
+    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=5, density=55.56%)
+    """
+    dense = diagonals.to_dense() if isinstance(diagonals, SparseTensor) else diagonals
+    return from_torch(torch.sparse.spdiags(dense, torch.as_tensor(offsets), shape, layout), format)
