@@ -149,3 +149,20 @@ def test_explicit_zeros_stay_in_parts_and_joins() -> None:
     S = scorch.sparse_coo_tensor([[0, 1, 2], [0, 1, 2]], [0.0, 1.0, 0.0], (3, 3)).to_format("csr")
     assert S[:1].nnz == 1 and S[torch.tensor([2, 2])].nnz == 2
     assert torch.cat([S, S]).nnz == 6 and torch.cat([S, S], 1).nnz == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", [(7, 9), (1, 4), (5, 1), (0, 3), (3, 0)])
+def test_rows_kept_otherwise_share_the_entries(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    D = dense_of(*shape) if shape[0] else torch.zeros(shape, dtype=torch.float64)
+    crow = torch.cat([torch.zeros(1, dtype=torch.int64), (D != 0).sum(1).cumsum(0)]).to(dtype)
+    S = scorch.sparse_csr_tensor(crow, D.nonzero()[:, 1].to(dtype), D[D != 0], shape)
+    listed = S.to_format("coo")
+    back = listed.to_format("csr")
+    assert torch.equal(listed.indices(), D.nonzero().T) and torch.equal(back.to_dense(), D)
+    assert back.crow_indices().tolist() == crow.tolist()
+    assert listed.storage.values.data_ptr() == S.storage.values.data_ptr()
+    by_columns = scorch.from_torch(D, format="csc")
+    turned = by_columns.to_format(scorch.Format("coo", order=(1, 0)))
+    assert torch.equal(turned.to_dense(), D)
+    assert torch.equal(turned.to_format("csc").to_dense(), D)

@@ -174,12 +174,19 @@ def as_format(spec: str | Format, dims: int) -> Format:
     """``spec`` as a format for tensors of ``dims`` dimensions: ``csr`` of three is ``dds``."""
     if not isinstance(spec, str | Format):
         raise FormatError(f"a format is a name such as 'csr', letters such as 'ds' or a Format, not {spec!r}")
+    return _named_format(spec, dims) if isinstance(spec, str) else _format_for(spec, dims)
+
+
+def _format_for(spec: str | Format, dims: int) -> Format:
     found = Format(spec, dims=dims)
     if found.dims != dims:
         raise FormatError(
             f"format {str(found)!r} stores tensors of {found.dims} dimensions, but this one has {dims}"
         )
     return found
+
+
+_named_format = functools.lru_cache(maxsize=256)(_format_for)
 
 
 @functools.lru_cache(maxsize=256)

@@ -15,13 +15,33 @@ import torch
 from scorch.ops.generic import densely
 from scorch.ops.shape import made_at
 from scorch.ops.statement import evaluate
-from scorch.tensor.dispatch import implements_operator
+from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Shape, entries_of
 from scorch.tensor.parts import in_a_row, moved, outer_dim
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
 
 aten = torch.ops.aten
+
+
+@implements(torch.cat, torch.concat, torch.concatenate)
+def quick_cat(tensors: Any, dim: Any = 0, **kwargs: Any) -> Any:
+    """Sparse tensors that fit together, without asking torch; everything else as torch takes it."""
+    parts = list(tensors) if isinstance(tensors, list | tuple) else []
+    if not kwargs and type(dim) is int and parts and all(type(part) is SparseTensor for part in parts):
+        shapes = [part.storage.pattern.shape for part in parts]
+        rank = len(shapes[0])
+        if -rank <= dim < rank and len({(p.dtype, p.format) for p in parts}) == 1:
+            dim %= rank
+            around = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes if len(shape) == rank}
+            if len(around) == 1 and all(len(shape) == rank for shape in shapes):
+                along = sum(shape[dim] for shape in shapes)
+                shape = (*shapes[0][:dim], along, *shapes[0][dim + 1 :])
+                found = _joined([part.storage for part in parts], dim, shape)
+                if found is not None:
+                    return found
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.cat(tensors, dim, **kwargs)
 
 
 @implements_operator(aten.cat)

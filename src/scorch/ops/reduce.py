@@ -17,7 +17,7 @@ import torch
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import densely
 from scorch.tensor.budget import check_budget
-from scorch.tensor.dispatch import implements_operator
+from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Entries, coordinates_of, entries_of, format_for, from_entries, keys_of
 from scorch.tensor.sparse_tensor import SparseTensor
 
@@ -98,6 +98,19 @@ def _reduce(func: Any, tensor: SparseTensor, dim: Dims, args: Sequence[Any], kwa
 @implements_operator(aten.sum.default, aten.sum.dim_IntList)
 def sum(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return _summed(aten.sum.dim_IntList, self, dim, keepdim, dtype, lambda g, v: g.sum(v))
+
+
+@implements(torch.sum, torch.Tensor.sum)
+def quick_sum(self: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """The sum over some dimensions by a kernel, without asking torch; everything else as torch takes it."""
+    is_plain = type(self) is SparseTensor and not args and not kwargs and type(dim) in (int, tuple)
+    if is_plain and self.storage.values.dtype in (torch.float32, torch.float64) and self.numel():
+        found = _quick_sum(self, (dim,) if type(dim) is int else dim, False)
+        if found is not None:
+            return found
+    with torch._C.DisableTorchFunctionSubclass():
+        given = (self, *args) if dim is None else (self, dim, *args)
+        return torch.sum(*given, **kwargs)
 
 
 @implements_operator(aten.nansum)

@@ -148,10 +148,10 @@ def in_a_row(parts: Sequence[Storage], shape: tuple[int, ...]) -> Storage:
         for pattern in patterns:
             own, there = pattern.pos[level], pattern.crd[level]
             if own is not None:
-                pointers.append((own if not pointers else own[1:]).to(index) + start)
-                start += int(own[-1])
+                pointers.append(_further(own if not pointers else own[1:], start, index))
+                start += pattern.counts[level]
             if there is not None:
-                places.append(there.to(index) + coordinate if level == 0 else there.to(index))
+                places.append(_further(there, coordinate if level == 0 else 0, index))
             coordinate += pattern.shape[form.order[0]]
         if level == 0 and pointers:
             pointers = [torch.tensor([0, start], dtype=index, device="cpu")]
@@ -172,5 +172,10 @@ def moved(storage: Storage, dim: int, by: int, shape: tuple[int, ...]) -> Storag
     index = dtype_of_type(index_type(shape, pattern.size))
     crd = [array if array is None else array.to(index) for array in pattern.crd]
     pos = [array if array is None else array.to(index) for array in pattern.pos]
-    crd[level] = there.to(index) + by if by else there.to(index)
+    crd[level] = _further(there, by, index)
     return Storage(Pattern(form, shape, tuple(pos), tuple(crd), pattern.counts), storage.values)
+
+
+def _further(array: torch.Tensor, by: int, dtype: torch.dtype) -> torch.Tensor:
+    found = array if array.dtype == dtype else array.to(dtype)
+    return found + by if by else found

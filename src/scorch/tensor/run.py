@@ -34,6 +34,7 @@ from scorch.settings import current, enabled
 from scorch.tensor.budget import is_within_budget
 from scorch.tensor.dense import matrix_product, run_dense
 from scorch.tensor.prepared import Prepared, Tensor, stride_order
+from scorch.tensor.relevel import releveled, shares_entries
 from scorch.tensor.storage import Storage
 
 MOST_PLANS = 4096
@@ -349,6 +350,8 @@ def convert(source: Tensor, form: Format) -> Tensor:
         return source if form.is_dense else from_dense(source, form)
     if source.pattern.format == form:
         return source
+    if shares_entries(source.pattern.format, form) and not current().debug:
+        return releveled(source, form)
     key = (source.key, form, torch.get_default_dtype(), current().without)
     prepared = _conversions.get(key)
     if prepared is None or current().debug:
