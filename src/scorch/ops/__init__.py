@@ -1,6 +1,7 @@
 """Torch functions as index expressions."""
 
 from scorch.ops import (  # noqa: F401 - they fill the tables of functions and operators
+    attention,
     cumulate,
     functional,
     generic,
