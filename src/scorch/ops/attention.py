@@ -32,7 +32,7 @@ from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 
-DENSE_FROM = 0.25  # the share of pairs from which on dense attention is faster
+DENSE_FROM = 0.2  # the share of pairs from which on dense attention is faster
 Place = tuple[int, ...]
 
 
@@ -69,7 +69,7 @@ def scaled_dot_product_attention(
         return _densely(query, key, value, mask, dropout_p, scale=scale)
     factor = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     heads = Heads(_patterns(mask), tuple(mask.shape[:-2]), batch, factor, dropout_p)
-    return _Attention.apply(query, key, value, heads)  # type: ignore[no-any-return, no-untyped-call]
+    return _Attention.apply(query, key, value, heads)  # type: ignore[no-any-return]
 
 
 def _densely(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -105,7 +105,9 @@ def _is_pairs(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor)
 
 def _pairs(mask: SparseTensor, is_causal: bool) -> SparseTensor:
     """What the mask keeps, row by row: where it stores True, and not after the query if that is asked."""
-    found = (torch.tril(mask) if is_causal else mask).to_format("csr")
+    kept = torch.tril(mask) if is_causal else mask
+    assert isinstance(kept, SparseTensor)
+    found = kept.to_format("csr")
     assert isinstance(found, SparseTensor)
     return found if bool(found.storage.values.all()) else found.eliminate_zeros()
 
@@ -189,6 +191,12 @@ class Heads:
                 number = number * size + (at if size > 1 else 0)
             yield place, self.patterns[number]
 
+    def spread(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor for each head, in float32 at least, as torch computes attention."""
+        plain = tensor.detach()
+        plain = plain if plain.dtype in (torch.float32, torch.float64) else plain.float()
+        return plain.expand(*self.batch, *tensor.shape[-2:])
+
 
 def _sampled(pattern: Pattern, rows: torch.Tensor, columns: torch.Tensor, factor: float) -> SparseTensor:
     """``factor * rows @ columns.T`` at the entries of ``pattern``."""
@@ -228,12 +236,12 @@ class _Attention(torch.autograd.Function):
         return found.to(query.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """As for every product and softmax: each gradient is sampled at the pattern, or a product with it."""
         heads, given = ctx.heads, ctx.saved_tensors
-        Q, K, V = (_computed(tensor).expand(*heads.batch, *tensor.shape[-2:]) for tensor in given)
-        G = _computed(gradient)
+        Q, K, V = (heads.spread(tensor) for tensor in given)
+        G = heads.spread(gradient)
         dQ, dK, dV = (torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in (Q, K, V))
         for (place, pattern), (P, keep) in zip(heads, ctx.kept, strict=False):
             dV[place] = einsum("ij,ie->je", _dropped(P, keep), G[place], format="dense")
@@ -244,9 +252,3 @@ class _Attention(torch.autograd.Function):
             dK[place] = heads.scale * einsum("ij,ik->jk", dS, Q[place], format="dense")
         made = zip((dQ, dK, dV), given, strict=True)
         return *(found.sum_to_size(tensor.shape).to(tensor.dtype) for found, tensor in made), None
-
-
-def _computed(tensor: torch.Tensor) -> torch.Tensor:
-    """In float32 at least, as torch computes attention."""
-    plain = tensor.detach()
-    return plain if plain.dtype in (torch.float32, torch.float64) else plain.float()
