@@ -218,9 +218,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: Heads
     ) -> torch.Tensor:
-        Q, K, V = (
-            _computed(tensor).expand(*heads.batch, *tensor.shape[-2:]) for tensor in (query, key, value)
-        )
+        Q, K, V = (heads.spread(tensor) for tensor in (query, key, value))
         found = Q.new_zeros(*heads.batch, Q.shape[-2], V.shape[-1])
         ctx.heads, ctx.kept = heads, []
         is_trained = any(ctx.needs_input_grad)
