@@ -2,10 +2,16 @@
 
 from scorch.ops import (  # noqa: F401 - they fill the tables of functions and operators
     attention,
+    cross_entropy,
     cumulate,
+    distances,
+    dropout,
+    embedding,
+    factories,
     functional,
     generic,
     index,
+    losses,
     matmul,
     products,
     quick,
