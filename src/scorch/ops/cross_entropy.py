@@ -91,14 +91,14 @@ def _weights(target: Any, weight: Any, ignore_index: int, x: SparseTensor) -> to
     rows, classes = x.shape
     if tuple(target.shape) != (rows,):
         raise ShapeError(
-            f"there are {rows} rows of scores, but target has shape {tuple(target.shape)} instead of ({rows},)"
+            f"there are {rows} rows of scores, but target has shape {tuple(target.shape)} not ({rows},)"
         )
     counts = target != ignore_index
     wrong = counts & ((target < 0) | (target >= classes))
     if bool(wrong.any()):
         raise IndexRangeError(f"target {int(target[wrong][0])} is out of bounds for {classes} classes")
     if weight is None:
-        return counts.to(x.dtype)
+        return torch.ones(rows, dtype=x.dtype) * counts
     found: torch.Tensor = weight[torch.where(counts, target, 0)] * counts
     return found
 
