@@ -97,9 +97,8 @@ def _weights(target: Any, weight: Any, ignore_index: int, x: SparseTensor) -> to
     wrong = counts & ((target < 0) | (target >= classes))
     if bool(wrong.any()):
         raise IndexRangeError(f"target {int(target[wrong][0])} is out of bounds for {classes} classes")
-    if weight is None:
-        return torch.ones(rows, dtype=x.dtype) * counts
-    found: torch.Tensor = weight[torch.where(counts, target, 0)] * counts
+    of_classes = torch.ones(classes, dtype=x.dtype) if weight is None else weight
+    found: torch.Tensor = of_classes[torch.where(counts, target, 0)] * counts
     return found
 
 
