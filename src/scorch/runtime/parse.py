@@ -18,6 +18,7 @@ from scorch.runtime import invoke, jit
 from scorch.settings import current
 
 Array = np.ndarray[Any, Any]
+_BLANK = 2
 EACH = 1 << 18  # bytes of text for each thread
 LEAST_POWER, MOST_POWER = -342, 308  # beyond, every number of 19 digits is zero or infinite
 
@@ -28,12 +29,15 @@ typedef unsigned __int128 u128;
 double strtod(const char *, char **);
 void *memchr(const void *, int, unsigned long);
 
+enum { NO_TABLE = 1, BLANK = 2 };
+
 typedef struct {
     i64 threads;
     const char *text, *end;
     i64 *first;                /* the rows of each part, later the first of each */
     i64 coordinates, parts;    /* numbers of each kind in a line */
     int whole, narrow, failed; /* whole: values are 64-bit integers; narrow: coordinates have 32 bits */
+    int exact;                 /* lines without anything on them are no rows */
     const i64 *sizes;
     char *places;
     u64 *values;
@@ -153,7 +157,8 @@ static const char *read_number(const char *at, const char *end, const u64 *power
     return 0;
 }
 
-static int read_row(const task_t *task, const char *at, const char *end, i64 row) {
+/* Reads one row; where its line ends, or 0 if it is none. */
+static const char *read_row(const task_t *task, const char *at, const char *end, i64 row) {
     for (i64 number = 0; number < task->coordinates; number++) {
         i64 found;
         at = read_whole(skip(at, end), end, &found);
@@ -169,18 +174,24 @@ static int read_row(const task_t *task, const char *at, const char *end, i64 row
         at = task->whole ? read_whole(at, end, (i64 *)out) : read_number(at, end, task->powers, out);
         if (!at || (at < end && (unsigned char)*at > ' ')) return 0;
     }
-    return skip(at, end) == end;
+    at = skip(at, end);
+    return at == end || *at == '\\n' ? at : 0;
 }
 
+/* How many lines each part has; where `exact`, how many with anything on them. */
 static void count(i64 begin, i64 end, void *context) {
     const task_t *task = context;
     for (i64 part = begin; part < end; part++) {
         i64 rows = 0;
-        const char *stop = begin_of(task, part + 1), *next;
-        for (const char *at = begin_of(task, part); at < stop; at = next + 1) {
-            next = line_end(at, stop);
-            rows += skip(at, next) < next;
-        }
+        const char *at = begin_of(task, part), *stop = begin_of(task, part + 1);
+        if (!task->exact) {
+            for (const char *c = at; c < stop; c++) rows += *c == '\\n';
+            rows += at < stop && stop[-1] != '\\n';
+        } else
+            for (const char *next; at < stop; at = next + 1) {
+                next = line_end(at, stop);
+                rows += skip(at, next) < next;
+            }
         task->first[part] = rows;
     }
 }
@@ -189,11 +200,15 @@ static void read(i64 begin, i64 end, void *context) {
     task_t *task = context;
     for (i64 part = begin; part < end; part++) {
         i64 row = task->first[part];
-        const char *stop = begin_of(task, part + 1), *next;
-        for (const char *at = begin_of(task, part); at < stop && !task->failed; at = next + 1) {
-            next = line_end(at, stop);
-            if (skip(at, next) == next) continue;
-            if (!read_row(task, at, next, row++)) task->failed = 1;
+        const char *stop = begin_of(task, part + 1);
+        for (const char *at = begin_of(task, part); at < stop && !task->failed; at++) {
+            at = skip(at, stop);
+            if (at == stop || *at == '\\n') {
+                if (!task->exact) task->failed = BLANK;
+            } else if (!(at = read_row(task, at, stop, row++))) {
+                task->failed = NO_TABLE;
+                return;
+            }
         }
     }
 }
@@ -205,9 +220,10 @@ static void share(i64 parallel, task_t *task, void (*work)(i64, i64, void *)) {
     else ((parallel_t)parallel)(0, task->threads, 1, work, task);
 }
 
-/* (parallel, threads, text, end, rows of each part); returns how many rows there are */
+/* (parallel, threads, text, end, rows of each part, exact); returns how many rows there are */
 i64 scorch_count_rows(i64 *args) {
-    task_t task = {args[1], (const char *)args[2], (const char *)args[3], (i64 *)args[4]};
+    task_t task = {.threads = args[1], .text = (const char *)args[2], .end = (const char *)args[3],
+                   .first = (i64 *)args[4], .exact = (int)args[5]};
     i64 rows = 0;
     share(args[0], &task, count);
     for (i64 part = 0; part < task.threads; part++) {
@@ -219,11 +235,13 @@ i64 scorch_count_rows(i64 *args) {
 }
 
 /* (the same, and numbers of each kind, whole, narrow, sizes, coordinates, values, rows, powers);
-   returns whether the text is no such table */
+   returns 0, NO_TABLE, or BLANK: rows have to be counted exactly */
 i64 scorch_read_rows(i64 *args) {
-    task_t task = {args[1], (const char *)args[2], (const char *)args[3], (i64 *)args[4],
-                   args[5], args[6], (int)args[7], (int)args[8], 0, (const i64 *)args[9],
-                   (char *)args[10], (u64 *)args[11], args[12], (const u64 *)args[13]};
+    task_t task = {.threads = args[1], .text = (const char *)args[2], .end = (const char *)args[3],
+                   .first = (i64 *)args[4], .exact = (int)args[5], .coordinates = args[6], .parts = args[7],
+                   .whole = (int)args[8], .narrow = (int)args[9], .sizes = (const i64 *)args[10],
+                   .places = (char *)args[11], .values = (u64 *)args[12], .rows = args[13],
+                   .powers = (const u64 *)args[14]};
     share(args[0], &task, read);
     return task.failed;
 }
@@ -247,17 +265,19 @@ def parse_table(
     parallel = invoke.parallel_runtime()
     threads = max(1, min(_threads(), (len(data) - begin) // EACH)) if parallel else 1
     first = np.zeros(threads, np.int64)
-    common = (parallel, threads, address + begin, address + len(data), first.ctypes.data)
-    call = invoke.make_caller().call
-    rows = call(count, *common)
     narrow = all(size < 2**31 for size in sizes)
-    places = np.empty((len(sizes), rows), np.int32 if narrow else np.int64)
-    values = np.empty((rows, parts), np.int64 if whole else np.float64)
     limits = np.array(sizes, np.int64)
-    arrays = (limits.ctypes.data, places.ctypes.data, values.ctypes.data, rows, _powers().ctypes.data)
-    if call(read, *common, len(sizes), parts, int(whole), int(narrow), *arrays):
-        return None
-    return places, values
+    call = invoke.make_caller().call
+    for exact in (0, 1):  # lines without anything are rare: they are looked for once one is seen
+        common = (parallel, threads, address + begin, address + len(data), first.ctypes.data, exact)
+        rows = call(count, *common)
+        places = np.empty((len(sizes), rows), np.int32 if narrow else np.int64)
+        values = np.empty((rows, parts), np.int64 if whole else np.float64)
+        arrays = (limits.ctypes.data, places.ctypes.data, values.ctypes.data, rows, _powers().ctypes.data)
+        status = call(read, *common, len(sizes), parts, int(whole), int(narrow), *arrays)
+        if status != _BLANK:
+            break
+    return None if status else (places, values)
 
 
 def _threads() -> int:

@@ -1,7 +1,7 @@
 """The order of entries by their coordinates, found by a radix sort in C.
 
-Digits of the last coordinate come first, and each pass keeps the order of the one before it. Where
-entries are in order of a coordinate it needs no pass: a matrix listed column by column takes one, over rows.
+Digits of the last coordinate come first, and each pass keeps the order of the one before it. Matrices are
+often listed column by column, or as a triangle and its mirror image: there a pass over the rows is enough.
 """
 
 from __future__ import annotations
@@ -41,10 +41,29 @@ static void pass_INDEX(const INDEX *column, i64 count, int shift, int bits,
     for (i64 n = 0; n < count; n++) to[begins[column[from[n]] >> shift & mask]++] = from[n];
 }
 
-static int in_order_INDEX(const INDEX *column, i64 count, const u32 *order) {
-    for (i64 n = 1; n < count; n++)
-        if (column[order[n]] < column[order[n - 1]]) return 0;
-    return 1;
+/* All passes over one column; returns the order they end with. */
+static u32 *passes_INDEX(const INDEX *column, i64 size, i64 count, u32 *order, u32 *other, u32 *begins) {
+    int all = 1, passes;
+    while (all < 63 && size > (i64)1 << all) all++;
+    passes = (all + 15) / 16;
+    for (int done = 0; done < passes; done++) {
+        const int shift = all * done / passes, bits = all * (done + 1) / passes - shift;
+        u32 *last = order;
+        pass_INDEX(column, count, shift, bits, order, other, begins);
+        order = other, other = last;
+    }
+    return order;
+}
+
+/* -1, 0 or 1: some entries are out of order, repeat, or neither. */
+static int is_sorted_INDEX(const INDEX##_list *list, const u32 *order) {
+    int found = 1;
+    for (i64 n = 1; n < list->count; n++) {
+        const int now = compare_INDEX(list, order[n - 1], order[n]);
+        if (now > 0) return -1;
+        if (now == 0) found = 0;
+    }
+    return found;
 }
 
 /* (count, dims, columns, sizes, order, another order, new columns,
@@ -55,25 +74,25 @@ i64 scorch_sort_INDEX(i64 *args) {
     u32 *order = (u32 *)args[4], *other = (u32 *)args[5], *from = order, *begins = (u32 *)args[7];
     INDEX *const *moved = (INDEX *const *)args[6];
     i64 n = 1;
+    int state = -1;
     while (n < list.count && compare_INDEX(&list, n - 1, n) < 0) n++;
     if (n >= list.count) return 0;
     for (n = 0; n < list.count; n++) order[n] = (u32)n;
-    for (i64 dim = list.dims - 1; dim >= 0; dim--) {
-        int all = 1, passes;
-        if (in_order_INDEX(list.columns[dim], list.count, from)) continue;
-        while (all < 63 && list.sizes[dim] > (i64)1 << all) all++;
-        passes = (all + 15) / 16;
-        for (int done = 0; done < passes; done++) {
-            const int shift = all * done / passes, bits = all * (done + 1) / passes - shift;
-            u32 *to = from == order ? other : order;
-            pass_INDEX(list.columns[dim], list.count, shift, bits, from, to, begins);
-            from = to;
-        }
+    if (list.dims == 2) {
+        from = passes_INDEX(list.columns[0], list.sizes[0], list.count, order, other, begins);
+        state = is_sorted_INDEX(&list, from);
     }
+    if (state < 0) {
+        from = order;
+        for (n = 0; n < list.count; n++) order[n] = (u32)n;
+        for (i64 dim = list.dims - 1; dim >= 0; dim--)
+            from = passes_INDEX(list.columns[dim], list.sizes[dim], list.count, from,
+                                from == order ? other : order, begins);
+        state = is_sorted_INDEX(&list, from);
+    }
+    if (!state) return 2;
     if (from != order)
         for (n = 0; n < list.count; n++) order[n] = from[n];
-    for (n = 1; n < list.count; n++)
-        if (!compare_INDEX(&list, order[n - 1], order[n])) return 2;
     for (i64 dim = 0; dim < list.dims; dim++)
         for (n = 0; n < list.count; n++) moved[dim][n] = list.columns[dim][order[n]];
     return 1;
