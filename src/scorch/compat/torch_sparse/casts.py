@@ -54,3 +54,31 @@ def cpu(src: SparseTensor) -> SparseTensor:
 
 def cuda(src: SparseTensor, device: Any = "cuda", **_: Any) -> SparseTensor:
     return to_device(src, device)
+
+
+# memory ----------------------------------------------------------------------------------------------
+
+
+def _arrays(src: SparseTensor) -> list[Tensor]:
+    row, col, value = src.coo()
+    return [array for array in (row, src.storage.rowptr(), col, value) if array is not None]
+
+
+def share_memory_(src: SparseTensor) -> SparseTensor:
+    """Move the entries to shared memory, for other processes."""
+    for array in _arrays(src):
+        array.share_memory_()
+    return src
+
+
+def is_shared(src: SparseTensor) -> bool:
+    return all(array.is_shared() for array in _arrays(src))
+
+
+def pin_memory(src: SparseTensor) -> SparseTensor:
+    """With entries in memory from which a GPU copies fast."""
+    return src.from_storage(src.storage.map(Tensor.pin_memory))
+
+
+def is_pinned(src: SparseTensor) -> bool:
+    return all(array.is_pinned() for array in _arrays(src))

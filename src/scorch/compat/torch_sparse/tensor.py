@@ -264,6 +264,10 @@ class SparseTensor(Facts):
     to = casts.to
     cpu = casts.cpu
     cuda = casts.cuda
+    share_memory_ = casts.share_memory_
+    is_shared = casts.is_shared
+    pin_memory = casts.pin_memory
+    is_pinned = casts.is_pinned
     half = casts.cast(torch.float16)
     bfloat16 = casts.cast(torch.bfloat16)
     double = casts.cast(torch.float64)
