@@ -117,6 +117,10 @@ CALLS = {
     "cross_entropy of probabilities": lambda x: F.cross_entropy(x, x.abs(), label_smoothing=0.1),
     "nll_loss": lambda x: F.nll_loss(x, torch.arange(N), reduction="none"),
     "sparse softmax": lambda x: torch.sparse.softmax(x, 1),
+    "max_pool2d": lambda x: F.max_pool2d(x[None], 2),
+    "max_pool1d": lambda x: F.max_pool1d(x, 3, stride=2, padding=1),
+    "avg_pool2d": lambda x: F.avg_pool2d(x[None], 3, stride=2),
+    "conv2d": lambda x: F.conv2d(x[None, None], torch.ones(2, 1, 3, 3), padding=1),
     "new_zeros": lambda x: x.new_zeros(3),
 }
 LOSSES = [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits]

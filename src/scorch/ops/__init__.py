@@ -18,6 +18,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     reduce,
     shape,
     softmax,
+    windows,
 )
 from scorch.ops.einsum import einsum
 from scorch.ops.statement import evaluate
