@@ -10,13 +10,22 @@ from hypothesis import strategies as st
 
 import scorch
 from scorch import SparseTensor
-from scorch.errors import ShapeError
+from scorch.errors import DensityError, ShapeError
+from scorch.ops import windows
 
 FORMS = ["coo", "csr", "csf"]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def lists_for_all():
+    """Lists also where dense windows are faster."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "FEW_TO_POOL", 1.0)
+        patch.setattr(windows, "FEW_TO_CONVOLVE", 1.0)
+        yield
+
+
 def few(*shape: int, entries: int = 9, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
-    """A tensor with so few entries that lists are faster."""
     generator = torch.Generator().manual_seed(seed)
     dense = torch.zeros(shape, dtype=torch.float64)
     flat = torch.randperm(dense.numel(), generator=generator)[:entries]
@@ -109,3 +118,11 @@ def test_places_of_maxima_and_wrong_options_are_those_of_torch():
         F.max_pool2d(S, 2, padding=2)
     with pytest.raises(ShapeError, match="2 channels a group, but input has 1"):
         F.conv2d(S, torch.randn(3, 2, 3, 3, dtype=torch.float64))
+
+
+def test_a_bias_makes_the_result_dense_within_the_budget():
+    S = scorch.from_torch(few(1, 1, 200, 200), format="coo")
+    weight, bias = torch.ones(2, 1, 3, 3, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    assert isinstance(F.conv2d(S, weight), SparseTensor)
+    with scorch.settings(dense_budget=50_000), pytest.raises(DensityError, match="leave out the bias"):
+        F.conv2d(S, weight, bias)

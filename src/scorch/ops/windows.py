@@ -24,13 +24,15 @@ import torch.nn.functional as F
 from scorch.errors import ShapeError
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import densely
-from scorch.tensor.budget import is_within_budget
+from scorch.tensor.budget import check_budget, is_within_budget
 from scorch.tensor.build import from_coordinates
 from scorch.tensor.dispatch import implements
 from scorch.tensor.entries import Entries, entries_of, format_for, from_entries, keys_of
 from scorch.tensor.sparse_tensor import SparseTensor
 
-FEW = 0.02  # the share of places up to which lists are faster than dense windows
+# The shares of places up to which lists are faster than dense windows.
+FEW_TO_POOL = 0.002
+FEW_TO_CONVOLVE = 0.0002
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -82,11 +84,11 @@ class Windows:
         return total
 
 
-def _has_few(input: Any) -> bool:
-    """Whether ``input`` is better taken by its entries."""
+def _has_few(input: Any, share: float) -> bool:
+    """Whether to take ``input`` by its entries: they are up to ``share`` of its places, or no copy fits."""
     if not isinstance(input, SparseTensor) or not input.is_floating_point() or input.requires_grad:
         return False
-    return input.density <= FEW or not is_within_budget(2 * input.numel() * input.element_size())
+    return input.density <= share or not is_within_budget(2 * input.numel() * input.element_size())
 
 
 def _tuple(value: Any, dims: int) -> tuple[int, ...]:
@@ -113,7 +115,7 @@ def _pooling(function: Callable[..., Any], dims: int, names: Sequence[str]) -> C
 
     def pool(input: Any, *args: Any, **kwargs: Any) -> Any:
         options = {**dict(zip(names, args, strict=False)), **kwargs}
-        if not _has_few(input) or options.get("return_indices") or "kernel_size" not in options:
+        if not _has_few(input, FEW_TO_POOL) or options.get("return_indices") or "kernel_size" not in options:
             return _general(function, input, *args, **kwargs)
         shape = _shape(function, input, **options)
         kernel = _tuple(options["kernel_size"], dims)
@@ -185,6 +187,9 @@ for _number, _max_pool in enumerate((F.max_pool1d, F.max_pool2d, F.max_pool3d)):
 # convolutions ----------------------------------------------------------------------------------------
 
 
+_CURE = "leave out the bias, without which it is sparse"
+
+
 def _convolution(function: Callable[..., torch.Tensor], dims: int) -> Callable[..., Any]:
     def convolve(
         input: Any,
@@ -197,7 +202,8 @@ def _convolution(function: Callable[..., torch.Tensor], dims: int) -> Callable[.
     ) -> Any:
         options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
         is_trained = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (weight, bias))
-        if not _has_few(input) or input.dtype != weight.dtype or is_trained or input.dtype in _HALVES:
+        is_other = is_trained or input.dtype != weight.dtype or input.dtype in _HALVES
+        if is_other or not _has_few(input, FEW_TO_CONVOLVE):
             return _general(function, input, weight, bias, **options)
         _check_channels(input, weight, dims, groups)
         shape = _shape(function, input, weight, **options)
@@ -210,14 +216,16 @@ def _convolution(function: Callable[..., torch.Tensor], dims: int) -> Callable[.
             _padding(padding, kernel, steps),
             steps,
         )
-        plain = (
-            densely(torch.Tensor.contiguous, (weight,), {}) if isinstance(weight, SparseTensor) else weight
-        )
-        found = _convolved(input, plain, windows, shape, groups)
-        if bias is not None:
-            return found + bias.reshape(-1, *(1,) * dims)
+        if isinstance(weight, SparseTensor):
+            weight = densely(torch.Tensor.contiguous, (weight,), {})
+        found = _convolved(input, weight, windows, shape, groups)
         bound = input.nnz * math.prod(kernel) * shape[-dims - 1]
-        return found.to_dense() if math.prod(shape) <= 4 * bound else found
+        if bias is None and math.prod(shape) > 4 * bound:
+            return from_entries(found, format_for(input, shape), in_order=False)
+        check_budget(math.prod(shape) * weight.element_size(), f"a convolution to shape {shape}", _CURE)
+        dense = torch.zeros(shape, dtype=weight.dtype)
+        dense.view(-1)[found.keys] = found.values
+        return dense if bias is None else dense + bias.reshape(-1, *(1,) * dims)
 
     return convolve
 
@@ -244,8 +252,8 @@ def _padding(padding: Any, kernel: tuple[int, ...], steps: tuple[int, ...]) -> t
 
 def _convolved(
     input: SparseTensor, weight: torch.Tensor, windows: Windows, shape: tuple[int, ...], groups: int
-) -> SparseTensor:
-    """The convolution, stored where a window has an entry."""
+) -> Entries:
+    """The convolution where a window has an entry, in any order."""
     dims, stored = len(windows.kernel), entries_of(input)
     *batch, channel = stored.coordinates[:-dims]
     entry, window, offset = windows.hits(stored.coordinates[-dims:])
@@ -268,8 +276,7 @@ def _convolved(
         place_of.insert(len(batch), channels.unsqueeze(0))
         found_keys.append(keys_of(torch.broadcast_tensors(*place_of), shape).reshape(-1))
         found_values.append(product.reshape(-1))
-    made = Entries(torch.cat(found_keys), torch.cat(found_values), shape)
-    return from_entries(made, format_for(input, shape), in_order=False)
+    return Entries(torch.cat(found_keys), torch.cat(found_values), shape)
 
 
 for _number, _conv in enumerate((F.conv1d, F.conv2d, F.conv3d)):
