@@ -7,6 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scorch.errors import CompilerNotFoundError
+from scorch.runtime import parse, sort
 from scorch.runtime.sort import sort_entries
 
 
@@ -40,3 +42,19 @@ def test_columns_in_order_become_rows(dtype):
 
 def test_no_entries_are_in_order():
     assert sort_entries([torch.zeros(0, dtype=torch.int32)], (5,)) is True
+
+
+def test_without_a_compiler_others_do_it(monkeypatch):
+    def none(*_: object) -> None:
+        raise CompilerNotFoundError("no compiler")
+
+    for module in (sort, parse):
+        monkeypatch.setattr(module.jit, "load", none)
+    sort._address.cache_clear()
+    parse._functions.cache_clear()
+    try:
+        assert sort_entries([torch.tensor([1, 0], dtype=torch.int32)], (5,)) is False
+        assert parse.parse_table(b"1 1\n", 0, (5,), 1, False) is None
+    finally:
+        sort._address.cache_clear()
+        parse._functions.cache_clear()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from scorch.errors import CompilationError
+from scorch.errors import CompilationError, CompilerNotFoundError
 from scorch.runtime import invoke, jit
 from scorch.settings import current
 
@@ -292,7 +292,7 @@ def _functions() -> tuple[int, int] | None:
     try:
         library = jit.load(SOURCE, "the reader of tables in text")
         return library.address("scorch_count_rows"), library.address("scorch_read_rows")
-    except CompilationError:
+    except (CompilationError, CompilerNotFoundError):
         return None
 
 

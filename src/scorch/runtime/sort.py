@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from scorch.errors import CompilationError
+from scorch.errors import CompilationError, CompilerNotFoundError
 from scorch.runtime import invoke, jit
 
 _SORT = """\
@@ -132,5 +132,5 @@ def _address(dtype: torch.dtype) -> int:
     try:
         name = {torch.int32: "i32", torch.int64: "i64"}[dtype]
         return jit.load(SOURCE, "the order of entries").address(f"scorch_sort_{name}")
-    except CompilationError:
+    except (CompilationError, CompilerNotFoundError):
         return 0

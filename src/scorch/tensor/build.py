@@ -30,6 +30,7 @@ from scorch.tensor.run import convert, sorted_storage
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Pattern, Storage
 
+FEW = 1 << 14  # entries up to which torch says whether they are in order; beyond, a routine in C is faster
 _ARRAYS = {"r": ("crow_indices", "col_indices", "rows"), "c": ("ccol_indices", "row_indices", "columns")}
 
 
@@ -72,6 +73,8 @@ def from_coordinates(
         form, sizes, (pos, *(None,) * (len(crd) - 1), *nothing), (*arrays, *nothing), tuple(counts)
     )
     storage = Storage(pattern, given.contiguous().reshape(-1))
+    if count < FEW and is_sorted(arrays):
+        return wrap(convert(storage, asked))
     found = sort_entries(arrays, sizes[: len(crd)])
     if found is True or (not found and is_sorted(arrays)):
         return wrap(convert(storage, asked))
