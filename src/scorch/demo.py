@@ -11,36 +11,22 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from scorch import warm
+from scorch.demo_cases import Call, Case, Problem, make_cases, power_law
 from scorch.explain import explain
 from scorch.formats import Format
-from scorch.ops import einsum, evaluate
 from scorch.runtime import cache
-from scorch.tensor.construct import from_coordinates, from_torch
+from scorch.tensor.construct import from_torch
 from scorch.tensor.sparse_tensor import SparseTensor
-
-Call = Callable[[], Any]
 
 TOLERANCE = 1e-4  # of the largest value: the rounding of float32
 SECONDS = 0.3  # for the timing of one expression, all contestants together
 FEWEST_RUNS, MOST_RUNS = 3, 11
-
-
-@dataclass(frozen=True)
-class Case:
-    """One expression: Scorch's way, torch.sparse's ways by layout, and the dense way (in a given dtype)."""
-
-    text: str
-    operands: tuple[Any, ...]
-    scorch: Call
-    torch_sparse: dict[str, Call]
-    dense: Callable[[torch.dtype], Call]
 
 
 @dataclass(frozen=True)
@@ -71,16 +57,6 @@ class Row:
         """How many times longer the best other contestant takes."""
         others = [seconds for seconds in (self.torch_sparse, self.dense) if seconds is not None]
         return min(others) / self.warm if others else None
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Sizes: matrices of ``n`` x ``n`` and a tensor of ``m`` x ``m`` x ``m`` with ``entries`` each."""
-
-    n: int
-    m: int
-    entries: int
-    fits_dense: bool
 
 
 LARGE = Problem(20_000, 2_000, 400_000, fits_dense=False)
@@ -115,114 +91,6 @@ def main(small: bool = False, as_json: bool = False) -> int:
     for text in wrong:
         print(f"{text} disagrees with the truth: please report this", file=sys.stderr)
     return 1 if wrong else 0
-
-
-# the expressions -------------------------------------------------------------------------------------
-
-
-def power_law(shape: tuple[int, ...], entries: int, seed: int) -> torch.Tensor:
-    """A random COO tensor in which few rows and columns have many of the entries, as graphs do."""
-    generator = torch.Generator().manual_seed(seed)
-    coordinates = []
-    for size in shape:
-        ranks = (size * torch.rand(entries, generator=generator, dtype=torch.float64) ** 1.5).long()
-        coordinates.append(torch.randperm(size, generator=generator)[ranks.clamp(max=size - 1)])
-    values = torch.rand(entries, generator=generator) + 0.5
-    return torch.sparse_coo_tensor(torch.stack(coordinates), values, shape).coalesce()
-
-
-def make_cases(problem: Problem) -> Iterator[Case]:
-    """The expressions of the demonstration, on operands of the sizes of ``problem``."""
-    n, m = problem.n, problem.m
-    coo = [power_law((n, n), problem.entries, seed) for seed in range(3)]
-    csr = [matrix.to_sparse_csr() for matrix in coo]
-    A, B, C = (from_torch(matrix, format="csr") for matrix in csr)
-    x = torch.rand(n)
-    X, Y = torch.rand(n, 32), torch.rand(n, 32)
-    layouts = {"coo": coo, "csr": csr}
-
-    def ways(call: Callable[[list[torch.Tensor]], Any]) -> dict[str, Call]:
-        return {name: _bind(call, tensors) for name, tensors in layouts.items()}
-
-    def full(call: Callable[..., Any], *tensors: torch.Tensor) -> Callable[[torch.dtype], Call]:
-        def prepared(dtype: torch.dtype) -> Call:
-            return _bind(call, *(tensor.to_dense().to(dtype) for tensor in tensors))
-
-        return prepared
-
-    yield Case(
-        "ij,j->i",
-        (A, x),
-        lambda: einsum("ij,j->i", A, x),
-        ways(lambda t: t[0] @ x),
-        full(lambda a, v: a @ v, coo[0], x),
-    )
-    for width in (32, 128):
-        D = torch.rand(n, width)
-        yield Case(
-            f"ij,jk->ik (k={width})",
-            (A, D),
-            _bind(einsum, "ij,jk->ik", A, D),
-            ways(lambda t, D=D: t[0] @ D),  # type: ignore[misc]
-            full(lambda a, d: a @ d, coo[0], D),
-        )
-    yield Case(
-        "ij,jk->ik",
-        (A, B),
-        lambda: einsum("ij,jk->ik", A, B),
-        ways(lambda t: t[0] @ t[1]),
-        full(lambda a, b: a @ b, coo[0], coo[1]),
-    )
-    yield Case(
-        "ij,ik,jk->ij (k=32)",
-        (A, X, Y),
-        lambda: einsum("ij,ik,jk->ij", A, X, Y),
-        {"csr": lambda: _sampled(csr[0], X, Y)},
-        full(lambda a, p, q: a * (p @ q.T), coo[0], X, Y),
-    )
-    yield Case(
-        "D[i,j] = A[i,j] + B[i,j]",
-        (A, B),
-        lambda: evaluate("D[i,j] = A[i,j] + B[i,j]", A=A, B=B),
-        ways(lambda t: t[0] + t[1]),
-        full(lambda a, b: a + b, coo[0], coo[1]),
-    )
-    yield Case(
-        "D[i,j] = A[i,k]*B[k,j] + C[i,j]",
-        (A, B, C),
-        lambda: evaluate("D[i,j] = A[i,k] * B[k,j] + C[i,j]", A=A, B=B, C=C),
-        ways(lambda t: t[0] @ t[1] + t[2]),
-        full(lambda a, b, c: a @ b + c, *coo),
-    )
-    cube = power_law((m, m, m), problem.entries, 3)
-    T = from_coordinates(cube.indices(), cube.values(), cube.shape, format="csf")
-    P, Q = torch.rand(m, 16), torch.rand(m, 16)
-    yield Case(
-        "ikl,kj,lj->ij (j=16)",
-        (T, P, Q),
-        lambda: einsum("ikl,kj,lj->ij", T, P, Q),
-        {"coo": lambda: torch.einsum("ikl,kj,lj->ij", cube, P, Q)},
-        full(lambda t, p, q: torch.einsum("ikl,kj,lj->ij", t, p, q), cube, P, Q),
-    )
-    assert isinstance(A, SparseTensor)
-    yield Case(
-        'A.to_format("csc")',
-        (A,),
-        lambda: A.to_format("csc"),
-        {"csr": lambda: csr[0].to_sparse_csc()},
-        full(lambda a: a.T.contiguous().T, coo[0]),
-    )
-
-
-def _bind(call: Callable[..., Any], *arguments: Any) -> Call:
-    return lambda: call(*arguments)
-
-
-def _sampled(A: torch.Tensor, X: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
-    """torch samples at the pattern of A; the product with its values is ours."""
-    found = torch.sparse.sampled_addmm(A, X, Y.T, beta=0.0)
-    values = found.values() * A.values()
-    return torch.sparse_csr_tensor(found.crow_indices(), found.col_indices(), values, found.shape)
 
 
 # measuring -------------------------------------------------------------------------------------------

@@ -498,3 +498,10 @@ def test_a_graph_network_learns():
 def test_it_is_another_class_than_scorchs_own():
     assert not issubclass(SparseTensor, torch.Tensor) and SparseTensor is not scorch.SparseTensor
     assert set(ts.__all__) <= set(dir(ts))
+
+
+def test_entries_in_shared_memory():
+    A = SparseTensor(row=torch.tensor([0, 1]), col=torch.tensor([1, 0]), value=torch.ones(2))
+    assert not A.is_shared() and not A.is_pinned()
+    assert A.share_memory_() is A and A.is_shared()
+    assert torch.equal(A.to_dense(), torch.eye(2).flip(0))

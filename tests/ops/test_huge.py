@@ -6,11 +6,12 @@ import resource
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import scorch
 from ops.calls_of_torch import ELEMENTWISE
 from scorch.errors import DensityError
-from scorch.tensor.entries import entries_of
+from scorch.tensor.entries import entries_of, united
 
 N = 200_000
 KEEPING = ["abs", "neg", "relu", "sin", "expm1", "times two", "divided", "squared", "plus itself", "sign"]
@@ -93,8 +94,49 @@ CALLS = {
     "index_add": lambda x: x.index_add(0, torch.tensor([1, 7]), x[:2]),
     "equal": lambda x: torch.equal(x, x.clone()),
     "block_diag": lambda x: torch.block_diag(x, x),
-    "pad": lambda x: torch.nn.functional.pad(x, (1, 1)),
+    "pad": lambda x: F.pad(x, (1, 1)),
+    "normalize": F.normalize,
+    "normalize columns": lambda x: F.normalize(x, p=1, dim=0),
+    "rms_norm": lambda x: F.rms_norm(x, (N,)),
+    "dropout": F.dropout,
+    "dropout of channels": F.dropout1d,
+    "glu": F.glu,
+    "linear": lambda x: F.linear(x, x),
+    "linear with a sparse bias": lambda x: F.linear(x, x, x[0]),
+    "linear of few rows": lambda x: F.linear(torch.ones(2, N), x),
+    "embedding": lambda x: F.embedding(torch.arange(100), x),
+    "embedding_bag": lambda x: F.embedding_bag(torch.arange(100).reshape(10, 10), x),
+    "embedding_bag of maxima": lambda x: F.embedding_bag(torch.arange(100).reshape(10, 10), x, mode="max"),
+    "cosine_similarity": lambda x: F.cosine_similarity(x, 2 * x),
+    "cosine_similarity of columns": lambda x: F.cosine_similarity(x, x.T, dim=0),
+    "pairwise_distance": lambda x: F.pairwise_distance(x, x.T),
+    "triplet_margin_loss": lambda x: F.triplet_margin_loss(x, x.T, 2 * x),
+    "dist": lambda x: torch.dist(x, x.T),
+    "allclose": lambda x: torch.allclose(x, x.T),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.arange(N)),
+    "cross_entropy of probabilities": lambda x: F.cross_entropy(x, x.abs(), label_smoothing=0.1),
+    "nll_loss": lambda x: F.nll_loss(x, torch.arange(N), reduction="none"),
+    "sparse softmax": lambda x: torch.sparse.softmax(x, 1),
+    "max_pool2d": lambda x: F.max_pool2d(x[None], 2),
+    "max_pool1d": lambda x: F.max_pool1d(x, 3, stride=2, padding=1),
+    "avg_pool2d": lambda x: F.avg_pool2d(x[None], 3, stride=2),
+    "conv2d": lambda x: F.conv2d(x[None, None], torch.ones(2, 1, 3, 3), padding=1),
+    "new_zeros": lambda x: x.new_zeros(3),
 }
+LOSSES = [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits]
+LOSSES += [F.poisson_nll_loss, F.soft_margin_loss, F.hinge_embedding_loss, F.kl_div]
+
+
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_count_the_places_that_are_not_stored(huge, loss):
+    other = huge.T.abs()
+    keys = united([entries_of(huge), entries_of(other)])
+    stored = loss(entries_of(huge).at(keys).double(), entries_of(other).at(keys).double(), reduction="sum")
+    zero = loss(torch.zeros(1).double(), torch.zeros(1).double(), reduction="sum")
+    total = stored + (N * N - keys.numel()) * zero
+    assert torch.allclose(loss(huge, other, reduction="sum").double(), total, rtol=1e-5)
+    assert torch.allclose(loss(huge, other).double(), total / N**2, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -1,11 +1,18 @@
 """Torch functions as index expressions."""
 
 from scorch.ops import (  # noqa: F401 - they fill the tables of functions and operators
+    attention,
+    cross_entropy,
     cumulate,
+    distances,
+    dropout,
+    embedding,
+    factories,
     functional,
     generic,
     index,
     join,
+    losses,
     maskable,
     matmul,
     products,
@@ -14,6 +21,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     shape,
     softmax,
     sparse_functions,
+    windows,
 )
 from scorch.ops.einsum import einsum
 from scorch.ops.linalg import norms, solve  # noqa: F401

@@ -89,7 +89,9 @@ class _Call:
         places += [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
         self.tensors = {place: self._value(place) for place in places}
         self.sparse = {p: t for p, t in self.tensors.items() if isinstance(t, SparseTensor)}
-        self.dense = {p: t for p, t in self.tensors.items() if p not in self.sparse and t.dim() > 0}
+        self.shape = tuple(torch.broadcast_shapes(*(tensor.shape for tensor in self.tensors.values())))
+        dense = {p: t for p, t in self.tensors.items() if p not in self.sparse and t.dim() > 0}
+        self.dense = {place: not_expanded(tensor) for place, tensor in dense.items()}
         self.first = next(iter(self.sparse.values()))
 
     def _value(self, place: int | str) -> Any:
@@ -103,8 +105,9 @@ class _Call:
 
     def apply(self, replaced: dict[int | str, torch.Tensor]) -> torch.Tensor:
         """The function with other tensors."""
-        args = [replaced.get(place, value) for place, value in enumerate(self.args)]
-        kwargs = {name: replaced.get(name, value) for name, value in self.kwargs.items()}
+        others: dict[int | str, torch.Tensor] = {**self.dense, **replaced}
+        args = [others.get(place, value) for place, value in enumerate(self.args)]
+        kwargs = {name: others.get(name, value) for name, value in self.kwargs.items()}
         found: torch.Tensor = self.func(*args, **kwargs)
         return found
 
@@ -123,7 +126,7 @@ class _Call:
         return self.filled(fill, Entries(entries.keys, at, entries.shape))
 
     def general(self) -> torch.Tensor:
-        shape = tuple(torch.broadcast_shapes(*(tensor.shape for tensor in self.tensors.values())))
+        shape = self.shape
         given = {place: entries_of(tensor) for place, tensor in self.sparse.items()}
         wide = {place: expanded(entries, shape) for place, entries in given.items()}
         zeroing = [place for place in self._annihilators() if place in wide]
@@ -141,7 +144,7 @@ class _Call:
     def _annihilators(self) -> tuple[int, ...]:
         packet = self.func.overloadpacket
         if packet in DIVISIONS:
-            divisor = self.args[1]
+            divisor = self.dense.get(1, self.args[1])
             is_safe = not isinstance(divisor, SparseTensor) and bool(torch.as_tensor(divisor).all())
             return (0,) if is_safe else ()
         if not all(bool(tensor.isfinite().all()) for tensor in self.dense.values()):
@@ -176,6 +179,16 @@ class _Call:
         result = result.clone() if result.data_ptr() == fill.data_ptr() else result
         result.view(-1)[entries.keys] = entries.values
         return result
+
+
+def not_expanded(tensor: torch.Tensor) -> torch.Tensor:
+    """A view with size 1 where ``expand`` repeats one element: it broadcasts to the same tensor."""
+    if tensor.layout != torch.strided or 0 not in tensor.stride():
+        return tensor
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _is_zero(fill: torch.Tensor) -> bool:

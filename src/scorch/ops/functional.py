@@ -7,10 +7,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch.errors import ShapeError
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import densely
 from scorch.ops.matmul import matmul
 from scorch.tensor.dispatch import implements, implements_operator
+from scorch.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
@@ -44,6 +46,20 @@ def quantile(input: Any, *args: Any, **kwargs: Any) -> Any:
 @implements(torch.nanquantile, torch.Tensor.nanquantile)
 def nanquantile(input: Any, *args: Any, **kwargs: Any) -> Any:
     return densely(torch.nanquantile, (input, *args), kwargs)
+
+
+@implements_operator(aten.glu)
+def glu(self: SparseTensor, dim: int = -1) -> SparseTensor:
+    """``a * sigmoid(b)`` of both halves, at the entries of ``a``."""
+    if not self.dim() or self.shape[dim] % 2:
+        raise ShapeError(f"glu halves dimension {dim}, whose size must be even, of shape {tuple(self.shape)}")
+    a, b = torch.chunk(self, 2, dim)
+    assert isinstance(a, SparseTensor) and isinstance(b, SparseTensor)
+    stored = entries_of(a)
+    gates = torch.sigmoid(entries_of(b).at(stored.keys))
+    return from_entries(
+        Entries(stored.keys, stored.values * gates, stored.shape), format_for(a, stored.shape)
+    )
 
 
 @implements_operator(aten.rrelu_with_noise)

@@ -32,7 +32,6 @@ DECOMPOSED = {
     aten.addr,
     aten.binary_cross_entropy,
     aten.binary_cross_entropy_with_logits,
-    aten.glu,
     aten.huber_loss,
     aten.mse_loss,
     aten.pixel_shuffle,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch.ops.elementwise import not_expanded
 from scorch.ops.index import index
 from scorch.ops.shape import permute, select
 from scorch.ops.statement import evaluate
@@ -104,7 +105,7 @@ def div(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and isinstance(input, SparseTensor) and _is_number(other) and other != 0:
         return SparseTensor(Storage(input.storage.pattern, input.storage.values / other))
     is_dense = isinstance(other, torch.Tensor) and not isinstance(other, SparseTensor)
-    if is_dense and other.layout == torch.strided and bool(other.all()):
+    if is_dense and other.layout == torch.strided and bool(not_expanded(other).all()):
         return _by_kernel("/", torch.div, input, other, kwargs)
     return _general(torch.div, input, other, **kwargs)
 
@@ -128,6 +129,7 @@ def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: 
     shape = tuple(sparse.shape)
     if tuple(torch.broadcast_shapes(a.shape, b.shape)) != shape or (1 in shape and a.shape != b.shape):
         return _general(function, a, b)
+    a, b = not_expanded(a), not_expanded(b)
     left, right = _access("A", a, shape), _access("B", b, shape)
     if left is None or right is None:
         return _general(function, a, b)
@@ -154,7 +156,7 @@ def _is_plain(a: torch.Tensor, b: torch.Tensor, sign: str) -> bool:
     if isinstance(a, SparseTensor) and isinstance(b, SparseTensor):
         return not a.format.is_blocked
     dense = b if isinstance(a, SparseTensor) else a
-    return sign in "*/" and dense.layout == torch.strided and bool(dense.isfinite().all())
+    return sign in "*/" and dense.layout == torch.strided and bool(not_expanded(dense).isfinite().all())
 
 
 # moving entries --------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from scorch.compiler.pipeline import index_type
 from scorch.compiler.typing import dtype_of_type
 from scorch.errors import ShapeError
 from scorch.formats import Format, as_format
+from scorch.runtime.sort import sort_entries
 from scorch.tensor.check import (
     as_indices,
     as_shape,
@@ -29,6 +30,7 @@ from scorch.tensor.run import convert, sorted_storage
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Pattern, Storage
 
+FEW = 1 << 14  # entries up to which torch says whether they are in order; beyond, a routine in C is faster
 _ARRAYS = {"r": ("crow_indices", "col_indices", "rows"), "c": ("ccol_indices", "row_indices", "columns")}
 
 
@@ -71,8 +73,15 @@ def from_coordinates(
         form, sizes, (pos, *(None,) * (len(crd) - 1), *nothing), (*arrays, *nothing), tuple(counts)
     )
     storage = Storage(pattern, given.contiguous().reshape(-1))
-    if is_sorted(arrays):
+    if count < FEW and is_sorted(arrays):
         return wrap(convert(storage, asked))
+    found = sort_entries(arrays, sizes[: len(crd)])
+    if found is True or (not found and is_sorted(arrays)):
+        return wrap(convert(storage, asked))
+    if not isinstance(found, bool):
+        order, moved = found
+        pattern = Pattern(form, sizes, pattern.pos, (*moved, *nothing), tuple(counts))
+        return wrap(convert(Storage(pattern, given[order].contiguous().reshape(-1)), asked))
     if asked.is_dense:
         return wrap(convert(sorted_storage(storage, form), asked))
     return SparseTensor(sorted_storage(storage, asked))

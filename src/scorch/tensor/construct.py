@@ -23,6 +23,7 @@ from scorch.tensor.check import (
     refuse_grad,
     refuse_pinning,
 )
+from scorch.tensor.interop import from_scipy, is_scipy
 from scorch.tensor.run import from_dense
 from scorch.tensor.sparse_tensor import SparseTensor
 
@@ -97,6 +98,8 @@ def tensor(
     >>> scorch.tensor([[0.0, 2.0], [0.0, 0.0]], format="csr")
     SparseTensor(shape=(2, 2), dtype=float32, format=csr, nnz=1, density=25.00%)
     """
+    if is_scipy(data):
+        data = from_scipy(data)
     if isinstance(data, SparseTensor):
         copied = data.clone() if dtype is None else data.to(dtype)
         return from_torch(copied, format)

@@ -23,6 +23,7 @@ from scorch.tensor.build import from_coordinates
 from scorch.tensor.check import LARGEST, as_shape, check_device, refuse_grad, refuse_pinning
 from scorch.tensor.construct import from_torch
 from scorch.tensor.entries import coordinates_of
+from scorch.tensor.interop import from_scipy, is_scipy
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 
@@ -178,7 +179,12 @@ def arange(*bounds: Any, format: AnyFormat = None, **options: Any) -> Made:
 
 
 def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> Made:
-    """As ``torch.as_tensor``; with ``format`` the nonzeros are stored so. A sparse tensor stays sparse."""
+    """As ``torch.as_tensor``; with ``format`` the nonzeros are stored so.
+
+    A sparse tensor stays sparse, and so does one of SciPy's arrays.
+    """
+    if is_scipy(data):
+        data = from_scipy(data)
     if isinstance(data, SparseTensor):
         dtype = _dtype_of("as_tensor", options, data.dtype)
         return from_torch(data.to(dtype), format)

@@ -86,7 +86,10 @@ def data(self: SparseTensor) -> SparseTensor:
 
 @implements(torch.Tensor.numpy, torch.Tensor.__array__)
 def numpy(self: SparseTensor, *_: Any, **__: Any) -> Any:
-    raise OperandError("a sparse tensor is no NumPy array; use .to_scipy(), or .to_dense().numpy()")
+    raise OperandError(
+        "a sparse tensor is no NumPy array; use .to_scipy(), or .to_dense().numpy(). "
+        "To compute with an array and a sparse tensor, make it one of torch: torch.from_numpy(array)"
+    )
 
 
 @implements(torch.Tensor.tolist)

@@ -158,14 +158,14 @@ def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | tor
 
 
 def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
-    """``S`` as SciPy's CSR, CSC, BSR or COO array where its format is one, else as COO."""
+    """``S`` as SciPy's CSR, CSC, BSR or COO array where its format is one, else as COO.
+
+    Tensors of more than two dimensions are COO arrays, which SciPy has since 1.15.
+    """
     sparse = _scipy()
     storage, shape = S.storage, S.storage.pattern.shape
-    if len(shape) not in (1, 2):
-        raise ShapeError(
-            f"SciPy's sparse arrays have 1 or 2 dimensions, but this tensor has shape {shape}; "
-            "use .to_torch() or reduce it first"
-        )
+    if not shape:
+        raise ShapeError("SciPy's sparse arrays have dimensions, but this tensor has none; use .item()")
     if storage.values.dtype in (torch.bfloat16, torch.float16):
         name = str(storage.values.dtype).removeprefix("torch.")
         raise DtypeError(f"SciPy's sparse arrays have no {name}; convert with .float() first")
@@ -174,7 +174,13 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
         storage = _converted(storage, "coo")
         pattern = storage.pattern
         crd = tuple(array.numpy() for array in pattern.crd if array is not None)
-        made = sparse.coo_array((_numpy(storage.values), crd), shape=shape)
+        try:
+            made = sparse.coo_array((_numpy(storage.values), crd), shape=shape)
+        except (TypeError, ValueError):
+            raise ShapeError(
+                f"this SciPy's sparse arrays have 1 or 2 dimensions, but this tensor has shape {shape}; "
+                "use .to_torch() or reduce it first"
+            ) from None
         made.has_canonical_format = True
         return made
     pos, crd_array = storage.pattern.pos[1], storage.pattern.crd[1]

@@ -15,16 +15,14 @@ import torch
 
 from scorch.errors import FileError, ShapeError
 from scorch.formats import Format
-from scorch.tensor.arrays import as_dtype, as_stored_format, facts_of
+from scorch.tensor.arrays import facts_of
 from scorch.tensor.build import from_coordinates
 from scorch.tensor.construct import from_torch
-from scorch.tensor.coordinates import entries
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.text import (
     NOTE,
-    Array,
     Table,
-    check_coordinate_column,
+    entry_lines,
     format_numbers,
     note_in,
     print_rows,
@@ -56,15 +54,13 @@ def read_matrix_market(path: Path, format: str | Format | None = None) -> Sparse
     end = len(data) if end < 0 else end + 1
     sizes = _sizes(path, data, begin, end, 3 if header.kind == "coordinate" else 2)
     table = Table(path, data, end)
-    dtype = as_dtype(note["dtype"]) if "dtype" in note else None
-    if format is None and "format" in note:
-        format = as_stored_format(note["format"])
+    format = note.format if format is None else format
     if header.kind == "array":
         dense = _read_array(header, table, sizes)
-        dense = dense if dtype is None else dense.to(dtype)
+        dense = dense if note.dtype is None else dense.to(note.dtype)
         return dense if format is None else from_torch(dense, format)
     crd, values = _read_entries(header, table, sizes)
-    values = values if dtype is None else values.to(dtype)
+    values = values if note.dtype is None else values.to(note.dtype)
     return from_coordinates(crd, values, tuple(sizes[:2]), format)
 
 
@@ -83,11 +79,8 @@ def write_matrix_market(path: Path, tensor: torch.Tensor) -> None:
     head = f"%%MatrixMarket matrix {'coordinate' if is_sparse else 'array'} {field} general"
     note = f"% {NOTE} {json.dumps(facts)}"
     if isinstance(tensor, SparseTensor):
-        crd, values = entries(tensor.storage)
-        word, numbers = format_numbers(values)
-        places = [(array + 1).tolist() for array in crd]
-        lines = print_rows([*places, *numbers], f"%d %d {word}")
-        write_text(path, [head, note, f"{rows} {columns} {values.numel()}", *lines])
+        lines = list(entry_lines(tensor))
+        write_text(path, [head, note, f"{rows} {columns} {len(lines)}", *lines])
     else:
         word, numbers = format_numbers(tensor.detach().t().reshape(-1))
         write_text(path, [head, note, f"{rows} {columns}", *print_rows(numbers, word)])
@@ -127,25 +120,15 @@ def _sizes(path: Path, data: bytes, begin: int, end: int, count: int) -> list[in
 
 def _read_entries(header: Header, table: Table, sizes: list[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
     rows, columns, count = sizes
-    width = 2 + _FIELDS[header.field]
-    table.check_widths(width, f"{header.field} entries have {width}: row, column and value")
-    if table.rows != count:
-        raise FileError(f"{table.path} has {table.rows} entries, but its header says {count}")
-    whole = header.field in ("integer", "pattern")
-    numbers = table.read(np.int64 if whole else np.float64).reshape(count, width)
-    i, j = numbers[:, 0], numbers[:, 1]
-    check_coordinate_column(table, i, rows, "row")
-    check_coordinate_column(table, j, columns, "column")
-    crd = [torch.from_numpy(axis.astype(np.int64) - 1) for axis in (i, j)]
-    values = _values(header, numbers[:, 2:])
+    parts = _FIELDS[header.field]
+    words = f"{header.field} entries have {2 + parts}: row, column and value"
+    is_whole = header.field in ("integer", "pattern")
+    crd, values = table.columns((rows, columns), parts, is_whole, ("row", "column"), words)
+    if len(values) != count:
+        raise FileError(f"{table.path} has {len(values)} entries, but its header says {count}")
+    if not parts:
+        values = torch.ones(count, device="cpu")
     return _mirrored(header, table, crd, values)
-
-
-def _values(header: Header, numbers: Array) -> torch.Tensor:
-    if header.field == "pattern":
-        return torch.ones(len(numbers), device="cpu")
-    found = torch.from_numpy(numbers)
-    return torch.complex(found[:, 0], found[:, 1]) if header.field == "complex" else found.reshape(-1)
 
 
 def _mirrored(
@@ -156,12 +139,18 @@ def _mirrored(
         return crd, values
     i, j = crd
     beside = i != j
-    wrong = (~beside & (_mirror(header, values) != values)).nonzero()
-    if wrong.numel():
-        line = table.row_line(int(wrong[0]))
-        raise FileError(f"{table.path}, line {line}: no {header.symmetry} matrix has this on its diagonal")
-    other = _mirror(header, values[beside])
-    return [torch.cat([i, j[beside]]), torch.cat([j, i[beside]])], torch.cat([values, other])
+    if header.symmetry != "symmetric":
+        wrong = (~beside & (_mirror(header, values) != values)).nonzero()
+        if wrong.numel():
+            line = table.row_line(int(wrong[0]))
+            raise FileError(
+                f"{table.path}, line {line}: no {header.symmetry} matrix has this on its diagonal"
+            )
+    if bool(beside.all()):
+        return [torch.cat([i, j]), torch.cat([j, i])], torch.cat([values, _mirror(header, values)])
+    kept = beside.nonzero().reshape(-1)
+    other = _mirror(header, values[kept])
+    return [torch.cat([i, j[kept]]), torch.cat([j, i[kept]])], torch.cat([values, other])
 
 
 def _mirror(header: Header, values: torch.Tensor) -> torch.Tensor:
@@ -180,16 +169,15 @@ def _read_array(header: Header, table: Table, sizes: list[int]) -> torch.Tensor:
     """All places, column by column; the lower half alone where the matrix is symmetric."""
     rows, columns = sizes
     width = _FIELDS[header.field]
-    table.check_widths(width, f"an array of {header.field} values has {width} a line")
     half = header.symmetry != "general"
     if half and rows != columns:
         raise FileError(f"{table.path}: a {header.symmetry} matrix has as many rows as columns, not {sizes}")
     skip = 1 if header.symmetry == "skew-symmetric" else 0
     count = (rows * (rows + 1) // 2 - rows * skip) if half else rows * columns
-    if table.rows != count:
-        raise FileError(f"{table.path} has {table.rows} values, but its header asks for {count}")
-    numbers = table.read(np.int64 if header.field == "integer" else np.float64)
-    values = _values(header, numbers.reshape(count, width))
+    words = f"an array of {header.field} values has {width} a line"
+    _, values = table.columns((), width, header.field == "integer", (), words)
+    if len(values) != count:
+        raise FileError(f"{table.path} has {len(values)} values, but its header asks for {count}")
     if not half:
         return values.reshape(columns, rows).t().contiguous()
     j, i = (torch.from_numpy(axis) for axis in np.triu_indices(rows, skip))

@@ -216,6 +216,9 @@ class SparseTensor(torch.Tensor):
 
         return to_html(self)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.numpy()  # says what to do instead
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., SparseTensor], tuple[Any, ...]]:
         return SparseTensor, (self.storage,)
 

@@ -1,17 +1,20 @@
 """Tables of numbers in text, read and written as whole columns.
 
-Matrix Market and FROSTT files are a header and then one entry a line. The lines are never walked in Python:
-NumPy finds where they begin, counts the numbers in each and parses them all at once. Only a file that is
-broken is read again slowly, to name the line.
+Matrix Market and FROSTT files are a header and then one entry a line. The lines are never walked in Python: a
+routine in C parses them all (``runtime.parse``). What it does not take, NumPy reads: it finds where lines
+begin, counts the numbers in each and parses them at once. Only a file that is broken is read again slowly,
+to name the line.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import warnings
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,15 @@ import numpy as np
 import torch
 
 from scorch.errors import FileError
+from scorch.formats import Format
+from scorch.runtime.parse import parse_table
+from scorch.tensor.arrays import as_dtype, as_stored_format
+from scorch.tensor.check import as_shape
+from scorch.tensor.coordinates import entries
+from scorch.tensor.sparse_tensor import SparseTensor
 
 Array = np.ndarray[Any, Any]
+UNKNOWN = 2**62  # the size of a dimension that nobody has told
 NOTE = "scorch:"  # a comment that begins so has the facts which the file format has no place for
 
 
@@ -29,8 +39,7 @@ def read_bytes(path: Path) -> bytes:
     if path.suffix.lower() != ".gz":
         return path.read_bytes()
     try:
-        with gzip.open(path, "rb") as file:
-            return file.read()
+        return gzip.decompress(path.read_bytes())
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FileError(f"{path} is no whole gzip file: {error}") from None
 
@@ -59,8 +68,17 @@ def split_header(data: bytes, comment: bytes) -> tuple[list[str], int]:
     return comments, min(begin, len(data))
 
 
-def note_in(path: Path, comments: Iterable[str], comment: str) -> dict[str, Any]:
-    """The facts that Scorch wrote into a comment, if it did."""
+@dataclass(frozen=True)
+class Note:
+    """What Scorch wrote into a comment, as far as it did."""
+
+    dtype: torch.dtype | None = None
+    format: Format | None = None
+    shape: tuple[int, ...] | None = None
+
+
+def note_in(path: Path, comments: Iterable[str], comment: str) -> Note:
+    """The facts that a file has no other place for."""
     for line in comments:
         text = line.lstrip(comment).strip()
         if text.startswith(NOTE):
@@ -70,8 +88,12 @@ def note_in(path: Path, comments: Iterable[str], comment: str) -> dict[str, Any]
                 found = None
             if not isinstance(found, dict):
                 raise FileError(f"{path}: the comment {line!r} is not as Scorch writes it; take it out")
-            return found
-    return {}
+            return Note(
+                as_dtype(found["dtype"]) if "dtype" in found else None,
+                as_stored_format(found["format"]) if "format" in found else None,
+                as_shape("shape", found["shape"]) if "shape" in found else None,
+            )
+    return Note()
 
 
 class Table:
@@ -79,18 +101,64 @@ class Table:
 
     def __init__(self, path: Path, data: bytes, begin: int) -> None:
         self.path = path
-        self.data = data[begin:]
-        self.above = data.count(b"\n", 0, begin)  # lines above the table
+        self.whole = data
+        self.begin = begin
+
+    def columns(
+        self, sizes: Sequence[int], parts: int, is_whole: bool, names: Sequence[str], what: str
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The coordinates of each row, counted from 0, and its values: ``parts`` numbers make one.
+
+        Each row has a coordinate up to each of ``sizes``, named ``names`` in errors, and ``parts`` more
+        numbers, whole ones or not; ``what`` says so in words.
+        """
+        found = parse_table(self.whole, self.begin, tuple(sizes), parts, is_whole)
+        if found is None:
+            found = self._by_numpy(sizes, parts, is_whole, names, what)
+        places, numbers = found
+        values = torch.from_numpy(numbers)
+        if parts == 2:
+            values = torch.complex(values[:, 0], values[:, 1])
+        elif parts == 1:
+            values = values[:, 0]
+        return [torch.from_numpy(column) for column in places], values
+
+    def _by_numpy(
+        self, sizes: Sequence[int], parts: int, is_whole: bool, names: Sequence[str], what: str
+    ) -> tuple[Array, Array]:
+        width = len(sizes) + parts
+        self.check_widths(width, what)
+        numbers = self.read(np.int64 if is_whole else np.float64).reshape(self.rows, width)
+        for column, (size, name) in enumerate(zip(sizes, names, strict=True)):
+            check_coordinate_column(self, numbers[:, column], size, name)
+        places = numbers[:, : len(sizes)].T.astype(np.int64, order="C") - 1
+        return places, np.ascontiguousarray(numbers[:, len(sizes) :])
+
+    @functools.cached_property
+    def data(self) -> bytes:
+        return self.whole[self.begin :]
+
+    @functools.cached_property
+    def above(self) -> int:
+        """How many lines stand above the table."""
+        return self.whole.count(b"\n", 0, self.begin)
+
+    @functools.cached_property
+    def _begins(self) -> Array:
         text = np.frombuffer(self.data, dtype=np.uint8)
-        ends = np.flatnonzero(text == ord("\n"))
-        begins = np.concatenate([[0], ends + 1])
-        self._begins = begins[begins < len(text)]
-        blank = text <= ord(" ")
+        begins = np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])
+        return begins[begins < len(text)]
+
+    @functools.cached_property
+    def widths(self) -> Array:
+        """How many numbers each line has."""
+        blank = np.frombuffer(self.data, dtype=np.uint8) <= ord(" ")
         starts = ~blank
         starts[1:] &= blank[:-1]
-        self.widths = (
-            np.add.reduceat(starts, self._begins, dtype=np.int64) if len(text) else np.zeros(0, np.int64)
-        )
+        if not len(blank):
+            return np.zeros(0, np.int64)
+        found: Array = np.add.reduceat(starts, self._begins, dtype=np.int64)
+        return found
 
     def line(self, number: int) -> int:
         """The number, in the file, of line ``number`` of the table."""
@@ -153,6 +221,8 @@ def check_coordinate_column(table: Table, column: Array, size: int, what: str) -
         row = int(wrong[0])
         raise FileError(
             f"{table.path}, line {table.row_line(row)}: {what} {int(column[row])} is outside 1..{size}"
+            if size != UNKNOWN
+            else f"{table.path}, line {table.row_line(row)}: {what} {int(column[row])}: they count from 1"
         )
 
 
@@ -165,6 +235,14 @@ def format_numbers(values: torch.Tensor) -> tuple[str, list[Iterable[Any]]]:
     if values.dtype.is_floating_point:
         return ("%.17g" if values.dtype == torch.float64 else "%.9g"), [values.tolist()]
     return "%d", [values.tolist()]
+
+
+def entry_lines(tensor: SparseTensor) -> Iterable[str]:
+    """A line for each stored entry: its coordinates, counted from 1, and its value."""
+    crd, values = entries(tensor.storage)
+    word, numbers = format_numbers(values)
+    places = [(array + 1).tolist() for array in crd]
+    return print_rows([*places, *numbers], "%d " * len(places) + word)
 
 
 def print_rows(columns: list[Iterable[Any]], pattern: str) -> Iterable[str]:

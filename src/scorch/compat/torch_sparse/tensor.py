@@ -11,156 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scorch.compat.torch_sparse import arithmetic, arrange
+from scorch.compat.torch_sparse import arithmetic, arrange, casts, forms
 from scorch.compat.torch_sparse import matmul as products
 from scorch.compat.torch_sparse import reduce as reductions
 from scorch.compat.torch_sparse import sample as sampling
+from scorch.compat.torch_sparse.facts import Facts, are_equal
 from scorch.compat.torch_sparse.storage import SparseStorage
 from scorch.errors import OperandError, ShapeError
 from scorch.tensor.interop import from_scipy
 from scorch.tensor.sparse_tensor import SparseTensor as Matrix
 
 Sizes = tuple[int | None, int | None]
-Arrays = tuple[Tensor, Tensor, Tensor | None]
 
 
-class _Facts:
-    """What a matrix is, and its entries in every layout."""
-
-    storage: SparseStorage
-
-    def coo(self) -> Arrays:
-        """Row, column and value of every entry."""
-        return self.storage.row(), self.storage.col(), self.storage.value()
-
-    def csr(self) -> Arrays:
-        """Row pointers, columns and values."""
-        return self.storage.rowptr(), self.storage.col(), self.storage.value()
-
-    def csc(self) -> Arrays:
-        """Column pointers, rows and values, column by column."""
-        order, value = self.storage.csr2csc(), self.storage.value()
-        return self.storage.colptr(), self.storage.row()[order], None if value is None else value[order]
-
-    def has_value(self) -> bool:
-        return self.storage.has_value()
-
-    def sparse_sizes(self) -> tuple[int, int]:
-        return self.storage.sparse_sizes()
-
-    def sparse_size(self, dim: int) -> int:
-        return self.storage.sparse_size(dim)
-
-    def sizes(self) -> list[int]:
-        value = self.storage.value()
-        return [*self.sparse_sizes(), *(() if value is None else value.shape[1:])]
-
-    def size(self, dim: int) -> int:
-        return self.sizes()[dim]
-
-    def dim(self) -> int:
-        return len(self.sizes())
-
-    def nnz(self) -> int:
-        return self.storage.col().numel()
-
-    def numel(self) -> int:
-        value = self.storage.value()
-        return self.nnz() if value is None else value.numel()
-
-    def density(self) -> float:
-        return self.nnz() / max(self.sparse_size(0) * self.sparse_size(1), 1)
-
-    def sparsity(self) -> float:
-        return 1 - self.density()
-
-    def avg_row_length(self) -> float:
-        return self.nnz() / max(self.sparse_size(0), 1)
-
-    def avg_col_length(self) -> float:
-        return self.nnz() / max(self.sparse_size(1), 1)
-
-    def bandwidth(self) -> int:
-        return int((self.storage.row() - self.storage.col()).abs().max()) if self.nnz() else 0
-
-    def avg_bandwidth(self) -> float:
-        return float((self.storage.row() - self.storage.col()).abs().float().mean())
-
-    def bandwidth_proportion(self, bandwidth: int) -> float:
-        return float(((self.storage.row() - self.storage.col()).abs() <= bandwidth).float().mean())
-
-    def is_quadratic(self) -> bool:
-        return self.sparse_size(0) == self.sparse_size(1)
-
-    def is_symmetric(self) -> bool:
-        if not self.is_quadratic():
-            return False
-        return all(
-            (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
-            for a, b in zip(self.csr(), self.csc(), strict=True)
-        )
-
-    def is_coalesced(self) -> bool:
-        return self.storage.is_coalesced()
-
-    def device(self) -> torch.device:
-        return self.storage.col().device
-
-    def is_cuda(self) -> bool:
-        return self.storage.col().is_cuda
-
-    def dtype(self) -> torch.dtype:
-        value = self.storage.value()
-        return torch.get_default_dtype() if value is None else value.dtype
-
-    def is_floating_point(self) -> bool:
-        return self.dtype().is_floating_point
-
-    def requires_grad(self) -> bool:
-        value = self.storage.value()
-        return value is not None and value.requires_grad
-
-
-class _Casts(_Facts):
-    """The same matrix with values of another dtype."""
-
-    def type(self, dtype: torch.dtype, non_blocking: object = False) -> SparseTensor:
-        value = self.storage.value()
-        assert isinstance(self, SparseTensor)
-        return self if value is None or value.dtype == dtype else self.set_value(value.to(dtype))
-
-    def half(self) -> SparseTensor:
-        return self.type(torch.float16)
-
-    def bfloat16(self) -> SparseTensor:
-        return self.type(torch.bfloat16)
-
-    def float(self) -> SparseTensor:
-        return self.type(torch.float32)
-
-    def double(self) -> SparseTensor:
-        return self.type(torch.float64)
-
-    def bool(self) -> SparseTensor:
-        return self.type(torch.bool)
-
-    def byte(self) -> SparseTensor:
-        return self.type(torch.uint8)
-
-    def char(self) -> SparseTensor:
-        return self.type(torch.int8)
-
-    def short(self) -> SparseTensor:
-        return self.type(torch.int16)
-
-    def int(self) -> SparseTensor:
-        return self.type(torch.int32)
-
-    def long(self) -> SparseTensor:
-        return self.type(torch.int64)
-
-
-class SparseTensor(_Casts):
+class SparseTensor(Facts):
     """A sparse matrix, of which each entry may have a value of any shape.
 
     >>> import torch
@@ -338,87 +202,12 @@ class SparseTensor(_Casts):
         made = self.like(torch.cat([row, col]), torch.cat([col, row]), both, (size, size))
         return made.coalesce(reduce)
 
-    # dtypes and devices ------------------------------------------------------------------------------
-
-    def type_as(self, tensor: Tensor, non_blocking: bool = False) -> SparseTensor:
-        return self.type(tensor.dtype)
-
-    def to_device(self, device: Any, non_blocking: bool = False) -> SparseTensor:
-        if torch.device(device) == self.device():
-            return self
-        return self.from_storage(self.storage.map(lambda array: array.to(device)))
-
-    def device_as(self, tensor: Tensor, non_blocking: bool = False) -> SparseTensor:
-        return self.to_device(tensor.device)
-
-    def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
-        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
-        found = self if device is None else self.to_device(device)
-        return found if dtype is None else found.type(dtype)
-
-    def cpu(self) -> SparseTensor:
-        return self.to_device("cpu")
-
-    def cuda(self, device: Any = "cuda", **_: Any) -> SparseTensor:
-        return self.to_device(device)
-
-    # other forms -------------------------------------------------------------------------------------
-
-    def _filled(self, dtype: torch.dtype | None = None) -> Tensor:
-        value = self.storage.value()
-        return torch.ones(self.nnz(), dtype=dtype, device=self.device()) if value is None else value
-
-    def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        value = self._filled(dtype)
-        dense = value.new_zeros(self.sizes())
-        return dense.index_put((self.storage.row(), self.storage.col()), value, accumulate=True)
-
-    def to_torch_sparse_coo_tensor(self, dtype: torch.dtype | None = None) -> Tensor:
-        row, col, _ = self.coo()
-        index = torch.stack([row, col])
-        return torch.sparse_coo_tensor(index, self._filled(dtype), self.sizes(), check_invariants=False)
-
-    def to_torch_sparse_csr_tensor(self, dtype: torch.dtype | None = None) -> Tensor:
-        rowptr, col, _ = self.csr()
-        return torch.sparse_csr_tensor(rowptr, col, self._filled(dtype), self.sizes(), check_invariants=False)
-
-    def to_torch_sparse_csc_tensor(self, dtype: torch.dtype | None = None) -> Tensor:
-        colptr, row, _ = self.csc()
-        value = self._filled(dtype)[self.storage.csr2csc()]
-        return torch.sparse_csc_tensor(colptr, row, value, self.sizes(), check_invariants=False)
-
-    def to_scorch(self, format: Any = "csr") -> Any:
-        """As a ``scorch.SparseTensor``, a ``torch.Tensor`` that takes part in everything else."""
-        return self.storage.matrix(self._filled()).to_format(format)
-
-    def to_scipy(self, layout: str | None = None, dtype: torch.dtype | None = None) -> Any:
-        import scipy.sparse
-
-        if self.dim() != 2:
-            raise ShapeError(f"SciPy's matrices have two dimensions, not {self.sizes()}")
-        value = self._filled(dtype).detach().numpy()
-        row, col = self.storage.row().numpy(), self.storage.col().numpy()
-        if layout in (None, "coo"):
-            return scipy.sparse.coo_matrix((value, (row, col)), self.sparse_sizes())
-        if layout == "csr":
-            rowptr = self.storage.rowptr().numpy()
-            return scipy.sparse.csr_matrix((value, col, rowptr), self.sparse_sizes())
-        if layout == "csc":
-            order = self.storage.csr2csc().numpy()
-            arrays = (value[order], row[order], self.storage.colptr().numpy())
-            return scipy.sparse.csc_matrix(arrays, self.sparse_sizes())
-        raise OperandError(f"layout is one of coo, csr and csc, not {layout!r}")
-
     # Python ------------------------------------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SparseTensor) or self.sizes() != other.sizes():
             return False
-        pairs = zip(self.csr(), other.csr(), strict=True)
-        return all(
-            (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
-            for a, b in pairs
-        )
+        return are_equal(self.csr(), other.csr())
 
     __hash__ = object.__hash__
 
@@ -462,3 +251,30 @@ class SparseTensor(_Casts):
     mean = reductions.mean
     min = reductions.min
     max = reductions.max
+    to_dense = forms.to_dense
+    to_torch_sparse_coo_tensor = forms.to_torch_sparse_coo_tensor
+    to_torch_sparse_csr_tensor = forms.to_torch_sparse_csr_tensor
+    to_torch_sparse_csc_tensor = forms.to_torch_sparse_csc_tensor
+    to_scorch = forms.to_scorch
+    to_scipy = forms.to_scipy
+    type = casts.as_type
+    type_as = casts.type_as
+    to_device = casts.to_device
+    device_as = casts.device_as
+    to = casts.to
+    cpu = casts.cpu
+    cuda = casts.cuda
+    share_memory_ = casts.share_memory_
+    is_shared = casts.is_shared
+    pin_memory = casts.pin_memory
+    is_pinned = casts.is_pinned
+    half = casts.cast(torch.float16)
+    bfloat16 = casts.cast(torch.bfloat16)
+    double = casts.cast(torch.float64)
+    byte = casts.cast(torch.uint8)
+    char = casts.cast(torch.int8)
+    short = casts.cast(torch.int16)
+    long = casts.cast(torch.int64)
+    float = casts.cast(torch.float32)
+    int = casts.cast(torch.int32)
+    bool = casts.cast(torch.bool)

@@ -1,0 +1,114 @@
+"""Cross entropy and negative log likelihood of sparse scores: (N, C), one row of scores for each sample.
+
+The logarithm of a softmax is dense, but the loss needs one number of it a row:
+
+    loss[i] = logsumexp(x[i,:]) - x[i, target[i]]
+
+so that the cost follows the entries of x and the number of rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from scorch.errors import ArgumentError, IndexRangeError, ShapeError
+from scorch.ops.matmul import mv
+from scorch.ops.reduce import logsumexp
+from scorch.tensor.dispatch import implements, implements_operator
+from scorch.tensor.entries import entries_of
+from scorch.tensor.sparse_tensor import SparseTensor
+
+aten = torch.ops.aten
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+@implements_operator(aten.nll_loss_forward.default)
+def nll_loss_forward(
+    self: Any, target: Any, weight: Any, reduction: int, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Minus the scores of the targets, weighted; and the sum of the weights."""
+    x, places = (self, target) if self.dim() == 2 else (self.unsqueeze(0), target.reshape(1))
+    weights = _weights(places, weight, ignore_index, x)
+    loss = -_picked(x, places) * weights
+    if self.dim() == 1 and not reduction:
+        loss = loss.reshape(())
+    return _reduced(loss, _REDUCTIONS[reduction], weights.sum()), weights.sum()
+
+
+@implements(F.cross_entropy)
+def cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """The cross entropy of rows of scores and classes, or probabilities of classes."""
+    is_matrix = isinstance(input, SparseTensor) and input.dim() == 2 and input.is_floating_point()
+    if not is_matrix or size_average is not None or reduce is not None or reduction not in _REDUCTIONS:
+        with torch._C.DisableTorchFunctionSubclass():
+            return F.cross_entropy(
+                input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
+            )
+    if not 0 <= label_smoothing <= 1:
+        raise ArgumentError(f"label_smoothing lies between 0 and 1; it is {label_smoothing}")
+    of_classes = torch.ones(input.shape[1], dtype=input.dtype) if weight is None else weight
+    total = logsumexp(input, [1])
+    if target.is_floating_point():
+        loss, weights = _soft(input, target, of_classes, total), torch.ones_like(total)
+    else:
+        weights = _weights(target, weight, ignore_index, input)
+        loss = weights * (total - _picked(input, target))
+    if label_smoothing:
+        even = total * of_classes.sum() - mv(input, of_classes)
+        if not target.is_floating_point():
+            even = torch.where(target == ignore_index, torch.zeros_like(even), even)
+        loss = (1 - label_smoothing) * loss + label_smoothing / input.shape[1] * even
+    return _reduced(loss, reduction, weights.sum())
+
+
+def _soft(x: SparseTensor, target: Any, weight: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """The loss of each row where targets are probabilities."""
+    if tuple(target.shape) != tuple(x.shape):
+        raise ShapeError(f"input has shape {tuple(x.shape)}, but target has shape {tuple(target.shape)}")
+    weighted = target * weight
+    found: torch.Tensor = total * _plain(weighted.sum(1)) - _plain((weighted * x).sum(1))
+    return found
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor
+
+
+def _weights(target: Any, weight: Any, ignore_index: int, x: SparseTensor) -> torch.Tensor:
+    """How much each row counts: as its class does, and not at all where the target is ``ignore_index``."""
+    rows, classes = x.shape
+    if tuple(target.shape) != (rows,):
+        raise ShapeError(
+            f"there are {rows} rows of scores, but target has shape {tuple(target.shape)} not ({rows},)"
+        )
+    counts = target != ignore_index
+    wrong = counts & ((target < 0) | (target >= classes))
+    if bool(wrong.any()):
+        raise IndexRangeError(f"target {int(target[wrong][0])} is out of bounds for {classes} classes")
+    of_classes = torch.ones(classes, dtype=x.dtype) if weight is None else weight
+    found: torch.Tensor = of_classes[torch.where(counts, target, 0)] * counts
+    return found
+
+
+def _picked(x: SparseTensor, target: torch.Tensor) -> torch.Tensor:
+    """The score of each row's target; of any class where it is ignored."""
+    inside = torch.where((target >= 0) & (target < x.shape[1]), target, 0)
+    return entries_of(x).at(torch.arange(len(inside)) * x.shape[1] + inside)
+
+
+def _reduced(loss: torch.Tensor, reduction: str, weight: torch.Tensor) -> torch.Tensor:
+    if reduction == "none":
+        return loss
+    return loss.sum() if reduction == "sum" else loss.sum() / weight

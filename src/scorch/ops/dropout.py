@@ -1,0 +1,50 @@
+"""Dropout of sparse tensors: what is not stored is zero either way, so only stored values are drawn for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from scorch.ops.generic import replace_by
+from scorch.tensor.dispatch import implements
+from scorch.tensor.sparse_tensor import SparseTensor, with_values
+
+
+@implements(F.dropout)
+def dropout(input: SparseTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """The tensor with some of its stored values set to zero and the others scaled; it keeps its pattern."""
+    values = input.storage.values
+    found = with_values(input, F.dropout(values, p, training) if training else values.clone())
+    return replace_by(input, found, "dropout_") if inplace else found
+
+
+@implements(torch.dropout)
+def torch_dropout(input: SparseTensor, p: float, train: bool) -> Any:
+    return dropout(input, p, train)
+
+
+@implements(torch.dropout_)
+def dropout_(input: SparseTensor, p: float, train: bool) -> Any:
+    return dropout(input, p, train, inplace=True)
+
+
+def _of_channels(function: Callable[..., torch.Tensor], spatial: int) -> Callable[..., Any]:
+    """``function`` drops whole channels: the same factor for all of their ``spatial`` dimensions."""
+
+    def drop(input: SparseTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        is_single = input.dim() == spatial + 1 and spatial != 2  # torch reads (N, C, L) there
+        kept = 1 if is_single else 2
+        shape = (*input.shape[:kept], *(1,) * (input.dim() - kept))
+        factors = function(torch.ones(shape, dtype=input.dtype), p, training)
+        found = torch.mul(input, factors)
+        return replace_by(input, found, function.__name__) if inplace else found
+
+    return drop
+
+
+implements(F.dropout1d)(_of_channels(F.dropout1d, 1))
+implements(F.dropout2d)(_of_channels(F.dropout2d, 2))
+implements(F.dropout3d)(_of_channels(F.dropout3d, 3))

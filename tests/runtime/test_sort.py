@@ -1,0 +1,60 @@
+"""Entries are sorted by their coordinates, of any number and size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scorch.errors import CompilerNotFoundError
+from scorch.runtime import parse, sort
+from scorch.runtime.sort import sort_entries
+
+
+@given(st.data())
+def test_any_entries(data):
+    dims = data.draw(st.integers(1, 4))
+    sizes = [data.draw(st.sampled_from([1, 2, 5, 300, 70_000, 2**20, 2**40])) for _ in range(dims)]
+    count = data.draw(st.integers(1, 60))
+    dtype = torch.int64 if max(sizes) > 2**31 else torch.int32
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    columns = [torch.randint(0, size, (count,), generator=generator).to(dtype) for size in sizes]
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    found = sort_entries(columns, sizes)
+    if len(set(rows)) < count:
+        assert found is False
+    elif rows == sorted(rows):
+        assert found is True
+    else:
+        order, moved = found
+        assert [rows[n] for n in order.tolist()] == sorted(rows)
+        assert list(zip(*(column.tolist() for column in moved), strict=True)) == sorted(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_columns_in_order_become_rows(dtype):
+    columns = [torch.tensor([2, 0, 1, 0], dtype=dtype), torch.tensor([0, 1, 1, 2], dtype=dtype)]
+    order, moved = sort_entries(columns, (3, 3))
+    assert order.tolist() == [1, 3, 2, 0]
+    assert [column.tolist() for column in moved] == [[0, 0, 1, 2], [1, 2, 1, 0]]
+
+
+def test_no_entries_are_in_order():
+    assert sort_entries([torch.zeros(0, dtype=torch.int32)], (5,)) is True
+
+
+def test_without_a_compiler_others_do_it(monkeypatch):
+    def none(*_: object) -> None:
+        raise CompilerNotFoundError("no compiler")
+
+    for module in (sort, parse):
+        monkeypatch.setattr(module.jit, "load", none)
+    sort._address.cache_clear()
+    parse._functions.cache_clear()
+    try:
+        assert sort_entries([torch.tensor([1, 0], dtype=torch.int32)], (5,)) is False
+        assert parse.parse_table(b"1 1\n", 0, (5,), 1, False) is None
+    finally:
+        sort._address.cache_clear()
+        parse._functions.cache_clear()
