@@ -6,16 +6,32 @@ the builtin a user would expect to catch, and each message names the operand, th
 
 from __future__ import annotations
 
+import torch
+
 
 class ScorchError(Exception):
     """Base of all errors raised by Scorch."""
 
-
-class ShapeError(ScorchError, ValueError):
-    """Sizes that must agree do not."""
+    is_retold: bool = False  # whether it tells what torch says of a call
 
 
-class NotationError(ScorchError, ValueError):
+class CallError(ScorchError, RuntimeError):
+    """A call of a torch function that dense tensors refuse too: sizes, dtypes or numbers do not fit."""
+
+
+class DeviceError(ScorchError, RuntimeError):
+    """Tensors on several devices in one call."""
+
+
+class LinearAlgebraError(ScorchError, torch.linalg.LinAlgError):
+    """A matrix that cannot be inverted or factored."""
+
+
+class ShapeError(ScorchError, ValueError, RuntimeError):
+    """Sizes that must agree do not; a ``RuntimeError`` too, as torch raises."""
+
+
+class NotationError(ScorchError, ValueError, RuntimeError):
     """An einsum equation or index expression that cannot be read."""
 
 
@@ -23,8 +39,8 @@ class FormatError(ScorchError, ValueError):
     """A format that does not exist or does not fit the tensor."""
 
 
-class IndexRangeError(ScorchError, IndexError):
-    """A stored coordinate outside the tensor's shape."""
+class IndexRangeError(ScorchError, IndexError, RuntimeError):
+    """A coordinate or a dimension that the tensor does not have; torch raises one or the other."""
 
 
 class DtypeError(ScorchError, TypeError):

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from scorch.errors import OperandError, ShapeError, UnsupportedError
+from scorch.errors import CallError, OperandError, ShapeError
 from scorch.ops.einsum import einsum
+from scorch.ops.generic import write_out
 from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor
 
@@ -54,8 +55,6 @@ implements(torch.einsum)(einsum)
 def _product(
     name: str, left: Any, right: Any, out: Any, left_dims: int | None = None, right_dims: int | None = None
 ) -> Result:
-    if out is not None:
-        raise UnsupportedError(f"{name} with out= does not work on sparse tensors; use the result instead")
     for side, wanted in ((left, left_dims), (right, right_dims)):
         if not isinstance(side, torch.Tensor):
             raise OperandError(f"{name} takes tensors, not a {type(side).__name__}; use torch.as_tensor")
@@ -64,9 +63,16 @@ def _product(
                 f"{name} takes a tensor of {wanted} dimensions here, not of {side.dim()} "
                 f"(shape {tuple(side.shape)}); matmul takes any"
             )
+    if left_dims == 3 and left.shape[0] != right.shape[0]:
+        raise ShapeError(f"{name} takes batches of one length, not {left.shape[0]} and {right.shape[0]}")
     first, second, result = _subscripts(left.dim(), right.dim())
+    if left.dtype != right.dtype:
+        raise CallError(
+            f"{name} takes tensors of one dtype, not {left.dtype} and {right.dtype}; use .to(dtype)"
+        )
     both_sparse = isinstance(left, SparseTensor) and isinstance(right, SparseTensor)
-    return einsum(f"{first},{second}->{result}", left, right, format=None if both_sparse else "dense")
+    found = einsum(f"{first},{second}->{result}", left, right, format=None if both_sparse else "dense")
+    return found if out is None else write_out(out, found, name)
 
 
 def _subscripts(left: int, right: int) -> tuple[str, str, str]:

@@ -74,10 +74,18 @@ class SparseTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         handler = dispatch.FUNCTIONS.get(func)
-        if handler is not None:
-            return handler(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        try:
+            if handler is not None:
+                return handler(*args, **(kwargs or {}))
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        except Exception as error:
+            from scorch.tensor.retell import retold
+
+            told = retold(error, func, args, kwargs or {})
+            if told is error:
+                raise
+        raise told
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
