@@ -73,6 +73,9 @@ def rdiv(self: torch.Tensor, other: Any) -> Any:
 def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``func``, which torch applies to each element, where some of ``args`` are sparse."""
     call = _Call(func, args, kwargs)
+    shape = tuple(torch.broadcast_shapes(*(tensor.shape for tensor in call.tensors.values())))
+    if 0 in shape:
+        return call.empty(shape)
     if call.is_unary:
         return call.unary()
     return call.general()
@@ -112,6 +115,13 @@ class _Call:
         """What the function gives where nothing is stored; with dense operands a tensor of their shape."""
         zeros = {p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype) for p, t in self.sparse.items()}
         return self.apply(zeros)
+
+    def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """A result without elements; the function says its dtype, and must not meet a zero to divide by."""
+        shells = {p: torch.zeros((), dtype=t.dtype).expand(t.shape) for p, t in self.sparse.items()}
+        found = self.apply(shells)
+        none = Entries(torch.zeros(0, dtype=torch.int64), found.reshape(-1), shape)
+        return from_entries(none, format_for(self.first, shape))
 
     def unary(self) -> torch.Tensor:
         values = self.apply({place: tensor.storage.values for place, tensor in self.sparse.items()})

@@ -142,6 +142,8 @@ def densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``x.add_(y)``: x takes the result of ``x.add(y)``."""
     name, target = name_of(func), args[0]
+    if name == "abs_" and target.is_complex():
+        raise InPlaceError("abs_ gives real numbers, which a complex tensor does not become; use abs")
     functional = getattr(aten, name.removesuffix("_"), None)
     if name.endswith("_") and functional is not None:
         return replace_by(target, functional(*args, **kwargs), name)
