@@ -6,7 +6,7 @@ the builtin a user would expect to catch, and each message names the operand, th
 
 from __future__ import annotations
 
-import torch
+from torch.linalg import LinAlgError
 
 
 class ScorchError(Exception):
@@ -23,7 +23,7 @@ class DeviceError(ScorchError, RuntimeError):
     """Tensors on several devices in one call."""
 
 
-class LinearAlgebraError(ScorchError, torch.linalg.LinAlgError):
+class LinearAlgebraError(ScorchError, LinAlgError):  # type: ignore[misc]
     """A matrix that cannot be inverted or factored."""
 
 

@@ -76,7 +76,8 @@ def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     shape = tuple(torch.broadcast_shapes(*(tensor.shape for tensor in call.tensors.values())))
     if 0 in shape:
         return call.empty(shape)
-    if call.is_unary:
+    is_division = func.overloadpacket in DIVISIONS and isinstance(args[1], SparseTensor)
+    if call.is_unary and not is_division:
         return call.unary()
     return call.general()
 
@@ -141,6 +142,8 @@ class _Call:
             keys = common([wide[place] for place in zeroing])
             return self.on(keys, wide, shape, zeroing[0])
         keys = united(list(wide.values()))
+        if keys.numel() == math.prod(shape):  # and a division may have no zero to divide by
+            return self.on(keys, wide, shape, next(iter(wide)))
         fill = self.background()
         if _is_zero(fill):
             return self.on(keys, wide, shape, next(iter(wide)))

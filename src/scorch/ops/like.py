@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from scorch.errors import CallError
+from scorch.errors import CallError, OperandError
 from scorch.ops.generic import densely, replace_by
 from scorch.ops.shape import zeros_like
 from scorch.tensor.budget import check_budget
@@ -66,7 +66,8 @@ def empty_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any
 def _in_place(func: Any) -> Callable[..., torch.Tensor]:
     def handler(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not isinstance(self, SparseTensor) or any(isinstance(value, SparseTensor) for value in args):
-            return densely(func, (self, *args), kwargs)
+            found: torch.Tensor = densely(func, (self, *args), kwargs)
+            return found
         filled = on_pattern(self, lambda values: func(values, *args, **kwargs))
         return replace_by(self, filled, func.overloadpacket.__name__)
 
@@ -160,16 +161,18 @@ def new_full(
 # Python's own ways with tensors ----------------------------------------------------------------------
 
 
-@implements(torch.Tensor.__iter__)
 def iterate(self: SparseTensor) -> Iterator[torch.Tensor]:
     """The rows one by one, made when they are asked for."""
     if self.dim() == 0:
-        raise TypeError("iteration over a 0-d tensor")
+        raise OperandError("iteration over a 0-d tensor")
     return (
         row
         for start in range(0, self.shape[0], ROWS_AT_ONCE)
         for row in self[start : start + ROWS_AT_ONCE].unbind(0)
     )
+
+
+setattr(SparseTensor, "__iter__", iterate)  # noqa: B010 - torch types it as a plain method
 
 
 @implements(torch.Tensor.apply_)

@@ -34,7 +34,7 @@ KINDS: dict[type[BaseException], type[ScorchError]] = {
     TypeError: OperandError,
     ValueError: ArgumentError,
     NotImplementedError: UnsupportedError,
-    torch.linalg.LinAlgError: LinearAlgebraError,
+    LinearAlgebraError.__bases__[1]: LinearAlgebraError,  # torch.linalg.LinAlgError
 }
 SIGNS = {
     "__getitem__": "S[...]",
