@@ -73,9 +73,8 @@ def rdiv(self: torch.Tensor, other: Any) -> Any:
 def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``func``, which torch applies to each element, where some of ``args`` are sparse."""
     call = _Call(func, args, kwargs)
-    shape = tuple(torch.broadcast_shapes(*(tensor.shape for tensor in call.tensors.values())))
-    if 0 in shape:
-        return call.empty(shape)
+    if any(not tensor.numel() for tensor in call.tensors.values()):
+        return call.empty()
     is_division = func.overloadpacket in DIVISIONS and isinstance(args[1], SparseTensor)
     if call.is_unary and not is_division:
         return call.unary()
@@ -117,10 +116,11 @@ class _Call:
         zeros = {p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype) for p, t in self.sparse.items()}
         return self.apply(zeros)
 
-    def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
+    def empty(self) -> torch.Tensor:
         """A result without elements; the function says its dtype, and must not meet a zero to divide by."""
         shells = {p: torch.zeros((), dtype=t.dtype).expand(t.shape) for p, t in self.sparse.items()}
         found = self.apply(shells)
+        shape = tuple(found.shape)
         none = Entries(torch.zeros(0, dtype=torch.int64), found.reshape(-1), shape)
         return from_entries(none, format_for(self.first, shape))
 
