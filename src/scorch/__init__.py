@@ -43,6 +43,7 @@ from scorch.tensor.draw import draw
 from scorch.tensor.files import load, save
 from scorch.tensor.graphs import from_networkx, to_networkx
 from scorch.tensor.interop import from_scipy
+from scorch.tensor.like import empty_like, full_like, rand_like, randint_like, randn_like
 from scorch.tensor.spy import spy
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ __all__ = [
     "draw",
     "einsum",
     "empty",
+    "empty_like",
     "errors",
     "evaluate",
     "explain",
@@ -72,12 +74,16 @@ __all__ = [
     "from_scipy",
     "from_torch",
     "full",
+    "full_like",
     "load",
     "ones",
     "ones_like",
     "rand",
+    "rand_like",
     "randint",
+    "randint_like",
     "randn",
+    "randn_like",
     "rearrange",
     "save",
     "settings",

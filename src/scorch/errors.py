@@ -12,12 +12,22 @@ import torch
 class ScorchError(Exception):
     """Base of all errors raised by Scorch."""
 
-
-class ShapeError(ScorchError, ValueError):
-    """Sizes that must agree do not."""
+    is_retold: bool = False  # whether it tells what torch says of a call
 
 
-class NotationError(ScorchError, ValueError):
+class CallError(ScorchError, RuntimeError):
+    """A call of a torch function that dense tensors refuse too: sizes, dtypes or numbers do not fit."""
+
+
+class DeviceError(ScorchError, RuntimeError):
+    """Tensors on several devices in one call."""
+
+
+class ShapeError(ScorchError, ValueError, RuntimeError):
+    """Sizes that must agree do not; a ``RuntimeError`` too, as torch raises."""
+
+
+class NotationError(ScorchError, ValueError, RuntimeError):
     """An einsum equation or index expression that cannot be read."""
 
 
@@ -25,8 +35,8 @@ class FormatError(ScorchError, ValueError):
     """A format that does not exist or does not fit the tensor."""
 
 
-class IndexRangeError(ScorchError, IndexError):
-    """A stored coordinate outside the tensor's shape."""
+class IndexRangeError(ScorchError, IndexError, RuntimeError):
+    """A coordinate or a dimension that the tensor does not have; torch raises one or the other."""
 
 
 class DtypeError(ScorchError, TypeError):
@@ -73,7 +83,7 @@ class KernelError(ScorchError, RuntimeError):
     """A kernel could not finish, for example because memory ran out."""
 
 
-class LinAlgError(ScorchError, torch.linalg.LinAlgError):  # type: ignore[misc, name-defined]
+class LinAlgError(ScorchError, torch.linalg.LinAlgError):  # type: ignore[misc]
     """A matrix that an equation cannot be solved with, such as a singular one."""
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import scorch
-from scorch.errors import ShapeError, UnsupportedError
+from scorch.errors import CallError, ShapeError
 
 
 @pytest.fixture
@@ -120,13 +120,16 @@ def test_names_of_arguments_are_those_of_torch(dense: torch.Tensor) -> None:
     x, v = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
     torch.testing.assert_close(torch.mm(S, mat2=x), dense @ x)
     torch.testing.assert_close(torch.mv(S, vec=v), dense @ v)
-    with pytest.raises(UnsupportedError, match="out="):
-        torch.matmul(S, x, out=torch.empty(5, 3, dtype=torch.float64))
+    out = torch.empty(5, 3, dtype=torch.float64)
+    assert torch.matmul(S, x, out=out) is out
+    torch.testing.assert_close(out, dense @ x)
 
 
 def test_what_torch_refuses_is_refused(dense: torch.Tensor) -> None:
     S = scorch.from_torch(dense, format="csr")
     v = torch.randn(6, dtype=torch.float64)
+    with pytest.raises(CallError, match="one dtype"):
+        torch.mm(S, torch.ones(6, 2))
     with pytest.raises(ShapeError, match="mm takes a tensor of 2 dimensions here"):
         torch.mm(S, v)
     with pytest.raises(ShapeError, match="mv takes a tensor of 1 dimensions here"):

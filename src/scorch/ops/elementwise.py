@@ -73,7 +73,10 @@ def rdiv(self: torch.Tensor, other: Any) -> Any:
 def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``func``, which torch applies to each element, where some of ``args`` are sparse."""
     call = _Call(func, args, kwargs)
-    if call.is_unary:
+    if any(not tensor.numel() for tensor in call.tensors.values()):
+        return call.empty()
+    is_division = func.overloadpacket in DIVISIONS and isinstance(args[1], SparseTensor)
+    if call.is_unary and not is_division:
         return call.unary()
     return call.general()
 
@@ -116,6 +119,14 @@ class _Call:
         zeros = {p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype) for p, t in self.sparse.items()}
         return self.apply(zeros)
 
+    def empty(self) -> torch.Tensor:
+        """A result without elements; the function says its dtype, and must not meet a zero to divide by."""
+        shells = {p: torch.zeros((), dtype=t.dtype).expand(t.shape) for p, t in self.sparse.items()}
+        found = self.apply(shells)
+        shape = tuple(found.shape)
+        none = Entries(torch.zeros(0, dtype=torch.int64), found.reshape(-1), shape)
+        return from_entries(none, format_for(self.first, shape))
+
     def unary(self) -> torch.Tensor:
         values = self.apply({place: tensor.storage.values for place, tensor in self.sparse.items()})
         fill = self.background()
@@ -134,6 +145,8 @@ class _Call:
             keys = common([wide[place] for place in zeroing])
             return self.on(keys, wide, shape, zeroing[0])
         keys = united(list(wide.values()))
+        if keys.numel() == math.prod(shape):  # and a division may have no zero to divide by
+            return self.on(keys, wide, shape, next(iter(wide)))
         fill = self.background()
         if _is_zero(fill):
             return self.on(keys, wide, shape, next(iter(wide)))

@@ -8,13 +8,14 @@ anything else              on dense copies, within the dense budget
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
-from scorch.errors import InPlaceError, UnsupportedError
+from scorch.errors import DeviceError, InPlaceError, UnsupportedError
 from scorch.ops.elementwise import elementwise, is_elementwise
 from scorch.ops.views import written_through
 from scorch.tensor import dispatch
@@ -140,6 +141,8 @@ def densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``x.add_(y)``: x takes the result of ``x.add(y)``."""
     name, target = name_of(func), args[0]
+    if name == "abs_" and target.is_complex():
+        raise InPlaceError("abs_ gives real numbers, which a complex tensor does not become; use abs")
     functional = getattr(aten, name.removesuffix("_"), None)
     if name.endswith("_") and functional is not None:
         return replace_by(target, functional(*args, **kwargs), name)
@@ -164,14 +167,14 @@ def _writes_sparse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bo
 
 def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
     """``target`` with the value of ``result``; a sparse one keeps its format."""
+    if not torch.can_cast(result.dtype, target.dtype):
+        raise InPlaceError(f"{name} gives {result.dtype}, which a tensor of {target.dtype} cannot take")
     if not isinstance(target, SparseTensor):
         return target.copy_(result.to_dense() if isinstance(result, SparseTensor) else result)
     if tuple(result.shape) != tuple(target.shape):
         raise InPlaceError(
             f"{name} on a tensor of shape {tuple(target.shape)} gives one of {tuple(result.shape)}"
         )
-    if not torch.can_cast(result.dtype, target.dtype):
-        raise InPlaceError(f"{name} gives {result.dtype}, which a tensor of {target.dtype} cannot take")
     given = result.storage if isinstance(result, SparseTensor) else result
     stored = convert(given, target.format)
     assert isinstance(stored, Storage)
@@ -187,8 +190,21 @@ def _into(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     functional: Callable[..., Any] = getattr(func.overloadpacket, _without_out(func))
     found = functional(*args, **kwargs)
     if isinstance(out, tuple | list):
-        return type(out)(replace_by(o, f, name_of(func)) for o, f in zip(out, found, strict=True))
-    return replace_by(out, found, name_of(func))
+        return type(out)(write_out(o, f, name_of(func)) for o, f in zip(out, found, strict=True))
+    return write_out(out, found, name_of(func))
+
+
+def write_out(out: torch.Tensor, result: Any, name: str) -> torch.Tensor:
+    """``out=``: a dense tensor takes the shape of the result, with torch's warning unless it was empty."""
+    is_dense = not isinstance(out, SparseTensor)
+    if out.device != result.device:
+        raise DeviceError(f"{name} gives a result on {result.device}, but out is on {out.device}")
+    if is_dense and out.shape != result.shape and torch.can_cast(result.dtype, out.dtype):
+        if out.numel():
+            was, given = tuple(out.shape), tuple(result.shape)
+            warnings.warn(f"out of {name} has shape {was} and is resized to {given}", stacklevel=2)
+        out.resize_(result.shape)
+    return replace_by(out, result, name)
 
 
 def _without_out(func: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from scorch.errors import IndexRangeError
+from scorch.errors import CallError, IndexRangeError
 from scorch.ops.generic import densely
 from scorch.ops.shape import made, made_at, shape_after
 from scorch.tensor.dispatch import implements_operator
@@ -48,6 +48,12 @@ def join(stored: torch.Tensor, asked: torch.Tensor) -> tuple[torch.Tensor, torch
 
 @implements_operator(aten.index_select)
 def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
+    if index.dtype not in (torch.int32, torch.int64):
+        raise CallError(f"index_select takes places of int32 or int64, not of {index.dtype}")
+    if index.dim() > 1:
+        raise IndexRangeError(
+            f"index_select takes a list of places, not a tensor of {index.dim()} dimensions"
+        )
     shape = shape_after(aten.index_select.default, self, dim, index.to("meta"))
     dim %= max(self.dim(), 1)
     if (rows := _rows(self, dim, index)) is not None:
@@ -113,7 +119,12 @@ class _Points:
         whole = tuple(tensor.shape)
         self.dims = [dim for dim, value in enumerate(indices) if value is not None]
         self.sizes = tuple(whole[dim] for dim in self.dims)
-        points = torch.broadcast_tensors(*(value for value in indices if value is not None))
+        given = [value for value in indices if value is not None]
+        try:
+            points = torch.broadcast_tensors(*given)
+        except RuntimeError:
+            shapes = ", ".join(str(tuple(value.shape)) for value in given)
+            raise IndexRangeError(f"indices of shapes {shapes} do not fit together") from None
         self.shape = tuple(points[0].shape)
         counted = [_checked(p, whole[dim], dim) for p, dim in zip(points, self.dims, strict=True)]
         self.keys = keys_of([point.reshape(-1) for point in counted], self.sizes)
@@ -137,6 +148,8 @@ def _plain_indices(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -
                     f"a mask of shape {tuple(value.shape)} does not fit dimensions of {size}"
                 )
             found += list(torch.nonzero(value).unbind(1))  # of a sparse mask, by its entries
+        elif value.dtype not in (torch.int32, torch.int64):
+            raise IndexRangeError(f"indices are int64, int32, uint8 or bool, not {value.dtype}")
         else:
             found.append(value.to_dense() if isinstance(value, SparseTensor) else value)
     return found + [None] * (self.dim() - len(found))
@@ -173,6 +186,8 @@ def take(self: SparseTensor, index: torch.Tensor) -> Any:
 def masked_select(self: torch.Tensor, mask: torch.Tensor) -> Any:
     if not isinstance(self, SparseTensor):
         return torch.masked_select(self, mask.to_dense())
+    if mask.dtype != torch.bool:
+        raise CallError(f"masked_select takes a mask of bools, not of {mask.dtype}")
     shape = tuple(torch.broadcast_shapes(self.shape, mask.shape))
     if not self.dim():
         return torch.masked_select(self.to_dense(), mask)
@@ -262,6 +277,14 @@ def _scattered(self: SparseTensor, dim: int, index: torch.Tensor, src: Any, adds
     if not isinstance(self, SparseTensor):
         func = torch.scatter_add if adds else torch.scatter
         return func(self, dim, index, src.to_dense() if isinstance(src, SparseTensor) else src)
+    shell = (
+        torch.empty(tuple(src.shape), dtype=src.dtype, device="meta")
+        if isinstance(src, torch.Tensor)
+        else src
+    )
+    func = aten.scatter_add.default if adds else aten.scatter.value
+    func = aten.scatter.src if isinstance(src, torch.Tensor) and not adds else func
+    shape_after(func, self, dim, index.to("meta"), shell)
     dim %= max(self.dim(), 1)
     _checked(index, self.shape[dim], dim)
     shape = tuple(index.shape)

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from scorch.errors import OperandError, ShapeError, UnsupportedError
+from scorch.errors import CallError, OperandError, ShapeError
 from scorch.formats import Format
 from scorch.ops.einsum import einsum
+from scorch.ops.generic import write_out
 from scorch.tensor.construct import from_torch
 from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -58,8 +59,6 @@ implements(torch.einsum)(einsum)
 def _product(
     name: str, left: Any, right: Any, out: Any, left_dims: int | None = None, right_dims: int | None = None
 ) -> Result:
-    if out is not None:
-        raise UnsupportedError(f"{name} with out= does not work on sparse tensors; use the result instead")
     for side, wanted in ((left, left_dims), (right, right_dims)):
         if not isinstance(side, torch.Tensor):
             raise OperandError(f"{name} takes tensors, not a {type(side).__name__}; use torch.as_tensor")
@@ -68,12 +67,24 @@ def _product(
                 f"{name} takes a tensor of {wanted} dimensions here, not of {side.dim()} "
                 f"(shape {tuple(side.shape)}); matmul takes any"
             )
+    if left_dims == 3 and left.shape[0] != right.shape[0]:
+        raise ShapeError(f"{name} takes batches of one length, not {left.shape[0]} and {right.shape[0]}")
     first, second, result = _subscripts(left.dim(), right.dim())
-    left, right = _as_sparse(left), _as_sparse(right)
+    if left.dtype != right.dtype:
+        raise CallError(
+            f"{name} takes tensors of one dtype, not {left.dtype} and {right.dtype}; use .to(dtype)"
+        )
+    found = _multiplied((first, second, result), _as_sparse(left), _as_sparse(right))
+    return found if out is None else write_out(out, found, name)
+
+
+def _multiplied(subscripts: tuple[str, str, str], left: Any, right: Any) -> Result:
+    """The product, which of two sparse tensors is sparse."""
+    first, second, result = subscripts
     equation = f"{first},{second}->{result}"
     if not isinstance(left, SparseTensor) or not isinstance(right, SparseTensor):
         return einsum(equation, left, right, format="dense")
-    asked = _sparse_format((first, second, result), left.format, right.format)
+    asked = _sparse_format(subscripts, left.format, right.format)
     found = einsum(equation, left, right, format=asked)
     is_dense = bool(result) and not isinstance(found, SparseTensor)  # a sparse dimension of size 1 is none
     return from_torch(found, format=_rows_format(len(result))) if is_dense else found

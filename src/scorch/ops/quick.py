@@ -181,14 +181,27 @@ def t(input: SparseTensor) -> Any:
 @implements(torch.Tensor.__setitem__)
 def setitem(self: Any, key: Any, value: Any) -> None:
     """``S[1, 2] = x``; everything else torch takes apart into views, which write through."""
-    places = key if isinstance(key, tuple) else (key,)
-    is_element = all(type(place) is int for place in places) and len(places) == self.dim()
-    if is_element and isinstance(self, SparseTensor):
-        places = tuple(torch.tensor([place]) for place in places)
+    place = _element(key, self.dim()) if isinstance(self, SparseTensor) else None
+    if place is not None:
         value = torch.as_tensor(value, dtype=self.dtype).reshape(1)
-        self.index_put_(places, value)
+        self.index_put_(tuple(torch.tensor([number]) for number in place), value)
     else:
         _general(torch.Tensor.__setitem__, self, key, value)
+
+
+def _element(key: Any, rank: int) -> list[int] | None:
+    """The coordinates that ``key`` names, if it names one element: such have no views."""
+    found: list[int] = []
+    for part in key if isinstance(key, tuple) else (key,):
+        if part is None or part is Ellipsis:
+            continue
+        is_scalar = (
+            isinstance(part, torch.Tensor) and part.dim() == 0 and part.dtype in (torch.int64, torch.int32)
+        )
+        if type(part) is not int and not is_scalar:
+            return None
+        found.append(int(part))
+    return found if len(found) == rank else None
 
 
 @implements(torch.Tensor.__getitem__)

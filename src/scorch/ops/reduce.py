@@ -373,6 +373,8 @@ def vector_norm(
 @implements_operator(aten.logsumexp)
 def logsumexp(self: SparseTensor, dim: Dims, keepdim: bool = False) -> Any:
     dims = [dim] if isinstance(dim, int) else dim
+    if self.is_complex():  # which have no largest value
+        return densely(aten.logsumexp.default, (self, dims, keepdim), {})
 
     def body(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
         top, _ = _extreme("amax")(groups, values)

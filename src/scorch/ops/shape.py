@@ -8,6 +8,7 @@ stored outermost (``tensor.parts``). Everything else is arithmetic on the keys o
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from scorch.tensor.entries import (
     expanded,
     format_for,
     from_entries,
+    keys_of,
 )
 from scorch.tensor.parts import inner_format, one_of, outer_dim, part, value_at
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -209,7 +211,20 @@ def select(self: SparseTensor, dim: int, index: int) -> Any:
 
 @implements_operator(aten.unbind)
 def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
-    return [select(self, dim, index) for index in range(self.shape[dim])]
+    """Every part along ``dim``; the entries are gone through once for all of them."""
+    shape = tuple(size for d, size in enumerate(self.shape) if d != dim % self.dim())
+    entries = entries_of(self)
+    crd = entries.coordinates
+    along, order = torch.sort(crd.pop(dim), stable=True)
+    keys, values = keys_of(crd, shape).expand(order.shape)[order], entries.values[order]
+    bounds = torch.searchsorted(along, torch.arange(self.shape[dim] + 1)).tolist()
+    if not shape:
+        dense = torch.zeros(self.shape[dim], dtype=values.dtype).index_put_((along,), values)
+        return list(dense.unbind())
+    return [
+        made(self, keys[first:last], values[first:last], shape, True)
+        for first, last in itertools.pairwise(bounds)
+    ]
 
 
 @implements_operator(aten.split.Tensor)

@@ -62,7 +62,7 @@ def zeros_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any)
     """As ``torch.zeros_like``; in a sparse ``format`` nothing is stored."""
     if format is None:
         return torch.zeros_like(input, **options)
-    _check_tensor("zeros_like", input)
+    check_tensor("zeros_like", input)
     dtype = _dtype_of("zeros_like", options, input.dtype)
     return _without_entries("zeros_like", tuple(input.shape), dtype, format)
 
@@ -113,7 +113,7 @@ def ones_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) 
     """As ``torch.ones_like``; in a sparse ``format`` every place is stored."""
     if format is None:
         return torch.ones_like(input, **options)
-    _check_tensor("ones_like", input)
+    check_tensor("ones_like", input)
     dtype = _dtype_of("ones_like", options, input.dtype)
     return _filled("ones_like", tuple(input.shape), 1, dtype, format)
 
@@ -358,6 +358,6 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
                 raise OperandError(f"{name} has no argument {option!r}")
 
 
-def _check_tensor(name: str, input: Any) -> None:
+def check_tensor(name: str, input: Any) -> None:
     if not isinstance(input, torch.Tensor):
         raise OperandError(f"{name} takes a tensor, not a {type(input).__name__}")

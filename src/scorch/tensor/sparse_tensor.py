@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from scorch.errors import ShapeError
+from scorch.errors import OperandError, ShapeError
 from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
 from scorch.tensor.run import convert
@@ -74,10 +74,18 @@ class SparseTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         handler = dispatch.FUNCTIONS.get(func)
-        if handler is not None:
-            return handler(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        try:
+            if handler is not None:
+                return handler(*args, **(kwargs or {}))
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        except Exception as error:
+            from scorch.tensor.retell import retold
+
+            told = retold(error, func, args, kwargs or {})
+            if told is error:
+                raise
+        raise told
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -219,6 +227,12 @@ class SparseTensor(torch.Tensor):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return self.numpy()  # says what to do instead
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Refused: the tensor has several arrays."""
+        raise OperandError(
+            "a sparse tensor has no memory of its own; ask an array: .values().untyped_storage()"
+        )
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., SparseTensor], tuple[Any, ...]]:
         return SparseTensor, (self.storage,)
 
@@ -230,7 +244,11 @@ def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """``found``, one tensor or several, as made from the first argument by the operator ``func``."""
     source, *rest = args
     for place, part in enumerate(found if isinstance(found, list | tuple) else [found]):
-        if isinstance(part, SparseTensor) and part.storage is not source.storage:
+        if not isinstance(part, SparseTensor):
+            continue
+        if part.storage is source.storage:  # the whole of it, and a view of the same tensor
+            part.origin = source.origin
+        else:
             number = place if isinstance(found, list | tuple) else None
             part.origin = Origin(source, func, tuple(rest), dict(kwargs or {}), number)
     return found

@@ -86,7 +86,7 @@ def nnz(self: SparseTensor) -> int:
 # arrays ----------------------------------------------------------------------------------------------
 
 
-@answers("values", "_values")
+@answers("values")
 def values(self: SparseTensor) -> torch.Tensor:
     """The stored values, one for each entry; blocks and dense dimensions below keep their shape."""
     pattern, stored = self.storage.pattern, self.storage.values.detach()
@@ -100,7 +100,27 @@ def values(self: SparseTensor) -> torch.Tensor:
     return stored.view(*batches, entries, *tail)
 
 
-@answers("indices", "_indices")
+@answers("_indices")
+def coo_indices(self: SparseTensor) -> torch.Tensor:
+    """As ``indices``, of the tensor as COO: ``torch.testing`` and optimizers ask sparse tensors for it."""
+    return indices(_as_coo(self))
+
+
+@answers("_values")
+def coo_values(self: SparseTensor) -> torch.Tensor:
+    """The values in the order of ``_indices``."""
+    return values(_as_coo(self))
+
+
+def _as_coo(self: SparseTensor) -> SparseTensor:
+    sparse = self.format.letters.rstrip("d")
+    is_coo = set(sparse) == {"o"} and self.format.order == tuple(range(self.dim()))
+    found = self if is_coo else self.to_format("coo")
+    assert isinstance(found, SparseTensor)
+    return found
+
+
+@answers("indices")
 def indices(self: SparseTensor) -> torch.Tensor:
     """The coordinates of a COO tensor, one row for each sparse dimension (int64, as in torch)."""
     pattern = self.storage.pattern

@@ -1,0 +1,26 @@
+"""Made by tests/make_stubs.py for torch 2.13.0; do not edit."""
+
+from torch.onnx import (
+    ExportableModule as ExportableModule,
+    InputObserver as InputObserver,
+    JitScalarType as JitScalarType,
+    ONNXProgram as ONNXProgram,
+    OnnxExporterError as OnnxExporterError,
+    OperatorExportTypes as OperatorExportTypes,
+    TensorProtoDataType as TensorProtoDataType,
+    TrainingMode as TrainingMode,
+    errors as errors,
+    export as export,
+    is_in_onnx_export as is_in_onnx_export,
+    ops as ops,
+    producer_name as producer_name,
+    producer_version as producer_version,
+    register_custom_op_symbolic as register_custom_op_symbolic,
+    select_model_mode_for_export as select_model_mode_for_export,
+    symbolic_helper as symbolic_helper,
+    symbolic_opset10 as symbolic_opset10,
+    symbolic_opset9 as symbolic_opset9,
+    torch as torch,
+    unregister_custom_op_symbolic as unregister_custom_op_symbolic,
+    utils as utils,
+)

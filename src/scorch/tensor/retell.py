@@ -1,0 +1,168 @@
+"""Errors of calls of torch's functions, told in the words of the call that the user made.
+
+A call that fails is repeated on tensors without memory of the same shapes and dtypes. What torch says of
+those is what it says of dense tensors: the user gets an error of the same type, which is one of Scorch's too,
+naming the function and what it was given. Where torch would accept the call, the error is Scorch's own.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from scorch.errors import (
+    ArgumentError,
+    CallError,
+    DensityError,
+    DeviceError,
+    IndexRangeError,
+    LinAlgError,
+    OperandError,
+    ScorchError,
+    UnsupportedError,
+)
+from scorch.tensor.sparse_tensor import SparseTensor
+
+KINDS: dict[type[BaseException], type[ScorchError]] = {
+    RuntimeError: CallError,
+    IndexError: IndexRangeError,
+    TypeError: OperandError,
+    ValueError: ArgumentError,
+    NotImplementedError: UnsupportedError,
+    torch.linalg.LinAlgError: LinAlgError,
+}
+SIGNS = {
+    "__getitem__": "S[...]",
+    "__setitem__": "S[...] = value",
+    "__matmul__": "@",
+    "__rmatmul__": "@",
+    "__bool__": "bool",
+    "__float__": "float",
+    "__int__": "int",
+    "__index__": "index",
+    "__len__": "len",
+}
+SMALL = 1 << 20  # bytes
+MOST_DIMS = 16
+
+
+def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception:
+    """What the user is told when ``func`` failed with ``error``: another error, or the same one."""
+    if not isinstance(error, ScorchError) and type(error) not in KINDS:
+        return error
+    if torch._C._len_torch_dispatch_stack():  # a compiler or a tracer at work, which reads torch's errors
+        return error
+    tensors = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, torch.Tensor)]
+    elsewhere = _mixed_devices(tensors)
+    name = name_of(func)
+    if elsewhere is not None:
+        return _made(DeviceError, name, elsewhere, tensors)
+    dense, is_exact = _error_of_dense(func, args, kwargs, tensors)
+    if dense is None:
+        return (
+            error if isinstance(error, ScorchError) else _made(KINDS[type(error)], name, str(error), tensors)
+        )
+    is_refusal = isinstance(error, DensityError | UnsupportedError)
+    is_own = isinstance(error, ScorchError) and not error.is_retold and not is_refusal
+    if is_own and (isinstance(error, type(dense)) or not is_exact):
+        return error
+    return _made(KINDS[type(dense)], name, str(dense), tensors)
+
+
+def _mixed_devices(tensors: Sequence[torch.Tensor]) -> str | None:
+    """What is wrong with tensors on several devices; numbers may be anywhere, as in torch."""
+    own = next((tensor.device for tensor in tensors if isinstance(tensor, SparseTensor)), None)
+    for tensor in tensors:
+        if own is not None and tensor.device != own and tensor.dim() > 0:
+            other = tensor.device
+            return f"all tensors must be on one device, but the sparse one is on {own} and another on {other}"
+    return None
+
+
+def _error_of_dense(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+) -> tuple[Exception | None, bool]:
+    """What torch raises for dense tensors, and whether it was asked with their values.
+
+    Small tensors are copied; in the place of large ones stand tensors without memory.
+    """
+    if sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= SMALL:
+        return _error_on(_copied, func, args, kwargs), True
+    found = _error_on(_shell, func, args, kwargs)
+    numbers = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, int)]
+    is_harmless = len(tensors) == 1 and all(abs(number) <= MOST_DIMS for number in numbers)
+    if found is None and is_harmless:  # some functions look at dims only where there is memory
+        tiny = _error_on(_tiny, func, args, kwargs)
+        found = tiny if isinstance(tiny, IndexError) else None
+    is_of_shell = isinstance(found, NotImplementedError) or "meta" in str(found)
+    return (None if is_of_shell else found), False
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor.detach().clone()
+
+
+def _shell(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
+
+
+def _tiny(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((2,) * tensor.dim(), dtype=tensor.dtype)
+
+
+def _error_on(
+    stand_in: Callable[[torch.Tensor], torch.Tensor], func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Exception | None:
+    """What torch raises with dense tensors in the place of those given."""
+
+    def replaced(value: Any) -> Any:
+        return stand_in(value) if isinstance(value, torch.Tensor) else value
+
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            func(*tree_map(replaced, tuple(args)), **tree_map(replaced, kwargs))
+    except Exception as error:
+        is_missing = isinstance(error, NotImplementedError) and "Could not run" in str(error)
+        return error if type(error) in KINDS and not is_missing else None
+    return None
+
+
+def _made(kind: type[ScorchError], name: str, text: str, tensors: Sequence[torch.Tensor]) -> ScorchError:
+    error = kind(f"{name}: {_cleaned(text, name)}{_described(tensors)}")
+    error.is_retold = True
+    return error
+
+
+def _cleaned(text: str, name: str) -> str:
+    """torch's words without those of its inside."""
+    first = text.strip().split("\n")[0].strip()
+    first = first.replace("aten::", "").replace("(sparse_coo)", "")
+    first = re.sub(r"torch\.Size\(\[([^\]]*)\]\)", r"(\1)", first)
+    return re.sub(rf"^(torch\.)?{re.escape(name)}_?(\(\))?: ", "", first)
+
+
+def _described(tensors: Sequence[torch.Tensor]) -> str:
+    """What the call was given."""
+    if not tensors:
+        return ""
+    found = []
+    for tensor in tensors[:4]:
+        kind = str(tensor.format) if isinstance(tensor, SparseTensor) else "dense"
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        found.append(f"{kind} {tuple(tensor.shape)} {dtype}")
+    more = f" and {len(tensors) - 4} more" if len(tensors) > 4 else ""
+    return f" (given {', '.join(found)}{more})"
+
+
+def name_of(func: Any) -> str:
+    """What users call a function of torch."""
+    name = str(getattr(func, "__name__", func))
+    if name == "__get__":
+        name = str(getattr(func.__self__, "__name__", name))
+    return SIGNS.get(name, name.removeprefix("__").removesuffix("__"))

@@ -1,0 +1,27 @@
+"""Made by tests/make_stubs.py for torch 2.13.0; do not edit."""
+
+from torch.utils.benchmark import (
+    CallgrindStats as CallgrindStats,
+    Colorize as Colorize,
+    Compare as Compare,
+    CopyIfCallgrind as CopyIfCallgrind,
+    FunctionCount as FunctionCount,
+    FunctionCounts as FunctionCounts,
+    FuzzedParameter as FuzzedParameter,
+    FuzzedSparseTensor as FuzzedSparseTensor,
+    FuzzedTensor as FuzzedTensor,
+    Fuzzer as Fuzzer,
+    Language as Language,
+    Measurement as Measurement,
+    ParameterAlias as ParameterAlias,
+    TaskSpec as TaskSpec,
+    Timer as Timer,
+    ordered_unique as ordered_unique,
+    select_unit as select_unit,
+    set_torch_threads as set_torch_threads,
+    timer as timer,
+    torch as torch,
+    trim_sigfig as trim_sigfig,
+    unit_to_english as unit_to_english,
+    utils as utils,
+)
