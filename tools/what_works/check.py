@@ -1,0 +1,125 @@
+"""One call with sparse tensors beside the same call with dense ones."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+import scorch
+from scorch.errors import ScorchError
+from tools.what_works.cases import Case
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+SMALL = 8  # results with fewer elements may be dense
+
+OUTCOMES = ("passed", "refused", "cryptic", "wrong", "crashed", "too slow")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a call, with the error; ``is_sparse`` where the result should be, and whether it is."""
+
+    kind: str
+    message: str = ""
+    is_sparse: bool | None = None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the dense call gives, and which results should be sparse."""
+
+    results: list[Any]
+    sparse: list[int]
+
+
+def reference(case: Case) -> Reference | None:
+    """The dense results; None where torch refuses the call, or gives something else each time."""
+    try:
+        found = _results(case.call(case.copied()))
+        again = _results(case.call(case.copied(), seed=8))
+        if _difference(again, found) is not None:
+            return None
+        zeros = _results(case.call(case.copied(torch.zeros_like)))
+    except Exception:
+        return None
+    size = max(SMALL, case.leaves[case.sparse[0]].numel() // 2)
+    has_dense = any(
+        isinstance(value, torch.Tensor) and value.is_floating_point() and place not in case.sparse
+        for place, value in enumerate(case.leaves)
+    )
+    if case.is_product and has_dense:  # with a dense tensor it is dense
+        return Reference(found, [])
+    return Reference(found, [n for n, value in enumerate(found) if _is_thin(value, zeros[n], size)])
+
+
+def _is_thin(value: Any, at_zero: Any, size: int) -> bool:
+    """Whether a result is zero for zeros, as large as the input, and at least half of it zeros."""
+    if not isinstance(value, torch.Tensor) or value.numel() < size or value.dtype == torch.int64:
+        return False
+    return not bool(at_zero.any()) and 2 * int(torch.count_nonzero(value)) <= value.numel()
+
+
+def check(case: Case, wanted: Reference, format: str) -> Outcome:
+    """The call with tensors in ``format``."""
+    try:
+        results = _results(case.call(case.copied(functools.partial(in_format, format=format))))
+        dense = [value.to_dense() if is_sparse(value) else value for value in results]
+    except ScorchError as error:
+        return Outcome("refused", _told(error))
+    except Exception as error:
+        return Outcome("cryptic", _told(error))
+    difference = _difference(dense, wanted.results)
+    if difference is not None:
+        return Outcome("wrong", difference)
+    kept = all(is_sparse(results[n]) for n in wanted.sparse) if wanted.sparse else None
+    return Outcome("passed", is_sparse=kept)
+
+
+def in_format(tensor: torch.Tensor, format: str) -> torch.Tensor:
+    """``tensor`` stored in ``format``, or for vectors in what is closest to it."""
+    form: str | scorch.Format = format
+    if tensor.dim() == 1 and format not in ("coo", "csr"):
+        blocks = re.search(r"\((\d+)", format)
+        form = scorch.Format("sd", order=(0, 0), blocks={0: int(blocks[1])}) if blocks else "s"
+    return scorch.from_torch(tensor, format=form)
+
+
+def is_sparse(value: Any) -> bool:
+    return isinstance(value, scorch.SparseTensor)
+
+
+def _results(value: Any) -> list[Any]:
+    return [leaf for leaf in tree_leaves(value) if leaf is not None]
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
+
+
+def _difference(found: list[Any], wanted: list[Any]) -> str | None:
+    """What is not the same in two lists of results."""
+    if len(found) != len(wanted):
+        return f"{len(found)} results instead of {len(wanted)}"
+    for one, other in zip(found, wanted, strict=True):
+        try:
+            tolerance = _tolerance(other)
+            torch.testing.assert_close(one, other, equal_nan=True, check_stride=False, **tolerance)
+        except AssertionError as error:
+            return " ".join(str(error).split())[:240]
+    return None
+
+
+def _tolerance(wanted: Any) -> dict[str, float]:
+    """Errors of short numbers are as large as those of the largest, which was perhaps added."""
+    if not isinstance(wanted, torch.Tensor) or wanted.dtype not in TOLERANCE:
+        return {}
+    relative = TOLERANCE[wanted.dtype]
+    finite = wanted[wanted.isfinite()].abs()
+    largest = float(finite.max()) if finite.numel() else 1.0
+    is_short = wanted.dtype in (torch.bfloat16, torch.float16)
+    return {"rtol": relative, "atol": relative * (max(1.0, largest) if is_short else 1.0)}
