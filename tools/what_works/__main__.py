@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tools.what_works",
-        description="Try torch's operators on sparse tensors in every format and dtype, and write what works.",
+        description="Try torch's operators on sparse tensors in every format and dtype, and say what works.",
     )
     parser.add_argument("--operators", default="", metavar="PATTERN", help="only those whose name matches")
     parser.add_argument("--formats", default=" ".join(FORMATS), help="separated by spaces (default: all)")
@@ -76,14 +76,17 @@ def try_all(options: argparse.Namespace, arguments: Sequence[str]) -> Report:
     ]
     begin, done = time.monotonic(), 0
     calls: list[Call] = []
+    told: set[tuple[str, str, str]] = set()
     for event in run(operators, tasks, max(1, options.jobs), options.limit):
         if isinstance(event, Call):
             calls.append(event)
-            if event.outcome.kind not in ("passed", "refused"):
-                _line(f"{event.outcome.kind}: {event.operator} {event.dtype} {event.format} {event.variant}: ", event)
+            _tell(event, told)
         else:
             done += 1
-            _progress(f"{done} of {len(tasks)}  {time.monotonic() - begin:.0f} s  {event.operator} {event.dtype}")
+            seconds = time.monotonic() - begin
+            _progress(
+                f"{done} of {len(tasks)}  {seconds:.0f} s  {event.operator} {event.dtype}", done % 100 == 0
+            )
     _progress("")
     families = {name: family(infos[0]) for name, infos in operators.items()}
     command = shlex.join(["python", "-m", "tools.what_works", *_without_files(arguments)])
@@ -94,7 +97,9 @@ def _chosen(what: str, given: str, known: tuple[str, ...]) -> tuple[str, ...]:
     chosen = tuple(given.split())
     unknown = [name for name in chosen if name not in known]
     if unknown or not chosen:
-        raise ValueError(f"there is no {what} {unknown[0] if unknown else given!r}; there are {', '.join(known)}")
+        raise ValueError(
+            f"there is no {what} {unknown[0] if unknown else given!r}; there are {', '.join(known)}"
+        )
     return chosen
 
 
@@ -110,14 +115,23 @@ def _without_files(arguments: Sequence[str]) -> list[str]:
     return [*kept, "--page", f"docs/{PAGE.name}"]
 
 
-def _progress(text: str) -> None:
+def _progress(text: str, is_rare: bool = False) -> None:
+    """A line that the next one replaces; in a file only a rare one is written."""
+    if is_rare and not sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def _line(text: str, call: Call) -> None:
-    _progress("")
-    print(f"{text}{call.outcome.message[:150]}", flush=True)
+def _tell(call: Call, told: set[tuple[str, str, str]]) -> None:
+    """Print what should not be, once for each operator and dtype."""
+    kind = call.outcome.kind
+    key = (kind, call.operator, call.dtype)
+    if kind not in ("passed", "refused") and key not in told:
+        told.add(key)
+        _progress("")
+        where = f"{call.operator} {call.dtype} {call.format}, {call.variant} sparse"
+        print(f"{kind}: {where}: {call.outcome.message[:150]}", flush=True)
 
 
 def show(report: Report) -> int:

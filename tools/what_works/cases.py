@@ -28,11 +28,6 @@ class Case:
     sparse: tuple[int, ...]
     is_product: bool
 
-    @property
-    def order(self) -> int:
-        """The number of dimensions of the first tensor that is sparse."""
-        return int(self.leaves[self.sparse[0]].dim())
-
     def copied(self, change: Callable[[torch.Tensor], Any] | None = None) -> list[Any]:
         """The arguments, of which the sparse ones are changed."""
         copies = [value.clone() if isinstance(value, torch.Tensor) else value for value in self.leaves]
@@ -42,43 +37,59 @@ class Case:
 
     def call(self, leaves: Sequence[Any], seed: int = 7) -> Any:
         args, kwargs = tree_unflatten(list(leaves), self.spec)
-        torch.manual_seed(seed)
+        _seed(seed)
         return self.function(*args, **kwargs)
 
 
-def cases(infos: Sequence[Any], dtype: torch.dtype, variant: str, samples: int, least_order: int) -> list[Case]:
-    """Up to ``samples`` calls of each OpInfo, of tensors with ``least_order`` dimensions where there are."""
+@dataclass(frozen=True)
+class Sample:
+    """The arguments of a call that torch tests, and the places of the tensors that hold data."""
+
+    info: Any
+    leaves: list[Any]
+    spec: TreeSpec
+    places: list[int]
+
+    def case(self, variant: str) -> Case:
+        """The call with most values of the first tensor, or of all tensors, set to zero."""
+        sparse = self.places if variant == "all" else self.places[:1]
+        is_product = family(self.info) == "Products and linear algebra"
+        generator = torch.Generator().manual_seed(1234)
+        values = list(self.leaves)
+        for place in sparse:
+            values[place] = _thinned(values[place], generator, is_product)
+        return Case(self.info.op, tuple(values), self.spec, tuple(sparse), is_product)
+
+
+def samples_of(infos: Sequence[Any], dtype: torch.dtype) -> list[list[Sample]]:
+    """The samples of each OpInfo that has the dtype."""
+    return [list(_samples(info, dtype)) for info in infos if info.supports_dtype(dtype, "cpu")]
+
+
+def cases(
+    samples: Sequence[list[Sample]], variant: str, count: int, least_order: int, turn: int
+) -> list[Case]:
+    """Up to ``count`` calls of each OpInfo, others at every ``turn``.
+
+    They are of tensors with ``least_order`` dimensions, where there are such.
+    """
     found: list[Case] = []
-    for info in infos:
-        if info.supports_dtype(dtype, "cpu"):
-            given = list(_cases(info, dtype, variant))
-            wanted = [case for case in given if case.order >= least_order]
-            found += _spread(wanted or given, samples)
+    for given in samples:
+        fitting = [sample for sample in given if variant == "first" or len(sample.places) > 1]
+        wanted = [sample for sample in fitting if sample.leaves[sample.places[0]].dim() >= least_order]
+        found += [sample.case(variant) for sample in _spread(wanted or fitting, count, turn)]
     return found
 
 
-def _spread(items: list[Item], count: int) -> list[Item]:
+def _spread(items: list[Item], count: int, turn: int) -> list[Item]:
     """``count`` of them from beginning to end."""
-    if len(items) <= count:
+    size = len(items)
+    if size <= count:
         return items
-    return [items[round(n * (len(items) - 1) / max(1, count - 1))] for n in range(count)]
+    return [items[(7 * turn + n * size // count) % size] for n in range(count)]
 
 
-def _cases(info: Any, dtype: torch.dtype, variant: str) -> Iterator[Case]:
-    generator = torch.Generator().manual_seed(1234)
-    is_product = family(info) == "Products and linear algebra"
-    for leaves, spec, places in _samples(info, dtype):
-        sparse = places if variant == "all" else places[:1]
-        if variant == "all" and len(places) < 2:
-            continue
-        values = list(leaves)
-        for place in sparse:
-            values[place] = _thinned(values[place], generator, is_product)
-        yield Case(info.op, tuple(values), spec, tuple(sparse), is_product)
-
-
-def _samples(info: Any, dtype: torch.dtype) -> Iterator[tuple[list[Any], TreeSpec, list[int]]]:
-    """The arguments of each sample, and the places of the tensors that hold data."""
+def _samples(info: Any, dtype: torch.dtype) -> Iterator[Sample]:
     given = _drawn(info, dtype)
     is_data_known = dtype.is_floating_point or not info.supports_dtype(torch.float32, "cpu")
     twins = [None] * len(given) if is_data_known else _drawn(info, torch.float32)
@@ -91,7 +102,12 @@ def _samples(info: Any, dtype: torch.dtype) -> Iterator[tuple[list[Any], TreeSpe
             places = [p for p in places if _is_float(twin[0][p])] if same and twin else places[:1]
         is_plain = all(leaves[place].layout == torch.strided for place in tensors)
         if places and places[0] == tensors[0] and is_plain:
-            yield leaves, spec, places
+            yield Sample(info, leaves, spec, places)
+
+
+def _seed(seed: int) -> None:
+    """As torch.manual_seed, which asks for accelerators each time."""
+    torch.default_generator.manual_seed(seed)
 
 
 def _is_float(value: Any) -> bool:
@@ -99,7 +115,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _drawn(info: Any, dtype: torch.dtype) -> list[tuple[list[Any], TreeSpec]]:
-    torch.manual_seed(0)
+    _seed(0)
     found = []
     samples = info.sample_inputs("cpu", dtype, requires_grad=False)
     for sample in itertools.islice(samples, MOST_SAMPLES):

@@ -14,9 +14,10 @@ SHORT = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "int64": "i64",
 HEAD = """\
 # What works
 
-Every operator that torch tests itself, on torch's own samples, with sparse tensors in place of dense ones. About a third of
-the values of each tensor are kept, the others are zeros that are not stored. An operator *passes* if every result has the
-values, the dtype and the shape that it has with dense tensors. Everything else is one of
+Every operator that torch tests itself, on torch's own samples, with sparse tensors in place of dense ones.
+About a third of the values of each tensor are kept, the others are zeros that are not stored. An operator
+*passes* if every result has the values, the dtype and the shape that it has with dense tensors. Everything
+else is one of
 
 | | |
 |---|---|
@@ -30,15 +31,17 @@ This page is made by
 
     {command}
 
-with torch {torch}, in {minutes} minutes; the packages it needs come with `pip install 'scorch-sparse[operators]'`. Vectors are
-stored in the format that is closest to the one in the heading (`s`, `o` or blocks of `s`), tensors of more dimensions as
-batches, and `csf` gets samples of order 3 and more where an operator has them.
+with torch {torch}, in {minutes} minutes; `pip install 'scorch-sparse[operators]'` brings what it needs.
+Vectors are stored in the format that is closest to the one in the heading (`s`, `o` or blocks of `s`),
+tensors of more dimensions as batches, and `csf` gets samples of order 3 and more where an operator has them.
+Formats and dtypes take turns with the samples of an operator.
 """
 
 TABLES = """\
-A tick stands for all dtypes that torch has for the operator, with the first tensor sparse and with all of them; else it says
-which dtypes do not pass, and what happens. The last column is the result where zeros give zeros: *sparse*, or *dense* if it
-is stored densely all the same; nothing, if zeros give something else or the result is smaller than its input.
+A tick stands for all dtypes that torch has for the operator, with the first tensor sparse and with all of
+them; else it says which dtypes do not pass, and what happens. The last column is the result where zeros give
+zeros: *sparse*, or *dense* if it is stored densely all the same; nothing, if zeros give something else or the
+result is smaller than its input.
 """
 
 
@@ -77,7 +80,10 @@ def _summary(report: Report) -> str:
             cells = [_share(passed(t for t in chosen if t.dtype == dtype)) for dtype in DTYPES]
             rows.append([f"`{format}`", *cells, _share(kept_sparse(chosen))])
         head = ["format", *DTYPES, "still sparse where zeros give zeros"]
-        parts += [f"Operators that pass, of those that torch has for a dtype, where {meaning}:", _table(head, rows)]
+        parts += [
+            f"Operators that pass, of those that torch has for a dtype, where {meaning}:",
+            _table(head, rows),
+        ]
     counts = {kind: sum(tally.counts.get(kind, 0) for tally in report.tallies) for kind in OUTCOMES}
     total = sum(counts.values())
     told = ", ".join(f"{number:,} {kind}" for kind, number in counts.items())
@@ -105,7 +111,11 @@ def _cell(tallies: Sequence[Tally]) -> str:
         return "–"
     told = []
     for kind in OUTCOMES[1:]:
-        dtypes = [short for dtype, short in SHORT.items() if any(t.dtype == dtype and t.worst == kind for t in tallies)]
+        dtypes = [
+            short
+            for dtype, short in SHORT.items()
+            if any(t.dtype == dtype and t.worst == kind for t in tallies)
+        ]
         if dtypes:
             told.append(f"{kind}: {' '.join(dtypes)}")
     return "; ".join(told) or "✓"
@@ -128,14 +138,20 @@ def _failures(report: Report) -> str:
     rows = []
     for (kind, message), tallies in sorted(groups.items(), key=lambda g: (OUTCOMES.index(g[0][0]), g[0][1])):
         names = sorted({tally.operator for tally in tallies})
-        told = ", ".join(f"`{name}`" for name in names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+        told = ", ".join(f"`{name}`" for name in names[:12]) + (
+            f" and {len(names) - 12} more" if len(names) > 12 else ""
+        )
         rows.append([kind, message.replace("|", "\\|"), told, _where(tallies)])
     return "## What does not pass\n\n" + _table(["", "what it says", "operators", "where"], rows)
 
 
 def _general(message: str) -> str:
     """A message without the numbers that differ from call to call."""
-    return re.sub(r"\(\d+(, \d+)*,?\)", "(...)", re.sub(r"\b\d[\d,.e+-]*\b", "N", message)) if "bytes" in message else message
+    return (
+        re.sub(r"\(\d+(, \d+)*,?\)", "(...)", re.sub(r"\b\d[\d,.e+-]*\b", "N", message))
+        if "bytes" in message
+        else message
+    )
 
 
 def _where(tallies: Sequence[Tally]) -> str:
@@ -149,7 +165,13 @@ def _not_tried(report: Report, tried: set[str]) -> str:
     names = sorted(set(report.operators) - tried)
     reasons = "\n".join(f"- {reason}: `{pattern}`" for reason, pattern in LEFT_OUT.items())
     listed = "\n".join(f"- `{name}`" for name in names) or "None."
-    return (
-        "## Not tried\n\nOperators whose samples have no tensor with dimensions as first tensor, whose results are drawn at "
-        f"random, or whose samples are sparse already:\n\n{listed}\n\nLeft out by their names:\n\n{reasons}"
+    return "\n\n".join(
+        [
+            "## Not tried",
+            "Operators whose samples have no tensor with dimensions as first tensor, whose results are drawn\n"
+            "at random, or whose samples are sparse already:",
+            listed,
+            "Left out by their names:",
+            reasons,
+        ]
     )

@@ -1,4 +1,4 @@
-"""Calls counted: for each operator, dtype, variant and format how many passed, and the worst that happened."""
+"""Calls counted: for each operator, dtype, variant and format how many passed, and the worst of them."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from tools.what_works.cases import cases
-from tools.what_works.check import Outcome, check, reference
-from tools.what_works.operators import DTYPES, VARIANTS
+from tools.what_works.cases import Case, cases, samples_of
+from tools.what_works.check import Outcome, check
+from tools.what_works.operators import DTYPES, FORMATS, VARIANTS
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,17 @@ class Call:
     outcome: Outcome
 
 
-def calls(task: Task, infos: Sequence[Any]) -> Iterator[tuple[int, str, str, Any]]:
-    """Number, variant and format of each call, and a function that makes it."""
+def calls(task: Task, infos: Sequence[Any]) -> Iterator[tuple[int, str, str, Case]]:
+    """Number, variant, format and arguments of each call."""
     number = 0
+    samples = samples_of(infos, DTYPES[task.dtype])
     for variant in VARIANTS:
-        for least_order in (1, 3):  # csf is for tensors of order 3, where the operator has such
-            formats = [f for f in task.formats if (f == "csf") == (least_order == 3)]
-            chosen = cases(infos, DTYPES[task.dtype], variant, task.samples, least_order) if formats else []
-            for case in chosen:
-                known: list[Any] = []  # the dense results, if a call is made
-                for format in formats:
-
-                    def make(case: Any = case, format: str = format, known: list[Any] = known) -> Outcome | None:
-                        if not known:
-                            known.append(reference(case))
-                        return None if known[0] is None else check(case, known[0], format)
-
-                    yield number, variant, format, make
-                    number += 1
+        for format in task.formats:
+            least_order = 3 if format == "csf" else 1
+            turn = list(DTYPES).index(task.dtype) * len(FORMATS) + FORMATS.index(format)
+            for case in cases(samples, variant, task.samples, least_order, turn):
+                yield number, variant, format, case
+                number += 1
 
 
 def _serve(connection: Connection, operators: dict[str, list[Any]]) -> None:
@@ -66,10 +59,10 @@ def _serve(connection: Connection, operators: dict[str, list[Any]]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     while (task := connection.recv()) is not None:
-        for number, variant, format, make in calls(task, operators[task.operator]):
+        for number, variant, format, case in calls(task, operators[task.operator]):
             if number >= task.start:
                 connection.send(("begin", number, variant, format))
-                connection.send(("end", number, variant, format, make()))
+                connection.send(("end", number, variant, format, check(case, format)))
         connection.send(("done",))
 
 

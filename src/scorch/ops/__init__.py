@@ -6,9 +6,12 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     generic,
     index,
     matmul,
+    norms,
+    padding,
     products,
     quick,
     reduce,
+    scatter,
     shape,
     softmax,
 )

@@ -8,12 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from scorch.ops.einsum import einsum
-from scorch.ops.generic import densely
+from scorch.ops.generic import densely, replace_by
 from scorch.ops.matmul import matmul
-from scorch.tensor.dispatch import implements, implements_operator
-from scorch.tensor.sparse_tensor import SparseTensor
-
-aten = torch.ops.aten
+from scorch.tensor.dispatch import implements
+from scorch.tensor.sparse_tensor import SparseTensor, with_values
 
 
 @implements(F.linear)
@@ -46,17 +44,10 @@ def nanquantile(input: Any, *args: Any, **kwargs: Any) -> Any:
     return densely(torch.nanquantile, (input, *args), kwargs)
 
 
-@implements_operator(aten.rrelu_with_noise)
+@implements(F.rrelu, torch.rrelu)
 def rrelu(
-    self: Any,
-    noise: Any,
-    lower: float = 0.125,
-    upper: float = 1 / 3,
-    training: bool = False,
-    generator: Any = None,
+    input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Any:
-    """In training the slope is drawn for every element, which makes the result dense."""
-    if training:
-        func = aten.rrelu_with_noise.default
-        return densely(func, (self, noise, lower, upper, training, generator), {})
-    return F.leaky_relu(self, (lower + upper) / 2)
+    """Zero for zero: in training slopes are drawn for the stored values only."""
+    found = with_values(input, torch.rrelu(input.storage.values, lower, upper, training))
+    return replace_by(input, found, "rrelu") if inplace else found

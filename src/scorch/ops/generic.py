@@ -44,6 +44,8 @@ DECOMPOSED = {
 
 # Operators that work on dense copies, but whose result is zero where the input is: it is stored sparse.
 KEEP_ZEROS = {
+    aten._embedding_bag,
+    aten._embedding_bag_forward_only,
     aten._adaptive_avg_pool2d,
     aten._adaptive_avg_pool3d,
     aten.adaptive_max_pool2d,
@@ -56,12 +58,6 @@ KEEP_ZEROS = {
     aten.masked_scatter,
     aten.max_pool2d_with_indices,
     aten.max_pool3d_with_indices,
-    aten.reflection_pad1d,
-    aten.reflection_pad2d,
-    aten.reflection_pad3d,
-    aten.replication_pad1d,
-    aten.replication_pad2d,
-    aten.replication_pad3d,
     aten.sort,
     aten.topk,
     aten.unfold,
@@ -77,6 +73,12 @@ KEEP_ZEROS = {
     aten.upsample_nearest2d,
     aten.upsample_nearest3d,
     aten.upsample_trilinear3d,
+}
+
+# The same if their second argument, a weight, and all other tensors are sparse too.
+KEEP_ZEROS_OF_ALL = {
+    aten.convolution,
+    aten.native_group_norm,
 }
 
 
@@ -95,18 +97,28 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return func.decompose(*args, **kwargs)
     found = densely(func, args, kwargs)
-    if func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor):
-        return tree_map(lambda value: _stored(value, args[0]), found)
-    return found
+    is_zero_for_zero = func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor)
+    is_zero_for_zeros = func.overloadpacket in KEEP_ZEROS_OF_ALL and args[1] is not None and all_sparse(args)
+    return stored(found, args[0]) if is_zero_for_zero or is_zero_for_zeros else found
 
 
 dispatch.FALLBACKS.append(run_operator)
 
 
-def _stored(value: Any, like: SparseTensor) -> Any:
-    """A dense result with the dtype of ``like`` as a sparse tensor; places, which are whole numbers, stay."""
-    is_value = isinstance(value, torch.Tensor) and value.dtype == like.dtype and value.dim() > 0
-    return from_torch(value, format=format_for(like, tuple(value.shape))) if is_value else value
+def all_sparse(args: Sequence[Any]) -> bool:
+    """Whether all tensors with dimensions are sparse."""
+    tensors = [value for value in args if isinstance(value, torch.Tensor) and value.dim()]
+    return all(isinstance(value, SparseTensor) for value in tensors)
+
+
+def stored(found: Any, like: SparseTensor) -> Any:
+    """Dense results with the dtype of ``like`` as sparse tensors; places, which are whole numbers, stay."""
+
+    def store(value: Any) -> Any:
+        is_value = isinstance(value, torch.Tensor) and value.dtype == like.dtype and value.dim() > 0
+        return from_torch(value, format=format_for(like, tuple(value.shape))) if is_value else value
+
+    return tree_map(store, found)
 
 
 def name_of(func: Any) -> str:
