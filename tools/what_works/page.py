@@ -168,8 +168,8 @@ def _not_tried(report: Report, tried: set[str]) -> str:
     return "\n\n".join(
         [
             "## Not tried",
-            "Operators whose samples have no tensor with dimensions as first tensor, whose results are drawn\n"
-            "at random, or whose samples are sparse already:",
+            "Operators whose samples have no tensor with dimensions as first tensor, whose results are\n"
+            "drawn at random, or whose samples are sparse already:",
             listed,
             "Left out by their names:",
             reasons,

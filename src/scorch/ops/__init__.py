@@ -7,6 +7,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     index,
     matmul,
     norms,
+    on_values,
     padding,
     products,
     quick,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch.ops.einsum import einsum
-from scorch.ops.generic import densely, replace_by
+from scorch.ops.generic import all_sparse, densely, replace_by, stored
 from scorch.ops.matmul import matmul
 from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
@@ -48,6 +48,19 @@ def nanquantile(input: Any, *args: Any, **kwargs: Any) -> Any:
 def rrelu(
     input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Any:
-    """Zero for zero: in training slopes are drawn for the stored values only."""
-    found = with_values(input, torch.rrelu(input.storage.values, lower, upper, training))
+    """Zero for zero; in training a slope is drawn for every element, as with dense tensors."""
+    if training:
+        found = stored(densely(torch.rrelu, (input, lower, upper, True), {}), input)
+    else:
+        found = with_values(input, torch.rrelu(input.storage.values, lower, upper, False))
     return replace_by(input, found, "rrelu") if inplace else found
+
+
+@implements(F.multi_head_attention_forward)
+def multi_head_attention_forward(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result is sparse if all tensors are, above all the weights of the last projection."""
+    with torch._C.DisableTorchFunctionSubclass():
+        found, weights = F.multi_head_attention_forward(query, key, value, *args, **kwargs)
+    given = (query, key, value, *args, *kwargs.values())
+    floats = [tensor for tensor in given if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
+    return (stored(found, query) if all_sparse(floats) and found.dtype == query.dtype else found), weights

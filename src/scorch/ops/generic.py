@@ -9,6 +9,7 @@ anything else              on dense copies, within the dense budget
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,11 +33,14 @@ DECOMPOSED = {
     aten.addr,
     aten.binary_cross_entropy,
     aten.binary_cross_entropy_with_logits,
+    aten.channel_shuffle,
     aten.glu,
     aten.huber_loss,
+    aten.linalg_cross,
     aten.mse_loss,
     aten.pixel_shuffle,
     aten.pixel_unshuffle,
+    aten.renorm,
     aten.rot90,
     aten.smooth_l1_loss,
     aten.soft_margin_loss,
@@ -50,14 +54,23 @@ KEEP_ZEROS = {
     aten._adaptive_avg_pool3d,
     aten.adaptive_max_pool2d,
     aten.adaptive_max_pool3d,
+    aten.as_strided_copy,
     aten.avg_pool1d,
     aten.avg_pool2d,
     aten.avg_pool3d,
     aten.col2im,
+    aten.cummax,
+    aten.cummin,
+    aten.grid_sampler_2d,
+    aten.grid_sampler_3d,
     aten.im2col,
     aten.masked_scatter,
     aten.max_pool2d_with_indices,
     aten.max_pool3d_with_indices,
+    aten.max_unpool2d,
+    aten.max_unpool3d,
+    aten.median,
+    aten.nanmedian,
     aten.sort,
     aten.topk,
     aten.unfold,
@@ -75,11 +88,15 @@ KEEP_ZEROS = {
     aten.upsample_trilinear3d,
 }
 
-# The same if their second argument, a weight, and all other tensors are sparse too.
+# The same if their second argument, a weight or what is written, and all other tensors are sparse too.
 KEEP_ZEROS_OF_ALL = {
+    aten.as_strided_scatter,
     aten.convolution,
     aten.native_group_norm,
 }
+
+# Operators that write in place and whose functional form has another name.
+FUNCTIONAL = {aten.normal_: aten.normal_functional}
 
 
 def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -90,6 +107,9 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return _in_place(func, args, kwargs)
     if is_elementwise(func):
         return elementwise(func, args, kwargs)
+    view = _view_of(func)
+    if view is not None:
+        return view(*args, **kwargs)
     if func.overloadpacket in DECOMPOSED:
         from torch._decomp import decomposition_table  # imports half of torch's compiler
 
@@ -103,6 +123,18 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 dispatch.FALLBACKS.append(run_operator)
+
+
+def _view_of(func: Any) -> Any:
+    """For an operator such as ``transpose_copy`` or ``unsafe_split`` the one with handlers; else None."""
+    name = name_of(func)
+    plain = name.removesuffix("_copy").removeprefix("unsafe_")
+    if plain == name or plain in ("as_strided", "index"):
+        return None
+    packet = getattr(aten, plain, None)
+    found = getattr(packet, func._overloadname, None)
+    is_known = any(op in table for op in (found, packet) for table in (dispatch.OPERATORS, KEEP_ZEROS))
+    return found if is_known else None
 
 
 def all_sparse(args: Sequence[Any]) -> bool:
@@ -153,7 +185,9 @@ def densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``x.add_(y)``: x takes the result of ``x.add(y)``."""
     name, target = name_of(func), args[0]
-    functional = getattr(aten, name.removesuffix("_"), None)
+    if torch.Tag.inplace_view in func.tags and isinstance(target, SparseTensor):
+        return _reshape(target, getattr(aten, name.removesuffix("_"))(*args, **kwargs))
+    functional = FUNCTIONAL.get(func.overloadpacket) or getattr(aten, name.removesuffix("_"), None)
     if name.endswith("_") and functional is not None:
         return replace_by(target, functional(*args, **kwargs), name)
     if name.endswith("_") and isinstance(target, SparseTensor):
@@ -163,6 +197,19 @@ def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if _writes_sparse(func, args, kwargs):
         raise UnsupportedError(f"{name} does not write to sparse tensors; call .to_dense() first")
     return densely(func, args, kwargs)
+
+
+def _reshape(target: SparseTensor, view: Any) -> SparseTensor:
+    """``x.squeeze_()``: x itself gets the shape of the view, and is a view of what x was a view of."""
+    before = SparseTensor(target.storage)
+    before.origin = target.origin
+    strides = torch.empty(tuple(view.shape), device="meta").stride()
+    with torch._C._DisableTorchDispatch():
+        aten.as_strided_.default(target, tuple(view.shape), strides)
+    if view.origin is not None and before.origin is not None:
+        target.origin = replace(view.origin, source=before)
+    target.storage = view.storage
+    return target
 
 
 def _writes_sparse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -59,10 +59,12 @@ def _padded(self: SparseTensor, padding: Sequence[int], mode: str) -> Any:
 
 
 def _places(size: int, before: int, after: int, mode: str) -> torch.Tensor:
-    """Where a padded dimension is read."""
-    place = torch.arange(-before, size + after)
+    """Where a padded dimension is read; a negative padding cuts first."""
     if mode == "circular":
-        return place % size
+        first, last = max(-before, 0), size - max(-after, 0)
+        place = torch.arange(-max(before, 0), last - first + max(after, 0))
+        return place % (last - first) + first
+    place = torch.arange(-before, size + after)
     if mode == "replicate":
         return place.clamp(0, size - 1)
     return size - 1 - (size - 1 - place.abs()).abs()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from scorch.errors import ShapeError
 from scorch.ops.generic import densely
 from scorch.ops.index import _checked, written
 from scorch.ops.shape import shape_after
@@ -57,6 +58,51 @@ def scatter_number(self: SparseTensor, dim: int, index: torch.Tensor, value: Any
     check_budget(size, f"scatter of a number to {index.numel()} places", "use fewer places")
     src = torch.full(tuple(index.shape), value, dtype=self.dtype)
     return scatter_reduce(self, dim, index, src, REDUCE[reduce])
+
+
+@implements_operator(aten.index_reduce)
+def index_reduce(
+    self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    args = (self, dim, index, source, reduce)
+    if not isinstance(self, SparseTensor) or isinstance(index, SparseTensor) or not self.numel():
+        return densely(aten.index_reduce.default, args, {"include_self": include_self})
+    shell = torch.empty(tuple(source.shape), dtype=source.dtype, device="meta")
+    shape_after(
+        aten.index_reduce.default, self, dim, index.to("meta"), shell, reduce, include_self=include_self
+    )
+    if not index.numel():
+        return SparseTensor(self.storage)
+    along = [1] * self.dim()
+    along[dim] = -1
+    places = index.reshape(along).expand(tuple(source.shape))
+    return scatter_reduce(self, dim, places, source, reduce, include_self=include_self)
+
+
+@implements_operator(aten.put)
+def put(self: torch.Tensor, index: torch.Tensor, source: Any, accumulate: bool = False) -> Any:
+    if not isinstance(self, SparseTensor) or isinstance(index, SparseTensor) or not self.dim():
+        return densely(aten.put.default, (self, index, source, accumulate), {})
+    if source.dtype != self.dtype or source.numel() != index.numel():
+        aten.put(torch.zeros(1, dtype=self.dtype), index, torch.zeros(source.shape, dtype=source.dtype))
+    places = _checked(index, self.numel(), 0).reshape(-1)
+    values = source.to_dense() if isinstance(source, SparseTensor) else source
+    return written(self, places, values.reshape(-1), accumulate)
+
+
+@implements_operator(aten.diagonal_scatter)
+def diagonal_scatter(
+    self: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Any:
+    """A copy whose diagonal, a view, takes ``src``."""
+    if not isinstance(self, SparseTensor):
+        return densely(aten.diagonal_scatter.default, (self, src, offset, dim1, dim2), {})
+    copy = torch.clone(self)
+    diagonal = torch.diagonal(copy, offset, dim1, dim2)
+    if tuple(diagonal.shape) != tuple(src.shape):
+        raise ShapeError(f"the diagonal has shape {tuple(diagonal.shape)}, but src has {tuple(src.shape)}")
+    diagonal.copy_(src)
+    return copy
 
 
 def _keys(self: SparseTensor, dim: int, index: torch.Tensor) -> torch.Tensor:
