@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 where everything passed or was refused with a clear error, 1 else, 2 for wrong input."""
     options = make_parser().parse_args(arguments)
     try:
-        report = read(options.read) if options.read else try_all(options, list(arguments or sys.argv[1:]))
+        report = make_report(options, list(arguments or sys.argv[1:]))
     except (MissingPackageError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -52,13 +52,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
     parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="for one call")
     parser.add_argument("--json", metavar="FILE", help="write all counts and messages")
-    parser.add_argument("--read", metavar="FILE", help="counts written by --json, instead of trying anything")
+    parser.add_argument(
+        "--read",
+        metavar="FILE",
+        help="take the counts that --json wrote; with --operators try only those again",
+    )
     parser.add_argument("--page", metavar="FILE", help=f"write the page (the one in the docs is {PAGE.name})")
     return parser
 
 
-def read(name: str) -> Report:
-    return Report.from_dict(json.loads(Path(name).read_text(encoding="utf-8")))
+def make_report(options: argparse.Namespace, arguments: Sequence[str]) -> Report:
+    if not options.read:
+        return try_all(options, arguments)
+    earlier = Report.from_dict(json.loads(Path(options.read).read_text(encoding="utf-8")))
+    return earlier.updated(try_all(options, arguments)) if options.operators else earlier
 
 
 def try_all(options: argparse.Namespace, arguments: Sequence[str]) -> Report:
@@ -90,7 +97,9 @@ def try_all(options: argparse.Namespace, arguments: Sequence[str]) -> Report:
     _progress("")
     families = {name: family(infos[0]) for name, infos in operators.items()}
     command = shlex.join(["python", "-m", "tools.what_works", *_without_files(arguments)])
-    return Report(families, tallied(calls), torch.__version__, command, time.monotonic() - begin)
+    return Report(
+        families, tallied(calls), torch.__version__.split("+")[0], command, time.monotonic() - begin
+    )
 
 
 def _chosen(what: str, given: str, known: tuple[str, ...]) -> tuple[str, ...]:

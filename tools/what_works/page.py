@@ -78,7 +78,7 @@ def _summary(report: Report) -> str:
         for format in FORMATS:
             chosen = report.select(variant=variant, format=format)
             cells = [_share(passed(t for t in chosen if t.dtype == dtype)) for dtype in DTYPES]
-            rows.append([f"`{format}`", *cells, _share(kept_sparse(chosen))])
+            rows.append([format, *cells, _share(kept_sparse(chosen))])
         head = ["format", *DTYPES, "still sparse where zeros give zeros"]
         parts += [
             f"Operators that pass, of those that torch has for a dtype, where {meaning}:",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tools.what_works.check import OUTCOMES
@@ -47,6 +47,12 @@ class Report:
     def select(self, **wanted: str) -> list[Tally]:
         """The tallies with these attributes, such as ``dtype="int64"``."""
         return [t for t in self.tallies if all(getattr(t, name) == value for name, value in wanted.items())]
+
+    def updated(self, later: Report) -> Report:
+        """This report with all that ``later`` says of its operators."""
+        kept = [tally for tally in self.tallies if tally.operator not in later.operators]
+        operators = {**self.operators, **later.operators}
+        return replace(self, operators=operators, tallies=kept + later.tallies)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
