@@ -257,6 +257,19 @@ def test_factors_of_whole_numbers_are_whole():
     check(lambda x: torch.baddbmm(batch, x, batch, beta=1.7, alpha=2.9), batch, form="csf")
 
 
+def test_numbers_are_written_with_all_their_digits():
+    index = torch.tensor([[0, 3, 1]])
+    check(lambda x: torch.scatter(x, 1, index, 0.1), thin(4, 6), form="csr")
+    check(lambda x: torch.index_fill(x, 0, index[0], 0.1), thin(4, 6), form="csr")
+    check(lambda x: x.masked_fill(torch.ones(6).bool(), 0.1), thin(4, 6), form="csr")
+    check(lambda x: 0.1 / (x + 1), thin(4, 6), form="csr")
+    assert (0.1 / scorch.from_torch(torch.rand(4, 6) + 1, format="csr")).dtype == torch.float32
+    check(lambda x: 0.1 / x, torch.rand(4, 6, dtype=torch.float64) + 1, form="csr")
+    whole = torch.zeros(4, 6, dtype=torch.int64)
+    check(lambda x: torch.index_fill(x, 0, index[0], 2**53 + 1), whole, form="csr")
+    check(lambda x: torch.scatter(x, 1, index, 2**53 + 1), whole, form="csr")
+
+
 def test_embedding_bags():
     index = torch.tensor([[0, 2], [3, 3], [1, 0]])
     for mode in ("sum", "mean", "max"):

@@ -67,7 +67,8 @@ def is_elementwise(func: Any) -> bool:
 @implements(torch.Tensor.__rdiv__, torch.Tensor.__rtruediv__)
 def rdiv(self: torch.Tensor, other: Any) -> Any:
     """``other / self``; torch multiplies by the reciprocal, which is infinite where nothing is stored."""
-    return torch.div(torch.as_tensor(other) if not isinstance(other, torch.Tensor) else other, self)
+    wide = torch.float64 if isinstance(other, float) else None  # all digits; as a number it does not widen
+    return torch.div(other if isinstance(other, torch.Tensor) else torch.as_tensor(other, dtype=wide), self)
 
 
 def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
