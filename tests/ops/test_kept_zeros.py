@@ -246,6 +246,9 @@ def test_infinity_times_what_is_not_stored_is_not_a_number(form, value):
     a[0, 0], b[0, 0] = value, 0
     assert isinstance(check(torch.mul, a, b, form=form, all_sparse=True), SparseTensor)
     check(torch.mul, b, a, form=form)
+    check(lambda x: torch.prod(x, 1), a, form=form)
+    check(lambda x: torch.prod(x), a, form=form)
+    check(lambda x: torch.cumprod(x, 1), a, form=form)
 
 
 def test_factors_of_whole_numbers_are_whole():

@@ -162,7 +162,8 @@ def prod(self: SparseTensor, dim: Any = None, keepdim: bool = False, *, dtype: A
 
 
 def _product(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
-    return groups.reduce(values, "prod").masked_fill(groups.has_zeros, 0), 0.0
+    found = groups.reduce(values, "prod")
+    return torch.where(groups.has_zeros, found * 0, found), 0.0  # infinity times zero is not a number
 
 
 def _extreme(how: str) -> Body:
