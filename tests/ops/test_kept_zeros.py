@@ -17,6 +17,7 @@ from scorch import SparseTensor
 
 pytestmark = [  # said of dense tensors too
     pytest.mark.filterwarnings("ignore:index_reduce.* is in beta:UserWarning"),
+    pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated:UserWarning"),
     pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter:UserWarning"),
 ]
 FORMATS = ["csr", "csc", "coo", "dcsr", "bsr(2,2)", "csf"]
@@ -58,6 +59,9 @@ ONE: dict[str, Callable[[Any], Any]] = {  # of a tensor of order 4
     "unsafe_split": lambda x: torch.unsafe_split(x, 3, 1),
     "put": lambda x: x.put(torch.tensor([1, -4]), torch.tensor([3.0, 0.0], dtype=torch.float64)),
     "put added": lambda x: x.put(torch.tensor([1, 1]), torch.ones(2, dtype=torch.float64), accumulate=True),
+    "quantile": lambda x: torch.quantile(x, 0.4, dim=2),
+    "complex": lambda x: torch.complex(x, x),
+    "lu": lambda x: torch.linalg.lu_factor_ex(x[:, :, :, :3])[0],
     "grid_sample": lambda x: F.grid_sample(
         x, torch.linspace(-1, 1, 48).double().reshape(2, 4, 3, 2), align_corners=False
     ),
@@ -72,6 +76,26 @@ def test_of_one_tensor(name, form):
 
 def test_isin_that_holds_for_zero_is_dense():
     assert not isinstance(check(lambda x: torch.isin(x, 0.0), thin(4, 6), form="csr"), SparseTensor)
+
+
+@pytest.mark.parametrize("reduce", [torch.amax, torch.sum, torch.count_nonzero])
+def test_what_fills_blocks_does_not_make_a_reduction_dense(reduce):
+    found = check(lambda x: reduce(x, 1), thin(2, 1, 6, 6, density=0.2), form="bsr(2,2)")
+    assert isinstance(found, SparseTensor)
+
+
+def test_stft():
+    check(
+        lambda x: torch.stft(x, 4, return_complex=True, window=torch.ones(4)), thin(3, 16).float(), form="csr"
+    )
+
+
+def test_bernoulli():
+    torch.manual_seed(3)
+    found = torch.bernoulli(scorch.from_torch(thin(4, 6).abs().clamp(max=1), format="csr"))
+    torch.manual_seed(3)
+    same(found, torch.bernoulli(thin(4, 6).abs().clamp(max=1)), EXACT)
+    assert isinstance(found, SparseTensor)
 
 
 def test_bucketize():
@@ -91,6 +115,12 @@ ALL: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (thin(3, 4, 5), thin(4, seed=1)),
     ),
     "cross": (torch.linalg.cross, (thin(4, 3), thin(4, 3, seed=1))),
+    "complex": (torch.complex, (thin(4, 6), thin(4, 6, seed=1))),
+    "polar": (torch.polar, (thin(4, 6).abs(), thin(4, 6, seed=1))),
+    "triangular_solve": (
+        lambda b, a: torch.triangular_solve(b, a + a.T),
+        (thin(4, 2), torch.eye(4).double()),
+    ),
     "diagonal_scatter": (torch.diagonal_scatter, (thin(4, 6), thin(4, seed=1))),
 }
 

@@ -21,7 +21,7 @@ from tools.what_works.tally import Report, tallied
 from tools.what_works.workers import Call, Task, run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "what-works.md"
-DEFAULT_SAMPLES = 3
+DEFAULT_SAMPLES = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -47,6 +47,7 @@ ANNIHILATORS: dict[Any, tuple[int, ...]] = {
     aten.special_xlog1py: (0,),
     aten.ldexp: (0,),
     aten._prelu_kernel: (0,),
+    aten.polar: (0,),
 }
 
 
@@ -55,7 +56,15 @@ DIVISIONS = (aten.div, aten.floor_divide, aten.fmod, aten.remainder)
 
 
 # Elementwise too, though torch does not say so.
-UNTAGGED = (aten.hardswish, aten._prelu_kernel, aten.rsub, aten.masked_fill, aten.floor_divide)
+UNTAGGED = (
+    aten.hardswish,
+    aten._prelu_kernel,
+    aten.rsub,
+    aten.masked_fill,
+    aten.floor_divide,
+    aten.complex,
+    aten.polar,
+)
 
 
 def is_elementwise(func: Any) -> bool:

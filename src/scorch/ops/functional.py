@@ -36,12 +36,23 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
 
 @implements(torch.quantile, torch.Tensor.quantile)
 def quantile(input: Any, *args: Any, **kwargs: Any) -> Any:
-    return densely(torch.quantile, (input, *args), kwargs)
+    return _kept(input, densely(torch.quantile, (input, *args), kwargs))
 
 
 @implements(torch.nanquantile, torch.Tensor.nanquantile)
 def nanquantile(input: Any, *args: Any, **kwargs: Any) -> Any:
-    return densely(torch.nanquantile, (input, *args), kwargs)
+    return _kept(input, densely(torch.nanquantile, (input, *args), kwargs))
+
+
+def _kept(input: Any, found: torch.Tensor) -> Any:
+    """Zero for zeros, so it is sparse where the input is."""
+    return stored(found, input) if isinstance(input, SparseTensor) else found
+
+
+@implements(torch.stft, torch.Tensor.stft)
+def stft(input: Any, *args: Any, **kwargs: Any) -> Any:
+    """The transform of every window, which fills it; torch cuts windows by strides."""
+    return densely(torch.stft, (input, *args), kwargs)
 
 
 @implements(F.rrelu, torch.rrelu)

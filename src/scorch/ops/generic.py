@@ -64,6 +64,11 @@ KEEP_ZEROS = {
     aten.grid_sampler_2d,
     aten.grid_sampler_3d,
     aten.im2col,
+    aten.linalg_cholesky_ex,
+    aten.linalg_ldl_factor_ex,
+    aten.linalg_lu,
+    aten.linalg_lu_factor_ex,
+    aten.lu_unpack,
     aten.masked_scatter,
     aten.max_pool2d_with_indices,
     aten.max_pool3d_with_indices,
@@ -93,6 +98,7 @@ KEEP_ZEROS_OF_ALL = {
     aten.as_strided_scatter,
     aten.convolution,
     aten.native_group_norm,
+    aten.triangular_solve,
 }
 
 # Operators that write in place and whose functional form has another name.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from scorch.ops.elementwise import filled
-from scorch.ops.generic import densely
+from scorch.ops.generic import densely, stored
 from scorch.tensor.dispatch import implements_operator
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
 
@@ -58,3 +58,9 @@ def frexp(self: SparseTensor) -> Any:
     """Mantissa and exponent, both zero for zero."""
     mantissa, exponent = torch.frexp(self.storage.values)
     return with_values(self, mantissa), with_values(self, exponent)
+
+
+@implements_operator(aten.bernoulli.default)
+def bernoulli(self: SparseTensor, *, generator: Any = None) -> Any:
+    """Ones with the probabilities that are stored; one number is drawn for every element, as in torch."""
+    return stored(densely(aten.bernoulli.default, (self,), {"generator": generator}), self)
