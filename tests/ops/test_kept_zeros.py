@@ -230,6 +230,14 @@ def test_a_tensor_takes_another_shape_in_place(form, change):
     same(alias, dense, EXACT)
 
 
+def test_a_tensor_that_cannot_stay_sparse_is_refused():
+    for change in (lambda x: x.squeeze_(), lambda x: x.resize_(2, 3), lambda x: x.as_strided_((1,), (1,))):
+        S = scorch.from_torch(torch.ones(1), format="coo")
+        with pytest.raises(scorch.errors.ScorchError):
+            change(S)
+        same(S, torch.ones(1), EXACT)
+
+
 def test_a_view_that_takes_another_shape_still_writes_through():
     dense = thin(4, 6)
     S = scorch.from_torch(dense.clone(), format="csr")
@@ -238,6 +246,24 @@ def test_a_view_that_takes_another_shape_still_writes_through():
         row.squeeze_(0)
         row.mul_(2)
     same(S, dense, EXACT)
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda x: torch.alias_copy(x),
+        lambda x: torch.permute_copy(x, (1, 0)),
+        lambda x: torch.view_copy(x, (4, 6)),
+        lambda x: F.pad(x, (0, 0), mode="circular"),
+        lambda x: torch.scatter_reduce(x, 0, torch.zeros(0, 0).long(), x, "sum"),
+    ],
+)
+def test_writing_to_a_copy_leaves_the_tensor_alone(copy):
+    S = scorch.from_torch(thin(4, 6), format="csr")
+    copied = copy(S)
+    copied.mul_(2)
+    same(S, thin(4, 6), EXACT)
+    same(copied, 2 * copy(thin(4, 6)), EXACT)
 
 
 def test_running_statistics_that_are_sparse_change():

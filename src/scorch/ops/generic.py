@@ -115,7 +115,7 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return elementwise(func, args, kwargs)
     view = _view_of(func)
     if view is not None:
-        return view(*args, **kwargs)
+        return tree_map(_of_its_own, view(*args, **kwargs))
     if func.overloadpacket in DECOMPOSED:
         from torch._decomp import decomposition_table  # imports half of torch's compiler
 
@@ -141,6 +141,13 @@ def _view_of(func: Any) -> Any:
     found = getattr(packet, func._overloadname, None)
     is_known = any(op in table for op in (found, packet) for table in (dispatch.OPERATORS, KEEP_ZEROS))
     return found if is_known else None
+
+
+def _of_its_own(value: Any) -> Any:
+    """A view as a tensor that is none: what is written to it stays there."""
+    if not isinstance(value, SparseTensor):
+        return value
+    return SparseTensor(Storage(value.storage.pattern, value.storage.values))
 
 
 def all_sparse(args: Sequence[Any]) -> bool:
@@ -192,7 +199,7 @@ def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``x.add_(y)``: x takes the result of ``x.add(y)``."""
     name, target = name_of(func), args[0]
     if torch.Tag.inplace_view in func.tags and isinstance(target, SparseTensor):
-        return _reshape(target, getattr(aten, name.removesuffix("_"))(*args, **kwargs))
+        return _reshape(target, getattr(aten, name.removesuffix("_"))(*args, **kwargs), name)
     functional = FUNCTIONAL.get(func.overloadpacket) or getattr(aten, name.removesuffix("_"), None)
     if name.endswith("_") and functional is not None:
         return replace_by(target, functional(*args, **kwargs), name)
@@ -205,8 +212,12 @@ def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return densely(func, args, kwargs)
 
 
-def _reshape(target: SparseTensor, view: Any) -> SparseTensor:
+def _reshape(target: SparseTensor, view: Any, name: str) -> SparseTensor:
     """``x.squeeze_()``: x itself gets the shape of the view, and is a view of what x was a view of."""
+    if not isinstance(view, SparseTensor):
+        raise InPlaceError(
+            f"{name} would make a sparse tensor dense; use {name.removesuffix('_')} and its result"
+        )
     before = SparseTensor(target.storage)
     before.origin = target.origin
     strides = torch.empty(tuple(view.shape), device="meta").stride()

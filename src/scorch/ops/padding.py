@@ -50,6 +50,8 @@ def replication_pad(self: SparseTensor, padding: Sequence[int]) -> Any:
 
 
 def _padded(self: SparseTensor, padding: Sequence[int], mode: str) -> Any:
+    if not any(padding):
+        return torch.clone(self)
     for number in range(len(padding) // 2):
         dim = self.dim() - 1 - number
         before, after = padding[2 * number], padding[2 * number + 1]

@@ -37,7 +37,7 @@ def scatter_reduce(
     )
     shape = tuple(index.shape)
     if not math.prod(shape):
-        return SparseTensor(self.storage)
+        return torch.clone(self)
     dense = src.to_dense() if isinstance(src, SparseTensor) else src
     values = dense[tuple(slice(size) for size in shape)].reshape(-1)
     return _reduced(self, _keys(self, dim, index), values, reduce, include_self)
@@ -72,7 +72,7 @@ def index_reduce(
         aten.index_reduce.default, self, dim, index.to("meta"), shell, reduce, include_self=include_self
     )
     if not index.numel():
-        return SparseTensor(self.storage)
+        return torch.clone(self)
     along = [1] * self.dim()
     along[dim] = -1
     places = index.reshape(along).expand(tuple(source.shape))
