@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def case_of(function: Any, *args: Any) -> Case:
     leaves, spec = tree_flatten((args, {}))
-    return Case(function, tuple(leaves), spec, (0,), False)
+    return Case(function, tuple(leaves), spec, (0,))
 
 
 def outcome(function: Any) -> Outcome | None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from tools.what_works.operators import family
+from tools.what_works.operators import PRODUCTS, family
 
 Item = TypeVar("Item")
 MOST_SAMPLES = 200  # that are looked at
@@ -26,7 +26,7 @@ class Case:
     leaves: tuple[Any, ...]
     spec: TreeSpec
     sparse: tuple[int, ...]
-    is_product: bool
+    family: str = ""
 
     def copied(self, change: Callable[[torch.Tensor], Any] | None = None) -> list[Any]:
         """The arguments, of which the sparse ones are changed."""
@@ -53,12 +53,12 @@ class Sample:
     def case(self, variant: str) -> Case:
         """The call with most values of the first tensor, or of all tensors, set to zero."""
         sparse = self.places if variant == "all" else self.places[:1]
-        is_product = family(self.info) == "Products and linear algebra"
+        kind = family(self.info)
         generator = torch.Generator().manual_seed(1234)
         values = list(self.leaves)
         for place in sparse:
-            values[place] = _thinned(values[place], generator, is_product)
-        return Case(self.info.op, tuple(values), self.spec, tuple(sparse), is_product)
+            values[place] = _thinned(values[place], generator, kind == PRODUCTS)
+        return Case(self.info.op, tuple(values), self.spec, tuple(sparse), kind)
 
 
 def samples_of(infos: Sequence[Any], dtype: torch.dtype) -> list[list[Sample]]:

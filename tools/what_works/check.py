@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 import scorch
 from scorch.errors import ScorchError
 from tools.what_works.cases import Case
+from tools.what_works.operators import PRODUCTS, TRANSFORMS
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 SMALL = 8  # results with fewer elements may be dense
@@ -51,10 +52,13 @@ def reference(case: Case) -> Reference | None:
 
 
 def _is_filled(case: Case) -> bool:
-    """Whether it is a product with a dense tensor, which is dense."""
-    return case.is_product and any(
-        isinstance(value, torch.Tensor) and value.is_floating_point() and place not in case.sparse
-        for place, value in enumerate(case.leaves)
+    """Whether it is a product with a dense tensor, which is dense; Fourier transforms are such products."""
+    return case.family == TRANSFORMS or (
+        case.family == PRODUCTS
+        and any(
+            isinstance(value, torch.Tensor) and value.is_floating_point() and place not in case.sparse
+            for place, value in enumerate(case.leaves)
+        )
     )
 
 

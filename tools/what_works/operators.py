@@ -22,7 +22,8 @@ LEFT_OUT = {
     "internal to torch": r"_\w+(?<!__)|torch\..*|jiterator\w*",
     "the values are whatever lies in memory": r"(new_)?empty\w*|resize_\w*",
 }
-PRODUCTS = """
+PRODUCTS, TRANSFORMS = "Products and linear algebra", "Fourier transforms"
+PRODUCT_NAMES = """
 __rmatmul__ addbmm addmm addmm_decomposed addmv addr baddbmm bmm cdist cholesky cholesky_inverse
 cholesky_solve cross dot einsum geqrf inner inverse kron logdet lu lu_solve lu_unpack matmul matrix_exp
 mm mv ormqr outer pca_lowrank pinverse qr svd svd_lowrank tensordot triangular_solve vdot
@@ -76,10 +77,10 @@ def family(info: Any) -> str:
     name, kind = info.name, type(info).__name__
     if name.startswith("nn.functional.") or name in ("softmax", "log_softmax") or name.startswith("native_"):
         return "Neural networks"
-    if name.startswith("linalg.") or name in PRODUCTS.split():
-        return "Products and linear algebra"
-    if name.startswith(("fft.", "stft", "istft")):
-        return "Fourier transforms"
+    if name.startswith("linalg.") or name in PRODUCT_NAMES.split():
+        return PRODUCTS
+    if name.startswith(("fft.", "stft", "istft")) and "shift" not in name:
+        return TRANSFORMS
     if name.startswith("masked."):
         return "Masked reductions"
     if kind == "ReductionOpInfo" or name in REDUCTIONS.split() or name.startswith("argm"):

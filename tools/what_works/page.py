@@ -40,8 +40,8 @@ Formats and dtypes take turns with the samples of an operator.
 TABLES = """\
 A tick stands for all dtypes that torch has for the operator, with the first tensor sparse and with all of
 them; else it says which dtypes do not pass, and what happens. The last column is the result where zeros give
-zeros: *sparse*, or *dense* if it is stored densely all the same; nothing, if zeros give something else or the
-result is smaller than its input.
+zeros: *sparse*, or *dense* if it is stored densely all the same; nothing, if zeros give something else, the
+result is smaller than its input, or it is a product with a dense tensor, which is dense.
 """
 
 
@@ -122,8 +122,10 @@ def _cell(tallies: Sequence[Tally]) -> str:
 
 
 def _kept(tallies: Sequence[Tally]) -> str:
-    good, total = kept_sparse(tallies)
-    return "" if not total else "sparse" if good else "dense"
+    found = {tally.is_sparse for tally in tallies} - {None}
+    return (
+        "" if not found else "sparse or dense" if len(found) > 1 else "sparse" if found == {True} else "dense"
+    )
 
 
 def _failures(report: Report) -> str:
