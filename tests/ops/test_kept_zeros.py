@@ -61,6 +61,7 @@ ONE: dict[str, Callable[[Any], Any]] = {  # of a tensor of order 4
     "put added": lambda x: x.put(torch.tensor([1, 1]), torch.ones(2, dtype=torch.float64), accumulate=True),
     "quantile": lambda x: torch.quantile(x, 0.4, dim=2),
     "complex": lambda x: torch.complex(x, x),
+    "qr": lambda x: torch.linalg.qr(x.abs())[1],
     "lu": lambda x: torch.linalg.lu_factor_ex(x[:, :, :, :3])[0],
     "grid_sample": lambda x: F.grid_sample(
         x, torch.linspace(-1, 1, 48).double().reshape(2, 4, 3, 2), align_corners=False
@@ -114,6 +115,7 @@ ALL: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x, w: F.batch_norm(x, None, None, w, training=True),
         (thin(3, 4, 5), thin(4, seed=1)),
     ),
+    "lstsq": (lambda a, b: torch.linalg.lstsq(a + a, b)[0], (torch.eye(4).double(), thin(4, 3))),
     "cross": (torch.linalg.cross, (thin(4, 3), thin(4, 3, seed=1))),
     "complex": (torch.complex, (thin(4, 6), thin(4, 6, seed=1))),
     "polar": (torch.polar, (thin(4, 6).abs(), thin(4, 6, seed=1))),

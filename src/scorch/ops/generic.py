@@ -61,6 +61,7 @@ KEEP_ZEROS = {
     aten.col2im,
     aten.cummax,
     aten.cummin,
+    aten.geqrf,
     aten.grid_sampler_2d,
     aten.grid_sampler_3d,
     aten.im2col,
@@ -68,6 +69,7 @@ KEEP_ZEROS = {
     aten.linalg_ldl_factor_ex,
     aten.linalg_lu,
     aten.linalg_lu_factor_ex,
+    aten.linalg_qr,
     aten.lu_unpack,
     aten.masked_scatter,
     aten.max_pool2d_with_indices,
@@ -97,7 +99,9 @@ KEEP_ZEROS = {
 KEEP_ZEROS_OF_ALL = {
     aten.as_strided_scatter,
     aten.convolution,
+    aten.linalg_lstsq,
     aten.native_group_norm,
+    aten.ormqr,
     aten.triangular_solve,
 }
 
