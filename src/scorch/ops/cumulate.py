@@ -54,7 +54,7 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
 def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """Not zero only in lines that are stored from their first place on."""
     like = aten.cumprod(torch.empty(tuple(self.shape), dtype=self.dtype, device="meta"), dim, dtype=dtype)
-    if not self.numel():
+    if not self.numel() or not bool(self.storage.values.isfinite().all()):
         return densely(aten.cumprod.default, (self, dim), {"dtype": dtype})
     shape, dim = tuple(self.shape), dim % self.dim()
     entries = entries_of(self)

@@ -47,6 +47,7 @@ ANNIHILATORS: dict[Any, tuple[int, ...]] = {
     aten.special_xlog1py: (0,),
     aten.ldexp: (0,),
     aten._prelu_kernel: (0,),
+    aten.polar: (0,),
 }
 
 
@@ -55,7 +56,15 @@ DIVISIONS = (aten.div, aten.floor_divide, aten.fmod, aten.remainder)
 
 
 # Elementwise too, though torch does not say so.
-UNTAGGED = (aten.hardswish, aten._prelu_kernel, aten.rsub, aten.masked_fill, aten.floor_divide)
+UNTAGGED = (
+    aten.hardswish,
+    aten._prelu_kernel,
+    aten.rsub,
+    aten.masked_fill,
+    aten.floor_divide,
+    aten.complex,
+    aten.polar,
+)
 
 
 def is_elementwise(func: Any) -> bool:
@@ -67,7 +76,8 @@ def is_elementwise(func: Any) -> bool:
 @implements(torch.Tensor.__rdiv__, torch.Tensor.__rtruediv__)
 def rdiv(self: torch.Tensor, other: Any) -> Any:
     """``other / self``; torch multiplies by the reciprocal, which is infinite where nothing is stored."""
-    return torch.div(torch.as_tensor(other) if not isinstance(other, torch.Tensor) else other, self)
+    wide = torch.float64 if isinstance(other, float) else None  # all digits; as a number it does not widen
+    return torch.div(other if isinstance(other, torch.Tensor) else torch.as_tensor(other, dtype=wide), self)
 
 
 def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -160,9 +170,11 @@ class _Call:
             divisor = self.dense.get(1, self.args[1])
             is_safe = not isinstance(divisor, SparseTensor) and bool(torch.as_tensor(divisor).all())
             return (0,) if is_safe else ()
-        if not all(bool(tensor.isfinite().all()) for tensor in self.dense.values()):
+        zeroing = ANNIHILATORS.get(packet, ())
+        stored = (tensor.storage.values for tensor in self.sparse.values())
+        if zeroing and not all(is_finite(tensor) for tensor in (*self.dense.values(), *stored)):
             return ()  # 0 * inf is NaN
-        return ANNIHILATORS.get(packet, ())
+        return zeroing
 
     def at(self, keys: torch.Tensor, wide: dict[int | str, Entries], shape: tuple[int, ...]) -> Entries:
         """The function at some places."""
@@ -180,18 +192,30 @@ class _Call:
 
     def filled(self, fill: torch.Tensor, entries: Entries) -> torch.Tensor:
         """A dense result: ``fill`` everywhere but at ``entries``."""
-        size = math.prod(entries.shape) * entries.values.element_size()
         held = max((t.numel() * t.element_size() for t in self.dense.values()), default=0)
-        if size > held:
-            name = str(self.func.overloadpacket).removeprefix("aten.")
-            cure = (
-                f"{name} is not zero where nothing is stored, so its result is dense; apply it to .values()"
-            )
-            check_budget(size, f"{name} of a tensor of shape {entries.shape}", cure)
-        result = fill.expand(entries.shape).to(entries.values.dtype).contiguous()
-        result = result.clone() if result.data_ptr() == fill.data_ptr() else result
-        result.view(-1)[entries.keys] = entries.values
-        return result
+        return _filled(str(self.func.overloadpacket).removeprefix("aten."), entries, fill, held)
+
+
+def filled(name: str, tensor: SparseTensor, values: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
+    """The dense result of ``name``: ``values`` where ``tensor`` has entries, and ``fill`` elsewhere."""
+    return _filled(name, entries_of(with_values(tensor, values)), fill, 0)
+
+
+def _filled(name: str, entries: Entries, fill: torch.Tensor, held: int) -> torch.Tensor:
+    """A dense tensor, refused where it is beyond the budget and more than the ``held`` bytes of operands."""
+    size = math.prod(entries.shape) * entries.values.element_size()
+    if size > held:
+        cure = f"{name} is not zero where nothing is stored, so its result is dense; apply it to .values()"
+        check_budget(size, f"{name} of a tensor of shape {entries.shape}", cure)
+    result = fill.expand(entries.shape).to(entries.values.dtype).contiguous()
+    result = result.clone() if result.data_ptr() == fill.data_ptr() else result
+    result.view(-1)[entries.keys] = entries.values
+    return result
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is infinite or NaN; False too where they are so large that their sum is."""
+    return not tensor.dtype.is_floating_point or math.isfinite(float(tensor.sum()))
 
 
 def not_expanded(tensor: torch.Tensor) -> torch.Tensor:

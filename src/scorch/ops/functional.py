@@ -9,11 +9,11 @@ import torch.nn.functional as F
 
 from scorch.errors import ShapeError
 from scorch.ops.einsum import einsum
-from scorch.ops.generic import densely
+from scorch.ops.generic import all_sparse, densely, replace_by, stored
 from scorch.ops.matmul import matmul
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Entries, entries_of, format_for, from_entries
-from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.sparse_tensor import SparseTensor, with_values
 
 aten = torch.ops.aten
 
@@ -40,12 +40,12 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
 
 @implements(torch.quantile, torch.Tensor.quantile)
 def quantile(input: Any, *args: Any, **kwargs: Any) -> Any:
-    return densely(torch.quantile, (input, *args), kwargs)
+    return _kept(input, densely(torch.quantile, (input, *args), kwargs))
 
 
 @implements(torch.nanquantile, torch.Tensor.nanquantile)
 def nanquantile(input: Any, *args: Any, **kwargs: Any) -> Any:
-    return densely(torch.nanquantile, (input, *args), kwargs)
+    return _kept(input, densely(torch.nanquantile, (input, *args), kwargs))
 
 
 @implements_operator(aten.glu)
@@ -55,24 +55,41 @@ def glu(self: SparseTensor, dim: int = -1) -> SparseTensor:
         raise ShapeError(f"glu halves dimension {dim}, whose size must be even, of shape {tuple(self.shape)}")
     a, b = torch.chunk(self, 2, dim)
     assert isinstance(a, SparseTensor) and isinstance(b, SparseTensor)
-    stored = entries_of(a)
-    gates = torch.sigmoid(entries_of(b).at(stored.keys))
+    entries = entries_of(a)
+    gates = torch.sigmoid(entries_of(b).at(entries.keys))
     return from_entries(
-        Entries(stored.keys, stored.values * gates, stored.shape), format_for(a, stored.shape)
+        Entries(entries.keys, entries.values * gates, entries.shape), format_for(a, entries.shape)
     )
 
 
-@implements_operator(aten.rrelu_with_noise)
+def _kept(input: Any, found: torch.Tensor) -> Any:
+    """Zero for zeros, so it is sparse where the input is."""
+    return stored(found, input) if isinstance(input, SparseTensor) else found
+
+
+@implements(torch.stft, torch.Tensor.stft)
+def stft(input: Any, *args: Any, **kwargs: Any) -> Any:
+    """The transform of every window, which fills it; torch cuts windows by strides."""
+    return densely(torch.stft, (input, *args), kwargs)
+
+
+@implements(F.rrelu, torch.rrelu)
 def rrelu(
-    self: Any,
-    noise: Any,
-    lower: float = 0.125,
-    upper: float = 1 / 3,
-    training: bool = False,
-    generator: Any = None,
+    input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Any:
-    """In training the slope is drawn for every element, which makes the result dense."""
+    """Zero for zero; in training a slope is drawn for every element, as with dense tensors."""
     if training:
-        func = aten.rrelu_with_noise.default
-        return densely(func, (self, noise, lower, upper, training, generator), {})
-    return F.leaky_relu(self, (lower + upper) / 2)
+        found = stored(densely(torch.rrelu, (input, lower, upper, True), {}), input)
+    else:
+        found = with_values(input, torch.rrelu(input.storage.values, lower, upper, False))
+    return replace_by(input, found, "rrelu") if inplace else found
+
+
+@implements(F.multi_head_attention_forward)
+def multi_head_attention_forward(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result is sparse if all tensors are, above all the weights of the last projection."""
+    with torch._C.DisableTorchFunctionSubclass():
+        found, weights = F.multi_head_attention_forward(query, key, value, *args, **kwargs)
+    given = (query, key, value, *args, *kwargs.values())
+    floats = [tensor for tensor in given if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
+    return (stored(found, query) if all_sparse(floats) and found.dtype == query.dtype else found), weights

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,10 +34,13 @@ DECOMPOSED = {
     aten.addr,
     aten.binary_cross_entropy,
     aten.binary_cross_entropy_with_logits,
+    aten.channel_shuffle,
     aten.huber_loss,
+    aten.linalg_cross,
     aten.mse_loss,
     aten.pixel_shuffle,
     aten.pixel_unshuffle,
+    aten.renorm,
     aten.rot90,
     aten.smooth_l1_loss,
     aten.soft_margin_loss,
@@ -44,24 +48,36 @@ DECOMPOSED = {
 
 # Operators that work on dense copies, but whose result is zero where the input is: it is stored sparse.
 KEEP_ZEROS = {
+    aten._embedding_bag,
+    aten._embedding_bag_forward_only,
     aten._adaptive_avg_pool2d,
     aten._adaptive_avg_pool3d,
     aten.adaptive_max_pool2d,
     aten.adaptive_max_pool3d,
+    aten.as_strided_copy,
     aten.avg_pool1d,
     aten.avg_pool2d,
     aten.avg_pool3d,
     aten.col2im,
+    aten.cummax,
+    aten.cummin,
+    aten.geqrf,
+    aten.grid_sampler_2d,
+    aten.grid_sampler_3d,
     aten.im2col,
+    aten.linalg_cholesky_ex,
+    aten.linalg_ldl_factor_ex,
+    aten.linalg_lu,
+    aten.linalg_lu_factor_ex,
+    aten.linalg_qr,
+    aten.lu_unpack,
     aten.masked_scatter,
     aten.max_pool2d_with_indices,
     aten.max_pool3d_with_indices,
-    aten.reflection_pad1d,
-    aten.reflection_pad2d,
-    aten.reflection_pad3d,
-    aten.replication_pad1d,
-    aten.replication_pad2d,
-    aten.replication_pad3d,
+    aten.max_unpool2d,
+    aten.max_unpool3d,
+    aten.median,
+    aten.nanmedian,
     aten.sort,
     aten.topk,
     aten.unfold,
@@ -79,6 +95,19 @@ KEEP_ZEROS = {
     aten.upsample_trilinear3d,
 }
 
+# The same if their second argument, a weight or what is written, and all other tensors are sparse too.
+KEEP_ZEROS_OF_ALL = {
+    aten.as_strided_scatter,
+    aten.convolution,
+    aten.linalg_lstsq,
+    aten.native_group_norm,
+    aten.ormqr,
+    aten.triangular_solve,
+}
+
+# Operators that write in place and whose functional form has another name.
+FUNCTIONAL = {aten.normal_: aten.normal_functional}
+
 
 def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``func`` on arguments of which some are sparse."""
@@ -88,6 +117,9 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return _in_place(func, args, kwargs)
     if is_elementwise(func):
         return elementwise(func, args, kwargs)
+    view = _view_of(func)
+    if view is not None:
+        return tree_map(_of_its_own, view(*args, **kwargs))
     if func.overloadpacket in DECOMPOSED:
         from torch._decomp import decomposition_table  # imports half of torch's compiler
 
@@ -95,18 +127,47 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return func.decompose(*args, **kwargs)
     found = densely(func, args, kwargs)
-    if func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor):
-        return tree_map(lambda value: _stored(value, args[0]), found)
-    return found
+    is_zero_for_zero = func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor)
+    is_zero_for_zeros = func.overloadpacket in KEEP_ZEROS_OF_ALL and args[1] is not None and all_sparse(args)
+    return stored(found, args[0]) if is_zero_for_zero or is_zero_for_zeros else found
 
 
 dispatch.FALLBACKS.append(run_operator)
 
 
-def _stored(value: Any, like: SparseTensor) -> Any:
-    """A dense result with the dtype of ``like`` as a sparse tensor; places, which are whole numbers, stay."""
-    is_value = isinstance(value, torch.Tensor) and value.dtype == like.dtype and value.dim() > 0
-    return from_torch(value, format=format_for(like, tuple(value.shape))) if is_value else value
+def _view_of(func: Any) -> Any:
+    """For an operator such as ``transpose_copy`` or ``unsafe_split`` the one with handlers; else None."""
+    name = name_of(func)
+    plain = name.removesuffix("_copy").removeprefix("unsafe_")
+    if plain == name or plain in ("as_strided", "index"):
+        return None
+    packet = getattr(aten, plain, None)
+    found = getattr(packet, func._overloadname, None)
+    is_known = any(op in table for op in (found, packet) for table in (dispatch.OPERATORS, KEEP_ZEROS))
+    return found if is_known else None
+
+
+def _of_its_own(value: Any) -> Any:
+    """A view as a tensor that is none: what is written to it stays there."""
+    if not isinstance(value, SparseTensor):
+        return value
+    return SparseTensor(Storage(value.storage.pattern, value.storage.values))
+
+
+def all_sparse(args: Sequence[Any]) -> bool:
+    """Whether all tensors with dimensions are sparse."""
+    tensors = [value for value in args if isinstance(value, torch.Tensor) and value.dim()]
+    return all(isinstance(value, SparseTensor) for value in tensors)
+
+
+def stored(found: Any, like: SparseTensor) -> Any:
+    """Dense results with the dtype of ``like`` as sparse tensors; places, which are whole numbers, stay."""
+
+    def store(value: Any) -> Any:
+        is_value = isinstance(value, torch.Tensor) and value.dtype == like.dtype and value.dim() > 0
+        return from_torch(value, format=format_for(like, tuple(value.shape))) if is_value else value
+
+    return tree_map(store, found)
 
 
 def name_of(func: Any) -> str:
@@ -143,7 +204,9 @@ def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     name, target = name_of(func), args[0]
     if name == "abs_" and target.is_complex():
         raise InPlaceError("abs_ gives real numbers, which a complex tensor does not become; use abs")
-    functional = getattr(aten, name.removesuffix("_"), None)
+    if torch.Tag.inplace_view in func.tags and isinstance(target, SparseTensor):
+        return _reshape(target, getattr(aten, name.removesuffix("_"))(*args, **kwargs), name)
+    functional = FUNCTIONAL.get(func.overloadpacket) or getattr(aten, name.removesuffix("_"), None)
     if name.endswith("_") and functional is not None:
         return replace_by(target, functional(*args, **kwargs), name)
     if name.endswith("_") and isinstance(target, SparseTensor):
@@ -153,6 +216,23 @@ def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if _writes_sparse(func, args, kwargs):
         raise UnsupportedError(f"{name} does not write to sparse tensors; call .to_dense() first")
     return densely(func, args, kwargs)
+
+
+def _reshape(target: SparseTensor, view: Any, name: str) -> SparseTensor:
+    """``x.squeeze_()``: x itself gets the shape of the view, and is a view of what x was a view of."""
+    if not isinstance(view, SparseTensor):
+        raise InPlaceError(
+            f"{name} would make a sparse tensor dense; use {name.removesuffix('_')} and its result"
+        )
+    before = SparseTensor(target.storage)
+    before.origin = target.origin
+    strides = torch.empty(tuple(view.shape), device="meta").stride()
+    with torch._C._DisableTorchDispatch():
+        aten.as_strided_.default(target, tuple(view.shape), strides)
+    if view.origin is not None and before.origin is not None:
+        target.origin = replace(view.origin, source=before)
+    target.storage = view.storage
+    return target
 
 
 def _writes_sparse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

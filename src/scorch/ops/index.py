@@ -236,10 +236,10 @@ def written(self: SparseTensor, keys: torch.Tensor, values: torch.Tensor, adds: 
     return from_entries(Entries(*both, entries.shape), self.format, in_order=False)
 
 
-def _source_at(src: Any, shape: Shape) -> torch.Tensor:
+def _source_at(src: Any, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
     """The values to write, one for each place, from a number or a tensor."""
     if not isinstance(src, torch.Tensor):
-        return torch.full((math.prod(shape),), src)
+        return torch.full((math.prod(shape),), src, dtype=dtype)
     dense = src.to_dense() if isinstance(src, SparseTensor) else src
     return dense[tuple(slice(size) for size in shape)].reshape(-1)
 
@@ -290,7 +290,7 @@ def _scattered(self: SparseTensor, dim: int, index: torch.Tensor, src: Any, adds
     shape = tuple(index.shape)
     grid = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
     columns = [(index if d == dim else column).reshape(-1) for d, column in enumerate(grid)]
-    return written(self, keys_of(columns, tuple(self.shape)), _source_at(src, shape), adds)
+    return written(self, keys_of(columns, tuple(self.shape)), _source_at(src, shape, self.dtype), adds)
 
 
 @implements_operator(aten.index_add)
@@ -342,7 +342,7 @@ def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) ->
     sizes = [chosen if d == dim else torch.arange(size) for d, size in enumerate(shape)]
     grid = torch.meshgrid(*sizes, indexing="ij")
     keys = keys_of([column.reshape(-1) for column in grid], shape)
-    return written(cleared, keys, torch.full(keys.shape, number), adds=False)
+    return written(cleared, keys, torch.full(keys.shape, number, dtype=self.dtype), adds=False)
 
 
 @implements_operator(aten.index_put)

@@ -14,7 +14,10 @@ aten = torch.ops.aten
 
 
 def _scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
-    return tensor if factor == 1 else tensor * factor
+    """With whole numbers only the whole part of a factor counts, as in torch."""
+    whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    number = int(factor) if whole else factor
+    return tensor if number == 1 else tensor * number
 
 
 def _added(self: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:

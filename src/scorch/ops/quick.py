@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch.ops.elementwise import not_expanded
+from scorch.ops.elementwise import is_finite, not_expanded
 from scorch.ops.index import index
 from scorch.ops.shape import permute, select
 from scorch.ops.statement import evaluate
@@ -154,9 +154,12 @@ def _is_plain(a: torch.Tensor, b: torch.Tensor, sign: str) -> bool:
     if a.dtype != b.dtype or a.dtype not in _FLOATS or not 0 < a.dim() <= len(_LETTERS):
         return False
     if isinstance(a, SparseTensor) and isinstance(b, SparseTensor):
-        return not a.format.is_blocked
+        is_sum = sign in "+-"  # a product with infinity or NaN is not zero where one is not stored
+        return not a.format.is_blocked and (
+            is_sum or (is_finite(a.storage.values) and is_finite(b.storage.values))
+        )
     dense = b if isinstance(a, SparseTensor) else a
-    return sign in "*/" and dense.layout == torch.strided and bool(not_expanded(dense).isfinite().all())
+    return sign in "*/" and dense.layout == torch.strided and is_finite(not_expanded(dense))
 
 
 # moving entries --------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ class Groups:
 
     def __init__(self, tensor: SparseTensor, dim: Dims) -> None:
         self.tensor = tensor
-        self.entries = entries_of(tensor)
+        self.entries = _without_padding(tensor)
         shape = self.entries.shape
         given = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
         reduced = sorted({d % len(shape) for d in given}) or list(range(len(shape)))
@@ -67,6 +67,15 @@ class Groups:
         made = torch.full(shape, fill, dtype=like.dtype)
         made.view(-1)[self.keys] = values
         return made
+
+
+def _without_padding(tensor: SparseTensor) -> Entries:
+    """The entries of a tensor; of one stored in blocks without the zeros that fill them."""
+    entries = entries_of(tensor)
+    if not tensor.format.is_blocked:
+        return entries
+    kept = entries.values != 0
+    return Entries(entries.keys[kept], entries.values[kept], entries.shape)
 
 
 def _meta(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any:
@@ -163,7 +172,8 @@ def _quick_sum(self: SparseTensor, dims: Dims, keepdim: bool) -> torch.Tensor | 
     if not kept:
         return self.storage.values.sum().reshape(shape)
     size = math.prod(shape)
-    if len(kept) > 1 and size > 2 * self.nnz:
+    stored = int(torch.count_nonzero(self.storage.values)) if self.format.is_blocked else self.nnz
+    if len(kept) > 1 and size > 2 * stored:
         return None
     letters = "abcdefghijklmnop"[:rank]
     found = einsum(f"{letters}->{''.join(letters[d] for d in kept)}", self, format="dense")
@@ -177,7 +187,8 @@ def prod(self: SparseTensor, dim: Any = None, keepdim: bool = False, *, dtype: A
 
 
 def _product(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
-    return groups.reduce(values, "prod").masked_fill(groups.has_zeros, 0), 0.0
+    found = groups.reduce(values, "prod")
+    return torch.where(groups.has_zeros, found * 0, found), 0.0  # infinity times zero is not a number
 
 
 def _extreme(how: str) -> Body:

@@ -1,0 +1,203 @@
+"""The command that tries torch's operators, and the page that it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tools.what_works import __main__ as command
+from tools.what_works import operators
+from tools.what_works.cases import Case
+from tools.what_works.check import Outcome, check
+from tools.what_works.operators import DTYPES, FORMATS
+from tools.what_works.page import operators_on, write_page
+from tools.what_works.tally import Report, tallied
+from tools.what_works.workers import Call, Task, run
+from torch.utils._pytree import tree_flatten
+
+from scorch import SparseTensor
+from scorch.errors import UnsupportedError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def case_of(function: Any, *args: Any) -> Case:
+    leaves, spec = tree_flatten((args, {}))
+    return Case(function, tuple(leaves), spec, (0,))
+
+
+def outcome(function: Any) -> Outcome | None:
+    """What is said of a function of a matrix with six entries, three of them negative."""
+    dense = torch.zeros(4, 6)
+    dense[0, :3], dense[2, 3:] = -1.0, 2.0
+    return check(case_of(function, dense), "csr")
+
+
+def on_sparse(otherwise: Any) -> Any:
+    """The absolute value of a dense tensor, and something else of a sparse one."""
+    return lambda x: otherwise(x) if isinstance(x, SparseTensor) else torch.abs(x)
+
+
+def refuse(x: Any) -> Any:
+    raise UnsupportedError("not so; do it otherwise")
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (torch.abs, "passed"),
+        (on_sparse(torch.neg), "wrong"),
+        (on_sparse(lambda x: torch.abs(x).double()), "wrong"),
+        (on_sparse(lambda x: torch.abs(x)[:3]), "wrong"),
+        (on_sparse(lambda x: (torch.abs(x), x)), "wrong"),
+        (on_sparse(refuse), "refused"),
+        (on_sparse(lambda x: x.no_such_name), "cryptic"),
+    ],
+)
+def test_outcomes(function: Any, kind: str) -> None:
+    found = outcome(function)
+    assert found is not None and found.kind == kind
+
+
+def test_what_should_be_sparse_and_what_need_not_be() -> None:
+    kept = {name: outcome(function) for name, function in [
+        ("sparse", torch.abs),
+        ("dense", on_sparse(lambda x: torch.abs(x.to_dense()))),
+        ("not zero for zero", torch.exp),
+        ("smaller", lambda x: x.sum(0)),
+    ]}  # fmt: skip
+    assert {name: found.is_sparse for name, found in kept.items() if found} == {
+        "sparse": True,
+        "dense": False,
+        "not zero for zero": None,
+        "smaller": None,
+    }
+
+
+def test_random_results_are_not_compared() -> None:
+    assert outcome(lambda x: torch.rand(4, 6)) is None
+
+
+def fake(name: str, function: Any) -> Any:
+    """What torch knows of an operator with one sample."""
+    sample = SimpleNamespace(input=torch.eye(4), args=(), kwargs={})
+    return SimpleNamespace(
+        name=name,
+        op=function,
+        supports_dtype=lambda dtype, device: dtype == torch.float32,
+        sample_inputs=lambda *_, **__: iter([sample]),
+    )
+
+
+def test_a_process_that_dies_costs_one_call() -> None:
+    def fatal(x: Any) -> Any:
+        if isinstance(x, SparseTensor) and x.format.name == "csc":
+            os._exit(3)
+        return torch.abs(x) if not isinstance(x, SparseTensor) else x
+
+    infos = {"fatal": [fake("fatal", fatal)]}
+    tasks = [Task("fatal", "float32", ("csr", "csc", "coo"), 1)]
+    found = [event for event in run(infos, tasks, 1, 60.0) if isinstance(event, Call)]
+    assert {call.format: call.outcome.kind for call in found} == {
+        "csr": "passed",
+        "csc": "crashed",
+        "coo": "passed",
+    }
+
+
+def test_a_call_that_hangs_is_given_up() -> None:
+    def slow(x: Any) -> Any:
+        import time
+
+        time.sleep(600 if isinstance(x, SparseTensor) else 0)
+        return x
+
+    infos = {"slow": [fake("slow", slow)]}
+    found = [event for event in run(infos, [Task("slow", "float32", ("csr",), 1)], 1, 2.0)]
+    assert [event.outcome.kind for event in found if isinstance(event, Call)] == ["too slow"]
+
+
+def test_page_says_what_failed() -> None:
+    calls = [
+        Call("add", "float32", "first", "csr", Outcome("passed", is_sparse=True)),
+        Call("add", "int64", "first", "csr", Outcome("wrong", "7 instead of 8")),
+        Call("mul", "bool", "all", "coo", Outcome("refused", "Error: no")),
+    ]
+    page = write_page(
+        Report({"add": "Sums", "mul": "Sums", "eye": "New"}, tallied(calls), "2.0", "this", 90.0)
+    )
+    assert "| `add` | f32 i64 | wrong: i64 | – | – | – | – | – | sparse |" in page
+    assert "7 instead of 8" in page and "Error: no" in page
+    assert operators_on(page) == {"add", "mul", "eye"}
+    assert "| csr | 1 / 1 | – | – | 0 / 1 | – | 1 / 1 |" in page
+
+
+def test_a_later_run_replaces_its_operators() -> None:
+    before = [Call(name, "bool", "first", "csr", Outcome("wrong", "no")) for name in ("add", "mul")]
+    after = [Call("add", "bool", "first", "csr", Outcome("passed"))]
+    report = Report({"add": "Sums", "mul": "Sums"}, tallied(before), "2.0", "this", 90.0)
+    found = report.updated(Report({"add": "Sums"}, tallied(after), "2.0", "other", 1.0))
+    assert {tally.operator: tally.worst for tally in found.tallies} == {"add": "passed", "mul": "wrong"}
+    assert found.command == "this"
+
+
+def test_missing_package_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.testing._internal.common_methods_invocations", None)
+    assert command.main(["--operators", "add"]) == 2
+    assert "pip install" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["--formats", "cs"], "no format 'cs'; there are csr"), (["--dtypes", "int9"], "no dtype 'int9'")],
+)
+def test_wrong_arguments_are_named(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(arguments) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_few_operators(tmp_path: Path) -> None:
+    pytest.importorskip("expecttest")
+    pattern = r"^(add|nn\.functional\.relu|sum|gather|bitwise_and)$"
+    json_file, page_file = tmp_path / "found.json", tmp_path / "page.md"
+    arguments = ["--operators", pattern, "--formats", "csr bsr(2,2) csf", "--dtypes", "float32 int64"]
+    files = ["--samples", "1", "--jobs", "1", "--json", str(json_file), "--page", str(page_file)]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tools.what_works", *arguments, *files],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = Report.from_dict(json.loads(json_file.read_text()))
+    assert {tally.format for tally in report.tallies} == {"csr", "bsr(2,2)", "csf"}
+    assert {tally.operator for tally in report.tallies} == set(report.operators)
+    assert all(set(tally.counts) == {"passed"} for tally in report.tallies)
+    assert not report.select(operator="bitwise_and", dtype="float32")
+    assert operators_on(page_file.read_text()) == set(report.operators)
+
+
+def test_the_page_in_the_docs_is_about_what_the_command_tries() -> None:
+    pytest.importorskip("expecttest")
+    pytest.importorskip("scipy")  # without it torch has fewer operators to test
+    page = command.PAGE.read_text(encoding="utf-8")
+    if f"with torch {torch.__version__.split('+')[0]}" not in page:
+        pytest.skip("the page was made with another version of torch")
+    assert operators_on(page) == set(operators.all_operators())
+    for format in FORMATS:
+        assert f"\n| {format} | " in page
+    assert f"| format | {' | '.join(DTYPES)} |" in page
+    assert "python -m tools.what_works" in page
