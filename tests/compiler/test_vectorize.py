@@ -186,12 +186,12 @@ def test_turns_that_append_entries_do_not_run_side_by_side(machine, form):
 
 
 def test_two_entries_of_a_long_row_run_side_by_side(machine):
-    rows, far = torch.rand(40, 64), torch.rand(40, 1 << 14)
+    rows, far = torch.rand(40, 64), torch.rand(40, 1 << 17)
     pairs = plan_of("ij,ik,jk->ij", sparse(40, 200), rows, torch.rand(200, 64)).vectors
     assert pairs is not None and (pairs.kind, pairs.jam, pairs.sums) == ("sums", 2, 2)
     short = plan_of("ij,ik,jk->ij", sparse(40, 30), rows, torch.rand(30, 64)).vectors
     assert short is not None and short.jam == 1
-    large = plan_of("ij,ik,jk->ij", sparse(40, 200), far, torch.rand(200, 1 << 14)).vectors
+    large = plan_of("ij,ik,jk->ij", sparse(40, 200), far, torch.rand(200, 1 << 17)).vectors
     assert large is not None and large.jam == 1
     A, dense = sparse(40, 200, dtype=torch.float64), sparse(40, 200, dtype=torch.float64).to_dense()
     X, Y = torch.rand(40, 64).double(), torch.rand(200, 64).double()

@@ -40,6 +40,8 @@ def test_as_torch_masked_with_the_pattern_as_mask(sizes, data):
     if not isinstance(drawn.given, SparseTensor):
         return
     S, dense, mask = drawn.given, drawn.dense, mask_of(drawn.given)
+    if S.format.is_blocked and not bool(S.storage.values.all()):
+        return  # whether zeros that fill blocks are stored is left open
     name = data.draw(
         st.sampled_from([*SEVERAL, *ONE, *IN_PATTERN] if dtype.is_floating_point else OF_INTEGERS)
     )

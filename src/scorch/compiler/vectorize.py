@@ -212,7 +212,7 @@ def _pairs(plan: Plan, operands: Mapping[Access, Operand]) -> bool:
     if len(walking) != 1 or stored != walking or _row_length(operands[walking[0]]) < PAIRED_ROW:
         return False
     picked = [o for a, o in operands.items() if {loop, x} <= set(a.indices) and not o.is_sparse]
-    return sum(o.nnz * o.element.bytes for o in picked) <= target().cache_bytes
+    return sum(o.nnz * o.element.bytes for o in picked) <= target().shared_cache_bytes
 
 
 def _fits_in_stretches(plan: Plan, operands: Mapping[Access, Operand], x: str, width: int, size: int) -> bool:

@@ -76,7 +76,8 @@ def cross_entropy(
 def _soft(x: SparseTensor, target: Any, weight: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """The loss of each row where targets are probabilities."""
     if tuple(target.shape) != tuple(x.shape):
-        raise ShapeError(f"input has shape {tuple(x.shape)}, but target has shape {tuple(target.shape)}")
+        shapes = f"input has shape {tuple(x.shape)}, but target has shape {tuple(target.shape)}"
+        raise ShapeError(f"cross_entropy: {shapes}")
     weighted = target * weight
     found: torch.Tensor = total * _plain(weighted.sum(1)) - _plain((weighted * x).sum(1))
     return found
@@ -91,7 +92,7 @@ def _weights(target: Any, weight: Any, ignore_index: int, x: SparseTensor) -> to
     rows, classes = x.shape
     if tuple(target.shape) != (rows,):
         raise ShapeError(
-            f"there are {rows} rows of scores, but target has shape {tuple(target.shape)} not ({rows},)"
+            f"cross_entropy: there are {rows} rows of scores, but target has shape {tuple(target.shape)}"
         )
     counts = target != ignore_index
     wrong = counts & ((target < 0) | (target >= classes))

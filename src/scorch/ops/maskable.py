@@ -22,10 +22,13 @@ _NUMPY = {"axis": "dim", "keepdims": "keepdim", "input": "S"}  # torch takes the
 def _with_masked(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     """``plain``, a function or method of torch, with the argument ``masked``."""
     operation = {**OPERATIONS, **PER_ENTRY}[name]
+    is_method = plain is getattr(torch.Tensor, name)
 
     @functools.wraps(plain)
     def call(*args: Any, masked: bool = False, **kwargs: Any) -> Any:
         if not masked:
+            if is_method:  # without the way through torch
+                return SparseTensor.__torch_function__(plain, (), args, kwargs)
             return plain(*args, **kwargs)
         named = {_NUMPY.get(key, key): value for key, value in kwargs.items()}
         tensor = as_sparse(f"{name} with masked=True", args[0] if args else named.pop("S", None))

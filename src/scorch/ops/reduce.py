@@ -7,8 +7,8 @@ entries is 0, and a mean divides by all places.
 
 from __future__ import annotations
 
+import functools
 import math
-from builtins import all as builtins_all
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +22,7 @@ from scorch.tensor.entries import Entries, coordinates_of, entries_of, format_fo
 from scorch.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
+LETTERS = "abcdefghijklmnop"
 Dims = Sequence[int] | int | None
 
 
@@ -160,24 +161,34 @@ def _summed(
 
 def _quick_sum(self: SparseTensor, dims: Dims, keepdim: bool) -> torch.Tensor | None:
     """The sum by a generated kernel, where the result is dense; None where it is not or dims are wrong."""
-    rank = self.dim()
-    given = range(rank) if not dims and not isinstance(dims, int) else dims
-    if not isinstance(given, Sequence | range) or not builtins_all(-rank <= d < rank for d in given):
+    whole = self.storage.pattern.shape
+    given = tuple(range(len(whole))) if not dims and not isinstance(dims, int) else dims
+    if not isinstance(given, Sequence):
         return None
-    reduced = {d % rank for d in given}
-    if len(reduced) != len(list(given)):
+    known = _sum_equation(len(whole), tuple(given))
+    if known is None:
         return None
-    kept = [d for d in range(rank) if d not in reduced]
-    shape = _shape_without(self, sorted(reduced), keepdim)
+    equation, kept = known
+    shape = _shape_without(self, [d for d in range(len(whole)) if d not in kept], True) if keepdim else None
     if not kept:
-        return self.storage.values.sum().reshape(shape)
-    size = math.prod(shape)
-    stored = int(torch.count_nonzero(self.storage.values)) if self.format.is_blocked else self.nnz
-    if len(kept) > 1 and size > 2 * stored:
+        total = self.storage.values.sum()
+        return total if shape is None else total.reshape(shape)
+    if len(kept) > 1:
+        stored = int(torch.count_nonzero(self.storage.values)) if self.format.is_blocked else self.nnz
+        if math.prod(whole[d] for d in kept) > 2 * stored:
+            return None
+    found = einsum(equation, self, format="dense")
+    return found if shape is None else found.reshape(shape)
+
+
+@functools.lru_cache(maxsize=256)
+def _sum_equation(rank: int, dims: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
+    """The sum over ``dims`` as an einsum, and the dimensions that are left; None where dims are wrong."""
+    reduced = {d % rank for d in dims if -rank <= d < rank}
+    if len(reduced) != len(dims) or rank > len(LETTERS):
         return None
-    letters = "abcdefghijklmnop"[:rank]
-    found = einsum(f"{letters}->{''.join(letters[d] for d in kept)}", self, format="dense")
-    return found.reshape(shape)
+    kept = tuple(d for d in range(rank) if d not in reduced)
+    return f"{LETTERS[:rank]}->{''.join(LETTERS[d] for d in kept)}", kept
 
 
 @implements_operator(aten.prod.default, aten.prod.dim_int)

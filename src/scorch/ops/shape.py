@@ -213,6 +213,8 @@ def select(self: SparseTensor, dim: int, index: int) -> Any:
 def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
     """Every part along ``dim``; the entries are gone through once for all of them."""
     shape = tuple(size for d, size in enumerate(self.shape) if d != dim % self.dim())
+    if shape and dim % self.dim() == outer_dim(self.format) and not inner_format(self.format).is_dense:
+        return [select(self, dim, place) for place in range(self.shape[dim])]
     entries = entries_of(self)
     crd = entries.coordinates
     along, order = torch.sort(crd.pop(dim), stable=True)

@@ -8,36 +8,49 @@ import torch
 
 from scorch.errors import CompilationError
 from scorch.loops.types import INT32, INT64
-from scorch.runtime import jit
+from scorch.runtime import invoke, jit
 from scorch.runtime.fill import builtins, pack, result_facts
+from scorch.settings import current
 
 SOURCE = """\
 typedef long long i64;
 typedef int i32;
-enum { ROWS, ENTRIES, FROM, TO };
+enum { PARALLEL, THREADS, ROWS, ENTRIES, FROM, TO };
 
+/* Each entry writes the pointers of the rows that begin with it. */
 #define POINTERS(T) \\
-i64 scorch_pointers_##T(i64 *args) { \\
+static void some_pointers_##T(i64 begin, i64 end, void *context) { \\
+    const i64 *args = context, entries = args[ENTRIES], threads = args[THREADS]; \\
     const T *rows = (const T *)args[FROM]; \\
     T *pos = (T *)args[TO]; \\
-    i64 row = 0; \\
-    pos[0] = 0; \\
-    for (i64 entry = 0; entry < args[ENTRIES]; entry++) \\
+    const i64 first = entries * begin / threads, last = entries * end / threads; \\
+    i64 row = first ? rows[first - 1] : -1; \\
+    for (i64 entry = first; entry < last; entry++) \\
         while (row < rows[entry]) pos[++row] = (T)entry; \\
-    while (row < args[ROWS]) pos[++row] = (T)args[ENTRIES]; \\
-    return 0; \\
+    if (last == entries) \\
+        while (row < args[ROWS]) pos[++row] = (T)entries; \\
 } \\
-i64 scorch_rows_##T(i64 *args) { \\
+static void some_rows_##T(i64 begin, i64 end, void *context) { \\
+    const i64 *args = context, rows = args[ROWS], threads = args[THREADS]; \\
     const T *pos = (const T *)args[FROM]; \\
-    T *rows = (T *)args[TO]; \\
-    for (i64 row = 0; row < args[ROWS]; row++) \\
-        for (i64 entry = pos[row]; entry < pos[row + 1]; entry++) rows[entry] = (T)row; \\
-    return 0; \\
+    T *found = (T *)args[TO]; \\
+    for (i64 row = rows * begin / threads; row < rows * end / threads; row++) \\
+        for (i64 entry = pos[row]; entry < pos[row + 1]; entry++) found[entry] = (T)row; \\
+} \\
+i64 scorch_pointers_##T(i64 *args) { return shared(args, some_pointers_##T); } \\
+i64 scorch_rows_##T(i64 *args) { return shared(args, some_rows_##T); }
+
+typedef void (*work_t)(i64, i64, void *);
+static i64 shared(i64 *args, work_t work) {
+    if (args[THREADS] <= 1) work(0, 1, args);
+    else ((int (*)(i64, i64, i64, work_t, void *))args[PARALLEL])(0, args[THREADS], 1, work, args);
+    return 0;
 }
 POINTERS(i32)
 POINTERS(i64)
 """
 
+EACH = 1 << 16  # entries for each thread
 _TYPES = {torch.int32: INT32, torch.int64: INT64}
 
 
@@ -64,7 +77,10 @@ def _run(what: str, given: torch.Tensor, rows: int, entries: int, length: int) -
     if made is None or not address:
         return None
     facts = result_facts(_TYPES[given.dtype], (length,), zero=False)
-    return made.fill(address, pack([rows, entries]), facts, None, given)
+    parallel = invoke.parallel_runtime()
+    threads = current().threads or torch.get_num_threads()
+    shared = max(1, min(threads, (rows + entries) // EACH)) if parallel else 1
+    return made.fill(address, pack([parallel, shared, rows, entries]), facts, None, given)
 
 
 @functools.cache

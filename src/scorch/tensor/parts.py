@@ -8,13 +8,15 @@ grows with the entries.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from scorch.compiler.pipeline import index_type
 from scorch.compiler.typing import dtype_of_type
 from scorch.formats import Format
+from scorch.runtime.concat import joined
 from scorch.runtime.rows import picked_rows
 from scorch.tensor.storage import Pattern, Storage
 
@@ -142,22 +144,17 @@ def in_a_row(parts: Sequence[Storage], shape: tuple[int, ...]) -> Storage:
     pos: list[Array] = []
     crd: list[Array] = []
     for level in range(len(form)):
-        pointers: list[torch.Tensor] = []
-        places: list[torch.Tensor] = []
-        start = coordinate = 0
-        for pattern in patterns:
-            own, there = pattern.pos[level], pattern.crd[level]
-            if own is not None:
-                pointers.append(_further(own if not pointers else own[1:], start, index))
-                start += pattern.counts[level]
-            if there is not None:
-                places.append(_further(there, coordinate if level == 0 else 0, index))
-            coordinate += pattern.shape[form.order[0]]
-        if level == 0 and pointers:
-            pointers = [torch.tensor([0, start], dtype=index, device="cpu")]
-        pos.append(torch.cat(pointers) if pointers else None)
-        crd.append(torch.cat(places) if places else None)
-    values = torch.cat([part.values for part in parts])
+        pointers = [pattern.pos[level] for pattern in patterns]
+        places = [pattern.crd[level] for pattern in patterns]
+        starts = _starts(pattern.counts[level] for pattern in patterns)
+        if level == 0 and pointers[0] is not None:
+            pos.append(torch.tensor([0, counts[0]], dtype=index, device="cpu"))
+        else:
+            below = [array if not n or array is None else array[1:] for n, array in enumerate(pointers)]
+            pos.append(_one_array(below, starts, index))
+        further = _starts(pattern.shape[form.order[0]] for pattern in patterns) if level == 0 else None
+        crd.append(_one_array(places, further, index))
+    values = joined([part.values for part in parts])
     return Storage(Pattern(form, shape, tuple(pos), tuple(crd), counts), values)
 
 
@@ -179,3 +176,14 @@ def moved(storage: Storage, dim: int, by: int, shape: tuple[int, ...]) -> Storag
 def _further(array: torch.Tensor, by: int, dtype: torch.dtype) -> torch.Tensor:
     found = array if array.dtype == dtype else array.to(dtype)
     return found + by if by else found
+
+
+def _starts(lengths: Iterable[int]) -> list[int]:
+    """Where each of several stretches begins."""
+    return [0, *itertools.accumulate(lengths)][:-1]
+
+
+def _one_array(arrays: Sequence[Array], further: Sequence[int] | None, dtype: torch.dtype) -> Array:
+    """The arrays of a level one after the other; None if it keeps none."""
+    given = [array if array.dtype == dtype else array.to(dtype) for array in arrays if array is not None]
+    return joined(given, further) if given else None
