@@ -18,6 +18,7 @@ from scorch.ops.index import index
 from scorch.ops.shape import permute, select
 from scorch.ops.statement import evaluate
 from scorch.tensor.dispatch import implements
+from scorch.tensor.parts import element
 from scorch.tensor.sparse_tensor import SparseTensor, as_view
 from scorch.tensor.storage import Storage
 
@@ -221,8 +222,12 @@ def getitem(self: Any, key: Any) -> Any:
 
 def _picked(self: SparseTensor, places: tuple[int, ...]) -> Any:
     """What is at ``places`` of the first dimensions."""
-    if not 0 < len(places) <= self.dim():
+    whole = self.storage.pattern.shape
+    if not 0 < len(places) <= len(whole):
         return _general(torch.Tensor.__getitem__, self, places)
+    is_there = all(-size <= place < size for place, size in zip(places, whole, strict=False))
+    if len(places) == len(whole) and is_there and not self.format.is_blocked:
+        return element(self.storage, [place % size for place, size in zip(places, whole, strict=True)])
     found: Any = self
     for place in places:
         if not isinstance(found, SparseTensor):

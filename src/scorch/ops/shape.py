@@ -27,7 +27,7 @@ from scorch.tensor.entries import (
     from_entries,
     keys_of,
 )
-from scorch.tensor.parts import inner_format, one_of, outer_dim, part, value_at
+from scorch.tensor.parts import element, inner_format, one_of, outer_dim, part
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 
@@ -194,7 +194,7 @@ def select(self: SparseTensor, dim: int, index: int) -> Any:
     index %= whole[dim]
     shape = (*whole[:dim], *whole[dim + 1 :])
     if not shape and not self.format.is_blocked:
-        return value_at(self.storage, index)
+        return element(self.storage, (index,))
     if shape and dim == outer_dim(self.format) and not inner_format(self.format).is_dense:
         found = one_of(self.storage, index)
         if found is not None:

@@ -68,10 +68,26 @@ def inner_format(form: Format) -> Format:
     return Format(form.levels[1:], order=order, dims=len(order))
 
 
-def value_at(storage: Storage, index: int) -> torch.Tensor:
-    """The value at ``index`` of a tensor of one dimension."""
-    begin, end = _ranges(storage.pattern, index, index + 1)[-1]
-    return storage.values[begin].clone() if begin < end else storage.values.new_zeros(())
+def element(storage: Storage, places: Sequence[int]) -> torch.Tensor:
+    """The value at one place of a tensor that is not cut in blocks."""
+    pattern = storage.pattern
+    form = pattern.format
+    begin, end = 0, 1  # the positions of the level above, or of the entries of a run of coordinates
+    for level, kind in enumerate(form.levels):
+        place = places[form.order[level]]
+        if kind.is_full:
+            begin = begin * pattern.shape[form.order[level]] + place
+            end = begin + 1
+            continue
+        pos, crd = pattern.pos[level], pattern.crd[level]
+        assert crd is not None
+        if pos is not None:
+            begin, end = int(pos[begin]), int(pos[end])
+        among = crd.numpy()[begin:end]
+        begin, end = begin + int(among.searchsorted(place)), begin + int(among.searchsorted(place, "right"))
+        if begin == end:
+            return storage.values.new_zeros(())
+    return storage.values[begin].clone()
 
 
 def _ranges(pattern: Pattern, start: int, stop: int) -> list[tuple[int, int]]:
