@@ -11,6 +11,7 @@ anything is zero, also where a dense factor is infinite or a dense divisor zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -286,6 +287,10 @@ class Evaluator:
             case "sum":
                 wide = wide.sum(dims, keepdim=True, dtype=wide_dtype(dtype))
             case "prod":
+                if dtype.is_floating_point or dtype.is_complex:  # infinity times zero is not a number
+                    passing = wide.abs().to(torch.float64).clamp(min=1.0).log().sum(dims)
+                    if passing.numel() and float(passing.max()) > math.log(LARGEST):
+                        raise AwkwardError(node)
                 for dim in dims:
                     wide = wide.prod(dim, keepdim=True, dtype=wide_dtype(dtype))
         found = Value(wide, torch.zeros((1,) * bool(node.free), dtype=dtype), body.error, body.exact)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch.errors import ArgumentError, IndexRangeError, ShapeError, UnsupportedError
+from scorch.ops.generic import densely, replace_by
 from scorch.ops.index import index_select
 from scorch.ops.matmul import mm
 from scorch.tensor.build import from_coordinates
@@ -53,8 +54,14 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Any:
     """Bags of rows of ``weight``, each summed, averaged, or its maximum taken."""
-    if max_norm is not None:
-        raise UnsupportedError("embedding_bag with max_norm rewrites its table; normalize it before instead")
+    if max_norm is not None:  # which rewrites rows of the table
+        table = weight.to_dense() if isinstance(weight, SparseTensor) else weight
+        given = (input, table, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse)
+        more = (per_sample_weights, include_last_offset, padding_idx)
+        found = densely(F.embedding_bag, (*given, *more), {})
+        if isinstance(weight, SparseTensor):
+            replace_by(weight, table, "embedding_bag")
+        return found
     if mode not in ("sum", "mean", "max"):
         raise ArgumentError(f"mode is sum, mean or max, not {mode!r}")
     if per_sample_weights is not None and mode != "sum":

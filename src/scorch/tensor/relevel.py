@@ -10,6 +10,7 @@ import torch
 
 from scorch.formats import Format
 from scorch.runtime.pointers import pointers_of, rows_of
+from scorch.tensor.budget import LARGE, check_budget
 from scorch.tensor.storage import Pattern, Storage
 
 
@@ -26,6 +27,9 @@ def releveled(storage: Storage, form: Format) -> Storage:
     if form.letters == "ds":
         rows, outer = pattern.crd[0], pattern.shape[form.order[0]]
         assert rows is not None
+        if 8 * outer > LARGE:
+            what = f"a tensor of shape {pattern.shape} in format {form}"
+            check_budget(8 * outer, what, "ask for a sparser format such as 'coo' or 'dcsr'")
         made = Pattern(form, pattern.shape, (None, pointers_of(rows, outer)), (None, inner), (outer, count))
     else:
         pos = pattern.pos[1]
