@@ -178,14 +178,17 @@ def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
 def _turns(plan: Plan, operands: Mapping[Access, Operand], depth: int) -> int:
     """How many turns of the last of ``depth`` loops run side by side: 1 if they share nothing.
 
-    That takes a counted loop on which no loop inside depends, such as the one over the rows of a block.
+    That takes a counted loop on which no loop inside depends, such as the one over the rows of a block, and
+    inside loops over the entries of one operand: where several are merged, each turn would need positions.
     """
     if depth == 0 or plan.assembly not in ("dense", "shared") or not enabled("jam"):
         return 1
     loop, inside = plan.order[depth - 1], plan.order[depth:-1]
     shared = False
+    walked: list[str | None] = []
     for access, operand in operands.items():
         uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+        walked += [use.loop for use in uses if not operand.format.levels[use.level].is_full]
         first = min((use.level for use in uses if loop in use.needs), default=len(uses))
         for use in uses:
             if operand.format.levels[use.level].is_full:
@@ -193,7 +196,7 @@ def _turns(plan: Plan, operands: Mapping[Access, Operand], depth: int) -> int:
             if loop in use.needs or (use.level > first and not use.needs.isdisjoint(inside)):
                 return 1
         shared = shared or (first == len(uses) and plan.order[-1] in access.indices)
-    if not shared:
+    if not shared or any(walked.count(inner) > 1 for inner in inside):
         return 1
     block = plan.splits.block(plan.splits.origin(loop)[0])
     return next((turns for turns in JAMMED if block is None or block % turns == 0), 1)

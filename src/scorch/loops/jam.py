@@ -44,7 +44,12 @@ Node = TypeVar("Node", bound=Expr | Stmt | Array)
 
 
 def jammed(loop: For, turns: int) -> Stmt:
-    """``loop`` with ``turns`` of its turns side by side, and one by one what is left at its end."""
+    """``loop`` with ``turns`` of its turns side by side, and one by one what is left at its end.
+
+    A loop with a ``while`` inside stays as it is: what that moves along, every turn would have to itself.
+    """
+    if any(isinstance(node, While) for node in walk(loop.body)):
+        return loop
     names, own = _varying(loop)
     number = Var(f"{loop.var.name}_turn")
     copies = [{name: f"{name}_t{turn}" for name in names} for turn in range(turns)]

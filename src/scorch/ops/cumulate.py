@@ -41,7 +41,11 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
     until = torch.full_like(along, shape[dim])
     until[:-1] = torch.where(is_first[1:], shape[dim], along[1:])
     length = until - along
-    check_budget(16 * int(length.sum()), f"cumsum of {shape}", "it fills every line from its first entry on")
+    check_budget(
+        (64 + 16 * len(shape)) * int(length.sum()),
+        f"cumsum of {shape}",
+        "it fills every line from its first entry on",
+    )
     place = torch.repeat_interleave(torch.arange(group.numel()), length)
     offset = torch.arange(place.numel()) - torch.repeat_interleave(torch.cumsum(length, 0) - length, length)
     columns = [column[order][place] for column in crd]

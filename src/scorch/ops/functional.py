@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch.errors import ShapeError
+from scorch.errors import CallError, ShapeError
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import all_sparse, densely, replace_by, stored
 from scorch.ops.matmul import matmul
@@ -93,3 +93,17 @@ def multi_head_attention_forward(query: Any, key: Any, value: Any, *args: Any, *
     given = (query, key, value, *args, *kwargs.values())
     floats = [tensor for tensor in given if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
     return (stored(found, query) if all_sparse(floats) and found.dtype == query.dtype else found), weights
+
+
+@implements(F.one_hot)
+def one_hot(tensor: Any, num_classes: int = -1) -> Any:
+    """A row of zeros with a one for each class; only the ones are stored."""
+    values = tensor.storage.values
+    if values.numel() and values.dtype == torch.int64:
+        least, most = (int(value) for value in torch.aminmax(values))
+        if least < 0:
+            raise CallError(f"one_hot: classes are counted from 0, but there is {least}")
+        if -1 != num_classes <= most:
+            raise CallError(f"one_hot: class {most} is not one of {num_classes} classes")
+    with torch._C.DisableTorchFunctionSubclass():
+        return F.one_hot(tensor, num_classes)

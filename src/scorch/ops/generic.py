@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from scorch.errors import DeviceError, InPlaceError, UnsupportedError
 from scorch.ops.elementwise import elementwise, is_elementwise
-from scorch.ops.views import written_through
+from scorch.ops.views import refresh, written_through
 from scorch.tensor import dispatch
 from scorch.tensor.budget import check_budget
 from scorch.tensor.construct import from_torch
@@ -202,6 +202,8 @@ def densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``x.add_(y)``: x takes the result of ``x.add(y)``."""
     name, target = name_of(func), args[0]
+    if isinstance(target, SparseTensor):
+        refresh(target)
     if name == "abs_" and target.is_complex():
         raise InPlaceError("abs_ gives real numbers, which a complex tensor does not become; use abs")
     if torch.Tag.inplace_view in func.tags and isinstance(target, SparseTensor):

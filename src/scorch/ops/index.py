@@ -89,6 +89,8 @@ def _checked(index: torch.Tensor, size: int, dim: int) -> torch.Tensor:
 def index(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> Any:
     """``self[...]`` with tensors: places in some dimensions, broadcast together."""
     wanted = _plain_indices(self, indices)
+    if not isinstance(self, SparseTensor):
+        return aten.index.Tensor(self, wanted)
     places = [dim for dim, value in enumerate(wanted) if value is not None]
     tensors = [value for value in wanted if value is not None]
     if len(tensors) == 1 and tensors[0].dim() == 1:
@@ -135,7 +137,7 @@ class _Points:
         self.result = (*(whole[d] for d in self.before), *self.shape, *(whole[d] for d in self.after))
 
 
-def _plain_indices(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def _plain_indices(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """Masks as the coordinates where they hold, and None for dimensions left alone."""
     found: list[torch.Tensor | None] = []
     for value in indices:
@@ -351,7 +353,7 @@ def index_put(
 ) -> Any:
     dense = values.to_dense() if isinstance(values, SparseTensor) else values
     if not isinstance(self, SparseTensor):
-        return torch.index_put(self, list(indices), dense, accumulate)
+        return aten.index_put(self, _plain_indices(self, indices), dense, accumulate)
     wanted = _plain_indices(self, indices)
     asked = _Points(self, wanted)
     grid = coordinates_of(torch.arange(math.prod(asked.result)), asked.result)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from scorch.ops.generic import densely
 from scorch.ops.shape import made_at
@@ -131,3 +132,11 @@ def block_diag(tensors: Sequence[torch.Tensor]) -> Any:
         values.append(stored.to(like.dtype))
         row, column = row + matrix.shape[0], column + matrix.shape[1]
     return made_at(first, [torch.cat(part) for part in columns], torch.cat(values), shape, True)
+
+
+def _batch(samples: Sequence[torch.Tensor], **_: Any) -> Any:
+    """What a data loader makes of sparse samples, in the process of a worker too."""
+    return torch.stack(list(samples))
+
+
+default_collate_fn_map[SparseTensor] = _batch

@@ -156,7 +156,12 @@ def _summed(
         if total is not None:
             count = self.numel() // max(total.numel(), 1)
             return total if func is aten.sum.dim_IntList else total / count
-    return _reduce(func, self, dims, (dims, keepdim), {"dtype": dtype}, lambda g, v: (body(g, v), 0.0))
+    is_whole = dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+
+    def reduced(groups: Groups, found: torch.Tensor) -> tuple[torch.Tensor, float]:
+        return body(groups, found.to(dtype) if is_whole else found), 0.0  # torch converts what it adds
+
+    return _reduce(func, self, dims, (dims, keepdim), {"dtype": dtype}, reduced)
 
 
 def _quick_sum(self: SparseTensor, dims: Dims, keepdim: bool) -> torch.Tensor | None:

@@ -3,22 +3,28 @@
     S[1, 2] = 5        S[0].zero_()        S.T.mul_(2)        S.diagonal().fill_(1)
 
 A view of a sparse tensor has entries of its own, but remembers how it was made. Where its elements stand in
-the tensor follows from the strides that torch gives the same view of a dense tensor without memory.
+the tensor follows from the strides that torch gives the same view of a dense tensor without memory. Before
+something is written to a view it is made anew if the tensor has changed since.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from scorch.tensor.entries import Entries, entries_of, from_entries
+from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Storage
 
 
 def written_through(view: SparseTensor, before: Entries) -> None:
     """Put the entries of ``view``, which had the entries ``before``, into the tensor that it is a view of."""
-    base = view
+    sources, base = [], view
     while base.origin is not None:
         base = base.origin.source
+        sources.append(base)
     shell = _shell(view)
     if base is view or shell is None:
         return
@@ -29,6 +35,31 @@ def written_through(view: SparseTensor, before: Entries) -> None:
     values = torch.cat([whole.values[kept], after.values])
     changed = from_entries(Entries(keys, values, whole.shape), base.format, in_order=False)
     base.storage.become(changed.storage)
+    for between in reversed(sources[:-1]):  # views of the tensor that the view was made from
+        _remake(between)
+    assert view.origin is not None
+    view.origin = replace(view.origin, seen=view.origin.source.storage.version)
+
+
+def refresh(view: SparseTensor) -> None:
+    """Make a view anew if the tensor that it is a view of has changed."""
+    if view.origin is None:
+        return
+    refresh(view.origin.source)
+    if view.origin.source.storage.version != view.origin.seen:
+        _remake(view)
+
+
+def _remake(view: SparseTensor) -> None:
+    origin = view.origin
+    assert origin is not None
+    found = origin.func(origin.source, *origin.args, **origin.kwargs)
+    again = found if origin.place is None else found[origin.place]
+    if isinstance(again, SparseTensor) and again.storage.pattern.shape == view.storage.pattern.shape:
+        stored = convert(again.storage, view.format)
+        assert isinstance(stored, Storage)
+        view.storage.become(stored)
+    view.origin = replace(origin, seen=origin.source.storage.version)
 
 
 def _keys_in_base(entries: Entries, shell: torch.Tensor) -> torch.Tensor:

@@ -29,13 +29,17 @@ _default_dtype = torch.get_default_dtype
 
 @dataclass(frozen=True)
 class Origin:
-    """A view is ``func(source, *args, **kwargs)``, or what of that stands at ``place``."""
+    """A view is ``func(source, *args, **kwargs)``, or what of that stands at ``place``.
+
+    ``seen`` is the version of the source's storage that it was made from.
+    """
 
     source: SparseTensor
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     place: int | None
+    seen: int
 
 
 class SparseTensor(torch.Tensor):
@@ -250,7 +254,9 @@ def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             part.origin = source.origin
         else:
             number = place if isinstance(found, list | tuple) else None
-            part.origin = Origin(source, func, tuple(rest), dict(kwargs or {}), number)
+            part.origin = Origin(
+                source, func, tuple(rest), dict(kwargs or {}), number, source.storage.version
+            )
     return found
 
 

@@ -104,7 +104,12 @@ class Pattern:
 
 
 class Storage:
-    """A pattern and its values, one for every position of the last level, without gaps in memory."""
+    """A pattern and its values, one for every position of the last level, without gaps in memory.
+
+    ``version`` counts how often it has become another one.
+    """
+
+    version = 0
 
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
         self.pattern = pattern
@@ -121,8 +126,9 @@ class Storage:
 
     def become(self, other: Storage) -> None:
         """Take the pattern and values of ``other``, for all tensors that have this storage."""
+        version = self.version + 1
         self.__dict__.clear()
-        self.pattern, self.values = other.pattern, other.values
+        self.pattern, self.values, self.version = other.pattern, other.values, version
 
     def __getstate__(self) -> dict[str, object]:
         return {"pattern": self.pattern, "values": self.values}

@@ -1,0 +1,106 @@
+"""What a user met: writes through views of views, masks of dense tensors, sums in whole numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import scorch
+from scorch.errors import CallError, DensityError
+
+FORMATS = ["csr", "coo", "csc", "dcsr"]
+
+
+@pytest.mark.parametrize("forms", [(a, b) for a in ("sd", "od") for b in ("sd", "od")])
+@pytest.mark.parametrize("equation", ["ij,ik->jk", "ij,ik->kj"])
+def test_turns_side_by_side_do_not_share_positions_of_a_merge(forms: tuple[str, str], equation: str) -> None:
+    torch.manual_seed(0)
+    a, b = [(torch.randint(1, 4, (9, 9)) * (torch.rand(9, 9) < 0.5)).double() for _ in "ab"]
+    A, B = scorch.from_torch(a, format=forms[0]), scorch.from_torch(b, format=forms[1])
+    found = scorch.einsum(equation, A, B)
+    assert torch.equal(found.to_dense(), torch.einsum(equation, a, b))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_view_of_a_view_writes_to_both(form: str) -> None:
+    for view in (lambda x: x[0:2], lambda x: x.T, lambda x: x[:, 0:2], lambda x: x[0:3][0:2]):
+        dense = torch.eye(3)
+        S = scorch.from_torch(dense, format=form)
+        V, W = view(S), view(dense)
+        V[0] = 7.0
+        W[0] = 7.0
+        V[..., 1].mul_(2)
+        W[..., 1].mul_(2)
+        assert torch.equal(V.to_dense(), W) and torch.equal(S.to_dense(), dense)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_results_that_are_views_of_something_hidden_can_be_written_to(form: str) -> None:
+    S = scorch.from_torch(torch.eye(3), format=form)
+    K = torch.kron(S, torch.ones(1, 1))
+    K[:, 1] = 7
+    assert K.to_dense()[:, 1].tolist() == [7, 7, 7]
+    R = S.rot90()
+    R[0] = 5
+    assert R.to_dense()[0].tolist() == [5, 5, 5] and torch.equal(S.to_dense(), torch.eye(3))
+
+
+def test_a_view_sees_the_tensor_before_it_is_written_to() -> None:
+    D = torch.tensor([[1.0, 0, 2], [0, 3, 0]])
+    S = scorch.from_torch(D, format="csr")
+    row, same = S[0], D[0]
+    S[0, 0] = D[0, 0] = 100.0
+    row.mul_(2)
+    same.mul_(2)
+    assert torch.equal(S.to_dense(), D) and torch.equal(row.to_dense(), same)
+    part, also = S[0:1], D[0:1]
+    S.zero_()
+    D.zero_()
+    part += 1
+    also += 1
+    assert torch.equal(S.to_dense(), D)
+
+
+@pytest.mark.parametrize("form", [*FORMATS, "sd", "bsr(2,2)"])
+def test_sums_in_whole_numbers_convert_what_they_add(form: str) -> None:
+    D = torch.tensor([[1.6, 0, 1.6, 0.7], [0, -1.7, 0, 0]])
+    S = scorch.from_torch(D, format=form)
+    for dim in (0, 1, (0, 1)):
+        assert torch.equal(S.sum(dim, dtype=torch.int64), D.sum(dim, dtype=torch.int64))
+    assert torch.equal(S.sum(dtype=torch.int16), D.sum(dtype=torch.int16))
+
+
+def test_classes_that_are_not_there() -> None:
+    for wrong in (9, -2):
+        with pytest.raises(CallError, match="one_hot"):
+            F.one_hot(scorch.from_torch(torch.tensor([0, wrong, 1]), format="s"), 4)
+    found = F.one_hot(scorch.from_torch(torch.tensor([0, 3, 1]), format="s"), 4)
+    assert torch.equal(found.to_dense(), F.one_hot(torch.tensor([0, 3, 1]), 4))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_dense_tensors_take_sparse_masks(form: str) -> None:
+    D = torch.randn(6, 8)
+    M = scorch.from_torch(D > 0, format=form)
+    assert torch.equal(D[M], D[D > 0])
+    wanted = D.clone()
+    wanted[D > 0] = 3.0
+    D[M] = 3.0
+    assert torch.equal(D, wanted)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_loaders(workers: int) -> None:
+    S = scorch.from_torch(torch.eye(6), format="csr")
+    batches = [
+        batch.to_dense() for (batch,) in DataLoader(TensorDataset(S), batch_size=2, num_workers=workers)
+    ]
+    assert torch.equal(torch.cat(batches), torch.eye(6))
+
+
+def test_running_sums_are_refused_before_they_fill_memory() -> None:
+    A = scorch.rand(200_000, 200_000, density=5e-8, format="csr")
+    with scorch.settings(dense_budget=10**9), pytest.raises(DensityError):
+        A.cumsum(1)
