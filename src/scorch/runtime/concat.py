@@ -43,17 +43,19 @@ i64 scorch_concat(i64 *args) {
 """
 
 _BITS: dict[int, Type] = {1: INT8, 2: INT16, 4: INT32, 8: INT64}
-LEAST = 1 << 14  # bytes from which on torch's own cat, which allocates anew, is slower
+LEAST = 1 << 18  # bytes from which on torch's own cat, which allocates anew, is slower
 
 
 def joined(arrays: Sequence[torch.Tensor], further: Sequence[int] | None = None) -> torch.Tensor:
     """``arrays`` of one dtype one after the other, in each what ``further`` says added to all elements."""
+    size, count = arrays[0].element_size(), sum([array.numel() for array in arrays])
+    is_small = size * count < LEAST or 3 * len(arrays) + 8 >= MOST_SLOTS
+    made, address = (None, 0) if is_small else (builtins(), _address())
+    if not address or made is None or size not in _BITS:
+        if further is None:
+            return torch.cat(list(arrays))
+        return torch.cat([a + more if more else a for a, more in zip(arrays, further, strict=True)])
     by = further if further is not None else [0] * len(arrays)
-    size, count = arrays[0].element_size(), sum(array.numel() for array in arrays)
-    made, address = builtins(), _address()
-    is_short = 3 * len(arrays) + 8 < MOST_SLOTS and size * count >= LEAST
-    if not address or made is None or size not in _BITS or not is_short:
-        return torch.cat([array + more if more else array for array, more in zip(arrays, by, strict=True)])
     parts = [number for array, more in zip(arrays, by, strict=True) for number in (array.numel(), more)]
     facts = result_facts(_BITS[size], (count,), zero=False)
     found = made.fill(address, pack([len(arrays), size, *parts]), facts, None, *arrays)

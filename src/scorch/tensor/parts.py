@@ -160,15 +160,18 @@ def in_a_row(parts: Sequence[Storage], shape: tuple[int, ...]) -> Storage:
     pos: list[Array] = []
     crd: list[Array] = []
     for level in range(len(form)):
+        if form.levels[level].is_full:
+            pos.append(None)
+            crd.append(None)
+            continue
         pointers = [pattern.pos[level] for pattern in patterns]
         places = [pattern.crd[level] for pattern in patterns]
-        starts = _starts(pattern.counts[level] for pattern in patterns)
         if level == 0 and pointers[0] is not None:
             pos.append(torch.tensor([0, counts[0]], dtype=index, device="cpu"))
         else:
             below = [array if not n or array is None else array[1:] for n, array in enumerate(pointers)]
-            pos.append(_one_array(below, starts, index))
-        further = _starts(pattern.shape[form.order[0]] for pattern in patterns) if level == 0 else None
+            pos.append(_one_array(below, _starts([p.counts[level] for p in patterns]), index))
+        further = _starts([p.shape[form.order[0]] for p in patterns]) if level == 0 else None
         crd.append(_one_array(places, further, index))
     values = joined([part.values for part in parts])
     return Storage(Pattern(form, shape, tuple(pos), tuple(crd), counts), values)
