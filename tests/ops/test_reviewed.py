@@ -104,3 +104,19 @@ def test_running_sums_are_refused_before_they_fill_memory() -> None:
     A = scorch.rand(200_000, 200_000, density=5e-8, format="csr")
     with scorch.settings(dense_budget=10**9), pytest.raises(DensityError):
         A.cumsum(1)
+
+
+@pytest.mark.parametrize("form", ["s", "o"])
+def test_dense_scores_with_sparse_targets_and_weights(form: str) -> None:
+    torch.manual_seed(0)
+    scores, target, weight = torch.randn(4, 3).double(), torch.tensor([0, 2, 1, 2]), torch.rand(3).double()
+    T, W = scorch.from_torch(target, format=form), scorch.from_torch(weight, format=form)
+    for reduction in ("none", "mean", "sum"):
+        found = F.nll_loss(scores, T, W, reduction=reduction)
+        found = found.to_dense() if isinstance(found, scorch.SparseTensor) else found
+        torch.testing.assert_close(found, F.nll_loss(scores, target, weight, reduction=reduction))
+    X, L = torch.randn(4, 5).double(), torch.randn(3, 5).double()
+    sparse = scorch.from_torch(X, format="csr"), scorch.from_torch(L, format="csr")
+    torch.testing.assert_close(
+        F.linear_cross_entropy(*sparse, T), F.linear_cross_entropy(X, L, target), check_stride=False
+    )

@@ -87,7 +87,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor
 
 
-def _weights(target: Any, weight: Any, ignore_index: int, x: SparseTensor) -> torch.Tensor:
+def _weights(target: Any, weight: Any, ignore_index: int, x: torch.Tensor) -> torch.Tensor:
     """How much each row counts: as its class does, and not at all where the target is ``ignore_index``."""
     rows, classes = x.shape
     if tuple(target.shape) != (rows,):
@@ -103,9 +103,11 @@ def _weights(target: Any, weight: Any, ignore_index: int, x: SparseTensor) -> to
     return found
 
 
-def _picked(x: SparseTensor, target: torch.Tensor) -> torch.Tensor:
+def _picked(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The score of each row's target; of any class where it is ignored."""
     inside = torch.where((target >= 0) & (target < x.shape[1]), target, 0)
+    if not isinstance(x, SparseTensor):
+        return x[torch.arange(len(inside)), inside]
     return entries_of(x).at(torch.arange(len(inside)) * x.shape[1] + inside)
 
 
