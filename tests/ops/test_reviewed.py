@@ -120,3 +120,13 @@ def test_dense_scores_with_sparse_targets_and_weights(form: str) -> None:
     torch.testing.assert_close(
         F.linear_cross_entropy(*sparse, T), F.linear_cross_entropy(X, L, target), check_stride=False
     )
+
+
+def test_dropout_that_changes_zeros_draws_for_every_element() -> None:
+    D = torch.eye(6).double()
+    S = scorch.from_torch(D, format="csr")
+    torch.manual_seed(3)
+    found = F.alpha_dropout(S, 0.5, training=True)
+    torch.manual_seed(3)
+    assert torch.equal(found, F.alpha_dropout(D, 0.5, training=True))
+    assert torch.equal(F.alpha_dropout(S, 0.5, training=False).to_dense(), D)

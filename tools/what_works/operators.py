@@ -21,6 +21,9 @@ VARIANTS = {"first": "the first tensor is sparse", "all": "all tensors are spars
 LEFT_OUT = {
     "internal to torch": r"_\w+(?<!__)|torch\..*|jiterator\w*",
     "the values are whatever lies in memory": r"(new_)?empty\w*|resize_\w*",
+    "random numbers are drawn for stored entries only": (
+        r"rand(n|int)?_like|normal|uniform|bernoulli|nn\.functional\.dropout"
+    ),
 }
 PRODUCTS, TRANSFORMS = "Products and linear algebra", "Fourier transforms"
 PRODUCT_NAMES = """

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch.ops.generic import replace_by
+from scorch.ops.generic import densely, replace_by
 from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
 
@@ -48,3 +48,17 @@ def _of_channels(function: Callable[..., torch.Tensor], spatial: int) -> Callabl
 implements(F.dropout1d)(_of_channels(F.dropout1d, 1))
 implements(F.dropout2d)(_of_channels(F.dropout2d, 2))
 implements(F.dropout3d)(_of_channels(F.dropout3d, 3))
+
+
+def _of_all(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """``function`` changes zeros too: a number is drawn for every element, and the result is dense."""
+
+    def drop(input: SparseTensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+        found = densely(function, (input, p, True), {}) if training else input.clone()
+        return replace_by(input, found, function.__name__) if inplace else found
+
+    return drop
+
+
+implements(F.alpha_dropout)(_of_all(F.alpha_dropout))
+implements(F.feature_alpha_dropout)(_of_all(F.feature_alpha_dropout))
