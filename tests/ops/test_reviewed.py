@@ -130,3 +130,21 @@ def test_dropout_that_changes_zeros_draws_for_every_element() -> None:
     torch.manual_seed(3)
     assert torch.equal(found, F.alpha_dropout(D, 0.5, training=True))
     assert torch.equal(F.alpha_dropout(S, 0.5, training=False).to_dense(), D)
+
+
+def test_arguments_by_name() -> None:
+    D = torch.eye(3).double()
+    S = scorch.from_torch(D, format="csr")
+    assert torch.equal(torch.cat([S, S], axis=1).to_dense(), torch.cat([D, D], 1))
+    assert torch.equal(torch.concatenate(tensors=[S, S], dim=1).to_dense(), torch.cat([D, D], 1))
+    assert torch.equal(torch.sum(input=S, dim=1), D.sum(1)) and torch.equal(S.sum(axis=0), D.sum(0))
+    assert torch.equal(torch.relu(input=S).to_dense(), D) and torch.equal(torch.t(input=S).to_dense(), D)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (5, 0, 3), (0, 0, 3)])
+def test_rows_of_tensors_that_have_none(shape: tuple[int, ...]) -> None:
+    S = scorch.from_torch(torch.zeros(shape), format="csr")
+    with pytest.raises(IndexError):
+        S[torch.tensor([9])]
+    nothing = torch.zeros(0, dtype=torch.int64)
+    assert S[nothing].shape == torch.zeros(shape)[nothing].shape

@@ -26,23 +26,31 @@ aten = torch.ops.aten
 
 
 @implements(torch.cat, torch.concat, torch.concatenate)
-def quick_cat(tensors: Any, dim: Any = 0, **kwargs: Any) -> Any:
+def quick_cat(tensors: Any, *args: Any, **kwargs: Any) -> Any:
     """Sparse tensors that fit together, without asking torch; everything else as torch takes it."""
-    parts = list(tensors) if isinstance(tensors, list | tuple) else []
-    if not kwargs and type(dim) is int and parts and all(type(part) is SparseTensor for part in parts):
-        shapes = [part.storage.pattern.shape for part in parts]
-        rank = len(shapes[0])
-        if -rank <= dim < rank and len({(p.dtype, p.format) for p in parts}) == 1:
-            dim %= rank
-            around = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes if len(shape) == rank}
-            if len(around) == 1 and all(len(shape) == rank for shape in shapes):
-                along = sum(shape[dim] for shape in shapes)
-                shape = (*shapes[0][:dim], along, *shapes[0][dim + 1 :])
-                found = _joined([part.storage for part in parts], dim, shape)
-                if found is not None:
-                    return found
+    dim = args[0] if args else kwargs.get("dim", 0)
+    is_plain = len(args) + len(kwargs) <= 1 and kwargs.keys() <= {"dim"} and type(dim) is int
+    if is_plain and isinstance(tensors, list | tuple) and tensors:
+        found = _like_parts(tensors, dim)
+        if found is not None:
+            return found
     with torch._C.DisableTorchFunctionSubclass():
-        return torch.cat(tensors, dim, **kwargs)
+        return torch.cat(tensors, *args, **kwargs)
+
+
+def _like_parts(tensors: Sequence[Any], dim: int) -> SparseTensor | None:
+    """Tensors of one format, dtype and shape but for ``dim``, joined; None if they are not."""
+    if not all(type(part) is SparseTensor for part in tensors):
+        return None
+    shapes = [part.storage.pattern.shape for part in tensors]
+    rank = len(shapes[0])
+    if not -rank <= dim < rank or len({(part.dtype, part.format) for part in tensors}) > 1:
+        return None
+    dim %= rank
+    if len({(*shape[:dim], None, *shape[dim + 1 :]) for shape in shapes}) > 1:
+        return None
+    whole = (*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1 :])
+    return _joined([part.storage for part in tensors], dim, whole)
 
 
 @implements_operator(aten.cat)

@@ -56,11 +56,11 @@ _LETTERS = "abcdefghijklmnop"
 
 
 def _on_values(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def apply(self: SparseTensor, **kwargs: Any) -> torch.Tensor:
+    def apply(input: SparseTensor, **kwargs: Any) -> torch.Tensor:
         if kwargs:
             with torch._C.DisableTorchFunctionSubclass():
-                return function(self, **kwargs)
-        storage = self.storage
+                return function(input, **kwargs)
+        storage = input.storage
         return SparseTensor(Storage(storage.pattern, function(storage.values)))
 
     return apply

@@ -111,15 +111,15 @@ def sum(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: A
 
 
 @implements(torch.sum, torch.Tensor.sum)
-def quick_sum(self: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+def quick_sum(input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
     """The sum over some dimensions by a kernel, without asking torch; everything else as torch takes it."""
-    is_plain = type(self) is SparseTensor and not args and not kwargs and type(dim) in (int, tuple)
-    if is_plain and self.storage.values.dtype in (torch.float32, torch.float64) and self.numel():
-        found = _quick_sum(self, (dim,) if type(dim) is int else dim, False)
+    is_plain = type(input) is SparseTensor and not args and not kwargs and type(dim) in (int, tuple)
+    if is_plain and input.storage.values.dtype in (torch.float32, torch.float64) and input.numel():
+        found = _quick_sum(input, (dim,) if type(dim) is int else dim, False)
         if found is not None:
             return found
     with torch._C.DisableTorchFunctionSubclass():
-        given = (self, *args) if dim is None else (self, dim, *args)
+        given = (input, *args) if dim is None else (input, dim, *args)
         return torch.sum(*given, **kwargs)
 
 

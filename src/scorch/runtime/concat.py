@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from scorch.errors import CompilationError
-from scorch.loops.types import INT8, INT16, INT32, INT64, Type
 from scorch.runtime import jit
-from scorch.runtime.fill import MOST_SLOTS, builtins, pack, result_facts
+from scorch.runtime.fill import BITS, MOST_SLOTS, builtins, pack, result_facts
 
 SOURCE = """\
 typedef long long i64;
@@ -42,7 +41,6 @@ i64 scorch_concat(i64 *args) {
 }
 """
 
-_BITS: dict[int, Type] = {1: INT8, 2: INT16, 4: INT32, 8: INT64}
 LEAST = 1 << 18  # bytes from which on torch's own cat, which allocates anew, is slower
 
 
@@ -51,13 +49,13 @@ def joined(arrays: Sequence[torch.Tensor], further: Sequence[int] | None = None)
     size, count = arrays[0].element_size(), sum([array.numel() for array in arrays])
     is_small = size * count < LEAST or 3 * len(arrays) + 8 >= MOST_SLOTS
     made, address = (None, 0) if is_small else (builtins(), _address())
-    if not address or made is None or size not in _BITS:
+    if not address or made is None or size not in BITS:
         if further is None:
             return torch.cat(list(arrays))
         return torch.cat([a + more if more else a for a, more in zip(arrays, further, strict=True)])
     by = further if further is not None else [0] * len(arrays)
     parts = [number for array, more in zip(arrays, by, strict=True) for number in (array.numel(), more)]
-    facts = result_facts(_BITS[size], (count,), zero=False)
+    facts = result_facts(BITS[size], (count,), zero=False)
     found = made.fill(address, pack([len(arrays), size, *parts]), facts, None, *arrays)
     return found if found.dtype == arrays[0].dtype else found.view(arrays[0].dtype)
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from scorch.errors import CompilerNotFoundError
-from scorch.loops.types import Type
+from scorch.loops.types import INT8, INT16, INT32, INT64, Type
 from scorch.runtime import invoke, jit, memory
 from scorch.settings import enabled
 
@@ -342,6 +342,7 @@ object *scorch_slots(object *self, object *const *given, long count) {
 SOURCES = (_TYPES + memory.SOURCE + _SOURCE,)
 MOST_SLOTS = 96
 MOST_DIMS = 16
+BITS: dict[int, Type] = {1: INT8, 2: INT16, 4: INT32, 8: INT64}  # for what is only moved, by its bytes
 _CODES = {"int": 0, "uint": 1, "float": 2, "complex": 5, "bool": 6}
 
 

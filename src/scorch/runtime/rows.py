@@ -13,9 +13,8 @@ import functools
 import torch
 
 from scorch.errors import CompilationError
-from scorch.loops.types import INT8, INT16, INT32, INT64, Type
 from scorch.runtime import jit
-from scorch.runtime.fill import builtins, pack, row_facts
+from scorch.runtime.fill import BITS, builtins, pack, row_facts
 
 SOURCE = """\
 typedef long long i64;
@@ -73,8 +72,6 @@ i64 scorch_copy_rows(i64 *args) {
 }
 """
 
-_BITS: dict[int, Type] = {1: INT8, 2: INT16, 4: INT32, 8: INT64}
-
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -87,13 +84,13 @@ def picked_rows(
     """
     found, addresses = builtins(), _addresses()
     size = values.element_size()
-    if found is None or addresses is None or size not in _BITS:
+    if found is None or addresses is None or size not in BITS:
         return None
-    index, count = _BITS[pos.element_size()], picked.numel()
+    index, count = BITS[pos.element_size()], picked.numel()
     first = pack([pos.numel() - 1, count, index.bytes, size])
     try:
         made = found.rows(
-            addresses, first, row_facts(count, index, _BITS[size]), None, picked, pos, crd, values
+            addresses, first, row_facts(count, index, BITS[size]), None, picked, pos, crd, values
         )
     except MemoryError:  # or a row that is not there
         return None

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from scorch.errors import CompilationError
-from scorch.loops.types import INT8, INT16, INT32, INT64, Type
 from scorch.runtime import invoke, jit
-from scorch.runtime.fill import builtins, pack, result_facts
+from scorch.runtime.fill import BITS, builtins, pack, result_facts
 
 LEAST = 1 << 15  # elements from which on it pays to copy them here
 EACH = 1 << 16  # elements for each thread
@@ -101,8 +100,6 @@ TRANSPOSE(bits32)
 TRANSPOSE(bits64)
 """
 
-_BITS: dict[int, Type] = {1: INT8, 2: INT16, 4: INT32, 8: INT64}
-
 
 def laid_out(tensor: torch.Tensor, order: Sequence[int], threads: int) -> torch.Tensor:
     """``tensor`` with its dimensions in ``order``, without gaps in memory."""
@@ -111,7 +108,7 @@ def laid_out(tensor: torch.Tensor, order: Sequence[int], threads: int) -> torch.
         return wanted
     turned = transposition(wanted)
     size = tensor.element_size()
-    if turned is None or tensor.numel() < LEAST or size not in _BITS or tensor.is_conj() or tensor.is_neg():
+    if turned is None or tensor.numel() < LEAST or size not in BITS or tensor.is_conj() or tensor.is_neg():
         return wanted.contiguous()
     address, found = _address(size), builtins()
     if not address or found is None:
@@ -119,7 +116,7 @@ def laid_out(tensor: torch.Tensor, order: Sequence[int], threads: int) -> torch.
     parallel = invoke.parallel_runtime()
     shared = max(1, min(threads, tensor.numel() // EACH)) if parallel else 1
     first = pack([parallel, shared, *turned])
-    facts = result_facts(_BITS[size], tuple(wanted.shape), zero=False)
+    facts = result_facts(BITS[size], tuple(wanted.shape), zero=False)
     return found.fill(address, first, facts, None, tensor.detach()).view(tensor.dtype)
 
 

@@ -140,6 +140,8 @@ def rows_of(storage: Storage, picked: torch.Tensor) -> Storage | None:
     shape[form.order[0]] = picked.numel()
     rows = picked.to(torch.int64).contiguous()
     each = pattern.counts[-2] // max(pattern.counts[0], 1)
+    if not each:
+        return None
     if each != 1:
         rows = (rows.unsqueeze(1) * each + torch.arange(each, device="cpu")).reshape(-1)
     found = picked_rows(pos, crd, storage.values, rows)
