@@ -1,4 +1,4 @@
-"""Distances of sparse tensors, and whether they are close: the work follows the entries of both."""
+"""Distances of sparse tensors: the work follows the entries of both."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch.ops.generic import densely
-from scorch.tensor.dispatch import implements, implements_operator
-from scorch.tensor.entries import entries_of, united
+from scorch.tensor.dispatch import implements
+from scorch.tensor.entries import entries_of
 from scorch.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
@@ -20,19 +19,6 @@ aten = torch.ops.aten
 def dist(input: Any, other: Any, p: float = 2) -> Any:
     """The p-norm of the difference."""
     return torch.linalg.vector_norm(torch.sub(input, other), p)
-
-
-@implements_operator(aten.allclose)
-def allclose(
-    self: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-) -> bool:
-    """Where neither stores anything both are zero, and close."""
-    both = isinstance(self, SparseTensor) and isinstance(other, SparseTensor)
-    if not both or self.shape != other.shape:
-        return bool(densely(aten.allclose, (self, other, rtol, atol, equal_nan), {}))
-    a, b = entries_of(self), entries_of(other)
-    keys = united([a, b])
-    return torch.allclose(a.at(keys), b.at(keys), rtol, atol, equal_nan)
 
 
 @implements(F.pairwise_distance)

@@ -70,8 +70,6 @@ for _name in _ZERO_FOR_ZERO:
     _function = getattr(torch, _name)
     _methods = [m for m in (getattr(torch.Tensor, _name, None),) if m is not None]
     implements(_function, *_methods)(_on_values(_function))
-implements(torch.Tensor.__abs__)(_on_values(torch.abs))
-implements(torch.Tensor.__neg__)(_on_values(torch.neg))
 
 
 @implements(F.relu)

@@ -20,6 +20,7 @@ def implements(*functions: Any) -> Callable[[Handler], Handler]:
 
     def register(handler: Handler) -> Handler:
         for function in functions:
+            assert FUNCTIONS.get(function, handler) is handler, f"{function} has two handlers"
             FUNCTIONS[function] = handler
         return handler
 
@@ -31,6 +32,7 @@ def implements_operator(*operators: Any) -> Callable[[Handler], Handler]:
 
     def register(handler: Handler) -> Handler:
         for operator in operators:
+            assert OPERATORS.get(operator, handler) is handler, f"{operator} has two handlers"
             OPERATORS[operator] = handler
         return handler
 
