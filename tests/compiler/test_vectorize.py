@@ -185,17 +185,29 @@ def test_turns_that_append_entries_do_not_run_side_by_side(machine, form):
     assert found.nnz == 5 and torch.equal(found.to_dense(), X @ Y.T)
 
 
-def test_two_entries_of_a_long_row_run_side_by_side(machine):
+def test_entries_of_a_row_run_side_by_side(machine):
     rows, far = torch.rand(40, 64), torch.rand(40, 1 << 17)
-    pairs = plan_of("ij,ik,jk->ij", sparse(40, 200), rows, torch.rand(200, 64)).vectors
-    assert pairs is not None and (pairs.kind, pairs.jam, pairs.sums) == ("sums", 2, 2)
-    short = plan_of("ij,ik,jk->ij", sparse(40, 30), rows, torch.rand(30, 64)).vectors
+    near = plan_of("ij,ik,jk->ij", sparse(40, 200), rows, torch.rand(200, 64)).vectors
+    assert near is not None and (near.kind, near.jam, near.sums) == ("sums", 4, 1)
+    pairs = plan_of("ij,ik,jk->ij", sparse(40, 40_000), rows, torch.rand(40_000, 64)).vectors
+    assert pairs is not None and (pairs.jam, pairs.sums) == (2, 2)
+    short = plan_of("ij,ik,jk->ij", sparse(40, 8), rows, torch.rand(8, 64)).vectors
     assert short is not None and short.jam == 1
     large = plan_of("ij,ik,jk->ij", sparse(40, 200), far, torch.rand(200, 1 << 17)).vectors
     assert large is not None and large.jam == 1
-    A, dense = sparse(40, 200, dtype=torch.float64), sparse(40, 200, dtype=torch.float64).to_dense()
-    X, Y = torch.rand(40, 64).double(), torch.rand(200, 64).double()
+
+
+@pytest.mark.parametrize("columns", [40, 43, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64])
+def test_sums_of_several_entries_end_in_one_register(machine, columns, dtype):
+    dense = torch.randint(-3, 4, (40, columns)) * (torch.rand(40, columns) < 0.3)
+    dense, X, Y = (
+        t.to(dtype) for t in (dense, torch.randint(-3, 4, (40, 64)), torch.randint(-3, 4, (columns, 64)))
+    )
+    A = scorch.from_torch(dense, format="csr")
+    assert plan_of("ij,ik,jk->ij", A, X, Y).vectors.jam == 4
+    product = (X.long() @ Y.long().T) * dense.long()
     with scorch.settings(debug=True):  # through the interpreter
-        torch.testing.assert_close(scorch.einsum("ij,ik,jk->ij", A, X, Y).to_dense(), dense * (X @ Y.T))
-    torch.testing.assert_close(scorch.einsum("ij,ik,jk->ij", A, X, Y).to_dense(), dense * (X @ Y.T))
-    torch.testing.assert_close(scorch.einsum("ij,ik,jk->i", A, X, Y), (dense * (X @ Y.T)).sum(1))
+        torch.testing.assert_close(scorch.einsum("ij,ik,jk->ij", A, X, Y).to_dense(), product.to(dtype))
+    torch.testing.assert_close(scorch.einsum("ij,ik,jk->ij", A, X, Y).to_dense(), product.to(dtype))
+    torch.testing.assert_close(scorch.einsum("ij,ik,jk->i", A, X, Y), product.sum(1).to(dtype))

@@ -9,7 +9,7 @@ import pytest
 
 from scorch.loops.cpp import print_kernel
 from scorch.loops.interpret import BoundsError, run
-from scorch.loops.lanes import offsets, stride
+from scorch.loops.lanes import stride
 from scorch.loops.nodes import (
     Array,
     Assign,
@@ -32,6 +32,7 @@ from scorch.loops.nodes import (
     block,
     lane,
 )
+from scorch.loops.totals import offsets
 from scorch.loops.types import FLOAT32, FLOAT64, INT32, INT64, Type
 
 k, n, p = Var("k"), Var("n"), Var("p")
@@ -83,6 +84,36 @@ def test_partial_sums(native: Any, lanes: int, sums: int) -> None:
     left, right = (rng.integers(-3, 4, size).astype(np.float32) for size in (width + 3, width))
     by_c, by_hand = native.both(kernel(body, x, y, out), "f", [3, left, right, np.zeros(1, np.float32)])
     assert by_c[3][0] == by_hand[3][0] == left[3:] @ right
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("number", [2, 3, 4, 7])
+@pytest.mark.parametrize("element", [FLOAT32, FLOAT64, INT32, INT64])
+def test_sums_that_follow_each_other_are_made_at_once(
+    native: Any, lanes: int, number: int, element: Type
+) -> None:
+    x, out = Array("x", element), Array("out", element)
+    tiles = [Array(f"sums_{place}", element) for place in range(number)]
+    sums = [Var(f"acc_{place}", element) for place in range(number)]
+    place = lane(k, n, lanes, lanes)
+    adds = [
+        Lanes(
+            k, n, lanes, lanes, Store(tile, place, Binary("+", Load(tile, place), Load(x, k + turn), element))
+        )
+        for turn, tile in enumerate(tiles)
+    ]
+    body = block(
+        *(Tile(tile, lanes, lanes) for tile in tiles),
+        *adds,
+        *(Declare(var, Total(tile, lanes, lanes)) for var, tile in zip(sums, tiles, strict=True)),
+        *(Store(out, Const(turn), var) for turn, var in enumerate(sums)),
+    )
+    whole = kernel(body, x, out)
+    assert ("totals_" in print_kernel(whole)) == (lanes > 1)
+    values = np.random.default_rng(2).integers(-9, 9, lanes + number + 2).astype(element.name)
+    by_c, by_hand = native.both(whole, "f", [2, values, np.zeros(number, element.name)])
+    wanted = [values[2 + turn : 2 + turn + lanes].sum() for turn in range(number)]
+    assert list(by_c[2]) == list(by_hand[2]) == wanted
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 5, 8])

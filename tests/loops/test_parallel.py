@@ -119,6 +119,11 @@ def test_every_turn_is_taken_once(native, thread_pool) -> None:
         data = np.zeros(100_000, np.int64)
         assert native.call(kernel, "f", [len(data), 8, thread_pool, data]) == 0
         assert (data == 1).all()
+    for count in (0, 1, 5, 31, 33, 200):
+        for workers in (0, 1, 2, 3, 32, 33, 100):  # also more than there are shares
+            data = np.zeros(count, np.int64)
+            assert native.call(kernel, "f", [count, workers, thread_pool, data]) == 0
+            assert (data == 1).all()
 
 
 def test_worker_that_fails_fails_the_kernel(native, thread_pool) -> None:
@@ -146,9 +151,10 @@ def test_loops_may_be_nested(native, thread_pool) -> None:
 
 def test_workers_capture_only_what_they_use() -> None:
     text = print_kernel(assembly())
-    struct = text[text.index("struct closure_1 {") : text.index("};")]
-    assert struct.split("\n")[1:-1] == [
-        "  i64 closure_next, closure_count, closure_failed;",
+    struct = text[text.index("struct closure_1 {") :]
+    assert struct[: struct.index("};")].split("\n")[1:-1] == [
+        "  struct turns closure_turns;",
+        "  i64 closure_failed;",
         "  const i64 *X;",
         "  i64 *T;",
         "  i64 *lengths;",

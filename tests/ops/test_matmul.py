@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import scorch
-from scorch.errors import CallError, ShapeError
+from scorch.errors import CallError, ScorchError, ShapeError
 
 
 @pytest.fixture
@@ -138,3 +138,22 @@ def test_what_torch_refuses_is_refused(dense: torch.Tensor) -> None:
         torch.bmm(S, dense.T)
     with pytest.raises(TypeError, match="ndarray"):
         np.ones(5) @ S
+
+
+def test_repeated_products_under_torchs_names_are_checked_again():
+    S = scorch.rand(6, 5, density=0.5, format="csr", dtype=torch.float64)
+    dense, B, v = S.to_dense(), torch.rand(5, 4, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
+    for _ in range(3):
+        torch.testing.assert_close(torch.mm(S, B), dense @ B)
+        torch.testing.assert_close(S @ B, dense @ B)
+        torch.testing.assert_close(S @ v, dense @ v)
+        torch.testing.assert_close(S @ B[:, :2], dense @ B[:, :2])
+        torch.testing.assert_close((S @ S.T).to_dense(), dense @ dense.T)
+        with pytest.raises(ScorchError, match="dimensions"):
+            torch.mm(S, v)
+        with pytest.raises(ScorchError, match="dtype"):
+            torch.mm(S, B.float())
+        with pytest.raises(ScorchError):
+            S @ torch.rand(6, 4, dtype=torch.float64)
+        with pytest.raises(ScorchError):
+            scorch.einsum("matmul", S, B)

@@ -29,7 +29,7 @@ FETCHED = 1024  # at most so many bytes of a row are fetched ahead
 LONG_ROW = 64  # entries from which on gathered vectors pay
 LONG_LOOP = 1024  # turns from which on the extent of a loop does not go into its kernel
 JAMMED = (4, 3, 2)  # turns that run side by side, the first that divide a block
-PAIRED_ROW = 10  # entries of a row from which on two at a time pay
+SHORT_ROW = 4  # entries of a row below which they run one by one
 LANES = 16  # the most lanes that compilers may make of a sum
 REUSED = 4  # uses of each row of a dense operand that make it worth keeping it in the cache
 
@@ -202,20 +202,24 @@ def _turns(plan: Plan, operands: Mapping[Access, Operand], depth: int) -> int:
     return next((turns for turns in JAMMED if block is None or block % turns == 0), 1)
 
 
-def _pairs(plan: Plan, operands: Mapping[Access, Operand]) -> bool:
-    """Whether two stored entries at a time share the row that their sums have in common.
+def _entries(plan: Plan, operands: Mapping[Access, Operand]) -> int:
+    """How many stored entries at a time share the row that their sums have in common.
 
-    That hides how long a sum takes; where rows come from far away, there is nothing to hide.
+    That hides how long a sum takes, and their sums end in one register. Rows that are picked from the second
+    cache come fast enough for four; further away there is less to hide.
     """
     if len(plan.order) < 2 or plan.assembly not in ("dense", "shared") or not enabled("jam"):
-        return False
+        return 1
     loop, x = plan.order[-2:]
     walking = [access for access, operand in operands.items() if _walks(plan, access, operand, loop)]
     stored = [access for access, operand in operands.items() if operand.is_sparse]
-    if len(walking) != 1 or stored != walking or _row_length(operands[walking[0]]) < PAIRED_ROW:
-        return False
+    if len(walking) != 1 or stored != walking or _row_length(operands[walking[0]]) < SHORT_ROW:
+        return 1
     picked = [o for a, o in operands.items() if {loop, x} <= set(a.indices) and not o.is_sparse]
-    return sum(o.nnz * o.element.bytes for o in picked) <= target().shared_cache_bytes
+    far = sum(o.nnz * o.element.bytes for o in picked)
+    if far > target().shared_cache_bytes:
+        return 1
+    return 4 if far <= target().cache_bytes else 2
 
 
 def _fits_in_stretches(plan: Plan, operands: Mapping[Access, Operand], x: str, width: int, size: int) -> bool:
@@ -250,11 +254,11 @@ def _sums(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
         registers = next((n for n in range(most, 3, -1) if registers % n == 0), 4)
     depth = len(plan.order) - 1
     turns = _turns(plan, operands, depth)
-    sums = next(n for n in (machine.partial_sums, 2, 3, 5, 1) if registers % n == 0) if turns == 1 else 1
-    if turns == 1 and _pairs(plan, operands):
-        turns = 2
+    entries = _entries(plan, operands) if turns == 1 else turns
+    alone = turns == 1 and entries < 4
+    sums = next(n for n in (machine.partial_sums, 2, 3, 5, 1) if registers % n == 0) if alone else 1
     width = registers * lanes
-    return Vectors("sums", x, width, lanes, sums, size == width, size % width, depth, 0, turns)
+    return Vectors("sums", x, width, lanes, sums, size == width, size % width, depth, 0, entries)
 
 
 def _with_extent(splits: Splits, vectors: Vectors | None, sizes: Mapping[str, int]) -> Splits:

@@ -11,20 +11,18 @@ integers happens in ``int``, so its result is cast back to wrap where the loops 
 
 from __future__ import annotations
 
-from scorch.loops.analysis import assigned, captured, walk, written
-from scorch.loops.expressions import ATOM, PRECEDENCE, ExpressionPrinter, c_name, safe_name
+from scorch.loops.analysis import assigned, walk, written
+from scorch.loops.expressions import (
+    ATOM,
+    ExpressionPrinter,
+    c_name,
+    indent,
+    pointer_to,
+    safe_name,
+)
 from scorch.loops.functions import EXTERNS, FUNCTIONS, TYPEDEFS, helpers, needed_by
 from scorch.loops.jam import renamed
-from scorch.loops.lanes import (
-    needed_lanes,
-    print_lanes,
-    print_prefetch,
-    print_tile,
-    print_total,
-    total_helper,
-    vector_name,
-    vector_typedef,
-)
+from scorch.loops.lanes import print_lanes, print_prefetch, print_tile, vector_typedef
 from scorch.loops.nodes import (
     MOST_TURNS,
     Allocate,
@@ -64,7 +62,19 @@ from scorch.loops.nodes import (
     While,
 )
 from scorch.loops.routines import ROUTINES
+from scorch.loops.totals import (
+    needed_lanes,
+    neighbours_helper,
+    print_total,
+    print_totals,
+    runs,
+    total_helper,
+    totals_helper,
+    totals_name,
+    vector_name,
+)
 from scorch.loops.types import INT64, Type
+from scorch.loops.workers import print_parallel
 
 __all__ = ["FUNCTIONS", "print_kernel"]
 
@@ -92,6 +102,9 @@ def print_kernel(kernel: Kernel) -> str:
     if externs:
         parts.append("\n".join(externs))
     static += [total_helper(element, lanes) for element, lanes in printer.totals]
+    paired = dict.fromkeys((element, count) for element, _, count in printer.joint)
+    static += [neighbours_helper(element, lanes) for element, lanes in paired]
+    static += [totals_helper(*joint) for joint in printer.joint]
     parts += [*static, *bodies, "#ifdef __cplusplus\n}\n#endif"]
     return "\n\n".join(parts) + "\n"
 
@@ -108,6 +121,7 @@ class _Printer:
         self.declared: set[str] = set()
         self.vectors: set[tuple[Type, int]] = set()
         self.totals: dict[tuple[Type, int], None] = {}  # in the order of their definitions
+        self.joint: dict[tuple[Type, int, int], None] = {}
 
     def function(self, function: Function) -> str:
         self.outlined = []
@@ -130,7 +144,7 @@ class _Printer:
         lines += scope.statement(function.body)
         if not lines or not _returns(function.body):
             lines.append("return 0;")
-        definition = "\n".join([f"{self.signature(function)} {{", *_indent(lines), "}"])
+        definition = "\n".join([f"{self.signature(function)} {{", *indent(lines), "}"])
         return "\n\n".join([*dict.fromkeys(early), *self.outlined, definition])
 
     def signature(self, function: Function) -> str:
@@ -138,7 +152,7 @@ class _Printer:
             return f"long long {function.name}(long long *args)"
         changed, fixed = written(function.body, self.functions), assigned(function.body)
         params = [
-            f"{_pointer(p, p.name in changed)}{safe_name(p.name)}"
+            f"{pointer_to(p, p.name in changed)}{safe_name(p.name)}"
             if isinstance(p, Array)
             else f"{'' if p.name in fixed else 'const '}{c_name(p.type)} {safe_name(p.name)}"
             for p in function.params
@@ -167,6 +181,10 @@ class _Scope(ExpressionPrinter):
         self.in_worker = in_worker
         self.tiles: dict[str, int] = {}  # the number of registers of each tile
 
+    def inside(self, names: set[str], written: set[str], fail: str) -> _Scope:
+        """The scope of a function that threads run."""
+        return _Scope(self.printer, self.names, names, written, fail, in_worker=True)
+
     # Declarations
 
     def vector(self, element: Type, lanes: int) -> str:
@@ -181,6 +199,13 @@ class _Scope(ExpressionPrinter):
             self.printer.totals[element, width] = None
             self.vector(element, width)
         return f"total_{vector_name(element, lanes)}"
+
+    def totals(self, element: Type, lanes: int, count: int) -> str:
+        """The name of the function that adds the lanes of ``count`` registers at once."""
+        for width in needed_lanes(lanes, count):
+            self.printer.joint[element, width, count] = None
+            self.vector(element, width)
+        return totals_name(element, lanes, count)
 
     def term(self, e: Expr) -> tuple[str, int]:
         if isinstance(e, Total):
@@ -205,8 +230,8 @@ class _Scope(ExpressionPrinter):
 
     def pointer(self, array: Array, value: str) -> str:
         changed = array.name in self.written
-        kind = _pointer(array, changed, restrict=False).rstrip()
-        return f"{_pointer(array, changed)}{safe_name(array.name)} = ({kind}){value};"
+        kind = pointer_to(array, changed, restrict=False).rstrip()
+        return f"{pointer_to(array, changed)}{safe_name(array.name)} = ({kind}){value};"
 
     def fresh(self, name: str) -> str:
         while name in self.names:
@@ -218,7 +243,7 @@ class _Scope(ExpressionPrinter):
     def statement(self, stmt: Stmt) -> list[str]:
         match stmt:
             case Block(body):
-                return [line for s in body for line in self.statement(s)]
+                return [line for run in runs(body) for line in self.in_order(run)]
             case Comment(text):
                 return [_comment(line) for line in text.splitlines()]
             case Declare(var, value):
@@ -237,7 +262,7 @@ class _Scope(ExpressionPrinter):
             case Prefetch():
                 return print_prefetch(self, stmt)
             case While(condition, body):
-                return [f"while ({self.expr(condition)}) {{", *_indent(self.statement(body)), "}"]
+                return [f"while ({self.expr(condition)}) {{", *indent(self.statement(body)), "}"]
             case If():
                 return self.branch(stmt)
             case Allocate(array, count, zero):
@@ -275,8 +300,11 @@ class _Scope(ExpressionPrinter):
             case KeepArray(table, index, array):
                 return [f"{self.element(table, index)} = (i64){safe_name(array.name)};"]
             case Parallel():
-                return self.parallel(stmt)
+                return print_parallel(self, stmt)
         raise AssertionError(f"cannot print {stmt!r}")
+
+    def in_order(self, run: list[Stmt]) -> list[str]:
+        return print_totals(self, run) if len(run) > 1 else self.statement(run[0])
 
     def assignment(self, target: str, place: Expr, value: Expr) -> str:
         """``x += y`` for ``x = x + y`` where C's operator does the same."""
@@ -304,23 +332,23 @@ class _Scope(ExpressionPrinter):
             else:  # the pragma wants a loop with one variable
                 before, last = [f"const {t} {hoisted} = {last};"], hoisted
         if summed is not None and stmt.sums <= MOST_TURNS:
-            return ["{", *_indent([*before, *self.in_turns(stmt, summed, first, last)]), "}"]
+            return ["{", *indent([*before, *self.in_turns(stmt, summed, first, last)]), "}"]
         if summed is not None:
             before.append(f"#pragma omp simd reduction(+:{safe_name(summed.name)})")
-        lines = _indent(self.statement(body))
+        lines = indent(self.statement(body))
         return [*before, f"for ({first}; {name} < {last}; {name}++) {{", *lines, "}"]
 
     def in_turns(self, stmt: For, summed: Var, first: str, last: str) -> list[str]:
         """A sum in several variables, so that an addition need not wait for the one before it."""
         name, total, kind = safe_name(stmt.var.name), safe_name(summed.name), c_name(summed.type)
-        once = _indent(self.statement(stmt.body))
+        once = indent(self.statement(stmt.body))
         others = [f"{total}_{turn}" for turn in range(1, stmt.sums)]
-        turns = ["  {", *_indent(once), "  }"]
+        turns = ["  {", *indent(once), "  }"]
         for turn, other in enumerate(others, 1):
             after = f"{stmt.var.name}_{turn}"
             body = renamed(stmt.body, {stmt.var.name: after, summed.name: other})
             begin = f"  const {c_name(stmt.var.type)} {safe_name(after)} = {name} + {turn};"
-            turns += ["  {", f"  {begin}", *_indent(_indent(self.statement(body))), "  }"]
+            turns += ["  {", f"  {begin}", *indent(indent(self.statement(body))), "  }"]
         return [
             f"{first};",
             f"{kind} {', '.join(f'{other} = 0' for other in others)};",
@@ -334,7 +362,7 @@ class _Scope(ExpressionPrinter):
         ]
 
     def branch(self, stmt: If) -> list[str]:
-        lines = [f"if ({self.expr(stmt.condition)}) {{", *_indent(self.statement(stmt.then))]
+        lines = [f"if ({self.expr(stmt.condition)}) {{", *indent(self.statement(stmt.then))]
         otherwise = stmt.otherwise
         if isinstance(otherwise, Block) and len(otherwise.body) == 1:
             otherwise = otherwise.body[0]
@@ -343,7 +371,7 @@ class _Scope(ExpressionPrinter):
         if isinstance(otherwise, If):
             chain = self.branch(otherwise)
             return [*lines, f"}} else {chain[0]}", *chain[1:]]
-        return [*lines, "} else {", *_indent(self.statement(otherwise)), "}"]
+        return [*lines, "} else {", *indent(self.statement(otherwise)), "}"]
 
     def fill(self, array: Array, start: Expr, stop: Expr, value: Expr) -> list[str]:
         if isinstance(value, Const) and value.value == 0 and not str(value.value).startswith("-"):
@@ -357,68 +385,6 @@ class _Scope(ExpressionPrinter):
             f"  const {c_name(value.type)} {scalar} = {self.converted(value)};",
             f"  for (i64 {at} = {first}, {at}_stop = {last}; {at} < {at}_stop; {at}++)",
             f"    {safe_name(array.name)}[{at}] = {scalar};",
-            "}",
-        ]
-
-    def parallel(self, stmt: Parallel) -> list[str]:
-        """Hand a worker and what it captures to the thread pool, or run it here."""
-        self.printer.workers += 1
-        number = self.printer.workers
-        names = captured(stmt)
-        self.printer.outlined.append("\n".join(self.worker(stmt, number, names)))
-        closure, worker = f"closure_{number}", f"worker_{number}"
-        values = ["0", self.converted(stmt.count), "0", *(safe_name(n.name) for n in names)]
-        threads = self.expr(stmt.threads, PRECEDENCE["<"])
-        kind = "i32 (*)(i64, i64, i64, void (*)(i64, i64, void *), void *)"
-        return [
-            f"struct {closure} {closure} = {{{', '.join(values)}}};",
-            f"if (!parallel_for || {threads} <= 1) {worker}(0, 1, &{closure});",
-            f"else (({kind})parallel_for)(0, {self.converted(stmt.threads)}, 1, {worker}, &{closure});",
-            f"if ({closure}.closure_failed) {self.fail}",
-        ]
-
-    def worker(self, stmt: Parallel, number: int, names: tuple[Var | Array, ...]) -> list[str]:
-        """The function that threads run: it takes turns from a shared counter until none are left.
-
-        The pool may give one call the share of several threads, so the range it passes says nothing.
-        """
-        parts = Block((stmt.prologue, stmt.body, stmt.epilogue))
-        changed, mutable = written(parts, self.printer.functions), assigned(parts)
-        fail = "{ __atomic_store_n(&closure->closure_failed, 1, __ATOMIC_RELAXED); return; }"
-        inner = _Scope(self.printer, self.names, mutable, changed, fail, in_worker=True)
-        fields = ["i64 closure_next, closure_count, closure_failed;"]
-        params, values = [f"struct closure_{number} *const closure"], ["closure"]
-        for n in names:
-            name = safe_name(n.name)
-            values.append(f"closure->{name}")
-            if isinstance(n, Array):
-                fields.append(f"{_pointer(n, n.name in changed, restrict=False)}{name};")
-                params.append(f"{_pointer(n, n.name in changed)}{name}")
-            else:
-                assert n.name not in mutable, f"parallel loop assigns {n.name}"
-                fields.append(f"{c_name(n.type)} {name};")
-                params.append(f"const {c_name(n.type)} {name}")
-        turn = safe_name(stmt.var.name)
-        # Compilers believe "restrict" of parameters only, and only while the function is not inlined.
-        return [
-            f"struct closure_{number} {{",
-            *_indent(fields),
-            "};",
-            "",
-            f"static __attribute__((noinline)) void work_{number}({', '.join(params)}) {{",
-            *_indent(inner.statement(stmt.prologue)),
-            "  for (;;) {",
-            f"    const i64 {turn} = {self.use('take_turn')}(&closure->closure_next);",
-            f"    if ({turn} >= closure->closure_count) break;",
-            *_indent(_indent(inner.statement(stmt.body))),
-            "  }",
-            *_indent(inner.statement(stmt.epilogue)),
-            "}",
-            "",
-            f"static void worker_{number}(i64 begin, i64 end, void *ctx) {{",
-            "  (void)begin, (void)end;",
-            f"  struct closure_{number} *const closure = (struct closure_{number} *)ctx;",
-            f"  work_{number}({', '.join(values)});",
             "}",
         ]
 
@@ -454,13 +420,5 @@ def _returns(stmt: Stmt) -> bool:
     )
 
 
-def _pointer(array: Array, changed: bool, restrict: bool = True) -> str:
-    return f"{'' if changed else 'const '}{c_name(array.element)} *{'restrict ' if restrict else ''}"
-
-
 def _comment(text: str) -> str:
     return f"// {text}".rstrip("\\ ")
-
-
-def _indent(lines: list[str]) -> list[str]:
-    return [f"  {line}" if line else line for line in lines]

@@ -201,6 +201,14 @@ def c_name(t: Type) -> str:
     return C_NAMES[t.name]
 
 
+def indent(lines: list[str]) -> list[str]:
+    return [f"  {line}" if line else line for line in lines]
+
+
+def pointer_to(array: Array, changed: bool, restrict: bool = True) -> str:
+    return f"{'' if changed else 'const '}{c_name(array.element)} *{'restrict ' if restrict else ''}"
+
+
 def safe_name(name: str) -> str:
     """``name``, or a spelling that means nothing to C."""
     return (

@@ -119,18 +119,35 @@ static inline void *resize(void *array, i64 count, i64 size) {
   if (count < 0 || count > 0x3fffffffffffffff / size) return 0;
   return realloc(array, (usize)(count ? count : 1) * (usize)size);
 }""",
-    "take_turn": """\
-static inline i64 take_turn(i64 *next) {
+    "add_one": """\
+static inline i64 add_one(i64 *number) {
 #if defined(__aarch64__) && !defined(__ARM_FEATURE_ATOMICS) /* compilers would call into libgcc */
-  i64 turn, after;
+  i64 before, after;
   u32 busy;
   do __asm__ volatile("ldxr %0, [%3]\\n\\tadd %1, %0, 1\\n\\tstxr %w2, %1, [%3]"
-                      : "=&r"(turn), "=&r"(after), "=&r"(busy) : "r"(next) : "memory");
+                      : "=&r"(before), "=&r"(after), "=&r"(busy) : "r"(number) : "memory");
   while (busy);
-  return turn;
+  return before;
 #else
-  return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
+  return __atomic_fetch_add(number, 1, __ATOMIC_RELAXED);
 #endif
+}""",
+    "take_turn": """\
+enum { MOST_SHARES = 32 };
+
+struct turns {
+  i64 count, shares;
+  struct { i64 taken, apart[7]; } share[MOST_SHARES];
+};
+
+static i64 take_turn(struct turns *turns, i64 first, i64 *passed) {
+  for (; *passed < turns->shares; ++*passed) {
+    const i64 share = (first + *passed) % turns->shares;
+    const i64 begin = turns->count * share / turns->shares, end = turns->count * (share + 1) / turns->shares;
+    const i64 turn = begin + add_one(&turns->share[share].taken);
+    if (turn < end) return turn;
+  }
+  return -1;
 }""",
     "never": "static inline u8 never(i64 x) { (void)x; return 0; }",
     "from_bf16": """\

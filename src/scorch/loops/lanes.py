@@ -15,12 +15,12 @@ last register starts early, so that it ends with the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from scorch.loops.analysis import walk
-from scorch.loops.expressions import ATOM, PRECEDENCE, PREFIX, c_name, safe_name
+from scorch.loops.expressions import ATOM, PRECEDENCE, PREFIX, c_name
 from scorch.loops.nodes import (
     Array,
     Binary,
@@ -33,25 +33,16 @@ from scorch.loops.nodes import (
     Prefetch,
     Store,
     Tile,
-    Total,
     Unary,
     Var,
 )
 from scorch.loops.simplify import simplify
 from scorch.loops.target import LINE
+from scorch.loops.totals import offsets, register, vector_name
 from scorch.loops.types import Type
 
 if TYPE_CHECKING:
     from scorch.loops.cpp import _Scope
-
-
-def offsets(count: int, lanes: int) -> list[int]:
-    """Where the registers of ``count`` elements begin."""
-    return [min(start, count - lanes) for start in range(0, count, lanes)]
-
-
-def vector_name(element: Type, lanes: int) -> str:
-    return c_name(element) if lanes == 1 else f"{c_name(element)}x{lanes}"
 
 
 def vector_typedef(element: Type, lanes: int) -> str:
@@ -60,45 +51,12 @@ def vector_typedef(element: Type, lanes: int) -> str:
     return f"typedef {c_name(element)} {vector_name(element, lanes)} __attribute__(({attributes}));"
 
 
-def total_helper(element: Type, lanes: int) -> str:
-    """A function that adds the lanes of a register, half by half."""
-    name, scalar = vector_name(element, lanes), c_name(element)
-    opening = f"static inline {scalar} total_{name}({name} x) {{"
-    if lanes == 2:
-        return f"{opening}\n  return x[0] + x[1];\n}}"
-    half = vector_name(element, lanes // 2)
-    halves = f"((const {half} *)&x)[0] + ((const {half} *)&x)[1]"
-    return f"{opening}\n  return total_{half}({halves});\n}}"
-
-
-def needed_lanes(lanes: int) -> Iterator[int]:
-    """The widths whose helpers adding ``lanes`` lanes takes, narrow ones first."""
-    width = 2
-    while width <= lanes:
-        yield width
-        width *= 2
-
-
 def print_tile(scope: _Scope, tile: Tile) -> list[str]:
     kind = scope.vector(tile.array.element, tile.lanes)
     zero = "0" if tile.lanes == 1 else "{0}"
     names = [register(tile.array, slot) for slot in range(len(offsets(tile.count, tile.lanes)))]
     scope.tiles[tile.array.name] = len(names)
     return [f"{kind} {', '.join(f'{name} = {zero}' for name in names)};"]
-
-
-def register(array: Array, slot: int) -> str:
-    return f"{safe_name(array.name)}_{slot}"
-
-
-def print_total(scope: _Scope, total: Total) -> str:
-    parts = [register(total.array, slot) for slot in range(len(offsets(total.count, total.lanes)))]
-    while len(parts) > 1:
-        pairs = [f"({a} + {b})" for a, b in zip(parts[::2], parts[1::2], strict=False)]
-        parts = [*pairs, *(parts[-1:] if len(parts) % 2 else [])]
-    if total.lanes == 1:
-        return parts[0]
-    return f"{scope.total(total.array.element, total.lanes)}({parts[0].removeprefix('(').removesuffix(')')})"
 
 
 def print_prefetch(scope: _Scope, prefetch: Prefetch) -> list[str]:

@@ -105,6 +105,21 @@ def keep_call(
             _recent[quick] = checked
 
 
+def keep_as(other: tuple[Any, ...], head: tuple[Any, ...], operands: Operands) -> None:
+    """Remember the call of ``head``, if it was kept, under ``other`` as well: another name of the same."""
+    quick, alias = _quick_key(head, operands), _quick_key(other, operands)
+    if quick is None or alias is None:
+        return
+    known = _known.get(_full_key(quick, operands))
+    key = _full_key(alias, operands)
+    if known is None or key is None:
+        return
+    with _lock:
+        _known[key] = known
+        if known[1] is not None:
+            _recent[alias] = known[1]
+
+
 def _quick_key(head: tuple[Any, ...], operands: Operands) -> Hashable | None:
     """The text and the sparse operands; None if some operand is of a kind that always takes the long way.
 

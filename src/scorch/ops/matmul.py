@@ -13,6 +13,7 @@ import torch
 
 from scorch.errors import CallError, OperandError, ShapeError
 from scorch.formats import Format
+from scorch.ops.calls import keep_as, repeat_call
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import write_out
 from scorch.tensor.construct import from_torch
@@ -59,6 +60,9 @@ implements(torch.einsum)(einsum)
 def _product(
     name: str, left: Any, right: Any, out: Any, left_dims: int | None = None, right_dims: int | None = None
 ) -> Result:
+    known = repeat_call(((name,), None), (left, right)) if out is None else None
+    if known is not None:
+        return known
     for side, wanted in ((left, left_dims), (right, right_dims)):
         if not isinstance(side, torch.Tensor):
             raise OperandError(f"{name} takes tensors, not a {type(side).__name__}; use torch.as_tensor")
@@ -74,20 +78,21 @@ def _product(
         raise CallError(
             f"{name} takes tensors of one dtype, not {left.dtype} and {right.dtype}; use .to(dtype)"
         )
-    found = _multiplied((first, second, result), _as_sparse(left), _as_sparse(right))
+    found = _multiplied(name, (first, second, result), _as_sparse(left), _as_sparse(right))
     return found if out is None else write_out(out, found, name)
 
 
-def _multiplied(subscripts: tuple[str, str, str], left: Any, right: Any) -> Result:
+def _multiplied(name: str, subscripts: tuple[str, str, str], left: Any, right: Any) -> Result:
     """The product, which of two sparse tensors is sparse."""
     first, second, result = subscripts
     equation = f"{first},{second}->{result}"
-    if not isinstance(left, SparseTensor) or not isinstance(right, SparseTensor):
-        return einsum(equation, left, right, format="dense")
-    asked = _sparse_format(subscripts, left.format, right.format)
+    is_sparse = isinstance(left, SparseTensor) and isinstance(right, SparseTensor)
+    asked: Any = _sparse_format(subscripts, left.format, right.format) if is_sparse else "dense"
     found = einsum(equation, left, right, format=asked)
-    is_dense = bool(result) and not isinstance(found, SparseTensor)  # a sparse dimension of size 1 is none
-    return from_torch(found, format=_rows_format(len(result))) if is_dense else found
+    if is_sparse and result and not isinstance(found, SparseTensor):  # a sparse dimension of size 1 is none
+        return from_torch(found, format=_rows_format(len(result)))
+    keep_as(((name,), None), (equation, asked), (left, right))
+    return found
 
 
 def _as_sparse(tensor: Any) -> Any:
