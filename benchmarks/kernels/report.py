@@ -143,8 +143,9 @@ def _how() -> str:
     return (
         "float32, warm calls. Ratios above 1: Scorch is faster; **bold**: it misses the goal, or is below "
         f"{LOST} of the best contestant. Every result is compared with one in float64 before it is timed. "
-        "Contestants take turns, in samples of at least a millisecond, and medians are compared; those that "
-        "take ten times as long as the best are called a few times only. Layouts are prepared before.\n\n"
+        "Contestants take turns in random order, in samples of at least five milliseconds after an untimed "
+        "call, and medians are compared; those that take ten times as long as the best are called a few "
+        "times only. Layouts are prepared before.\n\n"
         "*torch* is the best of its sparse layouts (CSR with int32 and int64 indices, COO) and of its ways "
         "to say the same, case by case; *best* is the best of all contestants, dense torch, SciPy and loops "
         "included. SciPy uses one thread. SpMSpM gives CSR with sorted rows; all but Scorch are given A.T. "

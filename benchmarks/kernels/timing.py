@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-SAMPLE = 1e-3  # seconds that a sample lasts at least
+SAMPLE = 5e-3  # seconds that a sample lasts at least: one call after another contestant is not warm yet
 MOST_ROUNDS = 25
 FEWEST_ROUNDS = 3
 SHORT = 1e-2  # seconds; before samples of shorter calls there is one that is not timed
@@ -79,11 +80,12 @@ def interleaved(
         # Calls that are made a few times only are samples from the first.
         samples = {name: [guesses[name]] if fewest == 1 or name not in quick else [] for name in calls}
         names = list(calls)
+        order = random.Random(len(names))
         for number in range(rounds):
             for name in names:
                 if name in quick or (number == 0 and guesses[name] < LONG / 4):
                     samples[name].append(take(name, times[name], warm[name]))
-            names = names[1:] + names[:1]  # nobody always follows the same
+            order.shuffle(names)  # nobody always follows the same, who may have emptied the caches
         return {name: Timing.of(found) for name, found in samples.items()}
     finally:
         if collecting:

@@ -171,7 +171,9 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
     """As ``_run``, shorter; None if a dense operand is not what it was."""
     call = _checked_call(prepared, _facts_of([operands[place] for place in places]))
     if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):
-        return _run_on_pattern(prepared, places, call)
+        kinds = [type(value) is SparseTensor for value in operands]
+        is_sampled = places == [0, 1, 2] and kinds == [True, False, False]
+        return _run_on_pattern(prepared, places, call, is_sampled)
     if places != [0, 1] or type(operands[0]) is not SparseTensor:
         return _run_any(prepared, places, call)
     is_sparse_pair = type(operands[1]) is SparseTensor
@@ -233,26 +235,42 @@ def _run_sparse_pair(prepared: Prepared, call: Call) -> Checked:
     return run
 
 
-def _run_on_pattern(prepared: Prepared, places: list[int], call: Call) -> Checked:
-    """Values on the whole pattern of an operand, such as a sampled product."""
+def _run_on_pattern(prepared: Prepared, places: list[int], call: Call, is_sampled: bool) -> Checked:
+    """Values on the whole pattern of an operand, such as a sampled product, which takes no loop."""
     source, facts_for = places[prepared.pattern_source], prepared.facts_for_size
     form, shape = prepared.format, prepared.shape
+    same = form  # the object that was equal last: comparing formats takes longer than finding them identical
 
     def run(operands: Operands) -> Result | None:
+        nonlocal same
         pattern = operands[source].storage.pattern
-        if (pattern.format is not form and pattern.format != form) or pattern.shape != shape:
+        if pattern.format is not same:
+            if pattern.format != form:
+                return None
+            same = pattern.format
+        if pattern.shape != shape:
             return None
-        arguments: list[torch.Tensor] = []
-        for place in places:
-            value = operands[place]
-            if type(value) is SparseTensor:
-                arguments += value.storage.tensors
-            else:
-                arguments.append(value)
-        found = call(facts_for(pattern.counts[-1]), *arguments)
+        wanted = facts_for(pattern.counts[-1])
+        if is_sampled:
+            a, b, c = operands
+            found = call(wanted, *a.storage.tensors, b, c)
+        else:
+            found = call(wanted, *_arrays(operands, places))
         return None if found is None else SparseTensor(Storage(pattern, found))
 
     return run
+
+
+def _arrays(operands: Operands, places: list[int]) -> list[torch.Tensor]:
+    """What the kernel takes of the operands, in its own order."""
+    arguments: list[torch.Tensor] = []
+    for place in places:
+        value = operands[place]
+        if type(value) is SparseTensor:
+            arguments += value.storage.tensors
+        else:
+            arguments.append(value)
+    return arguments
 
 
 def _run_any(prepared: Prepared, places: list[int], call: Call) -> Checked:
@@ -260,17 +278,10 @@ def _run_any(prepared: Prepared, places: list[int], call: Call) -> Checked:
     result = b"" if is_shared else prepared.facts
 
     def run(operands: Operands) -> Result | None:
-        sources: list[Tensor] = []
-        arguments: list[torch.Tensor] = []
-        for place in places:
-            value = operands[place]
-            if type(value) is SparseTensor:
-                sources.append(value.storage)
-                arguments += value.storage.tensors
-            else:
-                sources.append(value)
-                arguments.append(value)
-        found = call(prepared.facts_for(sources) if is_shared else result, *arguments)
+        chosen = [operands[place] for place in places]
+        sources: list[Tensor] = [v.storage if type(v) is SparseTensor else v for v in chosen]
+        wanted = prepared.facts_for(sources) if is_shared else result
+        found = call(wanted, *_arrays(operands, places))
         return None if found is None else wrap(prepared.wrap(found, sources))
 
     return run

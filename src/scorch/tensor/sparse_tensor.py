@@ -70,9 +70,6 @@ class SparseTensor(torch.Tensor):
         made.storage = storage
         return made
 
-    def __init__(self, storage: Storage) -> None:
-        pass
-
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
