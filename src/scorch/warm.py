@@ -27,7 +27,7 @@ from scorch.runtime.schedules import Problem, new_contraction, new_schedule
 from scorch.tensor.run import copy_step
 
 ROUTINES = (transpose, tables, sort, rows, pointers, concat)
-SIZES = ((500, 5), (20_000, 7), (20_000, 20))  # of square matrices: rows, and entries in each
+SIZES = ((500, 5), (3_000, 7), (20_000, 7), (20_000, 3))  # of square matrices: rows, and entries in each
 WIDTH = 32  # of dense factors
 FORMATS = ("csr", "csc", "coo")
 
