@@ -21,12 +21,12 @@ from scorch.formats import Format, as_format, dense_format
 from scorch.loops.types import FLOAT32, FLOAT64, INT32, INT64, Type
 from scorch.notation.einsum import parse_einsum
 from scorch.notation.indexing import parse
-from scorch.runtime import concat, fill, invoke, jit, pointers, rows, sort, transpose
+from scorch.runtime import concat, fill, invoke, jit, matrices, pointers, rows, sort, transpose
 from scorch.runtime import parse as tables
 from scorch.runtime.schedules import Problem, new_contraction, new_schedule
 from scorch.tensor.run import copy_step
 
-ROUTINES = (transpose, tables, sort, rows, pointers, concat)
+ROUTINES = (transpose, tables, sort, rows, pointers, concat, matrices)
 SIZES = ((500, 5), (3_000, 7), (20_000, 7), (20_000, 3))  # of square matrices: rows, and entries in each
 WIDTH = 32  # of dense factors
 FORMATS = ("csr", "csc", "coo")

@@ -18,7 +18,7 @@ from scorch.ops.shape import made_at
 from scorch.ops.statement import evaluate
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Shape, entries_of
-from scorch.tensor.parts import in_a_row, moved, outer_dim
+from scorch.tensor.parts import in_a_row, matrices_joined, moved, outer_dim
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
 
@@ -40,17 +40,24 @@ def quick_cat(tensors: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _like_parts(tensors: Sequence[Any], dim: int) -> SparseTensor | None:
     """Tensors of one format, dtype and shape but for ``dim``, joined; None if they are not."""
-    if not all(type(part) is SparseTensor for part in tensors):
+    if not all([type(part) is SparseTensor for part in tensors]):
         return None
-    shapes = [part.storage.pattern.shape for part in tensors]
-    rank = len(shapes[0])
-    if not -rank <= dim < rank or len({(part.dtype, part.format) for part in tensors}) > 1:
+    stored = [part.storage for part in tensors]
+    first = stored[0]
+    form, shape, dtype = first.pattern.format, first.pattern.shape, first.values.dtype
+    rank = len(shape)
+    if not -rank <= dim < rank:
         return None
     dim %= rank
-    if len({(*shape[:dim], None, *shape[dim + 1 :]) for shape in shapes}) > 1:
-        return None
-    whole = (*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1 :])
-    return _joined([part.storage for part in tensors], dim, whole)
+    length = 0
+    for part in stored:
+        own = part.pattern.shape
+        if part.values.dtype != dtype or own[:dim] != shape[:dim] or own[dim + 1 :] != shape[dim + 1 :]:
+            return None
+        if part.pattern.format is not form and part.pattern.format != form:
+            return None
+        length += own[dim]
+    return _joined(stored, dim, (*shape[:dim], length, *shape[dim + 1 :]))
 
 
 @implements_operator(aten.cat)
@@ -82,6 +89,9 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
 
 def _joined(parts: Sequence[Storage], dim: int, shape: Shape) -> SparseTensor | None:
     """Tensors of one format along ``dim``; None where their entries must be moved one by one."""
+    whole = matrices_joined(parts, dim, shape)
+    if whole is not None:
+        return SparseTensor(whole)
     if dim == outer_dim(parts[0].pattern.format):
         return SparseTensor(in_a_row(parts, shape))
     placed: list[SparseTensor] = []

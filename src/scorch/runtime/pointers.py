@@ -9,36 +9,50 @@ import torch
 from scorch.errors import CompilationError
 from scorch.loops.types import INT32, INT64
 from scorch.runtime import invoke, jit
-from scorch.runtime.fill import builtins, pack, result_facts
+from scorch.runtime.fill import builtins, pack, result_facts, slot_facts
 from scorch.settings import current
 
 SOURCE = """\
 typedef long long i64;
 typedef int i32;
 enum { PARALLEL, THREADS, ROWS, ENTRIES, FROM, TO };
+enum { BESIDE = FROM + 1, ENDS, FOUND, COUNT }; /* of rows: what is as long as they, the result, its length */
 
-/* Each entry writes the pointers of the rows that begin with it. */
+/* Each entry writes where its row ends: the last one wins. Rows without entries end where those before do. */
 #define POINTERS(T) \\
 static void some_pointers_##T(i64 begin, i64 end, void *context) { \\
     const i64 *args = context, entries = args[ENTRIES], threads = args[THREADS]; \\
     const T *rows = (const T *)args[FROM]; \\
     T *pos = (T *)args[TO]; \\
-    const i64 first = entries * begin / threads, last = entries * end / threads; \\
-    i64 row = first ? rows[first - 1] : -1; \\
-    for (i64 entry = first; entry < last; entry++) \\
-        while (row < rows[entry]) pos[++row] = (T)entry; \\
-    if (last == entries) \\
-        while (row < args[ROWS]) pos[++row] = (T)entries; \\
+    const i64 first = entries * begin / threads; \\
+    i64 last = entries * end / threads; \\
+    while (last > first && last < entries && rows[last - 1] == rows[last]) last--; /* the next thread's */ \\
+    for (i64 entry = first; entry < last; entry++) pos[rows[entry] + 1] = (T)(entry + 1); \\
+} \\
+static void ends_##T(const i64 *args) { \\
+    T *pos = (T *)args[TO], reached = 0; \\
+    for (i64 row = 1; row <= args[ROWS]; row++) { \\
+        if (pos[row] > reached) reached = pos[row]; \\
+        pos[row] = reached; \\
+    } \\
 } \\
 static void some_rows_##T(i64 begin, i64 end, void *context) { \\
     const i64 *args = context, rows = args[ROWS], threads = args[THREADS]; \\
     const T *pos = (const T *)args[FROM]; \\
-    T *found = (T *)args[TO]; \\
+    T *found = (T *)args[FOUND]; \\
     for (i64 row = rows * begin / threads; row < rows * end / threads; row++) \\
         for (i64 entry = pos[row]; entry < pos[row + 1]; entry++) found[entry] = (T)row; \\
 } \\
-i64 scorch_pointers_##T(i64 *args) { return shared(args, some_pointers_##T); } \\
-i64 scorch_rows_##T(i64 *args) { return shared(args, some_rows_##T); }
+i64 scorch_pointers_##T(i64 *args) { \\
+    shared(args, some_pointers_##T); \\
+    ends_##T(args); \\
+    return 0; \\
+} \\
+i64 scorch_rows_##T(i64 *args) { \\
+    ((T *)args[ENDS])[0] = 0, ((T *)args[ENDS])[1] = (T)args[ENTRIES]; \\
+    args[COUNT] = args[ENTRIES]; \\
+    return shared(args, some_rows_##T); \\
+}
 
 typedef void (*work_t)(i64, i64, void *);
 static i64 shared(i64 *args, work_t work) {
@@ -50,37 +64,38 @@ POINTERS(i32)
 POINTERS(i64)
 """
 
-EACH = 1 << 16  # entries for each thread
+EACH = 1 << 14  # entries for each thread
 _TYPES = {torch.int32: INT32, torch.int64: INT64}
 
 
 def pointers_of(rows: torch.Tensor, count: int) -> torch.Tensor:
     """Where each of ``count`` rows begins among entries with the sorted numbers ``rows``, and the end."""
-    found = _run("pointers", rows, count, rows.numel(), count + 1)
-    if found is not None:
-        return found
-    return torch._convert_indices_from_coo_to_csr(rows, count, out_int32=rows.dtype == torch.int32)
-
-
-def rows_of(pos: torch.Tensor, entries: int) -> torch.Tensor:
-    """For each of ``entries`` entries the row that it lies in."""
-    found = _run("rows", pos, pos.numel() - 1, entries, entries)
-    if found is not None:
-        return found
-    numbers = torch.arange(pos.numel() - 1, dtype=pos.dtype, device="cpu")
-    return numbers.repeat_interleave(pos.diff(), output_size=entries)
-
-
-def _run(what: str, given: torch.Tensor, rows: int, entries: int, length: int) -> torch.Tensor | None:
-    """The result of one of the functions; None where this machine has no means for them."""
-    made, address = builtins(), _address(what, given.dtype)
+    made, address = builtins(), _address("pointers", rows.dtype)
     if made is None or not address:
-        return None
-    facts = result_facts(_TYPES[given.dtype], (length,), zero=False)
+        return torch._convert_indices_from_coo_to_csr(rows, count, out_int32=rows.dtype == torch.int32)
+    facts = result_facts(_TYPES[rows.dtype], (count + 1,))
+    return made.fill(address, _first(count, rows.numel()), facts, None, rows)
+
+
+def rows_of(pos: torch.Tensor, crd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the list of all entries begins and ends, and for each of the entries ``crd`` its row."""
+    made, address = builtins(), _address("rows", pos.dtype)
+    rows, entries = pos.numel() - 1, crd.numel()
+    if made is None or not address:
+        numbers = torch.arange(rows, dtype=pos.dtype, device="cpu")
+        ends = torch.tensor([0, entries], dtype=pos.dtype, device="cpu")
+        return ends, numbers.repeat_interleave(pos.diff(), output_size=entries)
+    facts = slot_facts(1, _TYPES[pos.dtype], _TYPES[pos.dtype], 0, (1,))
+    ends, found, _ = made.slots(address, _first(rows, entries), facts, None, pos, crd)
+    return ends, found
+
+
+def _first(rows: int, entries: int) -> bytes:
+    """The arguments of the functions before the arrays."""
     parallel = invoke.parallel_runtime()
     threads = current().threads or torch.get_num_threads()
     shared = max(1, min(threads, (rows + entries) // EACH)) if parallel else 1
-    return made.fill(address, pack([parallel, shared, rows, entries]), facts, None, given)
+    return pack([parallel, shared, rows, entries])
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from scorch.compiler.pipeline import index_type
 from scorch.compiler.typing import dtype_of_type
 from scorch.formats import Format
 from scorch.runtime.concat import joined
+from scorch.runtime.matrices import below, beside
 from scorch.runtime.rows import picked_rows
 from scorch.tensor.storage import Pattern, Storage
 
@@ -151,6 +152,25 @@ def rows_of(storage: Storage, picked: torch.Tensor) -> Storage | None:
     counts = [count // max(pattern.counts[0], 1) * picked.numel() for count in pattern.counts[:-1]]
     made = Pattern(form, tuple(shape), (*above, found[0]), (*above, found[1]), (*counts, found[1].numel()))
     return Storage(made, found[2])
+
+
+def matrices_joined(parts: Sequence[Storage], dim: int, shape: tuple[int, ...]) -> Storage | None:
+    """Matrices of compressed rows, or columns, below or beside each other; None if they are anything else."""
+    form = parts[0].pattern.format
+    if form.letters != "ds" or form.is_blocked:
+        return None
+    patterns = [part.pattern for part in parts]
+    rows, count = shape[form.order[0]], sum([pattern.counts[1] for pattern in patterns])
+    index = dtype_of_type(index_type(shape, count))
+    if any([pattern.index_dtype is not index for pattern in patterns]):
+        return None
+    arrays, sizes = [part.tensors for part in parts], [pattern.shape[dim] for pattern in patterns]
+    is_outer = dim == form.order[0]
+    found = below(arrays, sizes, count) if is_outer else beside(arrays, sizes, rows, count)
+    if found is None:
+        return None
+    pos, crd, values = found
+    return Storage(Pattern(form, shape, (None, pos), (None, crd), (rows, count)), values)
 
 
 def in_a_row(parts: Sequence[Storage], shape: tuple[int, ...]) -> Storage:

@@ -6,8 +6,6 @@ row an entry lies in is made anew.
 
 from __future__ import annotations
 
-import torch
-
 from scorch.formats import Format
 from scorch.runtime.pointers import pointers_of, rows_of
 from scorch.tensor.budget import LARGE, check_budget
@@ -33,7 +31,7 @@ def releveled(storage: Storage, form: Format) -> Storage:
         made = Pattern(form, pattern.shape, (None, pointers_of(rows, outer)), (None, inner), (outer, count))
     else:
         pos = pattern.pos[1]
-        assert pos is not None
-        ends = torch.tensor([0, count], dtype=pos.dtype, device="cpu")
-        made = Pattern(form, pattern.shape, (ends, None), (rows_of(pos, count), inner), (count, count))
+        assert pos is not None and inner is not None
+        ends, rows = rows_of(pos, inner)
+        made = Pattern(form, pattern.shape, (ends, None), (rows, inner), (count, count))
     return Storage(made, storage.values)
