@@ -120,6 +120,20 @@ with scorch.settings(threads=3):
     check("C[i,k] = A[i,j] * B[j,k]", large @ large.T, "csr", A=L, B=R)
     check("C[i,k] = A[i,j] * X[j,k]", large @ large.T, A=stored(large, "coo"), X=large.T.contiguous())
 
+# Arrays moved by functions of their own: matrices together, rows picked, rows from pointers and back.
+for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.bool):
+    near = random(300, 400, density=0.2, seed=6, dtype=dtype)
+    N = stored(near, "csr")
+    with scorch.settings(threads=3):
+        for dim in (0, 1):
+            compare(torch.cat([N, N, N], dim), torch.cat([near, near, near], dim), "cat")
+        compare(N[torch.tensor([5, 0, 299, 5])], near[[5, 0, 299, 5]], "rows")
+        compare(N.to_format("coo").to_format("csr"), near, "there and back")
+        compare(N.to_format("csc"), near, "by columns")
+    checked += 5
+U, V = random(300, 21, density=1.0, seed=7), random(400, 21, density=1.0, seed=8)
+check("C[i,j] = A[i,j] * U[i,k] * V[j,k]", large * (U @ V.T), A=L, U=U, V=V)         # entries side by side
+
 # Keys of two words: coordinates that do not fit 64 bits together.
 places = torch.randint(2**40, (2, 500), generator=torch.Generator().manual_seed(0))
 pos = torch.tensor([0, 500])
