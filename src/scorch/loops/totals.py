@@ -5,10 +5,12 @@
 halves the register until one number is left. Where several sums follow each other, neighbouring lanes of two
 registers are added into one, which ends with a sum in every lane:
 
-    const f32x4 totals = totals_f32x4(sums_0, sums_1, sums_2, sums_3);
+    f32x4 totals;
+    totals_4_f32x4(&totals, sums_0, sums_1, sums_2, sums_3);
     const f32 acc_0 = totals[0];  ...
 
-Three additions do there what takes eight one by one.
+Three additions do there what takes eight one by one. (A function that returned wide vectors would not be the
+same for all compilers; one that takes them is, once it is inlined.)
 """
 
 from __future__ import annotations
@@ -89,9 +91,10 @@ def print_totals(scope: _Scope, declared: list[Stmt]) -> list[str]:
     sums = [(s.var, s.value) for s in declared if isinstance(s, Declare) and isinstance(s.value, Total)]
     element, lanes, count = sums[0][1].array.element, sums[0][1].lanes, len(sums)
     name = scope.fresh(f"{sums[0][0].name}_totals")
-    call = f"{scope.totals(element, lanes, count)}({', '.join(_registers(total) for _, total in sums)})"
+    registers = ", ".join(_registers(total) for _, total in sums)
     return [
-        f"const {vector_name(element, count)} {name} = {call};",
+        f"{vector_name(element, count)} {name};",
+        f"{scope.totals(element, lanes, count)}(&{name}, {registers});",
         *(f"{scope.variable(var)} = {name}[{lane}];" for lane, (var, _) in enumerate(sums)),
     ]
 
@@ -111,17 +114,18 @@ def totals_helper(element: Type, lanes: int, count: int) -> str:
     name, result = vector_name(element, lanes), vector_name(element, count)
     names = [chr(ord("a") + place) for place in range(count)]
     arguments = ", ".join(f"{name} {x}" for x in names)
-    opening = f"static inline {result} {totals_name(element, lanes, count)}({arguments}) {{"
+    opening = f"static inline void {totals_name(element, lanes, count)}({result} *sums, {arguments}) {{"
     if lanes > count:
         half = vector_name(element, lanes // 2)
         halves = ", ".join(_halves(half, x) for x in names)
-        return f"{opening}\n  return {totals_name(element, lanes // 2, count)}({halves});\n}}"
+        return f"{opening}\n  {totals_name(element, lanes // 2, count)}(sums, {halves});\n}}"
     lines = []
-    while len(names) > 1:
+    while len(names) > 2:
         pairs = list(zip(names[::2], names[1::2], strict=True))
-        lines += [f"  const {name} {a + b} = neighbours_{name}({a}, {b});" for a, b in pairs]
         names = [a + b for a, b in pairs]
-    return "\n".join([opening, *lines, f"  return {names[0]};", "}"])
+        lines.append(f"  {name} {', '.join(names)};")
+        lines += [f"  neighbours_{name}(&{a + b}, {a}, {b});" for a, b in pairs]
+    return "\n".join([opening, *lines, f"  neighbours_{name}(sums, {names[0]}, {names[1]});", "}"])
 
 
 def neighbours_helper(element: Type, lanes: int) -> str:
@@ -129,8 +133,8 @@ def neighbours_helper(element: Type, lanes: int) -> str:
     name = vector_name(element, lanes)
     places = [(x, lane) for x in "ab" for lane in range(0, lanes, 2)]
     even, odd = (", ".join(f"{x}[{lane + more}]" for x, lane in places) for more in (0, 1))
-    plain = f"  return ({name}){{{even}}} + ({name}){{{odd}}};"
-    opening = f"static inline {name} neighbours_{name}({name} a, {name} b) {{"
+    plain = f"  *sums = ({name}){{{even}}} + ({name}){{{odd}}};"
+    opening = f"static inline void neighbours_{name}({name} *sums, {name} a, {name} b) {{"
     if element not in _NEIGHBOURS or element.bytes * lanes != 16:
         return f"{opening}\n{plain}\n}}"
     kind = f"{lanes}{'s' if element.bytes == 4 else 'd'}"
@@ -139,9 +143,7 @@ def neighbours_helper(element: Type, lanes: int) -> str:
         [
             opening,
             "#if defined(__aarch64__) && !defined(__clang__) /* one instruction, which gcc does not find */",
-            f"  {name} sums;",
-            f'  __asm__("{_NEIGHBOURS[element]} {places_of}" : "=w"(sums) : "w"(a), "w"(b));',
-            "  return sums;",
+            f'  __asm__("{_NEIGHBOURS[element]} {places_of}" : "=w"(*sums) : "w"(a), "w"(b));',
             "#else",
             plain,
             "#endif",
