@@ -61,6 +61,63 @@ def one_of(storage: Storage, index: int) -> Storage | None:
     return Storage(Pattern(inner, shape, tuple(pos[1:]), tuple(crd[1:]), counts), storage.values[begin:end])
 
 
+def all_of(storage: Storage) -> list[Storage | None]:
+    """``one_of`` for every coordinate at once; None too where levels have positions, but no values."""
+    pattern, form = storage.pattern, storage.pattern.format
+    size = pattern.shape[form.order[0]]
+    bounds = _bounds(pattern, torch.arange(size + 1, device="cpu"))
+    held = torch.nonzero(bounds[-1][1:] > bounds[-1][:-1])[:, 0]
+    starts, stops = [level[held] for level in bounds], [level[held + 1] for level in bounds]
+    begins, ends = [level.tolist() for level in starts], [level.tolist() for level in stops]
+    pointers: list[Sequence[Array]] = []
+    for level in range(1, len(form)):
+        pos = pattern.pos[level]
+        if pos is not None:
+            pointers.append(_cut(pos, starts[level - 1], stops[level - 1] + 1, starts[level]))
+        elif level == 1 and form.letters[:2] == "oo":
+            lengths = (stops[1] - starts[1]).to(pattern.index_dtype)
+            pointers.append(torch.stack([torch.zeros_like(lengths), lengths], 1).unbind())
+        else:
+            pointers.append([None] * held.numel())
+    shape = tuple(size for dim, size in enumerate(pattern.shape) if dim != form.order[0])
+    inner, places = inner_format(form), pattern.crd
+    found: list[Storage | None] = [None] * size
+    for number, index in enumerate(held.tolist()):
+        ranges = [(begins[level][number], ends[level][number]) for level in range(1, len(form))]
+        crd = [None if c is None else c[b:e] for c, (b, e) in zip(places[1:], ranges, strict=True)]
+        pos_ = tuple([column[number] for column in pointers])
+        counts = tuple([end - begin for begin, end in ranges])
+        begin, end = ranges[-1]
+        found[index] = Storage(Pattern(inner, shape, pos_, tuple(crd), counts), storage.values[begin:end])
+    return found
+
+
+def _bounds(pattern: Pattern, cuts: torch.Tensor) -> list[torch.Tensor]:
+    """The first positions of each level that belong to coordinates ``cuts`` of the outermost dimension."""
+    found: list[torch.Tensor] = []
+    for level, kind in enumerate(pattern.format.levels):
+        crd, pos = pattern.crd[level], pattern.pos[level]
+        if level == 0 and crd is not None:
+            cuts = torch.searchsorted(crd, cuts.to(crd.dtype))
+        elif level and kind.is_full:
+            cuts = cuts * pattern.format.level_size(level, pattern.shape)
+        elif level and pos is not None:
+            cuts = pos[cuts].to(torch.int64)
+        found.append(cuts)
+    return found
+
+
+def _cut(
+    array: torch.Tensor, start: torch.Tensor, stop: torch.Tensor, less: torch.Tensor
+) -> Sequence[torch.Tensor]:
+    """The stretches of ``array`` from each ``start`` to before its ``stop``, each with ``less`` taken off."""
+    lengths = stop - start
+    offset = start - (torch.cumsum(lengths, 0) - lengths)
+    index = torch.repeat_interleave(offset, lengths) + torch.arange(int(lengths.sum()), device="cpu")
+    found: torch.Tensor = array[index] - torch.repeat_interleave(less.to(array.dtype), lengths)
+    return torch.split(found, lengths.tolist())
+
+
 @functools.lru_cache(maxsize=256)
 def inner_format(form: Format) -> Format:
     """``form`` without its outermost level."""
