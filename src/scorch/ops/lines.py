@@ -46,6 +46,8 @@ class Lines:
             line, again = torch.sort(keys_of(crd, self.shape).expand(place.shape)[order], stable=True)
             values, order = values[again], order[again]
         self.values, self.place = values, place[order]
+        is_last = self.dim is None or self.dim == len(self.shape)
+        self._by_place = place if is_last else None  # as entries come
         found = torch.unique_consecutive(line, return_inverse=True, return_counts=True)
         self.keys, self.line, self.stored = found
         self.first = torch.cumsum(self.stored, 0) - self.stored
@@ -88,7 +90,8 @@ class Lines:
     @functools.cached_property
     def _zeros_before(self) -> torch.Tensor:
         """For every entry, by place, how many zeros of its line stand before it, counted on from the line."""
-        places: torch.Tensor = torch.sort(self.line * self.size + self.place).values
+        places = self.line * self.size + (self.place if self._by_place is None else self._by_place)
+        places = torch.sort(places).values if self._by_place is None else places
         inside: torch.Tensor = torch.arange(places.numel()) - self.first[self.line]
         return places - inside
 
