@@ -167,6 +167,13 @@ def test_results_are_written_to_out():
         same(out[0], wanted[0])
     out = torch.empty(0, dtype=torch.float64)
     same(torch.msort(S, out=out), torch.msort(dense))
+    kept = scorch.zeros(4, 2, dtype=torch.float64, format="csr")
+    torch.topk(S, 2, out=(kept, torch.empty(0, dtype=torch.int64)))
+    same(kept, torch.topk(dense, 2).values)
+    assert isinstance(kept, SparseTensor)
+    for kinds in ((torch.float32, torch.int64), (torch.float64, torch.int32)):
+        outs = tuple(torch.empty(0, dtype=kind) for kind in kinds)
+        assert refused_alike(lambda x, outs=outs: torch.topk(x, 2, out=outs), dense, S)
 
 
 # counts ----------------------------------------------------------------------------------------------
@@ -229,6 +236,17 @@ def test_bincount(size, seed, density, minlength, data):
     for given_ in (weights, scorch.from_torch(weights)):
         found = torch.bincount(S, weights=given_, minlength=minlength)
         same(found, torch.bincount(dense, weights=weights, minlength=minlength))
+
+
+@given(pairs(with_nan=False), st.booleans(), st.sampled_from([[-9, 0, 1], [1, 2], [0], [-1, 2, 2]]))
+def test_places_in_a_sorted_list(pair, right, bounds):
+    dense, S = pair
+    bounds = torch.tensor(bounds, dtype=torch.float64)
+    same(torch.searchsorted(bounds, S, right=right), torch.searchsorted(bounds, dense, right=right))
+    same(torch.bucketize(S, bounds, right=right), torch.bucketize(dense, bounds, right=right))
+    rows = bounds.expand(*dense.shape[:-1], -1).contiguous()
+    same(torch.searchsorted(rows, S), torch.searchsorted(rows, dense))
+    same(torch.searchsorted(scorch.from_torch(bounds), dense), torch.searchsorted(bounds, dense))
 
 
 def test_wrong_counts_are_refused_as_by_torch():
@@ -371,6 +389,18 @@ def test_lines_of_huge(huge, little_memory, name):
     at = places if places.dim() == 2 else places.unsqueeze(1)
     same(torch.gather(dense, 1, at).reshape(wanted.shape), wanted)
     same(LINES[name](huge.T.to_format("csc").T)[0][rows], wanted)
+
+
+def test_lines_of_huge_into_out(huge, little_memory):
+    outs = torch.empty(0), torch.empty(0, dtype=torch.int64)
+    torch.kthvalue(huge, 1, out=outs)
+    same(outs[0], huge.kthvalue(1).values.to_dense())
+    tensor = scorch.sparse_coo_tensor([[1], [2], [2]], [-1.0], (N, N, 3))
+    with pytest.raises(DensityError, match="quantile"):
+        tensor.kthvalue(1)
+    found = torch.quantile(tensor, 0.0, 2, interpolation="lower")
+    assert isinstance(found, SparseTensor) and float(found[1, 2]) == -1
+    assert torch.searchsorted(torch.tensor([0.0, 1.0]), huge).nnz == huge.nnz
 
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)

@@ -102,7 +102,8 @@ class Lines:
         shape = self.shape
         if keepdim and self.dim is not None:
             shape = (*shape[: self.dim], 1, *shape[self.dim :])
-        check_budget(8 * self.count, f"the places of shape {shape}", "take fewer lines, as S[rows]")
+        cure = "the values alone are torch.quantile(S, q, dim, interpolation='lower')"
+        check_budget(8 * self.count, f"the places of shape {shape}", cure)
         lines = torch.arange(self.keys.numel())
         places = torch.full(shape, empty, dtype=torch.int64)
         places.view(-1)[self.keys] = self.places_at(lines, rank)

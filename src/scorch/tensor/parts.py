@@ -68,28 +68,39 @@ def all_of(storage: Storage) -> list[Storage | None]:
     bounds = _bounds(pattern, torch.arange(size + 1, device="cpu"))
     held = torch.nonzero(bounds[-1][1:] > bounds[-1][:-1])[:, 0]
     starts, stops = [level[held] for level in bounds], [level[held + 1] for level in bounds]
-    begins, ends = [level.tolist() for level in starts], [level.tolist() for level in stops]
-    pointers: list[Sequence[Array]] = []
+    pos: list[Sequence[Array]] = []
+    crd: list[Sequence[Array]] = []
     for level in range(1, len(form)):
-        pos = pattern.pos[level]
-        if pos is not None:
-            pointers.append(_cut(pos, starts[level - 1], stops[level - 1] + 1, starts[level]))
-        elif level == 1 and form.letters[:2] == "oo":
-            lengths = (stops[1] - starts[1]).to(pattern.index_dtype)
-            pointers.append(torch.stack([torch.zeros_like(lengths), lengths], 1).unbind())
+        pointers, places = pattern.pos[level], pattern.crd[level]
+        start, stop = starts[level], stops[level]
+        if pointers is not None:
+            pos.append(_pointers(pointers, starts[level - 1], stops[level - 1] + 1, start))
+        elif level == 1 and form.letters[:2] == "oo":  # a list of its own, as in one_of
+            lengths = (stop - start).to(pattern.index_dtype)
+            pos.append(torch.stack([torch.zeros_like(lengths), lengths], 1).unbind())
         else:
-            pointers.append([None] * held.numel())
+            pos.append([None] * held.numel())
+        crd.append([None] * held.numel() if places is None else _stretches(places, start, stop))
+    counts = zip(
+        *((stop - start).tolist() for start, stop in zip(starts[1:], stops[1:], strict=True)), strict=True
+    )
+    values = _stretches(storage.values, starts[-1], stops[-1])
     shape = tuple(size for dim, size in enumerate(pattern.shape) if dim != form.order[0])
-    inner, places = inner_format(form), pattern.crd
+    inner = inner_format(form)
     found: list[Storage | None] = [None] * size
-    for number, index in enumerate(held.tolist()):
-        ranges = [(begins[level][number], ends[level][number]) for level in range(1, len(form))]
-        crd = [None if c is None else c[b:e] for c, (b, e) in zip(places[1:], ranges, strict=True)]
-        pos_ = tuple([column[number] for column in pointers])
-        counts = tuple([end - begin for begin, end in ranges])
-        begin, end = ranges[-1]
-        found[index] = Storage(Pattern(inner, shape, pos_, tuple(crd), counts), storage.values[begin:end])
+    rows = zip(held.tolist(), zip(*pos, strict=True), zip(*crd, strict=True), counts, values, strict=True)
+    for index, own_pos, own_crd, own_counts, own in rows:
+        found[index] = Storage(Pattern(inner, shape, own_pos, own_crd, own_counts), own)
     return found
+
+
+def _stretches(array: torch.Tensor, start: torch.Tensor, stop: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The slices of ``array`` from each ``start`` to before its ``stop``; they come one after the other."""
+    sizes = torch.stack([start - torch.cat([start.new_zeros(1), stop])[:-1], stop - start], 1)
+    until = int(stop[-1]) if stop.numel() else 0
+    if not bool(sizes[:, 0].any()):
+        return torch.split(array[:until], sizes[:, 1].tolist())
+    return torch.split(array[:until], sizes.reshape(-1).tolist())[1::2]
 
 
 def _bounds(pattern: Pattern, cuts: torch.Tensor) -> list[torch.Tensor]:
@@ -107,10 +118,10 @@ def _bounds(pattern: Pattern, cuts: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-def _cut(
+def _pointers(
     array: torch.Tensor, start: torch.Tensor, stop: torch.Tensor, less: torch.Tensor
 ) -> Sequence[torch.Tensor]:
-    """The stretches of ``array`` from each ``start`` to before its ``stop``, each with ``less`` taken off."""
+    """As ``_stretches``, which here may overlap, each with ``less`` taken off."""
     lengths = stop - start
     offset = start - (torch.cumsum(lengths, 0) - lengths)
     index = torch.repeat_interleave(offset, lengths) + torch.arange(int(lengths.sum()), device="cpu")
