@@ -479,6 +479,8 @@ def test_what_is_dense_by_nature_says_what_works(huge, little_memory):
         huge.isfinite().all()
     with pytest.raises(DensityError, match=r"values\(\)\.tolist\(\)"):
         huge.tolist()
+    with pytest.raises(DensityError, match=r"use \.values\(\)"):
+        huge.reshape(-1).unbind()
 
 
 def test_all_rows_of_huge(huge, little_memory):

@@ -277,14 +277,18 @@ def _into_several(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     """The results written to ``values`` and ``indices``, or how they are called; None where torch does it."""
     names = [argument.name for argument in func._schema.arguments if argument.is_out]
     packet = func.overloadpacket
-    functional = getattr(packet, _without_out(func)) if len(names) > 1 else None
-    if functional is None or not {functional, packet} & dispatch.OPERATORS.keys():
+    if len(names) < 2 or not any(op in dispatch.OPERATORS for op in _overloads(packet)):
         return None
+    functional = getattr(packet, _without_out(func))
     outs = [kwargs[name] for name in names]
     found = functional(*args, **{name: value for name, value in kwargs.items() if name not in names})
     if any(out.dtype != result.dtype for out, result in zip(outs, found, strict=True)):
         return None  # which torch refuses
     return tuple(write_out(out, result, name_of(func)) for out, result in zip(outs, found, strict=True))
+
+
+def _overloads(packet: Any) -> list[Any]:
+    return [packet, *(getattr(packet, name) for name in packet.overloads())]
 
 
 def write_out(out: torch.Tensor, result: Any, name: str) -> torch.Tensor:

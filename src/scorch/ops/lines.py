@@ -140,10 +140,8 @@ class Lines:
             made[:, 0] = 0
             made[self.keys, 0] = -self.front
             steps, row = made.view(-1), self.keys[self.line] * k
-            zero = (
-                self.front[self.line] + self._zeros_before - self.line * self.size
-            )  # the next after an entry
-            steps.index_add_(0, (row + zero)[zero < k], torch.ones_like(zero[zero < k]))
+            after = self.front[self.line] + self._zeros_before - self.line * self.size  # the rank of a zero
+            steps.index_add_(0, (row + after)[after < k], torch.ones_like(after[after < k]))
             torch.cumsum(made, 1, out=made)
             rank = self.rank_of(torch.arange(row.numel()), self.line)
             steps[(row + rank)[rank < k]] = self.place[rank < k]

@@ -17,6 +17,7 @@ from scorch.errors import UnsupportedError
 from scorch.formats import Format
 from scorch.formats.compressed import Compressed
 from scorch.ops.generic import densely
+from scorch.tensor.budget import check_budget
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import (
     Entries,
@@ -218,6 +219,7 @@ def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
     shape = tuple(size for d, size in enumerate(self.shape) if d != dim)
     if not shape:
         entries = entries_of(self)
+        check_budget(64 * self.shape[0], f"a tensor for each of {self.shape[0]} elements", "use .values()")
         dense = torch.zeros(self.shape[0], dtype=entries.values.dtype)
         return list(dense.index_put_((entries.keys,), entries.values).unbind())
     storage: Any = self.storage

@@ -49,7 +49,7 @@ SIGNS = {
 }
 SMALL = 1 << 20  # bytes
 MOST_DIMS = 16
-READING_ALL = {"tolist"}  # functions for which torch allocates even what has no memory
+ALLOCATING = {"tolist", "unbind"}  # functions for which torch takes memory even where tensors have none
 
 
 def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception:
@@ -100,7 +100,7 @@ def _error_of_dense(
     """
     if not is_too_large and sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= SMALL:
         return _error_on(_copied, func, args, kwargs), True
-    found = None if name_of(func) in READING_ALL else _error_on(_shell, func, args, kwargs)
+    found = None if name_of(func) in ALLOCATING else _error_on(_shell, func, args, kwargs)
     numbers = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, int)]
     is_harmless = len(tensors) == 1 and all(abs(number) <= MOST_DIMS for number in numbers)
     if found is None and is_harmless:  # some functions look at dims only where there is memory
