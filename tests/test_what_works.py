@@ -66,6 +66,24 @@ def test_outcomes(function: Any, kind: str) -> None:
     assert found is not None and found.kind == kind
 
 
+@pytest.mark.parametrize(
+    ("places", "kind"),
+    [
+        ([[2, 0], [2, 4], [1, 2], [5, 1]], "passed"),
+        ([[2, 0], [2, 4], [3, 4], [5, 1]], "wrong"),
+        ([[1, 1]] * 4, "wrong"),
+        ([[9, 1]] * 4, "wrong"),
+    ],
+)
+def test_places_of_equal_elements_may_differ(places: list[list[int]], kind: str) -> None:
+    def topk(x: Any) -> Any:
+        found = torch.topk(x, 2, largest=False)
+        return (found.values, torch.tensor(places)) if isinstance(x, SparseTensor) else found
+
+    found = outcome(topk)
+    assert found is not None and found.kind == kind
+
+
 def test_what_should_be_sparse_and_what_need_not_be() -> None:
     kept = {name: outcome(function) for name, function in [
         ("sparse", torch.abs),

@@ -18,8 +18,8 @@ from scorch.errors import ArgumentError, DensityError, OperandError, ShapeError
 from scorch.ops.masked import OPERATIONS, PER_ENTRY
 from scorch.tensor.sparse_tensor import with_values
 
-SEVERAL = ["sum", "mean", "amax", "amin", "var", "std", "norm", "logsumexp"]  # dimensions
-ONE = ["prod", "argmax", "argmin", "median"]
+SEVERAL = ["sum", "mean", "prod", "amax", "amin", "var", "std", "norm", "logsumexp"]  # dimensions
+ONE = ["argmax", "argmin", "median"]
 IN_PATTERN = [*PER_ENTRY]
 OF_INTEGERS = ["sum", "prod", "amax", "amin", "argmax", "argmin", "cumsum", "cumprod"]
 

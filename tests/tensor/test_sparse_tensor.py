@@ -183,7 +183,6 @@ def test_share_memory(S):
     [
         (lambda S: S.numpy(), OperandError, r"use \.to_scipy\(\), or \.to_dense\(\)\.numpy\(\)"),
         (lambda S: np.asarray(S), OperandError, r"use \.to_scipy\(\)"),
-        (lambda S: S.tolist(), OperandError, r"use \.values\(\)\.tolist\(\)"),
         (lambda S: S.data_ptr(), OperandError, r"\.values\(\)\.data_ptr\(\)"),
         (lambda S: S.__dlpack__(), OperandError, r"hand over \.values\(\)"),
         (lambda S: S.requires_grad_(), UnsupportedError, "keep the dense tensor that requires grad"),

@@ -2,6 +2,7 @@
 
 from scorch.ops import (  # noqa: F401 - they fill the tables of functions and operators
     attention,
+    counts,
     cross_entropy,
     cumulate,
     distances,
@@ -17,6 +18,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     matmul,
     normalization,
     on_values,
+    order,
     padding,
     products,
     quick,

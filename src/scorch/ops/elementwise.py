@@ -205,7 +205,8 @@ def _filled(name: str, entries: Entries, fill: torch.Tensor, held: int) -> torch
     """A dense tensor, refused where it is beyond the budget and more than the ``held`` bytes of operands."""
     size = math.prod(entries.shape) * entries.values.element_size()
     if size > held:
-        cure = f"{name} is not zero where nothing is stored, so its result is dense; apply it to .values()"
+        cure = f"{name} is not zero where nothing is stored, so its result is dense; apply it to .values() "
+        cure += "(of S, S.numel() - S.count_nonzero() elements are zero)"
         check_budget(size, f"{name} of a tensor of shape {entries.shape}", cure)
     result = fill.expand(entries.shape).to(entries.values.dtype).contiguous()
     result = result.clone() if result.data_ptr() == fill.data_ptr() else result

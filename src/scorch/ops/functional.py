@@ -38,16 +38,6 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     return product if bias is None else product + bias
 
 
-@implements(torch.quantile, torch.Tensor.quantile)
-def quantile(input: Any, *args: Any, **kwargs: Any) -> Any:
-    return _kept(input, densely(torch.quantile, (input, *args), kwargs))
-
-
-@implements(torch.nanquantile, torch.Tensor.nanquantile)
-def nanquantile(input: Any, *args: Any, **kwargs: Any) -> Any:
-    return _kept(input, densely(torch.nanquantile, (input, *args), kwargs))
-
-
 @implements_operator(aten.glu)
 def glu(self: SparseTensor, dim: int = -1) -> SparseTensor:
     """``a * sigmoid(b)`` of both halves, at the entries of ``a``."""
@@ -60,11 +50,6 @@ def glu(self: SparseTensor, dim: int = -1) -> SparseTensor:
     return from_entries(
         Entries(entries.keys, entries.values * gates, entries.shape), format_for(a, entries.shape)
     )
-
-
-def _kept(input: Any, found: torch.Tensor) -> Any:
-    """Zero for zeros, so it is sparse where the input is."""
-    return stored(found, input) if isinstance(input, SparseTensor) else found
 
 
 @implements(torch.stft, torch.Tensor.stft)

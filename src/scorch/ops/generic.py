@@ -76,10 +76,6 @@ KEEP_ZEROS = {
     aten.max_pool3d_with_indices,
     aten.max_unpool2d,
     aten.max_unpool3d,
-    aten.median,
-    aten.nanmedian,
-    aten.sort,
-    aten.topk,
     aten.unfold,
     aten._upsample_bicubic2d_aa,
     aten._upsample_bilinear2d_aa,
@@ -114,7 +110,8 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("out") is not None:
         return _into(kwargs.pop("out"), func, args, kwargs)
     if func._schema.is_mutable:
-        return _in_place(func, args, kwargs)
+        found = _into_several(func, args, kwargs)
+        return _in_place(func, args, kwargs) if found is None else found
     if is_elementwise(func):
         return elementwise(func, args, kwargs)
     view = _view_of(func)
@@ -274,6 +271,24 @@ def _into(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     if isinstance(out, tuple | list):
         return type(out)(write_out(o, f, name_of(func)) for o, f in zip(out, found, strict=True))
     return write_out(out, found, name_of(func))
+
+
+def _into_several(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The results written to ``values`` and ``indices``, or how they are called; None where torch does it."""
+    names = [argument.name for argument in func._schema.arguments if argument.is_out]
+    packet = func.overloadpacket
+    if len(names) < 2 or not any(op in dispatch.OPERATORS for op in _overloads(packet)):
+        return None
+    functional = getattr(packet, _without_out(func))
+    outs = [kwargs[name] for name in names]
+    found = functional(*args, **{name: value for name, value in kwargs.items() if name not in names})
+    if any(out.dtype != result.dtype for out, result in zip(outs, found, strict=True)):
+        return None  # which torch refuses
+    return tuple(write_out(out, result, name_of(func)) for out, result in zip(outs, found, strict=True))
+
+
+def _overloads(packet: Any) -> list[Any]:
+    return [packet, *(getattr(packet, name) for name in packet.overloads())]
 
 
 def write_out(out: torch.Tensor, result: Any, name: str) -> torch.Tensor:

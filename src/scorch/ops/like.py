@@ -29,7 +29,7 @@ from scorch.tensor.entries import entries_of, expanded, united
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
 
 aten = torch.ops.aten
-ROWS_AT_ONCE = 256
+ROWS_AT_ONCE = 1024
 
 
 def on_pattern(self: SparseTensor, fill: Callable[[torch.Tensor], torch.Tensor]) -> SparseTensor:

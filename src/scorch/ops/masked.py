@@ -61,10 +61,11 @@ def mean(S: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any
     return _reduced(S, dim, keepdim, wanted, math.nan, lambda g, v: g.sum(v) / g.stored)
 
 
-def prod(
-    S: SparseTensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None
-) -> torch.Tensor:
-    wanted = _dtype_of(torch.prod, S, *(() if dim is None else (dim, keepdim)), dtype=dtype)
+def prod(S: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
+    if isinstance(dim, int):
+        wanted = _dtype_of(torch.prod, S, dim, keepdim, dtype=dtype)
+    else:  # torch.prod takes no list of dimensions; sums have the same dtypes
+        wanted = _dtype_of(torch.sum, S, dim, keepdim, dtype=dtype)
     return _reduced(S, dim, keepdim, wanted, 1.0, lambda g, v: g.reduce(v, "prod"))
 
 

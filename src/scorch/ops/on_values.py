@@ -53,6 +53,16 @@ def bucketize(self: Any, boundaries: Any, *, out_int32: bool = False, right: boo
     )
 
 
+@implements_operator(aten.searchsorted.Tensor)
+def searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
+    """Where each element would stand in a sorted list; in a list for each line it works on dense copies."""
+    if isinstance(sorted_sequence, SparseTensor) or sorted_sequence.dim() != 1:
+        return densely(aten.searchsorted.Tensor, (sorted_sequence, self), options)
+    return _mapped(
+        "searchsorted", self, lambda values: aten.searchsorted.Tensor(sorted_sequence, values, **options)
+    )
+
+
 @implements_operator(aten.frexp.Tensor)
 def frexp(self: SparseTensor) -> Any:
     """Mantissa and exponent, both zero for zero."""

@@ -8,7 +8,6 @@ stored outermost (``tensor.parts``). Everything else is arithmetic on the keys o
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,9 @@ import torch
 
 from scorch.errors import UnsupportedError
 from scorch.formats import Format
+from scorch.formats.compressed import Compressed
 from scorch.ops.generic import densely
+from scorch.tensor.budget import check_budget
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import (
     Entries,
@@ -25,9 +26,9 @@ from scorch.tensor.entries import (
     expanded,
     format_for,
     from_entries,
-    keys_of,
 )
-from scorch.tensor.parts import element, inner_format, one_of, outer_dim, part
+from scorch.tensor.parts import all_of, element, inner_format, one_of, outer_dim, part
+from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 
@@ -212,21 +213,24 @@ def select(self: SparseTensor, dim: int, index: int) -> Any:
 @implements_operator(aten.unbind)
 def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
     """Every part along ``dim``; the entries are gone through once for all of them."""
-    shape = tuple(size for d, size in enumerate(self.shape) if d != dim % self.dim())
-    if shape and dim % self.dim() == outer_dim(self.format) and not inner_format(self.format).is_dense:
-        return [select(self, dim, place) for place in range(self.shape[dim])]
-    entries = entries_of(self)
-    crd = entries.coordinates
-    along, order = torch.sort(crd.pop(dim), stable=True)
-    keys, values = keys_of(crd, shape).expand(order.shape)[order], entries.values[order]
-    bounds = torch.searchsorted(along, torch.arange(self.shape[dim] + 1)).tolist()
+    if not -self.dim() <= dim < self.dim():
+        aten.unbind(torch.empty(tuple(self.shape), device="meta"), dim)  # says what is wrong
+    dim %= self.dim()
+    shape = tuple(size for d, size in enumerate(self.shape) if d != dim)
     if not shape:
-        dense = torch.zeros(self.shape[dim], dtype=values.dtype).index_put_((along,), values)
-        return list(dense.unbind())
-    return [
-        made(self, keys[first:last], values[first:last], shape, True)
-        for first, last in itertools.pairwise(bounds)
-    ]
+        entries = entries_of(self)
+        check_budget(64 * self.shape[0], f"a tensor for each of {self.shape[0]} elements", "use .values()")
+        dense = torch.zeros(self.shape[0], dtype=entries.values.dtype)
+        return list(dense.index_put_((entries.keys,), entries.values).unbind())
+    storage: Any = self.storage
+    if dim != outer_dim(self.format) or inner_format(self.format).is_dense:
+        inside = format_for(self, shape)
+        order = (dim, *(d + (d >= dim) for d in inside.order))
+        storage = convert(storage, Format((Compressed(), *inside.levels), order=order))
+    inner = inner_format(storage.pattern.format)
+    nothing = torch.zeros(0, dtype=torch.int64), self.storage.values.new_zeros(0)
+    empty = from_entries(Entries(*nothing, shape), inner).storage
+    return [SparseTensor(found or Storage(empty.pattern, empty.values)) for found in all_of(storage)]
 
 
 @implements_operator(aten.split.Tensor)

@@ -16,6 +16,7 @@ from scorch.formats.compressed import Compressed
 from scorch.formats.coordinate import Coordinate
 from scorch.formats.dense import Dense
 from scorch.formats.format import Format
+from scorch.tensor.budget import check_budget
 from scorch.tensor.check import check_device, refuse_grad
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
@@ -94,7 +95,12 @@ def numpy(self: SparseTensor, *_: Any, **__: Any) -> Any:
 
 @implements(torch.Tensor.tolist)
 def tolist(self: SparseTensor) -> Any:
-    raise OperandError("a sparse tensor is no list of all its values; use .values().tolist(), or .to_dense()")
+    """All elements as nested lists, zeros included."""
+    size = self.numel() * (
+        self.storage.values.element_size() + 32
+    )  # a number of Python and a reference to it
+    check_budget(size, f"a list of all elements of {tuple(self.shape)}", "use .values().tolist()")
+    return self.to_dense().tolist()
 
 
 @implements(torch.Tensor.data_ptr, getattr(torch.Tensor, "const_data_ptr", None))  # new in torch 2.13

@@ -62,6 +62,74 @@ def one_of(storage: Storage, index: int) -> Storage | None:
     return Storage(Pattern(inner, shape, tuple(pos[1:]), tuple(crd[1:]), counts), storage.values[begin:end])
 
 
+def all_of(storage: Storage) -> list[Storage | None]:
+    """``one_of`` for every coordinate at once; None too where levels have positions, but no values."""
+    pattern, form = storage.pattern, storage.pattern.format
+    size = pattern.shape[form.order[0]]
+    bounds = _bounds(pattern, torch.arange(size + 1, device="cpu"))
+    held = torch.nonzero(bounds[-1][1:] > bounds[-1][:-1])[:, 0]
+    starts, stops = [level[held] for level in bounds], [level[held + 1] for level in bounds]
+    pos: list[Sequence[Array]] = []
+    crd: list[Sequence[Array]] = []
+    for level in range(1, len(form)):
+        pointers, places = pattern.pos[level], pattern.crd[level]
+        start, stop = starts[level], stops[level]
+        if pointers is not None:
+            pos.append(_pointers(pointers, starts[level - 1], stops[level - 1] + 1, start))
+        elif level == 1 and form.letters[:2] == "oo":  # a list of its own, as in one_of
+            lengths = (stop - start).to(pattern.index_dtype)
+            pos.append(torch.stack([torch.zeros_like(lengths), lengths], 1).unbind())
+        else:
+            pos.append([None] * held.numel())
+        crd.append([None] * held.numel() if places is None else _stretches(places, start, stop))
+    counts = zip(
+        *((stop - start).tolist() for start, stop in zip(starts[1:], stops[1:], strict=True)), strict=True
+    )
+    values = _stretches(storage.values, starts[-1], stops[-1])
+    shape = tuple(size for dim, size in enumerate(pattern.shape) if dim != form.order[0])
+    inner = inner_format(form)
+    found: list[Storage | None] = [None] * size
+    rows = zip(held.tolist(), zip(*pos, strict=True), zip(*crd, strict=True), counts, values, strict=True)
+    for index, own_pos, own_crd, own_counts, own in rows:
+        found[index] = Storage(Pattern(inner, shape, own_pos, own_crd, own_counts), own)
+    return found
+
+
+def _stretches(array: torch.Tensor, start: torch.Tensor, stop: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The slices of ``array`` from each ``start`` to before its ``stop``; they come one after the other."""
+    sizes = torch.stack([start - torch.cat([start.new_zeros(1), stop])[:-1], stop - start], 1)
+    until = int(stop[-1]) if stop.numel() else 0
+    if not bool(sizes[:, 0].any()):
+        return torch.split(array[:until], sizes[:, 1].tolist())
+    return torch.split(array[:until], sizes.reshape(-1).tolist())[1::2]
+
+
+def _bounds(pattern: Pattern, cuts: torch.Tensor) -> list[torch.Tensor]:
+    """The first positions of each level that belong to coordinates ``cuts`` of the outermost dimension."""
+    found: list[torch.Tensor] = []
+    for level, kind in enumerate(pattern.format.levels):
+        crd, pos = pattern.crd[level], pattern.pos[level]
+        if level == 0 and crd is not None:
+            cuts = torch.searchsorted(crd, cuts.to(crd.dtype))
+        elif level and kind.is_full:
+            cuts = cuts * pattern.format.level_size(level, pattern.shape)
+        elif level and pos is not None:
+            cuts = pos[cuts].to(torch.int64)
+        found.append(cuts)
+    return found
+
+
+def _pointers(
+    array: torch.Tensor, start: torch.Tensor, stop: torch.Tensor, less: torch.Tensor
+) -> Sequence[torch.Tensor]:
+    """As ``_stretches``, which here may overlap, each with ``less`` taken off."""
+    lengths = stop - start
+    offset = start - (torch.cumsum(lengths, 0) - lengths)
+    index = torch.repeat_interleave(offset, lengths) + torch.arange(int(lengths.sum()), device="cpu")
+    found: torch.Tensor = array[index] - torch.repeat_interleave(less.to(array.dtype), lengths)
+    return torch.split(found, lengths.tolist())
+
+
 @functools.lru_cache(maxsize=256)
 def inner_format(form: Format) -> Format:
     """``form`` without its outermost level."""

@@ -49,6 +49,7 @@ SIGNS = {
 }
 SMALL = 1 << 20  # bytes
 MOST_DIMS = 16
+ALLOCATING = {"tolist", "unbind"}  # functions for which torch takes memory even where tensors have none
 
 
 def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception:
@@ -62,7 +63,8 @@ def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, A
     name = name_of(func)
     if elsewhere is not None:
         return _made(DeviceError, name, elsewhere, tensors)
-    dense, is_exact = _error_of_dense(func, args, kwargs, tensors)
+    is_too_large = isinstance(error, DensityError)  # if not an operand, then the result
+    dense, is_exact = _error_of_dense(func, args, kwargs, tensors, is_too_large)
     if dense is None:
         return (
             error if isinstance(error, ScorchError) else _made(KINDS[type(error)], name, str(error), tensors)
@@ -85,15 +87,20 @@ def _mixed_devices(tensors: Sequence[torch.Tensor]) -> str | None:
 
 
 def _error_of_dense(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    tensors: Sequence[torch.Tensor],
+    is_too_large: bool,
 ) -> tuple[Exception | None, bool]:
     """What torch raises for dense tensors, and whether it was asked with their values.
 
-    Small tensors are copied; in the place of large ones stand tensors without memory.
+    Small tensors are copied; in the place of large ones, and where results are too large, stand tensors
+    without memory.
     """
-    if sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= SMALL:
+    if not is_too_large and sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= SMALL:
         return _error_on(_copied, func, args, kwargs), True
-    found = _error_on(_shell, func, args, kwargs)
+    found = None if name_of(func) in ALLOCATING else _error_on(_shell, func, args, kwargs)
     numbers = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, int)]
     is_harmless = len(tensors) == 1 and all(abs(number) <= MOST_DIMS for number in numbers)
     if found is None and is_harmless:  # some functions look at dims only where there is memory

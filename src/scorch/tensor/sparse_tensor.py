@@ -243,7 +243,7 @@ class SparseTensor(torch.Tensor):
 
 def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
     """``found``, one tensor or several, as made from the first argument by the operator ``func``."""
-    source, *rest = args
+    source, rest, named = args[0], args[1:], dict(kwargs or {})
     for place, part in enumerate(found if isinstance(found, list | tuple) else [found]):
         if not isinstance(part, SparseTensor):
             continue
@@ -251,9 +251,7 @@ def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             part.origin = source.origin
         else:
             number = place if isinstance(found, list | tuple) else None
-            part.origin = Origin(
-                source, func, tuple(rest), dict(kwargs or {}), number, source.storage.version
-            )
+            part.origin = Origin(source, func, rest, named, number, source.storage.version)
     return found
 
 
