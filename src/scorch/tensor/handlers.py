@@ -88,7 +88,8 @@ def data(self: SparseTensor) -> SparseTensor:
 def numpy(self: SparseTensor, *_: Any, **__: Any) -> Any:
     raise OperandError(
         "a sparse tensor is no NumPy array; use .to_scipy(), or .to_dense().numpy(). "
-        "To compute with an array and a sparse tensor, make it one of torch: torch.from_numpy(array)"
+        "To compute with it, make the other operand a tensor: torch.from_numpy(array), "
+        "scorch.from_scipy(matrix) @ S"
     )
 
 
