@@ -42,6 +42,7 @@ from scorch.tensor.create import (
 from scorch.tensor.draw import draw
 from scorch.tensor.files import load, save
 from scorch.tensor.graphs import from_networkx, to_networkx
+from scorch.tensor.handlers import to_dlpack
 from scorch.tensor.interop import from_scipy
 from scorch.tensor.like import empty_like, full_like, rand_like, randint_like, randn_like
 from scorch.tensor.spy import spy
@@ -95,6 +96,7 @@ __all__ = [
     "sparse_csr_tensor",
     "spy",
     "tensor",
+    "to_dlpack",
     "to_networkx",
     "zeros",
     "zeros_like",

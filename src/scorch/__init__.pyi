@@ -108,6 +108,7 @@ from scorch.tensor.spy import spy as spy
 def tensor(data: Any, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
 def tensor(data: Any, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+from scorch.tensor.handlers import to_dlpack as to_dlpack
 from scorch.tensor.graphs import to_networkx as to_networkx
 @overload
 def zeros(*size: Any, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
@@ -999,7 +1000,6 @@ from torch import (
     threshold as threshold,
     threshold_ as threshold_,
     tile as tile,
-    to_dlpack as to_dlpack,
     topk as topk,
     torch_version as torch_version,
     trace as trace,

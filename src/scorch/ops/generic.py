@@ -148,10 +148,10 @@ def _view_of(func: Any) -> Any:
 
 
 def _of_its_own(value: Any) -> Any:
-    """A view as a tensor that is none: what is written to it stays there."""
+    """A view as a tensor that is none, with values of its own: what is written to it stays there."""
     if not isinstance(value, SparseTensor):
         return value
-    return SparseTensor(Storage(value.storage.pattern, value.storage.values))
+    return SparseTensor(Storage(value.storage.pattern, value.storage.values.clone()))
 
 
 def all_sparse(args: Sequence[Any]) -> bool:

@@ -50,7 +50,7 @@ class SparseTensor(torch.Tensor):
     refuse wrappers that say otherwise. ``S.format`` says how the tensor is stored.
     """
 
-    storage: Storage  # type: ignore[assignment]
+    storage: Storage
     origin: Origin | None = None  # how a view was made
 
     @staticmethod
@@ -139,9 +139,15 @@ class SparseTensor(torch.Tensor):
     # other forms -------------------------------------------------------------------------------------
 
     def to_format(self, format: str | Format) -> SparseTensor | torch.Tensor:
-        """The same tensor stored otherwise; a dense format gives a plain tensor."""
+        """The same tensor stored otherwise; a dense format gives a plain tensor.
+
+        Changing one of both in place (``T.mul_(2)``) leaves the other alone. ``values()`` may be the same
+        memory, as in torch: between ``csr`` and ``coo``, and in the same format.
+        """
         form = as_format(format, len(self.storage.pattern.shape))
         found = convert(self.storage, form)
+        if found is self.storage:
+            return with_values(self, found.values)
         return SparseTensor(found) if isinstance(found, Storage) else found
 
     def to_dense(self, dtype: torch.dtype | None = None) -> torch.Tensor:  # type: ignore[override]

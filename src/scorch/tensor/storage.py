@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+from typing import NoReturn
 
 import torch
 
 from scorch.compiler.plan import Operand, fullness
 from scorch.compiler.typing import type_of_dtype
+from scorch.errors import UnsupportedError
 from scorch.formats import Format
 from scorch.loops.types import INT32, INT64
 
@@ -129,6 +131,12 @@ class Storage:
         version = self.version + 1
         self.__dict__.clear()
         self.pattern, self.values, self.version = other.pattern, other.values, version
+
+    def __call__(self) -> NoReturn:
+        """Refused: torch's ``tensor.storage()`` is the memory of a dense tensor."""
+        raise UnsupportedError(
+            "a sparse tensor has no memory of its own; ask an array: .values().untyped_storage()"
+        )
 
     def __getstate__(self) -> dict[str, object]:
         return {"pattern": self.pattern, "values": self.values}
