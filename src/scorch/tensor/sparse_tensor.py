@@ -8,8 +8,7 @@ by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.dispatch``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -27,19 +26,42 @@ _make_wrapper = torch.Tensor._make_wrapper_subclass
 _default_dtype = torch.get_default_dtype
 
 
-@dataclass(frozen=True)
-class Origin:
-    """A view is ``func(source, *args, **kwargs)``, or what of that stands at ``place``.
+class Origin(NamedTuple):
+    """A view is ``func(source, *args, **kwargs)``, or what of that stands at ``place``."""
 
-    ``seen`` is the version of the source's storage that it was made from.
-    """
-
-    source: SparseTensor
+    source: Storage
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     place: int | None
-    seen: int
+
+    def of(self, source: torch.Tensor) -> Any:
+        """The same view of another tensor."""
+        found = self.func(source, *self.args, **self.kwargs)
+        return found if self.place is None else found[self.place]
+
+    def shell(self) -> torch.Tensor | None:
+        """The same view of a dense tensor without memory; None where that would be a copy."""
+        before = self.source.origin
+        source = torch.empty(self.source.pattern.shape, device="meta") if before is None else before.shell()
+        if source is None:
+            return None
+        try:
+            found: torch.Tensor = self.of(source)
+        except RuntimeError:  # a reshape of what does not lie so in memory
+            return None
+        return found
+
+    def again(self, before: Pattern) -> Storage | None:
+        """The view as it is now, stored as ``before`` was; None where dense tensors would have a copy."""
+        if self.shell() is None:
+            return None
+        found = self.of(SparseTensor(self.source))
+        if not isinstance(found, SparseTensor) or found.storage.pattern.shape != before.shape:
+            return None
+        stored = convert(found.storage, before.format)
+        assert isinstance(stored, Storage)
+        return stored
 
 
 class SparseTensor(torch.Tensor):
@@ -51,7 +73,6 @@ class SparseTensor(torch.Tensor):
     """
 
     storage: Storage
-    origin: Origin | None = None  # how a view was made
 
     @staticmethod
     def __new__(cls, storage: Storage) -> SparseTensor:
@@ -254,15 +275,9 @@ def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """``found``, one tensor or several, as made from the first argument by the operator ``func``."""
     source, *rest = args
     for place, part in enumerate(found if isinstance(found, list | tuple) else [found]):
-        if not isinstance(part, SparseTensor):
-            continue
-        if part.storage is source.storage:  # the whole of it, and a view of the same tensor
-            part.origin = source.origin
-        else:
+        if isinstance(part, SparseTensor) and part.storage is not source.storage:
             number = place if isinstance(found, list | tuple) else None
-            part.origin = Origin(
-                source, func, tuple(rest), dict(kwargs or {}), number, source.storage.version
-            )
+            part.storage.follow(Origin(source.storage, func, tuple(rest), kwargs or {}, number))
     return found
 
 
