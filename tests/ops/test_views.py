@@ -126,7 +126,9 @@ def test_views_that_are_gone_are_not_kept():
     assert torch.equal(kept.to_dense(), 2 * DENSE[0:2])
 
 
-@given(st.sampled_from(FORMATS), st.lists(st.tuples(st.booleans(), st.sampled_from(sorted(VIEWS)), st.data())))
+@given(
+    st.sampled_from(FORMATS), st.lists(st.tuples(st.booleans(), st.sampled_from(sorted(VIEWS)), st.data()))
+)
 def test_any_order_of_views_and_changes(form, steps):
     S, D = scorch.from_torch(DENSE, format=form), DENSE.clone()
     views = [(S, D)]
