@@ -114,8 +114,8 @@ class Pattern:
 class Storage:
     """A pattern and its values, one for every position of the last level, without gaps in memory.
 
-    That of a view has an ``origin``, and is one of the ``followers`` of the storage that it is a view of. When
-    that becomes another one, a follower forgets what it has; it is made anew when it is asked for it.
+    That of a view has an ``origin``, and is one of the ``followers`` of the storage that it is a view of.
+    When that becomes another one, a follower forgets what it has; it is made anew when it is asked for it.
     """
 
     pattern: Pattern
