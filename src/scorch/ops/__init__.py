@@ -4,6 +4,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     attention,
     cross_entropy,
     cumulate,
+    direct,
     distances,
     dropout,
     embedding,
