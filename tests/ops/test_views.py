@@ -134,7 +134,7 @@ def test_any_order_of_views_and_changes(form, steps):
     views = [(S, D)]
     for number, (is_view, name, data) in enumerate(steps[:6]):
         source, dense = data.draw(st.sampled_from(views))
-        if is_view and source.shape == (3, 3):
+        if is_view and source.shape == (3, 3) and (name != "flat" or dense.is_contiguous()):
             views.append((VIEWS[name](source), VIEWS[name](dense)))
         elif name != "wide" and dense.stride() and 0 not in dense.stride():
             source.mul_(number + 2)
