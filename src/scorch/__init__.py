@@ -42,8 +42,21 @@ from scorch.tensor.create import (
 from scorch.tensor.draw import draw
 from scorch.tensor.files import load, save
 from scorch.tensor.graphs import from_networkx, to_networkx
+from scorch.tensor.handlers import to_dlpack
 from scorch.tensor.interop import from_scipy
 from scorch.tensor.like import empty_like, full_like, rand_like, randint_like, randn_like
+from scorch.tensor.sequences import (
+    asarray,
+    bernoulli,
+    diag,
+    diag_embed,
+    diagflat,
+    from_numpy,
+    linspace,
+    logspace,
+    normal,
+    randperm,
+)
 from scorch.tensor.spy import spy
 
 if TYPE_CHECKING:
@@ -60,6 +73,11 @@ __all__ = [
     "SparseTensor",
     "arange",
     "as_tensor",
+    "asarray",
+    "bernoulli",
+    "diag",
+    "diag_embed",
+    "diagflat",
     "draw",
     "einsum",
     "empty",
@@ -71,11 +89,15 @@ __all__ = [
     "from_coordinates",
     "from_edge_index",
     "from_networkx",
+    "from_numpy",
     "from_scipy",
     "from_torch",
     "full",
     "full_like",
+    "linspace",
     "load",
+    "logspace",
+    "normal",
     "ones",
     "ones_like",
     "rand",
@@ -84,6 +106,7 @@ __all__ = [
     "randint_like",
     "randn",
     "randn_like",
+    "randperm",
     "rearrange",
     "save",
     "settings",
@@ -95,6 +118,7 @@ __all__ = [
     "sparse_csr_tensor",
     "spy",
     "tensor",
+    "to_dlpack",
     "to_networkx",
     "zeros",
     "zeros_like",

@@ -19,6 +19,26 @@ def arange(*bounds: Any, format: str | Format, dtype: torch.dtype | None = None,
 def as_tensor(data: Any, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
 def as_tensor(data: Any, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+@overload
+def asarray(obj: Any, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
+@overload
+def asarray(obj: Any, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+@overload
+def bernoulli(input: Tensor, *args: Any, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
+@overload
+def bernoulli(input: Tensor, *args: Any, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+@overload
+def diag(input: Tensor, diagonal: builtins.int = 0, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
+@overload
+def diag(input: Tensor, diagonal: builtins.int = 0, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+@overload
+def diag_embed(input: Tensor, offset: builtins.int = 0, dim1: builtins.int = -2, dim2: builtins.int = -1, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
+@overload
+def diag_embed(input: Tensor, offset: builtins.int = 0, dim1: builtins.int = -2, dim2: builtins.int = -1, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+@overload
+def diagflat(input: Tensor, offset: builtins.int = 0, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
+@overload
+def diagflat(input: Tensor, offset: builtins.int = 0, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
 from scorch.tensor.draw import draw as draw
 from scorch.ops.einsum import einsum as einsum
 @overload
@@ -39,6 +59,10 @@ def eye(n: builtins.int, m: builtins.int | None = None, *, format: str | Format,
 def from_coordinates(coordinates: Any, values: Any, shape: Any=None, format: str | Format | None=None, name: str='indices') -> SparseTensor: ...
 def from_edge_index(edge_index: Any, edge_weight: Any=None, size: Any=None, format: str | Format='coo') -> SparseTensor: ...
 def from_networkx(graph: Any, weight: str | None='weight', format: str | Format='csr', nodes: Iterable[Any] | None=None, dtype: torch.dtype | None=None) -> SparseTensor: ...
+@overload
+def from_numpy(array: Any, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
+@overload
+def from_numpy(array: Any, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
 def from_scipy(m: Any, format: str | Format | None=None) -> SparseTensor: ...
 def from_torch(t: torch.Tensor, format: str | Format | None=None) -> SparseTensor: ...
 @overload
@@ -49,7 +73,21 @@ def full(size: Any, fill_value: Any, *, format: str | Format, dtype: torch.dtype
 def full_like(input: Tensor, fill_value: Any, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
 def full_like(input: Tensor, fill_value: Any, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+@overload
+def linspace(start: Any, end: Any, steps: builtins.int, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
+@overload
+def linspace(start: Any, end: Any, steps: builtins.int, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
 from scorch.tensor.files import load as load
+@overload
+def logspace(start: Any, end: Any, steps: builtins.int, base: builtins.float = 10.0, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
+@overload
+def logspace(start: Any, end: Any, steps: builtins.int, base: builtins.float = 10.0, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+@overload
+def normal(mean: Any, std: Any = 1.0, size: Any = None, *, density: None = None, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
+@overload
+def normal(mean: Any, std: Any = 1.0, size: Any = None, *, density: builtins.float, format: str | Format | None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+@overload
+def normal(mean: Any, std: Any = 1.0, size: Any = None, *, density: None = None, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
 @overload
 def ones(*size: Any, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
@@ -94,6 +132,10 @@ def randn_like(input: Tensor, *, density: None = None, format: None = None, dtyp
 def randn_like(input: Tensor, *, density: builtins.float, format: str | Format | None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
 @overload
 def randn_like(input: Tensor, *, density: None = None, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+@overload
+def randperm(n: builtins.int, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
+@overload
+def randperm(n: builtins.int, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
 from scorch.ops.rearrange import rearrange as rearrange
 from scorch.tensor.files import save as save
 from scorch.settings import settings as settings
@@ -108,6 +150,7 @@ from scorch.tensor.spy import spy as spy
 def tensor(data: Any, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
 def tensor(data: Any, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+from scorch.tensor.handlers import to_dlpack as to_dlpack
 from scorch.tensor.graphs import to_networkx as to_networkx
 @overload
 def zeros(*size: Any, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
@@ -290,7 +333,6 @@ from torch import (
     as_strided_ as as_strided_,
     as_strided_copy as as_strided_copy,
     as_strided_scatter as as_strided_scatter,
-    asarray as asarray,
     asin as asin,
     asin_ as asin_,
     asinh as asinh,
@@ -319,7 +361,6 @@ from torch import (
     batch_norm_gather_stats_with_counts as batch_norm_gather_stats_with_counts,
     batch_norm_stats as batch_norm_stats,
     batch_norm_update_stats as batch_norm_update_stats,
-    bernoulli as bernoulli,
     bfloat16 as bfloat16,
     bilinear as bilinear,
     binary_cross_entropy_with_logits as binary_cross_entropy_with_logits,
@@ -441,9 +482,6 @@ from torch import (
     detach_ as detach_,
     detach_copy as detach_copy,
     device as device,
-    diag as diag,
-    diag_embed as diag_embed,
-    diagflat as diagflat,
     diagonal as diagonal,
     diagonal_copy as diagonal_copy,
     diagonal_scatter as diagonal_scatter,
@@ -533,7 +571,6 @@ from torch import (
     frobenius_norm as frobenius_norm,
     from_dlpack as from_dlpack,
     from_file as from_file,
-    from_numpy as from_numpy,
     frombuffer as frombuffer,
     func as func,
     functional as functional,
@@ -668,7 +705,6 @@ from torch import (
     lgamma as lgamma,
     library as library,
     linalg as linalg,
-    linspace as linspace,
     lobpcg as lobpcg,
     log as log,
     log10 as log10,
@@ -689,7 +725,6 @@ from torch import (
     logical_xor as logical_xor,
     logit as logit,
     logit_ as logit_,
-    logspace as logspace,
     logsumexp as logsumexp,
     long as long,
     lstm as lstm,
@@ -779,7 +814,6 @@ from torch import (
     nonzero_static as nonzero_static,
     norm as norm,
     norm_except_dim as norm_except_dim,
-    normal as normal,
     not_equal as not_equal,
     nuclear_norm as nuclear_norm,
     numel as numel,
@@ -852,7 +886,6 @@ from torch import (
     rad2deg as rad2deg,
     rad2deg_ as rad2deg_,
     random as random,
-    randperm as randperm,
     range as range,
     ravel as ravel,
     real as real,
@@ -999,7 +1032,6 @@ from torch import (
     threshold as threshold,
     threshold_ as threshold_,
     tile as tile,
-    to_dlpack as to_dlpack,
     topk as topk,
     torch_version as torch_version,
     trace as trace,

@@ -23,6 +23,10 @@ class DeviceError(ScorchError, RuntimeError):
     """Tensors on several devices in one call."""
 
 
+class MissingDeviceError(DeviceError, AssertionError):
+    """A device that this machine or this torch does not have; torch raises one or the other."""
+
+
 class ShapeError(ScorchError, ValueError, RuntimeError):
     """Sizes that must agree do not; a ``RuntimeError`` too, as torch raises."""
 

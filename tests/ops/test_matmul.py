@@ -137,7 +137,7 @@ def test_what_torch_refuses_is_refused(dense: torch.Tensor) -> None:
     with pytest.raises(ShapeError, match="bmm takes a tensor of 3 dimensions here"):
         torch.bmm(S, dense.T)
     with pytest.raises(TypeError, match="ndarray"):
-        np.ones(5) @ S
+        torch.mm(S, np.ones((6, 2)))
 
 
 def test_repeated_products_under_torchs_names_are_checked_again():

@@ -189,3 +189,24 @@ def test_the_rest_of_torch_sparse_is_torchs_own():
         S = scorch.from_torch(matrix(4, 4), format="csr")
         torch.testing.assert_close((S @ S).to_dense(), matrix(4, 4) @ matrix(4, 4))
         assert S.to_torch().layout == torch.sparse_csr
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr"])
+def test_sum_stores_what_has_entries_even_where_they_cancel(form):
+    coo = torch.sparse_coo_tensor([[0, 0, 2, 2], [0, 1, 1, 3]], [1.0, -1.0, 0.0, 2.0], (4, 5)).coalesce()
+    S = scorch.from_torch(coo, format=form)
+    for dim in (0, 1, -1):
+        found, wanted = torch.sparse.sum(S, dim), torch.sparse.sum(coo, dim).coalesce()
+        assert isinstance(found, scorch.SparseTensor)
+        assert torch.equal(found.to_format("coo").indices(), wanted.indices())
+        assert torch.equal(found.values(), wanted.values())
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin", "mean"])
+def test_repeated_products_look_at_the_rows_of_each_matrix(reduce):
+    X = torch.tensor([[-1.0, 2.0], [3.0, -4.0], [5.0, 6.0]])
+    full, gaps = torch.eye(3), torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 3.0]])
+    for dense in (full, gaps, full, gaps):
+        S, theirs = scorch.from_torch(dense, format="csr"), dense.to_sparse_csr()
+        for matrix in (X, X.T.contiguous().T, X.double().float(), X[:, :1].contiguous()):
+            assert torch.equal(torch.sparse.mm(S, matrix, reduce), torch.sparse.mm(theirs, matrix, reduce))

@@ -17,7 +17,7 @@ import torch.multiprocessing  # registers how tensors go to other processes
 
 import scorch
 from properties.drawing import DTYPES
-from scorch.errors import DtypeError, FormatError, OperandError, UnsupportedError
+from scorch.errors import DeviceError, DtypeError, FormatError, OperandError, ScorchError, UnsupportedError
 from scorch.formats import Format
 from scorch.tensor.construct import from_torch
 from validity import check_storage
@@ -89,6 +89,26 @@ def test_clone_has_its_own_values_and_shares_the_pattern(S):
     assert torch.equal(S.to_dense(), DENSE)
 
 
+def test_repeat_has_its_own_values(S):
+    for made in (S.repeat(1, 1), S.tile(1, 1), torch.transpose_copy(S, 0, 1)):
+        made.values().mul_(2)
+    assert torch.equal(S.to_dense(), DENSE)
+
+
+@pytest.mark.parametrize("form", ["csr", "coo", "csc", "dcsr"])
+@pytest.mark.parametrize("other", ["csr", "coo", "csc", "dcsr"])
+def test_changing_a_converted_tensor_leaves_the_other_alone(form, other):
+    S = scorch.from_torch(DENSE, format=form)
+    T = S.to_format(other)
+    T.mul_(2)
+    assert torch.equal(S.to_dense(), DENSE) and torch.equal(T.to_dense(), 2 * DENSE)
+    S.zero_()
+    assert torch.equal(T.to_dense(), 2 * DENSE)
+    T = T.eliminate_zeros()
+    T[0, 0] = 7
+    assert T.to_dense()[0, 0] == 7 and torch.equal(S.to_dense(), torch.zeros_like(DENSE))
+
+
 def test_detach_shares_everything(S):
     for found in (S.detach(), S.data, copy.copy(S), torch.ops.aten.alias(S)):
         same(found, S)
@@ -127,7 +147,7 @@ def test_to_dense_under_torchs_names(S):
 def test_other_dtypes_and_devices_are_refused(S):
     with pytest.raises(DtypeError, match="float8_e5m2 is not supported"):
         S.to(torch.float8_e5m2)
-    with pytest.raises(OperandError, match="device meta, but Scorch computes on the cpu"):
+    with pytest.raises(DeviceError, match="device meta, but Scorch computes on the cpu"):
         S.to("meta")
 
 
@@ -190,12 +210,44 @@ def test_share_memory(S):
         (lambda S: torch.nn.Parameter(S), UnsupportedError, "keep the dense tensor"),
         (lambda S: setattr(S, "data", S), UnsupportedError, "make a new tensor"),
         (lambda S: bool(S), RuntimeError, "ambiguous"),
+        (lambda S: S.set_(), UnsupportedError, "write with copy_"),
+        (lambda S: S.set_(DENSE), UnsupportedError, "write with copy_"),
+        (lambda S: S.set_(DENSE.untyped_storage()), UnsupportedError, "write with copy_"),
+        (lambda S: DENSE.clone().set_(S), UnsupportedError, "write with copy_"),
+        (lambda S: S.resize_(2, 2), UnsupportedError, r"\(2, 2\) in place; take a slice"),
+        (lambda S: S.resize_((2, 2)), UnsupportedError, r"\(2, 2\) in place; take a slice"),
+        (lambda S: S.resize_as_(torch.zeros(1)), UnsupportedError, r"\(1,\) in place; take a slice"),
+        (lambda S: S.sparse_resize_((9, 9), 2, 0), UnsupportedError, r"scorch\.sparse_coo_tensor"),
+        (lambda S: S.storage(), UnsupportedError, r"\.values\(\)\.untyped_storage\(\)"),
+        (lambda S: S.untyped_storage(), OperandError, r"\.values\(\)\.untyped_storage\(\)"),
+        (lambda S: scorch.to_dlpack(S), OperandError, r"hand over \.values\(\)"),
+        (lambda S: torch.from_dlpack(S), OperandError, r"hand over \.values\(\)"),
+        (lambda S: np.from_dlpack(S), OperandError, r"hand over \.values\(\)"),
     ],
 )
 def test_what_is_refused_says_what_to_do(S, call, error, cure):
     with pytest.raises(error, match=cure):
         call(S)
     assert torch.equal(S.to_dense(), DENSE)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda t: t.cuda(), lambda t: t.to("cuda"), lambda t: t.to("mps"), lambda t: t.pin_memory()]
+)
+def test_a_device_that_is_not_there_is_refused_as_for_dense_tensors(S, call):
+    try:
+        call(DENSE)
+    except Exception as refused:
+        with pytest.raises(type(refused)) as told:
+            call(S)
+        assert isinstance(told.value, ScorchError) and str(S.format) in str(told.value)
+    else:
+        pytest.skip("the device is there")
+
+
+def test_resizing_that_changes_nothing_is_fine(S):
+    assert S.resize_(S.shape) is S and S.resize_as_(DENSE) is S
+    assert torch.zeros(1).resize_as_(S).shape == S.shape
 
 
 def test_not_requiring_grad_is_fine(S):

@@ -5,6 +5,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     counts,
     cross_entropy,
     cumulate,
+    direct,
     distances,
     dropout,
     embedding,

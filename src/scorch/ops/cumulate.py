@@ -18,7 +18,7 @@ aten = torch.ops.aten
 @implements_operator(aten.cumsum.default)
 def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """Each entry's sum stands from its place to the one before the next entry."""
-    like = aten.cumsum(torch.empty(tuple(self.shape), dtype=self.dtype, device="meta"), dim, dtype=dtype)
+    like = aten.cumsum(torch.zeros((2,) * self.dim(), dtype=self.dtype), dim, dtype=dtype)
     values = self.storage.values
     if not self.numel() or not bool(values.isfinite().all()):
         return densely(aten.cumsum.default, (self, dim), {"dtype": dtype})

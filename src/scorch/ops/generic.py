@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from scorch.errors import DeviceError, InPlaceError, UnsupportedError
 from scorch.ops.elementwise import elementwise, is_elementwise
-from scorch.ops.views import refresh, written_through
+from scorch.ops.views import written_through
 from scorch.tensor import dispatch
 from scorch.tensor.budget import check_budget
 from scorch.tensor.construct import from_torch
@@ -145,10 +144,10 @@ def _view_of(func: Any) -> Any:
 
 
 def _of_its_own(value: Any) -> Any:
-    """A view as a tensor that is none: what is written to it stays there."""
+    """A view as a tensor that is none, with values of its own: what is written to it stays there."""
     if not isinstance(value, SparseTensor):
         return value
-    return SparseTensor(Storage(value.storage.pattern, value.storage.values))
+    return SparseTensor(Storage(value.storage.pattern, value.storage.values.clone()))
 
 
 def all_sparse(args: Sequence[Any]) -> bool:
@@ -199,8 +198,6 @@ def densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``x.add_(y)``: x takes the result of ``x.add(y)``."""
     name, target = name_of(func), args[0]
-    if isinstance(target, SparseTensor):
-        refresh(target)
     if name == "abs_" and target.is_complex():
         raise InPlaceError("abs_ gives real numbers, which a complex tensor does not become; use abs")
     if torch.Tag.inplace_view in func.tags and isinstance(target, SparseTensor):
@@ -218,18 +215,14 @@ def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _reshape(target: SparseTensor, view: Any, name: str) -> SparseTensor:
-    """``x.squeeze_()``: x itself gets the shape of the view, and is a view of what x was a view of."""
+    """``x.squeeze_()``: x itself gets the shape of the view, and is a view of what it was."""
     if not isinstance(view, SparseTensor):
         raise InPlaceError(
             f"{name} would make a sparse tensor dense; use {name.removesuffix('_')} and its result"
         )
-    before = SparseTensor(target.storage)
-    before.origin = target.origin
     strides = torch.empty(tuple(view.shape), device="meta").stride()
     with torch._C._DisableTorchDispatch():
         aten.as_strided_.default(target, tuple(view.shape), strides)
-    if view.origin is not None and before.origin is not None:
-        target.origin = replace(view.origin, source=before)
     target.storage = view.storage
     return target
 
@@ -257,7 +250,7 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
     given = result.storage if isinstance(result, SparseTensor) else result
     stored = convert(given, target.format)
     assert isinstance(stored, Storage)
-    before = None if target.origin is None else entries_of(target)
+    before = None if target.storage.origin is None else entries_of(target)
     target.storage.become(Storage(stored.pattern, stored.values.to(target.dtype)))
     if before is not None:
         written_through(target, before)

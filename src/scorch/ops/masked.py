@@ -37,7 +37,7 @@ def _reduced(
     found = body(groups, values.to(_WIDE.get(computed, computed)))
     sizes = [1 if d in groups.reduced else size for d, size in enumerate(S.shape)]
     shape = [size for d, size in enumerate(sizes) if keepdim or d not in groups.reduced]
-    return groups.result(found, torch.empty(shape, dtype=dtype, device="meta"), identity)
+    return groups.result(found, tuple(shape), dtype, identity)
 
 
 def _dtype_of(function: Callable[..., Any], S: SparseTensor, *args: Any, **kwargs: Any) -> torch.dtype:

@@ -126,7 +126,8 @@ def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: 
         return _general(function, a, b, **kwargs)
     sparse = a if isinstance(a, SparseTensor) else b
     shape = tuple(sparse.shape)
-    if tuple(torch.broadcast_shapes(a.shape, b.shape)) != shape or (1 in shape and a.shape != b.shape):
+    other = tuple(b.shape if sparse is a else a.shape)
+    if other != shape and (1 in shape or not _broadcasts(other, shape)):
         return _general(function, a, b)
     a, b = not_expanded(a), not_expanded(b)
     left, right = _access("A", a, shape), _access("B", b, shape)
@@ -135,6 +136,12 @@ def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: 
     target = ",".join(_LETTERS[: len(shape)])
     text = f"C[{target}] = {left[0]} {sign} {right[0]}"
     return evaluate(text, A=left[1], B=right[1], format=sparse.format)
+
+
+def _broadcasts(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
+    """Whether a tensor of ``shape`` is broadcast to ``wide``."""
+    pairs = zip(reversed(shape), reversed(wide), strict=False)
+    return len(shape) <= len(wide) and all(size in (1, target) for size, target in pairs)
 
 
 def _access(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> tuple[str, torch.Tensor] | None:

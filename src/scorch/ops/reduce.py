@@ -24,6 +24,7 @@ from scorch.tensor.sparse_tensor import SparseTensor
 aten = torch.ops.aten
 LETTERS = "abcdefghijklmnop"
 Dims = Sequence[int] | int | None
+Shape = tuple[int, ...]
 
 
 class Groups:
@@ -56,16 +57,15 @@ class Groups:
         start = values.new_zeros(self.count)
         return start.scatter_reduce_(0, self.group, values, reduce=how, include_self=False)
 
-    def result(self, values: torch.Tensor, like: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
-        """One value for each group, ``fill`` for all others, with the shape and dtype of ``like``."""
-        shape = tuple(like.shape)
-        values = values.to(like.dtype)
+    def result(self, values: torch.Tensor, shape: Shape, dtype: Any, fill: float = 0.0) -> torch.Tensor:
+        """One value for each group, ``fill`` for all others."""
+        values = values.to(dtype)
         size = math.prod(shape)
         is_dense = fill != 0 or len(self.kept_shape) < 2 or size <= 2 * self.entries.keys.numel()
         if not is_dense:
             return from_entries(Entries(self.keys, values, shape), format_for(self.tensor, shape))
         check_budget(size * values.element_size(), f"a reduction to shape {shape}", "reduce more dimensions")
-        made = torch.full(shape, fill, dtype=like.dtype)
+        made = torch.full(shape, fill, dtype=dtype)
         made.view(-1)[self.keys] = values
         return made
 
@@ -79,14 +79,13 @@ def _without_padding(tensor: SparseTensor) -> Entries:
     return Entries(entries.keys[kept], entries.values[kept], entries.shape)
 
 
-def _meta(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any:
-    """What torch makes of a tensor like this: the shape and dtype of the result, or its error.
+def _on_small(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+    """What torch makes of a small tensor of the same rank and dtype: the dtype of the result, or its error.
 
-    Shells know of shapes, but only tensors with memory refuse dtypes.
+    (A shell of the same shape would do, but torch imports its compilers to look at one.)
     """
-    dtype = tensor.storage.values.dtype
-    func(torch.zeros((2,) * tensor.dim(), dtype=dtype), *args, **kwargs)
-    return func(torch.empty(tuple(tensor.shape), dtype=dtype, device="meta"), *args, **kwargs)
+    pattern, dtype = tensor.storage.pattern, tensor.storage.values.dtype
+    return func(torch.zeros((2,) * len(pattern.shape), dtype=dtype), *args, **kwargs)
 
 
 Body = Callable[[Groups, torch.Tensor], tuple[torch.Tensor, float]]
@@ -96,13 +95,14 @@ def _reduce(func: Any, tensor: SparseTensor, dim: Dims, args: Sequence[Any], kwa
     """A reduction whose groups ``body`` reduces, given values in the dtype that they are computed in."""
     if tensor.numel() == 0:
         return densely(func, (tensor, *args), kwargs)
-    like = _meta(func, tensor, *args, **kwargs)
+    like = _on_small(func, tensor, *args, **kwargs)
     groups = Groups(tensor, dim)
     values = groups.entries.values
+    shape = _shape_without(tensor, groups.reduced, keepdim=like.dim() == tensor.dim())
     wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
     computed = torch.promote_types(values.dtype, like.dtype) if like.dtype != torch.bool else values.dtype
     found, fill = body(groups, values.to(wide.get(computed, computed)))
-    return groups.result(found, like, fill)
+    return groups.result(found, shape, like.dtype, fill)
 
 
 @implements_operator(aten.sum.default, aten.sum.dim_IntList)
@@ -113,7 +113,8 @@ def sum(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: A
 @implements(torch.sum, torch.Tensor.sum)
 def quick_sum(input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
     """The sum over some dimensions by a kernel, without asking torch; everything else as torch takes it."""
-    is_plain = type(input) is SparseTensor and not args and not kwargs and type(dim) in (int, tuple)
+    is_plain = type(input) is SparseTensor and not args and not kwargs
+    is_plain = is_plain and (dim is None or type(dim) in (int, tuple))
     if is_plain and input.storage.values.dtype in (torch.float32, torch.float64) and input.numel():
         found = _quick_sum(input, (dim,) if type(dim) is int else dim, False)
         if found is not None:
@@ -272,7 +273,7 @@ def _place_of(func: Any, self: SparseTensor, dim: int | None, keepdim: bool, how
     """The first place of the largest or smallest element: an entry, or the first zero that is not stored."""
     if self.numel() == 0 or self.storage.values.isnan().any():
         return densely(func, (self, dim, keepdim), {})
-    _meta(func, self, dim, keepdim)
+    _on_small(func, self, dim, keepdim)
     return _places(self, dim, keepdim, how)
 
 
@@ -423,7 +424,7 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
 
 @implements_operator(aten.trace)
 def trace(self: SparseTensor) -> Any:
-    like = _meta(aten.trace.default, self)
+    like = _on_small(aten.trace.default, self)
     entries = entries_of(self)
     rows, columns = coordinates_of(entries.keys, entries.shape)
     return entries.values[rows == columns].sum(dtype=like.dtype)

@@ -161,7 +161,8 @@ def repeat(self: SparseTensor, repeats: Sequence[int]) -> Any:
     paired = tuple(size for pair in zip((1,) * len(own), own, strict=True) for size in pair)
     wanted = tuple(size for pair in zip(repeats, own, strict=True) for size in pair)
     wide = expanded(Entries(entries.keys, entries.values, paired), wanted)
-    return made(self, wide.keys, wide.values, shape, True)
+    is_copy = wide.values.data_ptr() != self.storage.values.data_ptr()
+    return made(self, wide.keys, wide.values if is_copy else wide.values.clone(), shape, True)
 
 
 # parts -----------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ its own.)
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,16 +19,20 @@ from scorch.errors import ArgumentError, IndexRangeError, OperandError, ShapeErr
 from scorch.formats import Format, as_format
 from scorch.notation.nodes import Access, Op
 from scorch.ops import matmul, products
+from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.einsum import einsum
 from scorch.ops.operands import as_operand
+from scorch.ops.reduce import quick_sum
 from scorch.tensor.construct import from_torch
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Entries, entries_of, format_for, from_entries, keys_of
-from scorch.tensor.run import Task, run_stored
+from scorch.tensor.run import Task, execute, prepared_step
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
+from scorch.tensor.storage import Pattern
 
 aten = torch.ops.aten
 REDUCE = {"amax": "max", "amin": "min"}
+CSR = as_format("csr", 2)
 _BATCH = "abcdefgh"
 
 
@@ -62,29 +68,54 @@ def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
         raise ShapeError(
             f"torch.sparse.mm takes matrices that fit, not {tuple(matrix.shape)} and {tuple(dense.shape)}"
         )
-    rows = _stored_in_rows(matrix).unsqueeze(1)
     if reduce == "mean":
-        total, count = matmul.mm(matrix, dense), rows.clamp(min=1)
+        total, count = matmul.mm(matrix, dense), _rows_of(matrix).divisors
         return total / count if total.is_floating_point() or total.is_complex() else total // count
-    found = _extreme_products(matrix, dense, REDUCE[reduce])
-    return found if bool(rows.all()) else found.masked_fill(rows == 0, 0)
+    found, empty = _extreme_products(matrix, dense, REDUCE[reduce]), _rows_of(matrix).empty
+    return found if empty is None else found.masked_fill(empty, 0)
 
 
 def _extreme_products(matrix: SparseTensor, dense: torch.Tensor, how: str) -> torch.Tensor:
     """``max(j, A[i,j] * B[j,k])`` over the stored entries of ``A``."""
+    head, operands = (f"{how} of stored products", None, "A", "B"), (matrix, dense)
+    known = repeat_call(head, operands)
+    if known is not None:
+        return known
     tensors = {"A": matrix.storage, "B": as_operand("the matrix on the right", dense)}
     product = Op("mul", (Access("A", ("i", "j")), Access("B", ("j", "k"))))
     step = Step(Access("C", ("i", "k")), product, how, ("j",))
     sizes = {"i": matrix.shape[0], "j": matrix.shape[1], "k": dense.shape[1]}
-    found = run_stored(Task(step, tensors, sizes, as_format("dense", 2)))
+    task = Task(step, tensors, sizes, as_format("dense", 2)).narrowed()
+    prepared = prepared_step(task)
+    found = execute(prepared, task.tensors)
+    keep_call(head, operands, prepared, ["A", "B"])
     assert isinstance(found, torch.Tensor)
     return found
+
+
+class Rows(NamedTuple):
+    """What is known of the rows of a pattern: by how many entries means divide, and which have none."""
+
+    divisors: torch.Tensor
+    empty: torch.Tensor | None
+
+
+_rows: weakref.WeakKeyDictionary[Pattern, Rows] = weakref.WeakKeyDictionary()
+
+
+def _rows_of(matrix: SparseTensor) -> Rows:
+    pattern = matrix.storage.pattern
+    known = _rows.get(pattern)
+    if known is None:
+        count = _stored_in_rows(matrix).unsqueeze(1)
+        known = _rows[pattern] = Rows(count.clamp(min=1), None if bool(count.all()) else count == 0)
+    return known
 
 
 def _stored_in_rows(matrix: SparseTensor) -> torch.Tensor:
     """How many entries each row of a matrix stores."""
     pattern = matrix.storage.pattern
-    if pattern.format == as_format("csr", 2):
+    if pattern.format == CSR:
         pointers = pattern.pos[1]
         assert pointers is not None
         return torch.diff(pointers)
@@ -135,13 +166,14 @@ def sampled_addmm(
 @implements_operator(aten._sparse_sum)
 def sum(input: SparseTensor, dim: Any = None, *, dtype: torch.dtype | None = None) -> Any:
     """The sum over dimensions: sparse as long as a sparse dimension is left, else dense."""
-    dims = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
-    reduced = _checked_dims(input, dims)
-    values = input.storage.values
-    if len(reduced) == input.dim():
+    values, shape = input.storage.values, input.storage.pattern.shape
+    dims = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
+    reduced = _checked_dims(len(shape), dims)
+    if len(reduced) == len(shape):
         return values.sum(dtype=dtype)
-    shape = tuple(input.shape)
     kept = [d for d in range(len(shape)) if d not in reduced]
+    if dtype is None and _is_summed_by_kernel(input, math.prod(shape[d] for d in kept)):
+        return _summed_by_kernel(input, sorted(reduced), kept)
     entries = entries_of(input)
     crd = entries.coordinates
     kept_shape = tuple(shape[d] for d in kept)
@@ -156,8 +188,39 @@ def sum(input: SparseTensor, dim: Any = None, *, dtype: torch.dtype | None = Non
     return from_entries(made, form, in_order=False)
 
 
-def _checked_dims(input: SparseTensor, dims: Sequence[int]) -> set[int]:
-    rank = input.dim()
+def _is_summed_by_kernel(input: SparseTensor, places: int) -> bool:
+    """Whether sums of all places, stored or not, are no more work than those of the entries."""
+    pattern, dtype = input.storage.pattern, input.storage.values.dtype
+    is_plain = not pattern.format.is_blocked and not pattern.format.levels[-1].is_full
+    return is_plain and dtype in (torch.float32, torch.float64) and places <= max(4 * pattern.size, 4096)
+
+
+def _summed_by_kernel(input: SparseTensor, reduced: list[int], kept: list[int]) -> SparseTensor:
+    """The kernel of ``S.sum`` makes the sums; stored are those of places that have entries."""
+    shape = tuple(input.storage.pattern.shape[d] for d in kept)
+    sums = quick_sum(input, tuple(reduced))
+    dense = (sums.to_dense() if isinstance(sums, SparseTensor) else sums).reshape(-1)
+    found = _touched(input, kept, shape).nonzero().squeeze(1)
+    columns = [found] if len(kept) == 1 else None
+    made = Entries(found, dense.index_select(0, found), shape, columns)
+    return from_entries(made, format_for(input, shape))
+
+
+def _touched(input: SparseTensor, kept: list[int], shape: tuple[int, ...]) -> torch.Tensor:
+    """Which places of the dimensions ``kept``, numbered row by row, have entries below."""
+    pattern = input.storage.pattern
+    if kept == [0] and pattern.format == CSR:
+        return _stored_in_rows(input) > 0
+    level = pattern.format.order.index(kept[0])
+    column = pattern.crd[level] if len(kept) == 1 else None
+    if column is None or column.numel() != pattern.size:
+        crd = entries_of(input).coordinates
+        column = keys_of([crd[d] for d in kept], shape)
+    touched = torch.zeros(math.prod(shape), dtype=torch.bool)
+    return touched.index_fill_(0, column.to(torch.int64), True)
+
+
+def _checked_dims(rank: int, dims: Sequence[int]) -> set[int]:
     for dim in dims:
         if not -rank <= dim < rank:
             raise IndexRangeError(f"torch.sparse.sum over dimension {dim} of a tensor with {rank} dimensions")

@@ -134,11 +134,11 @@ def _filled(name: str, shape: tuple[int, ...], value: Any, dtype: torch.dtype, f
     form = as_format(format, len(shape))
     if value == 0:
         return _without_entries(name, shape, dtype, form)
-    _check_all_stored(name, shape, dtype, form)
+    check_all_stored(name, shape, dtype, form)
     return from_torch(torch.full(shape, value, dtype=dtype, device="cpu"), form)
 
 
-def _check_all_stored(name: str, shape: tuple[int, ...], dtype: torch.dtype, form: Format) -> None:
+def check_all_stored(name: str, shape: tuple[int, ...], dtype: torch.dtype, form: Format) -> None:
     """Refuse to store every place where that takes more than the dense budget."""
     places = math.prod(shape)
     sparse = sum(level.keeps_crd for level in form.levels)
@@ -170,11 +170,11 @@ def arange(*bounds: Any, format: AnyFormat = None, **options: Any) -> Made:
         return torch.arange(*bounds, **options)
     named = {name: options.pop(name) for name in ("start", "end", "step") if name in options}
     dtype = options.get("dtype")
-    _check_options("arange", options)
+    check_options("arange", options)
     planned = torch.arange(*bounds, **named, dtype=dtype, device="meta")  # torch finds length and dtype
     form = as_format(format, 1)
     type_of_dtype(planned.dtype)
-    _check_all_stored("arange", tuple(planned.shape), planned.dtype, form)
+    check_all_stored("arange", tuple(planned.shape), planned.dtype, form)
     return from_torch(torch.arange(*bounds, **named, dtype=dtype, device="cpu"), form)
 
 
@@ -190,7 +190,7 @@ def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> Made:
         return from_torch(data.to(dtype), format)
     if format is None:
         return torch.as_tensor(data, **options)
-    _check_options("as_tensor", options)
+    check_options("as_tensor", options)
     return from_torch(torch.as_tensor(data, dtype=options.get("dtype"), device="cpu"), format)
 
 
@@ -209,7 +209,7 @@ def rand(*size: Any, density: float | None = None, format: AnyFormat = None, **o
     if density is None and format is None:
         return torch.rand(*size, **options)
     shape = _shape_of(size, options)
-    return _drawn("rand", torch.rand, shape, density, format, options, torch.get_default_dtype())
+    return drawn("rand", torch.rand, shape, density, format, options, torch.get_default_dtype())
 
 
 def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> Made:
@@ -217,7 +217,7 @@ def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **
     if density is None and format is None:
         return torch.randn(*size, **options)
     shape = _shape_of(size, options)
-    return _drawn("randn", torch.randn, shape, density, format, options, torch.get_default_dtype())
+    return drawn("randn", torch.randn, shape, density, format, options, torch.get_default_dtype())
 
 
 def randint(
@@ -234,7 +234,7 @@ def randint(
     def draw(count: Sequence[int], **options: Any) -> torch.Tensor:
         return torch.randint(low, high, count, **options)
 
-    return _drawn("randint", draw, as_shape("size", size), density, format, options, torch.int64)
+    return drawn("randint", draw, as_shape("size", size), density, format, options, torch.int64)
 
 
 def _randint_arguments(given: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, int, Any]:
@@ -259,7 +259,7 @@ def _randint_arguments(given: tuple[Any, ...], options: dict[str, Any]) -> tuple
     return low, high, found["size"]
 
 
-def _drawn(
+def drawn(
     name: str,
     draw: Draw,
     shape: tuple[int, ...],
@@ -276,7 +276,7 @@ def _drawn(
         plain = str(dtype).removeprefix("torch.")
         raise DtypeError(f"{name} has no {plain} values; draw them with scorch.randint")
     if density is None:
-        _check_all_stored(name, shape, dtype, form)
+        check_all_stored(name, shape, dtype, form)
         return from_torch(draw(shape, dtype=dtype, generator=generator, device="cpu"), form)
     places = math.prod(shape)
     if places > LARGEST:
@@ -331,13 +331,13 @@ def _shape_of(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]
 
 def _dtype_of(name: str, options: Mapping[str, Any], default: torch.dtype | None = None) -> torch.dtype:
     """The dtype asked for; all other options of torch must be ones that sparse tensors have."""
-    _check_options(name, options)
+    check_options(name, options)
     found: torch.dtype = options.get("dtype") or default or torch.get_default_dtype()
     type_of_dtype(found)
     return found
 
 
-def _check_options(name: str, options: Mapping[str, Any]) -> None:
+def check_options(name: str, options: Mapping[str, Any]) -> None:
     for option, value in options.items():
         match option:
             case "device":

@@ -107,9 +107,8 @@ def from_entries(entries: Entries, form: Format, in_order: bool = True) -> Spars
     dtype = dtype_of_type(index_type(shape, count))
     crd = tuple(column.to(dtype) for column in entries.coordinates)
     pos = torch.tensor([0, count], dtype=dtype)
-    pattern = Pattern(
-        as_format("coo", len(shape)), shape, (pos, *(None,) * (len(crd) - 1)), crd, (count,) * len(crd)
-    )
+    listed = form if form.letters == "s" else as_format("coo", len(shape))  # a vector has the same arrays
+    pattern = Pattern(listed, shape, (pos, *(None,) * (len(crd) - 1)), crd, (count,) * len(crd))
     found = convert(Storage(pattern, values.contiguous()), form)
     assert isinstance(found, Storage)
     return SparseTensor(found)

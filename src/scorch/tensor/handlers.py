@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from scorch.compiler.typing import type_of_dtype
-from scorch.errors import OperandError, UnsupportedError
+from scorch.errors import DeviceError, OperandError, UnsupportedError
 from scorch.formats.compressed import Compressed
 from scorch.formats.coordinate import Coordinate
 from scorch.formats.dense import Dense
 from scorch.formats.format import Format
 from scorch.tensor.budget import check_budget
-from scorch.tensor.check import check_device, refuse_grad
+from scorch.tensor.check import refuse_grad
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
 from scorch.tensor.storage import Pattern, Storage
@@ -52,7 +52,11 @@ def to_copy(
     memory_format: torch.memory_format | None = None,
 ) -> SparseTensor:
     """A copy in another dtype: what ``.to(dtype)``, ``.double()`` and their like come down to."""
-    check_device("the tensor asked for", device)
+    if device is not None and device.type != "cpu":
+        raise DeviceError(
+            f"asked for a sparse tensor on device {device}, but Scorch computes on the cpu; "
+            f"S.to_torch().to('{device}') is one of torch's own there"
+        )
     values = self.storage.values
     if dtype is None:
         return with_values(self, values.clone())
@@ -89,7 +93,8 @@ def data(self: SparseTensor) -> SparseTensor:
 def numpy(self: SparseTensor, *_: Any, **__: Any) -> Any:
     raise OperandError(
         "a sparse tensor is no NumPy array; use .to_scipy(), or .to_dense().numpy(). "
-        "To compute with an array and a sparse tensor, make it one of torch: torch.from_numpy(array)"
+        "To compute with it, make the other operand a tensor: torch.from_numpy(array), "
+        "scorch.from_scipy(matrix) @ S"
     )
 
 
@@ -121,7 +126,40 @@ def requires_grad_(self: SparseTensor, requires_grad: bool = True) -> SparseTens
 
 @implements(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
 def set_data(self: SparseTensor, other: torch.Tensor) -> None:
-    raise UnsupportedError("the data of a sparse tensor cannot be replaced; make a new tensor")
+    raise UnsupportedError(
+        "the data of a sparse tensor cannot be replaced; make a new tensor, or write with S.copy_(other)"
+    )
+
+
+@implements_operator(aten.set_)
+def set_(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    raise UnsupportedError(
+        "set_ hands over memory, which a sparse tensor has several arrays of; write with copy_, "
+        "or hand over .to_dense()"
+    )
+
+
+@implements(torch.Tensor.resize_, torch.Tensor.resize_as_)
+def resize_(self: torch.Tensor, *size: Any, **_: Any) -> torch.Tensor:
+    """Allowed where nothing changes; a dense tensor may take the size of a sparse one."""
+    given = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    wanted = tuple(given.shape) if isinstance(given, torch.Tensor) else tuple(given)
+    if not isinstance(self, SparseTensor):
+        return self.resize_(wanted)
+    if wanted != tuple(self.shape):
+        raise UnsupportedError(
+            f"a sparse tensor of shape {tuple(self.shape)} cannot be resized to {wanted} in place; "
+            "take a slice, or torch.nn.functional.pad"
+        )
+    return self
+
+
+@implements(torch.Tensor.sparse_resize_, torch.Tensor.sparse_resize_and_clear_)
+def sparse_resize_(self: SparseTensor, size: Any, *_: Any) -> torch.Tensor:
+    raise UnsupportedError(
+        "a sparse tensor cannot be resized in place; make a new one: "
+        "scorch.sparse_coo_tensor(S.indices(), S.values(), size)"
+    )
 
 
 @implements(torch.Tensor.share_memory_)
@@ -139,7 +177,18 @@ def is_shared(self: SparseTensor) -> bool:
 
 @implements_operator(aten.is_pinned)
 def is_pinned(self: SparseTensor, device: torch.device | None = None) -> bool:
-    return False
+    return bool(self.storage.values.is_pinned())
+
+
+@implements_operator(aten._pin_memory)
+def pin_memory(self: SparseTensor, device: torch.device | None = None) -> SparseTensor:
+    """The same tensor with its values in pinned memory."""
+    return with_values(self, self.storage.values.pin_memory())
+
+
+def to_dlpack(tensor: torch.Tensor) -> Any:
+    """As ``torch.to_dlpack``, which would give a capsule without memory for a sparse tensor: refused."""
+    return dlpack(tensor) if isinstance(tensor, SparseTensor) else torch.to_dlpack(tensor)
 
 
 torch.serialization.add_safe_globals([SparseTensor, Storage, Pattern, Format, Dense, Compressed, Coordinate])

@@ -22,6 +22,7 @@ from scorch.errors import (
     DeviceError,
     IndexRangeError,
     LinAlgError,
+    MissingDeviceError,
     OperandError,
     ScorchError,
     UnsupportedError,
@@ -35,6 +36,7 @@ KINDS: dict[type[BaseException], type[ScorchError]] = {
     ValueError: ArgumentError,
     NotImplementedError: UnsupportedError,
     torch.linalg.LinAlgError: LinAlgError,
+    AssertionError: MissingDeviceError,  # "Torch not compiled with CUDA enabled"
 }
 SIGNS = {
     "__getitem__": "S[...]",
@@ -65,6 +67,8 @@ def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, A
         return _made(DeviceError, name, elsewhere, tensors)
     is_too_large = isinstance(error, DensityError)  # if not an operand, then the result
     dense, is_exact = _error_of_dense(func, args, kwargs, tensors, is_too_large)
+    if isinstance(error, AssertionError) and not isinstance(dense, AssertionError):
+        return error  # one of our own
     if dense is None:
         return (
             error if isinstance(error, ScorchError) else _made(KINDS[type(error)], name, str(error), tensors)

@@ -8,8 +8,7 @@ by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.dispatch``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -27,19 +26,42 @@ _make_wrapper = torch.Tensor._make_wrapper_subclass
 _default_dtype = torch.get_default_dtype
 
 
-@dataclass(frozen=True)
-class Origin:
-    """A view is ``func(source, *args, **kwargs)``, or what of that stands at ``place``.
+class Origin(NamedTuple):
+    """A view is ``func(source, *args, **kwargs)``, or what of that stands at ``place``."""
 
-    ``seen`` is the version of the source's storage that it was made from.
-    """
-
-    source: SparseTensor
+    source: Storage
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     place: int | None
-    seen: int
+
+    def of(self, source: torch.Tensor) -> Any:
+        """The same view of another tensor."""
+        found = self.func(source, *self.args, **self.kwargs)
+        return found if self.place is None else found[self.place]
+
+    def shell(self) -> torch.Tensor | None:
+        """The same view of a dense tensor without memory; None where that would be a copy."""
+        before = self.source.origin
+        source = torch.empty(self.source.pattern.shape, device="meta") if before is None else before.shell()
+        if source is None:
+            return None
+        try:
+            found: torch.Tensor = self.of(source)
+        except RuntimeError:  # a reshape of what does not lie so in memory
+            return None
+        return found
+
+    def again(self, before: Pattern) -> Storage | None:
+        """The view as it is now, stored as ``before`` was; None where dense tensors would have a copy."""
+        if self.shell() is None:
+            return None
+        found = self.of(SparseTensor(self.source))
+        if not isinstance(found, SparseTensor) or found.storage.pattern.shape != before.shape:
+            return None
+        stored = convert(found.storage, before.format)
+        assert isinstance(stored, Storage)
+        return stored
 
 
 class SparseTensor(torch.Tensor):
@@ -50,8 +72,7 @@ class SparseTensor(torch.Tensor):
     refuse wrappers that say otherwise. ``S.format`` says how the tensor is stored.
     """
 
-    storage: Storage  # type: ignore[assignment]
-    origin: Origin | None = None  # how a view was made
+    storage: Storage
 
     @staticmethod
     def __new__(cls, storage: Storage) -> SparseTensor:
@@ -136,9 +157,15 @@ class SparseTensor(torch.Tensor):
     # other forms -------------------------------------------------------------------------------------
 
     def to_format(self, format: str | Format) -> SparseTensor | torch.Tensor:
-        """The same tensor stored otherwise; a dense format gives a plain tensor."""
+        """The same tensor stored otherwise; a dense format gives a plain tensor.
+
+        Changing one of both in place (``T.mul_(2)``) leaves the other alone. ``values()`` may be the same
+        memory, as in torch: between ``csr`` and ``coo``, and in the same format.
+        """
         form = as_format(format, len(self.storage.pattern.shape))
         found = convert(self.storage, form)
+        if found is self.storage:
+            return with_values(self, found.values)
         return SparseTensor(found) if isinstance(found, Storage) else found
 
     def to_dense(self, dtype: torch.dtype | None = None) -> torch.Tensor:  # type: ignore[override]
@@ -245,13 +272,9 @@ def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """``found``, one tensor or several, as made from the first argument by the operator ``func``."""
     source, rest, named = args[0], args[1:], dict(kwargs or {})
     for place, part in enumerate(found if isinstance(found, list | tuple) else [found]):
-        if not isinstance(part, SparseTensor):
-            continue
-        if part.storage is source.storage:  # the whole of it, and a view of the same tensor
-            part.origin = source.origin
-        else:
+        if isinstance(part, SparseTensor) and part.storage is not source.storage:
             number = place if isinstance(found, list | tuple) else None
-            part.origin = Origin(source, func, rest, named, number, source.storage.version)
+            part.storage.follow(Origin(source.storage, func, rest, named, number))
     return found
 
 

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from scorch.compiler.plan import Operand, fullness
 from scorch.compiler.typing import type_of_dtype
+from scorch.errors import UnsupportedError
 from scorch.formats import Format
 from scorch.loops.types import INT32, INT64
+
+if TYPE_CHECKING:
+    from scorch.tensor.sparse_tensor import Origin
+
+MANY = 64  # followers, of which the dead are looked for from here on
 
 _numbers: dict[object, int] = {}
 _counter = itertools.count()  # threads never draw the same number
@@ -106,10 +114,15 @@ class Pattern:
 class Storage:
     """A pattern and its values, one for every position of the last level, without gaps in memory.
 
-    ``version`` counts how often it has become another one.
+    That of a view has an ``origin``, and is one of the ``followers`` of the storage that it is a view of.
+    When that becomes another one, a follower forgets what it has; it is made anew when it is asked for it.
     """
 
-    version = 0
+    pattern: Pattern
+    values: torch.Tensor
+    origin: Origin | None = None
+    followers: list[weakref.ref[Storage]] | None = None
+    forgotten: tuple[Pattern, torch.Tensor] | None = None
 
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
         self.pattern = pattern
@@ -126,9 +139,62 @@ class Storage:
 
     def become(self, other: Storage) -> None:
         """Take the pattern and values of ``other``, for all tensors that have this storage."""
-        version = self.version + 1
-        self.__dict__.clear()
-        self.pattern, self.values, self.version = other.pattern, other.values, version
+        self.take(other.pattern, other.values)
+        self._tell_followers()
+
+    def take(self, pattern: Pattern, values: torch.Tensor) -> None:
+        """Have other entries, without telling anyone."""
+        self.pattern, self.values = pattern, values
+        for name in ("key", "tensors", "forgotten"):
+            self.__dict__.pop(name, None)
+
+    # views -------------------------------------------------------------------------------------------
+
+    def follow(self, origin: Origin) -> None:
+        """Be the storage of a view."""
+        self.origin = origin
+        source = origin.source
+        if source.followers is None:
+            source.followers = []
+        followers = source.followers
+        followers.append(weakref.ref(self))
+        if len(followers) >= MANY and len(followers) & (len(followers) - 1) == 0:
+            followers[:] = [follower for follower in followers if follower() is not None]
+
+    def _tell_followers(self) -> None:
+        for follower in self.followers or ():
+            found = follower()
+            if found is not None:
+                found._forget()
+                found._tell_followers()  # one that was written to itself is newer than what it comes from
+
+    def _forget(self) -> None:
+        if self.forgotten is None:
+            self.forgotten = self.pattern, self.values
+            for name in ("pattern", "values", "key", "tensors"):
+                self.__dict__.pop(name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        """What a view has forgotten; every other attribute is found without this."""
+        forgotten, origin = self.forgotten, self.origin
+        if name not in ("pattern", "values") or (name not in self.__dict__ and forgotten is None):
+            raise AttributeError(f"a storage has no {name!r}")
+        if forgotten is None or origin is None:  # another thread has made it anew
+            return self.__dict__[name]
+        before, values = forgotten
+        found = origin.again(before)
+        if found is None:  # no view of the same memory in dense tensors: a copy, which stays
+            self.origin = None
+            self.take(before, values)
+        else:
+            self.take(found.pattern, found.values)
+        return self.__dict__[name]
+
+    def __call__(self) -> NoReturn:
+        """Refused: torch's ``tensor.storage()`` is the memory of a dense tensor."""
+        raise UnsupportedError(
+            "a sparse tensor has no memory of its own; ask an array: .values().untyped_storage()"
+        )
 
     def __getstate__(self) -> dict[str, object]:
         return {"pattern": self.pattern, "values": self.values}

@@ -21,7 +21,7 @@ from scorch.tensor.coordinates import coordinates, inside
 from scorch.tensor.dispatch import Handler, implements
 from scorch.tensor.entries import Entries, entries_of, from_entries, keys_of
 from scorch.tensor.interop import compressed_kind, split_pointers
-from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.sparse_tensor import SparseTensor, with_values
 from scorch.tensor.storage import Storage
 
 
@@ -325,7 +325,7 @@ def eliminate_zeros(S: SparseTensor) -> SparseTensor:
     entries = entries_of(S)
     kept = entries.values != 0
     if bool(kept.all()) and not S.format.is_blocked and entries.values.numel() == S.nnz:
-        return SparseTensor(S.storage)
+        return with_values(S, S.storage.values)
     return from_entries(Entries(entries.keys[kept], entries.values[kept], entries.shape), S.format)
 
 

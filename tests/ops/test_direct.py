@@ -1,0 +1,101 @@
+"""Reductions that do not go through torch's dispatcher are those of dense tensors, and import nothing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import scorch
+
+DENSE = torch.tensor([[1.0, 0.0, -2.0], [0.0, 0.0, 0.0], [4.0, -5.0, 3.0]], dtype=torch.float64)
+CALLS = {
+    "sum": lambda t: t.sum(),
+    "sum by name": lambda t: torch.sum(t, dim=1),
+    "mean": lambda t: t.mean(),
+    "mean of rows": lambda t: t.mean(1, keepdim=True),
+    "mean of two": lambda t: torch.mean(t, (0, 1)),
+    "axis": lambda t: torch.mean(t, axis=0),
+    "mean in another dtype": lambda t: t.mean(0, dtype=torch.float32),
+    "amax": lambda t: t.amax(),
+    "amax of columns": lambda t: torch.amax(t, 0, True),
+    "amin": lambda t: t.amin((0, 1)),
+    "max": lambda t: t.max(),
+    "max of rows": lambda t: t.max(1).values,
+    "places of max": lambda t: torch.max(t, dim=1, keepdim=True).indices,
+    "max of two": lambda t: torch.max(t, torch.ones(3, 3, dtype=torch.float64)),
+    "min": lambda t: t.min(0)[0],
+    "std": lambda t: t.std(),
+    "std of rows": lambda t: t.std(1),
+    "biased": lambda t: t.std(1, False),
+    "biased as a whole": lambda t: t.std(False),
+    "corrected": lambda t: t.var(1, correction=0, keepdim=True),
+    "var": lambda t: torch.var(t, dim=0),
+    "norm": lambda t: t.norm(),
+    "norm of rows": lambda t: t.norm(dim=1),
+    "1-norm": lambda t: torch.norm(t, 1, 0, True),
+    "infinite norm": lambda t: t.norm(float("inf")),
+    "norm of all": lambda t: t.norm(dim=(0, 1)),
+    "nuclear": lambda t: t.norm("nuc"),
+    "argmax": lambda t: t.argmax(),
+    "argmax of rows": lambda t: torch.argmax(t, dim=1, keepdim=True),
+    "argmin": lambda t: t.argmin(-1),
+    "cumsum": lambda t: t.cumsum(1),
+    "cumsum by name": lambda t: torch.cumsum(t, dim=0),
+    "softmax": lambda t: t.softmax(1),
+    "function softmax": lambda t: torch.nn.functional.softmax(t, dim=0),
+    "log_softmax": lambda t: torch.log_softmax(t, -1),
+    "softmax in another dtype": lambda t: t.softmax(1, dtype=torch.float32),
+    "any": lambda t: t.any(),
+    "any of rows": lambda t: t.any(1, True),
+    "all": lambda t: torch.all(t),
+    "all of two": lambda t: t.all((0, 1)),
+}
+WRONG = [
+    lambda t: t.mean(5),
+    lambda t: t.amax((0, 0)),
+    lambda t: t.argmax((0, 1)),
+    lambda t: t.cumsum(),
+    lambda t: t.cumsum(3),
+    lambda t: t.softmax(2),
+    lambda t: t.any("x"),
+    lambda t: t.std(1, 2, 3, 4),
+    lambda t: t.mean(nonsense=1),
+    lambda t: t.mean(0, dim=0),
+    lambda t: t.long().mean(),
+]
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr(2,2)"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_reduction_is_that_of_dense_tensors(name, dtype, form):
+    dense = DENSE.to(dtype)
+    S = scorch.from_torch(dense, format=form)
+    try:
+        wanted = CALLS[name](dense)
+    except RuntimeError as refused:
+        with pytest.raises(type(refused)):
+            CALLS[name](S)
+        return
+    found = CALLS[name](S)
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape
+    torch.testing.assert_close(found.to_dense() if found.is_sparse else found, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_wrong_calls_raise_what_dense_tensors_raise(call):
+    with pytest.raises((RuntimeError, TypeError, IndexError, ValueError)) as dense:
+        call(DENSE)
+    with pytest.raises(dense.type):
+        call(scorch.from_torch(DENSE, format="csr"))
+
+
+def test_usual_reductions_do_not_import_torchs_compilers():
+    lines = ["import sys, torch, scorch", "S = scorch.from_torch(torch.eye(4), format='csr')"]
+    lines += ["S.sum(), S.sum(1), S.mean(), S.mean(1), S.amax(1), S.amin(), S.std(), S.var(1), S.norm()"]
+    lines += ["S.argmax(1), S.cumsum(1), S.softmax(1), S.any(), S.all(1), S.max(1), S.min(), S @ S, S + S"]
+    lines += ["sys.exit('sympy' in sys.modules)"]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], env=os.environ, check=False)
+    assert done.returncode == 0

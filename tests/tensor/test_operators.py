@@ -1,0 +1,163 @@
+"""Operators between sparse tensors and the arrays, numbers and matrices of NumPy and SciPy."""
+
+import operator
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import scorch
+from scorch.errors import DtypeError, InPlaceError, OperandError, ScorchError, UnsupportedError
+
+DENSE = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0], [4.0, 0.0, 0.0]], dtype=torch.float64)
+ARITHMETIC = [operator.add, operator.sub, operator.mul, operator.truediv]
+COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
+FORMATS = ["csr", "csc", "coo", "dcsr"]
+
+
+@pytest.fixture(params=FORMATS)
+def S(request):
+    return scorch.from_torch(DENSE, format=request.param)
+
+
+def check(found, wanted):
+    assert isinstance(found, torch.Tensor)
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found.to_dense() if found.is_sparse else found, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("sign", [*ARITHMETIC, operator.pow, *COMPARISONS])
+@pytest.mark.parametrize("shape", [(3, 3), (3,), (3, 1), ()])
+def test_arrays_on_either_side(S, sign, shape):
+    array = np.arange(1.0, 10.0).reshape(3, 3)[tuple(slice(0, size) for size in shape)].reshape(-1)
+    array = array[: int(np.prod(shape))].reshape(shape)
+    dense = torch.from_numpy(array)
+    check(sign(S, array), sign(DENSE, dense))
+    check(sign(array, S), sign(dense, DENSE))
+
+
+@pytest.mark.parametrize("array", [np.eye(3) * 2, np.ones(3), np.ones((3, 2))])
+def test_products_with_arrays(S, array):
+    check(S @ array, DENSE @ torch.from_numpy(array))
+    check(array.T @ S, torch.from_numpy(array.T.copy()) @ DENSE)
+
+
+def test_products_with_arrays_of_another_dtype():
+    S = scorch.from_torch(DENSE.float(), format="csr")
+    check(S @ np.ones((3, 2)), DENSE @ torch.ones(3, 2, dtype=torch.float64))
+    check(np.arange(3) @ S, torch.arange(3.0) @ DENSE.float())
+
+
+@pytest.mark.parametrize("number", [np.float32(2), np.float64(0.5), np.int64(3)])
+@pytest.mark.parametrize("sign", [*ARITHMETIC, *COMPARISONS])
+def test_numbers_of_numpy_on_either_side(S, sign, number):
+    check(sign(S, number), sign(DENSE, number.item()))
+    check(sign(number, S), sign(number.item(), DENSE))
+
+
+def test_zeros_stay_unstored_in_products_with_arrays(S):
+    assert (S * np.ones((3, 3))).nnz == (np.ones(3) * S).nnz == (np.float32(2) * S).nnz == 4
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "dia"])
+@pytest.mark.parametrize("sign", [*ARITHMETIC, operator.matmul])
+def test_matrices_of_scipy_on_the_right(S, sign, kind):
+    matrix = scipy.sparse.csr_array(np.diag([1.0, 2.0, 3.0])).asformat(kind)
+    check(sign(S, matrix), sign(DENSE, torch.from_numpy(matrix.toarray())))
+
+
+@pytest.mark.parametrize("sign", [operator.add, operator.sub])
+@pytest.mark.parametrize("kind", [scipy.sparse.csr_array, scipy.sparse.csc_matrix])
+def test_matrices_of_scipy_on_the_left(S, sign, kind):
+    matrix = kind(np.diag([1.0, 2.0, 3.0]))
+    found = sign(matrix, S)
+    assert isinstance(found, scorch.SparseTensor)
+    check(found, sign(torch.from_numpy(matrix.toarray()), DENSE))
+
+
+@pytest.mark.parametrize("sign", [operator.matmul, operator.mul, operator.truediv, *COMPARISONS])
+def test_scipy_that_wants_an_array_is_told_what_works(S, sign):
+    with pytest.raises(OperandError, match=r"scorch\.from_scipy\(matrix\)"):
+        sign(scipy.sparse.csr_array(np.eye(3)), S)
+
+
+def test_the_product_that_scipy_means_otherwise_is_refused(S):
+    with pytest.raises(UnsupportedError, match="S @ matrix"):
+        S * scipy.sparse.csr_matrix(np.eye(3))
+
+
+def test_products_with_scipy_of_another_dtype():
+    S = scorch.from_torch(DENSE.float(), format="csr")
+    check(S @ scipy.sparse.eye_array(3), DENSE)
+
+
+def test_a_dense_tensor_on_the_left_answers_itself(S):
+    check(torch.ones(3, 3) + S, 1 + DENSE)
+    check(torch.ones(3, 3) - S, 1 - DENSE)
+
+
+def test_functions_of_numpy(S):
+    assert np.sin(S).nnz == S.nnz
+    check(np.sin(S), torch.sin(DENSE))
+    check(np.maximum(S, 1), DENSE.clamp(min=1))
+    check(np.hypot(np.ones(3), S), torch.hypot(torch.ones(3, dtype=torch.float64), DENSE))
+    check(np.negative(S), -DENSE)
+    check(np.add([1.0, 2.0, 3.0], S), torch.tensor([1.0, 2.0, 3.0]) + DENSE)
+    check(np.power(2, S), 2**DENSE)
+
+
+def test_an_array_takes_what_is_added_in_place(S):
+    array = np.ones((3, 3))
+    same = array
+    array += S
+    assert array is same
+    np.testing.assert_array_equal(array, 1 + DENSE.numpy())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda S: np.add.reduce(S), UnsupportedError, r"numpy\.add\.reduce"),
+        (lambda S: np.cbrt(S), UnsupportedError, r"numpy\.cbrt"),
+        (lambda S: np.add(S, 1, where=np.ones((3, 3), bool)), UnsupportedError, "where="),
+        (lambda S: np.add(S, 1, out=S), UnsupportedError, "writes to arrays only"),
+        (lambda S: np.add(S, 1, out=np.zeros(3)), InPlaceError, "gives shape"),
+        (lambda S: np.add(S, 1, out=np.zeros((3, 3), int)), InPlaceError, "cannot take"),
+        (lambda S: S * np.array([object()] * 3), DtypeError, "dtype object"),
+        (lambda S: S @ np.ones((2, 2)), ScorchError, "2"),
+        (lambda S: np.asarray(S), OperandError, r"use \.to_scipy\(\)"),
+    ],
+)
+def test_what_does_not_work_says_so(S, call, error, message):
+    with pytest.raises(error, match=message):
+        call(S)
+
+
+def test_unusual_arrays():
+    S = scorch.from_torch(DENSE, format="csr")
+    fixed = np.arange(3.0)
+    fixed.flags.writeable = False
+    check(S * fixed, DENSE * torch.arange(3.0))
+    check(S @ np.arange(3.0)[::-1], DENSE @ torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64))
+    check(S @ np.asfortranarray(np.arange(9.0).reshape(3, 3)), DENSE @ torch.arange(9.0).view(3, 3).double())
+
+
+@given(
+    st.sampled_from(FORMATS),
+    st.sampled_from([*ARITHMETIC, operator.matmul]),
+    st.lists(st.integers(-2, 2), min_size=9, max_size=9),
+    st.sampled_from(["float32", "float64", "int64"]),
+    st.booleans(),
+)
+def test_any_array(form, sign, numbers, dtype, is_left):
+    S = scorch.from_torch(DENSE, format=form)
+    array = np.array(numbers).reshape(3, 3).astype(dtype)
+    dense = torch.from_numpy(array)
+    dense = dense.double() if sign is operator.matmul else dense
+    if is_left:
+        check(sign(array, S), sign(dense, DENSE))
+    else:
+        check(sign(S, array), sign(DENSE, dense))
