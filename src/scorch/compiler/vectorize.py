@@ -180,8 +180,11 @@ def _turns(plan: Plan, operands: Mapping[Access, Operand], depth: int) -> int:
 
     That takes a counted loop on which no loop inside depends, such as the one over the rows of a block, and
     inside loops over the entries of one operand: where several are merged, each turn would need positions.
+    Rows that come from memory are better read whole than in the narrow stretches that turns leave room for.
     """
     if depth == 0 or plan.assembly not in ("dense", "shared") or not enabled("jam"):
+        return 1
+    if _bytes_along(operands, {plan.order[-1]}) > target().shared_cache_bytes // 2:
         return 1
     loop, inside = plan.order[depth - 1], plan.order[depth:-1]
     shared = False
@@ -215,11 +218,16 @@ def _entries(plan: Plan, operands: Mapping[Access, Operand]) -> int:
     stored = [access for access, operand in operands.items() if operand.is_sparse]
     if len(walking) != 1 or stored != walking or _row_length(operands[walking[0]]) < SHORT_ROW:
         return 1
-    picked = [o for a, o in operands.items() if {loop, x} <= set(a.indices) and not o.is_sparse]
-    far = sum(o.nnz * o.element.bytes for o in picked)
+    far = _bytes_along(operands, {loop, x})
     if far > target().shared_cache_bytes:
         return 1
     return 4 if far <= target().cache_bytes else 2
+
+
+def _bytes_along(operands: Mapping[Access, Operand], loops: set[str]) -> int:
+    """The bytes of all dense operands that have ``loops``."""
+    dense = [o for a, o in operands.items() if loops <= set(a.indices) and not o.is_sparse]
+    return sum(o.nnz * o.element.bytes for o in dense)
 
 
 def _fits_in_stretches(plan: Plan, operands: Mapping[Access, Operand], x: str, width: int, size: int) -> bool:
