@@ -5,12 +5,10 @@ torch allocates what it joins anew every time; here large results lie in memory 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 
-from scorch.errors import CompilationError
 from scorch.runtime import jit
 from scorch.runtime.fill import BITS, MOST_SLOTS, builtins, pack, result_facts
 
@@ -60,10 +58,5 @@ def joined(arrays: Sequence[torch.Tensor], further: Sequence[int] | None = None)
     return found if found.dtype == arrays[0].dtype else found.view(arrays[0].dtype)
 
 
-@functools.cache
 def _address() -> int:
-    """Where the function is; 0 if this compiler cannot make it."""
-    try:
-        return jit.load(SOURCE, "the joining of arrays").address("scorch_concat")
-    except CompilationError:
-        return 0
+    return jit.function_address(SOURCE, "the joining of arrays", "scorch_concat")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import functools
 import os
 import shlex
 import tempfile
@@ -70,6 +71,15 @@ def load(source: str, label: str = "") -> Library:
             with _lock:
                 _building.pop(source, None)
     return library
+
+
+@functools.cache
+def function_address(source: str, label: str, name: str) -> int:
+    """Where the function ``name`` of ``source`` is; 0 if this compiler cannot make it."""
+    try:
+        return load(source, label).address(name)
+    except CompilationError:
+        return 0
 
 
 def build(sources: Iterable[str], progress: Progress | None = None) -> int:

@@ -6,12 +6,10 @@ other, with the columns moved on. Where rows of the result begin is known before
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 
-from scorch.errors import CompilationError
 from scorch.loops.types import FLOAT32, FLOAT64, INT32, INT64
 from scorch.runtime import invoke, jit
 from scorch.runtime.fill import BITS, MOST_SLOTS, builtins, pack, slot_facts
@@ -146,11 +144,6 @@ def _run(
     return pos, crd, values if element is not None else values.view(dtype)
 
 
-@functools.cache
 def _address(what: str, index: torch.dtype) -> int:
-    """Where a function is; 0 if this compiler cannot make it."""
-    try:
-        library = jit.load(SOURCE, "matrices put together")
-    except CompilationError:
-        return 0
-    return library.address(f"scorch_{what}_{'i32' if index == torch.int32 else 'i64'}")
+    name = f"scorch_{what}_{'i32' if index == torch.int32 else 'i64'}"
+    return jit.function_address(SOURCE, "matrices put together", name)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
-from scorch.errors import CompilationError
 from scorch.loops.types import INT32, INT64
 from scorch.runtime import invoke, jit
 from scorch.runtime.fill import builtins, pack, result_facts, slot_facts
@@ -98,11 +95,6 @@ def _first(rows: int, entries: int) -> bytes:
     return pack([parallel, shared, rows, entries])
 
 
-@functools.cache
 def _address(what: str, dtype: torch.dtype) -> int:
-    """Where a function is; 0 if this compiler cannot make it."""
-    try:
-        library = jit.load(SOURCE, "rows and pointers from each other")
-    except CompilationError:
-        return 0
-    return library.address(f"scorch_{what}_{'i32' if dtype == torch.int32 else 'i64'}")
+    name = f"scorch_{what}_{'i32' if dtype == torch.int32 else 'i64'}"
+    return jit.function_address(SOURCE, "rows and pointers from each other", name)

@@ -7,12 +7,10 @@ in registers, so that whole cache lines are read and what is written stays near;
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 
-from scorch.errors import CompilationError
 from scorch.runtime import invoke, jit
 from scorch.runtime.fill import BITS, builtins, pack, result_facts
 
@@ -143,11 +141,7 @@ def transposition(wanted: torch.Tensor) -> tuple[int, int, int] | None:
     return None
 
 
-@functools.cache
 def _address(size: int) -> int:
-    """Where the function for elements of ``size`` bytes is; 0 if this compiler cannot make it."""
-    try:
-        library = jit.load(SOURCE, "the copy of a dense operand laid out anew")
-        return library.address(f"scorch_transpose_bits{8 * size}")
-    except CompilationError:
-        return 0
+    """Where the function for elements of ``size`` bytes is."""
+    what = "the copy of a dense operand laid out anew"
+    return jit.function_address(SOURCE, what, f"scorch_transpose_bits{8 * size}")
