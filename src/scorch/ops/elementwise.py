@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from scorch.tensor.broadcast import common_keys, expanded, values_at
 from scorch.tensor.budget import check_budget
 from scorch.tensor.dispatch import implements
 from scorch.tensor.entries import (
@@ -26,7 +27,6 @@ from scorch.tensor.entries import (
     common,
     coordinates_of,
     entries_of,
-    expanded,
     format_for,
     from_entries,
     united,
@@ -149,8 +149,12 @@ class _Call:
     def general(self) -> torch.Tensor:
         shape = self.shape
         given = {place: entries_of(tensor) for place, tensor in self.sparse.items()}
+        zeroing = [place for place in self._annihilators() if place in given]
+        if len(zeroing) == 2:
+            meeting = common_keys(given[zeroing[0]], given[zeroing[1]], shape)
+            if meeting is not None:
+                return self.on(meeting, given, shape, zeroing[0])
         wide = {place: expanded(entries, shape) for place, entries in given.items()}
-        zeroing = [place for place in self._annihilators() if place in wide]
         if zeroing:
             keys = common([wide[place] for place in zeroing])
             return self.on(keys, wide, shape, zeroing[0])
@@ -179,7 +183,7 @@ class _Call:
     def at(self, keys: torch.Tensor, wide: dict[int | str, Entries], shape: tuple[int, ...]) -> Entries:
         """The function at some places."""
         crd = coordinates_of(keys, shape)
-        values = {place: entries.at(keys) for place, entries in wide.items()}
+        values = {place: values_at(entries, keys, crd, shape) for place, entries in wide.items()}
         for place, tensor in self.dense.items():
             values[place] = tensor.expand(shape)[tuple(crd)]
         return Entries(keys, self.apply(values), shape)

@@ -15,13 +15,13 @@ import torch
 from scorch.errors import CallError, IndexRangeError
 from scorch.ops.generic import densely
 from scorch.ops.shape import made, made_at, shape_after
+from scorch.tensor.broadcast import expanded
 from scorch.tensor.dispatch import implements_operator
 from scorch.tensor.entries import (
     Entries,
     Shape,
     coordinates_of,
     entries_of,
-    expanded,
     format_for,
     from_entries,
     keys_of,

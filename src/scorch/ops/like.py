@@ -22,10 +22,11 @@ import torch
 from scorch.errors import CallError, OperandError
 from scorch.ops.generic import densely, replace_by
 from scorch.ops.shape import zeros_like
+from scorch.tensor.broadcast import expanded
 from scorch.tensor.budget import check_budget
 from scorch.tensor.coordinates import coordinates, inside
 from scorch.tensor.dispatch import implements, implements_operator
-from scorch.tensor.entries import entries_of, expanded, united
+from scorch.tensor.entries import entries_of, united
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
 
 aten = torch.ops.aten

@@ -19,7 +19,8 @@ import torch
 from scorch.errors import ArgumentError, OperandError, ShapeError
 from scorch.ops.reduce import Groups
 from scorch.ops.sparse_functions import as_sparse
-from scorch.tensor.entries import Entries, entries_of, expanded, format_for, from_entries
+from scorch.tensor.broadcast import expanded
+from scorch.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch.tensor.sparse_tensor import SparseTensor
 
 Dims = Sequence[int] | int | None

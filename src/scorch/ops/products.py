@@ -9,6 +9,8 @@ import torch
 from scorch.ops import matmul
 from scorch.ops.einsum import einsum
 from scorch.tensor.dispatch import implements, implements_operator
+from scorch.tensor.entries import Entries, format_for, from_entries
+from scorch.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
 
@@ -51,6 +53,19 @@ def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1
 implements_operator(aten.mm.default)(matmul.mm)
 implements_operator(aten.mv.default)(matmul.mv)
 implements_operator(aten.bmm.default)(matmul.bmm)
+
+
+@implements(torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power)
+def matrix_power(input: Any, n: int, *, out: Any = None) -> Any:
+    """``input`` multiplied with itself; no times is the unit matrix, which is sparse too."""
+    is_square = isinstance(input, SparseTensor) and input.dim() == 2 and input.shape[0] == input.shape[1]
+    if n == 0 and is_square and out is None:
+        size = input.shape[0]
+        ones = torch.ones(size, dtype=input.dtype)
+        places = Entries(torch.arange(size, device="cpu") * (size + 1), ones, (size, size))
+        return from_entries(places, format_for(input, (size, size)))
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.matrix_power(input, n) if out is None else torch.matrix_power(input, n, out=out)
 
 
 @implements_operator(aten.dot.default, aten.vdot.default)

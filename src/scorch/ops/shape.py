@@ -17,13 +17,13 @@ from scorch.errors import UnsupportedError
 from scorch.formats import Format
 from scorch.formats.compressed import Compressed
 from scorch.ops.generic import densely
+from scorch.tensor.broadcast import expanded
 from scorch.tensor.budget import check_budget
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import (
     Entries,
     Shape,
     entries_of,
-    expanded,
     format_for,
     from_entries,
 )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -37,3 +38,10 @@ def implements_operator(*operators: Any) -> Callable[[Handler], Handler]:
         return handler
 
     return register
+
+
+@functools.cache
+def place_of_index(func: Any) -> int | None:
+    """Where an operator takes a tensor of places, which is made dense: all of its zeros are places too."""
+    names = [argument.name for argument in func._schema.arguments if not argument.kwarg_only]
+    return names.index("index") if "index" in names else None

@@ -7,7 +7,6 @@ arithmetic on them, and two patterns are united or intersected as sorted lists o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -129,29 +128,6 @@ def format_for(tensor: SparseTensor, shape: Shape) -> Format:
     if letters == {"o"} or len(shape) > 2:
         return as_format("coo" if letters == {"o"} else "csf", len(shape))
     return as_format("csr" if len(shape) == 2 else "s", len(shape))
-
-
-def expanded(entries: Entries, shape: Shape) -> Entries:
-    """The entries of the tensor broadcast to ``shape``."""
-    if entries.shape == shape:
-        return entries
-    own = (1,) * (len(shape) - len(entries.shape)) + entries.shape
-    crd = coordinates_of(entries.keys, own)
-    keys, values = torch.zeros_like(entries.keys), entries.values
-    repeats = math.prod(new for old, new in zip(own, shape, strict=True) if old != new)
-    numbers = torch.arange(repeats)
-    keys, values = keys.repeat_interleave(repeats), values.repeat_interleave(repeats)
-    numbers = numbers.repeat(entries.keys.numel())
-    columns: list[torch.Tensor] = []
-    for dim in reversed(range(len(shape))):
-        if own[dim] == shape[dim]:
-            columns.insert(0, crd[dim].repeat_interleave(repeats))
-        else:
-            columns.insert(0, numbers % max(shape[dim], 1))
-            numbers = numbers.div(max(shape[dim], 1), rounding_mode="floor")
-    keys = keys_of(columns, shape) if shape else keys
-    keys, order = torch.sort(keys)
-    return Entries(keys, values[order], shape)
 
 
 def united(tensors: Sequence[Entries]) -> torch.Tensor:

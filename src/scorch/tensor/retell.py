@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from scorch.errors import (
     ArgumentError,
@@ -27,6 +27,7 @@ from scorch.errors import (
     ScorchError,
     UnsupportedError,
 )
+from scorch.tensor.construct import from_torch
 from scorch.tensor.sparse_tensor import SparseTensor
 
 KINDS: dict[type[BaseException], type[ScorchError]] = {
@@ -78,6 +79,31 @@ def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, A
     if is_own and (isinstance(error, type(dense)) or not is_exact):
         return error
     return _made(KINDS[type(dense)], name, str(dense), tensors)
+
+
+def of_our_kind(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments with torch's own sparse tensors as ours; None if there are none, or one is written to."""
+    leaves, spec = tree_flatten((list(args), kwargs))
+    theirs = [value for value in leaves if _is_torchs(value)]
+    name = str(getattr(func, "__name__", ""))
+    in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+    is_written = in_place and bool(args) and _is_torchs(args[0])
+    if not theirs or is_written or kwargs.get("out") is not None:
+        return None
+    ours = [from_torch(value) if _is_torchs(value) else value for value in leaves]
+    again, named = tree_unflatten(ours, spec)
+    return tuple(again), named
+
+
+def _is_torchs(value: Any) -> bool:
+    """Whether this is a sparse tensor of torch itself."""
+    return (
+        isinstance(value, torch.Tensor)
+        and not isinstance(value, SparseTensor)
+        and value.layout is not torch.strided
+    )
 
 
 def _mixed_devices(tensors: Sequence[torch.Tensor]) -> str | None:

@@ -102,8 +102,11 @@ class SparseTensor(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         except Exception as error:
-            from scorch.tensor.retell import retold
+            from scorch.tensor.retell import of_our_kind, retold
 
+            again = of_our_kind(func, args, kwargs or {})
+            if again is not None:
+                return func(*again[0], **again[1])
             told = retold(error, func, args, kwargs or {})
             if told is error:
                 raise
@@ -113,6 +116,11 @@ class SparseTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        place = dispatch.place_of_index(func)
+        if place is not None and len(args) > place and isinstance(args[place], SparseTensor):
+            args = (*args[:place], args[place].to_dense(), *args[place + 1 :])
+            if not any(isinstance(value, SparseTensor) for value in (*args, *(kwargs or {}).values())):
+                return func(*args, **(kwargs or {}))
         handler = dispatch.OPERATORS.get(func) or dispatch.OPERATORS.get(func.overloadpacket)
         if handler is None:
             return dispatch.FALLBACKS[0](func, args, dict(kwargs or {}))
