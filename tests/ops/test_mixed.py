@@ -107,3 +107,12 @@ def test_pairs_of_huge_tensors_follow_the_entries() -> None:
     assert (
         unit.format == S.format and unit.nnz == n and torch.equal(unit.diagonal().to_dense(), torch.ones(n))
     )
+
+
+def test_only_vdot_takes_the_conjugate() -> None:
+    a, b = torch.tensor([3j, 1 + 2j, 0]), torch.tensor([1 + 0j, 2 - 1j, 5j])
+    for function in (torch.dot, torch.vdot, torch.inner):
+        wanted = function(a, b)
+        for x in (a, scorch.from_torch(a, format="s")):
+            for y in (b, scorch.from_torch(b, format="s")):
+                torch.testing.assert_close(function(x, y), wanted)

@@ -68,9 +68,15 @@ def matrix_power(input: Any, n: int, *, out: Any = None) -> Any:
         return torch.matrix_power(input, n) if out is None else torch.matrix_power(input, n, out=out)
 
 
-@implements_operator(aten.dot.default, aten.vdot.default)
+@implements_operator(aten.dot.default)
 def dot(self: Any, tensor: Any) -> Any:
-    return einsum("i,i->", self.conj() if self.is_complex() else self, tensor)
+    return einsum("i,i->", self, tensor)
+
+
+@implements_operator(aten.vdot.default)
+def vdot(self: Any, other: Any) -> Any:
+    """As ``dot``, of the first vector's complex conjugate."""
+    return einsum("i,i->", self.conj() if self.is_complex() else self, other)
 
 
 @implements(torch.kron, torch.Tensor.kron)
