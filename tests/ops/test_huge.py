@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,23 +17,7 @@ KEEPING += ["times itself", "maximum of both signs", "compared", "differs", "whe
 KEEPING += ["isnan", "addcmul", "lerp", "in place", "gelu", "silu", "minus itself", "dropout in evaluation"]
 DENSE = ["exp", "cos", "sigmoid", "plus one", "one minus", "equals", "compared below"]
 
-
-@pytest.fixture(scope="module")
-def huge() -> scorch.SparseTensor:
-    generator = torch.Generator().manual_seed(0)
-    places = torch.randint(0, N, (2, 2_000), generator=generator)
-    return scorch.sparse_coo_tensor(places, torch.randn(2_000, generator=generator), (N, N), format="csr")
-
-
-@pytest.fixture(autouse=True)
-def little_memory():
-    """At most 2 GB more than there is now."""
-    with open("/proc/self/statm") as facts:
-        now = int(facts.read().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (now + 2 * 10**9, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
+pytestmark = pytest.mark.usefixtures("little_memory")
 
 
 @pytest.mark.parametrize("name", KEEPING)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -343,24 +342,6 @@ def test_parts_of_any_format(pair, data):
 # any size --------------------------------------------------------------------------------------------
 
 N = 200_000
-
-
-@pytest.fixture(scope="module")
-def huge() -> SparseTensor:
-    generator = torch.Generator().manual_seed(0)
-    places = torch.randint(0, N, (2, 2_000), generator=generator)
-    return scorch.sparse_coo_tensor(places, torch.randn(2_000, generator=generator), (N, N), format="csr")
-
-
-@pytest.fixture
-def little_memory():
-    """At most 2 GB more than there is now."""
-    with open("/proc/self/statm") as facts:
-        now = int(facts.read().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (now + 2 * 10**9, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def rows_with_entries(S: SparseTensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 import scorch
@@ -42,8 +43,6 @@ def test_threads_share_what_is_joined(threads: int, dim: int) -> None:
     with scorch.settings(threads=threads):
         found = torch.cat([A, B, A], dim)
     wanted = [part.to_scipy() for part in (A, B, A)]
-    import scipy.sparse
-
     whole = (scipy.sparse.vstack if dim == 0 else scipy.sparse.hstack)(wanted, format="csr")
     mine = found.to_scipy()
     assert np.array_equal(mine.indptr, whole.indptr) and np.array_equal(mine.indices, whole.indices)

@@ -265,6 +265,24 @@ class _Scope(ExpressionPrinter):
                 return [f"while ({self.expr(condition)}) {{", *indent(self.statement(body)), "}"]
             case If():
                 return self.branch(stmt)
+            case Allocate() | Resize() | Free() | Fill() | Copy():
+                return self.memory(stmt)
+            case Perform(call):
+                return [f"{self.expr(call)};"]
+            case Return(value):
+                assert not self.in_worker, "a parallel loop cannot return"
+                return [f"return {self.converted(value)};"]
+            case Fail():
+                return [self.fail]
+            case Put() | PutArray() | SlotArray() | KeepArray():
+                return self.slots(stmt)
+            case Parallel():
+                return print_parallel(self, stmt)
+        raise AssertionError(f"cannot print {stmt!r}")
+
+    def memory(self, stmt: Allocate | Resize | Free | Fill | Copy) -> list[str]:
+        """Arrays that begin, grow, end, or are written at once."""
+        match stmt:
             case Allocate(array, count, zero):
                 call = self.use("allocate_zero" if zero else "allocate")
                 memory = f"{call}({self.converted(count)}, sizeof({c_name(array.element)}))"
@@ -281,13 +299,10 @@ class _Scope(ExpressionPrinter):
                 call = self.use("memmove" if target == source else "memcpy")
                 to, what = self.address(target, target_start), self.address(source, source_start)
                 return [f"{call}({to}, {what}, {self.size(count, target)});"]
-            case Perform(call):
-                return [f"{self.expr(call)};"]
-            case Return(value):
-                assert not self.in_worker, "a parallel loop cannot return"
-                return [f"return {self.converted(value)};"]
-            case Fail():
-                return [self.fail]
+
+    def slots(self, stmt: Put | PutArray | SlotArray | KeepArray) -> list[str]:
+        """What passes between a kernel and its caller, and arrays kept in tables."""
+        match stmt:
             case Put() | PutArray() if self.in_worker:
                 raise AssertionError("a parallel loop cannot put results")
             case Put(slot, value):
@@ -299,9 +314,6 @@ class _Scope(ExpressionPrinter):
                 return [self.pointer(array, self.element(table, index))]
             case KeepArray(table, index, array):
                 return [f"{self.element(table, index)} = (i64){safe_name(array.name)};"]
-            case Parallel():
-                return print_parallel(self, stmt)
-        raise AssertionError(f"cannot print {stmt!r}")
 
     def in_order(self, run: list[Stmt]) -> list[str]:
         return print_totals(self, run) if len(run) > 1 else self.statement(run[0])

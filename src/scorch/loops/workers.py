@@ -1,10 +1,10 @@
 """Print parallel loops (``nodes.Parallel``): a function that threads run, and what it captures.
 
-    struct closure_1 { struct turns turns; i64 failed; const i32 *A2_pos; ... };
+    struct closure_1 { struct turns closure_turns; i64 closure_failed; const i32 *A2_pos; ... };
 
     static void work_1(struct closure_1 *const closure, const i64 closure_first, ...) {
       i64 closure_passed = 0, chunk;
-      while ((chunk = take_turn(&closure->turns, closure_first, &closure_passed)) >= 0) { ... }
+      while ((chunk = take_turn(&closure->closure_turns, closure_first, &closure_passed)) >= 0) ...
     }
 
 Every thread begins with a share of its own, so that repeated calls find their data where they left it, and

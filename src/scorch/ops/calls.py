@@ -171,9 +171,7 @@ def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> C
     """As ``_run``, shorter; None if a dense operand is not what it was."""
     call = _checked_call(prepared, _facts_of([operands[place] for place in places]))
     if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):
-        kinds = [type(value) is SparseTensor for value in operands]
-        is_sampled = places == [0, 1, 2] and kinds == [True, False, False]
-        return _run_on_pattern(prepared, places, call, is_sampled)
+        return _run_on_pattern(prepared, places, call)
     if places != [0, 1] or type(operands[0]) is not SparseTensor:
         return _run_any(prepared, places, call)
     is_sparse_pair = type(operands[1]) is SparseTensor
@@ -235,8 +233,8 @@ def _run_sparse_pair(prepared: Prepared, call: Call) -> Checked:
     return run
 
 
-def _run_on_pattern(prepared: Prepared, places: list[int], call: Call, is_sampled: bool) -> Checked:
-    """Values on the whole pattern of an operand, such as a sampled product, which takes no loop."""
+def _run_on_pattern(prepared: Prepared, places: list[int], call: Call) -> Checked:
+    """Values on the whole pattern of an operand, such as a sampled product."""
     source, facts_for = places[prepared.pattern_source], prepared.facts_for_size
     form, shape = prepared.format, prepared.shape
     same = form  # the object that was equal last: comparing formats takes longer than finding them identical
@@ -250,12 +248,7 @@ def _run_on_pattern(prepared: Prepared, places: list[int], call: Call, is_sample
             same = pattern.format
         if pattern.shape != shape:
             return None
-        wanted = facts_for(pattern.counts[-1])
-        if is_sampled:
-            a, b, c = operands
-            found = call(wanted, *a.storage.tensors, b, c)
-        else:
-            found = call(wanted, *_arrays(operands, places))
+        found = call(facts_for(pattern.counts[-1]), *_arrays(operands, places))
         return None if found is None else SparseTensor(Storage(pattern, found))
 
     return run

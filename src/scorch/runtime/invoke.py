@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from scorch.errors import CompilerNotFoundError
 from scorch.runtime import jit
+from scorch.settings import current
 
 _TRAMPOLINE = """\
 typedef long long (*kernel_t)(long long *);
@@ -166,6 +167,15 @@ def parallel_runtime() -> int:
         return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
         return 0
+
+
+def threads_for(work: int, each: int, most: int | None = None) -> tuple[int, int]:
+    """``parallel_runtime`` and how many threads, at ``each`` of ``work`` or more, share it (at ``most``)."""
+    import torch
+
+    parallel = parallel_runtime()
+    threads = most or current().threads or torch.get_num_threads()
+    return parallel, max(1, min(threads, work // each)) if parallel else 1
 
 
 def _trampoline() -> Caller | None:

@@ -293,12 +293,14 @@ class CompiledKernel:
         """All index arrays in one dtype: int32 while coordinates and positions fit."""
         wide = self.plan.index != INT32 or max(counts, default=0) > 2**31 - 1
         dtype = torch.int64 if wide else torch.int32
-        return Arrays(
-            tuple(None if array is None else array.to(dtype) for array in pos),
-            tuple(None if array is None else array.to(dtype) for array in crd),
-            counts,
-            values,
-        )
+        try:
+            pos, crd = (
+                tuple([None if array is None else array.to(dtype) for array in arrays])
+                for arrays in (pos, crd)
+            )
+        except (RuntimeError, MemoryError) as error:
+            raise KernelError(f"no memory for the result: {error}") from error
+        return Arrays(pos, crd, counts, values)
 
     def _check(self, status: int) -> None:
         if status != 0:

@@ -13,7 +13,6 @@ import torch
 from scorch.loops.types import FLOAT32, FLOAT64, INT32, INT64
 from scorch.runtime import invoke, jit
 from scorch.runtime.fill import BITS, MOST_SLOTS, builtins, pack, slot_facts
-from scorch.settings import current
 
 SOURCE = """\
 typedef long long i64;
@@ -133,10 +132,8 @@ def _run(
     made, address = builtins(), _address(what, index)
     if 4 * count + 12 > MOST_SLOTS or bytes not in BITS or made is None or not address:
         return None
-    parallel = invoke.parallel_runtime()
-    threads = current().threads or torch.get_num_threads()
-    shared = max(1, min(threads, (rows + entries) // EACH[what])) if parallel else 1
-    first = pack([parallel, shared, count, rows, entries, bytes, *sizes])
+    threads = invoke.threads_for(rows + entries, EACH[what])
+    first = pack([*threads, count, rows, entries, bytes, *sizes])
     element = _ELEMENTS.get(dtype)
     facts = slot_facts(rows, _INDEX[index], element or BITS[bytes], 1, range(2, 3 * count, 3))
     arrays = [array for matrix in matrices for array in matrix]

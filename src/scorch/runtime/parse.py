@@ -15,7 +15,6 @@ import numpy as np
 
 from scorch.errors import CompilationError, CompilerNotFoundError
 from scorch.runtime import invoke, jit
-from scorch.settings import current
 
 Array = np.ndarray[Any, Any]
 _BLANK = 2
@@ -262,8 +261,7 @@ def parse_table(
     count, read = functions
     text = np.frombuffer(data, dtype=np.uint8)
     address = text.ctypes.data
-    parallel = invoke.parallel_runtime()
-    threads = max(1, min(_threads(), (len(data) - begin) // EACH)) if parallel else 1
+    parallel, threads = invoke.threads_for(len(data) - begin, EACH)
     first = np.zeros(threads, np.int64)
     narrow = all(size < 2**31 for size in sizes)
     limits = np.array(sizes, np.int64)
@@ -278,12 +276,6 @@ def parse_table(
         if status != _BLANK:
             break
     return None if status else (places, values)
-
-
-def _threads() -> int:
-    import torch
-
-    return current().threads or torch.get_num_threads()
 
 
 @functools.cache

@@ -7,7 +7,6 @@ import torch
 from scorch.loops.types import INT32, INT64
 from scorch.runtime import invoke, jit
 from scorch.runtime.fill import builtins, pack, result_facts, slot_facts
-from scorch.settings import current
 
 SOURCE = """\
 typedef long long i64;
@@ -89,10 +88,7 @@ def rows_of(pos: torch.Tensor, crd: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 def _first(rows: int, entries: int) -> bytes:
     """The arguments of the functions before the arrays."""
-    parallel = invoke.parallel_runtime()
-    threads = current().threads or torch.get_num_threads()
-    shared = max(1, min(threads, (rows + entries) // EACH)) if parallel else 1
-    return pack([parallel, shared, rows, entries])
+    return pack([*invoke.threads_for(rows + entries, EACH), rows, entries])
 
 
 def _address(what: str, dtype: torch.dtype) -> int:

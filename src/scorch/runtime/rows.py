@@ -8,11 +8,8 @@ The two functions are called as those of a generated kernel that appends rows (`
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
-from scorch.errors import CompilationError
 from scorch.runtime import jit
 from scorch.runtime.fill import BITS, builtins, pack, row_facts
 
@@ -97,11 +94,8 @@ def picked_rows(
     return made[0], made[1], made[2].view(values.dtype)
 
 
-@functools.cache
 def _addresses() -> tuple[int, int] | None:
     """Where the two functions are; None if this compiler cannot make them."""
-    try:
-        library = jit.load(SOURCE, "the copy of rows of a sparse tensor")
-    except CompilationError:
-        return None
-    return library.address("scorch_count_rows"), library.address("scorch_copy_rows")
+    what = "the copy of rows of a sparse tensor"
+    count, copy = (jit.function_address(SOURCE, what, f"scorch_{name}_rows") for name in ("count", "copy"))
+    return (count, copy) if count and copy else None

@@ -111,9 +111,7 @@ def laid_out(tensor: torch.Tensor, order: Sequence[int], threads: int) -> torch.
     address, found = _address(size), builtins()
     if not address or found is None:
         return wanted.contiguous()
-    parallel = invoke.parallel_runtime()
-    shared = max(1, min(threads, tensor.numel() // EACH)) if parallel else 1
-    first = pack([parallel, shared, *turned])
+    first = pack([*invoke.threads_for(tensor.numel(), EACH, threads), *turned])
     facts = result_facts(BITS[size], tuple(wanted.shape), zero=False)
     return found.fill(address, first, facts, None, tensor.detach()).view(tensor.dtype)
 

@@ -15,7 +15,7 @@ import torch
 from scorch.tensor.budget import LARGE, check_budget
 from scorch.tensor.entries import Entries, Shape, coordinates_of, keys_of
 
-EACH = 32  # bytes that repeating an entry takes, about
+EACH = 64  # bytes that an entry takes while it is repeated or paired, about
 
 
 def expanded(entries: Entries, shape: Shape) -> Entries:
@@ -61,7 +61,7 @@ def common_keys(a: Entries, b: Entries, shape: Shape) -> torch.Tensor | None:
     counts = ends - begins
     total = int(counts.sum())
     if EACH * total > LARGE:
-        check_budget(EACH * total, f"the product of {total:,} pairs of entries", "use fewer")
+        check_budget(EACH * total, f"pairing {total:,} entries", "multiply parts of the tensors")
     first = torch.repeat_interleave(counts, output_size=total)
     number = torch.arange(total, device="cpu") - (counts.cumsum(0) - counts)[first]
     second = order[begins[first] + number]

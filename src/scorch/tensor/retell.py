@@ -66,6 +66,10 @@ def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, A
     name = name_of(func)
     if elsewhere is not None:
         return _made(DeviceError, name, elsewhere, tensors)
+    refused = re.search(r"you tried to allocate (\d+) bytes", str(error))
+    if refused is not None and not isinstance(error, ScorchError):
+        size = int(refused[1])
+        return _made(DensityError, name, f"{size:,} bytes of dense memory are more than there is", tensors)
     is_too_large = isinstance(error, DensityError)  # if not an operand, then the result
     dense, is_exact = _error_of_dense(func, args, kwargs, tensors, is_too_large)
     if isinstance(error, AssertionError) and not isinstance(dense, AssertionError):
