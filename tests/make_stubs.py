@@ -4,7 +4,7 @@
 
 ``scorch/__init__.pyi`` has all names of torch, and Scorch's own with the types that ``format=`` and
 ``density=`` give them; ``scorch/nn/functional.pyi`` and its like have the names of torch's modules of that
-name. A module that Scorch has a file for gets none.
+name, and what ``scorch/nn/__init__.py`` and its like add. A module that is a file of Scorch gets none.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def stubs() -> dict[Path, str]:
         place = ROOT.joinpath(*name.split("."))
         is_package = any(other.startswith(f"{name}.") for other in MODULES)
         path = place / "__init__.pyi" if is_package else place.with_suffix(".pyi")
-        if not path.with_suffix(".py").exists() and not (place / "__init__.py").exists():
+        if is_package or not path.with_suffix(".py").exists():
             found[path] = _header() + _of_module(importlib.import_module(f"torch.{name}"), name)
     return found
 
@@ -95,7 +95,7 @@ def _header() -> str:
 
 
 def _of_package() -> str:
-    own = set(_own_names())
+    own = set(_own_names(ROOT / "__init__.py"))
     lines = [
         "from collections.abc import Iterable",
         "from typing import Any, overload",
@@ -113,12 +113,12 @@ def _of_package() -> str:
     return _header() + "\n".join(lines) + "\n\n" + _borrowed(torch, names)
 
 
-def _own_names() -> list[str]:
-    """What ``scorch/__init__.py`` lists in ``__all__``."""
-    for node in ast.parse((ROOT / "__init__.py").read_text()).body:
+def _own_names(path: Path) -> list[str]:
+    """What a file lists in ``__all__``; nothing if there is no such file."""
+    for node in ast.parse(path.read_text()).body if path.exists() else ():
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
             return list(ast.literal_eval(node.value))
-    raise AssertionError("scorch/__init__.py has no __all__")
+    return []
 
 
 def _own(name: str) -> Iterator[str]:
@@ -148,9 +148,17 @@ def _overloads(name: str, head: str, plain: list[str], *sparse: list[str]) -> It
 
 def _of_module(module: types.ModuleType, name: str) -> str:
     below = {other.rpartition(".")[2] for other in MODULES if other.rpartition(".")[0] == name}
-    names = [found for found in _public(module) if found not in below]
-    own = "".join(f"from scorch.{name} import {part} as {part}\n" for part in sorted(below))
-    return _borrowed(module, names) + own
+    own = _own_names(ROOT.joinpath(*name.split("."), "__init__.py"))
+    names = [found for found in _public(module) if found not in below and found not in own]
+    modules = "".join(f"from scorch.{name} import {part} as {part}\n" for part in sorted(below))
+    added = "".join(_own_line(importlib.import_module(f"scorch.{name}"), part) for part in sorted(own))
+    return _borrowed(module, names) + modules + added
+
+
+def _own_line(module: types.ModuleType, name: str) -> str:
+    value = getattr(module, name)
+    is_module = isinstance(value, types.ModuleType)
+    return f"from {module.__name__ if is_module else value.__module__} import {name} as {name}\n"
 
 
 def _borrowed(module: types.ModuleType, names: list[str]) -> str:
