@@ -141,7 +141,8 @@ from scorch.utils.data import DataLoader
 import scorch.optim.lr_scheduler
 from scorch import fft, linalg, sparse, nn as also
 import torch
-assert nn is also and nn.Module is torch.nn.Module and F is functional is torch.nn.functional and Linear is torch.nn.Linear
+assert nn is also and nn.Module is torch.nn.Module and Linear is torch.nn.Linear
+assert F is functional is torch.nn.functional
 assert scorch.optim.lr_scheduler is torch.optim.lr_scheduler and DataLoader is torch.utils.data.DataLoader
 assert fft is torch.fft and linalg.qr is torch.linalg.qr and sparse.mm is torch.sparse.mm
 print("fine")
