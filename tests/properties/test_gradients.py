@@ -102,13 +102,24 @@ def test_gradients_of_einsum(case):
     wanted_first = torch.autograd.grad(wanted, dense, G, create_graph=True, allow_unused=True)
     for gradient, right, leaf in zip(first, wanted_first, leaves, strict=True):
         check_gradient(gradient, right, leaf)
-    total = _total(first)
-    if not isinstance(total, torch.Tensor) or not total.requires_grad:
-        return
-    second = torch.autograd.grad(total, leaves, allow_unused=True)
-    wanted_second = torch.autograd.grad(_total(wanted_first), dense, allow_unused=True)
-    for gradient, right, leaf in zip(second, wanted_second, leaves, strict=True):
-        check_gradient(gradient, right, leaf)
+    check_second(first, wanted_first, leaves, dense)
+
+
+def check_second(
+    first: tuple[torch.Tensor | None, ...],
+    wanted: tuple[torch.Tensor | None, ...],
+    leaves: list[torch.Tensor],
+    dense: list[torch.Tensor],
+) -> None:
+    """The gradients of a number that depends on all gradients; no gradient is one of zeros."""
+    total, right = _total(first), _total(wanted)
+    none = (None,) * len(leaves)
+    is_learned = isinstance(total, torch.Tensor) and total.requires_grad
+    second = torch.autograd.grad(total, leaves, allow_unused=True) if is_learned else none
+    is_learned = isinstance(right, torch.Tensor) and right.requires_grad
+    truth = torch.autograd.grad(right, dense, allow_unused=True) if is_learned else none
+    for gradient, expected, leaf in zip(second, truth, leaves, strict=True):
+        check_gradient(gradient, expected, leaf)
 
 
 def _total(gradients: tuple[torch.Tensor | None, ...]) -> torch.Tensor | float:
@@ -119,3 +130,70 @@ def _total(gradients: tuple[torch.Tensor | None, ...]) -> torch.Tensor | float:
             product = (gradient * weights(gradient, number + 2)).sum()
             total = total + (product.real if product.is_complex() else product)
     return total
+
+
+# expressions -----------------------------------------------------------------------------------------
+
+SHAPES = {"A": (4, 5), "B": (5, 3), "C": (4, 5), "T": (4, 5, 3), "Q": (4, 4), "x": (5,), "y": (4,), "a": ()}
+EXPRESSIONS = {
+    "R[i,k] = A[i,j] * B[j,k]": lambda A, B: A @ B,
+    "R[i,j] = A[i,j] + C[i,j]": lambda A, C: A + C,
+    "R[i,j] = A[i,j] - 2 * C[i,j] * A[i,j]": lambda A, C: A - 2 * C * A,
+    "R[i,j] = A[i,j] / (3 + square(C[i,j]))": lambda A, C: A / (3 + C.square()),
+    "R[i,j] = A[i,j] * x[j] * y[i]": lambda A, x, y: A * x * y[:, None],
+    "R[i] = tanh(A[i,j] * x[j])": lambda A, x: torch.tanh(A @ x),
+    "R[i] = sum(j, exp(A[i,j]))": lambda A: A.exp().sum(1),
+    "R[i,j] = relu(A[i,j]) + sigmoid(x[j]) * C[i,j]": lambda A, x, C: A.relu() + x.sigmoid() * C,
+    "R[i] = max(j, A[i,j] * x[j])": lambda A, x: (A * x).amax(1),
+    "R[j] = min(i, A[i,j] + C[i,j])": lambda A, C: (A + C).amin(0),
+    "R[i] = prod(j, A[i,j] + 2 * x[j])": lambda A, x: (A + 2 * x).prod(1),
+    "R[i,j] = maximum(A[i,j], C[i,j])": lambda A, C: torch.maximum(A, C),
+    "R[i,j] = minimum(A[i,j], 0.5 * x[j])": lambda A, x: torch.minimum(A, 0.5 * x),
+    "R[i,j] = where(C[i,j] > 0, A[i,j], x[j] * A[i,j])": lambda C, A, x: torch.where(C > 0, A, x * A),
+    "R[i,j] = A[i,j] / sum(j, abs(A[i,j]) + 1)": lambda A: A / (A.abs() + 1).sum(1, keepdim=True),
+    "R = A[i,j] * C[i,j]": lambda A, C: (A * C).sum(),
+    "R[i] = Q[i,i] * y[i]": lambda Q, y: Q.diagonal() * y,
+    "R = Q[i,j] * Q[j,i]": lambda Q: (Q * Q.T).sum(),
+    "R[i,j] = sum(k, A[i,k] * B[k,l] * B[j,l])": lambda A, B: A @ B @ B.T,
+    "R[i,l] = T[i,j,k] * B[j,k] * A[i,l]": lambda T, B, A: torch.einsum("ijk,jk,il->il", T, B, A),
+    "R[i] = log1p(sum(j, square(A[i,j]))) + sqrt(sum(j, 1 + square(C[i,j])))": lambda A, C: (
+        torch.log1p(A.square().sum(1)) + torch.sqrt((1 + C.square()).sum(1))
+    ),
+    "R[i,j] = a * sin(A[i,j]) - expm1(C[i,j]) * cos(x[j])": lambda a, A, C, x: (
+        a * A.sin() - torch.expm1(C) * x.cos()
+    ),
+    "R[i] = sum(j, y[i] + A[i,j])": lambda y, A: (y[:, None] + A).sum(1),
+    "R[i,j] = -A[i,j] * log(2 + abs(x[j]))": lambda A, x: -A * torch.log(2 + x.abs()),
+}
+
+
+@st.composite
+def expressions(draw) -> tuple[str, dict[str, torch.Tensor], int]:
+    text = draw(st.sampled_from(sorted(EXPRESSIONS)))
+    seed = draw(st.integers(0, 2**16))
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name in EXPRESSIONS[text].__code__.co_varnames:
+        shape = SHAPES[name]
+        dense = torch.randn(shape, generator=generator, dtype=torch.float64)
+        form = draw(formats(len(shape))) if shape else Format("dense", dims=0)
+        if not form.is_dense:
+            dense = dense * (torch.rand(shape, generator=generator) < draw(st.sampled_from([0.0, 0.4, 1.0])))
+        tensors[name] = dense if form.is_dense else scorch.from_torch(dense, form)
+    return text, tensors, seed
+
+
+@given(case=expressions())
+def test_gradients_of_expressions(case):
+    text, tensors, seed = case
+    ours = {name: tensor.detach().clone().requires_grad_() for name, tensor in tensors.items()}
+    truth = {name: to_dense(tensor).detach().clone().requires_grad_() for name, tensor in tensors.items()}
+    masked = {name: dense * mask_of(tensors[name]) for name, dense in truth.items()}
+    found, wanted = scorch.evaluate(text, **ours), EXPRESSIONS[text](**masked)
+    torch.testing.assert_close(to_dense(found.detach()), wanted.detach())
+    G = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    first = torch.autograd.grad(found, list(ours.values()), G, create_graph=True, allow_unused=True)
+    right = torch.autograd.grad(wanted, list(truth.values()), G, create_graph=True, allow_unused=True)
+    for gradient, expected, leaf in zip(first, right, ours.values(), strict=True):
+        check_gradient(gradient, expected, leaf)
+    check_second(first, right, list(ours.values()), list(truth.values()))

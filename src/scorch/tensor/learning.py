@@ -78,18 +78,22 @@ class _Wrap(torch.autograd.Function):
 
 
 class _Use(torch.autograd.Function):
-    """S itself, as one function of torch uses it: what comes back is sampled at its pattern.
+    """A tensor itself, as one function of torch uses it: what comes back is stored as the tensor is.
 
-    torch's own formulas may give a dense gradient; only here is it known which places of it are needed.
+    torch's own formulas may give a dense gradient of a sparse tensor, or a sparse one of a dense tensor; only
+    here is it known which places of it are needed.
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: SparseTensor) -> SparseTensor:
-        ctx.pattern = tensor.storage.pattern
-        return SparseTensor(tensor.storage)
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        is_sparse = isinstance(tensor, SparseTensor)
+        ctx.pattern = tensor.storage.pattern if is_sparse else None
+        return SparseTensor(tensor.storage) if is_sparse else tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        if ctx.pattern is None:
+            return dense_of(gradient)
         if isinstance(gradient, SparseTensor) and gradient.storage.pattern is ctx.pattern:
             return gradient
         return sparse_of(ctx.pattern, values_at(gradient, ctx.pattern))
@@ -118,9 +122,17 @@ def _plain(values: torch.Tensor) -> torch.Tensor:
 
 def used(tensor: Any) -> Any:
     """A tensor for one use of it by a function of torch."""
-    if isinstance(tensor, SparseTensor) and any_requires_grad(tensor):
+    if isinstance(tensor, torch.Tensor) and any_requires_grad(tensor) and peek_interpreter_stack() is None:
         return apply(_Use, tensor)
     return tensor
+
+
+def dense_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as a dense one, connected to it."""
+    if not isinstance(tensor, SparseTensor):
+        return tensor
+    pattern = tensor.storage.pattern
+    return placed(values_of(tensor), pattern, pattern.shape)
 
 
 def values_at(tensor: torch.Tensor, pattern: Pattern) -> torch.Tensor:
@@ -147,7 +159,7 @@ class _Placed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return placed(gradient, ctx.target, ctx.source), None, None
+        return placed(dense_of(gradient), ctx.target, ctx.source), None, None
 
     @staticmethod
     def jvp(ctx: Any, change: Any, *_: Any) -> Any:
