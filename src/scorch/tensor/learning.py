@@ -86,9 +86,8 @@ class _Use(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        is_sparse = isinstance(tensor, SparseTensor)
-        ctx.pattern = tensor.storage.pattern if is_sparse else None
-        return SparseTensor(tensor.storage) if is_sparse else tensor.detach()
+        ctx.pattern = tensor.storage.pattern if isinstance(tensor, SparseTensor) else None
+        return SparseTensor(tensor.storage) if isinstance(tensor, SparseTensor) else tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -341,8 +340,11 @@ def _own_arguments(func: Any) -> int:
 def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` as torch takes it apart and differentiates it, some of its arguments being learned."""
     handler = WHEN_LEARNING.get(func)
-    if handler is not None:
-        return handler(*args, **kwargs)
+    return by_formula(func, args, kwargs) if handler is None else handler(*args, **kwargs)
+
+
+def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func`` differentiated by torch's own formula."""
     own = _own_arguments(func)
     if own >= 0:
         args = (*args[:own], *tree_map(used, args[own:]))

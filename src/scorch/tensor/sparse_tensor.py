@@ -17,7 +17,7 @@ from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
 from scorch.tensor.run import convert
 from scorch.tensor.storage import Pattern, Storage
-from scorch.tensor.tracking import any_requires_grad, is_grad_enabled, is_learning
+from scorch.tensor.tracking import any_requires_grad, is_grad_enabled, is_learning, is_transformed
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -98,11 +98,7 @@ class SparseTensor(torch.Tensor):
     ) -> Any:
         handler = dispatch.FUNCTIONS.get(func)
         try:
-            if (
-                func not in dispatch.LEARNING
-                and is_grad_enabled()
-                and any_requires_grad(*args, **(kwargs or {}))
-            ):
+            if func not in dispatch.LEARNING and _is_differentiated(func, args, kwargs or {}):
                 from scorch.tensor.learning import differentiated
 
                 return differentiated(func, args, kwargs or {})
@@ -291,6 +287,13 @@ class SparseTensor(torch.Tensor):
         from scorch.tensor.learning import copied
 
         return copied(self, memo)
+
+
+def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function is one of tensors that are learned; what tells facts inside torch.func is not."""
+    if is_grad_enabled() and any_requires_grad(*args, **kwargs):
+        return True
+    return is_transformed() and func in dispatch.WHEN_LEARNING
 
 
 def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
