@@ -270,10 +270,14 @@ class SparseTensor(torch.Tensor):
         )
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., SparseTensor], tuple[Any, ...]]:
-        return SparseTensor, (self.storage,)
+        from scorch.tensor.saved import reduce_tensor
+
+        return reduce_tensor(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseTensor:
-        return SparseTensor(Storage(self.storage.pattern, self.storage.values.clone()))
+        from scorch.tensor.saved import deep_copy
+
+        return deep_copy(self, memo)
 
 
 def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
