@@ -3,6 +3,7 @@
 from scorch.tensor import (  # noqa: F401 - they fill the tables of torch
     handlers,
     operators,
+    samples,
     saved,
     torch_names,
 )

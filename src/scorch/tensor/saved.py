@@ -1,9 +1,9 @@
 """What pickles, files of ``torch.save`` and other processes get of a sparse tensor, and the way back.
 
 They name the functions of this module, and hand them numbers, words and plain tensors. So ``torch.load``
-takes them with ``weights_only=True``, files do not depend on how Scorch's classes look inside, and arrays that
-no kernel could follow are refused, whoever reads them. What tensors have in common (a pattern, a storage) they
-have in common again. A view is saved as a tensor of its own.
+takes them with ``weights_only=True``, files do not depend on how Scorch's classes look inside, and arrays
+that no kernel could follow are refused, whoever reads them. What tensors have in common (a pattern, a
+storage) they have in common again. A view is saved as a tensor of its own.
 """
 
 from __future__ import annotations
