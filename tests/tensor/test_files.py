@@ -147,6 +147,8 @@ def test_dictionaries_come_back(tmp_path, suffix):
     assert list(found) == list(given) or set(found) == set(given)
     for name, tensor in given.items():
         same(found[name], tensor)
+    found = load(tmp_path / f"all{suffix}", format="coo")
+    assert found["weight"].format == Format("coo") and torch.equal(found["bias"], given["bias"])
 
 
 def test_safetensors_share_patterns_and_are_read_by_the_library(tmp_path):

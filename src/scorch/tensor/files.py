@@ -30,6 +30,7 @@ from scorch.tensor.interop import from_scipy, is_scipy
 from scorch.tensor.matrix_market import read_matrix_market, write_matrix_market
 from scorch.tensor.npz import read_npz, write_npz
 from scorch.tensor.safetensors import read_safetensors, write_safetensors
+from scorch.tensor.sparse_tensor import SparseTensor
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta)(:\d+)?")
 
@@ -168,7 +169,14 @@ def _read_pickle(source: Any, format: Any = None, **options: Any) -> Any:
     except _DAMAGED as error:
         said = f"{type(error).__name__}: {error}"
         raise FileError(f"{source} cannot be read as a whole file of torch.save ({said})") from error
-    return found if format is None else from_torch(found, format)
+    if format is None:
+        return found
+    if isinstance(found, dict):
+        return {
+            name: value.to_format(format) if isinstance(value, SparseTensor) else value
+            for name, value in found.items()
+        }
+    return from_torch(found, format)
 
 
 def _is_device(value: object) -> bool:
