@@ -26,6 +26,7 @@ import scorch
 from properties.drawing import DTYPES, random_dense
 from scorch import Format, SparseTensor
 from scorch.errors import IndexRangeError, OperandError, ShapeError
+from scorch.tensor.packed import pieces_of
 from scorch.utils.data import SparseRows
 from validity import check_storage
 
@@ -129,6 +130,7 @@ def test_workers(method):
     options = {"batch_size": 4, "shuffle": True, "num_workers": 2, "multiprocessing_context": method}
     found = batches(data, pin_memory=True, **options)
     assert found[0][0].format == Format("csr")
+    assert pieces_of(found[0][0].storage) is not None, "one piece of memory came from the worker"
     torch.manual_seed(5)
     assert alike(plain(found), list(DataLoader(wanted, batch_size=4, shuffle=True, num_workers=0)))
 

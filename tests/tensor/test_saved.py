@@ -29,7 +29,8 @@ from scorch.errors import (
     ScorchError,
     UnsupportedError,
 )
-from scorch.tensor.saved import make_pattern, make_storage, make_tensor
+from scorch.tensor.packed import packed, pieces_of
+from scorch.tensor.saved import make_packed, make_pattern, make_storage, make_tensor
 from scorch.tensor.storage import Storage
 from validity import check_storage
 
@@ -313,6 +314,57 @@ def test_arrays_that_do_not_fit_together_are_refused():
         make_pattern(form, (6,), (None, None), (None, None))
     with pytest.raises(FileError, match="which is no format"):
         make_pattern("csr", (6, 9), pattern.pos, pattern.crd)
+
+
+def test_files_in_the_old_format(tmp_path):
+    """Their arrays are filled after the tensors are made."""
+    old = {"_use_new_zipfile_serialization": False}
+    content = {
+        "S": csr(),
+        "blocks": scorch.from_torch(random_dense((5, 7), torch.float32, 0.4, 2), "bsr(2,2)"),
+    }
+    torch.save(content, tmp_path / "S.pt", **old)
+    for load in (torch.load, scorch.load):
+        found = load(tmp_path / "S.pt", weights_only=True)
+        for name, tensor in content.items():
+            same(found[name], tensor)
+    torch.save(changed(lambda pos, crd: crd[0].fill_(77)), tmp_path / "S.pt", **old)
+    with pytest.raises(IndexRangeError, match="crd1 has 77 at entry 0"):
+        scorch.load(tmp_path / "S.pt")
+    scorch.save(tmp_path / "S.pt", csr())
+    same(scorch.load(tmp_path / "S.pt"), csr())
+
+
+@given(st.data())
+def test_packed_tensors_come_back(data):
+    dims = data.draw(st.integers(1, 3))
+    shape = tuple(data.draw(st.sampled_from(SIZES)) for _ in range(dims))
+    form = data.draw(formats(dims).filter(lambda form: not form.is_dense))
+    given = data.draw(tensors(shape, data.draw(st.sampled_from(DTYPES)), form)).given
+    made = packed(given)
+    same(made, given)
+    assert made.is_shared() and pieces_of(made.storage) is not None
+    received = pickle.loads(ForkingPickler.dumps(made))
+    same(received, given)
+    same(through_file(made), given)
+    same(pickle.loads(pickle.dumps(made)), given)
+    if made.nnz:
+        made.storage.values.zero_()
+        assert not received.storage.values.any(), "one memory for both"
+
+
+def test_pieces_outside_of_their_memory_are_refused():
+    form = {"levels": "ds", "order": [0, 1]}
+    memory, pieces = pieces_of(packed(csr()).storage)
+    assert make_packed(form, (6, 9), memory, pieces).pattern.shape == (6, 9)
+    (dtype, begin, count), *others = pieces
+    for wrong in [(dtype, -4, count), (dtype, begin + 1, count), (dtype, 0, 10**6), (dtype, 64, -1)]:
+        with pytest.raises(FileError, match="does not lie in the memory"):
+            make_packed(form, (6, 9), memory, [wrong, *others])
+    with pytest.raises(FileError, match="2 arrays do not make a sparse tensor of format csr"):
+        make_packed(form, (6, 9), memory, others)
+    with pytest.raises(FileError, match="does not lie in the memory"):
+        make_packed(form, (6, 9), memory.view(torch.int32), pieces)
 
 
 def test_a_file_may_name_nothing_else_of_scorch(tmp_path):

@@ -109,9 +109,16 @@ def _as_dense(values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def checked_pattern(
-    form: Format, shape: tuple[int, ...], pos: list[torch.Tensor | None], crd: list[torch.Tensor | None]
+    form: Format,
+    shape: tuple[int, ...],
+    pos: list[torch.Tensor | None],
+    crd: list[torch.Tensor | None],
+    has_contents: bool = True,
 ) -> Pattern:
-    """The pattern of these arrays, after a look at each of them: the cost follows the entries."""
+    """The pattern of these arrays, after a look at each of them: the cost follows the entries.
+
+    Without ``has_contents`` the arrays are still to be filled, and only their lengths are looked at.
+    """
     if form.dims != len(shape):
         raise FileError(f"its format stores {form.dims} dimensions, but its shape is {shape}")
     counts: list[int] = []
@@ -125,9 +132,10 @@ def checked_pattern(
                 raise FileError(f"level {level} of format {form} {word} the array {name}{level}")
             if array is not None and as_indices(f"{name}{level}", array).dim() != 1:
                 raise FileError(f"{name}{level} has shape {tuple(array.shape)}; it must be one row")
-        positions = _check_level(form, level, positions, size, pos[level], crd[level])
+        positions = _check_level(form, level, positions, size, pos[level], crd[level], has_contents)
         counts.append(positions)
-    _check_runs(form, pos, crd)
+    if has_contents:
+        _check_runs(form, pos, crd)
     dtype = dtype_of_type(index_type(shape, max(counts, default=0)))
     arrays = [
         tuple(None if array is None else array.to(dtype).contiguous() for array in kept)
@@ -154,15 +162,22 @@ def _check_level(
     size: int,
     pos: torch.Tensor | None,
     crd: torch.Tensor | None,
+    has_contents: bool,
 ) -> int:
     """The positions of the level below ``parents``, after a look at its arrays."""
     if crd is None:
         return parents * size
-    if pos is not None:
+    if pos is not None and not has_contents:
+        if pos.numel() != parents + 1:
+            raise FileError(
+                f"pos{level} has {pos.numel()} entries, but {parents} positions above need {parents + 1}"
+            )
+    elif pos is not None:
         check_pointers(f"pos{level}", pos, parents, crd.numel(), "positions above")
     elif crd.numel() != parents:
         raise FileError(f"crd{level} has {crd.numel()} coordinates, but the level above has {parents}")
-    check_coordinates(f"crd{level}", crd, form.order[level], size)
+    if has_contents:
+        check_coordinates(f"crd{level}", crd, form.order[level], size)
     return crd.numel()
 
 

@@ -30,6 +30,7 @@ from scorch.tensor.interop import from_scipy, is_scipy
 from scorch.tensor.matrix_market import read_matrix_market, write_matrix_market
 from scorch.tensor.npz import read_npz, write_npz
 from scorch.tensor.safetensors import read_safetensors, write_safetensors
+from scorch.tensor.saved import check_filled
 from scorch.tensor.sparse_tensor import SparseTensor
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta)(:\d+)?")
@@ -164,6 +165,7 @@ def _read_pickle(source: Any, format: Any = None, **options: Any) -> Any:
         options["map_location"], format = format, None
     try:
         found = torch.load(source, **{"weights_only": True, **options})
+        check_filled()
     except (ScorchError, FileNotFoundError, PermissionError):
         raise
     except _DAMAGED as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from scorch.errors import OperandError, ShapeError
@@ -19,6 +19,7 @@ from scorch.formats import as_format
 from scorch.tensor.check import from_numpy
 from scorch.tensor.construct import from_torch
 from scorch.tensor.interop import from_scipy, is_scipy
+from scorch.tensor.packed import packed
 from scorch.tensor.sparse_tensor import SparseTensor
 
 
@@ -106,14 +107,20 @@ def _by_rows(tensor: Any) -> Any:
 
 def _stacked(samples: Sequence[torch.Tensor], **_: Any) -> Any:
     """What a data loader makes of sparse samples, in the process of a worker too."""
-    return samples.parts[0] if isinstance(samples, Batch) else torch.stack(list(samples))
+    return _handed_over(samples.parts[0] if isinstance(samples, Batch) else torch.stack(list(samples)))
 
 
 def _together(samples: Sequence[Sample], **_: Any) -> list[Any]:
     """As for tuples, unless the rows are together already."""
     if isinstance(samples, Batch):
-        return samples.parts
+        return [_handed_over(part) for part in samples.parts]
     return [default_collate(list(parts)) for parts in zip(*samples, strict=True)]
+
+
+def _handed_over(batch: Any) -> Any:
+    """In a worker, in memory that the process of the loader gets as it is."""
+    is_packed = get_worker_info() is not None and isinstance(batch, SparseTensor)
+    return packed(batch) if is_packed else batch
 
 
 default_collate_fn_map[SparseTensor] = _stacked

@@ -9,6 +9,8 @@ storage) they have in common again. A view is saved as a tensor of its own.
 from __future__ import annotations
 
 import copy
+import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +23,7 @@ from scorch.formats.dense import Dense
 from scorch.formats.format import Format
 from scorch.tensor.arrays import as_stored_format, check_values, checked_pattern, format_facts
 from scorch.tensor.check import as_shape, as_values
+from scorch.tensor.packed import Piece, cut, pieces_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 
@@ -37,6 +40,10 @@ def reduce_tensor(tensor: SparseTensor) -> Reduced:
 
 
 def reduce_storage(storage: Storage) -> Reduced:
+    whole = pieces_of(storage)
+    if whole is not None:
+        facts = format_facts(storage.pattern.format)
+        return make_packed, (facts, tuple(storage.pattern.shape), *whole)
     values = storage.values
     return make_storage, (storage.pattern, _alone(values.detach() if values.requires_grad else values))
 
@@ -69,7 +76,8 @@ def make_pattern(form: Any, shape: Any, pos: Arrays, crd: Arrays) -> Pattern:
     for kept in (pos, crd):
         if not isinstance(kept, tuple) or len(kept) != len(levels):
             raise FileError(f"a sparse tensor of format {levels} needs {len(levels)} arrays of each kind")
-    return checked_pattern(levels, as_shape("shape", shape), list(pos), list(crd))
+    is_filled = not _is_filled_later()
+    return checked_pattern(levels, as_shape("shape", shape), list(pos), list(crd), has_contents=is_filled)
 
 
 def make_storage(pattern: Pattern, values: torch.Tensor) -> Storage:
@@ -77,8 +85,27 @@ def make_storage(pattern: Pattern, values: torch.Tensor) -> Storage:
     if not isinstance(pattern, Pattern) or not isinstance(values, torch.Tensor) or values.dim() != 1:
         raise FileError("a sparse tensor is made of a pattern and a row of values")
     values = as_values("values", values).contiguous()
-    check_values(pattern, values)
-    return Storage(pattern, values)
+    made = Storage(pattern, values)
+    if _is_filled_later():
+        _unchecked.add(made)
+    else:
+        check_values(pattern, values)
+    return made
+
+
+def make_packed(form: Any, shape: Any, memory: torch.Tensor, pieces: list[Piece]) -> Storage:
+    """A storage whose arrays are ``pieces`` of ``memory``: level by level, then the values."""
+    levels = as_stored_format(form)
+    pos: list[torch.Tensor | None] = []
+    crd: list[torch.Tensor | None] = []
+    arrays = cut(memory, pieces)
+    if len(arrays) != 1 + sum(levels.starts_run(n) + kind.keeps_crd for n, kind in enumerate(levels.levels)):
+        raise FileError(f"{len(arrays)} arrays do not make a sparse tensor of format {levels}")
+    given = iter(arrays)
+    for level, kind in enumerate(levels.levels):
+        pos.append(next(given) if levels.starts_run(level) else None)
+        crd.append(next(given) if kind.keeps_crd else None)
+    return make_storage(make_pattern(form, shape, tuple(pos), tuple(crd)), next(given))
 
 
 def make_tensor(storage: Storage, requires_grad: bool, attributes: dict[str, Any]) -> SparseTensor:
@@ -92,8 +119,29 @@ def make_tensor(storage: Storage, requires_grad: bool, attributes: dict[str, Any
     return made
 
 
+_unchecked: weakref.WeakSet[Storage] = weakref.WeakSet()
+
+
+def _is_filled_later() -> bool:
+    """Whether torch reads a file of its old format, whose arrays it fills when all tensors are made."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not torch.serialization._legacy_load.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def check_filled() -> None:
+    """Check the tensors of files in the old format that were read since the last time."""
+    made = list(_unchecked)
+    _unchecked.clear()
+    for storage in made:
+        pattern = storage.pattern
+        checked_pattern(pattern.format, pattern.shape, list(pattern.pos), list(pattern.crd))
+        check_values(pattern, storage.values)
+
+
 torch.serialization.add_safe_globals(
-    [make_pattern, make_storage, make_tensor, Format, Dense, Compressed, Coordinate]
+    [make_pattern, make_storage, make_packed, make_tensor, Format, Dense, Compressed, Coordinate]
 )
 
 
