@@ -220,10 +220,22 @@ def test_training_on_batches_learns():
     torch.manual_seed(0)
     X = scorch.rand(200, 30, density=0.2, format="csr")
     truth = torch.randn(30, 1)
-    data = SparseRows(X, X @ truth)
-    weight = torch.zeros(30, 1)
-    for _ in range(40):
-        for rows, target in DataLoader(data, batch_size=20, shuffle=True):
-            error = rows @ weight - target
-            weight -= 0.05 * (rows.T @ error)
-    assert torch.allclose(weight, truth, atol=1e-2)
+    model = torch.nn.Linear(30, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(60):
+        for rows, target in DataLoader(SparseRows(X, X @ truth), batch_size=20, shuffle=True):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(rows), target).backward()
+            optimizer.step()
+    assert torch.allclose(model.weight.T, truth, atol=1e-2)
+
+
+def test_gradients_go_through_batches():
+    S, dense = scorch.from_torch(DENSE, "csr").requires_grad_(), DENSE.clone().requires_grad_()
+    weight = torch.arange(7.0, dtype=torch.float64)
+    for tensor, kind in ((S, SparseRows), (S, TensorDataset), (dense, TensorDataset)):
+        tensor.grad = None
+        for (rows,) in DataLoader(kind(tensor), batch_size=4):
+            (rows @ weight).square().sum().backward()
+        gradient = tensor.grad.to_dense()
+        assert torch.allclose(gradient[DENSE != 0], (2 * torch.outer(DENSE @ weight, weight))[DENSE != 0])

@@ -27,7 +27,6 @@ from scorch.errors import (
     MissingFileError,
     OperandError,
     ScorchError,
-    UnsupportedError,
 )
 from scorch.tensor.packed import packed, pieces_of
 from scorch.tensor.saved import make_packed, make_pattern, make_storage, make_tensor
@@ -200,10 +199,7 @@ def test_what_was_set_on_a_tensor_is_kept():
 
 
 def test_parameters_stay_parameters():
-    try:
-        weight = torch.nn.Parameter(csr())
-    except UnsupportedError:
-        pytest.skip("sparse tensors cannot require grad yet")
+    weight = torch.nn.Parameter(csr())
     model = torch.nn.Module()
     model.weight, model.same = weight, weight
     for way in (through_file, lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy):
@@ -214,6 +210,17 @@ def test_parameters_stay_parameters():
     copied = copy.deepcopy(model)
     assert copied.weight is copied.same and copied.weight is not weight
     assert [name for name, _ in copied.named_parameters()] == ["weight"]
+
+
+def test_gradients_are_copied_and_not_saved():
+    S = csr().requires_grad_()
+    (S * S).sum().backward()
+    copied = copy.deepcopy(S)
+    assert torch.equal(copied.grad.to_dense(), 2 * S.detach().to_dense()) and copied.grad is not S.grad
+    assert through_file(S).grad is None and through_file(S).requires_grad
+    assert through_file(S * 2).is_leaf
+    with pytest.raises(RuntimeError, match="can be deep-copied"):
+        copy.deepcopy(S * 2)
 
 
 # other processes -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from scorch.errors import CallError, FileError
+from scorch.errors import FileError, InPlaceError
 from scorch.formats.compressed import Compressed
 from scorch.formats.coordinate import Coordinate
 from scorch.formats.dense import Dense
@@ -151,9 +151,9 @@ torch.serialization.add_safe_globals(
 def deep_copy(tensor: SparseTensor, memo: dict[int, Any]) -> SparseTensor:
     """A tensor with values of its own, and what was set on it; the pattern never changes and is shared."""
     if not tensor.is_leaf:
-        raise CallError(
-            "deepcopy takes tensors that the user made; this one was computed and requires grad: "
-            "copy S.detach() instead"
+        raise InPlaceError(
+            "only tensors that are not the result of a differentiated function can be deep-copied; "
+            "use .detach().clone(), or .clone() to stay connected"
         )
     copied = SparseTensor(copy.deepcopy(tensor.storage, memo))
     memo[id(tensor)] = copied
