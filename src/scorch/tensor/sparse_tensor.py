@@ -281,12 +281,14 @@ class SparseTensor(torch.Tensor):
         )
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., SparseTensor], tuple[Any, ...]]:
-        return SparseTensor, (self.storage,)
+        from scorch.tensor.saved import reduce_tensor
+
+        return reduce_tensor(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseTensor:
-        from scorch.tensor.learning import copied
+        from scorch.tensor.saved import deep_copy
 
-        return copied(self, memo)
+        return deep_copy(self, memo)
 
 
 def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
