@@ -73,7 +73,7 @@ def _weights(
     """The softmax of the scores of each query's pairs."""
     rows, columns = rows.to(q.device), columns.to(q.device)
     scores = (q[rows] * k[columns]).sum(-1) * scale
-    top = scores.new_full((q.shape[0],), -math.inf).index_reduce(0, rows, scores.detach(), "amax")
+    top = scores.new_full((q.shape[0],), -math.inf).scatter_reduce(0, rows, scores.detach(), "amax")
     powers = torch.exp(scores - top[rows])
     return powers / powers.new_zeros(q.shape[0]).index_add(0, rows, powers)[rows]
 
