@@ -163,9 +163,11 @@ def heads_of(
 ) -> Heads:
     """The heads of a batch, each with its mask."""
     factor = 1 / math.sqrt(max(features, 1)) if scale is None else scale
-    numbers = torch.arange(pairs.masks, device="cpu").view(pairs.batch).expand(batch).flatten()
-    seed = tuple(torch.randint(2**32, (2,), device="cpu").tolist()) if dropout else (0, 0)
-    return Heads(pairs.blocks, batch, numbers.contiguous(), factor, dropout, seed, skipped)
+    masks: list[int] = [0] * math.prod(batch)
+    if pairs.masks > 1:
+        masks = torch.arange(pairs.masks, device="cpu").view(pairs.batch).expand(batch).flatten().tolist()
+    first, second = torch.randint(2**32, (2,), device="cpu").tolist() if dropout else (0, 0)
+    return Heads(pairs.blocks, batch, masks, factor, dropout, (first, second), skipped)
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -57,10 +57,9 @@ def spread(tensor: torch.Tensor, batch: tuple[int, ...]) -> torch.Tensor:
 
 def _entries(pairs: Pairs, heads: Heads) -> Iterator[tuple[tuple[int, ...], torch.Tensor, torch.Tensor]]:
     """The place of each head in the batch, and its pairs."""
-    matrices = heads.matrices.tolist()
     skipped = None if heads.skipped is None else heads.skipped.expand(*heads.batch, -1)
     for number, place in enumerate(itertools.product(*(range(size) for size in heads.batch))):
-        rows, columns = pairs.entries(matrices[number])
+        rows, columns = pairs.entries(heads.masks[number])
         if skipped is not None:
             seen = ~skipped[place][columns]
             rows, columns = rows[seen], columns[seen]

@@ -5,6 +5,9 @@ Memory follows queries, keys and values: nothing is kept for pairs. ``attention_
 
 from __future__ import annotations
 
+import array
+import bisect
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,9 +31,9 @@ class Heads:
     share of pairs left out; which ones follows from ``seed``.
     """
 
-    blocks: Blocks | None
+    blocks: Blocks | None  # None: the routines cannot be used
     batch: tuple[int, ...]
-    matrices: torch.Tensor  # the number of the mask of each head
+    masks: Sequence[int]  # the number of the mask of each head
     scale: float
     dropout: float = 0.0
     seed: tuple[int, int] = (0, 0)
@@ -38,19 +41,35 @@ class Heads:
 
     @property
     def count(self) -> int:
-        return math.prod(self.batch)
+        return len(self.masks)
 
-    def bounds(self, threads: int) -> tuple[torch.Tensor, list[int]]:
-        """The block of all heads with which each thread begins, and which of them are not a head's first."""
-        blocks = self.blocks.count
-        own = self.blocks.costs[self.matrices]  # before each block, head by head
-        before = torch.cumsum(own[:, -1], 0) - own[:, -1]
-        starts = (own[:, :-1] + before[:, None]).flatten()
-        total = int(before[-1] + own[-1, -1])
-        wanted = torch.tensor([total * thread // threads for thread in range(threads)])
-        found = torch.searchsorted(starts, wanted)
-        places = torch.cat([found, torch.tensor([self.count * blocks])])
-        return places, [thread for thread, at in enumerate(found.tolist()) if at % blocks]
+
+@dataclass(frozen=True)
+class _Shares:
+    """The blocks of all heads with which threads begin, and their end; ``parallel``: how to run them."""
+
+    parallel: int
+    bounds: list[int]
+    inside: list[int]  # the threads that begin in the middle of a head
+
+    @property
+    def threads(self) -> int:
+        return len(self.bounds) - 1
+
+
+def _shares(heads: Heads, blocks: Blocks) -> _Shares:
+    """Shares of about the same cost."""
+    costs = blocks.costs
+    before = [0, *itertools.accumulate(costs[mask][-1] for mask in heads.masks)]
+    parallel, threads = invoke.threads_for(before[-1], EACH)
+    bounds = [0]
+    for thread in range(1, threads):
+        wanted = before[-1] * thread // threads
+        head = bisect.bisect_right(before, wanted) - 1
+        block = bisect.bisect_left(costs[heads.masks[head]], wanted - before[head])
+        bounds.append(head * blocks.count + block)
+    inside = [thread for thread, at in enumerate(bounds) if at % blocks.count]
+    return _Shares(parallel, [*bounds, heads.count * blocks.count], inside)
 
 
 def is_able(dtype: torch.dtype) -> bool:
@@ -66,9 +85,8 @@ def forward(
     out = torch.empty(*heads.batch, rows, width, dtype=Q.dtype, device="cpu")
     state = torch.empty(*heads.batch, rows, 2, dtype=Q.dtype, device="cpu")
     if heads.count and rows:
-        threads = invoke.threads_for(_work(heads), EACH)
-        bounds, _ = heads.bounds(threads[1])
-        _call("forward", (Q, K, V), heads, threads, bounds, [out, state])
+        assert heads.blocks is not None
+        _call("forward", (Q, K, V), heads, heads.blocks, _shares(heads, heads.blocks), [out, state])
     return out, state
 
 
@@ -87,55 +105,52 @@ def backward(
     dQ = torch.empty(*heads.batch, *Q.shape[-2:], dtype=Q.dtype, device="cpu")
     dK, dV = (torch.zeros(*heads.batch, keys, size, dtype=Q.dtype, device="cpu") for size in (deep, wide))
     if heads.count and Q.shape[-2]:
-        threads = invoke.threads_for(_work(heads), EACH)
-        bounds, inside = heads.bounds(threads[1])
-        own = torch.zeros(len(inside), keys * (deep + wide), dtype=Q.dtype, device="cpu")
-        places = torch.zeros(threads[1], dtype=torch.int64, device="cpu")
-        for number, thread in enumerate(inside):
-            places[thread] = own[number].data_ptr()
-        made = [out, state, gradient.contiguous(), dQ, dK, dV, places]
-        _call("backward", (Q, K, V), heads, threads, bounds, made)
-        for number, thread in enumerate(inside):
-            head = int(bounds[thread]) // heads.blocks.count
-            more = own[number].split([keys * deep, keys * wide])
+        assert heads.blocks is not None
+        shares = _shares(heads, heads.blocks)
+        own = torch.zeros(len(shares.inside), keys * (deep + wide), dtype=Q.dtype, device="cpu")
+        places = [0] * shares.threads
+        for memory, thread in zip(own, shares.inside, strict=True):
+            places[thread] = memory.data_ptr()
+        made = [out, state, gradient.contiguous(), dQ, dK, dV]
+        _call("backward", (Q, K, V), heads, heads.blocks, shares, made, places)
+        for memory, thread in zip(own, shares.inside, strict=True):
+            head = shares.bounds[thread] // heads.blocks.count
+            more = memory.split([keys * deep, keys * wide])
             dK.view(heads.count, -1)[head] += more[0]
             dV.view(heads.count, -1)[head] += more[1]
     return dQ, dK[..., :depth], dV[..., :width]
-
-
-def _work(heads: Heads) -> int:
-    return int(heads.blocks.costs[heads.matrices, -1].sum())
 
 
 def _call(
     what: str,
     given: Sequence[torch.Tensor],
     heads: Heads,
-    threads: tuple[int, int],
-    bounds: torch.Tensor,
+    blocks: Blocks,
+    shares: _Shares,
     made: Sequence[torch.Tensor],
+    own: Sequence[int] = (),
 ) -> None:
     """Call a routine with its arguments in the order of ``attention_source.ARGUMENTS``."""
-    blocks, (Q, K, V) = heads.blocks, (_in_rows(tensor) for tensor in given)
-    numbers = [heads.scale / math.log(2), heads.scale, 1 / (1 - heads.dropout) if heads.dropout < 1 else 0.0]
-    constants = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    Q, K, V = (_in_rows(tensor) for tensor in given)
+    kept = 1 / (1 - heads.dropout) if heads.dropout < 1 else 0.0
+    numbers = array.array("d", [heads.scale / math.log(2), heads.scale, kept])
     skipped = heads.skipped
     skips = None if skipped is None else skipped.expand(*heads.batch, -1).contiguous().view(torch.uint8)
     deep, wide = (-(-tensor.shape[-1] // ROWS) * ROWS for tensor in (Q, V))
     size = ROWS * (2 * deep + 2 * wide + max(deep, wide) + 2 * CHUNK) + max(deep, wide)
-    scratch = torch.empty(threads[1], size, dtype=Q.dtype, device="cpu")
-    offsets = [_offsets(tensor, heads.batch) for tensor in (Q, K, V)]
-    arrays = [bounds, heads.matrices, blocks.begin, blocks.columns, blocks.masks]
-    key_places = torch.arange(heads.count) * blocks.keys
-    slots = [*threads, blocks.queries, blocks.keys, Q.shape[-1], V.shape[-1], blocks.count]
-    slots += [array.data_ptr() for array in arrays]
-    slots += [int(blocks.pos.dtype == torch.int64), blocks.pos.data_ptr(), blocks.crd.data_ptr()]
-    slots += [constants.data_ptr(), *heads.seed, math.ceil(heads.dropout * 2**32)]
-    slots += [0 if skips is None else skips.data_ptr(), key_places.data_ptr()]
-    for tensor, places in zip((Q, K, V), offsets, strict=True):
-        slots += [tensor.data_ptr(), places.data_ptr(), tensor.stride(-2)]
+    scratch = torch.empty(shares.threads, size, dtype=Q.dtype, device="cpu")
+    keys = [] if skips is None else [head * blocks.keys for head in range(heads.count)]
+    offsets = (_offsets(tensor, heads.batch) for tensor in (Q, K, V))
+    lists = [array.array("q", some) for some in (shares.bounds, heads.masks, keys, own, *offsets)]
+    bounds, masks, key_at, own_at, *heads_at = (some.buffer_info()[0] for some in lists)
+    slots = [shares.parallel, shares.threads, blocks.queries, blocks.keys, Q.shape[-1], V.shape[-1]]
+    slots += [blocks.count, bounds, masks, *blocks.addresses]
+    slots += [numbers.buffer_info()[0], *heads.seed, math.ceil(heads.dropout * 2**32)]
+    slots += [0 if skips is None else skips.data_ptr(), key_at]
+    for tensor, places in zip((Q, K, V), heads_at, strict=True):
+        slots += [tensor.data_ptr(), places, tensor.stride(-2)]
     slots += [made[0].data_ptr(), made[1].data_ptr(), scratch.data_ptr(), size]
-    slots += [tensor.data_ptr() for tensor in made[2:]] or [0] * 5
+    slots += [*(tensor.data_ptr() for tensor in made[2:]), own_at] if own else [0] * 5
     invoke.make_caller().call(_address(Q.dtype, what), *slots)
 
 
@@ -144,13 +159,12 @@ def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
 
 
-def _offsets(tensor: torch.Tensor, batch: tuple[int, ...]) -> torch.Tensor:
+def _offsets(tensor: torch.Tensor, batch: tuple[int, ...]) -> list[int]:
     """Where each head begins, in elements."""
-    spread = tensor.expand(*batch, *tensor.shape[-2:])
-    found = torch.zeros(batch, dtype=torch.int64, device="cpu")
-    for dim, size in enumerate(batch):
-        steps = torch.arange(size, device="cpu") * spread.stride(dim)
-        found += steps.view(-1, *[1] * (len(batch) - dim - 1))
+    steps = tensor.expand(*batch, *tensor.shape[-2:]).stride()
+    found = [0]
+    for size, step in zip(batch, steps, strict=False):
+        found = [place + i * step for place in found for i in range(size)]
     return found
 
 

@@ -93,12 +93,19 @@ class Blocks:
     begin: torch.Tensor
     columns: torch.Tensor
     masks: torch.Tensor
-    costs: torch.Tensor
+    costs: list[list[int]]
 
     @property
     def count(self) -> int:
         """Blocks of one mask."""
-        return self.costs.shape[1] - 1
+        return -(-self.queries // ROWS)
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where the arrays are now, in the order in which the routines of attention take them."""
+        arrays = [array.data_ptr() for array in (self.begin, self.columns, self.masks)]
+        is_wide = int(self.pos.dtype == torch.int64)
+        return *arrays, is_wide, self.pos.data_ptr(), self.crd.data_ptr()
 
 
 def find_blocks(pos: torch.Tensor, crd: torch.Tensor, matrices: int, queries: int, keys: int) -> Blocks | None:
@@ -123,4 +130,4 @@ def find_blocks(pos: torch.Tensor, crd: torch.Tensor, matrices: int, queries: in
     call(address, *given, found.data_ptr(), ALONE, 0, *places)
     costs = torch.zeros(matrices, each + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(counted[:, 1].view(matrices, each), 1, out=costs[:, 1:])
-    return Blocks(queries, keys, pos, crd, begin, columns, masks, costs)
+    return Blocks(queries, keys, pos, crd, begin, columns, masks, costs.tolist())
