@@ -2,10 +2,10 @@
 
     python -m benchmarks.attention [--lengths 1024 4096 16384] [--threads 2] [--seconds 20] [--json]
 
-Dense contestants: ``F.scaled_dot_product_attention`` without a mask, with a mask of bools, with ``is_causal``;
-only the masked one gives the same numbers, and is compared first. ``flex`` is torch's FlexAttention, compiled,
-if it runs here. Contestants take turns; medians. Memory is the peak of a process of its own that makes one
-forward and one backward pass, less what it had before.
+Dense contestants: ``F.scaled_dot_product_attention`` without a mask, with a mask of bools, with
+``is_causal``; only the masked one gives the same numbers, and is compared first. ``flex`` is torch's
+FlexAttention, compiled, if it runs here. Contestants take turns; medians. Memory is the peak of a process of
+its own that makes one forward and one backward pass, less what it had before.
 """
 
 from __future__ import annotations
@@ -127,7 +127,10 @@ def memory(name: str, n: int, contestant: str) -> float | None:
     """MiB that one forward and backward pass adds to a process of its own; None if it fails."""
     arguments = ["--peak", name, str(n), contestant]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.attention", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "benchmarks.attention", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return float(done.stdout) if done.returncode == 0 else None
 
@@ -164,7 +167,9 @@ def main() -> None:
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=20.0, help="for each mask, length and pass")
-    parser.add_argument("--flex", action="store_true", help="with FlexAttention, which torch.compile must make")
+    parser.add_argument(
+        "--flex", action="store_true", help="with FlexAttention, which torch.compile must make"
+    )
     parser.add_argument("--memory", action="store_true", help="with the peak of memory of the longest")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)

@@ -86,14 +86,22 @@ def test_values_and_gradients(kind, dtype, threads):
 @given(st.data())
 def test_any_shape_format_and_mask(data):
     batch = data.draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
-    own = tuple(data.draw(st.sampled_from([1, size])) for size in batch[data.draw(st.integers(0, len(batch))) :])
+    own = tuple(
+        data.draw(st.sampled_from([1, size])) for size in batch[data.draw(st.integers(0, len(batch))) :]
+    )
     queries, keys = data.draw(st.integers(0, 40)), data.draw(st.integers(0, 40))
     depth, width = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 20))
     share = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     dense = torch.rand(*own, queries, keys, generator=generator) < share
-    form = data.draw(st.sampled_from(["csr", "coo", "csf", "dcsr", "csc", "bsr(3,4)"] if not own else ["csr", "coo"]))
-    q, k, v = drawn(*batch, queries, depth), drawn(*batch, keys, depth, seed=1), drawn(*batch, keys, width, seed=2)
+    form = data.draw(
+        st.sampled_from(["csr", "coo", "csf", "dcsr", "csc", "bsr(3,4)"] if not own else ["csr", "coo"])
+    )
+    q, k, v = (
+        drawn(*batch, queries, depth),
+        drawn(*batch, keys, depth, seed=1),
+        drawn(*batch, keys, width, seed=2),
+    )
     compare(q, k, v, scorch.from_torch(dense, format=form), dense)
 
 

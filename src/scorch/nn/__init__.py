@@ -3,4 +3,4 @@
 from scorch.nn import masks
 from scorch.nn.attention import MultiheadAttention
 
-__all__: list[str] = ["MultiheadAttention", "masks"]
+__all__ = ["MultiheadAttention", "masks"]

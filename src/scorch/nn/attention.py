@@ -54,7 +54,14 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             mask = mask.to_dense()
         if not isinstance(mask, SparseTensor):
             found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
-                query, key, value, key_padding_mask, need_weights is not False, mask, average_attn_weights, is_causal
+                query,
+                key,
+                value,
+                key_padding_mask,
+                need_weights is not False,
+                mask,
+                average_attn_weights,
+                is_causal,
             )
             return found
         is_batched = query.dim() == 3
@@ -107,7 +114,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             more.append((k.new_zeros(size), v.new_zeros(size)))
         if not more:
             return k, v, mask, skipped
-        k, v = (torch.cat([own, *rest], 2) for own, *rest in ((k, *(m[0] for m in more)), (v, *(m[1] for m in more))))
+        k, v = (
+            torch.cat([own, *rest], 2)
+            for own, *rest in ((k, *(m[0] for m in more)), (v, *(m[1] for m in more)))
+        )
         rows = mask.numel() // max(1, mask.shape[-1])
         pos = torch.arange(rows + 1, device="cpu") * len(more)
         shape = (*mask.shape[:-1], len(more))
@@ -130,8 +140,8 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: M
     for name, (tensor, features) in given.items():
         if tensor.dim() != 3 or tensor.shape[-1] != features or tensor.shape[0] != query.shape[0]:
             raise ShapeError(
-                f"{name} needs {features} features and the batch of query, {query.shape[0]}; with the batch first "
-                f"its shape is {tuple(tensor.shape)}"
+                f"{name} needs {features} features and the batch of query, {query.shape[0]}; with the batch "
+                f"first its shape is {tuple(tensor.shape)}"
             )
     if key.shape[1] != value.shape[1]:
         raise ShapeError(f"there are {key.shape[1]} keys and {value.shape[1]} values")
@@ -160,7 +170,9 @@ def _skipped(padding: torch.Tensor | None, key: torch.Tensor) -> torch.Tensor | 
         raise DtypeError(f"with a sparse attn_mask key_padding_mask holds bools, not {padding.dtype}")
     if padding.shape != key.shape[:2]:
         wanted = tuple(key.shape[:2])
-        raise ShapeError(f"key_padding_mask has shape {tuple(padding.shape)}, the keys {wanted} (batch, keys)")
+        raise ShapeError(
+            f"key_padding_mask has shape {tuple(padding.shape)}, the keys {wanted} (batch, keys)"
+        )
     return padding.to_dense() if isinstance(padding, SparseTensor) else padding
 
 
@@ -178,4 +190,6 @@ def _weights(
     found = in_rows(pos, crd, values, (*batch, q.shape[2], k.shape[2]))
     if not is_mean:
         return found
-    return evaluate("M[n,i,j] = W[n,h,i,j] * m[h]", W=found, m=values.new_full(batch[1:], 1 / batch[1]), format="csr")
+    return evaluate(
+        "M[n,i,j] = W[n,h,i,j] * m[h]", W=found, m=values.new_full(batch[1:], 1 / batch[1]), format="csr"
+    )

@@ -2,11 +2,12 @@
 
 >>> mask = window(16, 2) | global_tokens(16, 1)
 >>> mask.shape, mask.nnz
-(torch.Size([16, 16]), 98)
+(torch.Size([16, 16]), 100)
 
 Each is a ``SparseTensor`` of bools of shape (queries, keys) in csr format that stores the pairs that attend.
-``|`` unites masks and ``&`` intersects them. ``F.scaled_dot_product_attention`` and ``scorch.nn.MultiheadAttention``
-take them as ``attn_mask``; what attention finds out about a mask is kept with it, so make it once.
+``|`` unites masks and ``&`` intersects them. ``F.scaled_dot_product_attention`` and
+``scorch.nn.MultiheadAttention`` take them as ``attn_mask``; what attention finds out about a mask is kept
+with it, so make it once.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def window(n: int, radius: int | tuple[int, int], m: int | None = None) -> Spars
 def causal(n: int, m: int | None = None) -> SparseTensor:
     """Each token sees itself and all before it: half of all pairs, which a mask has to list.
 
-    For a whole triangle ``is_causal=True`` needs no mask; this one is for intersections, ``causal(n) & mask``,
-    and for those ``is_causal=True`` with ``mask`` gives the same without it.
+    Attention to all of them needs no mask but ``is_causal=True``, and ``attn_mask=mask, is_causal=True`` is
+    ``mask & causal(n)`` without listing it.
     """
     n, m = _sizes(n, m)
     rows = torch.arange(n, device="cpu")
@@ -113,7 +114,9 @@ def bigbird(
     n, _ = _sizes(n)
     block, sliding = _count("block", block, 1), _count("num_sliding", num_sliding)
     count = -(-n // block)
-    near = [torch.arange(max(0, i - sliding), min(count, i + sliding + 1), device="cpu") for i in range(count)]
+    near = [
+        torch.arange(max(0, i - sliding), min(count, i + sliding + 1), device="cpu") for i in range(count)
+    ]
     mask = _blocks(near, block, n, n)
     if _count("num_random", num_random):
         mask = _union(mask, random_blocks(n, block, num_random, generator=generator))
@@ -140,7 +143,9 @@ def from_function(
     """
     n, m = _sizes(n, m)
     block = _count("block", block, 1)
-    counts = [1 if count is None else _count(name, count) for name, count in (("batch", batch), ("heads", heads))]
+    counts = [
+        1 if count is None else _count(name, count) for name, count in (("batch", batch), ("heads", heads))
+    ]
     keys = torch.arange(m, device="cpu")[None, :]
     lengths, found = [], []
     for b in range(counts[0]):
@@ -182,8 +187,8 @@ def _checked(allowed: object, shape: tuple[int, int]) -> torch.Tensor:
         return allowed.expand(shape)
     except RuntimeError:
         raise ShapeError(
-            f"mask_mod returned shape {tuple(allowed.shape)} for q_idx of shape {(shape[0], 1)} and kv_idx of "
-            f"shape {(1, shape[1])}, whose pairs have shape {shape}"
+            f"mask_mod returned shape {tuple(allowed.shape)} for q_idx of shape {(shape[0], 1)} and kv_idx "
+            f"of shape {(1, shape[1])}, whose pairs have shape {shape}"
         ) from None
 
 
@@ -221,14 +226,18 @@ def _blocks(seen: Sequence[torch.Tensor], block: int, n: int, m: int) -> SparseT
 
 def _mask(pos: torch.Tensor, crd: torch.Tensor, m: int, rows: tuple[int, ...] | None = None) -> SparseTensor:
     """A csr tensor of True; with several dimensions of ``rows``, a batch of them."""
-    return in_rows(pos, crd, torch.ones(crd.numel(), dtype=torch.bool, device="cpu"), (*(rows or (pos.numel() - 1,)), m))
+    return in_rows(
+        pos, crd, torch.ones(crd.numel(), dtype=torch.bool, device="cpu"), (*(rows or (pos.numel() - 1,)), m)
+    )
 
 
-def in_rows(pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> SparseTensor:
+def in_rows(
+    pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
+) -> SparseTensor:
     """A csr tensor of this shape, whose rows are those of all matrices of the batch one after the other."""
     entries = crd.numel()
     index = torch.int32 if max(entries, shape[-1]) < 2**31 else torch.int64
-    counts = []
+    counts: list[int] = []
     for size in shape[:-1]:
         counts.append(size * (counts[-1] if counts else 1))
     nothing = (None,) * (len(shape) - 1)

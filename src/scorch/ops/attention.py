@@ -1,9 +1,9 @@
 """``F.scaled_dot_product_attention`` with a sparse mask, in memory that follows queries, keys and the mask.
 
-A sparse mask of bools lists the pairs that attend, row by row; per head and batch if it has those dimensions,
-which broadcast. All heads are computed by one routine (``runtime.attention``), which keeps nothing for pairs:
-what the backward pass needs of them it computes again. A mask of numbers is added to the scores, where what is
-not stored is a zero: there all pairs attend, and it is computed on dense tensors within the dense budget.
+A sparse mask of bools lists the pairs that attend, per head and batch if it has those dimensions, which
+broadcast. All heads are computed by one routine (``runtime.attention``), which keeps nothing for pairs: what
+the backward pass needs of them it computes again. A mask of numbers is added to the scores, where what is not
+stored is a zero: there all pairs attend, and it is computed on dense tensors within the dense budget.
 """
 
 from __future__ import annotations
@@ -195,16 +195,20 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """From the queries' maxima and sums, or where its gradient is wanted too, pair by pair."""
-        given = ctx.saved_tensors[:3]
+        q, k, v, *kept = ctx.saved_tensors
+        given = (q, k, v)
         if torch.is_grad_enabled() or not ctx.is_whole:
             with torch.enable_grad():
-                again = attention_entries.attend(*map(_wide, given), ctx.pairs, ctx.heads)
+                again = attention_entries.attend(_wide(q), _wide(k), _wide(v), ctx.pairs, ctx.heads)
             wanted = [tensor for tensor in given if tensor.requires_grad]
             made = iter(
                 torch.autograd.grad(again, wanted, gradient.to(again), create_graph=torch.is_grad_enabled())
             )
             return *(next(made) if tensor.requires_grad else None for tensor in given), None, None
+        out, state = kept
         Q, K, V = (_wide(tensor) for tensor in given)
-        grads = routine.backward(Q, K, V, ctx.heads, *ctx.saved_tensors[3:], gradient.to(Q))
-        found = (made.sum_to_size(tensor.shape).to(tensor.dtype) for made, tensor in zip(grads, given, strict=True))
+        grads = routine.backward(Q, K, V, ctx.heads, out, state, gradient.to(Q))
+        found = (
+            made.sum_to_size(tensor.shape).to(tensor.dtype) for made, tensor in zip(grads, given, strict=True)
+        )
         return *found, None, None

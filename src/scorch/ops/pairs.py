@@ -59,7 +59,7 @@ _known: weakref.WeakKeyDictionary[Pattern, dict[bool, _Known]] = weakref.WeakKey
 
 
 def pairs_of(mask: SparseTensor, is_causal: bool = False) -> Pairs:
-    """The pairs of a mask of bools of shape (..., queries, keys); with ``is_causal``, none after the query."""
+    """The pairs of a mask of bools of shape (..., queries, keys); with ``is_causal`` none after the query."""
     storage = mask.storage
     pattern, values = storage.pattern, storage.values
     version = -1 if values.is_inference() else values._version

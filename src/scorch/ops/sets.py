@@ -1,7 +1,7 @@
 """``S | T`` and ``S & T`` of sparse tensors of bools, as sets of places, by generated kernels.
 
-Unions and intersections of masks. Only the merge of two sorted lists is done; everything else, such as numbers,
-blocks and broadcasting, goes by the general rule for elementwise functions.
+Unions and intersections of masks. Only the merge of two sorted lists is done here; numbers, blocks and
+broadcasting go by the general rule for elementwise functions.
 """
 
 from __future__ import annotations

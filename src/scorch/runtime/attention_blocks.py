@@ -3,8 +3,8 @@
     query 0   . x x .          keys     1    2    3
     query 1   . x x x   --->   masks   01   11   10
 
-Queries that see nearly the same keys (windows, blocks, tokens that everybody sees) share the work; a block that
-would spend more on pairs that do not attend than it saves has no keys here, and runs query by query.
+Queries that see nearly the same keys (windows, blocks, tokens that everybody sees) share the work; a block
+that would spend more on pairs that do not attend than it saves has no keys here, and runs query by query.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ typedef long long i64;
 typedef int i32;
 typedef unsigned short u16;
 enum { R = ROWS };
-enum { PARALLEL, THREADS, MATRICES, QUERIES, KEYS, POS, CRD, SEEN, LIST, ALONE, COSTS, BEGIN, COLUMNS, MASKS };
+enum { PARALLEL, THREADS, MATRICES, QUERIES, KEYS, POS, CRD, SEEN, LIST, ALONE, COSTS,
+       BEGIN, COLUMNS, MASKS };
 
 /* Keys in the order in which the queries name them; how many */
 #define BLOCKS(T) \\
@@ -108,7 +109,9 @@ class Blocks:
         return *arrays, is_wide, self.pos.data_ptr(), self.crd.data_ptr()
 
 
-def find_blocks(pos: torch.Tensor, crd: torch.Tensor, matrices: int, queries: int, keys: int) -> Blocks | None:
+def find_blocks(
+    pos: torch.Tensor, crd: torch.Tensor, matrices: int, queries: int, keys: int
+) -> Blocks | None:
     """The blocks of ``matrices`` masks; None where there is no compiler for them, or no place for keys."""
     name = f"scorch_blocks_{'i32' if pos.dtype == torch.int32 else 'i64'}"
     address = jit.function_address(SOURCE, "the blocks of an attention mask", name)

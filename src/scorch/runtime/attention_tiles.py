@@ -4,8 +4,8 @@
     gather    sums[e][q] += sum(c, rows[c][e] * weights[c][q])       a sum of rows for each query
     scatter   rows[c][e] += sum(q, weights[c][q] * block[q][e])      what all queries add to a row
 
-No sum runs across a register, and the rows of keys and values need not be copied. Registers have names, so that
-compilers keep them, whatever they think of loops.
+No sum runs across a register, and the rows of keys and values need not be copied. Registers have names, so
+that compilers keep them, whatever they think of loops.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ static inline vec power(vec x) {{
 
 
 def _tile(tall: int, vectors: int, place: str, factor: str) -> tuple[str, str, str, str]:
-    """Lines that load ``tall`` by ``vectors`` registers, or zero them, add products to them, and store them."""
+    """Lines that load ``tall`` by ``vectors`` registers, or zero them, add products, and store them."""
     load, zero, store = [], [], []
     add = [f"const vec b{j} = *(const vec *)(b + {j} * W);" for j in range(vectors)]
     for i in range(tall):
@@ -110,7 +110,9 @@ static void gather_few(T *restrict sums, const T *const *rows, i64 count, const 
         }}
 """
     load, _, add, store = _tile(tall, vectors, "to_{i} + e", "a[{i} * R]")
-    return text + f"""\
+    return (
+        text
+        + f"""\
 }}
 
 /* A few rows at a time: columns of many rows, whose lengths are often a power of two, crowd a cache */
@@ -131,3 +133,4 @@ static void scatter(T *const *rows, i64 count, const T *restrict weights, const 
     }}
 }}
 """
+    )
