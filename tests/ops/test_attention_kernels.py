@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -15,12 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scorch
+from scorch.loops.target import target
 from scorch.nn import masks
 from scorch.ops import attention as meaning
 from scorch.ops import attention_entries
 from scorch.ops.attention import attend, heads_of
 from scorch.ops.pairs import pairs_of
 from scorch.runtime import attention as routine
+from scorch.runtime.attention_source import source
 
 attention = F.scaled_dot_product_attention
 
@@ -129,6 +132,23 @@ def test_gradients_of_gradients():
     assert first.requires_grad
 
 
+@pytest.mark.parametrize("registers", [(16, 16), (32, 16), (64, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_registers_of_other_processors(registers, dtype, monkeypatch):
+    """Compilers split vectors that are wider than the machine's, so that this runs anywhere."""
+    machine = dataclasses.replace(target(), vector_bytes=registers[0], vector_registers=registers[1])
+    monkeypatch.setattr("scorch.runtime.attention_tiles.target", lambda: machine)
+    source.cache_clear()
+    try:
+        for kind in ("mixed", "full"):
+            dense = structured(70, 90, kind)
+            q, k = drawn(3, 70, 18, dtype=dtype), drawn(3, 90, 18, dtype=dtype, seed=1)
+            v = drawn(3, 90, 21, dtype=dtype, seed=2)
+            compare(q, k, v, scorch.from_torch(dense, format="csr"), dense)
+    finally:
+        source.cache_clear()
+
+
 def test_tensors_that_lie_anywhere():
     """Heads taken from one projection, as layers do, transposed and repeated tensors."""
     dense = structured(40, 40, "window")
@@ -234,7 +254,8 @@ SCRIPT = """
     import resource
     import torch
     import torch.nn.functional as F
-    from scorch.nn import masks
+    from scorch.loops.target import target
+from scorch.nn import masks
 
     mask = masks.window(16384, 256) | masks.global_tokens(16384, 16)
     q, k, v = (torch.randn(1, 8, 16384, 64, requires_grad=True) for _ in range(3))

@@ -183,5 +183,5 @@ from scorch.nn import modules as modules
 from scorch.nn import parallel as parallel
 from scorch.nn import parameter as parameter
 from scorch.nn import utils as utils
-from scorch.nn.attention import MultiheadAttention as MultiheadAttention
+from scorch.nn.multihead_attention import MultiheadAttention as MultiheadAttention
 from scorch.nn import masks as masks
