@@ -251,7 +251,6 @@ def test_without_a_compiler(monkeypatch):
 
 
 SCRIPT = """
-    import resource
     import torch
     import torch.nn.functional as F
     from scorch.loops.target import target
@@ -261,14 +260,17 @@ from scorch.nn import masks
     q, k, v = (torch.randn(1, 8, 16384, 64, requires_grad=True) for _ in range(3))
     gradient = torch.randn(q.shape)
 
-    def peak():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    def status(name):
+        with open("/proc/self/status") as lines:
+            return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
 
     small = [t[:, :1, :512].detach().clone().requires_grad_() for t in (q, k, v)]
     F.scaled_dot_product_attention(*small, attn_mask=masks.window(512, 64)).sum().backward()
-    before = peak()
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak begins anew
+    before = status("VmRSS")
     F.scaled_dot_product_attention(q, k, v, attn_mask=mask).backward(gradient)
-    print(peak() - before)
+    print(status("VmHWM") - before)
     row = 9000
     seen = torch.cat([torch.arange(16), torch.arange(row - 256, row + 257)])
     one = F.scaled_dot_product_attention(q[..., row : row + 1, :], k[..., seen, :], v[..., seen, :])
@@ -278,6 +280,7 @@ from scorch.nn import masks
 """
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux for the memory of a process")
 def test_memory_of_16384_tokens():
     """8 heads of 64: each tensor takes 32 MiB; the scores of all pairs of the mask would take 270."""
     environment = {**os.environ, "PYTHONPATH": str(Path(scorch.__file__).parents[1])}
@@ -285,4 +288,6 @@ def test_memory_of_16384_tokens():
         [sys.executable, "-c", dedent(SCRIPT)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 250, "MiB for the result, three gradients and what is found out of the mask"
+    assert 0 < float(done.stdout) < 200, (
+        "MiB for the result, three gradients and what is found out of the mask"
+    )

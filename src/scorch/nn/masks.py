@@ -68,7 +68,7 @@ def global_tokens(n: int, tokens: int | Sequence[int] | torch.Tensor) -> SparseT
         which = torch.unique(which % n if n else which)
     lengths = torch.full((n,), which.numel(), dtype=torch.int64, device="cpu")
     lengths[which] = n
-    pos = _pointers(lengths)
+    pos = pointers(lengths)
     is_global = torch.zeros(n, dtype=torch.bool, device="cpu")
     is_global[which] = True
     crd = torch.empty(int(pos[-1]), dtype=torch.int64, device="cpu")
@@ -158,7 +158,7 @@ def from_function(
                 found.append(places.nonzero()[:, 1])
     none = torch.zeros(0, dtype=torch.int64, device="cpu")
     shape = tuple(count for count in (batch, heads) if count is not None)
-    return _mask(_pointers(torch.cat([none, *lengths])), torch.cat([none, *found]), m, (*shape, n))
+    return _mask(pointers(torch.cat([none, *lengths])), torch.cat([none, *found]), m, (*shape, n))
 
 
 # arguments -------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def _checked(allowed: object, shape: tuple[int, int]) -> torch.Tensor:
 # building --------------------------------------------------------------------------------------------
 
 
-def _pointers(lengths: torch.Tensor) -> torch.Tensor:
+def pointers(lengths: torch.Tensor) -> torch.Tensor:
     """Where rows of these lengths begin, and the end."""
     pos = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(lengths, 0, out=pos[1:])
@@ -205,7 +205,7 @@ def _pointers(lengths: torch.Tensor) -> torch.Tensor:
 def _intervals(begins: torch.Tensor, ends: torch.Tensor, m: int) -> SparseTensor:
     """Row ``i`` has the columns from ``begins[i]`` to before ``ends[i]``."""
     lengths = ends - begins
-    pos = _pointers(lengths)
+    pos = pointers(lengths)
     crd = torch.arange(int(pos[-1]), device="cpu") + (begins - pos[:-1]).repeat_interleave(lengths)
     return _mask(pos, crd, m)
 
@@ -221,7 +221,7 @@ def _blocks(seen: Sequence[torch.Tensor], block: int, n: int, m: int) -> SparseT
         lengths.append(torch.full((rows,), columns.numel(), device="cpu"))
         found.append(columns.to(torch.int32 if m < 2**31 else torch.int64).repeat(rows))
     none = torch.zeros(0, dtype=torch.int64, device="cpu")
-    return _mask(_pointers(torch.cat([none, *lengths])), torch.cat(found) if found else none, m)
+    return _mask(pointers(torch.cat([none, *lengths])), torch.cat(found) if found else none, m)
 
 
 def _mask(pos: torch.Tensor, crd: torch.Tensor, m: int, rows: tuple[int, ...] | None = None) -> SparseTensor:

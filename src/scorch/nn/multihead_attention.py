@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch.errors import DtypeError, ShapeError
-from scorch.nn.masks import in_rows
+from scorch.nn.masks import in_rows, pointers
 from scorch.ops import attention_entries
 from scorch.ops.attention import attend, heads_of
 from scorch.ops.pairs import Pairs, pairs_of
@@ -186,10 +186,23 @@ def _weights(
 ) -> torch.Tensor:
     """What each query gives to each key, (N, heads, L, S), or the mean over the heads."""
     heads = heads_of(pairs, batch, q.shape[-1], None, skipped=skipped)
-    pos, crd, values = attention_entries.weights(q.detach(), k.detach(), pairs, heads)
-    found = in_rows(pos, crd, values, (*batch, q.shape[2], k.shape[2]))
+    Q, K = (
+        tensor.detach() if tensor.dtype == torch.float64 else tensor.detach().float() for tensor in (q, k)
+    )
+    shape = (q.shape[2], k.shape[2])
+    none = torch.zeros(0, dtype=torch.int64, device="cpu")
+    counts, keys, values = [none], [none], [Q.new_zeros(0)]  # there may be no heads
+    for place, rows, columns in attention_entries.entries(pairs, heads):
+        counts.append(torch.bincount(rows, minlength=shape[0]))
+        keys.append(columns)
+        scale = torch.full(columns.shape, heads.scale, dtype=Q.dtype, device="cpu")
+        M = in_rows(pointers(counts[-1]), columns, scale, shape)
+        S = evaluate("S[i,j] = M[i,j] * Q[i,k] * K[j,k]", M=M, Q=Q[place], K=K[place], format="csr")
+        values.append(torch.sparse.softmax(S, 1).values())
+    pos, weights = pointers(torch.cat(counts)), torch.cat(values).to(q.dtype)
+    found = in_rows(pos, torch.cat(keys), weights, (*batch, *shape))
     if not is_mean:
         return found
     return evaluate(
-        "M[n,i,j] = W[n,h,i,j] * m[h]", W=found, m=values.new_full(batch[1:], 1 / batch[1]), format="csr"
+        "M[n,i,j] = W[n,h,i,j] * m[h]", W=found, m=weights.new_full(batch[1:], 1 / batch[1]), format="csr"
     )

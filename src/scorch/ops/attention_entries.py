@@ -1,7 +1,7 @@
 """Sparse attention pair by pair, with torch's own operations on lists of pairs.
 
 It can be differentiated any number of times, on any device, and takes memory for each pair and feature. It
-serves gradients of gradients, weights that are asked for, and machines without a compiler.
+serves gradients of gradients and machines without a compiler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, pairs: Pairs, head
     """What ``runtime.attention.forward`` gives: a row for each query of each head."""
     Q, K, V = (spread(tensor, heads.batch) for tensor in (Q, K, V))
     found = []
-    for number, (place, rows, columns) in enumerate(_entries(pairs, heads)):
+    for number, (place, rows, columns) in enumerate(entries(pairs, heads)):
         weights = _weights(Q[place], K[place], rows, columns, heads.scale)
         if heads.dropout:
             weights = weights * _kept(heads, number, rows, columns).to(weights)
@@ -33,29 +33,12 @@ def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, pairs: Pairs, head
     return torch.stack(found).view(*heads.batch, Q.shape[-2], V.shape[-1])
 
 
-def weights(
-    Q: torch.Tensor, K: torch.Tensor, pairs: Pairs, heads: Heads
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``pos``, ``crd`` and the weights of all pairs, head by head."""
-    Q, K = (spread(tensor, heads.batch) for tensor in (Q, K))
-    counts, keys, values = [], [], []
-    for place, rows, columns in _entries(pairs, heads):
-        counts.append(torch.bincount(rows, minlength=pairs.queries))
-        keys.append(columns)
-        values.append(_weights(Q[place], K[place], rows, columns, heads.scale))
-    pos = torch.zeros(heads.count * pairs.queries + 1, dtype=torch.int64, device="cpu")
-    if counts:
-        torch.cumsum(torch.cat(counts), 0, out=pos[1:])
-    none = pos[:0]
-    return pos, torch.cat(keys) if keys else none, torch.cat(values) if values else Q.new_zeros(0)
-
-
 def spread(tensor: torch.Tensor, batch: tuple[int, ...]) -> torch.Tensor:
     """A tensor for each head."""
     return tensor.expand(*batch, *tensor.shape[-2:])
 
 
-def _entries(pairs: Pairs, heads: Heads) -> Iterator[tuple[tuple[int, ...], torch.Tensor, torch.Tensor]]:
+def entries(pairs: Pairs, heads: Heads) -> Iterator[tuple[tuple[int, ...], torch.Tensor, torch.Tensor]]:
     """The place of each head in the batch, and its pairs."""
     skipped = None if heads.skipped is None else heads.skipped.expand(*heads.batch, -1)
     for number, place in enumerate(itertools.product(*(range(size) for size in heads.batch))):
