@@ -253,8 +253,7 @@ def test_without_a_compiler(monkeypatch):
 SCRIPT = """
     import torch
     import torch.nn.functional as F
-    from scorch.loops.target import target
-from scorch.nn import masks
+    from scorch.nn import masks
 
     mask = masks.window(16384, 256) | masks.global_tokens(16384, 16)
     q, k, v = (torch.randn(1, 8, 16384, 64, requires_grad=True) for _ in range(3))
