@@ -111,7 +111,6 @@ from torch.nn import (
     MultiLabelMarginLoss as MultiLabelMarginLoss,
     MultiLabelSoftMarginLoss as MultiLabelSoftMarginLoss,
     MultiMarginLoss as MultiMarginLoss,
-    MultiheadAttention as MultiheadAttention,
     NLLLoss as NLLLoss,
     NLLLoss2d as NLLLoss2d,
     PReLU as PReLU,
@@ -184,3 +183,5 @@ from scorch.nn import modules as modules
 from scorch.nn import parallel as parallel
 from scorch.nn import parameter as parameter
 from scorch.nn import utils as utils
+from scorch.nn.multihead_attention import MultiheadAttention as MultiheadAttention
+from scorch.nn import masks as masks

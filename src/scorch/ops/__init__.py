@@ -29,6 +29,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     quick,
     reduce,
     scatter,
+    sets,
     shape,
     softmax,
     sparse_functions,
