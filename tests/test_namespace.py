@@ -33,7 +33,6 @@ SUBMODULES = [
     "utils.data.distributed",
     "fft",
     "special",
-    "autograd",
     "autograd.functional",
     "func",
     "fx",

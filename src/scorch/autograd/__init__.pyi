@@ -17,11 +17,8 @@ from torch.autograd import (
     enforce_grad_layout_policy as enforce_grad_layout_policy,
     forward_ad as forward_ad,
     function as function,
-    functional as functional,
     grad as grad,
     grad_mode as grad_mode,
-    gradcheck as gradcheck,
-    gradgradcheck as gradgradcheck,
     graph as graph,
     handle_torch_function as handle_torch_function,
     has_torch_function as has_torch_function,
@@ -40,3 +37,6 @@ from torch.autograd import (
     torch as torch,
     variable as variable,
 )
+from scorch.autograd import functional as functional
+from scorch.autograd import gradcheck as gradcheck
+from scorch.autograd import gradgradcheck as gradgradcheck
