@@ -1,0 +1,209 @@
+"""The C text of ``runtime.attend``."""
+
+SOURCE = """\
+enum { COUNTS = FIRST, X, SOURCES, TARGETS, OUT, KEPT, SCRATCH, HEADS, WIDTH, OWN, ENTRIES, OPTIONS };
+enum { B_X = FIRST, B_SOURCES, B_TARGETS, B_KEPT, B_G, B_EACH, B_TOTAL, B_SCRATCH, B_HEADS, B_WIDTH,
+       B_OPTIONS };
+enum { C_PLACES = FIRST, C_KEPT, C_EACH, C_G, C_DX, C_TOTAL, C_HEADS, C_WIDTH, C_ENTRIES, C_OPTIONS };
+enum { SLOPE, BELOW, SEED, SCALE }; /* of options */
+
+typedef union { i64 bits; double number; } slot_t;
+static double number(i64 bits) { const slot_t slot = {bits}; return slot.number; }
+
+/* Random bits for draw n: those of splitmix64. */
+static inline u64 draw(u64 seed, u64 n) {
+    u64 z = seed + (n + 1) * 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return (z ^ (z >> 31)) >> 32;
+}
+
+/* exp(x) for x <= 0, to the last digits: 2^n in the exponent, a polynomial for the rest. */
+static inline f32 exp_f32(f32 x) {
+    x = x < -87.0f ? -87.0f : x;
+    union { f32 number; i32 bits; } t = {x * 1.44269504088896341f + 12582912.0f}, power;
+    const f32 n = t.number - 12582912.0f;
+    const f32 r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    f32 p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f, p = p * r + 8.3334519073e-3f, p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f, p = p * r + 5.0000001201e-1f;
+    power.bits = (i32)(((unsigned)t.bits << 23) + (127u << 23));
+    return (p * r * r + r + 1.0f) * power.number;
+}
+static inline f64 exp_f64(f64 x) {
+    x = x < -708.0 ? -708.0 : x;
+    union { f64 number; i64 bits; } t = {x * 1.4426950408889634 + 6755399441055744.0}, power;
+    const f64 n = t.number - 6755399441055744.0;
+    const f64 r = (x - n * 6.93147180369123816490e-1) - n * 1.90821492927058770002e-10;
+    f64 p = 1.0 / 6227020800;
+    p = p * r + 1.0 / 479001600, p = p * r + 1.0 / 39916800, p = p * r + 1.0 / 3628800;
+    p = p * r + 1.0 / 362880, p = p * r + 1.0 / 40320, p = p * r + 1.0 / 5040, p = p * r + 1.0 / 720;
+    p = p * r + 1.0 / 120, p = p * r + 1.0 / 24, p = p * r + 1.0 / 6, p = p * r + 0.5;
+    power.bits = (i64)(((u64)t.bits << 52) + (1023ull << 52));
+    return (p * r * r + r + 1.0) * power.number;
+}
+
+/* For B heads of V vectors each: the rows of x at crd, times the weights of entries; negative ones count as 0. */
+#define SUMS(T, I, B, V) \\
+static void sums_##T##_##I##_##B##_##V(const I *crd, i64 n, i64 left, const I *places, const T *weights, \\
+                                       i64 heads, const T *x, i64 row, T *out, T scale) { \\
+    enum { LANES = sizeof(T##v) / sizeof(T) }; \\
+    T##v sum[B * V]; \\
+    for (int v = 0; v < B * V; v++) sum[v] = (T##v){0}; \\
+    for (i64 e = 0; e < n; e++) { \\
+        const T *from = x + crd[e] * row, *weight = weights + (places ? places[e] : e) * heads; \\
+        const T *later = x + crd[CLAMP(e + AHEAD, left - 1)] * row; \\
+        for (int byte = 0; byte < B * V * (int)sizeof(T##v); byte += 64) \\
+            __builtin_prefetch((const char *)later + byte); \\
+        for (int h = 0; h < B; h++) { \\
+            const T##v times = (T##v){0} + (weight[h] < 0 ? (T)0 : weight[h]); \\
+            for (int v = 0; v < V; v++) sum[h * V + v] += times * *(const T##v *)(from + (h * V + v) * LANES); \\
+        } \\
+    } \\
+    for (int v = 0; v < B * V; v++) *(T##v *)(out + v * LANES) = sum[v] * scale; \\
+}
+
+#define SUMS_OF_ROWS(T, I) \\
+SUMS(T, I, 1, 16) SUMS(T, I, 1, 4) SUMS(T, I, 1, 1) SUMS(T, I, 16, 1) SUMS(T, I, 8, 2) SUMS(T, I, 4, 4) \\
+SUMS(T, I, 2, 8) \\
+static void sums_##T##_##I(const I *crd, i64 n, i64 left, const I *places, const T *weights, i64 heads, \\
+                           i64 width, const T *x, T *out, T scale) { \\
+    enum { LANES = sizeof(T##v) / sizeof(T) }; \\
+    const i64 row = heads * width, vectors = width % LANES ? 0 : width / LANES; \\
+    const i64 together = vectors && vectors <= 8 && 16 % vectors == 0 ? 16 / vectors : 0; \\
+    i64 h = 0; \\
+    for (; together && h + together <= heads; h += together) { \\
+        const T *from = x + h * width, *w = weights + h; \\
+        T *to = out + h * width; \\
+        if (vectors == 1) sums_##T##_##I##_16_1(crd, n, left, places, w, heads, from, row, to, scale); \\
+        else if (vectors == 2) sums_##T##_##I##_8_2(crd, n, left, places, w, heads, from, row, to, scale); \\
+        else if (vectors == 4) sums_##T##_##I##_4_4(crd, n, left, places, w, heads, from, row, to, scale); \\
+        else sums_##T##_##I##_2_8(crd, n, left, places, w, heads, from, row, to, scale); \\
+    } \\
+    for (; h < heads; h++) { \\
+        const T *from = x + h * width, *w = weights + h; \\
+        T *to = out + h * width; \\
+        i64 k = 0; \\
+        for (; k + 16 * LANES <= width; k += 16 * LANES) \\
+            sums_##T##_##I##_1_16(crd, n, left, places, w, heads, from + k, row, to + k, scale); \\
+        for (; k + 4 * LANES <= width; k += 4 * LANES) \\
+            sums_##T##_##I##_1_4(crd, n, left, places, w, heads, from + k, row, to + k, scale); \\
+        for (; k + LANES <= width; k += LANES) \\
+            sums_##T##_##I##_1_1(crd, n, left, places, w, heads, from + k, row, to + k, scale); \\
+        for (; k < width; k++) { \\
+            T sum = 0; \\
+            for (i64 e = 0; e < n; e++) { \\
+                const T weight = w[(places ? places[e] : e) * heads]; \\
+                if (!(weight < 0)) sum += weight * from[crd[e] * row + k]; \\
+            } \\
+            to[k] = sum * scale; \\
+        } \\
+    } \\
+}
+
+#define ROUTINES(T, I) \\
+SUMS_OF_ROWS(T, I) \\
+static void attend_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \\
+    const I *pos = (const I *)args[POS], *all = (const I *)args[CRD]; \\
+    const i64 heads = args[HEADS], width = args[WIDTH], entries = args[ENTRIES]; \\
+    const T *sources = (const T *)args[SOURCES], slope = (T)number(args[OPTIONS + SLOPE]); \\
+    const u64 below = (u64)args[OPTIONS + BELOW], seed = (u64)args[OPTIONS + SEED]; \\
+    T *most = (T *)args[SCRATCH] + worker * args[OWN], *total = most + heads; \\
+    for (i64 i = begin; i < end; i++) { \\
+        const i64 first = pos[i], n = pos[i + 1] - first; \\
+        const I *crd = all + first; \\
+        const T *target = (const T *)args[TARGETS] + i * heads; \\
+        const T *counts = args[COUNTS] ? (const T *)args[COUNTS] + first : 0; \\
+        T *p = args[KEPT] ? (T *)args[KEPT] + first * heads : total + heads; \\
+        for (i64 h = 0; h < heads; h++) most[h] = (T)-__builtin_inf(), total[h] = 0; \\
+        for (i64 e = 0; e < n; e++) { \\
+            const T *source = sources + crd[e] * heads; \\
+            for (i64 h = 0; h < heads; h++) { \\
+                const T z = source[h] + target[h], score = z > 0 ? z : z * slope; \\
+                p[e * heads + h] = score; \\
+                most[h] = score > most[h] || score != score ? score : most[h]; \\
+            } \\
+        } \\
+        for (i64 e = 0; e < n; e++) \\
+            for (i64 h = 0; h < heads; h++) p[e * heads + h] -= most[h]; \\
+        for (i64 k = 0; k < n * heads; k++) p[k] = exp_##T(p[k]); \\
+        if (counts) \\
+            for (i64 e = 0; e < n; e++) \\
+                for (i64 h = 0; h < heads; h++) p[e * heads + h] *= counts[e]; \\
+        for (i64 e = 0; e < n; e++) \\
+            for (i64 h = 0; h < heads; h++) total[h] += p[e * heads + h]; \\
+        for (i64 h = 0; h < heads; h++) total[h] = 1 / total[h]; \\
+        for (i64 e = 0; e < n; e++) \\
+            for (i64 h = 0; h < heads; h++) p[e * heads + h] *= total[h]; \\
+        if (below) \\
+            for (i64 k = 0; k < n * heads; k++) \\
+                if (draw(seed, (u64)(first * heads + k)) < below) p[k] = -p[k]; \\
+        sums_##T##_##I(crd, n, entries - first, 0, p, heads, width, (const T *)args[X], \\
+                       (T *)args[OUT] + i * heads * width, (T)number(args[OPTIONS + SCALE])); \\
+    } \\
+} \\
+static inline T dot_##T##_##I(const T *a, const T *b, i64 width) { \\
+    enum { LANES = sizeof(T##v) / sizeof(T) }; \\
+    T##v sums = (T##v){0}; \\
+    T sum = 0; \\
+    i64 k = 0; \\
+    for (; k + LANES <= width; k += LANES) sums += *(const T##v *)(a + k) * *(const T##v *)(b + k); \\
+    for (; k < width; k++) sum += a[k] * b[k]; \\
+    for (int lane = 0; lane < LANES; lane++) sum += sums[lane]; \\
+    return sum; \\
+} \\
+static void scores_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \\
+    const I *pos = (const I *)args[POS], *all = (const I *)args[CRD]; \\
+    const i64 heads = args[B_HEADS], width = args[B_WIDTH], row = heads * width, last = pos[args[ROWS]] - 1; \\
+    const T *x = (const T *)args[B_X], *sources = (const T *)args[B_SOURCES]; \\
+    const T slope = (T)number(args[B_OPTIONS + SLOPE]), scale = (T)number(args[B_OPTIONS + SCALE]); \\
+    T *mean = (T *)args[B_SCRATCH] + worker * heads; \\
+    for (i64 i = begin; i < end; i++) { \\
+        const i64 first = pos[i], n = pos[i + 1] - first; \\
+        const I *crd = all + first; \\
+        const T *target = (const T *)args[B_TARGETS] + i * heads, *g = (const T *)args[B_G] + i * row; \\
+        const T *p = (const T *)args[B_KEPT] + first * heads; \\
+        T *each = (T *)args[B_EACH] + first * heads, *total = (T *)args[B_TOTAL] + i * heads; \\
+        for (i64 h = 0; h < heads; h++) mean[h] = total[h] = 0; \\
+        for (i64 e = 0; e < n; e++) { \\
+            const T *from = x + crd[e] * row, *later = x + all[CLAMP(first + e + AHEAD, last)] * row; \\
+            for (i64 k = 0; k < row; k += 64 / sizeof(T)) __builtin_prefetch(later + k); \\
+            for (i64 h = 0; h < heads; h++) { \\
+                const T dot = dot_##T##_##I(g + h * width, from + h * width, width); \\
+                const T chance = p[e * heads + h], flow = chance < 0 ? 0 : dot * scale; \\
+                each[e * heads + h] = flow; \\
+                mean[h] += chance * flow; \\
+            } \\
+        } \\
+        for (i64 e = 0; e < n; e++) { \\
+            const T *source = sources + crd[e] * heads; \\
+            for (i64 h = 0; h < heads; h++) { \\
+                const T chance = p[e * heads + h], positive = chance < 0 ? -chance : chance; \\
+                const T flow = positive * (each[e * heads + h] - mean[h]); \\
+                const T down = source[h] + target[h] > 0 ? flow : flow * slope; \\
+                each[e * heads + h] = down; \\
+                total[h] += down; \\
+            } \\
+        } \\
+    } \\
+} \\
+static void features_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \\
+    const I *pos = (const I *)args[POS], *all = (const I *)args[CRD]; \\
+    const i64 heads = args[C_HEADS], width = args[C_WIDTH], row = heads * width; \\
+    for (i64 j = begin; j < end; j++) { \\
+        const i64 first = pos[j], n = pos[j + 1] - first; \\
+        const I *places = (const I *)args[C_PLACES] + first; \\
+        const T *each = (const T *)args[C_EACH]; \\
+        T *total = (T *)args[C_TOTAL] + j * heads; \\
+        for (i64 h = 0; h < heads; h++) total[h] = 0; \\
+        for (i64 e = 0; e < n; e++) \\
+            for (i64 h = 0; h < heads; h++) total[h] += each[places[e] * heads + h]; \\
+        sums_##T##_##I(all + first, n, args[C_ENTRIES] - first, places, (const T *)args[C_KEPT], heads, width, \\
+                       (const T *)args[C_G], (T *)args[C_DX] + j * row, \\
+                       (T)number(args[C_OPTIONS + SCALE])); \\
+    } \\
+} \\
+i64 scorch_attend_##T##_##I(i64 *args) { return by_rows(args, sizeof(I) == 8, attend_rows_##T##_##I); } \\
+i64 scorch_scores_back_##T##_##I(i64 *args) { return by_rows(args, sizeof(I) == 8, scores_rows_##T##_##I); } \\
+i64 scorch_features_back_##T##_##I(i64 *args) { return by_rows(args, sizeof(I) == 8, features_rows_##T##_##I); }
+"""
