@@ -53,8 +53,7 @@ static void sums_##T##_##I##_##B##_##V(const I *crd, i64 n, i64 left, const I *p
     for (i64 e = 0; e < n; e++) { \\
         const T *from = x + crd[e] * row, *weight = weights + (places ? places[e] : e) * heads; \\
         const T *later = x + crd[CLAMP(e + AHEAD, left - 1)] * row; \\
-        for (int byte = 0; byte < B * V * (int)sizeof(T##v); byte += 64) \\
-            __builtin_prefetch((const char *)later + byte); \\
+        FETCH(later, B * V * sizeof(T##v)) \\
         for (int h = 0; h < B; h++) { \\
             const T##v times = (T##v){0} + (weight[h] < 0 ? (T)0 : weight[h]); \\
             for (int v = 0; v < V; v++) sum[h * V + v] += times * *(const T##v *)(from + (h * V + v) * LANES); \\
@@ -90,6 +89,11 @@ static void sums_##T##_##I(const I *crd, i64 n, i64 left, const I *places, const
             sums_##T##_##I##_1_4(crd, n, left, places, w, heads, from + k, row, to + k, scale); \\
         for (; k + LANES <= width; k += LANES) \\
             sums_##T##_##I##_1_1(crd, n, left, places, w, heads, from + k, row, to + k, scale); \\
+        if (k < width && width >= LANES) { /* the last vector overlaps the one before it */ \\
+            k = width - LANES; \\
+            sums_##T##_##I##_1_1(crd, n, left, places, w, heads, from + k, row, to + k, scale); \\
+            k = width; \\
+        } \\
         for (; k < width; k++) { \\
             T sum = 0; \\
             for (i64 e = 0; e < n; e++) { \\
@@ -167,7 +171,7 @@ static void scores_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worke
         for (i64 h = 0; h < heads; h++) mean[h] = total[h] = 0; \\
         for (i64 e = 0; e < n; e++) { \\
             const T *from = x + crd[e] * row, *later = x + all[CLAMP(first + e + AHEAD, last)] * row; \\
-            for (i64 k = 0; k < row; k += 64 / sizeof(T)) __builtin_prefetch(later + k); \\
+            FETCH(later, row * sizeof(T)) \\
             for (i64 h = 0; h < heads; h++) { \\
                 const T dot = dot_##T##_##I(g + h * width, from + h * width, width); \\
                 const T chance = p[e * heads + h], flow = chance < 0 ? 0 : dot * scale; \\

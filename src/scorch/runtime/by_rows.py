@@ -30,7 +30,9 @@ VECTOR(f32, f32v);
 VECTOR(f64, f64v);
 VECTOR(i32, f32m); /* what comparisons of vectors give */
 VECTOR(i64, f64m);
-#define AHEAD 8 /* entries from here, rows are fetched */
+#define AHEAD 8 /* so many entries before they are read, rows are fetched */
+#define FETCH(from, bytes) \\
+    for (int byte = 0; byte < (int)(bytes); byte += 64) __builtin_prefetch((const char *)(from) + byte);
 #define CLAMP(a, b) ((a) < (b) ? (a) : (b))
 
 typedef void (*work_t)(i64, i64, void *);
