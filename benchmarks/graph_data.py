@@ -24,13 +24,13 @@ SIZES = {  # nodes, edges both ways, features, stored features of a node, classe
     "cora": (2_708, 10_556, 1_433, 18, 7),
     "pubmed": (19_717, 88_648, 500, 50, 3),
     "arxiv": (169_343, 2_315_598, 128, 128, 40),
-    "tiny": (60, 300, 24, 5, 3),
+    "tiny": (200, 1_000, 24, 5, 3),
 }
 
 
 @dataclass(frozen=True)
 class Data:
-    """A graph with features and classes of its nodes; ``words`` are the features as a sparse matrix, if few."""
+    """A graph with features and classes of its nodes; ``words`` are the features as a sparse matrix."""
 
     name: str
     edge_index: torch.Tensor
@@ -97,7 +97,10 @@ def made_up(name: str) -> Data:
     both = torch.stack([sources, targets])[:, sources != targets]
     edge_index = torch.unique(torch.cat([both, both.flip(0)], 1), dim=1)
     if few == features:
-        x, words = torch.randn(nodes, features, generator=draw) + torch.randn(classes, features, generator=draw)[y], None
+        x, words = (
+            torch.randn(nodes, features, generator=draw) + torch.randn(classes, features, generator=draw)[y],
+            None,
+        )
     else:
         rows = torch.arange(nodes).repeat_interleave(few)
         span = features // classes
@@ -109,5 +112,5 @@ def made_up(name: str) -> Data:
         assert isinstance(found, scorch.SparseTensor)
         words = found
     shuffled = torch.randperm(nodes, generator=draw)
-    share = max(nodes // 20, 20 * classes)
+    share = min(max(nodes // 20, 20 * classes), nodes // 2)
     return Data(name, edge_index, x, words, y, shuffled[:share], shuffled[share:], True)

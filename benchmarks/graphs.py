@@ -122,7 +122,7 @@ def inference(contestant: Contestant) -> Callable[[], object]:
 
 
 def checked(kind: str, data: Data) -> tuple[dict[str, Contestant], dict[str, str]]:
-    """The contestants whose results and gradients are those of the first, and what is wrong with the others."""
+    """The contestants with the results and gradients of the first, and what is wrong with the others."""
     able: dict[str, Contestant] = {}
     failed: dict[str, str] = {}
     reference: list[torch.Tensor] | None = None
@@ -134,9 +134,15 @@ def checked(kind: str, data: Data) -> tuple[dict[str, Contestant], dict[str, str
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
             continue
-        found = [out.detach(), *(weight.grad.clone() for weight in network.parameters() if weight.grad is not None)]
+        found = [
+            out.detach(),
+            *(weight.grad.clone() for weight in network.parameters() if weight.grad is not None),
+        ]
         reference = reference or found
-        apart = max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in zip(found, reference, strict=True))
+        apart = max(
+            float((a - b).abs().max() / b.abs().max().clamp(min=1e-6))
+            for a, b in zip(found, reference, strict=True)
+        )
         if apart < 1e-3:
             able[name] = made
         else:
@@ -185,7 +191,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="real graphs; without it, made up ones of their sizes")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="real graphs; without it, made up ones of their sizes"
+    )
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=3.0, help="for each row of the table")
@@ -204,13 +212,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind in options.networks.split(","):
             rows += measure(kind, data, options.seconds)
     if options.json:
-        print(json.dumps({"machine": machine(), "threads": options.threads, "made up": made_up, "rows": rows}, indent=2))
+        print(
+            json.dumps(
+                {"machine": machine(), "threads": options.threads, "made up": made_up, "rows": rows}, indent=2
+            )
+        )
         return 0
     print(f"{machine()}; {options.threads} threads; milliseconds, medians\n")
     if made_up:
         print(f"made up, not real: {', '.join(made_up)}\n")
     print(table(rows))
-    for text in dict.fromkeys(f"{row['network']}, {name}: {why}" for row in rows for name, why in row["failed"].items()):
+    for text in dict.fromkeys(
+        f"{row['network']}, {name}: {why}" for row in rows for name, why in row["failed"].items()
+    ):
         print(f"- left out: {text}")
     return 0
 

@@ -184,3 +184,7 @@ from scorch.nn import modules as modules
 from scorch.nn import parallel as parallel
 from scorch.nn import parameter as parameter
 from scorch.nn import utils as utils
+from scorch.nn.graph_attention import GATConv as GATConv
+from scorch.nn.graph import GCNConv as GCNConv
+from scorch.nn.graph import GINConv as GINConv
+from scorch.nn.graph import SAGEConv as SAGEConv

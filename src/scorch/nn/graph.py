@@ -46,7 +46,9 @@ def glorot(tensor: Tensor) -> None:
 def check_channels(**sizes: Any) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
-            raise ArgumentError(f"{name} is {size!r}; it must be a whole number from 1 on (give it, it is not inferred)")
+            raise ArgumentError(
+                f"{name} is {size!r}; it must be a whole number from 1 on (give it, it is not inferred)"
+            )
 
 
 def pair_of(channels: int | tuple[int, int]) -> tuple[int, int]:
@@ -58,7 +60,9 @@ def pair_of(channels: int | tuple[int, int]) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-def nodes_of(x: Any, channels: tuple[int, int], adj: Any, size: Any) -> tuple[Tensor, Tensor | None, tuple[int, int]]:
+def nodes_of(
+    x: Any, channels: tuple[int, int], adj: Any, size: Any
+) -> tuple[Tensor, Tensor | None, tuple[int, int]]:
     """Features of sources and of targets, and how many (targets, sources) there are."""
     sources, targets = x if isinstance(x, tuple | list) else (x, x)
     check_nodes("x", sources, channels[0])
@@ -167,7 +171,8 @@ class GCNConv(Module):
 class SAGEConv(Module):
     """``W_l * aggr over neighbours of x + b + W_r * x`` (Hamilton, Ying and Leskovec).
 
-    ``aggr`` is ``mean``, ``max`` or ``sum`` (also ``add``). ``x`` is a pair for graphs between two kinds of nodes.
+    ``aggr`` is ``mean``, ``max`` or ``sum`` (also ``add``). ``x`` is a pair (sources, targets) for graphs
+    between two kinds of nodes.
     """
 
     def __init__(

@@ -18,9 +18,10 @@ from scorch.ops.graph import graph_of
 
 
 class GATConv(Module):
-    """``sum_j P[i,j] W x[j] + b``, P a softmax over neighbours of ``leaky_relu(a_src W x[j] + a_dst W x[i])``.
+    """``sum_j P[i,j] W x[j] + b`` with a softmax P over neighbours (Veličković and others).
 
-    (Veličković and others.) Scores, softmax and sum are one kernel: nothing is made for each edge and feature.
+    Scores are ``leaky_relu(a_src W x[j] + a_dst W x[i])``. They, the softmax and the sum are one kernel:
+    nothing is made for each edge and feature.
     ``heads`` are put side by side, or averaged without ``concat``. In training, ``dropout`` drops weights
     after the softmax. ``add_self_loops`` makes each node a neighbour of itself, once.
     """
@@ -80,8 +81,8 @@ class GATConv(Module):
             graph = graph.with_loops[0]
         features, of_sources, of_targets = self._scores(sources, targets, shape[0])
         dropout = self.dropout if self.training else 0.0
-        given = (computed(tensor) for tensor in (features, of_sources, of_targets))
-        found = attend(graph, *given, self.negative_slope, dropout).to(features.dtype)
+        scores = computed(of_sources), computed(of_targets)
+        found = attend(graph, computed(features), *scores, self.negative_slope, dropout).to(features.dtype)
         out = found.flatten(1) if self.concat else found.mean(1)
         if self.res is not None and targets is not None:
             out = out + linear(targets, self.res.weight)
@@ -110,9 +111,11 @@ class GATConv(Module):
 
 
 def _blocks(attention: Tensor) -> Tensor:
-    """Vectors of (1, heads, features) as a matrix (heads * features, heads) that multiplies each head by its own."""
+    """A vector for each head, (1, heads, features), as the blocks of a matrix (heads * features, heads)."""
     heads = attention.shape[1]
     if heads == 1:
         return attention.view(-1, 1)
-    spread = attention.squeeze(0).unsqueeze(2) * torch.eye(heads, dtype=attention.dtype, device="cpu").unsqueeze(1)
+    spread = attention.squeeze(0).unsqueeze(2) * torch.eye(
+        heads, dtype=attention.dtype, device="cpu"
+    ).unsqueeze(1)
     return spread.reshape(-1, heads)

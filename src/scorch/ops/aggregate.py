@@ -45,15 +45,16 @@ def given_weights(graph: Graph, edge_weight: Tensor) -> Tensor:
         raise ArgumentError("edge_weight belongs to an edge_index; a sparse matrix has its weights as values")
     if edge_weight.shape != graph.given.shape:
         raise ShapeError(
-            f"edge_weight has shape {tuple(edge_weight.shape)}, but edge_index has {graph.given.numel()} edges"
+            f"edge_weight has shape {tuple(edge_weight.shape)}, but edge_index has {graph.given.numel()} "
+            "edges: give one weight for each"
         )
     return edge_weight.new_zeros(graph.size).index_add(0, graph.given, edge_weight)
 
 
 def normalised(graph: Graph, values: Tensor | None, dtype: torch.dtype, loop: float | None) -> Tensor:
-    """``d[i]^-1/2 * w[i,j] * d[j]^-1/2`` with the sum d of each row; of ``with_loops`` if ``loop`` is a weight.
+    """``d[i]^-1/2 * w[i,j] * d[j]^-1/2``, d the sum of each row, for each entry of the graph.
 
-    Loops that are there keep their weights if there are ``values``.
+    With a weight of loops, for each entry of ``graph.with_loops``; those already there keep their ``values``.
     """
     weights = edge_weights(graph, values, dtype)
     if loop is not None:
@@ -77,14 +78,16 @@ def mean_weights(graph: Graph, dtype: torch.dtype) -> Tensor:
 
 
 def total(weighted: Weighted, x: Tensor, values: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """``out[i,:] = w[i,j] * x[j,:] + bias``; with ``values``, those of ``weighted``, a gradient flows to them."""
+    """``out[i,:] = w[i,j] * x[j,:] + bias``; ``values``: those of ``weighted``, where they need a gradient."""
     found: Tensor = _Total.apply(x, values, bias, weighted)
     return found
 
 
 class _Total(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, values: Tensor | None, bias: Tensor | None, weighted: Weighted) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, values: Tensor | None, bias: Tensor | None, weighted: Weighted
+    ) -> Tensor:
         ctx.weighted = weighted
         if values is not None:
             ctx.save_for_backward(x)
@@ -166,7 +169,7 @@ def attend(
 ) -> Tensor:
     """Sums of the rows of ``x`` (sources, heads, features), weighted by a softmax over each target's sources.
 
-    Scores are ``leaky_relu(sources[j,h] + targets[i,h], slope)``; ``dropout`` drops weights after the softmax.
+    Scores are ``leaky_relu(sources[j,h] + targets[i,h], slope)``; ``dropout`` drops weights after softmax.
     """
     if x.dim() != 3 or sources.shape != x.shape[:2] or targets.shape != (graph.shape[0], x.shape[1]):
         raise ShapeError(
@@ -211,4 +214,6 @@ def check_nodes(name: str, x: Any, features: int) -> None:
     if x.dim() != 2 or x.shape[1] != features:
         raise ShapeError(f"{name} has shape {tuple(x.shape)}; this layer takes (nodes, {features})")
     if not isinstance(x, SparseTensor) and (x.layout is not torch.strided or x.device.type != "cpu"):
-        raise OperandError(f"{name} must be on the CPU, dense or a scorch.SparseTensor; it is {x.layout} on {x.device}")
+        raise OperandError(
+            f"{name} must be on the CPU, dense or a scorch.SparseTensor; it is {x.layout} on {x.device}"
+        )

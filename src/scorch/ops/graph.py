@@ -111,11 +111,13 @@ class Graph:
 
     @functools.cached_property
     def with_loops(self) -> tuple[Graph, torch.Tensor]:
-        """The graph in which each node is a source of itself, once, and where each entry was; -1 for new ones."""
+        """The graph in which each node is its own source, once, and where each entry was; -1 for new ones."""
         rows, columns = self.shape
         added = torch.arange(min(rows, columns), device="cpu")
         is_loop = self.targets == self.sources
-        missing = added[~torch.zeros(added.numel(), dtype=torch.bool).index_fill_(0, self.sources[is_loop], 1)]
+        missing = added[
+            ~torch.zeros(added.numel(), dtype=torch.bool).index_fill_(0, self.sources[is_loop], 1)
+        ]
         keys = torch.cat([self.targets * columns + self.sources, missing * (columns + 1)])
         keys, order = torch.sort(keys)
         places = torch.where(order < self.size, order, -1)
@@ -163,11 +165,12 @@ def graph_of(adj: Any, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor | No
         return _of_matrix(adj, shape)
     if adj.layout is not torch.strided:
         made = _kept_with(adj, None, lambda: from_torch(adj))
+        assert isinstance(made, SparseTensor)
         return _of_matrix(made, shape)
     if adj.dtype not in (torch.int64, torch.int32):
         raise DtypeError(
-            f"a dense {tuple(adj.shape)} tensor of {adj.dtype} is no graph: edge_index has whole numbers, and a "
-            "matrix must be sparse (scorch.from_torch)"
+            f"a dense {tuple(adj.shape)} tensor of {adj.dtype} is no graph: edge_index has whole numbers, "
+            "and a matrix must be sparse (scorch.from_torch)"
         )
     if adj.dim() != 2 or adj.shape[0] != 2:
         raise ShapeError(f"edge_index has shape {tuple(adj.shape)}; it must be (2, number of edges)")
@@ -181,6 +184,9 @@ def _of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.
             "rows are targets: from_edge_index has them as columns, so take its .T"
         )
     storage = adj.storage
+    if storage.pattern.format.levels[-1].is_full:  # blocks are filled up with zeros, which are no edges
+        made = _kept_with(storage.values, storage.pattern, lambda: _entries(adj))
+        return _of_matrix(made, shape)
     graph = _of_patterns.get(storage.pattern)
     if graph is None:
         stored = convert_cached(storage, CSR).pattern
@@ -192,13 +198,20 @@ def _of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.
     return graph, graph.keep(storage.values, CSR, lambda: convert_cached(storage, CSR).values)
 
 
+def _entries(adj: SparseTensor) -> SparseTensor:
+    found = SparseTensor(adj.storage).to_format(CSR)
+    assert isinstance(found, SparseTensor)
+    return found.eliminate_zeros()
+
+
 def _of_edges(edges: torch.Tensor, shape: tuple[int, int]) -> Graph:
     rows, columns = shape
     sources, targets = edges.detach().to("cpu", torch.int64)
     for name, nodes, count in (("sources, row 0,", sources, columns), ("targets, row 1,", targets, rows)):
         if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < count:
             raise IndexRangeError(
-                f"edge_index names nodes {int(nodes.min())} to {int(nodes.max())} as {name} but x has {count} rows"
+                f"edge_index names nodes {int(nodes.min())} to {int(nodes.max())} as {name} "
+                f"but x has {count} rows"
             )
     keys, given, counts = torch.unique(targets * columns + sources, return_inverse=True, return_counts=True)
     found = keys.div(max(columns, 1), rounding_mode="floor")

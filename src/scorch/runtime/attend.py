@@ -2,7 +2,7 @@
 
 With scores of sources ``s[j,h]`` and of targets ``t[i,h]``, for each stored entry (i, j) and head h
 
-    z = s[j,h] + t[i,h]        P[i,j,h] = softmax over j of leaky_relu(z)        out[i,h,:] = P[i,j,h] * X[j,h,:]
+    z = s[j,h] + t[i,h]      P[i,j,h] = softmax over j of leaky_relu(z)      out[i,h,:] = P[i,j,h] * X[j,h,:]
 
 Nothing is as large as entries times features: a row's probabilities are made while its features are read.
 For the way back they are kept, one number for each entry and head; one that dropout has dropped has a minus.
@@ -62,7 +62,7 @@ class Rows(NamedTuple):
 def attend(
     rows: Rows, x: torch.Tensor, scores: Scores, options: Options, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``out`` of shape (targets, heads, features), and the probabilities (entries, heads) if asked to keep them.
+    """``out`` (targets, heads, features), and the probabilities (entries, heads) if they are to be kept.
 
     ``x`` is (sources, heads, features).
     """
@@ -87,7 +87,7 @@ def scores_back(
     each, total = empty(x.dtype, entries, heads), empty(x.dtype, count, heads)
     scratch = torch.empty(by_rows.most_threads() * heads, dtype=x.dtype, device="cpu")
     arrays = (rows.pos, rows.crd, x, *scores, kept, grad, each, total, scratch)
-    at = address(SOURCE, _WHAT, "scores_back", x.dtype, rows.crd.dtype)
+    at = address(SOURCE, _WHAT, "scores", x.dtype, rows.crd.dtype)
     work = (entries + count) * heads * (width + 4)
     by_rows.run(at, work, count, arrays, [heads, width, *options.numbers()])
     return each, total
@@ -101,7 +101,7 @@ def features_back(
     count, entries, (_, heads, width) = columns.pos.numel() - 1, columns.crd.numel(), grad.shape
     dx, total = empty(grad.dtype, count, heads, width), empty(grad.dtype, count, heads)
     arrays = (columns.pos, columns.crd, columns.places, kept, each, grad, dx, total)
-    at = address(SOURCE, _WHAT, "features_back", grad.dtype, columns.crd.dtype)
+    at = address(SOURCE, _WHAT, "features", grad.dtype, columns.crd.dtype)
     work = (entries + count) * heads * (width + 4)
     by_rows.run(at, work, count, arrays, [heads, width, entries, *options.numbers()])
     return dx, total

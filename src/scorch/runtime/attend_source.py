@@ -43,7 +43,7 @@ static inline f64 exp_f64(f64 x) {
     return (p * r * r + r + 1.0) * power.number;
 }
 
-/* For B heads of V vectors each: the rows of x at crd, times the weights of entries; negative ones count as 0. */
+/* B heads of V vectors each: the sum of the rows of x at crd times their weights; negative ones are 0. */
 #define SUMS(T, I, B, V) \\
 static void sums_##T##_##I##_##B##_##V(const I *crd, i64 n, i64 left, const I *places, const T *weights, \\
                                        i64 heads, const T *x, i64 row, T *out, T scale) { \\
@@ -56,7 +56,7 @@ static void sums_##T##_##I##_##B##_##V(const I *crd, i64 n, i64 left, const I *p
         FETCH(later, B * V * sizeof(T##v)) \\
         for (int h = 0; h < B; h++) { \\
             const T##v times = (T##v){0} + (weight[h] < 0 ? (T)0 : weight[h]); \\
-            for (int v = 0; v < V; v++) sum[h * V + v] += times * *(const T##v *)(from + (h * V + v) * LANES); \\
+            for (int v = h * V; v < (h + 1) * V; v++) sum[v] += times * *(const T##v *)(from + v * LANES); \\
         } \\
     } \\
     for (int v = 0; v < B * V; v++) *(T##v *)(out + v * LANES) = sum[v] * scale; \\
@@ -158,7 +158,8 @@ static inline T dot_##T##_##I(const T *a, const T *b, i64 width) { \\
 } \\
 static void scores_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \\
     const I *pos = (const I *)args[POS], *all = (const I *)args[CRD]; \\
-    const i64 heads = args[B_HEADS], width = args[B_WIDTH], row = heads * width, last = pos[args[ROWS]] - 1; \\
+    const i64 heads = args[B_HEADS], width = args[B_WIDTH], row = heads * width; \\
+    const i64 last = pos[args[ROWS]] - 1; \\
     const T *x = (const T *)args[B_X], *sources = (const T *)args[B_SOURCES]; \\
     const T slope = (T)number(args[B_OPTIONS + SLOPE]), scale = (T)number(args[B_OPTIONS + SCALE]); \\
     T *mean = (T *)args[B_SCRATCH] + worker * heads; \\
@@ -202,12 +203,12 @@ static void features_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 wor
         for (i64 h = 0; h < heads; h++) total[h] = 0; \\
         for (i64 e = 0; e < n; e++) \\
             for (i64 h = 0; h < heads; h++) total[h] += each[places[e] * heads + h]; \\
-        sums_##T##_##I(all + first, n, args[C_ENTRIES] - first, places, (const T *)args[C_KEPT], heads, width, \\
-                       (const T *)args[C_G], (T *)args[C_DX] + j * row, \\
+        sums_##T##_##I(all + first, n, args[C_ENTRIES] - first, places, (const T *)args[C_KEPT], heads, \\
+                       width, (const T *)args[C_G], (T *)args[C_DX] + j * row, \\
                        (T)number(args[C_OPTIONS + SCALE])); \\
     } \\
 } \\
-i64 scorch_attend_##T##_##I(i64 *args) { return by_rows(args, sizeof(I) == 8, attend_rows_##T##_##I); } \\
-i64 scorch_scores_back_##T##_##I(i64 *args) { return by_rows(args, sizeof(I) == 8, scores_rows_##T##_##I); } \\
-i64 scorch_features_back_##T##_##I(i64 *args) { return by_rows(args, sizeof(I) == 8, features_rows_##T##_##I); }
+ENTRY(T, I, attend) \\
+ENTRY(T, I, scores) \\
+ENTRY(T, I, features)
 """

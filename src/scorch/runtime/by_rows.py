@@ -1,8 +1,8 @@
 """What routines over the rows of a compressed matrix share: chunks of rows for threads, memory for results.
 
-A routine is C text whose first arguments are those of ``PRELUDE``. Threads take chunks of about as many entries each, one after the other, so that a few long
-rows hold nobody up. Rows of a result are written by one thread each, so results never depend on how many
-threads there are.
+A routine is C text whose first arguments are those of ``PRELUDE``. Threads take chunks of about as many
+entries each, one after the other, so that a few long rows hold nobody up. Rows of a result are written by
+one thread each, so results never depend on how many threads there are.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ VECTOR(i64, f64m);
 #define FETCH(from, bytes) \\
     for (int byte = 0; byte < (int)(bytes); byte += 64) __builtin_prefetch((const char *)(from) + byte);
 #define CLAMP(a, b) ((a) < (b) ? (a) : (b))
+
+#define ENTRY(T, I, name) \\
+    i64 scorch_##name##_##T##_##I(i64 *args) { return by_rows(args, sizeof(I) == 8, name##_rows_##T##_##I); }
 
 typedef void (*work_t)(i64, i64, void *);
 typedef void (*rows_t)(const i64 *, i64, i64, i64);

@@ -150,8 +150,8 @@ static void back_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker)
         for (; k < width; k++) back_one_##T##_##I(crd, counts, n, x + k, out + k, g + k, width, dx + k); \\
     } \\
 } \\
-i64 scorch_largest_##T##_##I(i64 *args) { return by_rows(args, sizeof(I) == 8, largest_rows_##T##_##I); } \\
-i64 scorch_largest_back_##T##_##I(i64 *args) { return by_rows(args, sizeof(I) == 8, back_rows_##T##_##I); }
+ENTRY(T, I, largest) \\
+ENTRY(T, I, back)
 """
 _WHAT = "the largest of picked rows"
 Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # pos, crd, how often each entry counts
@@ -172,7 +172,7 @@ def largest_back(rows: Arrays, x: torch.Tensor, out: torch.Tensor, shared: torch
     """What flows back to ``x``; ``rows`` are transposed, ``shared`` is the gradient by the number of ties."""
     pos, crd, counts = rows
     dx = empty(x.dtype, *x.shape)
-    at = address(_SOURCE, _WHAT, "largest_back", x.dtype, crd.dtype)
+    at = address(_SOURCE, _WHAT, "back", x.dtype, crd.dtype)
     width = x.shape[1]
     work = 2 * crd.numel() * width + x.numel()
     by_rows.run(at, work, x.shape[0], (pos, crd, counts, x, out, shared, dx), [width])
