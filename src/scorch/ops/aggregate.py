@@ -78,7 +78,7 @@ def mean_weights(graph: Graph, dtype: torch.dtype) -> Tensor:
 
 
 def total(weighted: Weighted, x: Tensor, values: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """``out[i,:] = w[i,j] * x[j,:] + bias``; ``values``: those of ``weighted``, where they need a gradient."""
+    """``out[i,:] = w[i,j] * x[j,:] + bias``; ``values``: those of ``weighted``, if they need a gradient."""
     found: Tensor = _Total.apply(x, values, bias, weighted)
     return found
 

@@ -70,12 +70,12 @@ def attend(
     out = empty(x.dtype, count, heads, width)
     kept = empty(x.dtype, entries, heads) if keep else None
     longest = 0 if keep or not count else int(rows.pos.diff().max())
-    own = heads * (2 + longest)  # of each thread: the largest score and the sum of each head, a row's scores
+    own = heads * longest  # of each thread: the scores of a row
     scratch = torch.empty(by_rows.most_threads() * own, dtype=x.dtype, device="cpu")
     arrays = (rows.pos, rows.crd, rows.counts, x, *scores, out, kept, scratch)
-    at = address(SOURCE, _WHAT, "attend", x.dtype, rows.crd.dtype)
+    at = _address("attend", x, rows.crd)
     work = (entries + count) * heads * (width + 8)
-    by_rows.run(at, work, count, arrays, [heads, width, own, entries, *options.numbers()])
+    by_rows.run(at, work, count, arrays, [own, *options.numbers()])
     return out, kept
 
 
@@ -85,11 +85,10 @@ def scores_back(
     """The gradient of each ``z``, (entries, heads), and its sum for each target."""
     count, entries, (_, heads, width) = rows.pos.numel() - 1, rows.crd.numel(), x.shape
     each, total = empty(x.dtype, entries, heads), empty(x.dtype, count, heads)
-    scratch = torch.empty(by_rows.most_threads() * heads, dtype=x.dtype, device="cpu")
-    arrays = (rows.pos, rows.crd, x, *scores, kept, grad, each, total, scratch)
-    at = address(SOURCE, _WHAT, "scores", x.dtype, rows.crd.dtype)
+    arrays = (rows.pos, rows.crd, x, *scores, kept, grad, each, total)
+    at = _address("scores", x, rows.crd)
     work = (entries + count) * heads * (width + 4)
-    by_rows.run(at, work, count, arrays, [heads, width, *options.numbers()])
+    by_rows.run(at, work, count, arrays, options.numbers())
     return each, total
 
 
@@ -101,10 +100,16 @@ def features_back(
     count, entries, (_, heads, width) = columns.pos.numel() - 1, columns.crd.numel(), grad.shape
     dx, total = empty(grad.dtype, count, heads, width), empty(grad.dtype, count, heads)
     arrays = (columns.pos, columns.crd, columns.places, kept, each, grad, dx, total)
-    at = address(SOURCE, _WHAT, "features", grad.dtype, columns.crd.dtype)
+    at = _address("features", grad, columns.crd)
     work = (entries + count) * heads * (width + 4)
-    by_rows.run(at, work, count, arrays, [heads, width, entries, *options.numbers()])
+    by_rows.run(at, work, count, arrays, options.numbers())
     return dx, total
+
+
+def _address(name: str, x: torch.Tensor, crd: torch.Tensor) -> int:
+    _, heads, width = x.shape
+    known = f"#define KNOWN_HEADS {heads}\n#define KNOWN_WIDTH {width}\n"
+    return address(known + SOURCE, _WHAT, name, x.dtype, crd.dtype)
 
 
 def _bits(number: float) -> int:

@@ -1,11 +1,11 @@
-"""The C text of ``runtime.attend``."""
+"""The C text of ``runtime.attend``; heads and their features are numbers in it."""
 
 SOURCE = """\
-enum { COUNTS = FIRST, X, SOURCES, TARGETS, OUT, KEPT, SCRATCH, HEADS, WIDTH, OWN, ENTRIES, OPTIONS };
-enum { B_X = FIRST, B_SOURCES, B_TARGETS, B_KEPT, B_G, B_EACH, B_TOTAL, B_SCRATCH, B_HEADS, B_WIDTH,
-       B_OPTIONS };
-enum { C_PLACES = FIRST, C_KEPT, C_EACH, C_G, C_DX, C_TOTAL, C_HEADS, C_WIDTH, C_ENTRIES, C_OPTIONS };
+enum { COUNTS = FIRST, X, SOURCES, TARGETS, OUT, KEPT, SCRATCH, OWN, OPTIONS };
+enum { B_X = FIRST, B_SOURCES, B_TARGETS, B_KEPT, B_G, B_EACH, B_TOTAL, B_OPTIONS };
+enum { C_PLACES = FIRST, C_KEPT, C_EACH, C_G, C_DX, C_TOTAL, C_OPTIONS };
 enum { SLOPE, BELOW, SEED, SCALE }; /* of options */
+#define ROW ((i64)KNOWN_HEADS * KNOWN_WIDTH)
 
 typedef union { i64 bits; double number; } slot_t;
 static double number(i64 bits) { const slot_t slot = {bits}; return slot.number; }
@@ -46,165 +46,160 @@ static inline f64 exp_f64(f64 x) {
 /* B heads of V vectors each: the sum of the rows of x at crd times their weights; negative ones are 0. */
 #define SUMS(T, I, B, V) \\
 static void sums_##T##_##I##_##B##_##V(const I *crd, i64 n, i64 left, const I *places, const T *weights, \\
-                                       i64 heads, const T *x, i64 row, T *out, T scale) { \\
+                                       const T *x, T *out, T scale) { \\
     enum { LANES = sizeof(T##v) / sizeof(T) }; \\
     T##v sum[B * V]; \\
-    for (int v = 0; v < B * V; v++) sum[v] = (T##v){0}; \\
+    UNROLL for (int v = 0; v < B * V; v++) sum[v] = (T##v){0}; \\
     for (i64 e = 0; e < n; e++) { \\
-        const T *from = x + crd[e] * row, *weight = weights + (places ? places[e] : e) * heads; \\
-        const T *later = x + crd[CLAMP(e + AHEAD, left - 1)] * row; \\
+        const T *from = x + crd[e] * ROW, *weight = weights + (places ? places[e] : e) * KNOWN_HEADS; \\
+        const T *later = x + crd[CLAMP(e + AHEAD, left - 1)] * ROW; \\
         FETCH(later, B * V * sizeof(T##v)) \\
-        for (int h = 0; h < B; h++) { \\
-            const T##v times = (T##v){0} + (weight[h] < 0 ? (T)0 : weight[h]); \\
-            for (int v = h * V; v < (h + 1) * V; v++) sum[v] += times * *(const T##v *)(from + v * LANES); \\
-        } \\
+        T##v times[B]; \\
+        UNROLL for (int h = 0; h < B; h++) times[h] = (T##v){0} + (weight[h] < 0 ? (T)0 : weight[h]); \\
+        UNROLL for (int v = 0; v < B * V; v++) sum[v] += times[v / V] * *(const T##v *)(from + v * LANES); \\
     } \\
-    for (int v = 0; v < B * V; v++) *(T##v *)(out + v * LANES) = sum[v] * scale; \\
+    UNROLL for (int v = 0; v < B * V; v++) *(T##v *)(out + v * LANES) = sum[v] * scale; \\
 }
 
 #define SUMS_OF_ROWS(T, I) \\
 SUMS(T, I, 1, 16) SUMS(T, I, 1, 4) SUMS(T, I, 1, 1) SUMS(T, I, 16, 1) SUMS(T, I, 8, 2) SUMS(T, I, 4, 4) \\
 SUMS(T, I, 2, 8) \\
-static void sums_##T##_##I(const I *crd, i64 n, i64 left, const I *places, const T *weights, i64 heads, \\
-                           i64 width, const T *x, T *out, T scale) { \\
-    enum { LANES = sizeof(T##v) / sizeof(T) }; \\
-    const i64 row = heads * width, vectors = width % LANES ? 0 : width / LANES; \\
-    const i64 together = vectors && vectors <= 8 && 16 % vectors == 0 ? 16 / vectors : 0; \\
+static inline void sums_##T##_##I(const I *crd, i64 n, i64 left, const I *places, const T *weights, \\
+                                  const T *x, T *out, T scale) { \\
+    enum { LANES = sizeof(T##v) / sizeof(T), VECTORS = KNOWN_WIDTH % LANES ? 0 : KNOWN_WIDTH / LANES }; \\
+    const i64 together = VECTORS == 1 ? 16 : VECTORS == 2 ? 8 : VECTORS == 4 ? 4 : VECTORS == 8 ? 2 : 0; \\
     i64 h = 0; \\
-    for (; together && h + together <= heads; h += together) { \\
-        const T *from = x + h * width, *w = weights + h; \\
-        T *to = out + h * width; \\
-        if (vectors == 1) sums_##T##_##I##_16_1(crd, n, left, places, w, heads, from, row, to, scale); \\
-        else if (vectors == 2) sums_##T##_##I##_8_2(crd, n, left, places, w, heads, from, row, to, scale); \\
-        else if (vectors == 4) sums_##T##_##I##_4_4(crd, n, left, places, w, heads, from, row, to, scale); \\
-        else sums_##T##_##I##_2_8(crd, n, left, places, w, heads, from, row, to, scale); \\
+    for (; together && h + together <= KNOWN_HEADS; h += together) { \\
+        const T *from = x + h * KNOWN_WIDTH, *w = weights + h; \\
+        T *to = out + h * KNOWN_WIDTH; \\
+        if (together == 16) sums_##T##_##I##_16_1(crd, n, left, places, w, from, to, scale); \\
+        else if (together == 8) sums_##T##_##I##_8_2(crd, n, left, places, w, from, to, scale); \\
+        else if (together == 4) sums_##T##_##I##_4_4(crd, n, left, places, w, from, to, scale); \\
+        else sums_##T##_##I##_2_8(crd, n, left, places, w, from, to, scale); \\
     } \\
-    for (; h < heads; h++) { \\
-        const T *from = x + h * width, *w = weights + h; \\
-        T *to = out + h * width; \\
+    for (; h < KNOWN_HEADS; h++) { \\
+        const T *from = x + h * KNOWN_WIDTH, *w = weights + h; \\
+        T *to = out + h * KNOWN_WIDTH; \\
         i64 k = 0; \\
-        for (; k + 16 * LANES <= width; k += 16 * LANES) \\
-            sums_##T##_##I##_1_16(crd, n, left, places, w, heads, from + k, row, to + k, scale); \\
-        for (; k + 4 * LANES <= width; k += 4 * LANES) \\
-            sums_##T##_##I##_1_4(crd, n, left, places, w, heads, from + k, row, to + k, scale); \\
-        for (; k + LANES <= width; k += LANES) \\
-            sums_##T##_##I##_1_1(crd, n, left, places, w, heads, from + k, row, to + k, scale); \\
-        if (k < width && width >= LANES) { /* the last vector overlaps the one before it */ \\
-            k = width - LANES; \\
-            sums_##T##_##I##_1_1(crd, n, left, places, w, heads, from + k, row, to + k, scale); \\
-            k = width; \\
+        for (; k + 16 * LANES <= KNOWN_WIDTH; k += 16 * LANES) \\
+            sums_##T##_##I##_1_16(crd, n, left, places, w, from + k, to + k, scale); \\
+        for (; k + 4 * LANES <= KNOWN_WIDTH; k += 4 * LANES) \\
+            sums_##T##_##I##_1_4(crd, n, left, places, w, from + k, to + k, scale); \\
+        for (; k + LANES <= KNOWN_WIDTH; k += LANES) \\
+            sums_##T##_##I##_1_1(crd, n, left, places, w, from + k, to + k, scale); \\
+        if (k < KNOWN_WIDTH && KNOWN_WIDTH >= LANES) { /* the last vector overlaps the one before it */ \\
+            k = KNOWN_WIDTH - LANES; \\
+            sums_##T##_##I##_1_1(crd, n, left, places, w, from + k, to + k, scale); \\
+            k = KNOWN_WIDTH; \\
         } \\
-        for (; k < width; k++) { \\
+        for (; k < KNOWN_WIDTH; k++) { \\
             T sum = 0; \\
             for (i64 e = 0; e < n; e++) { \\
-                const T weight = w[(places ? places[e] : e) * heads]; \\
-                if (!(weight < 0)) sum += weight * from[crd[e] * row + k]; \\
+                const T weight = w[(places ? places[e] : e) * KNOWN_HEADS]; \\
+                if (!(weight < 0)) sum += weight * from[crd[e] * ROW + k]; \\
             } \\
             to[k] = sum * scale; \\
         } \\
     } \\
 }
 
+#define EACH_HEAD for (int h = 0; h < KNOWN_HEADS; h++)
 #define ROUTINES(T, I) \\
 SUMS_OF_ROWS(T, I) \\
 static void attend_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \\
     const I *pos = (const I *)args[POS], *all = (const I *)args[CRD]; \\
-    const i64 heads = args[HEADS], width = args[WIDTH], entries = args[ENTRIES]; \\
-    const T *sources = (const T *)args[SOURCES], slope = (T)number(args[OPTIONS + SLOPE]); \\
+    const i64 entries = pos[args[ROWS]]; \\
+    const T *restrict sources = (const T *)args[SOURCES], slope = (T)number(args[OPTIONS + SLOPE]); \\
     const u64 below = (u64)args[OPTIONS + BELOW], seed = (u64)args[OPTIONS + SEED]; \\
-    T *most = (T *)args[SCRATCH] + worker * args[OWN], *total = most + heads; \\
     for (i64 i = begin; i < end; i++) { \\
         const i64 first = pos[i], n = pos[i + 1] - first; \\
         const I *crd = all + first; \\
-        const T *target = (const T *)args[TARGETS] + i * heads; \\
         const T *counts = args[COUNTS] ? (const T *)args[COUNTS] + first : 0; \\
-        T *p = args[KEPT] ? (T *)args[KEPT] + first * heads : total + heads; \\
-        for (i64 h = 0; h < heads; h++) most[h] = (T)-__builtin_inf(), total[h] = 0; \\
+        T *restrict p = args[KEPT] ? (T *)args[KEPT] + first * KNOWN_HEADS \\
+                                   : (T *)args[SCRATCH] + worker * args[OWN]; \\
+        T target[KNOWN_HEADS], most[KNOWN_HEADS], total[KNOWN_HEADS]; \\
+        EACH_HEAD target[h] = ((const T *)args[TARGETS])[i * KNOWN_HEADS + h]; \\
+        EACH_HEAD most[h] = (T)-__builtin_inf(), total[h] = 0; \\
         for (i64 e = 0; e < n; e++) { \\
-            const T *source = sources + crd[e] * heads; \\
-            for (i64 h = 0; h < heads; h++) { \\
+            const T *restrict source = sources + crd[e] * KNOWN_HEADS; \\
+            EACH_HEAD { \\
                 const T z = source[h] + target[h], score = z > 0 ? z : z * slope; \\
-                p[e * heads + h] = score; \\
-                most[h] = score > most[h] || score != score ? score : most[h]; \\
+                p[e * KNOWN_HEADS + h] = score; \\
+                most[h] = (score > most[h]) | (score != score) ? score : most[h]; \\
             } \\
         } \\
         for (i64 e = 0; e < n; e++) \\
-            for (i64 h = 0; h < heads; h++) p[e * heads + h] -= most[h]; \\
-        for (i64 k = 0; k < n * heads; k++) p[k] = exp_##T(p[k]); \\
-        if (counts) \\
-            for (i64 e = 0; e < n; e++) \\
-                for (i64 h = 0; h < heads; h++) p[e * heads + h] *= counts[e]; \\
-        for (i64 e = 0; e < n; e++) \\
-            for (i64 h = 0; h < heads; h++) total[h] += p[e * heads + h]; \\
-        for (i64 h = 0; h < heads; h++) total[h] = 1 / total[h]; \\
-        for (i64 e = 0; e < n; e++) \\
-            for (i64 h = 0; h < heads; h++) p[e * heads + h] *= total[h]; \\
-        if (below) \\
-            for (i64 k = 0; k < n * heads; k++) \\
-                if (draw(seed, (u64)(first * heads + k)) < below) p[k] = -p[k]; \\
-        sums_##T##_##I(crd, n, entries - first, 0, p, heads, width, (const T *)args[X], \\
-                       (T *)args[OUT] + i * heads * width, (T)number(args[OPTIONS + SCALE])); \\
+            EACH_HEAD p[e * KNOWN_HEADS + h] = exp_##T(p[e * KNOWN_HEADS + h] - most[h]); \\
+        for (i64 e = 0; counts && e < n; e++) EACH_HEAD p[e * KNOWN_HEADS + h] *= counts[e]; \\
+        for (i64 e = 0; e < n; e++) EACH_HEAD total[h] += p[e * KNOWN_HEADS + h]; \\
+        EACH_HEAD total[h] = 1 / total[h]; \\
+        for (i64 e = 0; e < n; e++) EACH_HEAD p[e * KNOWN_HEADS + h] *= total[h]; \\
+        for (i64 k = 0; below && k < n * KNOWN_HEADS; k++) \\
+            if (draw(seed, (u64)(first * KNOWN_HEADS + k)) < below) p[k] = -p[k]; \\
+        sums_##T##_##I(crd, n, entries - first, 0, p, (const T *)args[X], (T *)args[OUT] + i * ROW, \\
+                       (T)number(args[OPTIONS + SCALE])); \\
     } \\
 } \\
-static inline T dot_##T##_##I(const T *a, const T *b, i64 width) { \\
+static inline T dot_##T##_##I(const T *a, const T *b) { \\
     enum { LANES = sizeof(T##v) / sizeof(T) }; \\
     T##v sums = (T##v){0}; \\
     T sum = 0; \\
     i64 k = 0; \\
-    for (; k + LANES <= width; k += LANES) sums += *(const T##v *)(a + k) * *(const T##v *)(b + k); \\
-    for (; k < width; k++) sum += a[k] * b[k]; \\
+    for (; k + LANES <= KNOWN_WIDTH; k += LANES) sums += *(const T##v *)(a + k) * *(const T##v *)(b + k); \\
+    for (; k < KNOWN_WIDTH; k++) sum += a[k] * b[k]; \\
     for (int lane = 0; lane < LANES; lane++) sum += sums[lane]; \\
     return sum; \\
 } \\
 static void scores_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \\
     const I *pos = (const I *)args[POS], *all = (const I *)args[CRD]; \\
-    const i64 heads = args[B_HEADS], width = args[B_WIDTH], row = heads * width; \\
     const i64 last = pos[args[ROWS]] - 1; \\
-    const T *x = (const T *)args[B_X], *sources = (const T *)args[B_SOURCES]; \\
+    const T *restrict x = (const T *)args[B_X], *restrict sources = (const T *)args[B_SOURCES]; \\
     const T slope = (T)number(args[B_OPTIONS + SLOPE]), scale = (T)number(args[B_OPTIONS + SCALE]); \\
-    T *mean = (T *)args[B_SCRATCH] + worker * heads; \\
     for (i64 i = begin; i < end; i++) { \\
         const i64 first = pos[i], n = pos[i + 1] - first; \\
         const I *crd = all + first; \\
-        const T *target = (const T *)args[B_TARGETS] + i * heads, *g = (const T *)args[B_G] + i * row; \\
-        const T *p = (const T *)args[B_KEPT] + first * heads; \\
-        T *each = (T *)args[B_EACH] + first * heads, *total = (T *)args[B_TOTAL] + i * heads; \\
-        for (i64 h = 0; h < heads; h++) mean[h] = total[h] = 0; \\
+        const T *restrict g = (const T *)args[B_G] + i * ROW; \\
+        const T *restrict p = (const T *)args[B_KEPT] + first * KNOWN_HEADS; \\
+        T *restrict each = (T *)args[B_EACH] + first * KNOWN_HEADS; \\
+        T target[KNOWN_HEADS], mean[KNOWN_HEADS], total[KNOWN_HEADS]; \\
+        EACH_HEAD target[h] = ((const T *)args[B_TARGETS])[i * KNOWN_HEADS + h], mean[h] = total[h] = 0; \\
         for (i64 e = 0; e < n; e++) { \\
-            const T *from = x + crd[e] * row, *later = x + all[CLAMP(first + e + AHEAD, last)] * row; \\
-            FETCH(later, row * sizeof(T)) \\
-            for (i64 h = 0; h < heads; h++) { \\
-                const T dot = dot_##T##_##I(g + h * width, from + h * width, width); \\
-                const T chance = p[e * heads + h], flow = chance < 0 ? 0 : dot * scale; \\
-                each[e * heads + h] = flow; \\
+            const T *from = x + crd[e] * ROW, *later = x + all[CLAMP(first + e + AHEAD, last)] * ROW; \\
+            T dots[KNOWN_HEADS]; \\
+            FETCH(later, ROW * sizeof(T)) \\
+            EACH_HEAD dots[h] = dot_##T##_##I(g + h * KNOWN_WIDTH, from + h * KNOWN_WIDTH); \\
+            EACH_HEAD { \\
+                const T chance = p[e * KNOWN_HEADS + h], flow = chance < 0 ? 0 : dots[h] * scale; \\
+                each[e * KNOWN_HEADS + h] = flow; \\
                 mean[h] += chance * flow; \\
             } \\
         } \\
         for (i64 e = 0; e < n; e++) { \\
-            const T *source = sources + crd[e] * heads; \\
-            for (i64 h = 0; h < heads; h++) { \\
-                const T chance = p[e * heads + h], positive = chance < 0 ? -chance : chance; \\
-                const T flow = positive * (each[e * heads + h] - mean[h]); \\
+            const T *restrict source = sources + crd[e] * KNOWN_HEADS; \\
+            EACH_HEAD { \\
+                const T chance = p[e * KNOWN_HEADS + h], positive = chance < 0 ? -chance : chance; \\
+                const T flow = positive * (each[e * KNOWN_HEADS + h] - mean[h]); \\
                 const T down = source[h] + target[h] > 0 ? flow : flow * slope; \\
-                each[e * heads + h] = down; \\
+                each[e * KNOWN_HEADS + h] = down; \\
                 total[h] += down; \\
             } \\
         } \\
+        EACH_HEAD ((T *)args[B_TOTAL])[i * KNOWN_HEADS + h] = total[h]; \\
     } \\
 } \\
 static void features_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \\
     const I *pos = (const I *)args[POS], *all = (const I *)args[CRD]; \\
-    const i64 heads = args[C_HEADS], width = args[C_WIDTH], row = heads * width; \\
+    const i64 entries = pos[args[ROWS]]; \\
+    const T *restrict each = (const T *)args[C_EACH]; \\
     for (i64 j = begin; j < end; j++) { \\
         const i64 first = pos[j], n = pos[j + 1] - first; \\
         const I *places = (const I *)args[C_PLACES] + first; \\
-        const T *each = (const T *)args[C_EACH]; \\
-        T *total = (T *)args[C_TOTAL] + j * heads; \\
-        for (i64 h = 0; h < heads; h++) total[h] = 0; \\
-        for (i64 e = 0; e < n; e++) \\
-            for (i64 h = 0; h < heads; h++) total[h] += each[places[e] * heads + h]; \\
-        sums_##T##_##I(all + first, n, args[C_ENTRIES] - first, places, (const T *)args[C_KEPT], heads, \\
-                       width, (const T *)args[C_G], (T *)args[C_DX] + j * row, \\
+        T total[KNOWN_HEADS]; \\
+        EACH_HEAD total[h] = 0; \\
+        for (i64 e = 0; e < n; e++) EACH_HEAD total[h] += each[places[e] * KNOWN_HEADS + h]; \\
+        EACH_HEAD ((T *)args[C_TOTAL])[j * KNOWN_HEADS + h] = total[h]; \\
+        sums_##T##_##I(all + first, n, entries - first, places, (const T *)args[C_KEPT], \\
+                       (const T *)args[C_G], (T *)args[C_DX] + j * ROW, \\
                        (T)number(args[C_OPTIONS + SCALE])); \\
     } \\
 } \\

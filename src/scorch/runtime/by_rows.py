@@ -35,6 +35,11 @@ VECTOR(i64, f64m);
     for (int byte = 0; byte < (int)(bytes); byte += 64) __builtin_prefetch((const char *)(from) + byte);
 #define CLAMP(a, b) ((a) < (b) ? (a) : (b))
 
+#ifdef __clang__ /* arrays of vectors are registers only in loops that are unrolled */
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
 #define ENTRY(T, I, name) \\
     i64 scorch_##name##_##T##_##I(i64 *args) { return by_rows(args, sizeof(I) == 8, name##_rows_##T##_##I); }
 

@@ -26,19 +26,19 @@ static void largest_##T##_##I##_##N##_##TIED(const I *crd, const T *counts, i64 
                                              i64 width, T *out, T *ties) { \\
     enum { LANES = sizeof(T##v) / sizeof(T) }; \\
     T##v best[N], reached[N]; \\
-    for (int v = 0; v < N; v++) best[v] = (T##v){0} - (T)__builtin_inf(), reached[v] = (T##v){0}; \\
+    UNROLL for (int v = 0; v < N; v++) best[v] = (T##v){0} - (T)__builtin_inf(), reached[v] = (T##v){0}; \\
     for (i64 e = 0; e < n; e++) { \\
         const T *from = x + crd[e] * width, *later = x + crd[CLAMP(e + AHEAD, left - 1)] * width; \\
         const T##v times = (T##v){0} + (TIED && counts ? counts[e] : (T)1); \\
         FETCH(later, N * sizeof(T##v)) \\
-        for (int v = 0; v < N; v++) { \\
+        UNROLL for (int v = 0; v < N; v++) { \\
             const T##v here = *(const T##v *)(from + v * LANES); \\
             const T##m more = (here > best[v]) | (here != here), same = here == best[v]; \\
             best[v] = PICK(T, more, here, best[v]); \\
             if (TIED) reached[v] = PICK(T, more, times, reached[v] + (T##v)((T##m)times & same)); \\
         } \\
     } \\
-    for (int v = 0; v < N; v++) { \\
+    UNROLL for (int v = 0; v < N; v++) { \\
         *(T##v *)(out + v * LANES) = best[v]; \\
         if (TIED) *(T##v *)(ties + v * LANES) = reached[v]; \\
     } \\
@@ -49,19 +49,19 @@ static void back_##T##_##I##_##N(const I *crd, const T *counts, i64 n, i64 left,
                                  const T *g, i64 width, T *dx) { \\
     enum { LANES = sizeof(T##v) / sizeof(T) }; \\
     T##v sum[N], here[N]; \\
-    for (int v = 0; v < N; v++) sum[v] = (T##v){0}, here[v] = *(const T##v *)(x + v * LANES); \\
+    UNROLL for (int v = 0; v < N; v++) sum[v] = (T##v){0}, here[v] = *(const T##v *)(x + v * LANES); \\
     for (i64 e = 0; e < n; e++) { \\
         const T *best = out + crd[e] * width, *from = g + crd[e] * width; \\
         const i64 later = crd[CLAMP(e + AHEAD, left - 1)] * width; \\
         const T##v times = (T##v){0} + (counts ? counts[e] : (T)1); \\
         FETCH(out + later, N * sizeof(T##v)) \\
         FETCH(g + later, N * sizeof(T##v)) \\
-        for (int v = 0; v < N; v++) { \\
+        UNROLL for (int v = 0; v < N; v++) { \\
             const T##m same = here[v] == *(const T##v *)(best + v * LANES); \\
             sum[v] += (T##v)((T##m)(times * *(const T##v *)(from + v * LANES)) & same); \\
         } \\
     } \\
-    for (int v = 0; v < N; v++) *(T##v *)(dx + v * LANES) = sum[v]; \\
+    UNROLL for (int v = 0; v < N; v++) *(T##v *)(dx + v * LANES) = sum[v]; \\
 }
 
 #define ROUTINES(T, I) \\
