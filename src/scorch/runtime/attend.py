@@ -11,11 +11,13 @@ The way back is two routines: over rows for the gradients of scores, over column
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import NamedTuple
 
 import torch
 
+from scorch.loops.target import target
 from scorch.runtime import by_rows
 from scorch.runtime.attend_source import SOURCE
 from scorch.runtime.by_rows import address, empty
@@ -108,7 +110,9 @@ def features_back(
 
 def _address(name: str, x: torch.Tensor, crd: torch.Tensor) -> int:
     _, heads, width = x.shape
-    known = f"#define KNOWN_HEADS {heads}\n#define KNOWN_WIDTH {width}\n"
+    lanes = max(1, target().vector_bytes // x.element_size())
+    turns = math.lcm(heads, lanes) // lanes
+    known = f"#define KNOWN_HEADS {heads}\n#define KNOWN_WIDTH {width}\n#define TURNS {turns}\n"
     return address(known + SOURCE, _WHAT, name, x.dtype, crd.dtype)
 
 

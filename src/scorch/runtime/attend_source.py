@@ -18,30 +18,84 @@ static inline u64 draw(u64 seed, u64 n) {
     return (z ^ (z >> 31)) >> 32;
 }
 
-/* exp(x) for x <= 0, to the last digits: 2^n in the exponent, a polynomial for the rest. */
-static inline f32 exp_f32(f32 x) {
-    x = x < -87.0f ? -87.0f : x;
-    union { f32 number; i32 bits; } t = {x * 1.44269504088896341f + 12582912.0f}, power;
-    const f32 n = t.number - 12582912.0f;
-    const f32 r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    f32 p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f, p = p * r + 8.3334519073e-3f, p = p * r + 4.1665795894e-2f;
+#define PICK(T, mask, a, b) ((T##v)(((T##m)(a) & (mask)) | ((T##m)(b) & ~(mask))))
+#define ALL(T, number) ((T##v){0} + (T)(number))
+
+/* exp(x) for x <= 0, to the last digits: 2^n in the exponent, a polynomial for the rest; 0 far below. */
+static inline f32v exp_f32(f32v given) {
+    const f32m tiny = given < ALL(f32, -87.0f);
+    const f32v x = PICK(f32, tiny, ALL(f32, 0), given);
+    const f32v t = x * 1.44269504088896341f + 12582912.0f, n = t - 12582912.0f;
+    const f32v r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    f32v p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f, p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f, p = p * r + 5.0000001201e-1f;
-    power.bits = (i32)(((unsigned)t.bits << 23) + (127u << 23));
-    return (p * r * r + r + 1.0f) * power.number;
+    const f32m power = ((f32m)t << 23) + (127 << 23);
+    return (f32v)((f32m)((p * r * r + r + 1.0f) * (f32v)power) & ~tiny);
 }
-static inline f64 exp_f64(f64 x) {
-    x = x < -708.0 ? -708.0 : x;
-    union { f64 number; i64 bits; } t = {x * 1.4426950408889634 + 6755399441055744.0}, power;
-    const f64 n = t.number - 6755399441055744.0;
-    const f64 r = (x - n * 6.93147180369123816490e-1) - n * 1.90821492927058770002e-10;
-    f64 p = 1.0 / 6227020800;
-    p = p * r + 1.0 / 479001600, p = p * r + 1.0 / 39916800, p = p * r + 1.0 / 3628800;
+static inline f64v exp_f64(f64v given) {
+    const f64m tiny = given < ALL(f64, -708.0);
+    const f64v x = PICK(f64, tiny, ALL(f64, 0), given);
+    const f64v t = x * 1.4426950408889634 + 6755399441055744.0, n = t - 6755399441055744.0;
+    const f64v r = (x - n * 6.93147180369123816490e-1) - n * 1.90821492927058770002e-10;
+    f64v p = r * (1.0 / 6227020800) + 1.0 / 479001600;
+    p = p * r + 1.0 / 39916800, p = p * r + 1.0 / 3628800;
     p = p * r + 1.0 / 362880, p = p * r + 1.0 / 40320, p = p * r + 1.0 / 5040, p = p * r + 1.0 / 720;
     p = p * r + 1.0 / 120, p = p * r + 1.0 / 24, p = p * r + 1.0 / 6, p = p * r + 0.5;
-    power.bits = (i64)(((u64)t.bits << 52) + (1023ull << 52));
-    return (p * r * r + r + 1.0) * power.number;
+    const f64m power = ((f64m)t << 52) + (1023ll << 52);
+    return (f64v)((f64m)((p * r * r + r + 1.0) * (f64v)power) & ~tiny);
 }
+
+/* Scores become exp(leaky_relu(score) - most), most the largest of each head: a row of n entries in a few
+   passes. Heads take turns in the lanes of vectors, and after TURNS vectors it begins again; what is left
+   over at the end is put into as many that are filled up. */
+#define EACH_HEAD for (int h = 0; h < KNOWN_HEADS; h++)
+#define EACH_TURN for (int v = 0; v < TURNS; v++)
+#define LEAKY(T, z) PICK(T, (z) > ALL(T, 0), z, (z) * slope)
+#define EXPONENTIALS(T) \\
+static inline void exponentials_##T(T *restrict p, i64 n, T slope) { \\
+    enum { LANES = sizeof(T##v) / sizeof(T), ROUND = TURNS * LANES }; \\
+    const i64 size = n * KNOWN_HEADS, whole = size - size % ROUND; \\
+    T##v most[TURNS], rest[TURNS]; \\
+    T lanes[ROUND], largest[KNOWN_HEADS]; \\
+    for (i64 k = 0; k < ROUND; k++) { \\
+        const T z = whole + k < size ? p[whole + k] : (T)-__builtin_inf(); \\
+        lanes[k] = z > 0 || whole + k >= size ? z : z * slope; \\
+    } \\
+    EACH_TURN most[v] = rest[v] = *(const T##v *)(lanes + v * LANES); \\
+    for (i64 k = 0; k < whole; k += ROUND) \\
+        EACH_TURN { \\
+            T##v *at = (T##v *)(p + k + v * LANES); \\
+            const T##v score = LEAKY(T, *at); \\
+            *at = score; \\
+            most[v] = PICK(T, (score > most[v]) | (score != score), score, most[v]); \\
+        } \\
+    EACH_TURN *(T##v *)(lanes + v * LANES) = most[v]; \\
+    EACH_HEAD largest[h] = lanes[h]; \\
+    for (int k = KNOWN_HEADS; k < ROUND; k++) { \\
+        T *other = largest + k % KNOWN_HEADS; \\
+        if (lanes[k] > *other || lanes[k] != lanes[k]) *other = lanes[k]; \\
+    } \\
+    for (int k = 0; k < ROUND; k++) lanes[k] = largest[k % KNOWN_HEADS]; \\
+    EACH_TURN most[v] = *(const T##v *)(lanes + v * LANES); \\
+    for (i64 k = 0; k < whole; k += ROUND) \\
+        EACH_TURN { \\
+            T##v *at = (T##v *)(p + k + v * LANES); \\
+            *at = exp_##T(*at - most[v]); \\
+        } \\
+    EACH_TURN *(T##v *)(lanes + v * LANES) = exp_##T(rest[v] - most[v]); \\
+    for (i64 k = whole; k < size; k++) p[k] = lanes[k - whole]; \\
+}
+
+/* Without comparisons, which keep compilers from using vectors. */
+#define ABSOLUTE_f32 __builtin_fabsf
+#define ABSOLUTE_f64 __builtin_fabs
+#define SIGN_f32(x) __builtin_copysignf(0.5f, x)
+#define SIGN_f64(x) __builtin_copysign(0.5, x)
+#define LEAST_f32 1.17549435e-38f
+#define LEAST_f64 2.2250738585072014e-308
+#define POSITIVE(T, x) ((T)0.5 * ((x) + ABSOLUTE_##T(x)))                    /* x, or 0 below it */
+#define STEP(T, x, below) ((1 - (below)) * SIGN_##T(x) + (T)0.5 * (1 + (below))) /* 1, or below */
 
 /* B heads of V vectors each: the sum of the rows of x at crd times their weights; negative ones are 0. */
 #define SUMS(T, I, B, V) \\
@@ -54,8 +108,9 @@ static void sums_##T##_##I##_##B##_##V(const I *crd, i64 n, i64 left, const I *p
         const T *from = x + crd[e] * ROW, *weight = weights + (places ? places[e] : e) * KNOWN_HEADS; \\
         const T *later = x + crd[CLAMP(e + AHEAD, left - 1)] * ROW; \\
         FETCH(later, B * V * sizeof(T##v)) \\
+        if (places) __builtin_prefetch(weights + places[CLAMP(e + AHEAD, left - 1)] * KNOWN_HEADS); \\
         T##v times[B]; \\
-        UNROLL for (int h = 0; h < B; h++) times[h] = (T##v){0} + (weight[h] < 0 ? (T)0 : weight[h]); \\
+        UNROLL for (int h = 0; h < B; h++) times[h] = ALL(T, POSITIVE(T, weight[h])); \\
         UNROLL for (int v = 0; v < B * V; v++) sum[v] += times[v / V] * *(const T##v *)(from + v * LANES); \\
     } \\
     UNROLL for (int v = 0; v < B * V; v++) *(T##v *)(out + v * LANES) = sum[v] * scale; \\
@@ -103,8 +158,8 @@ static inline void sums_##T##_##I(const I *crd, i64 n, i64 left, const I *places
     } \\
 }
 
-#define EACH_HEAD for (int h = 0; h < KNOWN_HEADS; h++)
 #define ROUTINES(T, I) \\
+EXPONENTIALS(T) \\
 SUMS_OF_ROWS(T, I) \\
 static void attend_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \\
     const I *pos = (const I *)args[POS], *all = (const I *)args[CRD]; \\
@@ -117,19 +172,13 @@ static void attend_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worke
         const T *counts = args[COUNTS] ? (const T *)args[COUNTS] + first : 0; \\
         T *restrict p = args[KEPT] ? (T *)args[KEPT] + first * KNOWN_HEADS \\
                                    : (T *)args[SCRATCH] + worker * args[OWN]; \\
-        T target[KNOWN_HEADS], most[KNOWN_HEADS], total[KNOWN_HEADS]; \\
-        EACH_HEAD target[h] = ((const T *)args[TARGETS])[i * KNOWN_HEADS + h]; \\
-        EACH_HEAD most[h] = (T)-__builtin_inf(), total[h] = 0; \\
+        T target[KNOWN_HEADS], total[KNOWN_HEADS]; \\
+        EACH_HEAD target[h] = ((const T *)args[TARGETS])[i * KNOWN_HEADS + h], total[h] = 0; \\
         for (i64 e = 0; e < n; e++) { \\
             const T *restrict source = sources + crd[e] * KNOWN_HEADS; \\
-            EACH_HEAD { \\
-                const T z = source[h] + target[h], score = z > 0 ? z : z * slope; \\
-                p[e * KNOWN_HEADS + h] = score; \\
-                most[h] = (score > most[h]) | (score != score) ? score : most[h]; \\
-            } \\
+            EACH_HEAD p[e * KNOWN_HEADS + h] = source[h] + target[h]; \\
         } \\
-        for (i64 e = 0; e < n; e++) \\
-            EACH_HEAD p[e * KNOWN_HEADS + h] = exp_##T(p[e * KNOWN_HEADS + h] - most[h]); \\
+        exponentials_##T(p, n, slope); \\
         for (i64 e = 0; counts && e < n; e++) EACH_HEAD p[e * KNOWN_HEADS + h] *= counts[e]; \\
         for (i64 e = 0; e < n; e++) EACH_HEAD total[h] += p[e * KNOWN_HEADS + h]; \\
         EACH_HEAD total[h] = 1 / total[h]; \\
@@ -145,10 +194,12 @@ static inline T dot_##T##_##I(const T *a, const T *b) { \\
     T##v sums = (T##v){0}; \\
     T sum = 0; \\
     i64 k = 0; \\
-    for (; k + LANES <= KNOWN_WIDTH; k += LANES) sums += *(const T##v *)(a + k) * *(const T##v *)(b + k); \\
+    UNROLL for (; k + LANES <= KNOWN_WIDTH; k += LANES) \\
+        sums += *(const T##v *)(a + k) * *(const T##v *)(b + k); \\
     for (; k < KNOWN_WIDTH; k++) sum += a[k] * b[k]; \\
-    for (int lane = 0; lane < LANES; lane++) sum += sums[lane]; \\
-    return sum; \\
+    UNROLL for (int half = LANES / 2; half; half /= 2) \\
+        UNROLL for (int lane = 0; lane < half; lane++) sums[lane] += sums[lane + half]; \\
+    return sum + sums[0]; \\
 } \\
 static void scores_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \\
     const I *pos = (const I *)args[POS], *all = (const I *)args[CRD]; \\
@@ -167,9 +218,9 @@ static void scores_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worke
             const T *from = x + crd[e] * ROW, *later = x + all[CLAMP(first + e + AHEAD, last)] * ROW; \\
             T dots[KNOWN_HEADS]; \\
             FETCH(later, ROW * sizeof(T)) \\
-            EACH_HEAD dots[h] = dot_##T##_##I(g + h * KNOWN_WIDTH, from + h * KNOWN_WIDTH); \\
+            UNROLL EACH_HEAD dots[h] = dot_##T##_##I(g + h * KNOWN_WIDTH, from + h * KNOWN_WIDTH); \\
             EACH_HEAD { \\
-                const T chance = p[e * KNOWN_HEADS + h], flow = chance < 0 ? 0 : dots[h] * scale; \\
+                const T chance = p[e * KNOWN_HEADS + h], flow = STEP(T, chance, (T)0) * scale * dots[h]; \\
                 each[e * KNOWN_HEADS + h] = flow; \\
                 mean[h] += chance * flow; \\
             } \\
@@ -177,9 +228,9 @@ static void scores_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worke
         for (i64 e = 0; e < n; e++) { \\
             const T *restrict source = sources + crd[e] * KNOWN_HEADS; \\
             EACH_HEAD { \\
-                const T chance = p[e * KNOWN_HEADS + h], positive = chance < 0 ? -chance : chance; \\
-                const T flow = positive * (each[e * KNOWN_HEADS + h] - mean[h]); \\
-                const T down = source[h] + target[h] > 0 ? flow : flow * slope; \\
+                const T chance = ABSOLUTE_##T(p[e * KNOWN_HEADS + h]); \\
+                const T z = source[h] + target[h] - LEAST_##T; /* 0 is below */ \\
+                const T down = STEP(T, z, slope) * chance * (each[e * KNOWN_HEADS + h] - mean[h]); \\
                 each[e * KNOWN_HEADS + h] = down; \\
                 total[h] += down; \\
             } \\
@@ -196,7 +247,10 @@ static void features_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 wor
         const I *places = (const I *)args[C_PLACES] + first; \\
         T total[KNOWN_HEADS]; \\
         EACH_HEAD total[h] = 0; \\
-        for (i64 e = 0; e < n; e++) EACH_HEAD total[h] += each[places[e] * KNOWN_HEADS + h]; \\
+        for (i64 e = 0; e < n; e++) { \\
+            __builtin_prefetch(each + places[CLAMP(e + AHEAD, entries - first - 1)] * KNOWN_HEADS); \\
+            EACH_HEAD total[h] += each[places[e] * KNOWN_HEADS + h]; \\
+        } \\
         EACH_HEAD ((T *)args[C_TOTAL])[j * KNOWN_HEADS + h] = total[h]; \\
         sums_##T##_##I(all + first, n, entries - first, places, (const T *)args[C_KEPT], \\
                        (const T *)args[C_G], (T *)args[C_DX] + j * ROW, \\
