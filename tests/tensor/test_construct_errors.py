@@ -203,8 +203,9 @@ def test_wrong_layouts_and_formats():
         lambda **options: tensor(MATRIX, format="csr", **options),
     ],
 )
-def test_what_sparse_tensors_do_not_have_yet(call):
-    refused(UnsupportedError, "keep the dense tensor that requires grad", call, requires_grad=True)
+def test_options_of_constructors(call):
+    made = call(requires_grad=True)
+    assert made.requires_grad and made.is_leaf
     refused(UnsupportedError, "leave it out", call, pin_memory=True)
     refused(OperandError, "is on device meta, but Scorch computes on the cpu", call, device="meta")
     assert call(device="cpu", requires_grad=False, pin_memory=False).nnz > 0

@@ -19,6 +19,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     matmul,
     normalization,
     on_values,
+    optimizers,
     order,
     padding,
     products,
@@ -36,3 +37,5 @@ from scorch.ops.rearrange import rearrange
 from scorch.ops.statement import evaluate
 
 __all__ = ["einsum", "evaluate", "rearrange"]
+
+optimizers.install()

@@ -36,7 +36,7 @@ DENSE_FROM = 0.2  # the share of pairs from which on dense attention is faster
 Place = tuple[int, ...]
 
 
-@implements(F.scaled_dot_product_attention)
+@implements(F.scaled_dot_product_attention, learns=True)
 def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,

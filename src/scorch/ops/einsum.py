@@ -10,16 +10,24 @@ import torch
 from scorch.compiler.steps import split
 from scorch.formats import Format, as_format
 from scorch.notation.einsum import Einsum, parse_einsum, sublists_to_equation
+from scorch.notation.show import show
+from scorch.ops.autograd import learned, run_text
 from scorch.ops.calls import keep_call, repeat_call
-from scorch.ops.operands import as_operand, shape_of, squeezed
+from scorch.ops.operands import as_learned, as_operand, shape_of, squeezed
 from scorch.ops.statement import run_statement
 from scorch.tensor.run import single_kernel
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Storage
+from scorch.tensor.tracking import is_learning
 
 
-def einsum(*args: Any, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
+def einsum(
+    *args: Any, format: str | Format | None = None, sparse_grad: bool = False
+) -> SparseTensor | torch.Tensor:
     """The product of ``operands`` summed as ``equation`` says; ``format`` is the result's.
+
+    Gradients of sparse operands live on their patterns. Those of dense operands are dense; with
+    ``sparse_grad`` they store those rows only that sparse operands meet.
 
     >>> import torch, scorch
     >>> A = scorch.from_torch(torch.eye(3), format="csr")
@@ -27,6 +35,8 @@ def einsum(*args: Any, format: str | Format | None = None) -> SparseTensor | tor
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
     """
     head = (args[0], format) if args and isinstance(args[0], str) else None
+    if is_learning(*args[1:] if head else args):
+        return _learned(args, format, sparse_grad)
     if head is not None:
         found = repeat_call(head, args[1:])
         if found is not None:
@@ -46,10 +56,32 @@ def einsum(*args: Any, format: str | Format | None = None) -> SparseTensor | tor
     return wrap(result)
 
 
-def _is_torchs(operands: Sequence[Any]) -> bool:
-    """Whether torch must do it: all operands are its own dense tensors, with gradients or elsewhere."""
+def _learned(
+    args: tuple[Any, ...], format: str | Format | None, sparse_grad: bool
+) -> SparseTensor | torch.Tensor:
+    """As ``einsum``, connected to the operands."""
+    equation, operands = _arguments(args)
     plain = all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands)
-    return plain and any(value.requires_grad or not value.is_cpu for value in operands)
+    if plain and format is None:
+        return torch.einsum(equation, *operands)
+    operands = tuple(as_learned(f"operand {n}", operand) for n, operand in enumerate(operands))
+    parsed = parse_einsum(equation, [tuple(operand.shape) for operand in operands])
+    text, names = show(parsed.statement), tuple(operand.access.tensor for operand in parsed.operands)
+    if not any(operand.squeeze for operand in parsed.operands):
+        return learned(
+            text, names, operands, format, lambda *given: einsum(equation, *given, format=format), sparse_grad
+        )
+    narrow = [
+        value.squeeze(operand.squeeze) if operand.squeeze else value
+        for value, operand in zip(operands, parsed.operands, strict=True)
+    ]
+    return learned(text, names, narrow, format, run_text(text, names, format), sparse_grad)
+
+
+def _is_torchs(operands: Sequence[Any]) -> bool:
+    """Whether torch must do it: all operands are its own dense tensors on another device."""
+    plain = all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands)
+    return plain and any(not value.is_cpu for value in operands)
 
 
 def run_einsum(

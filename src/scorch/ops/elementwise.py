@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from scorch.tensor.broadcast import common_keys, expanded, values_at
 from scorch.tensor.budget import check_budget
@@ -220,7 +221,9 @@ def _filled(name: str, entries: Entries, fill: torch.Tensor, held: int) -> torch
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no element is infinite or NaN; False too where they are so large that their sum is."""
-    return not tensor.dtype.is_floating_point or math.isfinite(float(tensor.sum()))
+    if is_functorch_wrapped_tensor(tensor):
+        return True  # inside of torch.func nothing can be asked of values
+    return not tensor.dtype.is_floating_point or math.isfinite(float(tensor.detach().sum()))
 
 
 def not_expanded(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch.errors import CallError, ShapeError
+from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import all_sparse, densely, replace_by, stored
 from scorch.ops.matmul import matmul
@@ -18,9 +19,11 @@ from scorch.tensor.sparse_tensor import SparseTensor, with_values
 aten = torch.ops.aten
 
 
-@implements(F.linear)
+@implements(F.linear, learns=True)
 def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     """``input @ weight.T + bias``."""
+    if is_autocast():
+        input, weight, bias = cast(input, weight, bias)
     if weight.dim() == 1:
         product = matmul(input, weight)
     elif isinstance(weight, SparseTensor) and not isinstance(input, SparseTensor) and input.dim() == 2:
@@ -30,7 +33,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     return product if bias is None else product + bias
 
 
-@implements(F.bilinear)
+@implements(F.bilinear, learns=True)
 def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     """``input1 @ weight[k] @ input2`` for every k."""
     batch = "abcdefg"[: input1.dim() - 1]

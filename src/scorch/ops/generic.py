@@ -108,6 +108,8 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``func`` on arguments of which some are sparse."""
     if kwargs.get("out") is not None:
         return _into(kwargs.pop("out"), func, args, kwargs)
+    if name_of(func).startswith("_foreach_"):  # a list of tensors: one after the other
+        return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
     if func._schema.is_mutable:
         found = _into_several(func, args, kwargs)
         return _in_place(func, args, kwargs) if found is None else found

@@ -159,8 +159,8 @@ def _plain_indices(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -
 
 def _looked_up(self: SparseTensor, keys: torch.Tensor, shape: Shape) -> Any:
     """The values at ``keys`` as a tensor of ``shape``, of which only those stored are kept."""
-    values = entries_of(self).at(keys.reshape(-1))
-    kept = torch.nonzero(values, as_tuple=True)[0]
+    values, stored = entries_of(self).find(keys.reshape(-1))
+    kept = torch.nonzero(stored, as_tuple=True)[0]
     if not shape:
         return values.reshape(())
     return from_entries(Entries(kept, values[kept], shape), format_for(self, shape))

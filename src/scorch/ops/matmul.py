@@ -13,54 +13,61 @@ import torch
 
 from scorch.errors import CallError, OperandError, ShapeError
 from scorch.formats import Format
+from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.calls import keep_as, repeat_call
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import write_out
 from scorch.tensor.construct import from_torch
 from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.tracking import is_learning
 
 Result = SparseTensor | torch.Tensor
 _BATCH = "abcdefgh"
 
 
-@implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+@implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, learns=True)
 def matmul(input: Any, other: Any, *, out: Any = None) -> Result:
     """``input @ other`` for vectors, matrices and batches of matrices."""
     return _product("matmul", input, other, out)
 
 
-@implements(torch.mm, torch.Tensor.mm)
+@implements(torch.mm, torch.Tensor.mm, learns=True)
 def mm(input: Any, mat2: Any, *, out: Any = None) -> Result:
     """The product of two matrices."""
     return _product("mm", input, mat2, out, 2, 2)
 
 
-@implements(torch.mv, torch.Tensor.mv)
+@implements(torch.mv, torch.Tensor.mv, learns=True)
 def mv(input: Any, vec: Any, *, out: Any = None) -> Result:
     """The product of a matrix and a vector."""
     return _product("mv", input, vec, out, 2, 1)
 
 
-@implements(torch.bmm, torch.Tensor.bmm)
+@implements(torch.bmm, torch.Tensor.bmm, learns=True)
 def bmm(input: Any, mat2: Any, *, out: Any = None) -> Result:
     """The products of two batches of matrices."""
     return _product("bmm", input, mat2, out, 3, 3)
 
 
-@implements(torch.Tensor.__rmatmul__)
+@implements(torch.Tensor.__rmatmul__, learns=True)
 def rmatmul(input: Any, other: Any) -> Result:
     """``other @ input``, where ``other`` is the dense tensor on the left."""
     return _product("matmul", other, input, None)
 
 
-implements(torch.einsum)(einsum)
+@implements(torch.einsum, learns=True)
+def torch_einsum(*args: Any) -> Result:
+    return einsum(*cast(*args)) if is_autocast() else einsum(*args)
 
 
 def _product(
     name: str, left: Any, right: Any, out: Any, left_dims: int | None = None, right_dims: int | None = None
 ) -> Result:
-    known = repeat_call(((name,), None), (left, right)) if out is None else None
+    if is_autocast():
+        left, right = cast(left, right)
+    is_new = out is not None or is_learning(left, right)
+    known = None if is_new else repeat_call(((name,), None), (left, right))
     if known is not None:
         return known
     for side, wanted in ((left, left_dims), (right, right_dims)):
@@ -91,7 +98,8 @@ def _multiplied(name: str, subscripts: tuple[str, str, str], left: Any, right: A
     found = einsum(equation, left, right, format=asked)
     if is_sparse and result and not isinstance(found, SparseTensor):  # a sparse dimension of size 1 is none
         return from_torch(found, format=_rows_format(len(result)))
-    keep_as(((name,), None), (equation, asked), (left, right))
+    if not is_learning(left, right):
+        keep_as(((name,), None), (equation, asked), (left, right))
     return found
 
 

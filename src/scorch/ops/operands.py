@@ -47,6 +47,17 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     return plain
 
 
+def as_learned(name: str, value: Any) -> torch.Tensor:
+    """``value`` as a tensor that keeps its gradients; torch's sparse layouts become ours."""
+    if isinstance(value, torch.Tensor) and (isinstance(value, SparseTensor) or value.layout == torch.strided):
+        return value
+    if isinstance(value, torch.Tensor):
+        return from_torch(value)
+    found = as_operand(name, value)
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
 def _scalar(name: str, value: Any) -> torch.Tensor:
     """A number as a tensor without dimensions, in the dtype torch gives it."""
     try:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from scorch.errors import ShapeError
 from scorch.ops import matmul
 from scorch.ops.einsum import einsum
-from scorch.tensor.dispatch import implements, implements_operator
+from scorch.tensor.dispatch import implements, implements_learning, implements_operator
 from scorch.tensor.entries import Entries, format_for, from_entries
 from scorch.tensor.sparse_tensor import SparseTensor
 
@@ -30,21 +33,25 @@ def _added(self: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> 
     return _scaled(self, beta) + _scaled(product, alpha)
 
 
+@implements_learning(torch.addmm, torch.Tensor.addmm)
 @implements_operator(aten.addmm.default)
 def addmm(self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     return _added(self, matmul.mm(mat1, mat2), beta, alpha)
 
 
+@implements_learning(torch.addmv, torch.Tensor.addmv)
 @implements_operator(aten.addmv.default)
 def addmv(self: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     return _added(self, matmul.mv(mat, vec), beta, alpha)
 
 
+@implements_learning(torch.baddbmm, torch.Tensor.baddbmm)
 @implements_operator(aten.baddbmm.default)
 def baddbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     return _added(self, matmul.bmm(batch1, batch2), beta, alpha)
 
 
+@implements_learning(torch.addbmm, torch.Tensor.addbmm)
 @implements_operator(aten.addbmm.default)
 def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     return _added(self, einsum("bij,bjk->ik", batch1, batch2), beta, alpha)
@@ -68,18 +75,20 @@ def matrix_power(input: Any, n: int, *, out: Any = None) -> Any:
         return torch.matrix_power(input, n) if out is None else torch.matrix_power(input, n, out=out)
 
 
+@implements_learning(torch.dot, torch.Tensor.dot)
 @implements_operator(aten.dot.default)
 def dot(self: Any, tensor: Any) -> Any:
     return einsum("i,i->", self, tensor)
 
 
+@implements_learning(torch.vdot, torch.Tensor.vdot)
 @implements_operator(aten.vdot.default)
 def vdot(self: Any, other: Any) -> Any:
     """As ``dot``, of the first vector's complex conjugate."""
     return einsum("i,i->", self.conj() if self.is_complex() else self, other)
 
 
-@implements(torch.kron, torch.Tensor.kron)
+@implements(torch.kron, torch.Tensor.kron, learns=True)
 def kron(input: Any, other: Any) -> Any:
     """The Kronecker product: every entry of one with every entry of the other."""
     rank = max(input.dim(), other.dim())
@@ -90,3 +99,62 @@ def kron(input: Any, other: Any) -> Any:
     pairs = "".join(map("".join, zip(i, j, strict=True)))
     found = einsum(f"{i},{j}->{pairs}", first, second, format="s" * len(pairs))
     return found.reshape([a * b for a, b in zip(first.shape, second.shape, strict=True)])
+
+
+# as einsums, for gradients that follow the entries ---------------------------------------------------
+
+
+@implements_learning(torch.inner, torch.Tensor.inner)
+def inner(input: Any, other: Any) -> Any:
+    """The sum of products along the last dimensions of both."""
+    if not input.dim() or not other.dim():
+        return input * other
+    a, b = "abcdefgh"[: input.dim() - 1], "ijklmnop"[: other.dim() - 1]
+    return einsum(f"{a}z,{b}z->{a}{b}", input, other)
+
+
+@implements_learning(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger)
+def outer(input: Any, vec2: Any) -> Any:
+    return einsum("i,j->ij", input, vec2)
+
+
+@implements_learning(torch.tensordot)
+def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
+    """The sum of products over pairs of dimensions, or over the last of ``a`` and the first of ``b``."""
+    if isinstance(dims, torch.Tensor):
+        dims = dims.tolist()
+    if isinstance(dims, int):
+        dims = (list(range(a.dim() - dims, a.dim())), list(range(dims)))
+    over_a, over_b = ([d % t.dim() for d in own] for own, t in zip(dims, (a, b), strict=True))
+    if len(over_a) != len(over_b):
+        raise ShapeError(f"tensordot sums over pairs of dimensions, not over {len(over_a)} and {len(over_b)}")
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    first = [next(letters) for _ in range(a.dim())]
+    second = [first[over_a[over_b.index(d)]] if d in over_b else next(letters) for d in range(b.dim())]
+    kept = [first[d] for d in range(a.dim()) if d not in over_a]
+    kept += [second[d] for d in range(b.dim()) if d not in over_b]
+    return einsum(f"{''.join(first)},{''.join(second)}->{''.join(kept)}", a, b)
+
+
+@implements_learning(torch.linalg.multi_dot)
+def multi_dot(tensors: Sequence[Any], *, out: Any = None) -> Any:
+    return functools.reduce(matmul.matmul, tensors)
+
+
+@implements_learning(torch.chain_matmul)
+def chain_matmul(*matrices: Any, out: Any = None) -> Any:
+    return functools.reduce(matmul.mm, matrices)
+
+
+@implements_learning(torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power)
+def learned_power(input: Any, n: int, *, out: Any = None) -> Any:
+    """As ``matrix_power``, by squaring, each product sampled at the pattern of what it is learned from."""
+    if n < 1:
+        return matrix_power(input.detach(), n) if n == 0 else torch.matrix_power(input.to_dense(), n)
+    found = None
+    while n:
+        if n % 2:
+            found = input if found is None else matmul.matmul(found, input)
+        n //= 2
+        input = matmul.matmul(input, input) if n else input
+    return found

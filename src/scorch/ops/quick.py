@@ -18,9 +18,9 @@ from scorch.ops.index import index
 from scorch.ops.shape import permute, select
 from scorch.ops.statement import evaluate
 from scorch.tensor.dispatch import implements
+from scorch.tensor.learning import differentiated, sparse_of, values_of
 from scorch.tensor.parts import element
 from scorch.tensor.sparse_tensor import SparseTensor, as_view
-from scorch.tensor.storage import Storage
 
 _ZERO_FOR_ZERO = [
     "abs",
@@ -60,23 +60,27 @@ def _on_values(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
         if kwargs:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(input, **kwargs)
-        storage = input.storage
-        return SparseTensor(Storage(storage.pattern, function(storage.values)))
+        return _with(input, function(values_of(input)))
 
     return apply
+
+
+def _with(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:
+    """``tensor`` with other values, connected to them."""
+    return sparse_of(tensor.storage.pattern, values)
 
 
 for _name in _ZERO_FOR_ZERO:
     _function = getattr(torch, _name)
     _methods = [m for m in (getattr(torch.Tensor, _name, None),) if m is not None]
-    implements(_function, *_methods)(_on_values(_function))
+    implements(_function, *_methods, learns=True)(_on_values(_function))
 
 
-@implements(F.relu)
+@implements(F.relu, learns=True)
 def relu(input: SparseTensor, inplace: bool = False) -> torch.Tensor:
     if inplace:
         return torch.relu_(input)
-    return SparseTensor(Storage(input.storage.pattern, torch.relu(input.storage.values)))
+    return _with(input, torch.relu(values_of(input)))
 
 
 # arithmetic ------------------------------------------------------------------------------------------
@@ -84,37 +88,40 @@ def relu(input: SparseTensor, inplace: bool = False) -> torch.Tensor:
 
 def _general(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The rule for all functions (``ops.elementwise``)."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return function(*args, **kwargs)
+    return differentiated(function, args, kwargs)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-@implements(torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.multiply)
+@implements(
+    torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.multiply, learns=True
+)
 def mul(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and isinstance(input, SparseTensor) and _is_number(other):
-        return SparseTensor(Storage(input.storage.pattern, input.storage.values * other))
+        return _with(input, values_of(input) * other)
     return _by_kernel("*", torch.mul, input, other, kwargs)
 
 
-@implements(torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.true_divide, torch.divide)
+@implements(
+    torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.true_divide, torch.divide, learns=True
+)
 def div(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and isinstance(input, SparseTensor) and _is_number(other) and other != 0:
-        return SparseTensor(Storage(input.storage.pattern, input.storage.values / other))
+        return _with(input, values_of(input) / other)
     is_dense = isinstance(other, torch.Tensor) and not isinstance(other, SparseTensor)
     if is_dense and other.layout == torch.strided and bool(not_expanded(other).all()):
         return _by_kernel("/", torch.div, input, other, kwargs)
     return _general(torch.div, input, other, **kwargs)
 
 
-@implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
+@implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, learns=True)
 def add(input: Any, other: Any, **kwargs: Any) -> Any:
     return _by_kernel("+", torch.add, input, other, kwargs)
 
 
-@implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__, torch.subtract)
+@implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__, torch.subtract, learns=True)
 def sub(input: Any, other: Any, **kwargs: Any) -> Any:
     return _by_kernel("-", torch.sub, input, other, kwargs)
 

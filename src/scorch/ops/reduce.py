@@ -19,6 +19,7 @@ from scorch.ops.generic import densely
 from scorch.tensor.budget import check_budget
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Entries, coordinates_of, entries_of, format_for, from_entries, keys_of
+from scorch.tensor.learning import differentiated, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
@@ -110,7 +111,7 @@ def sum(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: A
     return _summed(aten.sum.dim_IntList, self, dim, keepdim, dtype, lambda g, v: g.sum(v))
 
 
-@implements(torch.sum, torch.Tensor.sum)
+@implements(torch.sum, torch.Tensor.sum, learns=True)
 def quick_sum(input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
     """The sum over some dimensions by a kernel, without asking torch; everything else as torch takes it."""
     is_plain = type(input) is SparseTensor and not args and not kwargs
@@ -119,9 +120,8 @@ def quick_sum(input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
         found = _quick_sum(input, (dim,) if type(dim) is int else dim, False)
         if found is not None:
             return found
-    with torch._C.DisableTorchFunctionSubclass():
-        given = (input, *args) if dim is None else (input, dim, *args)
-        return torch.sum(*given, **kwargs)
+    given = (input, *args) if dim is None else (input, dim, *args)
+    return differentiated(torch.sum, given, kwargs)
 
 
 @implements_operator(aten.nansum)
@@ -177,7 +177,7 @@ def _quick_sum(self: SparseTensor, dims: Dims, keepdim: bool) -> torch.Tensor | 
     equation, kept = known
     shape = _shape_without(self, [d for d in range(len(whole)) if d not in kept], True) if keepdim else None
     if not kept:
-        total = self.storage.values.sum()
+        total = values_of(self).sum()
         return total if shape is None else total.reshape(shape)
     if len(kept) > 1:
         stored = int(torch.count_nonzero(self.storage.values)) if self.format.is_blocked else self.nnz

@@ -26,9 +26,11 @@ from scorch.ops.reduce import quick_sum
 from scorch.tensor.construct import from_torch
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Entries, entries_of, format_for, from_entries, keys_of
+from scorch.tensor.learning import sparse_of, values_at, values_of
 from scorch.tensor.run import Task, execute, prepared_step
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
 from scorch.tensor.storage import Pattern
+from scorch.tensor.tracking import is_learning
 
 aten = torch.ops.aten
 REDUCE = {"amax": "max", "amin": "min"}
@@ -51,7 +53,7 @@ def as_sparse(name: str, tensor: Any) -> SparseTensor:
 # products --------------------------------------------------------------------------------------------
 
 
-@implements(torch.sparse.mm)
+@implements(torch.sparse.mm, learns=True)
 def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
     """The product of two matrices; ``reduce`` says how the products of a row's stored entries are combined.
 
@@ -122,7 +124,7 @@ def _stored_in_rows(matrix: SparseTensor) -> torch.Tensor:
     return torch.bincount(entries_of(matrix).coordinates[0], minlength=matrix.shape[0])
 
 
-@implements(torch.sparse.addmm)
+@implements(torch.sparse.addmm, learns=True)
 @implements_operator(aten._sparse_addmm.default)
 def addmm(mat: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """``beta * mat + alpha * (mat1 @ mat2)``."""
@@ -130,7 +132,7 @@ def addmm(mat: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> A
     return products.addmm(whole, mat1, mat2, beta=beta, alpha=alpha)
 
 
-@implements(torch.sparse.sampled_addmm)
+@implements(torch.sparse.sampled_addmm, learns=True)
 @implements_operator(aten.sparse_sampled_addmm.default)
 def sampled_addmm(
     input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
@@ -151,6 +153,9 @@ def sampled_addmm(
     ones = with_values(pattern, torch.ones_like(stored))
     found = einsum(f"{batch}ij,{batch}ik,{batch}kj->{batch}ij", ones, mat1, mat2, format=pattern.format)
     assert isinstance(found, SparseTensor)
+    if is_learning(input, mat1, mat2):
+        own = pattern.storage.pattern
+        return sparse_of(own, values_of(pattern) * beta + values_at(found, own) * alpha)
     if found.nnz == pattern.nnz:
         sampled = found.storage.values * alpha
         return with_values(pattern, (sampled if beta == 0 else stored * beta + sampled).to(stored.dtype))

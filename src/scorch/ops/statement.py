@@ -14,23 +14,27 @@ from scorch.compiler.typing import settle
 from scorch.errors import NotationError
 from scorch.formats import Format, as_format
 from scorch.notation.indexing import Statement, parse
+from scorch.notation.trees import accesses
 from scorch.notation.verify import shapes_of
+from scorch.ops.autograd import RUN, learned, run_text
 from scorch.ops.calls import keep_call, repeat_call
-from scorch.ops.operands import as_operand, shape_of
+from scorch.ops.operands import as_learned, as_operand, shape_of
 from scorch.tensor.run import Task, operand_of, run_step, single_kernel
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Storage
+from scorch.tensor.tracking import is_learning
 
 Tensors = dict[str, Storage | torch.Tensor]
 
 
 def evaluate(
-    expression: str, /, *, format: str | Format | None = None, **tensors: Any
+    expression: str, /, *, format: str | Format | None = None, sparse_grad: bool = False, **tensors: Any
 ) -> SparseTensor | torch.Tensor:
     """The result of an index expression such as ``D[i,j] = A[i,k] * B[k,j] + C[i,j]``.
 
     Indices that do not stand on the left are summed; ``max(j, ...)``, ``min``, ``prod`` and ``any`` reduce
-    otherwise. ``+=`` adds to a tensor passed under the name on the left and returns the sum.
+    otherwise. ``+=`` adds to a tensor passed under the name on the left and returns the sum. There are
+    gradients for all tensors, as with ``einsum``.
 
     >>> import torch, scorch
     >>> A = scorch.from_torch(torch.eye(3), format="csr")
@@ -38,6 +42,8 @@ def evaluate(
     tensor([2., 2., 2.])
     """
     operands = list(tensors.values())
+    if is_learning(*operands):
+        return _learned(expression, tensors, format, sparse_grad)
     head = (expression, format, *tensors)
     found = repeat_call(head, operands)
     if found is not None:
@@ -49,6 +55,22 @@ def evaluate(
     result = run_statement(steps, named, sizes, requested)
     keep_call(head, operands, single_kernel(steps, named, sizes, requested), list(tensors))
     return wrap(result)
+
+
+RUN.append(evaluate)
+
+
+def _learned(
+    expression: str, tensors: Mapping[str, Any], format: str | Format | None, sparse_grad: bool
+) -> SparseTensor | torch.Tensor:
+    """As ``evaluate``, connected to the tensors."""
+    statement = parse(expression) if isinstance(expression, str) else None
+    names = tuple(tensors)
+    operands = [as_learned(f"tensor {name!r}", value) for name, value in tensors.items()]
+    used = set() if statement is None else {access.tensor for access in accesses(statement.assign.value)}
+    if used != set(names):  # there is a message for that
+        read_statement(expression, {n: torch.empty(o.shape) for n, o in zip(names, operands, strict=True)})
+    return learned(expression, names, operands, format, run_text(expression, names, format), sparse_grad)
 
 
 def read_statement(expression: str, tensors: Mapping[str, Any]) -> tuple[Statement, Tensors, dict[str, int]]:

@@ -19,8 +19,8 @@ from scorch.formats import Format, as_format
 from scorch.runtime.sort import sort_entries
 from scorch.tensor.check import (
     as_indices,
+    as_learned_values,
     as_shape,
-    as_values,
     check_coordinates,
     check_pointers,
     is_sorted,
@@ -29,6 +29,7 @@ from scorch.tensor.check import (
 from scorch.tensor.run import convert, sorted_storage
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.tracking import is_learning, untracked
 
 FEW = 1 << 14  # entries up to which torch says whether they are in order; beyond, a routine in C is faster
 _ARRAYS = {"r": ("crow_indices", "col_indices", "rows"), "c": ("ccol_indices", "row_indices", "columns")}
@@ -50,8 +51,15 @@ def from_coordinates(
     their shape. Without ``format`` it is ``coo``, with dense levels below where values have dimensions;
     without ``shape`` it is as large as the coordinates ask for.
     """
-    crd = _rows(name, coordinates)
-    given = as_values("values", values)
+    given = as_learned_values("values", values)
+    if is_learning(given):
+        return _connected(coordinates, given, shape, format, name)
+    return _from_rows(_rows(name, coordinates), given, shape, format, name)
+
+
+def _from_rows(
+    crd: list[torch.Tensor], given: torch.Tensor, shape: Any, format: str | Format | None, name: str
+) -> SparseTensor | torch.Tensor:
     if shape is None:
         shape = (*(max(0, int(row.max()) + 1) if row.numel() else 0 for row in crd), *given.shape[1:])
     sizes = as_shape("size", shape)
@@ -85,6 +93,30 @@ def from_coordinates(
     if asked.is_dense:
         return wrap(convert(sorted_storage(storage, form), asked))
     return SparseTensor(sorted_storage(storage, asked))
+
+
+def _connected(
+    coordinates: Any, values: torch.Tensor, shape: Any, format: str | Format | None, name: str
+) -> SparseTensor | torch.Tensor:
+    """As ``from_coordinates``, connected to the values."""
+    from scorch.tensor.entries import keys_of
+    from scorch.tensor.learning import sparse_of, stored
+
+    with untracked():
+        crd = _rows(name, coordinates)
+        made = _from_rows(crd, torch.zeros(values.shape, dtype=values.dtype), shape, None, name)
+        place = None
+        if isinstance(made, SparseTensor):
+            pattern = made.storage.pattern
+            sizes = pattern.shape[: len(crd)]
+            own = keys_of([array for array in pattern.crd if array is not None], sizes)
+            place = torch.searchsorted(own, keys_of(crd, sizes))
+    if place is None:
+        total, form = values.sum(0).reshape(made.shape), as_format(format or "dense", made.dim())
+        return total if form.is_dense else stored(total, form)
+    summed = values.new_zeros(own.numel(), *values.shape[1:]).index_add(0, place, values)
+    found = sparse_of(pattern, summed)
+    return found if format is None else found.to_format(format)
 
 
 def _rows(name: str, coordinates: Any) -> list[torch.Tensor]:
@@ -136,9 +168,38 @@ def from_compressed(
     kind: str, pointers: Any, plain: Any, values: Any, shape: Any, format: str | Format | None = None
 ) -> SparseTensor | torch.Tensor:
     """A tensor from the arrays of torch's layout ``kind`` (csr, csc, bsr, bsc), batched and hybrid too."""
+    given = as_learned_values("values", values)
+    with untracked():
+        pattern, in_order = _compressed_pattern(kind, pointers, plain, given, shape)
+    asked = pattern.format if format is None else as_format(format, len(pattern.shape))
+    flat = given.contiguous().reshape(-1)
+    if is_learning(given):
+        return _compressed_connected(pattern, flat, in_order, asked)
+    storage = Storage(pattern, flat)
+    if not in_order:
+        storage = sorted_storage(storage, pattern.format)
+    return wrap(convert(storage, asked))
+
+
+def _compressed_connected(
+    pattern: Pattern, values: torch.Tensor, in_order: bool, form: Format
+) -> SparseTensor | torch.Tensor:
+    from scorch.tensor.coordinates import coordinates
+    from scorch.tensor.learning import sparse_of
+
+    if in_order:
+        return sparse_of(pattern, values).to_format(form)
+    with untracked():
+        columns = coordinates(pattern)
+    return from_coordinates([columns[dim] for dim in range(len(columns))], values, pattern.shape, form)
+
+
+def _compressed_pattern(
+    kind: str, pointers: Any, plain: Any, given: torch.Tensor, shape: Any
+) -> tuple[Pattern, bool]:
+    """The arrays as a pattern, and whether its entries are in order and differ."""
     pointer_name, plain_name, what = _ARRAYS[kind[-1]]
     pos, crd = as_indices(pointer_name, pointers), as_indices(plain_name, plain)
-    given = as_values("values", values)
     batch = _check_compressed_arrays(kind, pos, crd, given)
     inner = 2 if kind[0] == "b" else 0
     blocks = tuple(given.shape[batch + 1 : batch + 1 + inner])
@@ -158,10 +219,7 @@ def from_compressed(
     before: tuple[None, ...] = (None,) * place
     after: tuple[None, ...] = (None,) * (len(form) - place - 1)
     pattern = Pattern(form, sizes, (*before, arrays[0], *after), (*before, arrays[1], *after), tuple(counts))
-    storage = Storage(pattern, given.contiguous().reshape(-1))
-    if not is_sorted_below(*arrays):
-        storage = sorted_storage(storage, form)
-    return wrap(storage if format is None else convert(storage, as_format(format, len(sizes))))
+    return pattern, is_sorted_below(*arrays)
 
 
 def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> int:

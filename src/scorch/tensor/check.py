@@ -14,6 +14,7 @@ import torch
 
 from scorch.compiler.typing import type_of_dtype
 from scorch.errors import DtypeError, IndexRangeError, OperandError, ShapeError, UnsupportedError
+from scorch.tensor.tracking import is_learning
 
 LARGEST = 2**63 - 1
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -23,14 +24,6 @@ def check_device(name: str, device: Any) -> None:
     """Refuse every device but the cpu."""
     if device is not None and torch.device(device).type != "cpu":
         raise OperandError(f"{name} is on device {device}, but Scorch computes on the cpu; use .cpu()")
-
-
-def refuse_grad(requires_grad: bool) -> None:
-    if requires_grad:
-        raise UnsupportedError(
-            "requires_grad=True: gradients of sparse tensors are not supported yet; "
-            "keep the dense tensor that requires grad"
-        )
 
 
 def refuse_pinning(pin_memory: bool) -> None:
@@ -89,13 +82,24 @@ def as_indices(name: str, data: Any) -> torch.Tensor:
 def as_values(name: str, data: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Values as a tensor of a dtype that kernels have."""
     found = as_tensor(name, data)
-    wanted = dtype or found.dtype
+    return found.to(_checked_dtype(name, dtype or found.dtype))
+
+
+def as_learned_values(name: str, data: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """As ``as_values``; a tensor that is learned stays connected."""
+    if not isinstance(data, torch.Tensor) or data.layout != torch.strided or not is_learning(data):
+        return as_values(name, data, dtype)
+    check_device(name, data.device)
+    return data.to(_checked_dtype(name, dtype or data.dtype))
+
+
+def _checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
     try:
         type_of_dtype(wanted)
     except DtypeError as error:
         error.add_note(f"in {name}")
         raise
-    return found.to(wanted)
+    return wanted
 
 
 # sizes -----------------------------------------------------------------------------------------------

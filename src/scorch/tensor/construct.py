@@ -17,15 +17,16 @@ from scorch.tensor import handlers  # noqa: F401 - fills the table that sparse t
 from scorch.tensor.build import from_compressed, from_coordinates
 from scorch.tensor.check import (
     as_indices,
+    as_learned_values,
     as_shape,
-    as_values,
     check_device,
-    refuse_grad,
     refuse_pinning,
 )
 from scorch.tensor.interop import from_scipy, is_scipy
+from scorch.tensor.learning import stored
 from scorch.tensor.run import from_dense
 from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.tracking import is_learning
 
 __all__ = [
     "from_coordinates",
@@ -67,6 +68,8 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
         )
     check_device("the tensor", t.device)
     type_of_dtype(t.dtype)
+    if is_learning(t):
+        return _connected(t, format)
     t = t.detach()
     if t.layout == torch.strided:
         form = as_format("coo" if format is None else format, t.dim())
@@ -81,6 +84,14 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
     by_row = kind[-1] == "r"
     pointers, plain = (t.crow_indices(), t.col_indices()) if by_row else (t.ccol_indices(), t.row_indices())
     return from_compressed(kind, pointers.detach(), plain.detach(), t.values().detach(), t.shape, format)
+
+
+def _connected(t: torch.Tensor, format: str | Format | None) -> SparseTensor | torch.Tensor:
+    """As ``from_torch``, connected to ``t``: its gradient has the entries that are taken."""
+    if t.layout != torch.strided:
+        t = t.to_dense()
+    form = as_format("coo" if format is None else format, t.dim())
+    return t if form.is_dense else stored(t, form)
 
 
 def tensor(
@@ -107,9 +118,9 @@ def tensor(
         return torch.tensor(
             data, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory
         )
-    _check_options("the tensor", device, requires_grad, pin_memory)
+    _check_options("the tensor", device, pin_memory)
     found = data.detach().clone() if isinstance(data, torch.Tensor) else torch.tensor(data, device="cpu")
-    return from_torch(found if dtype is None else found.to(dtype), format)
+    return _leaf(from_torch(found if dtype is None else found.to(dtype), format), requires_grad)
 
 
 def from_edge_index(
@@ -126,7 +137,7 @@ def from_edge_index(
     weights = (
         torch.ones(edges.shape[1], device="cpu")
         if edge_weight is None
-        else as_values("edge_weight", edge_weight)
+        else as_learned_values("edge_weight", edge_weight)
     )
     if weights.shape[:1] != edges.shape[1:]:
         raise ShapeError(
@@ -163,14 +174,13 @@ def sparse_coo_tensor(
     >>> scorch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], [3.0, 4.0, 5.0], (2, 3))
     SparseTensor(shape=(2, 3), dtype=float32, format=coo, nnz=3, density=50.00%)
     """
-    _check_options("sparse_coo_tensor", device, requires_grad, pin_memory)
+    _check_options("sparse_coo_tensor", device, pin_memory)
     if values is None:  # torch's other form: an empty tensor of the given size
         shape = as_shape("size", indices if size is None else size)
         empty = torch.zeros(0, dtype=dtype or torch.get_default_dtype(), device="cpu")
-        return from_coordinates(
-            torch.zeros(len(shape), 0, dtype=torch.int64, device="cpu"), empty, shape, format
-        )
-    return from_coordinates(indices, as_values("values", values, dtype), size, format)
+        indices, values, size = torch.zeros(len(shape), 0, dtype=torch.int64, device="cpu"), empty, shape
+    given = as_learned_values("values", values, dtype)
+    return _leaf(from_coordinates(indices, given, size, format), requires_grad)
 
 
 def sparse_compressed_tensor(
@@ -194,9 +204,10 @@ def sparse_compressed_tensor(
             f"layout {layout} is not compressed; there are torch.sparse_csr, torch.sparse_csc, "
             "torch.sparse_bsr and torch.sparse_bsc"
         )
-    _check_options(f"sparse_{kind}_tensor", device, requires_grad, pin_memory)
-    given = as_values("values", values, dtype)
-    return from_compressed(kind, compressed_indices, plain_indices, given, size, format)
+    _check_options(f"sparse_{kind}_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype)
+    made = from_compressed(kind, compressed_indices, plain_indices, given, size, format)
+    return _leaf(made, requires_grad)
 
 
 def sparse_csr_tensor(
@@ -218,8 +229,9 @@ def sparse_csr_tensor(
     >>> scorch.sparse_csr_tensor([0, 1, 3], [2, 0, 2], [3.0, 4.0, 5.0], (2, 3))
     SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)
     """
-    _check_options("sparse_csr_tensor", device, requires_grad, pin_memory)
-    return from_compressed("csr", crow_indices, col_indices, as_values("values", values, dtype), size, format)
+    _check_options("sparse_csr_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype)
+    return _leaf(from_compressed("csr", crow_indices, col_indices, given, size, format), requires_grad)
 
 
 def sparse_csc_tensor(
@@ -236,8 +248,9 @@ def sparse_csc_tensor(
     format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_csc_tensor``; rows in any order inside a column, repeats are summed."""
-    _check_options("sparse_csc_tensor", device, requires_grad, pin_memory)
-    return from_compressed("csc", ccol_indices, row_indices, as_values("values", values, dtype), size, format)
+    _check_options("sparse_csc_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype)
+    return _leaf(from_compressed("csc", ccol_indices, row_indices, given, size, format), requires_grad)
 
 
 def sparse_bsr_tensor(
@@ -254,8 +267,9 @@ def sparse_bsr_tensor(
     format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_bsr_tensor``: each value is a block."""
-    _check_options("sparse_bsr_tensor", device, requires_grad, pin_memory)
-    return from_compressed("bsr", crow_indices, col_indices, as_values("values", values, dtype), size, format)
+    _check_options("sparse_bsr_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype)
+    return _leaf(from_compressed("bsr", crow_indices, col_indices, given, size, format), requires_grad)
 
 
 def sparse_bsc_tensor(
@@ -272,11 +286,16 @@ def sparse_bsc_tensor(
     format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_bsc_tensor``: each value is a block."""
-    _check_options("sparse_bsc_tensor", device, requires_grad, pin_memory)
-    return from_compressed("bsc", ccol_indices, row_indices, as_values("values", values, dtype), size, format)
+    _check_options("sparse_bsc_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype)
+    return _leaf(from_compressed("bsc", ccol_indices, row_indices, given, size, format), requires_grad)
 
 
-def _check_options(name: str, device: Any, requires_grad: bool, pin_memory: bool) -> None:
+def _check_options(name: str, device: Any, pin_memory: bool) -> None:
     check_device(name, device)
-    refuse_grad(requires_grad)
     refuse_pinning(pin_memory)
+
+
+def _leaf(made: SparseTensor | torch.Tensor, requires_grad: bool) -> SparseTensor | torch.Tensor:
+    """What a constructor gives: with ``requires_grad`` a tensor of its own, connected to nothing else."""
+    return made.detach().requires_grad_() if requires_grad else made

@@ -6,10 +6,11 @@ entries is never dense on the way, and what has all entries is checked against t
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, U
 from scorch.formats import Format, as_format
 from scorch.tensor.budget import check_budget
 from scorch.tensor.build import from_coordinates
-from scorch.tensor.check import LARGEST, as_shape, check_device, refuse_grad, refuse_pinning
+from scorch.tensor.check import LARGEST, as_shape, check_device, refuse_pinning
 from scorch.tensor.construct import from_torch
 from scorch.tensor.entries import coordinates_of
 from scorch.tensor.interop import from_scipy, is_scipy
@@ -30,13 +31,26 @@ from scorch.tensor.storage import Pattern, Storage
 Made = SparseTensor | torch.Tensor
 AnyFormat = str | Format | None
 Draw = Callable[..., torch.Tensor]
+Maker = TypeVar("Maker", bound=Callable[..., Made])
 
 MOSTLY_TAKEN = 0.25  # from this share of all places on, they are drawn from a list of all
+
+
+def leaf(maker: Maker) -> Maker:
+    """A function that makes tensors, with ``requires_grad`` for sparse ones too."""
+
+    @functools.wraps(maker)
+    def make(*args: Any, requires_grad: bool = False, **options: Any) -> Made:
+        made = maker(*args, **options)
+        return made.requires_grad_() if requires_grad else made
+
+    return make  # type: ignore[return-value]
 
 
 # without entries -------------------------------------------------------------------------------------
 
 
+@leaf
 def zeros(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.zeros``; in a sparse ``format`` nothing is stored.
 
@@ -50,6 +64,7 @@ def zeros(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
     return _without_entries("zeros", shape, dtype, format)
 
 
+@leaf
 def empty(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.empty``; in a sparse ``format`` nothing is stored, so that all values are 0."""
     if format is None:
@@ -58,6 +73,7 @@ def empty(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
     return _without_entries("empty", shape, dtype, format)
 
 
+@leaf
 def zeros_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.zeros_like``; in a sparse ``format`` nothing is stored."""
     if format is None:
@@ -101,6 +117,7 @@ def _empty_pattern(name: str, form: Format, shape: tuple[int, ...]) -> Pattern:
 # with all entries ------------------------------------------------------------------------------------
 
 
+@leaf
 def ones(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.ones``; in a sparse ``format`` every place is stored."""
     if format is None:
@@ -109,6 +126,7 @@ def ones(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
     return _filled("ones", shape, 1, dtype, format)
 
 
+@leaf
 def ones_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.ones_like``; in a sparse ``format`` every place is stored."""
     if format is None:
@@ -118,6 +136,7 @@ def ones_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) 
     return _filled("ones_like", tuple(input.shape), 1, dtype, format)
 
 
+@leaf
 def full(size: Any, fill_value: Any, *, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.full``; in a sparse ``format`` every place is stored, unless ``fill_value`` is 0."""
     if format is None:
@@ -149,6 +168,7 @@ def check_all_stored(name: str, shape: tuple[int, ...], dtype: torch.dtype, form
 # some of the places ----------------------------------------------------------------------------------
 
 
+@leaf
 def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.eye``; in a sparse ``format`` only the diagonal is stored.
 
@@ -164,6 +184,7 @@ def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: An
     return from_coordinates([diagonal, diagonal], values, shape, as_format(format, 2))
 
 
+@leaf
 def arange(*bounds: Any, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.arange``; in a sparse ``format`` all but a 0 is stored."""
     if format is None:
@@ -197,6 +218,7 @@ def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> Made:
 # at random -------------------------------------------------------------------------------------------
 
 
+@leaf
 def rand(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.rand``; with ``density`` only that share of places is stored, drawn at random.
 
@@ -212,6 +234,7 @@ def rand(*size: Any, density: float | None = None, format: AnyFormat = None, **o
     return drawn("rand", torch.rand, shape, density, format, options, torch.get_default_dtype())
 
 
+@leaf
 def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.randn``; with ``density`` only that share of places is stored, drawn at random."""
     if density is None and format is None:
@@ -220,6 +243,7 @@ def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **
     return drawn("randn", torch.randn, shape, density, format, options, torch.get_default_dtype())
 
 
+@leaf
 def randint(
     *bounds_and_size: Any, density: float | None = None, format: AnyFormat = None, **options: Any
 ) -> Made:
@@ -343,7 +367,10 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
             case "device":
                 check_device(name, value)
             case "requires_grad":
-                refuse_grad(value)
+                if value:
+                    raise UnsupportedError(
+                        f"{name} has no requires_grad=; call .requires_grad_() on the result"
+                    )
             case "pin_memory":
                 refuse_pinning(value)
             case "dtype" | "memory_format":

@@ -13,16 +13,39 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # for __torch_function__: what users call
 OPERATORS: dict[Any, Callable[..., Any]] = {}  # for __torch_dispatch__: what torch itself calls
+WHEN_LEARNING: dict[Any, Callable[..., Any]] = {}  # for functions of tensors that require gradients
+LEARNING: set[Any] = set()  # functions of the first table whose handlers keep gradients
 FALLBACKS: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # for operators in neither
 
 
-def implements(*functions: Any) -> Callable[[Handler], Handler]:
-    """Register a handler for torch functions; it is called with the same arguments."""
+def implements(*functions: Any, learns: bool = False) -> Callable[[Handler], Handler]:
+    """Register a handler for torch functions; it is called with the same arguments.
+
+    If it ``learns``, its result is connected to tensors that require gradients. The others are passed over
+    then: torch takes the function apart and differentiates it by formulas of its own.
+    """
 
     def register(handler: Handler) -> Handler:
         for function in functions:
             assert FUNCTIONS.get(function, handler) is handler, f"{function} has two handlers"
             FUNCTIONS[function] = handler
+            if learns:
+                LEARNING.add(function)
+        return handler
+
+    return register
+
+
+def implements_learning(*functions: Any) -> Callable[[Handler], Handler]:
+    """Register a handler for torch functions of tensors that require gradients.
+
+    It is for functions that torch differentiates by a formula whose cost does not follow the stored entries.
+    """
+
+    def register(handler: Handler) -> Handler:
+        for function in functions:
+            assert WHEN_LEARNING.get(function, handler) is handler, f"{function} has two handlers"
+            WHEN_LEARNING[function] = handler
         return handler
 
     return register

@@ -63,10 +63,15 @@ class Entries:
 
     def at(self, keys: torch.Tensor) -> torch.Tensor:
         """The values at other places, zero where nothing is stored."""
+        return self.find(keys)[0]
+
+    def find(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``at``, and whether something is stored there."""
         if not self.keys.numel():
-            return self.values.new_zeros(keys.shape)
+            return self.values.new_zeros(keys.shape), torch.zeros_like(keys, dtype=torch.bool)
         place = torch.searchsorted(self.keys, keys).clamp_(max=self.keys.numel() - 1)
-        return torch.where(self.keys[place] == keys, self.values[place], self.values.new_zeros(()))
+        stored = self.keys[place] == keys
+        return torch.where(stored, self.values[place], self.values.new_zeros(())), stored
 
 
 def entries_of(tensor: SparseTensor) -> Entries:

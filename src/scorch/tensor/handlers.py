@@ -17,7 +17,6 @@ from scorch.formats.coordinate import Coordinate
 from scorch.formats.dense import Dense
 from scorch.formats.format import Format
 from scorch.tensor.budget import check_budget
-from scorch.tensor.check import refuse_grad
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
 from scorch.tensor.storage import Pattern, Storage
@@ -64,24 +63,24 @@ def to_copy(
     return with_values(self, values.to(dtype, copy=True))
 
 
-@implements(torch.Tensor.to_dense)
+@implements(torch.Tensor.to_dense, learns=True)
 def to_dense(self: SparseTensor, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
     return SparseTensor.to_dense(self, dtype)
 
 
-@implements(torch.is_same_size)
+@implements(torch.is_same_size, learns=True)
 @implements_operator(aten.is_same_size)
 def is_same_size(self: torch.Tensor, other: torch.Tensor) -> bool:
     return tuple(self.shape) == tuple(other.shape)
 
 
-@implements(torch.Tensor.is_sparse.__get__)  # type: ignore[attr-defined]
+@implements(torch.Tensor.is_sparse.__get__, learns=True)  # type: ignore[attr-defined]
 def is_sparse(self: SparseTensor) -> bool:
     """True, though to torch's C++ it is a strided tensor without memory."""
     return True
 
 
-@implements(torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+@implements(torch.Tensor.data.__get__, learns=True)  # type: ignore[attr-defined]
 def data(self: SparseTensor) -> SparseTensor:
     return SparseTensor(self.storage)
 
@@ -89,7 +88,7 @@ def data(self: SparseTensor) -> SparseTensor:
 # what a sparse tensor cannot be asked ----------------------------------------------------------------
 
 
-@implements(torch.Tensor.numpy, torch.Tensor.__array__)
+@implements(torch.Tensor.numpy, torch.Tensor.__array__, learns=True)
 def numpy(self: SparseTensor, *_: Any, **__: Any) -> Any:
     raise OperandError(
         "a sparse tensor is no NumPy array; use .to_scipy(), or .to_dense().numpy(). "
@@ -98,7 +97,7 @@ def numpy(self: SparseTensor, *_: Any, **__: Any) -> Any:
     )
 
 
-@implements(torch.Tensor.tolist)
+@implements(torch.Tensor.tolist, learns=True)
 def tolist(self: SparseTensor) -> Any:
     """All elements as nested lists, zeros included."""
     size = self.numel() * (
@@ -108,27 +107,27 @@ def tolist(self: SparseTensor) -> Any:
     return self.to_dense().tolist()
 
 
-@implements(torch.Tensor.data_ptr, getattr(torch.Tensor, "const_data_ptr", None))  # new in torch 2.13
+@implements(
+    torch.Tensor.data_ptr, getattr(torch.Tensor, "const_data_ptr", None), learns=True
+)  # new in torch 2.13
 def data_ptr(self: SparseTensor) -> int:
     raise OperandError("a sparse tensor has several arrays; ask one of them: .values().data_ptr()")
 
 
-@implements(torch.Tensor.__dlpack__)
+@implements(torch.Tensor.__dlpack__, learns=True)
 def dlpack(self: SparseTensor, *_: Any, **__: Any) -> Any:
     raise OperandError("DLPack has no sparse tensors; hand over .values() and .levels, or .to_dense()")
 
 
-@implements(torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
-def requires_grad_(self: SparseTensor, requires_grad: bool = True) -> SparseTensor:
-    refuse_grad(requires_grad)
-    return self
-
-
-@implements(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
+@implements(torch.Tensor.data.__set__, learns=True)  # type: ignore[attr-defined]
 def set_data(self: SparseTensor, other: torch.Tensor) -> None:
-    raise UnsupportedError(
-        "the data of a sparse tensor cannot be replaced; make a new tensor, or write with S.copy_(other)"
-    )
+    """``S.data = other``: S becomes the other tensor, gradients aside."""
+    if not isinstance(self, SparseTensor) or not isinstance(other, SparseTensor):
+        kinds = f"{type(self).__name__}.data = {type(other).__name__}"
+        raise UnsupportedError(f"{kinds}: the data of a sparse tensor is sparse; use S.copy_(other)")
+    with torch._C.DisableTorchFunctionSubclass():
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+    self.storage = other.storage
 
 
 @implements_operator(aten.set_)
@@ -139,7 +138,7 @@ def set_(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     )
 
 
-@implements(torch.Tensor.resize_, torch.Tensor.resize_as_)
+@implements(torch.Tensor.resize_, torch.Tensor.resize_as_, learns=True)
 def resize_(self: torch.Tensor, *size: Any, **_: Any) -> torch.Tensor:
     """Allowed where nothing changes; a dense tensor may take the size of a sparse one."""
     given = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
@@ -154,7 +153,7 @@ def resize_(self: torch.Tensor, *size: Any, **_: Any) -> torch.Tensor:
     return self
 
 
-@implements(torch.Tensor.sparse_resize_, torch.Tensor.sparse_resize_and_clear_)
+@implements(torch.Tensor.sparse_resize_, torch.Tensor.sparse_resize_and_clear_, learns=True)
 def sparse_resize_(self: SparseTensor, size: Any, *_: Any) -> torch.Tensor:
     raise UnsupportedError(
         "a sparse tensor cannot be resized in place; make a new one: "
@@ -162,7 +161,7 @@ def sparse_resize_(self: SparseTensor, size: Any, *_: Any) -> torch.Tensor:
     )
 
 
-@implements(torch.Tensor.share_memory_)
+@implements(torch.Tensor.share_memory_, learns=True)
 def share_memory_(self: SparseTensor) -> SparseTensor:
     """Move every array to shared memory, for other processes."""
     for array in (*self.storage.pattern.arrays, self.storage.values):
@@ -170,7 +169,7 @@ def share_memory_(self: SparseTensor) -> SparseTensor:
     return self
 
 
-@implements(torch.Tensor.is_shared)
+@implements(torch.Tensor.is_shared, learns=True)
 def is_shared(self: SparseTensor) -> bool:
     return bool(self.storage.values.is_shared())
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from scorch.tensor.construct import from_torch
-from scorch.tensor.create import AnyFormat, Made, check_tensor, empty, full, rand, randint, randn
+from scorch.tensor.create import AnyFormat, Made, check_tensor, empty, full, leaf, rand, randint, randn
 from scorch.tensor.sparse_tensor import SparseTensor
 
 
+@leaf
 def full_like(input: torch.Tensor, fill_value: Any, *, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.full_like``; in a sparse ``format`` every place is stored, unless ``fill_value`` is 0."""
     if format is None:
@@ -25,6 +26,7 @@ def full_like(input: torch.Tensor, fill_value: Any, *, format: AnyFormat = None,
     return full(tuple(input.shape), fill_value, format=format, **_with_dtype(input, options))
 
 
+@leaf
 def empty_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.empty_like``; in a sparse ``format`` nothing is stored, so that all values are 0."""
     if format is None:
@@ -33,6 +35,7 @@ def empty_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any)
     return empty(tuple(input.shape), format=format, **_with_dtype(input, options))
 
 
+@leaf
 def rand_like(
     input: torch.Tensor, *, density: float | None = None, format: AnyFormat = None, **options: Any
 ) -> Made:
@@ -43,6 +46,7 @@ def rand_like(
     return _drawn_like("rand_like", torch.rand_like, rand, input, (), density, format, options)
 
 
+@leaf
 def randn_like(
     input: torch.Tensor, *, density: float | None = None, format: AnyFormat = None, **options: Any
 ) -> Made:
@@ -50,6 +54,7 @@ def randn_like(
     return _drawn_like("randn_like", torch.randn_like, randn, input, (), density, format, options)
 
 
+@leaf
 def randint_like(
     input: torch.Tensor,
     *bounds: int,

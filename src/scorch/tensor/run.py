@@ -35,7 +35,7 @@ from scorch.tensor.budget import is_within_budget
 from scorch.tensor.dense import matrix_product, run_dense
 from scorch.tensor.prepared import Prepared, Tensor, stride_order
 from scorch.tensor.relevel import releveled, shares_entries
-from scorch.tensor.storage import Storage
+from scorch.tensor.storage import Pattern, Storage
 
 MOST_PLANS = 4096
 WORTH_MENDING = 4  # places for each stored entry from which on a sum counts those not stored
@@ -384,6 +384,12 @@ def convert_cached(source: Storage, form: Format) -> Storage:
     pattern = source.pattern
     if pattern.format == form:
         return source
+    target, places = converted_pattern(pattern, form)
+    return Storage(target, values_from(source.values.detach(), target, places))
+
+
+def converted_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Tensor]:
+    """The pattern stored as ``form``, and where each of its values comes from; both are kept."""
     found = pattern.converted.get(form)
     if found is None:
         numbered = Storage(pattern, torch.arange(1, pattern.size + 1, device="cpu"))
@@ -391,12 +397,15 @@ def convert_cached(source: Storage, form: Format) -> Storage:
         assert isinstance(moved, Storage)
         found = (moved.pattern, moved.values.sub_(1))
         found = pattern.converted.setdefault(form, found)
-    target, places = found
-    values = source.values.detach()
-    if target.format.levels[-1].is_full:  # places that the old pattern does not store are zero
-        padded = torch.cat([values, values.new_zeros(1)])
-        return Storage(target, padded[places])
-    return Storage(target, values[places])
+    return found
+
+
+def values_from(values: torch.Tensor, target: Pattern, places: torch.Tensor) -> torch.Tensor:
+    """The values of a converted pattern; places that the old one does not store, -1, are zero."""
+    if not target.format.levels[-1].is_full:
+        return values[places]
+    padded = torch.cat([values, values.new_zeros(1)])
+    return padded[places]
 
 
 # checking --------------------------------------------------------------------------------------------

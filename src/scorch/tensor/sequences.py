@@ -20,7 +20,7 @@ from scorch.tensor.build import from_coordinates
 from scorch.tensor.check import as_shape
 from scorch.tensor.check import from_numpy as as_dense
 from scorch.tensor.construct import from_torch
-from scorch.tensor.create import AnyFormat, Made, check_all_stored, check_options, check_tensor, drawn
+from scorch.tensor.create import AnyFormat, Made, check_all_stored, check_options, check_tensor, drawn, leaf
 from scorch.tensor.entries import coordinates_of
 from scorch.tensor.interop import from_scipy, is_scipy
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -28,6 +28,7 @@ from scorch.tensor.sparse_tensor import SparseTensor
 # lists -----------------------------------------------------------------------------------------------
 
 
+@leaf
 def linspace(start: Any, end: Any, steps: int, *, format: AnyFormat = None, **options: Any) -> Made:
     """As ``torch.linspace``; in a sparse ``format`` all but zeros are stored."""
     if format is None:
@@ -35,6 +36,7 @@ def linspace(start: Any, end: Any, steps: int, *, format: AnyFormat = None, **op
     return _listed("linspace", torch.linspace, (start, end), steps, format, options)
 
 
+@leaf
 def logspace(
     start: Any, end: Any, steps: int, base: float = 10.0, *, format: AnyFormat = None, **options: Any
 ) -> Made:
@@ -85,6 +87,7 @@ def bernoulli(input: torch.Tensor, *args: Any, format: AnyFormat = None, **optio
     return from_torch(torch.bernoulli(input, *args, **options), form)
 
 
+@leaf
 def normal(
     mean: Any, std: Any = 1.0, size: Any = None, *, density: Any = None, format: Any = None, **options: Any
 ) -> Made:

@@ -17,6 +17,7 @@ from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
 from scorch.tensor.run import convert
 from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.tracking import any_requires_grad, is_grad_enabled, is_learning
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -97,6 +98,14 @@ class SparseTensor(torch.Tensor):
     ) -> Any:
         handler = dispatch.FUNCTIONS.get(func)
         try:
+            if (
+                func not in dispatch.LEARNING
+                and is_grad_enabled()
+                and any_requires_grad(*args, **(kwargs or {}))
+            ):
+                from scorch.tensor.learning import differentiated
+
+                return differentiated(func, args, kwargs or {})
             if handler is not None:
                 return handler(*args, **(kwargs or {}))
             with torch._C.DisableTorchFunctionSubclass():
@@ -171,6 +180,10 @@ class SparseTensor(torch.Tensor):
         memory, as in torch: between ``csr`` and ``coo``, and in the same format.
         """
         form = as_format(format, len(self.storage.pattern.shape))
+        if is_learning(self):
+            from scorch.tensor.learning import converted
+
+            return converted(self, form)
         found = convert(self.storage, form)
         if found is self.storage:
             return with_values(self, found.values)
@@ -178,7 +191,9 @@ class SparseTensor(torch.Tensor):
 
     def to_dense(self, dtype: torch.dtype | None = None) -> torch.Tensor:  # type: ignore[override]
         """The same tensor as a plain dense one."""
-        found = self.to_format("dense") if self.storage.pattern.shape else self.storage.values.reshape(())
+        from scorch.tensor.learning import values_of
+
+        found = self.to_format("dense") if self.storage.pattern.shape else values_of(self).reshape(())
         return found if dtype is None else found.to(dtype)
 
     def to_torch(self) -> torch.Tensor:
@@ -273,7 +288,9 @@ class SparseTensor(torch.Tensor):
         return SparseTensor, (self.storage,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseTensor:
-        return SparseTensor(Storage(self.storage.pattern, self.storage.values.clone()))
+        from scorch.tensor.learning import copied
+
+        return copied(self, memo)
 
 
 def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:

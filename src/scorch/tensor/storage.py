@@ -18,6 +18,7 @@ from scorch.compiler.typing import type_of_dtype
 from scorch.errors import UnsupportedError
 from scorch.formats import Format
 from scorch.loops.types import INT32, INT64
+from scorch.tensor.tracking import untracked
 
 if TYPE_CHECKING:
     from scorch.tensor.sparse_tensor import Origin
@@ -72,6 +73,12 @@ class Pattern:
             if crd is not None:
                 found.append(crd)
         return tuple(found)
+
+    @functools.cached_property
+    def present(self) -> torch.Tensor:
+        """True for every entry: the values of a mask of the pattern."""
+        with untracked():
+            return torch.ones(self.size, dtype=torch.bool, device="cpu")
 
     @property
     def addresses(self) -> tuple[int, ...]:

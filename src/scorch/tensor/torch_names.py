@@ -21,8 +21,10 @@ from scorch.tensor.coordinates import coordinates, inside
 from scorch.tensor.dispatch import Handler, implements
 from scorch.tensor.entries import Entries, entries_of, from_entries, keys_of
 from scorch.tensor.interop import compressed_kind, split_pointers
+from scorch.tensor.learning import sparse_of, values_at, values_of
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
 from scorch.tensor.storage import Storage
+from scorch.tensor.tracking import is_learning
 
 
 def answers(*names: str) -> Callable[[Handler], Handler]:
@@ -33,7 +35,7 @@ def answers(*names: str) -> Callable[[Handler], Handler]:
 
     def register(handler: Handler) -> Handler:
         for name in names:
-            implements(getattr(torch.Tensor, name))(handler)
+            implements(getattr(torch.Tensor, name), learns=True)(handler)
             setattr(SparseTensor, name, handler)
         return handler
 
@@ -89,7 +91,8 @@ def nnz(self: SparseTensor) -> int:
 @answers("values")
 def values(self: SparseTensor) -> torch.Tensor:
     """The stored values, one for each entry; blocks and dense dimensions below keep their shape."""
-    pattern, stored = self.storage.pattern, self.storage.values.detach()
+    pattern = self.storage.pattern
+    stored = values_of(self) if is_learning(self) else self.storage.values.detach()
     batches = _batches(self)
     tail: list[int] = []
     for number in range(len(pattern.format) - 1, -1, -1):
@@ -304,6 +307,8 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
     stored = from_torch(mask)
     assert isinstance(stored, SparseTensor)
     pattern = stored.storage.pattern
+    if is_learning(self):
+        return sparse_of(pattern, values_at(self, pattern))
     columns = coordinates(pattern)
     kept = inside(pattern, columns)
     keys = keys_of(

@@ -1,0 +1,26 @@
+"""``torch.autocast``: products in a narrower dtype.
+
+torch casts the operands of its own operators; products of sparse tensors never reach those, so they are cast
+here. float64 stays, as in torch, and gradients come back in the dtype of the operand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def is_autocast() -> bool:
+    return torch.is_autocast_enabled("cpu")
+
+
+def cast(*tensors: Any) -> tuple[Any, ...]:
+    """The operands of a product as autocast has them."""
+    dtype = torch.get_autocast_dtype("cpu")
+    return tuple(tensor.to(dtype) if _is_cast(tensor) else tensor for tensor in tensors)
+
+
+def _is_cast(tensor: Any) -> bool:
+    is_float = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+    return is_float and tensor.dtype != torch.float64

@@ -1,0 +1,351 @@
+"""Gradients of sparse tensors: what connects a tensor, its values and torch's autograd.
+
+A sparse tensor that requires a gradient is a leaf, or has a ``grad_fn``, like any tensor. Its gradient lives
+on its pattern: it is a ``SparseTensor`` that shares it. Three functions connect what is computed on arrays:
+
+    values_of(S)               the values of S                       backward: a tensor on the pattern of S
+    sparse_of(pattern, v)      the tensor with values v              backward: the gradient at its places
+    placed(v, source, target)  entries moved to another pattern      backward: entries moved back
+
+``placed`` is its own kind of adjoint: sampling a dense gradient at a pattern, and spreading values over a
+dense tensor, are one function with both patterns exchanged. So all of them have gradients of any order.
+
+Inside ``torch.func`` there are no gradients on the tensor itself: its values are what is tracked.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from typing import Any
+
+import torch
+from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
+from torch.utils._pytree import tree_map
+
+from scorch.compiler.plan import Step
+from scorch.errors import InPlaceError, UnsupportedError
+from scorch.formats import Format, dense_format
+from scorch.notation.nodes import Access, Op
+from scorch.tensor.dispatch import WHEN_LEARNING
+from scorch.tensor.entries import Entries, entries_of
+from scorch.tensor.relevel import releveled, shares_entries
+from scorch.tensor.run import Task, convert, converted_pattern, copy_step, from_dense, run_step, values_from
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.tracking import any_requires_grad, is_learning, untracked
+
+_apply: Any = torch._C._FunctionBase.__dict__["apply"]
+
+Place = Pattern | tuple[int, ...]  # where values are: at the entries of a pattern, or everywhere in a shape
+
+
+def apply(function: Any, *args: Any) -> Any:
+    """``function.apply``, without the look at its signature that torch takes each time."""
+    if peek_interpreter_stack() is not None:
+        return function.apply(*args)
+    return _apply.__get__(None, function)(*args)
+
+
+# a tensor and its values -----------------------------------------------------------------------------
+
+
+class _Values(torch.autograd.Function):
+    """S to its values."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: SparseTensor) -> torch.Tensor:
+        ctx.pattern = tensor.storage.pattern
+        return tensor.storage.values.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return sparse_of(ctx.pattern, gradient)
+
+
+class _Wrap(torch.autograd.Function):
+    """Values to the tensor that has them."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, pattern: Pattern) -> SparseTensor:
+        ctx.pattern = pattern
+        return SparseTensor(Storage(pattern, _plain(values.detach())))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return values_at(gradient, ctx.pattern), None
+
+
+class _Use(torch.autograd.Function):
+    """A tensor itself, as one function of torch uses it: what comes back is stored as the tensor is.
+
+    torch's own formulas may give a dense gradient of a sparse tensor, or a sparse one of a dense tensor; only
+    here is it known which places of it are needed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        is_sparse = isinstance(tensor, SparseTensor)
+        ctx.pattern = tensor.storage.pattern if is_sparse else None
+        return SparseTensor(tensor.storage) if is_sparse else tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        if ctx.pattern is None:
+            return dense_of(gradient)
+        if isinstance(gradient, SparseTensor) and gradient.storage.pattern is ctx.pattern:
+            return gradient
+        return sparse_of(ctx.pattern, values_at(gradient, ctx.pattern))
+
+
+def values_of(tensor: SparseTensor) -> torch.Tensor:
+    """The values of a tensor, connected to it."""
+    if torch.is_grad_enabled() and any_requires_grad(tensor):
+        found: torch.Tensor = apply(_Values, tensor)
+        return found
+    return tensor.storage.values
+
+
+def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+    """The tensor with these values, connected to them."""
+    if peek_interpreter_stack() is None and torch.is_grad_enabled() and values.requires_grad:
+        found: SparseTensor = apply(_Wrap, values, pattern)
+        return found
+    return SparseTensor(Storage(pattern, _plain(values)))
+
+
+def _plain(values: torch.Tensor) -> torch.Tensor:
+    """Values as kernels read them: one for each entry, without gaps, with nothing left to do."""
+    return values.resolve_conj().resolve_neg().reshape(-1).contiguous()
+
+
+def used(tensor: Any) -> Any:
+    """A tensor for one use of it by a function of torch."""
+    if isinstance(tensor, torch.Tensor) and any_requires_grad(tensor) and peek_interpreter_stack() is None:
+        return apply(_Use, tensor)
+    return tensor
+
+
+def dense_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as a dense one, connected to it."""
+    if not isinstance(tensor, SparseTensor):
+        return tensor
+    pattern = tensor.storage.pattern
+    return placed(values_of(tensor), pattern, pattern.shape)
+
+
+def values_at(tensor: torch.Tensor, pattern: Pattern) -> torch.Tensor:
+    """The values of a tensor at the entries of ``pattern``, connected to it."""
+    if isinstance(tensor, SparseTensor):
+        return placed(values_of(tensor), tensor.storage.pattern, pattern)
+    return placed(tensor, tuple(tensor.shape), pattern)
+
+
+# entries moved ---------------------------------------------------------------------------------------
+
+
+class _Placed(torch.autograd.Function):
+    """Values of the entries of ``source`` at the places of ``target``: zero where there are none."""
+
+    @staticmethod
+    def forward(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
+        found = _moved(values, source, target)
+        return found.detach() if found is values else found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.source, ctx.target = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return placed(dense_of(gradient), ctx.target, ctx.source), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, change: Any, *_: Any) -> Any:
+        return placed(change, ctx.source, ctx.target)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, values: torch.Tensor, source: Place, target: Place) -> Any:
+        if in_dims[0] is None:
+            return placed(values, source, target), None
+        parts = [placed(part, source, target) for part in values.unbind(in_dims[0])]
+        if not parts:
+            size = (target.size,) if isinstance(target, Pattern) else target
+            return values.new_zeros(0, *size), 0
+        return torch.stack(parts), 0
+
+
+def placed(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
+    """Values at ``source`` as those at ``target``, connected to them."""
+    if source is target:
+        return values
+    if is_learning(values):
+        found: torch.Tensor = apply(_Placed, values, source, target)
+        return found
+    return _moved(values, source, target)
+
+
+def _moved(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
+    if source is target or not isinstance(target, Pattern):
+        return _spread(values, source)
+    if not isinstance(source, Pattern):
+        return _sampled(values, target)
+    known = source.converted.get(target.format)
+    if known is not None and known[0] is target:
+        return values_from(values, *known)
+    known = target.converted.get(source.format)
+    if known is not None and known[0] is source:
+        return _back(values, known[1], target.size)
+    if shares_entries(source.format, target.format) or _same_arrays(source, target):
+        return values
+    entries = entries_of(SparseTensor(Storage(source, values.contiguous())))
+    return _at(entries, target)
+
+
+def _back(values: torch.Tensor, places: torch.Tensor, size: int) -> torch.Tensor:
+    """Converted values where they came from; those that came from nowhere, -1, are dropped."""
+    found = values.new_zeros(size + 1)
+    found[places] = values
+    return found[:size]
+
+
+def _same_arrays(source: Pattern, target: Pattern) -> bool:
+    return source.format == target.format and all(
+        a is b or (a.numel() == b.numel() and torch.equal(a, b))
+        for a, b in zip(source.arrays, target.arrays, strict=True)
+    )
+
+
+def _at(entries: Entries, target: Pattern) -> torch.Tensor:
+    """The values at the entries of ``target``, in its own order."""
+    numbers = Storage(target, torch.arange(target.size, device="cpu"))
+    listed = entries_of(SparseTensor(numbers))
+    found = entries.values.new_zeros(target.size)
+    found[listed.values] = entries.at(listed.keys)
+    return found
+
+
+def _spread(values: torch.Tensor, source: Place) -> torch.Tensor:
+    if not isinstance(source, Pattern):
+        return values
+    if not source.shape:
+        return values.reshape(())
+    found = convert(Storage(source, values.contiguous()), dense_format(len(source.shape)))
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def _sampled(dense: torch.Tensor, target: Pattern) -> torch.Tensor:
+    """A dense tensor at the entries of ``target``; where it is expanded it is read as it was before."""
+    if not target.shape:
+        return dense.reshape(1)
+    if math.prod(target.shape) == 0 or not target.size:
+        return dense.new_zeros(target.size)
+    kept = tuple(dim for dim in range(dense.dim()) if dense.stride(dim) or dense.shape[dim] == 1)
+    for dim in reversed(range(dense.dim())):
+        if dim not in kept:
+            dense = dense.select(dim, 0)
+    if not kept:
+        return dense.reshape(1).expand(target.size).contiguous()
+    step = _sample_step(len(target.shape), kept)
+    sizes = dict(zip(step.target.indices, target.shape, strict=True))
+    plain = dense.resolve_conj().resolve_neg()
+    found = run_step(Task(step, {"P": Storage(target, target.present), "A": plain}, sizes, target.format))
+    assert isinstance(found, Storage)
+    return found.values
+
+
+@functools.cache
+def _sample_step(dims: int, kept: tuple[int, ...]) -> Step:
+    """``B[i,j] = P[i,j] * A[i,j]``, with the dimensions of A that are ``kept``."""
+    copy = copy_step(dims)
+    indices = copy.target.indices
+    read = Access("A", tuple(indices[dim] for dim in kept))
+    return Step(copy.target, Op("mul", (Access("P", indices), read)), "sum", ())
+
+
+def converted(tensor: SparseTensor, form: Format) -> SparseTensor | torch.Tensor:
+    """The tensor stored otherwise, connected to it."""
+    source = tensor.storage.pattern
+    if form.is_dense:
+        return placed(values_of(tensor), source, source.shape)
+    with untracked():
+        if form == source.format:
+            target = source
+        elif shares_entries(source.format, form):
+            target = releveled(Storage(source, source.present), form).pattern
+        else:
+            target, _ = converted_pattern(source, form)
+    return sparse_of(target, placed(values_of(tensor), source, target))
+
+
+def stored(dense: torch.Tensor, form: Format) -> SparseTensor:
+    """The nonzeros of a dense tensor stored as ``form``, connected to it."""
+    if is_functorch_wrapped_tensor(dense):
+        raise UnsupportedError(
+            "which elements are zero is not known inside of torch.func; make the sparse tensor outside, and "
+            "inside give it values: scorch.sparse_csr_tensor(crow, col, values)"
+        )
+    found = from_dense(dense.detach(), form)
+    return sparse_of(found.pattern, values_at(dense, found.pattern))
+
+
+def copied(tensor: SparseTensor, memo: dict[int, Any]) -> SparseTensor:
+    """A deep copy: values of its own, the same pattern; a parameter stays one."""
+    known: SparseTensor | None = memo.get(id(tensor))
+    if known is not None:
+        return known
+    if not tensor.is_leaf:
+        raise InPlaceError(
+            "only tensors that are not the result of a differentiated function can be deep-copied; "
+            "use .detach().clone(), or .clone() to stay connected"
+        )
+    storage = tensor.storage
+    made = SparseTensor(Storage(storage.pattern, storage.values.clone()))
+    made.__dict__.update({name: value for name, value in tensor.__dict__.items() if name != "storage"})
+    made.requires_grad_(tensor.requires_grad)
+    if tensor.grad is not None:
+        made.grad = copy.deepcopy(tensor.grad, memo)
+    memo[id(tensor)] = made
+    return made
+
+
+# functions of torch ----------------------------------------------------------------------------------
+
+VIEWS = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are functions
+ITSELF = {  # methods that are about the tensor and no functions of its values
+    "backward",
+    "detach",
+    "detach_",
+    "register_hook",
+    "register_post_accumulate_grad_hook",
+    "requires_grad_",
+    "retain_grad",
+}
+
+
+@functools.cache
+def _own_arguments(func: Any) -> int:
+    """How many of the first arguments must stay the tensors that they are: all (-1), the first, or none."""
+    attribute = getattr(getattr(func, "__self__", None), "__name__", None)
+    if type(func).__name__ == "method-wrapper":
+        return 0 if attribute in VIEWS else -1
+    name = getattr(func, "__name__", "")
+    if name in ITSELF:
+        return -1
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return 1 if is_in_place or name == "__setitem__" or name.startswith("__i") else 0
+
+
+def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func`` as torch takes it apart and differentiates it, some of its arguments being learned."""
+    handler = WHEN_LEARNING.get(func)
+    if handler is not None:
+        return handler(*args, **kwargs)
+    own = _own_arguments(func)
+    if own >= 0:
+        args = (*args[:own], *tree_map(used, args[own:]))
+        kwargs = tree_map(used, kwargs)
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)

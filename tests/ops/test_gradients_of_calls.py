@@ -1,0 +1,80 @@
+"""Gradients through torch's functions on sparse tensors equal the dense ones at the stored places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import scorch
+from ops.calls_of_torch import ELEMENTWISE, INDEXING, REDUCTIONS, SHAPES, WITH_DENSE, Call
+from scorch import SparseTensor
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The use of `x.T`:UserWarning"),
+]
+
+
+def matrix(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    values = torch.randn(shape, generator=generator)
+    return values * (torch.rand(shape, generator=generator) < 0.4)
+
+
+def loss(found: Any) -> torch.Tensor | None:
+    """A number that depends on every element; None if nothing there can be learned."""
+    parts = found if isinstance(found, tuple | list) else [found]
+    total = None
+    for number, part in enumerate(parts):
+        if isinstance(part, torch.Tensor) and part.requires_grad:
+            generator = torch.Generator().manual_seed(number)
+            weights = torch.randn(tuple(part.shape), generator=generator).to(part.dtype)
+            own = (part * weights).sum()
+            total = own if total is None else total + own
+    return total
+
+
+def check(call: Call, dense: torch.Tensor, form: str) -> None:
+    S = scorch.from_torch(dense, format=form).requires_grad_()
+    D = dense.clone().requires_grad_()
+    try:
+        truth = loss(call(D))
+    except (RuntimeError, TypeError, IndexError):
+        return
+    found = loss(call(S))
+    if truth is None:
+        assert found is None
+        return
+    assert found is not None, "the result is not connected"
+    try:
+        truth.backward()
+    except RuntimeError as error:  # such as floor division, which has no derivative
+        with pytest.raises(RuntimeError, match=str(error)[:30]):
+            found.backward()
+        return
+    found.backward()
+    if D.grad is None:
+        assert S.grad is None
+        return
+    assert isinstance(S.grad, SparseTensor) and S.grad.storage.pattern is S.storage.pattern
+    stored = SparseTensor(type(S.storage)(S.storage.pattern, torch.ones(S.nnz))).to_dense() != 0
+    wanted = torch.where(stored, D.grad, torch.zeros(()))
+    torch.testing.assert_close(S.grad.to_dense(), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("form", ["csr", "coo", "bsr(2,2)"])
+@pytest.mark.parametrize("name", [*ELEMENTWISE, *REDUCTIONS, *SHAPES, *INDEXING, *WITH_DENSE])
+def test_matrices(name, form):
+    if form == "bsr(2,2)" and name in ("topk", "sort"):
+        pytest.skip("which of several zeros is taken is not said, and blocks store some of them")
+    call = {**ELEMENTWISE, **REDUCTIONS, **SHAPES, **INDEXING, **WITH_DENSE}[name]
+    check(call, matrix(4, 6), form)
+
+
+@pytest.mark.parametrize("form", ["csf", "coo"])
+@pytest.mark.parametrize("name", [*ELEMENTWISE, *REDUCTIONS, *SHAPES, *INDEXING])
+def test_tensors_of_order_three(name, form):
+    call = {**ELEMENTWISE, **REDUCTIONS, **SHAPES, **INDEXING}[name]
+    check(call, matrix(3, 4, 5), form)
