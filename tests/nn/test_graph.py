@@ -265,6 +265,35 @@ def test_sparse_features_give_the_same_with_gradients_of_weights(name: str) -> N
         assert_same(layer(scorch.from_torch(x, format=format), SOME), layer(x, SOME), weights)
 
 
+@pytest.mark.parametrize("format", ["csr", "csc", "coo"])
+def test_weights_of_a_matrix_are_learned(format: str) -> None:
+    layer, x = nn.GCNConv(5, 3).double(), features()
+    A = dense.counts(SOME, NODES, NODES) * torch.linspace(1, 2, NODES, dtype=torch.float64)
+    S = scorch.from_torch(A, format=format).requires_grad_()
+    A.requires_grad_()
+    wanted = dense.gcn(layer, x, A + torch.diag((A.detach().diagonal() == 0).double()))
+    found = layer(x, S)
+    torch.testing.assert_close(found, wanted)
+    direction = torch.linspace(-1, 1, found.numel(), dtype=torch.float64).view_as(found)
+    (mine,) = torch.autograd.grad(found, S, direction)
+    (its,) = torch.autograd.grad(wanted, A, direction)
+    torch.testing.assert_close(mine.to_dense(), its * (A != 0))
+    blocks = scorch.from_torch(A.detach(), format="bsr(2,2)").requires_grad_()
+    with pytest.raises(scorch.errors.UnsupportedError, match=r"has no blocks"):
+        layer(x, blocks)
+
+
+@pytest.mark.parametrize("name", ["GCN", "SAGE mean", "GAT"])
+def test_sparse_features_are_learned(name: str) -> None:
+    layer = LAYERS[name]().double()
+    x = torch.randn(NODES, 4, dtype=torch.float64) * (torch.rand(NODES, 4) < 0.5)
+    S = scorch.from_torch(x, format="csr").requires_grad_()
+    x.requires_grad_()
+    (mine,) = torch.autograd.grad(layer(S, SOME).square().sum(), S)
+    (its,) = torch.autograd.grad(layer(x, SOME).square().sum(), x)
+    torch.testing.assert_close(mine.to_dense(), its * (x != 0))
+
+
 def test_what_takes_dense_features_says_so() -> None:
     x = scorch.from_torch(torch.eye(NODES, 4))
     for name in ("SAGE max", "GIN"):

@@ -19,6 +19,7 @@ from scorch.runtime import attend as kernels
 from scorch.runtime.neighbours import largest, largest_back
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
+from scorch.tensor.tracking import is_learning
 
 Tensor = torch.Tensor
 
@@ -118,8 +119,8 @@ def _sampled(graph: Graph, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``, where ``x`` may be sparse; a sparse one gets no gradient."""
-    if not isinstance(x, SparseTensor):
+    """``x @ weight.T + bias``, where ``x`` may be sparse."""
+    if not isinstance(x, SparseTensor) or is_learning(x):
         return torch.nn.functional.linear(x, weight, bias)
     if x.dim() != 2 or x.shape[1] != weight.shape[1]:
         raise ShapeError(f"x has shape {tuple(x.shape)}, but the weight takes {weight.shape[1]} features")

@@ -15,14 +15,16 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from scorch.errors import DtypeError, IndexRangeError, OperandError, ShapeError
+from scorch.errors import DtypeError, IndexRangeError, OperandError, ShapeError, UnsupportedError
 from scorch.formats import as_format
 from scorch.runtime.attend import Rows
 from scorch.runtime.pointers import pointers_of
 from scorch.tensor.construct import from_torch
+from scorch.tensor.learning import values_of
 from scorch.tensor.run import convert_cached
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.tracking import is_learning
 
 CSR = as_format("csr", 2)
 MOST_KEPT = 8  # things made of weights that a graph remembers
@@ -184,6 +186,8 @@ def _of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.
             "rows are targets: from_edge_index has them as columns, so take its .T"
         )
     storage = adj.storage
+    if is_learning(adj):
+        return _of_learned(adj, shape)
     if storage.pattern.format.levels[-1].is_full:  # blocks are filled up with zeros, which are no edges
         made = _kept_with(storage.values, storage.pattern, lambda: _entries(adj))
         return _of_matrix(made, shape)
@@ -196,6 +200,16 @@ def _of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.
     if storage.pattern.format == CSR:
         return graph, storage.values
     return graph, graph.keep(storage.values, CSR, lambda: convert_cached(storage, CSR).values)
+
+
+def _of_learned(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
+    """With values that pass gradients on."""
+    if adj.format.levels[-1].is_full:
+        raise UnsupportedError("a graph whose weights are learned has no blocks: use .to_format('csr')")
+    rows = adj.to_format(CSR)
+    assert isinstance(rows, SparseTensor)
+    graph, _ = _of_matrix(SparseTensor(rows.storage), shape)
+    return graph, values_of(rows)
 
 
 def _entries(adj: SparseTensor) -> SparseTensor:
