@@ -28,7 +28,7 @@ from scorch import nn
 warnings.filterwarnings("ignore")
 
 NETWORKS = ("GCN", "SAGE mean", "SAGE max", "GAT")
-ROUNDS = 5  # at least
+ROUNDS = 5  # at least, of those that do not fit into the seconds
 
 
 class Network(torch.nn.Module):
