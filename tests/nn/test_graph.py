@@ -248,6 +248,20 @@ def test_a_symmetric_graph_is_not_kept_twice() -> None:
     assert graph_of(SOME, (NODES, NODES))[0].turned[0].crd is not None
 
 
+def test_a_graph_first_used_for_inference_is_learned_with(layer: torch.nn.Module) -> None:
+    x, graph = torch.randn(NODES, 4), SOME.clone()
+    with torch.inference_mode():
+        before = layer(x, graph)
+        torch.testing.assert_close(layer(x, graph.clone()), before)
+        if isinstance(layer, nn.GCNConv):
+            layer(x, graph, torch.ones(graph.shape[1]))
+    found = layer(x.requires_grad_(), graph)
+    torch.testing.assert_close(found, before.clone())
+    found.sum().backward()
+    if isinstance(layer, nn.GCNConv):
+        layer(x, graph, torch.ones(graph.shape[1], requires_grad=True)).sum().backward()
+
+
 def test_cached_keeps_the_first_graph() -> None:
     layer, x = nn.GCNConv(4, 3, cached=True), torch.randn(NODES, 4)
     first = layer(x, SOME)

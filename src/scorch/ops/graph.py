@@ -31,6 +31,19 @@ MOST_KEPT = 8  # things made of weights that a graph remembers
 Made = TypeVar("Made")
 
 
+def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
+    """``make``, whose tensors outlive a block of ``torch.inference_mode`` and must not belong to it."""
+
+    @functools.wraps(make)
+    def normally(*args: Any) -> Made:
+        if not torch.is_inference_mode_enabled():
+            return make(*args)
+        with torch.inference_mode(False):
+            return make(*args)
+
+    return normally
+
+
 class Graph:
     """Compressed rows of sources for each target, each pair once and in order.
 
@@ -93,6 +106,7 @@ class Graph:
     # other graphs ------------------------------------------------------------------------------------
 
     @functools.cached_property
+    @_kept
     def turned(self) -> tuple[Graph, torch.Tensor]:
         """The graph with all edges turned round, and which entry each of its entries is here.
 
@@ -112,6 +126,7 @@ class Graph:
         return Rows(graph.pos, graph.crd, graph.counts_as(dtype), places)
 
     @functools.cached_property
+    @_kept
     def with_loops(self) -> tuple[Graph, torch.Tensor]:
         """The graph in which each node is its own source, once, and where each entry was; -1 for new ones."""
         rows, columns = self.shape
@@ -143,7 +158,7 @@ class Graph:
             if tensor is weights and seen == version and name == key:
                 kept: Made = found
                 return kept
-        made = make()
+        made = _kept(make)()
         self._kept = [(weights, version, key, made), *self._kept[: MOST_KEPT - 1]]
         return made
 
@@ -218,6 +233,7 @@ def _entries(adj: SparseTensor) -> SparseTensor:
     return found.eliminate_zeros()
 
 
+@_kept
 def _of_edges(edges: torch.Tensor, shape: tuple[int, int]) -> Graph:
     rows, columns = shape
     sources, targets = edges.detach().to("cpu", torch.int64)
@@ -261,6 +277,7 @@ class Weighted:
         return SparseTensor(Storage(self.graph.pattern, self.values))
 
     @functools.cached_property
+    @_kept
     def turned(self) -> SparseTensor:
         graph, places = self.graph.turned
         values = self.values[places]
