@@ -69,7 +69,7 @@ def read(name: str, path: Path) -> Data:
     degrees = arrays["adj_indptr"].diff()
     rows = torch.arange(degrees.numel()).repeat_interleave(degrees)
     edges = torch.stack([arrays["adj_indices"], rows])
-    edges = torch.unique(torch.cat([edges, edges.flip(0)], 1), dim=1)  # citations count both ways
+    edges = both_ways(edges, degrees.numel())  # citations count both ways
     if values is None:  # ogbn-arxiv comes without its features
         x, words = torch.randn(degrees.numel(), 128, generator=torch.Generator().manual_seed(0)), None
     else:
@@ -79,6 +79,12 @@ def read(name: str, path: Path) -> Data:
         x, words = found.to_dense(), found
     train, test = arrays["train_idx"], arrays["test_idx"]
     return Data(name, edges, x, words, arrays["y"], train, test, False)
+
+
+def both_ways(edges: torch.Tensor, nodes: int) -> torch.Tensor:
+    """Each edge and its reverse, once."""
+    keys = torch.unique(torch.cat([edges[0] * nodes + edges[1], edges[1] * nodes + edges[0]]))
+    return torch.stack([keys // nodes, keys % nodes])
 
 
 def made_up(name: str) -> Data:
@@ -95,7 +101,7 @@ def made_up(name: str) -> Data:
     other = torch.randint(nodes, (half,), generator=draw)
     targets = torch.where(torch.rand(half, generator=draw) < 0.8, order[own.clamp(max=nodes - 1)], other)
     both = torch.stack([sources, targets])[:, sources != targets]
-    edge_index = torch.unique(torch.cat([both, both.flip(0)], 1), dim=1)
+    edge_index = both_ways(both, nodes)
     if few == features:
         x, words = (
             torch.randn(nodes, features, generator=draw) + torch.randn(classes, features, generator=draw)[y],

@@ -150,7 +150,9 @@ def checked(kind: str, data: Data) -> tuple[dict[str, Contestant], dict[str, str
     return able, failed
 
 
-def interleaved(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+def interleaved(
+    calls: dict[str, Callable[[], object]], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """The median time of each in milliseconds; all together take about as many ``seconds``."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
@@ -158,19 +160,19 @@ def interleaved(calls: dict[str, Callable[[], object]], seconds: float) -> dict[
     end, rounds = time.perf_counter() + seconds, 0
     while rounds < ROUNDS or time.perf_counter() < end:
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = clock()
             call()
-            times[name].append((time.perf_counter() - start) * 1e3)
+            times[name].append((clock() - start) * 1e3)
         rounds += 1
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def measure(kind: str, data: Data, seconds: float) -> list[dict[str, Any]]:
+def measure(kind: str, data: Data, seconds: float, clock: Callable[[], float]) -> list[dict[str, Any]]:
     able, failed = checked(kind, data)
     rows = []
     for what in ("training step", "inference"):
         make = (lambda one: training_step(data, one)) if what == "training step" else inference
-        times = interleaved({name: make(one) for name, one in able.items()}, seconds)
+        times = interleaved({name: make(one) for name, one in able.items()}, seconds, clock)
         rows.append({"graph": data.name, "network": kind, "what": what, "times": times, "failed": failed})
     return rows
 
@@ -195,6 +197,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--data", type=Path, metavar="DIR", help="real graphs; without it, made up ones of their sizes"
     )
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="of all threads, for machines busy with other work"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=3.0, help="for each row of the table")
     parser.add_argument("--graphs", default="cora,pubmed,arxiv", help=f"some of {', '.join(SIZES)}")
@@ -205,12 +210,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown:
             parser.error(f"there is no {unknown[0]!r}; there are {', '.join(known)}")
     torch.set_num_threads(options.threads)
+    clock = time.process_time if options.processor_time else time.perf_counter
+    what = "processor time" if options.processor_time else "medians"
     rows, made_up = [], []
     for name in options.graphs.split(","):
         data = load(name, options.data)
         made_up += [name] if data.is_made_up else []
         for kind in options.networks.split(","):
-            rows += measure(kind, data, options.seconds)
+            rows += measure(kind, data, options.seconds, clock)
     if options.json:
         print(
             json.dumps(
@@ -218,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         )
         return 0
-    print(f"{machine()}; {options.threads} threads; milliseconds, medians\n")
+    print(f"{machine()}; {options.threads} threads; milliseconds, {what}\n")
     if made_up:
         print(f"made up, not real: {', '.join(made_up)}\n")
     print(table(rows))
