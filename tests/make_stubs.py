@@ -83,7 +83,8 @@ def stubs() -> dict[Path, str]:
     found = {ROOT / "__init__.pyi": _of_package()}
     for name in MODULES:
         place = ROOT.joinpath(*name.split("."))
-        is_package = any(other.startswith(f"{name}.") for other in MODULES)
+        has_modules = any(other.startswith(f"{name}.") for other in MODULES)
+        is_package = has_modules or (place / "__init__.py").exists()
         path = place / "__init__.pyi" if is_package else place.with_suffix(".pyi")
         if is_package or not path.with_suffix(".py").exists():
             found[path] = _header() + _of_module(importlib.import_module(f"torch.{name}"), name)

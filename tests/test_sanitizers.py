@@ -134,6 +134,31 @@ for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.bool):
 U, V = random(300, 21, density=1.0, seed=7), random(400, 21, density=1.0, seed=8)
 check("C[i,j] = A[i,j] * U[i,k] * V[j,k]", large * (U @ V.T), A=L, U=U, V=V)         # entries side by side
 
+# Attention: blocks of queries that share keys, queries by themselves, tails of every kind, both passes.
+from scorch.ops.attention import attend
+from scorch.ops.pairs import pairs_of
+from scorch.runtime import attention as routine
+routine.EACH = 1  # so that threads share a head
+generator = torch.Generator().manual_seed(9)
+for dtype, rows, columns, depth, width, dropout in (
+    (torch.float32, 37, 50, 7, 5, 0.0),
+    (torch.float32, 64, 130, 16, 33, 0.2),
+    (torch.float64, 33, 90, 3, 18, 0.2),
+):
+    seen = (torch.arange(rows)[:, None] - torch.arange(columns)).abs() < 6
+    seen[20:] = torch.rand(rows - 20, columns, generator=generator) < 0.1
+    seen[:, 3] = True
+    q, k, v = (torch.randn(2, *size, dtype=dtype, generator=generator).requires_grad_()
+               for size in ((rows, depth), (columns, depth), (columns, width)))
+    skipped = torch.rand(2, columns, generator=generator) < 0.1
+    with scorch.settings(threads=3):
+        found = attend(q, k, v, pairs_of(stored(seen, "csr")), (2,), dropout=dropout, skipped=skipped)
+        found.sum().backward()
+    if not dropout:
+        kept = seen & ~skipped[:, None]
+        compare(found, torch.nn.functional.scaled_dot_product_attention(q, k, v, kept), "attention")
+    checked += 2
+
 # Keys of two words: coordinates that do not fit 64 bits together.
 places = torch.randint(2**40, (2, 500), generator=torch.Generator().manual_seed(0))
 pos = torch.tensor([0, 500])

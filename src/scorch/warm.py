@@ -21,12 +21,24 @@ from scorch.formats import Format, as_format, dense_format
 from scorch.loops.types import FLOAT32, FLOAT64, INT32, INT64, Type
 from scorch.notation.einsum import parse_einsum
 from scorch.notation.indexing import parse
-from scorch.runtime import concat, fill, invoke, jit, matrices, pointers, rows, sort, transpose
+from scorch.runtime import (
+    attention_blocks,
+    concat,
+    fill,
+    invoke,
+    jit,
+    matrices,
+    pointers,
+    rows,
+    sort,
+    transpose,
+)
 from scorch.runtime import parse as tables
+from scorch.runtime.attention_source import source as attention_source
 from scorch.runtime.schedules import Problem, new_contraction, new_schedule
 from scorch.tensor.run import copy_step
 
-ROUTINES = (transpose, tables, sort, rows, pointers, concat, matrices)
+ROUTINES = (transpose, tables, sort, rows, pointers, concat, matrices, attention_blocks)
 SIZES = ((500, 5), (3_000, 7), (20_000, 7), (20_000, 3))  # of square matrices: rows, and entries in each
 WIDTH = 32  # of dense factors
 FORMATS = ("csr", "csc", "coo")
@@ -71,7 +83,9 @@ def print_progress(done: int, total: int) -> None:
 def usual_sources() -> Iterable[str]:
     """The texts of the usual kernels, each once, and of the functions that call kernels."""
     kernels = (source for problem in usual_problems() for source in _sources_of(problem))
-    return dict.fromkeys([*invoke.SOURCES, *fill.SOURCES, *(module.SOURCE for module in ROUTINES), *kernels])
+    routines = [module.SOURCE for module in ROUTINES]
+    routines += [attention_source(element) for element in ("float", "double")]
+    return dict.fromkeys([*invoke.SOURCES, *fill.SOURCES, *routines, *kernels])
 
 
 def usual_problems() -> Iterator[Problem]:

@@ -12,7 +12,7 @@ import torch
 
 import scorch
 from scorch.loops.target import Target
-from scorch.runtime import schedules
+from scorch.runtime import attention_source, schedules
 
 needs_zig = pytest.mark.skipif(
     importlib.util.find_spec("ziglang") is None,
@@ -48,10 +48,10 @@ def sources() -> list[str]:
 @pytest.mark.parametrize("name", SETS)
 def test_kernels_compile_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, triple, cpu = SETS[name]
-    for module in ("compiler.vectorize", "runtime.schedules"):
+    for module in ("compiler.vectorize", "runtime.schedules", "runtime.attention_tiles"):
         monkeypatch.setattr(f"scorch.{module}.target", lambda: machine)
     schedules.forget()
-    texts = sources()
+    texts = sources() + [attention_source.source.__wrapped__(element) for element in ("float", "double")]
     schedules.forget()
     monkeypatch.setenv("ZIG_LOCAL_CACHE_DIR", str(tmp_path / "zig"))
     command = [sys.executable, "-m", "ziglang", "cc", "-target", triple, f"-mcpu={cpu}"]

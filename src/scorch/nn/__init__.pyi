@@ -111,7 +111,6 @@ from torch.nn import (
     MultiLabelMarginLoss as MultiLabelMarginLoss,
     MultiLabelSoftMarginLoss as MultiLabelSoftMarginLoss,
     MultiMarginLoss as MultiMarginLoss,
-    MultiheadAttention as MultiheadAttention,
     NLLLoss as NLLLoss,
     NLLLoss2d as NLLLoss2d,
     PReLU as PReLU,
@@ -187,4 +186,6 @@ from scorch.nn import utils as utils
 from scorch.nn.graph_attention import GATConv as GATConv
 from scorch.nn.graph import GCNConv as GCNConv
 from scorch.nn.graph import GINConv as GINConv
+from scorch.nn.multihead_attention import MultiheadAttention as MultiheadAttention
 from scorch.nn.graph import SAGEConv as SAGEConv
+from scorch.nn import masks as masks

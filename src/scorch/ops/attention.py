@@ -1,38 +1,30 @@
-"""Attention with a sparse mask: only the pairs that the mask stores are computed.
+"""``F.scaled_dot_product_attention`` with a sparse mask, in memory that follows queries, keys and the mask.
 
-For each head, with the pattern of its mask M, and P the softmax of S over the stored entries of each row:
-
-    S[i,j] = scale * M[i,j] * Q[i,k] * K[j,k]        O[i,e] = P[i,j] * V[j,e]
-
-Cost and memory follow the entries of the mask. A mask of numbers has no such form: it is added to the
-scores, so that what it does not store is attended with a bias of zero. That is computed densely, as are
-masks that keep most pairs, where dense attention is faster.
+A sparse mask of bools lists the pairs that attend, per head and batch if it has those dimensions, which
+broadcast. All heads are computed by one routine (``runtime.attention``), which keeps nothing for pairs: what
+the backward pass needs of them it computes again. A mask of numbers is added to the scores, where what is not
+stored is a zero: there all pairs attend, and it is computed on dense tensors within the dense budget.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from scorch.errors import ArgumentError, DtypeError, ShapeError
-from scorch.formats import as_format
-from scorch.ops.einsum import einsum
+from scorch.ops import attention_entries
 from scorch.ops.generic import densely
-from scorch.ops.softmax import softmax
-from scorch.ops.statement import evaluate
+from scorch.ops.pairs import Pairs, pairs_of
+from scorch.runtime import attention as routine
+from scorch.runtime.attention import Heads
 from scorch.tensor.budget import is_within_budget
 from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Pattern, Storage
 
-DENSE_FROM = 0.2  # the share of pairs from which on dense attention is faster
+DENSE_FROM = 0.9  # the share of pairs from which on dense attention is faster
 Place = tuple[int, ...]
 
 
@@ -49,8 +41,10 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """``softmax(query @ key.T * scale) @ value`` over the pairs that ``attn_mask`` allows.
 
-    A sparse mask of bools of shape (..., L, S) says which they are: those stored as True. A query without
-    any gives zeros. All other sparse arguments are made dense first, within the dense budget.
+    A sparse mask of bools of shape (..., L, S), in any format, says which they are: those stored as True. A
+    query without any gives zeros. A sparse mask of numbers is added to the scores, as torch does: what is not
+    stored is a bias of zero, so that all pairs attend; that, and sparse queries, keys and values, need dense
+    memory, within the dense budget.
     """
     options = {"scale": scale, "enable_gqa": enable_gqa}
     if not _is_pairs(attn_mask, query, key):
@@ -64,12 +58,11 @@ def scaled_dot_product_attention(
     if enable_gqa:
         key, value = _repeated("key", key, query), _repeated("value", value, query)
     batch = _batch(query, key, value, attn_mask)
-    mask = _pairs(attn_mask, is_causal)
-    if mask.density > DENSE_FROM and is_within_budget(mask.numel()):
-        return _densely(query, key, value, mask, dropout_p, scale=scale)
-    factor = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
-    heads = Heads(_patterns(mask), tuple(mask.shape[:-2]), batch, factor, dropout_p)
-    return _Attention.apply(query, key, value, heads)  # type: ignore[no-any-return]
+    pairs = pairs_of(attn_mask, is_causal)
+    if pairs.density > DENSE_FROM and is_within_budget(attn_mask.numel()):
+        kept = torch.tril(attn_mask) if is_causal else attn_mask
+        return _densely(query, key, value, kept, dropout_p, scale=scale)
+    return attend(query, key, value, pairs, batch, scale, dropout_p)
 
 
 def _densely(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -101,15 +94,6 @@ def _is_pairs(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor)
             f"it must end with {pairs}"
         )
     return tuple(mask.shape[-2:]) == pairs
-
-
-def _pairs(mask: SparseTensor, is_causal: bool) -> SparseTensor:
-    """What the mask keeps, row by row: where it stores True, and not after the query if that is asked."""
-    kept = torch.tril(mask) if is_causal else mask
-    assert isinstance(kept, SparseTensor)
-    found = kept.to_format("csr")
-    assert isinstance(found, SparseTensor)
-    return found if bool(found.storage.values.all()) else found.eliminate_zeros()
 
 
 def _check_dtypes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -153,100 +137,78 @@ def _batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: to
 # heads -----------------------------------------------------------------------------------------------
 
 
-def _patterns(mask: SparseTensor) -> list[Pattern]:
-    """The pattern of each matrix of a batch of masks, which are csr."""
-    pattern = mask.storage.pattern
-    if mask.dim() == 2:
-        return [pattern]
-    rows, columns = mask.shape[-2:]
-    pos, crd = pattern.pos[-1], pattern.crd[-1]
-    assert pos is not None and crd is not None
-    found = []
-    for first in range(0, pos.numel() - 1, rows) if rows else []:
-        begins = pos[first : first + rows + 1]
-        begin, end = int(begins[0]), int(begins[-1])
-        arrays = (begins - begin, crd[begin:end])
-        counts = (rows, end - begin)
-        found.append(
-            Pattern(as_format("csr", 2), (rows, columns), (None, arrays[0]), (None, arrays[1]), counts)
-        )
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pairs: Pairs,
+    batch: Place,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    skipped: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of dense tensors over ``pairs``, without the keys that ``skipped`` (batch..., keys) names."""
+    heads = heads_of(pairs, batch, query.shape[-1], scale, dropout, skipped)
+    found: torch.Tensor = _Attention.apply(query, key, value, pairs, heads)
     return found
 
 
-@dataclass(frozen=True)
-class Heads:
-    """Which pattern each head of a batch has, and what else is the same for all."""
-
-    patterns: list[Pattern]
-    own: Place  # the batch dimensions of the mask, which broadcast
-    batch: Place
-    scale: float
-    dropout: float
-
-    def __iter__(self) -> Iterator[tuple[Place, Pattern]]:
-        own = (1,) * (len(self.batch) - len(self.own)) + self.own
-        for place in itertools.product(*(range(size) for size in self.batch)):
-            number = 0
-            for size, at in zip(own, place, strict=True):
-                number = number * size + (at if size > 1 else 0)
-            yield place, self.patterns[number]
-
-    def spread(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor for each head, in float32 at least, as torch computes attention."""
-        plain = tensor.detach()
-        plain = plain if plain.dtype in (torch.float32, torch.float64) else plain.float()
-        return plain.expand(*self.batch, *tensor.shape[-2:])
+def heads_of(
+    pairs: Pairs,
+    batch: Place,
+    features: int,
+    scale: float | None,
+    dropout: float = 0.0,
+    skipped: torch.Tensor | None = None,
+) -> Heads:
+    """The heads of a batch, each with its mask."""
+    factor = 1 / math.sqrt(max(features, 1)) if scale is None else scale
+    masks: list[int] = [0] * math.prod(batch)
+    if pairs.masks > 1:
+        masks = torch.arange(pairs.masks, device="cpu").view(pairs.batch).expand(batch).flatten().tolist()
+    first, second = torch.randint(2**32, (2,), device="cpu").tolist() if dropout else (0, 0)
+    return Heads(pairs.blocks, batch, masks, factor, dropout, (first, second), skipped)
 
 
-def _sampled(pattern: Pattern, rows: torch.Tensor, columns: torch.Tensor, factor: float) -> SparseTensor:
-    """``factor * rows @ columns.T`` at the entries of ``pattern``."""
-    ones = torch.full((pattern.size,), factor, dtype=rows.dtype, device="cpu")
-    M = SparseTensor(Storage(pattern, ones))
-    found = evaluate("S[i,j] = M[i,j] * Q[i,k] * K[j,k]", M=M, Q=rows, K=columns, format="csr")
-    assert isinstance(found, SparseTensor)
-    return found
-
-
-def _dropped(P: SparseTensor, keep: torch.Tensor | None) -> SparseTensor:
-    return P if keep is None else SparseTensor(Storage(P.storage.pattern, P.storage.values * keep))
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """In float32 at least, as torch computes attention."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 class _Attention(torch.autograd.Function):
-    """All heads, one after the other; each keeps its probabilities, of which there is one for each entry."""
+    """All heads in one call; gradients of gradients go pair by pair."""
 
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: Heads
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pairs: Pairs, heads: Heads
     ) -> torch.Tensor:
-        Q, K, V = (heads.spread(tensor) for tensor in (query, key, value))
-        found = Q.new_zeros(*heads.batch, Q.shape[-2], V.shape[-1])
-        ctx.heads, ctx.kept = heads, []
-        is_trained = any(ctx.needs_input_grad)
-        for place, pattern in heads if found.numel() else ():
-            P = softmax(_sampled(pattern, Q[place], K[place], heads.scale), 1)
-            keep = None
-            if heads.dropout:
-                keep = F.dropout(torch.ones_like(P.storage.values), heads.dropout)
-            found[place] = einsum("ij,je->ie", _dropped(P, keep), V[place], format="dense")
-            if is_trained:
-                ctx.kept.append((P, keep))
-        ctx.save_for_backward(query, key, value)
+        ctx.pairs, ctx.heads = pairs, heads
+        Q, K, V = (_wide(tensor.detach()) for tensor in (query, key, value))
+        ctx.is_whole = heads.blocks is not None and Q.device.type == "cpu" and routine.is_able(Q.dtype)
+        if not ctx.is_whole:
+            ctx.save_for_backward(query, key, value)
+            return attention_entries.attend(Q, K, V, pairs, heads).to(query.dtype)
+        found, state = routine.forward(Q, K, V, heads)
+        ctx.save_for_backward(query, key, value, found, state)
         return found.to(query.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """As for every product and softmax: each gradient is sampled at the pattern, or a product with it."""
-        heads, given = ctx.heads, ctx.saved_tensors
-        Q, K, V = (heads.spread(tensor) for tensor in given)
-        G = heads.spread(gradient)
-        dQ, dK, dV = (torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in (Q, K, V))
-        for (place, pattern), (P, keep) in zip(heads, ctx.kept, strict=False):
-            dV[place] = einsum("ij,ie->je", _dropped(P, keep), G[place], format="dense")
-            dP = _dropped(_sampled(pattern, G[place], V[place], 1.0), keep)
-            mean = evaluate("m[i] = P[i,j] * D[i,j]", P=P, D=dP, format="dense")
-            dS = evaluate("S[i,j] = P[i,j] * (D[i,j] - m[i])", P=P, D=dP, m=mean, format="csr")
-            dQ[place] = heads.scale * einsum("ij,jk->ik", dS, K[place], format="dense")
-            dK[place] = heads.scale * einsum("ij,ik->jk", dS, Q[place], format="dense")
-        made = zip((dQ, dK, dV), given, strict=True)
-        return *(found.sum_to_size(tensor.shape).to(tensor.dtype) for found, tensor in made), None
+        """From the queries' maxima and sums, or where its gradient is wanted too, pair by pair."""
+        q, k, v, *kept = ctx.saved_tensors
+        given = (q, k, v)
+        if torch.is_grad_enabled() or not ctx.is_whole:
+            with torch.enable_grad():
+                again = attention_entries.attend(_wide(q), _wide(k), _wide(v), ctx.pairs, ctx.heads)
+            wanted = [tensor for tensor in given if tensor.requires_grad]
+            made = iter(
+                torch.autograd.grad(again, wanted, gradient.to(again), create_graph=torch.is_grad_enabled())
+            )
+            return *(next(made) if tensor.requires_grad else None for tensor in given), None, None
+        out, state = kept
+        Q, K, V = (_wide(tensor) for tensor in given)
+        grads = routine.backward(Q, K, V, ctx.heads, out, state, gradient.to(Q))
+        found = (
+            made.sum_to_size(tensor.shape).to(tensor.dtype) for made, tensor in zip(grads, given, strict=True)
+        )
+        return *found, None, None

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.data._utils.collate import default_collate_fn_map
 
+from scorch.formats import as_format
 from scorch.ops.generic import densely
 from scorch.ops.shape import made_at
 from scorch.ops.statement import evaluate
@@ -20,7 +20,7 @@ from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Shape, entries_of
 from scorch.tensor.parts import in_a_row, matrices_joined, moved, outer_dim
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Storage
+from scorch.tensor.storage import Pattern, Storage
 
 aten = torch.ops.aten
 
@@ -130,7 +130,26 @@ def _entries_of_any(part: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tenso
 
 @implements_operator(aten.stack)
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    found = _stacked_rows(tensors) if dim == 0 else None
+    if found is not None:
+        return found
     return cat([torch.unsqueeze(part, dim) for part in tensors], dim)
+
+
+def _stacked_rows(vectors: Sequence[Any]) -> SparseTensor | None:
+    """Vectors of compressed entries as the rows of a csr matrix; None if they are not that, or not alike."""
+    if not all([type(vector) is SparseTensor for vector in vectors]):
+        return None
+    stored = [vector.storage for vector in vectors]
+    shape, dtype, form = stored[0].pattern.shape, stored[0].values.dtype, as_format("csr", 2)
+    rows = []
+    for vector in stored:
+        own = vector.pattern
+        if own.format.levels != form.levels[1:] or own.shape != shape or vector.values.dtype != dtype:
+            return None
+        row = Pattern(form, (1, *shape), (None, *own.pos), (None, *own.crd), (1, *own.counts))
+        rows.append(Storage(row, vector.values))
+    return _joined(rows, 0, (len(rows), *shape))
 
 
 @implements_operator(aten.block_diag)
@@ -150,11 +169,3 @@ def block_diag(tensors: Sequence[torch.Tensor]) -> Any:
         values.append(stored.to(like.dtype))
         row, column = row + matrix.shape[0], column + matrix.shape[1]
     return made_at(first, [torch.cat(part) for part in columns], torch.cat(values), shape, True)
-
-
-def _batch(samples: Sequence[torch.Tensor], **_: Any) -> Any:
-    """What a data loader makes of sparse samples, in the process of a worker too."""
-    return torch.stack(list(samples))
-
-
-default_collate_fn_map[SparseTensor] = _batch

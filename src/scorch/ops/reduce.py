@@ -99,7 +99,7 @@ def _reduce(func: Any, tensor: SparseTensor, dim: Dims, args: Sequence[Any], kwa
     like = _on_small(func, tensor, *args, **kwargs)
     groups = Groups(tensor, dim)
     values = groups.entries.values
-    shape = _shape_without(tensor, groups.reduced, keepdim=like.dim() == tensor.dim())
+    shape = shape_without(tensor, groups.reduced, keepdim=like.dim() == tensor.dim())
     wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
     computed = torch.promote_types(values.dtype, like.dtype) if like.dtype != torch.bool else values.dtype
     found, fill = body(groups, values.to(wide.get(computed, computed)))
@@ -175,7 +175,7 @@ def _quick_sum(self: SparseTensor, dims: Dims, keepdim: bool) -> torch.Tensor | 
     if known is None:
         return None
     equation, kept = known
-    shape = _shape_without(self, [d for d in range(len(whole)) if d not in kept], True) if keepdim else None
+    shape = shape_without(self, [d for d in range(len(whole)) if d not in kept], True) if keepdim else None
     if not kept:
         total = values_of(self).sum()
         return total if shape is None else total.reshape(shape)
@@ -288,7 +288,7 @@ def _places(self: SparseTensor, dim: int | None, keepdim: bool, how: str) -> tor
     missing = _first_missing(groups)
     ties = torch.where(best == 0, torch.minimum(stored, missing), missing)
     place = torch.where(~groups.has_zeros | beats, stored, ties)
-    shape = _shape_without(self, groups.reduced, keepdim)
+    shape = shape_without(self, groups.reduced, keepdim)
     size = math.prod(shape)
     check_budget(8 * size, f"{how[1:]} places of shape {shape}", "reduce more dimensions")
     made = torch.zeros(shape, dtype=torch.int64)
@@ -296,7 +296,7 @@ def _places(self: SparseTensor, dim: int | None, keepdim: bool, how: str) -> tor
     return made
 
 
-def _shape_without(self: SparseTensor, reduced: Sequence[int], keepdim: bool) -> tuple[int, ...]:
+def shape_without(self: SparseTensor, reduced: Sequence[int], keepdim: bool) -> tuple[int, ...]:
     sizes = [(1 if dim in reduced else size) for dim, size in enumerate(self.shape)]
     return tuple(size for dim, size in enumerate(sizes) if keepdim or dim not in reduced)
 

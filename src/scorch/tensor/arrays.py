@@ -17,9 +17,16 @@ from scorch.compiler.pipeline import index_type
 from scorch.compiler.typing import dtype_of_type, type_of_dtype
 from scorch.errors import FileError
 from scorch.formats import Format
-from scorch.tensor.check import as_indices, as_shape, check_coordinates, check_pointers, is_sorted
+from scorch.tensor.check import (
+    as_indices,
+    as_shape,
+    check_coordinates,
+    check_pointers,
+    is_sorted,
+    is_sorted_below,
+)
 from scorch.tensor.coordinates import coordinates, inside
-from scorch.tensor.sparse_tensor import SparseTensor, wrap
+from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 
 Facts = dict[str, Any]
@@ -87,13 +94,12 @@ def from_arrays(facts: object, arrays: Mapping[str, torch.Tensor]) -> SparseTens
     if facts.get("format") is None:
         return _as_dense(values, shape)
     form = as_stored_format(facts["format"])
-    if form.dims != len(shape):
-        raise FileError(f"its format stores {form.dims} dimensions, but its shape is {shape}")
     levels = range(len(form))
     pos = [arrays.get(f"pos{level}") for level in levels]
     crd = [arrays.get(f"crd{level}") for level in levels]
-    storage = _checked_storage(form, shape, pos, crd, values.reshape(-1).contiguous())
-    return wrap(storage) if not form.is_dense else _as_dense(values, shape)
+    pattern, flat = checked_pattern(form, shape, pos, crd), values.reshape(-1).contiguous()
+    check_values(pattern, flat)
+    return SparseTensor(Storage(pattern, flat)) if not form.is_dense else _as_dense(values, shape)
 
 
 def _as_dense(values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -102,21 +108,19 @@ def _as_dense(values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return values.reshape(shape)
 
 
-def check_tensor(tensor: SparseTensor) -> None:
-    """Check a tensor that was read as a whole, as by ``torch.load``."""
-    pattern = tensor.storage.pattern
-    _checked_storage(
-        pattern.format, pattern.shape, list(pattern.pos), list(pattern.crd), tensor.storage.values
-    )
-
-
-def _checked_storage(
+def checked_pattern(
     form: Format,
     shape: tuple[int, ...],
     pos: list[torch.Tensor | None],
     crd: list[torch.Tensor | None],
-    values: torch.Tensor,
-) -> Storage:
+    has_contents: bool = True,
+) -> Pattern:
+    """The pattern of these arrays, after a look at each of them: the cost follows the entries.
+
+    Without ``has_contents`` the arrays are still to be filled, and only their lengths are looked at.
+    """
+    if form.dims != len(shape):
+        raise FileError(f"its format stores {form.dims} dimensions, but its shape is {shape}")
     counts: list[int] = []
     positions = 1
     for level, kind in enumerate(form.levels):
@@ -128,21 +132,27 @@ def _checked_storage(
                 raise FileError(f"level {level} of format {form} {word} the array {name}{level}")
             if array is not None and as_indices(f"{name}{level}", array).dim() != 1:
                 raise FileError(f"{name}{level} has shape {tuple(array.shape)}; it must be one row")
-        positions = _check_level(form, level, positions, size, pos[level], crd[level])
+        positions = _check_level(form, level, positions, size, pos[level], crd[level], has_contents)
         counts.append(positions)
-    _check_runs(form, pos, crd)
-    if values.numel() != positions:
-        raise FileError(f"there are {values.numel()} values, but the levels have {positions} positions")
+    if has_contents:
+        _check_runs(form, pos, crd)
     dtype = dtype_of_type(index_type(shape, max(counts, default=0)))
     arrays = [
         tuple(None if array is None else array.to(dtype).contiguous() for array in kept)
         for kept in (pos, crd)
     ]
-    pattern = Pattern(form, shape, arrays[0], arrays[1], tuple(counts))
-    kept = inside(pattern, coordinates(pattern)) if any(shape[dim] % b for dim, b in form.blocks) else None
-    if kept is not None and bool((values[~kept] != 0).any()):
-        raise FileError("the part of a block that lies outside the tensor holds values")
-    return Storage(pattern, values)
+    return Pattern(form, shape, arrays[0], arrays[1], tuple(counts))
+
+
+def check_values(pattern: Pattern, values: torch.Tensor) -> None:
+    """There must be one value for each position, and zeros in the part of a block outside the tensor."""
+    form = pattern.format
+    if values.numel() != pattern.size:
+        raise FileError(f"there are {values.numel()} values, but the levels have {pattern.size} positions")
+    if any(pattern.shape[dim] % size for dim, size in form.blocks):
+        kept = inside(pattern, coordinates(pattern))
+        if kept is not None and bool((values[~kept] != 0).any()):
+            raise FileError("the part of a block that lies outside the tensor holds values")
 
 
 def _check_level(
@@ -152,15 +162,22 @@ def _check_level(
     size: int,
     pos: torch.Tensor | None,
     crd: torch.Tensor | None,
+    has_contents: bool,
 ) -> int:
     """The positions of the level below ``parents``, after a look at its arrays."""
     if crd is None:
         return parents * size
-    if pos is not None:
+    if pos is not None and not has_contents:
+        if pos.numel() != parents + 1:
+            raise FileError(
+                f"pos{level} has {pos.numel()} entries, but {parents} positions above need {parents + 1}"
+            )
+    elif pos is not None:
         check_pointers(f"pos{level}", pos, parents, crd.numel(), "positions above")
     elif crd.numel() != parents:
         raise FileError(f"crd{level} has {crd.numel()} coordinates, but the level above has {parents}")
-    check_coordinates(f"crd{level}", crd, form.order[level], size)
+    if has_contents:
+        check_coordinates(f"crd{level}", crd, form.order[level], size)
     return crd.numel()
 
 
@@ -173,8 +190,18 @@ def _check_runs(form: Format, pos: list[torch.Tensor | None], crd: list[torch.Te
         last = level + 1
         while last < len(form) and form.letters[last] == "o" and not form.starts_run(last):
             last += 1
-        lengths = begins[1:].to(torch.int64) - begins[:-1]
-        parents = torch.arange(lengths.numel(), device="cpu").repeat_interleave(lengths)
-        columns = [array for array in crd[level:last] if array is not None]
-        if not is_sorted([parents, *columns]):
+        first = crd[level]
+        if last == level + 1 and first is not None:
+            is_fine = is_sorted_below(begins, first)
+        else:
+            is_fine = _is_run_sorted(begins, [array for array in crd[level:last] if array is not None])
+        if not is_fine:
             raise FileError(f"the coordinates of level {level} are not in order, or one repeats")
+
+
+def _is_run_sorted(begins: torch.Tensor, columns: list[torch.Tensor]) -> bool:
+    if begins.numel() == 2:
+        return is_sorted(columns)
+    lengths = begins[1:].to(torch.int64) - begins[:-1]
+    parents = torch.arange(lengths.numel(), device="cpu").repeat_interleave(lengths)
+    return is_sorted([parents, *columns])

@@ -7,10 +7,15 @@ shape that were saved.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
+import pickle
 import re
-from collections.abc import Callable, Mapping
+import shutil
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +24,13 @@ import torch
 
 from scorch.errors import FileError, MissingFileError, OperandError, ScorchError
 from scorch.formats import Format
-from scorch.tensor.arrays import check_tensor
 from scorch.tensor.construct import from_torch
 from scorch.tensor.frostt import read_frostt, write_frostt
 from scorch.tensor.interop import from_scipy, is_scipy
 from scorch.tensor.matrix_market import read_matrix_market, write_matrix_market
 from scorch.tensor.npz import read_npz, write_npz
 from scorch.tensor.safetensors import read_safetensors, write_safetensors
+from scorch.tensor.saved import check_filled
 from scorch.tensor.sparse_tensor import SparseTensor
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta)(:\d+)?")
@@ -86,7 +91,8 @@ def save(
     found = Path(target)
     kind = _kind(found)
     if kind.write is _write_pickle:
-        torch.save(content, found, *more, **options)
+        with _replaced(found) as fresh:
+            torch.save(content, fresh, *more, **options)
         return
     if more or options:
         raise TypeError(f"options of torch.save are for .pt files, not for {found.name!r}")
@@ -94,7 +100,30 @@ def save(
         content = {name: _as_tensor(value) for name, value in content.items()}
     else:
         content = _as_tensor(content)
-    kind.write(found, content)
+    with _replaced(found) as fresh:
+        kind.write(fresh, content)
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    """Where to write what takes the place of ``path`` when it is complete.
+
+    A tensor may be mapped from the file that it is saved to, and whoever reads meanwhile finds the old one.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        yield path  # a device or a pipe
+        return
+    if not target.parent.is_dir():
+        raise MissingFileError(f"{path} cannot be written: there is no folder {path.parent}")
+    fresh = target.with_name(f".{os.getpid()}-{threading.get_ident()}-{target.name}")
+    try:
+        yield fresh
+        if target.exists():
+            shutil.copymode(target, fresh)
+        os.replace(fresh, target)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def _is_path(value: object) -> bool:
@@ -115,18 +144,41 @@ def _as_tensor(value: Any) -> torch.Tensor:
 
 # torch's own -----------------------------------------------------------------------------------------
 
+# What torch raises for files that are cut off, damaged, or something else.
+_DAMAGED = (
+    EOFError,
+    OSError,
+    RuntimeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    MemoryError,
+    pickle.UnpicklingError,
+    struct.error,
+)
+
 
 def _read_pickle(source: Any, format: Any = None, **options: Any) -> Any:
     if _is_device(format):  # torch's second argument
         options["map_location"], format = format, None
     try:
         found = torch.load(source, **{"weights_only": True, **options})
-    except (EOFError, RuntimeError) as error:
-        raise FileError(f"{source} is no whole file of torch.save: {error}") from error
-    for tensor in (found, *(found.values() if isinstance(found, dict) else ())):
-        if type(tensor) is SparseTensor:
-            check_tensor(tensor)
-    return found if format is None else from_torch(found, format)
+        check_filled()
+    except (ScorchError, FileNotFoundError, PermissionError):
+        raise
+    except _DAMAGED as error:
+        said = f"{type(error).__name__}: {error}"
+        raise FileError(f"{source} cannot be read as a whole file of torch.save ({said})") from error
+    if format is None:
+        return found
+    if isinstance(found, dict):
+        return {
+            name: value.to_format(format) if isinstance(value, SparseTensor) else value
+            for name, value in found.items()
+        }
+    return from_torch(found, format)
 
 
 def _is_device(value: object) -> bool:

@@ -16,9 +16,9 @@ from scorch.errors import OperandError, ShapeError, UnsupportedError
 from scorch.formats import Format
 from scorch.tensor.build import from_coordinates
 from scorch.tensor.check import as_values
-from scorch.tensor.run import convert
+from scorch.tensor.learning import values_of
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Storage
+from scorch.tensor.tracking import is_learning
 
 Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -28,7 +28,7 @@ Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def coo(S: SparseTensor) -> Arrays:
     found = _stored(S, "oo", (0, 1))
-    row, column = found.pattern.crd[:2]
+    row, column = found.storage.pattern.crd[:2]
     assert row is not None and column is not None
     return row.to(torch.int64), column.to(torch.int64), _values(found)
 
@@ -50,23 +50,24 @@ def sparse_sizes(S: SparseTensor) -> tuple[int, int]:
 
 def _compressed(S: SparseTensor, order: tuple[int, int]) -> Arrays:
     found = _stored(S, "ds", order)
-    pos, crd = found.pattern.pos[1], found.pattern.crd[1]
+    pos, crd = found.storage.pattern.pos[1], found.storage.pattern.crd[1]
     assert pos is not None and crd is not None
     return pos.to(torch.int64), crd.to(torch.int64), _values(found)
 
 
-def _stored(S: SparseTensor, letters: str, order: tuple[int, int]) -> Storage:
+def _stored(S: SparseTensor, letters: str, order: tuple[int, int]) -> SparseTensor:
     """``S`` with its first two dimensions as ``letters`` and ``order`` say, and dense ones below."""
     sparse_sizes(S)
     more = len(S.storage.pattern.shape) - 2
     form = Format(letters + "d" * more, order=(*order, *range(2, 2 + more)))
-    found = convert(S.storage, form)
-    assert isinstance(found, Storage)
+    found = S.to_format(form)
+    assert isinstance(found, SparseTensor)
     return found
 
 
-def _values(found: Storage) -> torch.Tensor:
-    return found.values.detach().view(-1, *found.pattern.shape[2:])
+def _values(found: SparseTensor) -> torch.Tensor:
+    values = values_of(found) if is_learning(found) else found.storage.values.detach()
+    return values.view(-1, *found.storage.pattern.shape[2:])
 
 
 # networkx --------------------------------------------------------------------------------------------

@@ -12,14 +12,9 @@ import torch
 
 from scorch.compiler.typing import type_of_dtype
 from scorch.errors import DeviceError, OperandError, UnsupportedError
-from scorch.formats.compressed import Compressed
-from scorch.formats.coordinate import Coordinate
-from scorch.formats.dense import Dense
-from scorch.formats.format import Format
 from scorch.tensor.budget import check_budget
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
-from scorch.tensor.storage import Pattern, Storage
 
 aten = torch.ops.aten
 
@@ -188,6 +183,3 @@ def pin_memory(self: SparseTensor, device: torch.device | None = None) -> Sparse
 def to_dlpack(tensor: torch.Tensor) -> Any:
     """As ``torch.to_dlpack``, which would give a capsule without memory for a sparse tensor: refused."""
     return dlpack(tensor) if isinstance(tensor, SparseTensor) else torch.to_dlpack(tensor)
-
-
-torch.serialization.add_safe_globals([SparseTensor, Storage, Pattern, Format, Dense, Compressed, Coordinate])

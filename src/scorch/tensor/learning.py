@@ -15,7 +15,6 @@ Inside ``torch.func`` there are no gradients on the tensor itself: its values ar
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from typing import Any
@@ -25,7 +24,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_st
 from torch.utils._pytree import tree_map
 
 from scorch.compiler.plan import Step
-from scorch.errors import InPlaceError, UnsupportedError
+from scorch.errors import UnsupportedError
 from scorch.formats import Format, dense_format
 from scorch.notation.nodes import Access, Op
 from scorch.tensor.dispatch import WHEN_LEARNING
@@ -86,9 +85,8 @@ class _Use(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        is_sparse = isinstance(tensor, SparseTensor)
-        ctx.pattern = tensor.storage.pattern if is_sparse else None
-        return SparseTensor(tensor.storage) if is_sparse else tensor.detach()
+        ctx.pattern = tensor.storage.pattern if isinstance(tensor, SparseTensor) else None
+        return SparseTensor(tensor.storage) if isinstance(tensor, SparseTensor) else tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -291,26 +289,6 @@ def stored(dense: torch.Tensor, form: Format) -> SparseTensor:
     return sparse_of(found.pattern, values_at(dense, found.pattern))
 
 
-def copied(tensor: SparseTensor, memo: dict[int, Any]) -> SparseTensor:
-    """A deep copy: values of its own, the same pattern; a parameter stays one."""
-    known: SparseTensor | None = memo.get(id(tensor))
-    if known is not None:
-        return known
-    if not tensor.is_leaf:
-        raise InPlaceError(
-            "only tensors that are not the result of a differentiated function can be deep-copied; "
-            "use .detach().clone(), or .clone() to stay connected"
-        )
-    storage = tensor.storage
-    made = SparseTensor(Storage(storage.pattern, storage.values.clone()))
-    made.__dict__.update({name: value for name, value in tensor.__dict__.items() if name != "storage"})
-    made.requires_grad_(tensor.requires_grad)
-    if tensor.grad is not None:
-        made.grad = copy.deepcopy(tensor.grad, memo)
-    memo[id(tensor)] = made
-    return made
-
-
 # functions of torch ----------------------------------------------------------------------------------
 
 VIEWS = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are functions
@@ -341,8 +319,11 @@ def _own_arguments(func: Any) -> int:
 def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` as torch takes it apart and differentiates it, some of its arguments being learned."""
     handler = WHEN_LEARNING.get(func)
-    if handler is not None:
-        return handler(*args, **kwargs)
+    return by_formula(func, args, kwargs) if handler is None else handler(*args, **kwargs)
+
+
+def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func`` differentiated by torch's own formula."""
     own = _own_arguments(func)
     if own >= 0:
         args = (*args[:own], *tree_map(used, args[own:]))

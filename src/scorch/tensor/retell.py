@@ -29,6 +29,7 @@ from scorch.errors import (
 )
 from scorch.tensor.construct import from_torch
 from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.tracking import is_transformed
 
 KINDS: dict[type[BaseException], type[ScorchError]] = {
     RuntimeError: CallError,
@@ -66,6 +67,9 @@ def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, A
     name = name_of(func)
     if elsewhere is not None:
         return _made(DeviceError, name, elsewhere, tensors)
+    if "doesn't have storage" in str(error) and is_transformed():
+        told = "it has no form inside of torch.func for a sparse tensor whose values are tracked; "
+        return _made(UnsupportedError, name, f"{told}apply it outside, or to .to_dense()", tensors)
     refused = re.search(r"you tried to allocate (\d+) bytes", str(error))
     if refused is not None and not isinstance(error, ScorchError):
         size = int(refused[1])

@@ -1,11 +1,14 @@
 """``.safetensors`` files: values and level arrays by name, the facts of each tensor in the metadata.
 
-A file holds one tensor or a dictionary of them, sparse and dense. Tensors with one pattern share its arrays
-in the file too. The file format has no complex numbers of 128 bits, so complex values are kept as pairs.
+A file holds one tensor or a dictionary of them, sparse and dense, such as the state of a model. A dense
+tensor has its own name, the arrays of a sparse one are ``weight.values``, ``weight.pos1``, ``weight.crd1``.
+Tensors with one pattern share its arrays, in the file and when it is read. The file format has no complex
+numbers of 128 bits, so complex values are kept as pairs.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +21,7 @@ from scorch.errors import FileError, OperandError, ScorchError, UnsupportedError
 from scorch.formats import Format
 from scorch.tensor.arrays import arrays_of, as_dtype, facts_of, from_arrays
 from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Pattern, Storage
 
 ONE = ""  # the name of the tensor in a file that holds one and no dictionary
 
@@ -25,22 +29,26 @@ ONE = ""  # the name of the tensor in a file that holds one and no dictionary
 def write_safetensors(path: Path, tensors: torch.Tensor | Mapping[str, torch.Tensor]) -> None:
     """Write one tensor, or several by name."""
     named = tensors if isinstance(tensors, Mapping) else {ONE: tensors}
+    if isinstance(tensors, Mapping):
+        _check_names(tensors)
+    dense = {name for name, tensor in named.items() if name and not isinstance(tensor, SparseTensor)}
+    taken = set(dense)
     kept: dict[str, torch.Tensor] = {}
     facts = {}
     seen: dict[tuple[int, int, torch.dtype], str] = {}
     for name, tensor in named.items():
-        if not isinstance(name, str):
-            raise OperandError(f"tensors in a .safetensors file have names; {name!r} is no string")
         found = facts_of(tensor)
         found["arrays"] = {}
         for part, array in arrays_of(tensor).items():
-            key = _key(name, part)
             same = (array.data_ptr(), array.numel(), array.dtype)
             if part != "values" and array.numel() and same in seen:
                 key = seen[same]
             else:
-                seen[same] = key
+                key = name if name in dense else _free_key(f"{name}.{part}" if name else part, taken)
+                taken.add(key)
                 kept[key] = array
+                if part != "values":
+                    seen[same] = key
             found["arrays"][part] = key
         facts[name] = found
     _safetensors().save_file(_apart(kept), path, metadata={"scorch": json.dumps(facts)})
@@ -61,7 +69,7 @@ def read_safetensors(path: Path, format: str | Format | None = None) -> Any:
         return arrays  # written by somebody else: dense tensors
     try:
         facts = json.loads(text)
-        found = {name: _read(own, arrays) for name, own in facts.items()}
+        found = _shared({name: (own, _read(own, arrays)) for name, own in facts.items()})
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         if isinstance(error, ScorchError):
             raise
@@ -83,11 +91,31 @@ def _read(facts: dict[str, Any], arrays: Mapping[str, torch.Tensor]) -> SparseTe
     return from_arrays(facts, own)
 
 
-def _key(name: str, part: str) -> str:
-    """A dense tensor and the values of a sparse one have its own name, as other readers expect."""
-    if part == "values":
-        return name or "values"
-    return f"{name}.{part}" if name else part
+def _shared(read: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """Tensors that have their index arrays in common have one pattern."""
+    found: dict[str, Any] = {}
+    patterns: dict[Any, Pattern] = {}
+    for name, (facts, tensor) in read.items():
+        if isinstance(tensor, SparseTensor):
+            pattern = tensor.storage.pattern
+            own = frozenset((part, key) for part, key in facts["arrays"].items() if part != "values")
+            first = patterns.setdefault((pattern.format, pattern.shape, own), pattern)
+            tensor = SparseTensor(Storage(first, tensor.storage.values))
+        found[name] = tensor
+    return found
+
+
+def _check_names(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name in tensors:
+        if not isinstance(name, str):
+            raise OperandError(f"tensors in a .safetensors file have names; {name!r} is no string")
+        if name in (ONE, "__metadata__"):
+            raise OperandError(f"a tensor in a .safetensors file cannot have the name {name!r}")
+
+
+def _free_key(wanted: str, taken: set[str]) -> str:
+    """``wanted``, unless a tensor has that name itself."""
+    return next(key for key in (wanted + "_" * n for n in itertools.count()) if key not in taken)
 
 
 def _apart(arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

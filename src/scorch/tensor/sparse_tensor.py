@@ -17,7 +17,7 @@ from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
 from scorch.tensor.run import convert
 from scorch.tensor.storage import Pattern, Storage
-from scorch.tensor.tracking import any_requires_grad, is_grad_enabled, is_learning
+from scorch.tensor.tracking import any_requires_grad, is_grad_enabled, is_learning, is_transformed
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -98,11 +98,7 @@ class SparseTensor(torch.Tensor):
     ) -> Any:
         handler = dispatch.FUNCTIONS.get(func)
         try:
-            if (
-                func not in dispatch.LEARNING
-                and is_grad_enabled()
-                and any_requires_grad(*args, **(kwargs or {}))
-            ):
+            if func not in dispatch.LEARNING and _is_differentiated(func, args, kwargs or {}):
                 from scorch.tensor.learning import differentiated
 
                 return differentiated(func, args, kwargs or {})
@@ -285,12 +281,21 @@ class SparseTensor(torch.Tensor):
         )
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., SparseTensor], tuple[Any, ...]]:
-        return SparseTensor, (self.storage,)
+        from scorch.tensor.saved import reduce_tensor
+
+        return reduce_tensor(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseTensor:
-        from scorch.tensor.learning import copied
+        from scorch.tensor.saved import deep_copy
 
-        return copied(self, memo)
+        return deep_copy(self, memo)
+
+
+def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function is one of tensors that are learned; what tells facts inside torch.func is not."""
+    if is_grad_enabled() and any_requires_grad(*args, **kwargs):
+        return True
+    return is_transformed() and func in dispatch.WHEN_LEARNING
 
 
 def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:

@@ -110,12 +110,16 @@ class Pattern:
     def bytes(self) -> int:
         return sum(array.numel() * array.element_size() for array in self.arrays)
 
-    def __getstate__(self) -> dict[str, object]:
-        names = ("format", "shape", "pos", "crd", "counts")
-        return {name: getattr(self, name) for name in names}
+    def __reduce__(self) -> tuple[Any, ...]:
+        from scorch.tensor.saved import reduce_pattern
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state, converted={})
+        return reduce_pattern(self)
+
+    def __copy__(self) -> Pattern:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
+        return self
 
 
 class Storage:
@@ -203,8 +207,13 @@ class Storage:
             "a sparse tensor has no memory of its own; ask an array: .values().untyped_storage()"
         )
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"pattern": self.pattern, "values": self.values}
+    def __reduce__(self) -> tuple[Any, ...]:
+        from scorch.tensor.saved import reduce_storage
+
+        return reduce_storage(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Storage:
+        return Storage(self.pattern, self.values.detach().clone())
 
     def operand(self, name: str) -> Operand:
         """This tensor as the compiler sees it."""

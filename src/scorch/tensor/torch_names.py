@@ -327,6 +327,9 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
 
 def eliminate_zeros(S: SparseTensor) -> SparseTensor:
     """``S`` without the zeros among its stored values."""
+    if is_learning(S):
+        pattern = eliminate_zeros(SparseTensor(S.storage)).storage.pattern
+        return sparse_of(pattern, values_at(S, pattern))
     entries = entries_of(S)
     kept = entries.values != 0
     if bool(kept.all()) and not S.format.is_blocked and entries.values.numel() == S.nnz:

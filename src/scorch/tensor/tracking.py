@@ -12,11 +12,16 @@ any_requires_grad = torch._C._any_requires_grad
 is_grad_enabled = torch.is_grad_enabled
 
 
-def is_learning(*tensors: Any) -> bool:
+def is_transformed() -> bool:
+    """Whether ``torch.func`` is at work."""
+    return peek_interpreter_stack() is not None
+
+
+def is_learning(*tensors: Any, **named: Any) -> bool:
     """Whether a result of these tensors must be connected to them, for autograd or ``torch.func``."""
     if peek_interpreter_stack() is not None:
         return True
-    return is_grad_enabled() and any_requires_grad(*tensors)
+    return is_grad_enabled() and any_requires_grad(*tensors, **named)
 
 
 def untracked() -> contextlib.AbstractContextManager[Any]:

@@ -1,0 +1,208 @@
+"""``MultiheadAttention`` that also takes sparse masks, in memory that follows tokens and mask."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from scorch.errors import DtypeError, ShapeError
+from scorch.nn.masks import in_rows, pointers
+from scorch.ops import attention_entries
+from scorch.ops.attention import attend, heads_of
+from scorch.ops.pairs import Pairs, pairs_of
+from scorch.ops.statement import evaluate
+from scorch.tensor.budget import check_budget
+from scorch.tensor.sparse_tensor import SparseTensor
+
+Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class MultiheadAttention(torch.nn.MultiheadAttention):
+    """``torch.nn.MultiheadAttention``, with the same arguments and parameters, that also takes sparse masks.
+
+    .. warning:: **A sparse** ``attn_mask`` **of bools lists the pairs that attend**, as it does for
+       ``F.scaled_dot_product_attention`` and as ``scorch.nn.masks`` makes them. In a *dense* mask of bools
+       ``True`` means, as torch has it here, that a pair does **not** attend. ``key_padding_mask`` is torch's:
+       True keys are ignored.
+
+    A sparse mask has shape (L, S), (N * num_heads, L, S), or four dimensions that broadcast to
+    (N, num_heads, L, S). Weights are returned only if ``need_weights=True`` is said, as a sparse tensor,
+    without dropout and without a gradient. A query that sees no key gives zeros, where torch gives NaN.
+
+    >>> mask = scorch.nn.masks.window(64, 4)
+    >>> layer = MultiheadAttention(32, 4, batch_first=True)
+    >>> x = torch.randn(2, 64, 32)
+    >>> layer(x, x, x, attn_mask=mask)[0].shape
+    torch.Size([2, 64, 32])
+    """
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool | None = None,
+        attn_mask: torch.Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """torch's own where the mask is dense. ``need_weights``: if not given, True for dense masks only."""
+        mask = attn_mask
+        if isinstance(mask, SparseTensor) and mask.dtype != torch.bool:
+            check_budget(mask.numel() * mask.element_size(), "a mask of numbers", "give a mask of bools")
+            mask = mask.to_dense()
+        if not isinstance(mask, SparseTensor):
+            found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
+                query,
+                key,
+                value,
+                key_padding_mask,
+                need_weights is not False,
+                mask,
+                average_attn_weights,
+                is_causal,
+            )
+            return found
+        is_batched = query.dim() == 3
+        if not is_batched:
+            query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
+            if key_padding_mask is not None:
+                key_padding_mask = key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = _turned(query, key, value)
+        _check(query, key, value, self)
+        q, k, v = self._project(query, key, value)
+        mask = _for_heads(mask, (q.shape[0], self.num_heads), (q.shape[2], key.shape[1]))
+        skipped = _skipped(key_padding_mask, key)
+        k, v, mask, skipped = self._more_keys(k, v, mask, skipped)
+        pairs = pairs_of(mask, is_causal)
+        dropout = self.dropout if self.training else 0.0
+        batch = (q.shape[0], self.num_heads)
+        hidden = None if skipped is None else skipped[:, None]
+        heads = attend(q, k, v, pairs, batch, dropout=dropout, skipped=hidden)
+        out = self.out_proj(heads.transpose(1, 2).flatten(2))
+        weights = _weights(q, k, pairs, batch, hidden, average_attn_weights) if need_weights else None
+        if not is_batched:
+            return out[0], None if weights is None else weights[0]
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _project(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Projected:
+        """Queries, keys and values of all heads, (N, heads, tokens, features)."""
+        bias = self.in_proj_bias
+        if self.in_proj_weight is not None and query is key is value:
+            parts = F.linear(query, self.in_proj_weight, bias).chunk(3, -1)
+        else:
+            separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+            weights = separate if self.in_proj_weight is None else self.in_proj_weight.chunk(3)
+            biases = (None,) * 3 if bias is None else bias.chunk(3)
+            given = zip((query, key, value), weights, biases, strict=True)
+            parts = tuple(F.linear(tensor, weight, add) for tensor, weight, add in given)
+        q, k, v = (part.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for part in parts)
+        return q, k, v
+
+    def _more_keys(
+        self, k: torch.Tensor, v: torch.Tensor, mask: SparseTensor, skipped: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, SparseTensor, torch.Tensor | None]:
+        """The keys of ``add_bias_kv`` and ``add_zero_attn``, which everybody sees."""
+        size = (k.shape[0], self.num_heads, 1, self.head_dim)
+        more: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if self.bias_k is not None and self.bias_v is not None:
+            pair = (part.view(1, self.num_heads, 1, self.head_dim) for part in (self.bias_k, self.bias_v))
+            more.append(tuple(part.expand(size) for part in pair))  # type: ignore[arg-type]
+        if self.add_zero_attn:
+            more.append((k.new_zeros(size), v.new_zeros(size)))
+        if not more:
+            return k, v, mask, skipped
+        k, v = (
+            torch.cat([own, *rest], 2)
+            for own, *rest in ((k, *(m[0] for m in more)), (v, *(m[1] for m in more)))
+        )
+        rows = mask.numel() // max(1, mask.shape[-1])
+        pos = torch.arange(rows + 1, device="cpu") * len(more)
+        shape = (*mask.shape[:-1], len(more))
+        everybody = torch.ones(rows * len(more), dtype=torch.bool, device="cpu")
+        column = in_rows(pos, torch.arange(len(more), device="cpu").repeat(rows), everybody, shape)
+        wider = torch.cat([mask.to_format("csr"), column], -1)
+        assert isinstance(wider, SparseTensor)
+        return k, v, wider, None if skipped is None else F.pad(skipped, (0, len(more)))
+
+
+def _turned(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Projected:
+    """With the batch first; what was one tensor stays one."""
+    turned = query.transpose(0, 1)
+    keys = turned if key is query else key.transpose(0, 1)
+    return turned, keys, keys if value is key else value.transpose(0, 1)
+
+
+def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: MultiheadAttention) -> None:
+    given = {"query": (query, layer.embed_dim), "key": (key, layer.kdim), "value": (value, layer.vdim)}
+    for name, (tensor, features) in given.items():
+        if tensor.dim() != 3 or tensor.shape[-1] != features or tensor.shape[0] != query.shape[0]:
+            raise ShapeError(
+                f"{name} needs {features} features and the batch of query, {query.shape[0]}; with the batch "
+                f"first its shape is {tuple(tensor.shape)}"
+            )
+    if key.shape[1] != value.shape[1]:
+        raise ShapeError(f"there are {key.shape[1]} keys and {value.shape[1]} values")
+
+
+def _for_heads(mask: SparseTensor, batch: tuple[int, int], pairs: tuple[int, int]) -> SparseTensor:
+    """The mask with a batch that broadcasts to (N, heads)."""
+    if mask.dim() == 3 and mask.shape[0] == batch[0] * batch[1]:
+        split = mask.unflatten(0, batch)
+        assert isinstance(split, SparseTensor)
+        mask = split
+    own = mask.shape[:-2]
+    fits = len(own) in (0, 2) and all(size in (1, wide) for size, wide in zip(own, batch, strict=False))
+    if tuple(mask.shape[-2:]) != pairs or not fits:
+        raise ShapeError(
+            f"a sparse attn_mask has shape {pairs}, {(batch[0] * batch[1], *pairs)} or {(*batch, *pairs)}, "
+            f"not {tuple(mask.shape)}"
+        )
+    return mask
+
+
+def _skipped(padding: torch.Tensor | None, key: torch.Tensor) -> torch.Tensor | None:
+    if padding is None:
+        return None
+    if padding.dtype != torch.bool:
+        raise DtypeError(f"with a sparse attn_mask key_padding_mask holds bools, not {padding.dtype}")
+    if padding.shape != key.shape[:2]:
+        wanted = tuple(key.shape[:2])
+        raise ShapeError(
+            f"key_padding_mask has shape {tuple(padding.shape)}, the keys {wanted} (batch, keys)"
+        )
+    return padding.to_dense() if isinstance(padding, SparseTensor) else padding
+
+
+def _weights(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    pairs: Pairs,
+    batch: tuple[int, int],
+    skipped: torch.Tensor | None,
+    is_mean: bool,
+) -> torch.Tensor:
+    """What each query gives to each key, (N, heads, L, S), or the mean over the heads."""
+    heads = heads_of(pairs, batch, q.shape[-1], None, skipped=skipped)
+    Q, K = (
+        tensor.detach() if tensor.dtype == torch.float64 else tensor.detach().float() for tensor in (q, k)
+    )
+    shape = (q.shape[2], k.shape[2])
+    none = torch.zeros(0, dtype=torch.int64, device="cpu")
+    counts, keys, values = [none], [none], [Q.new_zeros(0)]  # there may be no heads
+    for place, rows, columns in attention_entries.entries(pairs, heads):
+        counts.append(torch.bincount(rows, minlength=shape[0]))
+        keys.append(columns)
+        scale = torch.full(columns.shape, heads.scale, dtype=Q.dtype, device="cpu")
+        M = in_rows(pointers(counts[-1]), columns, scale, shape)
+        S = evaluate("S[i,j] = M[i,j] * Q[i,k] * K[j,k]", M=M, Q=Q[place], K=K[place], format="csr")
+        values.append(torch.sparse.softmax(S, 1).values())
+    pos, weights = pointers(torch.cat(counts)), torch.cat(values).to(q.dtype)
+    found = in_rows(pos, torch.cat(keys), weights, (*batch, *shape))
+    if not is_mean:
+        return found
+    return evaluate(
+        "M[n,i,j] = W[n,h,i,j] * m[h]", W=found, m=weights.new_full(batch[1:], 1 / batch[1]), format="csr"
+    )

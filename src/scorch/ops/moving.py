@@ -1,0 +1,121 @@
+"""Functions that only move entries, of tensors that are learned: slices, rows, transposes, concatenations.
+
+torch differentiates them by formulas that fill a tensor of the whole shape. Here the function is run on the
+numbers of the entries instead of their values: what comes out says which entry each value of the result is,
+and the gradient goes back the same way, in time and memory of the entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from scorch.tensor.dispatch import implements_learning
+from scorch.tensor.learning import by_formula, dense_of, sparse_of, values_of
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Storage
+from scorch.tensor.tracking import untracked
+
+# fmt: off
+MOVING = [
+    "adjoint", "broadcast_to", "cat", "chunk", "column_stack", "concat", "concatenate", "diag",
+    "diag_embed", "diagonal", "dsplit", "dstack", "expand", "expand_as", "flatten", "flip", "fliplr",
+    "flipud", "gather", "hsplit", "hstack", "index_select", "masked_select", "movedim", "moveaxis",
+    "narrow", "narrow_copy", "permute", "ravel", "repeat", "repeat_interleave", "reshape", "reshape_as",
+    "roll", "rot90", "row_stack", "select", "split", "split_with_sizes", "squeeze", "stack", "swapaxes",
+    "swapdims", "t", "take", "take_along_dim", "tensor_split", "tile", "transpose", "tril", "triu",
+    "unbind", "unflatten", "unfold", "unsafe_chunk", "unsafe_split", "unsqueeze", "view", "view_as",
+    "vsplit", "vstack", "__getitem__",
+]
+# fmt: on
+
+
+def moved(func: Callable[..., Any]) -> Callable[..., Any]:
+    """``func``, which moves entries, for tensors that are learned."""
+
+    def handler(*args: Any, **kwargs: Any) -> Any:
+        leaves, spec = tree_flatten((args, kwargs))
+        sparse = [leaf for leaf in leaves if isinstance(leaf, SparseTensor)]
+        dense = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+        is_mixed = len(dense) > len([leaf for leaf in sparse if leaf.is_floating_point()])
+        if (
+            not sparse
+            or is_mixed
+            or len({leaf.dtype for leaf in sparse}) > 1
+            or kwargs.get("out") is not None
+        ):
+            return by_formula(func, args, kwargs)
+        with torch.no_grad(), untracked():
+            numbered = iter(_numbered(sparse))
+            given = [next(numbered) if isinstance(leaf, SparseTensor) else leaf for leaf in leaves]
+            args, kwargs = tree_unflatten(given, spec)
+            found = func(*args, **kwargs)
+        values = [values_of(tensor) for tensor in sparse]
+        joined = torch.cat([values[0].new_zeros(1), *values])
+
+        def placed(part: Any) -> Any:
+            if isinstance(part, SparseTensor):
+                return sparse_of(part.storage.pattern, _picked(joined, values, part.storage.values))
+            return joined[part] if isinstance(part, torch.Tensor) else part
+
+        return tree_map(placed, found)
+
+    return handler
+
+
+def _numbered(tensors: list[SparseTensor]) -> list[SparseTensor]:
+    """The tensors with the numbers of their entries as values, counted from 1 through all of them."""
+    found, begin = [], 1
+    for tensor in tensors:
+        pattern = tensor.storage.pattern
+        numbers = torch.arange(begin, begin + pattern.size, device="cpu")
+        found.append(SparseTensor(Storage(pattern, numbers)))
+        begin += pattern.size
+    return found
+
+
+def _picked(joined: torch.Tensor, values: list[torch.Tensor], places: torch.Tensor) -> torch.Tensor:
+    """The values at ``places``; of one tensor whose entries stay where they are, its own."""
+    size = joined.numel() - 1
+    is_same = len(values) == 1 and places.numel() == size
+    if is_same and bool((places == torch.arange(1, size + 1, device="cpu")).all()):
+        return values[0]
+    return joined[places]
+
+
+for _name in MOVING:
+    for _home in (torch, torch.Tensor):
+        if hasattr(_home, _name):
+            implements_learning(getattr(_home, _name))(moved(getattr(_home, _name)))
+
+for _name in ("T", "mT"):
+    _view = getattr(torch.Tensor, _name).__get__
+    implements_learning(_view)(moved(_view))
+
+
+@implements_learning(torch.trace, torch.Tensor.trace)
+def trace(input: Any) -> Any:
+    return torch.diagonal(input).sum()
+
+
+@implements_learning(F.embedding)
+def embedding(
+    input: torch.Tensor,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """Rows of a sparse table."""
+    if not isinstance(weight, SparseTensor) or padding_idx is not None or max_norm is not None:
+        given = (input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        return by_formula(F.embedding, given, {})
+    places = dense_of(input)
+    rows = torch.index_select(weight, 0, places.reshape(-1))
+    return rows.reshape(*places.shape, weight.shape[1])

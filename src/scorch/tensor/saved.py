@@ -1,0 +1,165 @@
+"""What pickles, files of ``torch.save`` and other processes get of a sparse tensor, and the way back.
+
+They name the functions of this module, and hand them numbers, words and plain tensors. So ``torch.load``
+takes them with ``weights_only=True``, files do not depend on how Scorch's classes look inside, and arrays
+that no kernel could follow are refused, whoever reads them. What tensors have in common (a pattern, a
+storage) they have in common again. A view is saved as a tensor of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from scorch.errors import FileError, InPlaceError
+from scorch.formats.compressed import Compressed
+from scorch.formats.coordinate import Coordinate
+from scorch.formats.dense import Dense
+from scorch.formats.format import Format
+from scorch.tensor.arrays import as_stored_format, check_values, checked_pattern, format_facts
+from scorch.tensor.check import as_shape, as_values
+from scorch.tensor.packed import Piece, cut, pieces_of
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Pattern, Storage
+
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+Arrays = tuple[torch.Tensor | None, ...]
+
+
+# out -------------------------------------------------------------------------------------------------
+
+
+def reduce_tensor(tensor: SparseTensor) -> Reduced:
+    """As pickles keep it: its storage, whether it requires grad, and what was set on it."""
+    return make_tensor, (tensor.storage, tensor.requires_grad, _attributes(tensor))
+
+
+def reduce_storage(storage: Storage) -> Reduced:
+    whole = pieces_of(storage)
+    if whole is not None:
+        facts = format_facts(storage.pattern.format)
+        return make_packed, (facts, tuple(storage.pattern.shape), *whole)
+    values = storage.values
+    return make_storage, (storage.pattern, _alone(values.detach() if values.requires_grad else values))
+
+
+def reduce_pattern(pattern: Pattern) -> Reduced:
+    pos, crd = (
+        tuple(None if array is None else _alone(array) for array in kept)
+        for kept in (pattern.pos, pattern.crd)
+    )
+    return make_pattern, (format_facts(pattern.format), tuple(pattern.shape), pos, crd)
+
+
+def _attributes(tensor: SparseTensor) -> dict[str, Any]:
+    """What was set on a tensor, such as the mark that it is a parameter."""
+    return {name: value for name, value in vars(tensor).items() if name != "storage"}
+
+
+def _alone(array: torch.Tensor) -> torch.Tensor:
+    """``array`` without the rest of the memory that it is a slice of, which would be kept as well."""
+    is_whole = array.numel() * array.element_size() == array.untyped_storage().nbytes()
+    return array if is_whole or array.is_shared() else array.clone()
+
+
+# in: names and arguments are what files hold ---------------------------------------------------------
+
+
+def make_pattern(form: Any, shape: Any, pos: Arrays, crd: Arrays) -> Pattern:
+    """A pattern of these arrays, or an error that says what does not fit."""
+    levels = as_stored_format(form)
+    for kept in (pos, crd):
+        if not isinstance(kept, tuple) or len(kept) != len(levels):
+            raise FileError(f"a sparse tensor of format {levels} needs {len(levels)} arrays of each kind")
+    is_filled = not _is_filled_later()
+    return checked_pattern(levels, as_shape("shape", shape), list(pos), list(crd), has_contents=is_filled)
+
+
+def make_storage(pattern: Pattern, values: torch.Tensor) -> Storage:
+    """Values for every position of ``pattern``."""
+    if not isinstance(pattern, Pattern) or not isinstance(values, torch.Tensor) or values.dim() != 1:
+        raise FileError("a sparse tensor is made of a pattern and a row of values")
+    values = as_values("values", values).contiguous()
+    made = Storage(pattern, values)
+    if _is_filled_later():
+        _unchecked.add(made)
+    else:
+        check_values(pattern, values)
+    return made
+
+
+def make_packed(form: Any, shape: Any, memory: torch.Tensor, pieces: list[Piece]) -> Storage:
+    """A storage whose arrays are ``pieces`` of ``memory``: level by level, then the values."""
+    levels = as_stored_format(form)
+    pos: list[torch.Tensor | None] = []
+    crd: list[torch.Tensor | None] = []
+    arrays = cut(memory, pieces)
+    if len(arrays) != 1 + sum(levels.starts_run(n) + kind.keeps_crd for n, kind in enumerate(levels.levels)):
+        raise FileError(f"{len(arrays)} arrays do not make a sparse tensor of format {levels}")
+    given = iter(arrays)
+    for level, kind in enumerate(levels.levels):
+        pos.append(next(given) if levels.starts_run(level) else None)
+        crd.append(next(given) if kind.keeps_crd else None)
+    return make_storage(make_pattern(form, shape, tuple(pos), tuple(crd)), next(given))
+
+
+def make_tensor(storage: Storage, requires_grad: bool, attributes: dict[str, Any]) -> SparseTensor:
+    """The tensor as it was saved."""
+    if not isinstance(storage, Storage) or not isinstance(attributes, dict) or "storage" in attributes:
+        raise FileError("a sparse tensor is made of a storage")
+    made = SparseTensor(storage)
+    if requires_grad:
+        made.requires_grad_()
+    vars(made).update(attributes)
+    return made
+
+
+_unchecked: weakref.WeakSet[Storage] = weakref.WeakSet()
+
+
+def _is_filled_later() -> bool:
+    """Whether torch reads a file of its old format, whose arrays it fills when all tensors are made."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not torch.serialization._legacy_load.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def check_filled() -> None:
+    """Check the tensors of files in the old format that were read since the last time."""
+    made = list(_unchecked)
+    _unchecked.clear()
+    for storage in made:
+        pattern = storage.pattern
+        checked_pattern(pattern.format, pattern.shape, list(pattern.pos), list(pattern.crd))
+        check_values(pattern, storage.values)
+
+
+torch.serialization.add_safe_globals(
+    [make_pattern, make_storage, make_packed, make_tensor, Format, Dense, Compressed, Coordinate]
+)
+
+
+# copies ----------------------------------------------------------------------------------------------
+
+
+def deep_copy(tensor: SparseTensor, memo: dict[int, Any]) -> SparseTensor:
+    """A tensor with values of its own, and what was set on it; the pattern never changes and is shared."""
+    if not tensor.is_leaf:
+        raise InPlaceError(
+            "only tensors that are not the result of a differentiated function can be deep-copied; "
+            "use .detach().clone(), or .clone() to stay connected"
+        )
+    copied = SparseTensor(copy.deepcopy(tensor.storage, memo))
+    memo[id(tensor)] = copied
+    if tensor.requires_grad:
+        copied.requires_grad_()
+    if tensor.grad is not None:
+        copied.grad = copy.deepcopy(tensor.grad, memo)
+    vars(copied).update(copy.deepcopy(_attributes(tensor), memo))
+    return copied

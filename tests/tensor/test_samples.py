@@ -1,0 +1,241 @@
+"""Sparse tensors as samples: what data loaders give is what they give of the dense tensors."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+    random_split,
+)
+
+import scorch
+from properties.drawing import DTYPES, random_dense
+from scorch import Format, SparseTensor
+from scorch.errors import IndexRangeError, OperandError, ShapeError
+from scorch.tensor.packed import pieces_of
+from scorch.utils.data import SparseRows
+from validity import check_storage
+
+DENSE = random_dense((11, 7), torch.float64, 0.3, 3)
+DENSE[4] = 0
+LABELS = torch.arange(11)
+NAMES = ["csr", "csc", "coo", "dcsr", "bsr(2,3)"]
+
+
+def plain(found: object) -> object:
+    """Batches with dense tensors in place of sparse ones."""
+    if isinstance(found, SparseTensor):
+        check_storage(found)
+        return found.to_dense()
+    if isinstance(found, dict):
+        return {name: plain(value) for name, value in found.items()}
+    return [plain(value) for value in found] if isinstance(found, list | tuple) else found
+
+
+def alike(found: object, wanted: object) -> bool:
+    if isinstance(wanted, torch.Tensor):
+        return found.dtype == wanted.dtype and torch.equal(found, wanted)
+    if isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(alike(found[name], wanted[name]) for name in wanted)
+    return len(found) == len(wanted) and all(alike(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def batches(data: Dataset, **options: object) -> list[object]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "'pin_memory' argument is set")
+        torch.manual_seed(5)
+        return list(DataLoader(data, **options))
+
+
+# collating -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_become_a_matrix(name):
+    S = scorch.from_torch(DENSE, name)
+    picked = [3, 4, 0, 3]
+    found = default_collate([S[row] for row in picked])
+    check_storage(found)
+    assert type(found) is SparseTensor and torch.equal(found.to_dense(), DENSE[picked])
+    if name == "csr":
+        assert found.format == Format("csr")
+
+
+@given(st.data())
+def test_stacks_of_rows_are_stacks_of_dense_rows(data):
+    dtype = data.draw(st.sampled_from(DTYPES))
+    size = data.draw(st.sampled_from([0, 1, 5]))
+    count = data.draw(st.integers(1, 6))
+    dense = [random_dense((size,), dtype, 0.4, seed) for seed in range(count)]
+    form = data.draw(st.sampled_from(["s", "o"]))
+    found = torch.stack([scorch.from_torch(row, form) for row in dense])
+    check_storage(found)
+    assert found.dtype == dtype and torch.equal(found.to_dense(), torch.stack(dense))
+
+
+def test_stacks_of_unlike_rows():
+    short, long = scorch.from_torch(DENSE[0], "s"), scorch.from_torch(DENSE[:, 0], "s")
+    with pytest.raises(RuntimeError, match="equal size"):
+        torch.stack([short, long])
+    mixed = torch.stack([short, short.float(), DENSE[1]])
+    assert torch.equal(plain(mixed), torch.stack([DENSE[0], DENSE[0].float().double(), DENSE[1]]))
+    assert torch.equal(torch.stack([short, short], 1).to_dense(), torch.stack([DENSE[0], DENSE[0]], 1))
+
+
+def test_samples_may_be_nested():
+    S = scorch.from_torch(DENSE, "csr")
+    made = [{"x": S[row], "pair": (row, [S[row, 1:4], DENSE[row]])} for row in (2, 4, 9)]
+    wanted = [{"x": DENSE[row], "pair": (row, [DENSE[row, 1:4], DENSE[row]])} for row in (2, 4, 9)]
+    assert alike(plain(default_collate(made)), default_collate(wanted))
+
+
+# rows ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", [TensorDataset, SparseRows])
+def test_batches_are_those_of_dense_tensors(name, kind):
+    data = kind(scorch.from_torch(DENSE, name), LABELS)
+    wanted = TensorDataset(DENSE, LABELS)
+    assert len(data) == len(wanted)
+    for options in (
+        {"batch_size": 4},
+        {"batch_size": 4, "shuffle": True, "drop_last": True},
+        {"batch_size": 4, "pin_memory": True},
+        {"batch_size": None, "sampler": BatchSampler(RandomSampler(range(11)), 4, False)},
+        {"batch_size": 3, "sampler": SequentialSampler(range(11))},
+    ):
+        found = batches(data, **options)
+        assert alike(plain(found), batches(wanted, **options)), options
+        assert all(type(batch) is list for batch in found)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers(method):
+    data, wanted = SparseRows(scorch.from_torch(DENSE, "csr"), LABELS), TensorDataset(DENSE, LABELS)
+    options = {"batch_size": 4, "shuffle": True, "num_workers": 2, "multiprocessing_context": method}
+    found = batches(data, pin_memory=True, **options)
+    assert found[0][0].format == Format("csr")
+    assert pieces_of(found[0][0].storage) is not None, "one piece of memory came from the worker"
+    torch.manual_seed(5)
+    assert alike(plain(found), list(DataLoader(wanted, batch_size=4, shuffle=True, num_workers=0)))
+
+
+def test_persistent_workers():
+    loader = DataLoader(
+        SparseRows(scorch.from_torch(DENSE, "csr")),
+        batch_size=4,
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+    )
+    for _ in range(3):
+        assert torch.equal(torch.cat([plain(rows) for (rows,) in loader]), DENSE)
+    del loader
+
+
+def test_a_batch_is_one_gather(monkeypatch):
+    from scorch.tensor import parts
+
+    asked = []
+    monkeypatch.setattr(
+        "scorch.ops.index.rows_of", lambda s, rows: asked.append(rows) or parts.rows_of(s, rows)
+    )
+    data = SparseRows(scorch.from_torch(DENSE, "csr"))
+    batches(data, batch_size=6)
+    assert [rows.tolist() for rows in asked] == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
+
+
+def test_parts_of_a_dataset():
+    data, wanted = SparseRows(scorch.from_torch(DENSE, "csr"), LABELS), TensorDataset(DENSE, LABELS)
+    for pick in (
+        lambda d: Subset(d, [7, 3, 4]),
+        lambda d: Subset(Subset(d, [7, 3, 4, 1]), [0, 2]),
+        lambda d: random_split(d, [0.7, 0.3], torch.Generator().manual_seed(1))[1],
+        lambda d: ConcatDataset([d, Subset(d, [0, 1])]),
+    ):
+        assert alike(plain(batches(pick(data), batch_size=2)), batches(pick(wanted), batch_size=2))
+
+
+def test_functions_that_collate_find_samples():
+    data = SparseRows(scorch.from_torch(DENSE, "csr"), LABELS)
+
+    def collate(samples):
+        assert len(samples) == len(list(samples)) == len(samples[:])
+        return [(row.to_dense(), int(label)) for row, label in samples]
+
+    found = [sample for batch in batches(data, batch_size=3, collate_fn=collate) for sample in batch]
+    assert alike([row for row, _ in found], list(DENSE)) and [label for _, label in found] == LABELS.tolist()
+    with pytest.raises(IndexError, match="a batch of 2 samples has none at 2"):
+        data.__getitems__([3, 4])[2]
+
+
+def test_one_sample_and_several():
+    data = SparseRows(scorch.from_torch(DENSE, "csr"), LABELS)
+    row, label = data[-2]
+    assert torch.equal(row.to_dense(), DENSE[-2]) and label == LABELS[-2]
+    for index in ([1, 4, 2], slice(2, 9, 3), torch.tensor([0, 10])):
+        rows, labels = data[index]
+        assert torch.equal(rows.to_dense(), DENSE[index]) and torch.equal(labels, LABELS[index])
+    with pytest.raises(IndexRangeError):
+        data[11]
+    with pytest.raises(IndexRangeError):
+        data.__getitems__([0, 11])
+
+
+def test_what_a_dataset_is_made_of():
+    scipy = pytest.importorskip("scipy.sparse")
+    cube = random_dense((11, 3, 4), torch.float32, 0.3, 2)
+    data = SparseRows(
+        scipy.csc_array(DENSE.numpy()), DENSE.to_sparse(), np.arange(11), scorch.from_torch(cube, "csf")
+    )
+    (found, *_) = batches(data, batch_size=11)
+    assert alike(plain(found), [DENSE, DENSE, LABELS, cube])
+    assert data.tensors[0].format == data.tensors[1].format == Format("csr")
+    with pytest.raises(ShapeError, match=r"as many rows each, not shapes \(11, 7\), \(10,\)"):
+        SparseRows(scorch.from_torch(DENSE, "csr"), LABELS[1:])
+    with pytest.raises(ShapeError, match="as many rows"):
+        SparseRows(torch.tensor(1.0))
+    with pytest.raises(OperandError, match="needs a tensor"):
+        SparseRows()
+    with pytest.raises(OperandError, match="not of a list"):
+        SparseRows([1, 2])
+
+
+def test_training_on_batches_learns():
+    torch.manual_seed(0)
+    X = scorch.rand(200, 30, density=0.2, format="csr")
+    truth = torch.randn(30, 1)
+    model = torch.nn.Linear(30, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(60):
+        for rows, target in DataLoader(SparseRows(X, X @ truth), batch_size=20, shuffle=True):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(rows), target).backward()
+            optimizer.step()
+    assert torch.allclose(model.weight.T, truth, atol=1e-2)
+
+
+def test_gradients_go_through_batches():
+    S, dense = scorch.from_torch(DENSE, "csr").requires_grad_(), DENSE.clone().requires_grad_()
+    weight = torch.arange(7.0, dtype=torch.float64)
+    for tensor, kind in ((S, SparseRows), (S, TensorDataset), (dense, TensorDataset)):
+        tensor.grad = None
+        for (rows,) in DataLoader(kind(tensor), batch_size=4):
+            (rows @ weight).square().sum().backward()
+        gradient = tensor.grad.to_dense()
+        assert torch.allclose(gradient[DENSE != 0], (2 * torch.outer(DENSE @ weight, weight))[DENSE != 0])
