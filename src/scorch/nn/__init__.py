@@ -1,6 +1,8 @@
 """``scorch.nn``: all of ``torch.nn``, and layers that have sparse weights or work on sparse tensors."""
 
 from scorch.nn import masks
+from scorch.nn.graph import GCNConv, GINConv, SAGEConv
+from scorch.nn.graph_attention import GATConv
 from scorch.nn.multihead_attention import MultiheadAttention
 
-__all__ = ["MultiheadAttention", "masks"]
+__all__ = ["GATConv", "GCNConv", "GINConv", "MultiheadAttention", "SAGEConv", "masks"]

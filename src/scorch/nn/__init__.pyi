@@ -183,5 +183,9 @@ from scorch.nn import modules as modules
 from scorch.nn import parallel as parallel
 from scorch.nn import parameter as parameter
 from scorch.nn import utils as utils
+from scorch.nn.graph_attention import GATConv as GATConv
+from scorch.nn.graph import GCNConv as GCNConv
+from scorch.nn.graph import GINConv as GINConv
 from scorch.nn.multihead_attention import MultiheadAttention as MultiheadAttention
+from scorch.nn.graph import SAGEConv as SAGEConv
 from scorch.nn import masks as masks

@@ -1,0 +1,121 @@
+"""Graph attention with PyG's names, arguments, parameters and numbers, as one fused kernel.
+
+See ``nn.graph`` for how layers are called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, Parameter
+
+from scorch.errors import ArgumentError, UnsupportedError
+from scorch.nn.graph import Nodes, check_channels, glorot, nodes_of, pair_of
+from scorch.ops.aggregate import attend, computed, linear
+from scorch.ops.graph import graph_of
+
+
+class GATConv(Module):
+    """``sum_j P[i,j] W x[j] + b`` with a softmax P over neighbours (Veličković and others).
+
+    Scores are ``leaky_relu(a_src W x[j] + a_dst W x[i])``. They, the softmax and the sum are one kernel:
+    nothing is made for each edge and feature.
+    ``heads`` are put side by side, or averaged without ``concat``. In training, ``dropout`` drops weights
+    after the softmax. ``add_self_loops`` makes each node a neighbour of itself, once.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: Any = "mean",
+        bias: bool = True,
+        residual: bool = False,
+    ) -> None:
+        super().__init__()
+        check_channels(out_channels=out_channels, heads=heads)
+        if edge_dim is not None:
+            raise UnsupportedError("GATConv has no features of edges (edge_dim); leave it out")
+        if not 0 <= dropout <= 1:
+            raise ArgumentError(f"dropout is a probability between 0 and 1, not {dropout}")
+        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
+        self.add_self_loops, self.residual = add_self_loops, residual
+        sources, targets = self._channels = pair_of(in_channels)
+        width = out_channels * heads
+        self.lin = Linear(sources, width, bias=False) if isinstance(in_channels, int) else None
+        self.lin_src = None if self.lin is not None else Linear(sources, width, bias=False)
+        self.lin_dst = None if self.lin is not None else Linear(targets, width, bias=False)
+        self.att_src = Parameter(torch.empty(1, heads, out_channels))
+        self.att_dst = Parameter(torch.empty(1, heads, out_channels))
+        last = width if concat else out_channels
+        self.res = Linear(targets, last, bias=False) if residual else None
+        self.bias = Parameter(torch.empty(last)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for part in (self.lin, self.lin_src, self.lin_dst, self.res):
+            if part is not None:
+                glorot(part.weight)
+        glorot(self.att_src)
+        glorot(self.att_dst)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
+
+    def forward(
+        self, x: Nodes, edge_index: Tensor, edge_attr: None = None, size: tuple[int, int] | None = None
+    ) -> Tensor:
+        if edge_attr is not None:
+            raise UnsupportedError("GATConv has no features of edges (edge_attr); leave them out")
+        sources, targets, shape = nodes_of(x, self._channels, edge_index, size)
+        graph = graph_of(edge_index, shape)[0]
+        if self.add_self_loops:
+            graph = graph.with_loops[0]
+        features, of_sources, of_targets = self._scores(sources, targets, shape[0])
+        dropout = self.dropout if self.training else 0.0
+        scores = computed(of_sources), computed(of_targets)
+        found = attend(graph, computed(features), *scores, self.negative_slope, dropout).to(features.dtype)
+        out = found.flatten(1) if self.concat else found.mean(1)
+        if self.res is not None and targets is not None:
+            out = out + linear(targets, self.res.weight)
+        return out if self.bias is None else out + self.bias
+
+    def _scores(self, sources: Tensor, targets: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The features of sources, and the scores of sources and targets for each head."""
+        first = self.lin or self.lin_src
+        assert first is not None
+        features = linear(sources, first.weight)
+        heads = self.heads
+        if targets is sources and self.lin is not None:
+            both = features @ torch.cat([_blocks(self.att_src), _blocks(self.att_dst)], 1)
+            of_sources, of_targets = both[:, :heads], both[:, heads:]
+        else:
+            of_sources = features @ _blocks(self.att_src)
+            of_targets = features.new_zeros(count, heads)
+            if targets is not None:
+                second = self.lin or self.lin_dst
+                assert second is not None
+                of_targets = linear(targets, second.weight) @ _blocks(self.att_dst)
+        return features.view(-1, heads, self.out_channels), of_sources, of_targets
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
+
+
+def _blocks(attention: Tensor) -> Tensor:
+    """A vector for each head, (1, heads, features), as the blocks of a matrix (heads * features, heads)."""
+    heads = attention.shape[1]
+    if heads == 1:
+        return attention.view(-1, 1)
+    spread = attention.squeeze(0).unsqueeze(2) * torch.eye(
+        heads, dtype=attention.dtype, device="cpu"
+    ).unsqueeze(1)
+    return spread.reshape(-1, heads)

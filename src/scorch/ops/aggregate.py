@@ -1,0 +1,220 @@
+"""What nodes take from their neighbours, with gradients: sums with weights, means, maxima, attention.
+
+Each is one kernel over the rows of the graph; the way back is one over its columns, kept as rows of the
+transposed graph, so that both read rows of features in parallel and write each result once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from scorch.errors import ArgumentError, OperandError, ShapeError
+from scorch.ops import matmul
+from scorch.ops.graph import Graph, Weighted, graph_of
+from scorch.ops.statement import evaluate
+from scorch.runtime import attend as kernels
+from scorch.runtime.neighbours import largest, largest_back
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Storage
+from scorch.tensor.tracking import is_learning
+
+Tensor = torch.Tensor
+
+
+def computed(tensor: Tensor) -> Tensor:
+    """A dense tensor in the precision that kernels compute in."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
+
+
+# weights ---------------------------------------------------------------------------------------------
+
+
+def edge_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A number for each entry: the values, or how often each pair is an edge."""
+    if values is not None:
+        return values.to(dtype)
+    counts = graph.counts_as(dtype)
+    return torch.ones(graph.size, dtype=dtype, device="cpu") if counts is None else counts
+
+
+def given_weights(graph: Graph, edge_weight: Tensor) -> Tensor:
+    """A number for each entry, from one for each edge; the weights of edges that repeat add up."""
+    if graph.given is None:
+        raise ArgumentError("edge_weight belongs to an edge_index; a sparse matrix has its weights as values")
+    if edge_weight.shape != graph.given.shape:
+        raise ShapeError(
+            f"edge_weight has shape {tuple(edge_weight.shape)}, but edge_index has {graph.given.numel()} "
+            "edges: give one weight for each"
+        )
+    return edge_weight.new_zeros(graph.size).index_add(0, graph.given, edge_weight)
+
+
+def normalised(graph: Graph, values: Tensor | None, dtype: torch.dtype, loop: float | None) -> Tensor:
+    """``d[i]^-1/2 * w[i,j] * d[j]^-1/2``, d the sum of each row, for each entry of the graph.
+
+    With a weight of loops, for each entry of ``graph.with_loops``; those already there keep their ``values``.
+    """
+    weights = edge_weights(graph, values, dtype)
+    if loop is not None:
+        within, places = graph.with_loops
+        is_new = places < 0
+        if values is None:
+            is_new = within.targets == within.sources
+        padded = torch.cat([weights, weights.new_zeros(1)])  # place -1
+        weights, graph = torch.where(is_new, loop, padded[places]), within
+    degree = weights.new_zeros(graph.shape[0]).index_add(0, graph.targets, weights)
+    factor = torch.where(degree == 0, 0.0, degree.pow(-0.5))
+    return factor[graph.targets] * weights * factor[graph.sources]
+
+
+def mean_weights(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """The weights of which the sum is the mean over all edges that end at a target."""
+    return edge_weights(graph, None, dtype) / graph.degrees.to(dtype)[graph.targets]
+
+
+# sums ------------------------------------------------------------------------------------------------
+
+
+def total(weighted: Weighted, x: Tensor, values: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """``out[i,:] = w[i,j] * x[j,:] + bias``; ``values``: those of ``weighted``, if they need a gradient."""
+    found: Tensor = _Total.apply(x, values, bias, weighted)
+    return found
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, values: Tensor | None, bias: Tensor | None, weighted: Weighted
+    ) -> Tensor:
+        ctx.weighted = weighted
+        if values is not None:
+            ctx.save_for_backward(x)
+        found = matmul.mm(weighted.matrix, x.detach())
+        return found if bias is None else found.add_(bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        weighted: Weighted = ctx.weighted
+        of_x = of_values = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_x = matmul.mm(weighted.turned, grad)
+        if ctx.needs_input_grad[1]:
+            (x,) = ctx.saved_tensors
+            of_values = _sampled(weighted.graph, grad, x)
+        if ctx.needs_input_grad[2]:
+            of_bias = grad.sum(0)
+        return of_x, of_values, of_bias, None
+
+
+def _sampled(graph: Graph, rows: Tensor, columns: Tensor) -> Tensor:
+    """The inner products of ``rows`` and ``columns`` for each entry."""
+    ones = SparseTensor(Storage(graph.pattern, torch.ones(graph.size, dtype=rows.dtype, device="cpu")))
+    found = evaluate("S[i,j] = M[i,j] * A[i,k] * B[j,k]", M=ones, A=rows, B=columns, format="csr")
+    assert isinstance(found, SparseTensor)
+    return found.storage.values
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``, where ``x`` may be sparse."""
+    if not isinstance(x, SparseTensor) or is_learning(x):
+        return torch.nn.functional.linear(x, weight, bias)
+    if x.dim() != 2 or x.shape[1] != weight.shape[1]:
+        raise ShapeError(f"x has shape {tuple(x.shape)}, but the weight takes {weight.shape[1]} features")
+    graph, values = graph_of(x, (x.shape[0], x.shape[1]))
+    assert values is not None
+    dtype = weight.dtype
+    weighted = graph.keep(values, dtype, lambda: Weighted(graph, values.to(dtype)))
+    return total(weighted, weight.t(), bias=bias)
+
+
+# maxima ----------------------------------------------------------------------------------------------
+
+
+def maximum(graph: Graph, x: Tensor) -> Tensor:
+    """The largest of the rows of ``x`` that each target takes from; zeros where there are none."""
+    keep = torch.is_grad_enabled() and x.requires_grad
+    found: Tensor = _Maximum.apply(x, graph, keep)
+    return found
+
+
+class _Maximum(torch.autograd.Function):
+    """Of several neighbours that reach the maximum, each gets an equal part of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, graph: Graph, keep: bool) -> Tensor:
+        x = x.detach().contiguous()
+        rows = graph.rows(x.dtype)
+        found, ties = largest((rows.pos, rows.crd, rows.counts), x, keep)
+        ctx.graph = graph
+        if ties is not None:
+            ctx.save_for_backward(x, found, ties)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        x, found, ties = ctx.saved_tensors
+        rows = ctx.graph.columns(x.dtype)
+        return largest_back((rows.pos, rows.crd, rows.counts), x, found, grad / ties), None, None
+
+
+# attention -------------------------------------------------------------------------------------------
+
+
+def attend(
+    graph: Graph, x: Tensor, sources: Tensor, targets: Tensor, slope: float, dropout: float = 0.0
+) -> Tensor:
+    """Sums of the rows of ``x`` (sources, heads, features), weighted by a softmax over each target's sources.
+
+    Scores are ``leaky_relu(sources[j,h] + targets[i,h], slope)``; ``dropout`` drops weights after softmax.
+    """
+    if x.dim() != 3 or sources.shape != x.shape[:2] or targets.shape != (graph.shape[0], x.shape[1]):
+        raise ShapeError(
+            f"attention takes x (sources, heads, features) and scores (nodes, heads), not {tuple(x.shape)}, "
+            f"{tuple(sources.shape)} and {tuple(targets.shape)}"
+        )
+    seed = int(torch.randint(-(2**63), 2**63 - 1, ())) if dropout else 0
+    given = (x, sources, targets)
+    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    found: Tensor = _Attend.apply(*given, graph, kernels.Options(slope, dropout, seed), keep)
+    return found
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, sources: Tensor, targets: Tensor, graph: Graph, options: Any, keep: bool
+    ) -> Tensor:
+        x, sources, targets = (tensor.detach().contiguous() for tensor in (x, sources, targets))
+        scores = kernels.Scores(sources, targets)
+        found, kept = kernels.attend(graph.rows(x.dtype), x, scores, options, keep)
+        ctx.graph, ctx.options = graph, options
+        if kept is not None:
+            ctx.save_for_backward(x, sources, targets, kept)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, sources, targets, kept = ctx.saved_tensors
+        graph, grad = ctx.graph, grad.contiguous()
+        scores = kernels.Scores(sources, targets)
+        each, of_targets = kernels.scores_back(graph.rows(x.dtype), x, scores, ctx.options, kept, grad)
+        of_x, of_sources = kernels.features_back(graph.columns(x.dtype), ctx.options, kept, each, grad)
+        return of_x, of_sources, of_targets, None, None, None
+
+
+def check_nodes(name: str, x: Any, features: int) -> None:
+    """Refuse what is no matrix of that many features for each node."""
+    if not isinstance(x, torch.Tensor):
+        raise OperandError(f"{name} is a tensor of features for each node, not a {type(x).__name__}")
+    if x.dim() != 2 or x.shape[1] != features:
+        raise ShapeError(f"{name} has shape {tuple(x.shape)}; this layer takes (nodes, {features})")
+    if not isinstance(x, SparseTensor) and (x.layout is not torch.strided or x.device.type != "cpu"):
+        raise OperandError(
+            f"{name} must be on the CPU, dense or a scorch.SparseTensor; it is {x.layout} on {x.device}"
+        )

@@ -1,0 +1,122 @@
+"""Graph attention over the stored entries of a sparse matrix, forwards and back, one row after the other.
+
+With scores of sources ``s[j,h]`` and of targets ``t[i,h]``, for each stored entry (i, j) and head h
+
+    z = s[j,h] + t[i,h]      P[i,j,h] = softmax over j of leaky_relu(z)      out[i,h,:] = P[i,j,h] * X[j,h,:]
+
+Nothing is as large as entries times features: a row's probabilities are made while its features are read.
+For the way back they are kept, one number for each entry and head; one that dropout has dropped has a minus.
+The way back is two routines: over rows for the gradients of scores, over columns for that of ``X``.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import NamedTuple
+
+import torch
+
+from scorch.loops.target import target
+from scorch.runtime import by_rows
+from scorch.runtime.attend_source import SOURCE
+from scorch.runtime.by_rows import address, empty
+
+_WHAT = "attention over the neighbours in a graph"
+
+
+class Options(NamedTuple):
+    """The slope of leaky_relu below zero; the probability of dropout and the number its draws begin with."""
+
+    slope: float
+    dropout: float = 0.0
+    seed: int = 0
+
+    def numbers(self) -> list[int]:
+        kept = 1.0 - self.dropout
+        return [
+            _bits(self.slope),
+            int(self.dropout * 2.0**32),
+            self.seed,
+            _bits(1.0 / kept if kept else 0.0),
+        ]
+
+
+class Scores(NamedTuple):
+    """Of sources and of targets, (nodes, heads) each."""
+
+    sources: torch.Tensor
+    targets: torch.Tensor
+
+
+class Rows(NamedTuple):
+    """Compressed rows: where they begin, their columns, and how often each entry counts unless once.
+
+    ``places`` says of transposed rows where each entry is among the others.
+    """
+
+    pos: torch.Tensor
+    crd: torch.Tensor
+    counts: torch.Tensor | None = None
+    places: torch.Tensor | None = None
+
+
+def attend(
+    rows: Rows, x: torch.Tensor, scores: Scores, options: Options, keep: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``out`` (targets, heads, features), and the probabilities (entries, heads) if they are to be kept.
+
+    ``x`` is (sources, heads, features).
+    """
+    count, entries, (_, heads, width) = rows.pos.numel() - 1, rows.crd.numel(), x.shape
+    out = empty(x.dtype, count, heads, width)
+    kept = empty(x.dtype, entries, heads) if keep else None
+    longest = 0 if keep or not count else int(rows.pos.diff().max())
+    own = heads * longest  # of each thread: the scores of a row
+    scratch = torch.empty(by_rows.most_threads() * own, dtype=x.dtype, device="cpu")
+    arrays = (rows.pos, rows.crd, rows.counts, x, *scores, out, kept, scratch)
+    at = _address("attend", x, rows.crd)
+    work = (entries + count) * heads * (width + 8)
+    by_rows.run(at, work, count, arrays, [own, *options.numbers()])
+    return out, kept
+
+
+def scores_back(
+    rows: Rows, x: torch.Tensor, scores: Scores, options: Options, kept: torch.Tensor, grad: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient of each ``z``, (entries, heads), and its sum for each target."""
+    count, entries, (_, heads, width) = rows.pos.numel() - 1, rows.crd.numel(), x.shape
+    each, total = empty(x.dtype, entries, heads), empty(x.dtype, count, heads)
+    arrays = (rows.pos, rows.crd, x, *scores, kept, grad, each, total)
+    at = _address("scores", x, rows.crd)
+    work = (entries + count) * heads * (width + 4)
+    by_rows.run(at, work, count, arrays, options.numbers())
+    return each, total
+
+
+def features_back(
+    columns: Rows, options: Options, kept: torch.Tensor, each: torch.Tensor, grad: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient of ``x``, and the sum of that of each ``z`` for each source."""
+    assert columns.places is not None
+    count, entries, (_, heads, width) = columns.pos.numel() - 1, columns.crd.numel(), grad.shape
+    dx, total = empty(grad.dtype, count, heads, width), empty(grad.dtype, count, heads)
+    arrays = (columns.pos, columns.crd, columns.places, kept, each, grad, dx, total)
+    at = _address("features", grad, columns.crd)
+    work = (entries + count) * heads * (width + 4)
+    by_rows.run(at, work, count, arrays, options.numbers())
+    return dx, total
+
+
+def _address(name: str, x: torch.Tensor, crd: torch.Tensor) -> int:
+    _, heads, width = x.shape
+    lanes = max(1, target().vector_bytes // x.element_size())
+    turns = math.lcm(heads, lanes) // lanes
+    known = f"#define KNOWN_HEADS {heads}\n#define KNOWN_WIDTH {width}\n#define TURNS {turns}\n"
+    return address(known + SOURCE, _WHAT, name, x.dtype, crd.dtype)
+
+
+def _bits(number: float) -> int:
+    """A number as the slot of an argument."""
+    found: int = struct.unpack("q", struct.pack("d", number))[0]
+    return found

@@ -1,0 +1,55 @@
+"""The benchmark of graph networks and its made up graphs, and the example that learns Cora."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.graph_data import made_up
+from benchmarks.graphs import main, table
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.filterwarnings("ignore")  # what PyG warns of, where it is installed
+def test_networks_are_compared_and_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = str(torch.get_num_threads())
+    assert main(["--graphs", "tiny", "--seconds", "0.01", "--threads", threads, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["made up"] == ["tiny"]
+    assert [(row["network"], row["what"]) for row in found["rows"][:2]] == [
+        ("GCN", "training step"),
+        ("GCN", "inference"),
+    ]
+    for row in found["rows"]:
+        assert {"Scorch", "Scorch, edge_index"} <= set(row["times"])
+        assert not [name for name in row["failed"] if name.startswith("Scorch")]
+    assert table(found["rows"]).startswith("| graph | network | | Scorch |")
+
+
+def test_unknown_graphs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--graphs", "coral"])
+    assert "there is no 'coral'; there are cora, pubmed, arxiv, tiny" in capsys.readouterr().err
+
+
+def test_made_up_graphs_are_symmetric_and_have_no_loops() -> None:
+    data = made_up("tiny")
+    dense = data.matrix().to_dense()
+    assert torch.equal(dense, dense.T) and not dense.diagonal().any()
+    assert data.words is not None and torch.equal(data.words.to_dense(), data.x)
+    assert not set(data.train.tolist()) & set(data.test.tolist())
+
+
+def test_the_example_learns_a_made_up_graph(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gcn_cora.py", "--epochs", "50"])
+    runpy.run_path(str(ROOT / "examples" / "gcn_cora.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "made up graph of Cora's size, not Cora" in shown
+    assert float(shown.rsplit("test accuracy ", 1)[1].rstrip("%\n")) > 30
