@@ -28,7 +28,8 @@ ROOT = Path(scorch.__file__).parent
 HEADER = '"""Made by tests/make_stubs.py for torch {}; do not edit."""\n\n'
 # fmt: off
 MODULES = [
-    "amp", "autograd", "autograd.functional", "backends", "cuda", "distributed", "distributions", "fft", "func", "hub", "jit",
+    "amp", "autograd", "autograd.functional", "backends", "cuda", "distributed", "distributions", "fft",
+    "func", "hub", "jit",
     "linalg", "mps", "multiprocessing", "nn", "nn.functional", "nn.init", "nn.modules", "nn.parallel",
     "nn.parameter", "nn.utils", "nn.utils.parametrizations", "nn.utils.parametrize", "nn.utils.prune",
     "nn.utils.rnn", "onnx", "optim", "optim.lr_scheduler", "optim.swa_utils", "overrides", "package",

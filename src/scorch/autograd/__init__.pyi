@@ -38,5 +38,5 @@ from torch.autograd import (
     variable as variable,
 )
 from scorch.autograd import functional as functional
-from scorch.autograd import gradcheck as gradcheck
-from scorch.autograd import gradgradcheck as gradgradcheck
+from scorch.autograd.check import gradcheck as gradcheck
+from scorch.autograd.check import gradgradcheck as gradgradcheck

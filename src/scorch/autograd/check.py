@@ -1,0 +1,62 @@
+"""Checks of gradients, as in ``torch.autograd``, that take sparse tensors.
+
+>>> import torch, scorch
+>>> S = scorch.rand(4, 5, density=0.5, format="csr", dtype=torch.float64, requires_grad=True)
+>>> scorch.autograd.gradcheck(lambda S: S @ torch.ones(5, dtype=torch.float64), (S,))
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from scorch.tensor.learning import sparse_of, values_of
+from scorch.tensor.sparse_tensor import SparseTensor
+
+__all__ = ["gradcheck", "gradgradcheck"]
+
+
+def gradcheck(func: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any) -> bool:
+    """As ``torch.autograd.gradcheck``; of sparse inputs and results the stored values are checked.
+
+    The gradient of a sparse tensor is that of its values: what is not stored is no variable.
+    """
+    function, given = _on_values(func, inputs)
+    return torch.autograd.gradcheck(function, given, *args, **kwargs)
+
+
+def gradgradcheck(
+    func: Callable[..., Any], inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any
+) -> bool:
+    """As ``torch.autograd.gradgradcheck``; of sparse inputs and results the stored values are checked."""
+    function, given = _on_values(func, inputs)
+    return torch.autograd.gradgradcheck(function, given, grad_outputs, *args, **kwargs)
+
+
+def _on_values(func: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """``func`` as a function of plain tensors, and what to call it with."""
+    given = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    patterns = [tensor.storage.pattern if isinstance(tensor, SparseTensor) else None for tensor in given]
+    plain = tuple(
+        tensor.storage.values.clone().requires_grad_(tensor.requires_grad)
+        if isinstance(tensor, SparseTensor)
+        else tensor
+        for tensor in given
+    )
+
+    def function(*arrays: Any) -> Any:
+        tensors = [
+            array if pattern is None else sparse_of(pattern, array)
+            for array, pattern in zip(arrays, patterns, strict=True)
+        ]
+        return tree_map(_values, func(*tensors))
+
+    return function, plain
+
+
+def _values(result: Any) -> Any:
+    return values_of(result) if isinstance(result, SparseTensor) else result
