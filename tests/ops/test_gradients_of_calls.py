@@ -78,3 +78,46 @@ def test_matrices(name, form):
 def test_tensors_of_order_three(name, form):
     call = {**ELEMENTWISE, **REDUCTIONS, **SHAPES, **INDEXING}[name]
     check(call, matrix(3, 4, 5), form)
+
+
+OTHERS: dict[str, Call] = {
+    "qr": lambda x: torch.linalg.qr(x.t()),
+    "max_unpool1d": lambda x: torch.nn.functional.max_unpool1d(
+        x.unsqueeze(0), torch.arange(0, 12, 2).expand(1, 4, 6).contiguous(), 2
+    ),
+    "sgn": torch.sgn,
+    "stft": lambda x: torch.view_as_real(
+        torch.stft(x, 4, window=torch.ones(4), center=False, return_complex=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_results_whose_zeros_depend_on_values(name):
+    dense = matrix(4, 6)
+    dense[:, 2] = 0
+    check(OTHERS[name], dense, "csr")
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
+def test_products_over_stored_entries(reduce):
+    S = scorch.from_torch(matrix(4, 6), format="csr").requires_grad_()
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    found = torch.sparse.mm(S, x, reduce)
+    D = S.detach().to_dense().requires_grad_()
+    y = x.detach().clone().requires_grad_()
+    products = D.unsqueeze(2) * y
+    stored = (D.detach() != 0).unsqueeze(2)
+    many = stored.sum(1).clamp(min=1)
+    truth = {
+        "sum": lambda: products.sum(1),
+        "mean": lambda: products.sum(1) / many,
+        "amax": lambda: torch.where(stored, products, -torch.inf).amax(1),
+        "amin": lambda: torch.where(stored, products, torch.inf).amin(1),
+    }[reduce]()
+    truth = torch.where(stored.any(1), truth, torch.zeros(()))
+    torch.testing.assert_close(found, truth)
+    found.square().sum().backward()
+    truth.square().sum().backward()
+    torch.testing.assert_close(S.grad.to_dense(), torch.where(D.detach() != 0, D.grad, 0))
+    torch.testing.assert_close(x.grad, y.grad)

@@ -55,7 +55,7 @@ def glu(self: SparseTensor, dim: int = -1) -> SparseTensor:
     )
 
 
-@implements(torch.stft, torch.Tensor.stft)
+@implements(torch.stft, torch.Tensor.stft, learns=True)
 def stft(input: Any, *args: Any, **kwargs: Any) -> Any:
     """The transform of every window, which fills it; torch cuts windows by strides."""
     return densely(torch.stft, (input, *args), kwargs)

@@ -25,6 +25,7 @@ from scorch.tensor.entries import entries_of, format_for
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
+from scorch.tensor.tracking import are_patterns_fixed
 
 aten = torch.ops.aten
 
@@ -127,7 +128,8 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     found = densely(func, args, kwargs)
     is_zero_for_zero = func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor)
     is_zero_for_zeros = func.overloadpacket in KEEP_ZEROS_OF_ALL and args[1] is not None and all_sparse(args)
-    return stored(found, args[0]) if is_zero_for_zero or is_zero_for_zeros else found
+    is_sparse = (is_zero_for_zero or is_zero_for_zeros) and not are_patterns_fixed()
+    return stored(found, args[0]) if is_sparse else found
 
 
 dispatch.FALLBACKS.append(run_operator)

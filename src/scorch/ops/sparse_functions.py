@@ -23,6 +23,7 @@ from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.einsum import einsum
 from scorch.ops.operands import as_operand
 from scorch.ops.reduce import quick_sum
+from scorch.tensor.budget import check_budget
 from scorch.tensor.construct import from_torch
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Entries, entries_of, format_for, from_entries, keys_of
@@ -73,8 +74,21 @@ def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
     if reduce == "mean":
         total, count = matmul.mm(matrix, dense), _rows_of(matrix).divisors
         return total / count if total.is_floating_point() or total.is_complex() else total // count
+    if is_learning(matrix, dense):
+        return _learned_extremes(matrix, dense, reduce)
     found, empty = _extreme_products(matrix, dense, REDUCE[reduce]), _rows_of(matrix).empty
     return found if empty is None else found.masked_fill(empty, 0)
+
+
+def _learned_extremes(matrix: SparseTensor, dense: torch.Tensor, how: str) -> torch.Tensor:
+    """As ``_extreme_products``, connected to both; every product of an entry is kept for the gradient."""
+    rows, columns, values = matrix.coo()
+    size = rows.numel() * dense.shape[1] * dense.element_size()
+    check_budget(size, f"the gradient of torch.sparse.mm with reduce={how!r}", "multiply by fewer columns")
+    products = values.unsqueeze(1) * dense.index_select(0, columns)
+    start = products.new_zeros(matrix.shape[0], dense.shape[1])
+    places = rows.unsqueeze(1).expand_as(products)
+    return start.scatter_reduce(0, places, products, reduce=how, include_self=False)
 
 
 def _extreme_products(matrix: SparseTensor, dense: torch.Tensor, how: str) -> torch.Tensor:

@@ -33,7 +33,7 @@ from scorch.tensor.relevel import releveled, shares_entries
 from scorch.tensor.run import Task, convert, converted_pattern, copy_step, from_dense, run_step, values_from
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
-from scorch.tensor.tracking import any_requires_grad, is_learning, untracked
+from scorch.tensor.tracking import any_requires_grad, fixed_patterns, is_learning, untracked
 
 _apply: Any = torch._C._FunctionBase.__dict__["apply"]
 
@@ -115,6 +115,8 @@ def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
 
 def _plain(values: torch.Tensor) -> torch.Tensor:
     """Values as kernels read them: one for each entry, without gaps, with nothing left to do."""
+    if values._is_zerotensor():  # torch's gradient of a function with steps
+        return torch.zeros(values.numel(), dtype=values.dtype, device="cpu")
     return values.resolve_conj().resolve_neg().reshape(-1).contiguous()
 
 
@@ -238,7 +240,7 @@ def _sampled(dense: torch.Tensor, target: Pattern) -> torch.Tensor:
     """A dense tensor at the entries of ``target``; where it is expanded it is read as it was before."""
     if not target.shape:
         return dense.reshape(1)
-    if math.prod(target.shape) == 0 or not target.size:
+    if math.prod(target.shape) == 0 or not target.size or dense._is_zerotensor():
         return dense.new_zeros(target.size)
     kept = tuple(dim for dim in range(dense.dim()) if dense.stride(dim) or dense.shape[dim] == 1)
     for dim in reversed(range(dense.dim())):
@@ -328,5 +330,5 @@ def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if own >= 0:
         args = (*args[:own], *tree_map(used, args[own:]))
         kwargs = tree_map(used, kwargs)
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), fixed_patterns():
         return func(*args, **kwargs)

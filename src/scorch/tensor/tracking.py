@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
+
+_depth = threading.local()
 
 any_requires_grad = torch._C._any_requires_grad
 is_grad_enabled = torch.is_grad_enabled
@@ -35,3 +39,21 @@ def untracked() -> contextlib.AbstractContextManager[Any]:
 
     cleared: contextlib.AbstractContextManager[Any] = temporarily_clear_interpreter_stack()
     return cleared
+
+
+@contextlib.contextmanager
+def fixed_patterns() -> Iterator[None]:
+    """Where torch differentiates by formulas: results whose zeros are there by chance stay dense.
+
+    A gradient is sampled at the pattern of a tensor, which is right only if the pattern does not depend on
+    values.
+    """
+    _depth.number = getattr(_depth, "number", 0) + 1
+    try:
+        yield
+    finally:
+        _depth.number -= 1
+
+
+def are_patterns_fixed() -> bool:
+    return getattr(_depth, "number", 0) > 0
