@@ -1,3 +1,5 @@
 """``scorch.nn``: all of ``torch.nn``, and layers that have sparse weights or work on sparse tensors."""
 
-__all__: list[str] = []
+from scorch.nn.linear import SparseLinear
+
+__all__ = ["SparseLinear"]

@@ -184,3 +184,4 @@ from scorch.nn import modules as modules
 from scorch.nn import parallel as parallel
 from scorch.nn import parameter as parameter
 from scorch.nn import utils as utils
+from scorch.nn.linear import SparseLinear as SparseLinear
