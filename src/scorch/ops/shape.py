@@ -30,7 +30,7 @@ from scorch.tensor.entries import (
 from scorch.tensor.parts import all_of, element, inner_format, one_of, outer_dim, part
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.storage import Storage
 
 aten = torch.ops.aten
 
