@@ -90,7 +90,6 @@ from torch.nn import (
     LazyInstanceNorm3d as LazyInstanceNorm3d,
     LazyLinear as LazyLinear,
     LeakyReLU as LeakyReLU,
-    Linear as Linear,
     LinearCrossEntropyLoss as LinearCrossEntropyLoss,
     LinearCrossEntropyOptions as LinearCrossEntropyOptions,
     LocalResponseNorm as LocalResponseNorm,
@@ -184,4 +183,9 @@ from scorch.nn import modules as modules
 from scorch.nn import parallel as parallel
 from scorch.nn import parameter as parameter
 from scorch.nn import utils as utils
+from scorch.nn.inputs import Linear as Linear
+from scorch.nn.moe import MoE as MoE
+from scorch.nn.inputs import SparseEmbeddingBag as SparseEmbeddingBag
 from scorch.nn.linear import SparseLinear as SparseLinear
+from scorch.nn.autoencoder import TopKAutoencoder as TopKAutoencoder
+from scorch.nn.moe import TopKGate as TopKGate

@@ -1,4 +1,4 @@
-"""Linear layers with sparse weights, and with weights that are learned from sparse inputs.
+"""Linear layers with sparse weights.
 
 A sparse weight is two things. Its values are a plain parameter with one element for each entry, so every
 optimizer, ``DistributedDataParallel``, gradient clipping and what else handles parameters works as it is. Its
