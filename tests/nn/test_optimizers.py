@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import scorch
+from scorch.errors import ShapeError
 from scorch.tensor.sparse_tensor import SparseTensor
 
 O = torch.optim
@@ -288,3 +289,60 @@ def test_states_with_another_pattern_or_format(assign: bool) -> None:
         learn(net, None)
     with pytest.raises(RuntimeError, match=r"size mismatch|copying"):
         net.load_state_dict({"w": torch.randn(5, 5)}, assign=assign)
+
+
+@pytest.mark.parametrize("format", ["csr", "coo"])
+def test_what_an_optimizer_keeps_stays_with_its_places_when_others_are_given(format: str) -> None:
+    pair = Pair()
+    mask = scorch.rand(6, 5, density=0.6, format=format, dtype=torch.float64)
+    both = pair.mask & (mask.to_dense() != 0)
+    optimizers = train(pair, OPTIMIZERS["momentum"], 3)
+    before = pair.dense.w.detach() * both
+    kept = optimizers[1].state[pair.dense.w]["momentum_buffer"] * both
+    pair.sparse.w.data = scorch.SparseTensor(mask.storage) * 0 + scorch.from_torch(before, format)
+    pair.mask = mask.to_dense() != 0
+    pair.dense.w.data = before
+    optimizers[1].state[pair.dense.w]["momentum_buffer"] = kept
+    assert pair.sparse.w.nnz == mask.nnz
+    for net, optimizer in zip(pair.both(), optimizers, strict=True):
+        optimizer.zero_grad()
+        learn(net, optimizer)
+        optimizer.step()
+    pair.check()
+
+
+def test_a_state_for_another_number_of_values_is_refused() -> None:
+    pair, other = Pair(), Pair()
+    state = train(pair, OPTIMIZERS["adam"])[0].state_dict()
+    other.sparse.w.data = scorch.rand(6, 5, density=0.8, format="csr", dtype=torch.float64)
+    optimizer = OPTIMIZERS["adam"](other.sparse.parameters())
+    optimizer.load_state_dict(state)
+    learn(other.sparse, optimizer)
+    with pytest.raises(ShapeError, match="with 24 stored values"):
+        optimizer.step()
+    assert optimizer.param_groups[0]["params"][0] is other.sparse.w
+
+
+def test_parameters_as_one_vector() -> None:
+    net = Pair().sparse
+    before = net.w.detach().to_dense()
+    vector = torch.nn.utils.parameters_to_vector(net.parameters())
+    assert isinstance(vector, SparseTensor) and vector.nnz == net.w.nnz
+    torch.nn.utils.vector_to_parameters(2 * vector, net.parameters())
+    assert isinstance(net.w, SparseTensor) and torch.equal(net.w.detach().to_dense(), 2 * before)
+
+
+def test_steps_inside_of_backward() -> None:
+    pair = Pair()
+    for net in pair.both():
+        optimizer = O.SGD(net.parameters(), lr=0.01, momentum=0.9)
+
+        def step(_: Any, optimizer: Any = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        net.w.register_post_accumulate_grad_hook(step)
+        for _ in range(3):
+            learn(net, optimizer)
+            assert net.w.grad is None
+    pair.check()

@@ -146,7 +146,7 @@ class SparseLinear(torch.nn.Module):
 
     @property
     def weight(self) -> SparseTensor:
-        """The weight, connected to ``values``, whose memory it shares."""
+        """The weight, connected to ``values``: a new tensor each time, so change ``values``, not this one."""
         if self.values.shape != (self.pattern.size,):
             raise ShapeError(
                 f"values has shape {tuple(self.values.shape)}, but the weight has {self.pattern.size} "

@@ -28,6 +28,8 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
         product = matmul(input, weight)
     elif isinstance(weight, SparseTensor) and not isinstance(input, SparseTensor) and input.dim() > 1:
         product = _rows_by_weight(input, weight)
+    elif isinstance(weight, SparseTensor) and input.dim() == 1:
+        product = matmul(weight, input)
     else:
         product = matmul(input, torch.transpose(weight, 0, 1))
     return product if bias is None else product + bias

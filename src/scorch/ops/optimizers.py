@@ -24,15 +24,18 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.weak import WeakIdKeyDictionary
 
+from scorch.errors import ShapeError
 from scorch.ops.lazy_rows import Rows, is_lazy
-from scorch.tensor.learning import values_at
+from scorch.tensor.learning import placed, values_at
 from scorch.tensor.sparse_tensor import SparseTensor
 
 Pairs = list[tuple[SparseTensor, torch.Tensor]]  # parameters, and what stands for them
 
 _replaced: weakref.WeakKeyDictionary[Optimizer, Pairs] = weakref.WeakKeyDictionary()
 _rows: weakref.WeakKeyDictionary[Optimizer, list[Rows]] = weakref.WeakKeyDictionary()
+_learned_at: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the patterns of parameters at their last steps
 
 LAZY = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Adagrad"}
 GUARDED = ("zero_grad", "state_dict", "load_state_dict", "add_param_group")
@@ -42,15 +45,17 @@ def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Put values in the place of sparse parameters."""
     _restore(optimizer)  # if the last step ended by an error
     pairs: Pairs = []
-    for group in optimizer.param_groups:
-        params = group["params"]
-        for place, parameter in enumerate(params):
-            if isinstance(parameter, SparseTensor):
-                values = parameter.storage.values.detach().requires_grad_(parameter.requires_grad)
-                pairs.append((parameter, values))
-                params[place] = values
-                if parameter in optimizer.state:
-                    optimizer.state[values] = _state_of(parameter, optimizer.state.pop(parameter))
+    states = []
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if isinstance(parameter, SparseTensor):
+            values = parameter.storage.values.detach().requires_grad_(parameter.requires_grad)
+            pairs.append((parameter, values))
+            if parameter in optimizer.state:
+                states.append((parameter, values, _state_of(parameter, optimizer.state[parameter])))
+    _exchange(optimizer, pairs)
+    for parameter, values, state in states:
+        del optimizer.state[parameter]
+        optimizer.state[values] = state
     closure = args[1] if args[1:] else kwargs.get("closure")
     if pairs:
         _replaced[optimizer] = pairs
@@ -110,14 +115,27 @@ def _guard(optimizer: Optimizer) -> None:
 
 
 def _state_of(parameter: SparseTensor, state: dict[str, Any]) -> dict[str, Any]:
-    """What an optimizer keeps; a tensor like the parameter, made when it was made itself, becomes values."""
+    """What an optimizer keeps, as values at the places that the parameter has now.
+
+    A tensor like the parameter was made when the optimizer was. If the parameter was given other places since
+    the last step, what was kept for those that stay is kept, and new ones begin at zero.
+    """
     pattern = parameter.storage.pattern
-    return {
-        name: values_at(value, pattern)
-        if isinstance(value, torch.Tensor) and value.shape == parameter.shape
-        else value
-        for name, value in state.items()
-    }
+    before = _learned_at.get(parameter, pattern)
+    found = {}
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor) or not value.dim():
+            found[name] = value
+        elif value.shape == parameter.shape:
+            found[name] = values_at(value, pattern)
+        elif tuple(value.shape) == (before.size,):
+            found[name] = placed(value, before, pattern)
+        else:
+            raise ShapeError(
+                f"an optimizer keeps {name!r} of shape {tuple(value.shape)} for a parameter with "
+                f"{pattern.size} stored values; load a state that belongs to these, or make a new optimizer"
+            )
+    return found
 
 
 def _hand_over(pairs: Pairs) -> None:
@@ -178,6 +196,7 @@ def _restore(optimizer: Optimizer) -> None:
     for parameter, values in pairs:
         if values in optimizer.state:
             optimizer.state[parameter] = optimizer.state.pop(values)
+            _learned_at[parameter] = parameter.storage.pattern
         torch.autograd.graph.increment_version(parameter)
     for rows in lazy:
         kept = rows.put_back(optimizer.state.pop(rows.part, {}))
