@@ -10,6 +10,7 @@ from scorch import errors, namespace
 from scorch.explain import explain
 from scorch.formats import Format
 from scorch.ops import einsum, evaluate, maskable, rearrange
+from scorch.ops.topk import topk_sparse
 from scorch.report import Explanation
 from scorch.settings import settings
 from scorch.tensor import SparseTensor
@@ -120,6 +121,7 @@ __all__ = [
     "tensor",
     "to_dlpack",
     "to_networkx",
+    "topk_sparse",
     "zeros",
     "zeros_like",
 ]

@@ -152,6 +152,7 @@ def tensor(data: Any, *, format: None = None, dtype: torch.dtype | None = None, 
 def tensor(data: Any, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
 from scorch.tensor.handlers import to_dlpack as to_dlpack
 from scorch.tensor.graphs import to_networkx as to_networkx
+from scorch.ops.topk import topk_sparse as topk_sparse
 @overload
 def zeros(*size: Any, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload

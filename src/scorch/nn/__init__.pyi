@@ -90,7 +90,6 @@ from torch.nn import (
     LazyInstanceNorm3d as LazyInstanceNorm3d,
     LazyLinear as LazyLinear,
     LeakyReLU as LeakyReLU,
-    Linear as Linear,
     LinearCrossEntropyLoss as LinearCrossEntropyLoss,
     LinearCrossEntropyOptions as LinearCrossEntropyOptions,
     LocalResponseNorm as LocalResponseNorm,
@@ -186,6 +185,12 @@ from scorch.nn import utils as utils
 from scorch.nn.graph_attention import GATConv as GATConv
 from scorch.nn.graph import GCNConv as GCNConv
 from scorch.nn.graph import GINConv as GINConv
+from scorch.nn.inputs import Linear as Linear
+from scorch.nn.moe import MoE as MoE
 from scorch.nn.multihead_attention import MultiheadAttention as MultiheadAttention
 from scorch.nn.graph import SAGEConv as SAGEConv
+from scorch.nn.inputs import SparseEmbeddingBag as SparseEmbeddingBag
+from scorch.nn.linear import SparseLinear as SparseLinear
+from scorch.nn.autoencoder import TopKAutoencoder as TopKAutoencoder
+from scorch.nn.moe import TopKGate as TopKGate
 from scorch.nn import masks as masks

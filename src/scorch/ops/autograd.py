@@ -191,7 +191,7 @@ def _gradient(call: Call, arrays: Sequence[torch.Tensor], place: int, incoming: 
     for name, own, other in zip(call.names, call.patterns, arrays, strict=True):
         pieces[name] = Piece(other.conj() if other.is_complex() else other, own)
     if mask is not None and pattern is not None:
-        pieces[mask] = Piece(pattern.present, pattern)
+        pieces[mask] = Piece(pattern.mask(array.dtype), pattern)
     total: torch.Tensor | None = None
     for rule, text in _rules(call.text, tensor, seed, mask):
         found = _run_rule(call, arrays, place, rule, text, pieces)

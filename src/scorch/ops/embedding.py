@@ -66,7 +66,7 @@ def embedding_bag(
         raise ArgumentError(f"mode is sum, mean or max, not {mode!r}")
     if per_sample_weights is not None and mode != "sum":
         raise UnsupportedError(f"per_sample_weights are for mode='sum', not {mode!r}")
-    bags = _bags(input, offsets, include_last_offset, per_sample_weights, weight)
+    bags = bags_of(input, offsets, include_last_offset, per_sample_weights, weight)
     if padding_idx is not None:
         bags = bags.kept(bags.row != padding_idx % weight.shape[0])
     if mode == "max":
@@ -80,7 +80,8 @@ def embedding_bag(
     return found / bags.sizes.clamp(min=1).to(weight.dtype).unsqueeze(1)
 
 
-def _bags(input: Any, offsets: Any, has_last: bool, given: Any, table: Any) -> Bags:
+def bags_of(input: Any, offsets: Any, has_last: bool, given: Any, table: Any) -> Bags:
+    """Rows of ``table`` by bags, from ``embedding_bag``'s arguments, checked."""
     row = input.reshape(-1).to(torch.int64)
     wrong = (row < 0) | (row >= table.shape[0])
     if bool(wrong.any()):

@@ -11,7 +11,7 @@ from scorch.errors import CallError, ShapeError
 from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import all_sparse, densely, replace_by, stored
-from scorch.ops.matmul import matmul
+from scorch.ops.matmul import is_turned, matmul
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
@@ -26,11 +26,23 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
         input, weight, bias = cast(input, weight, bias)
     if weight.dim() == 1:
         product = matmul(input, weight)
-    elif isinstance(weight, SparseTensor) and not isinstance(input, SparseTensor) and input.dim() == 2:
-        product = einsum("ij,kj->ik", input, weight, format="dense")
+    elif isinstance(weight, SparseTensor) and not isinstance(input, SparseTensor) and input.dim() > 1:
+        product = _rows_by_weight(input, weight)
+    elif isinstance(weight, SparseTensor) and input.dim() == 1:
+        product = matmul(weight, input)
     else:
         product = matmul(input, torch.transpose(weight, 0, 1))
     return product if bias is None else product + bias
+
+
+def _rows_by_weight(input: Any, weight: SparseTensor) -> Any:
+    """``input @ weight.T`` for a dense input, its leading dimensions as one."""
+    rows = input if input.dim() == 2 else input.flatten(0, -2)
+    if is_turned(rows, weight):
+        found = einsum("kj,ji->ki", weight, rows.t().contiguous(), format="dense").t().contiguous()
+    else:
+        found = einsum("ij,kj->ik", rows, weight, format="dense")
+    return found if input.dim() == 2 else found.unflatten(0, input.shape[:-1])
 
 
 @implements(F.bilinear, learns=True)

@@ -107,6 +107,12 @@ FUNCTIONAL = {aten.normal_: aten.normal_functional}
 
 def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``func`` on arguments of which some are sparse."""
+    if func.namespace == "c10d":
+        raise UnsupportedError(
+            f"{name_of(func)} sends dense tensors to other processes, and a sparse tensor is several; send "
+            "S.values() and keep the places, or in modules that DistributedDataParallel is given make the "
+            "values a parameter, as scorch.nn.SparseLinear does"
+        )
     if kwargs.get("out") is not None:
         return _into(kwargs.pop("out"), func, args, kwargs)
     if name_of(func).startswith("_foreach_"):  # a list of tensors: one after the other

@@ -24,6 +24,8 @@ from scorch.tensor.tracking import is_learning
 
 Result = SparseTensor | torch.Tensor
 _BATCH = "abcdefgh"
+FEW_ROWS = 4  # of a dense matrix, up to which it is not worth transposing
+MUCH_WORK = 1 << 14  # multiplications from which on it is
 
 
 @implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, learns=True)
@@ -85,7 +87,10 @@ def _product(
         raise CallError(
             f"{name} takes tensors of one dtype, not {left.dtype} and {right.dtype}; use .to(dtype)"
         )
-    found = _multiplied(name, (first, second, result), _as_sparse(left), _as_sparse(right))
+    left, right = _as_sparse(left), _as_sparse(right)
+    found = turned(left, right) if is_turned(left, right) else None
+    if found is None:
+        found = _multiplied(name, (first, second, result), left, right)
     return found if out is None else write_out(out, found, name)
 
 
@@ -101,6 +106,29 @@ def _multiplied(name: str, subscripts: tuple[str, str, str], left: Any, right: A
     if not is_learning(left, right):
         keep_as(((name,), None), (equation, asked), (left, right))
     return found
+
+
+def is_turned(left: Any, right: Any) -> bool:
+    """Whether a product is computed as the transpose of that of the transposes.
+
+    Kernels go along rows of a dense operand. Those of ``left.T`` are met by one entry of a sparse ``right``
+    each, and stay in registers; along rows of ``left`` values would be picked one by one.
+    """
+    return (
+        isinstance(right, SparseTensor)
+        and not isinstance(left, SparseTensor)
+        and left.dim() == right.dim() == 2
+        and left.shape[0] >= FEW_ROWS
+        and left.shape[0] * right.nnz >= MUCH_WORK
+    )
+
+
+def turned(left: Any, right: Any) -> Any:
+    """``left @ right`` for which ``is_turned``, once sizes were checked."""
+    if left.shape[1] != right.shape[0]:
+        return None
+    product = einsum("jk,ji->ki", right, left.t().contiguous(), format="dense")
+    return product.t().contiguous()
 
 
 def _as_sparse(tensor: Any) -> Any:

@@ -30,7 +30,7 @@ from scorch.tensor.entries import (
 from scorch.tensor.parts import all_of, element, inner_format, one_of, outer_dim, part
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.storage import Storage
 
 aten = torch.ops.aten
 
@@ -109,7 +109,7 @@ def permute(self: SparseTensor, dims: Sequence[int]) -> SparseTensor:
     if sorted(order) != list(range(rank)):
         shape_after(aten.permute.default, self, dims)  # says what is wrong
     shape = tuple(pattern.shape[dim] for dim in order)
-    turned = Pattern(_turned(pattern.format, order), shape, pattern.pos, pattern.crd, pattern.counts)
+    turned = pattern.carried(_turned(pattern.format, order), shape, len(pattern.format))
     return SparseTensor(Storage(turned, self.storage.values))
 
 

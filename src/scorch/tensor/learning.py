@@ -197,7 +197,7 @@ def _moved(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
     known = target.converted.get(source.format)
     if known is not None and known[0] is source:
         return _back(values, known[1], target.size)
-    if shares_entries(source.format, target.format) or _same_arrays(source, target):
+    if _same_entries(source, target) or _same_arrays(source, target):
         return values
     entries = entries_of(SparseTensor(Storage(source, values.contiguous())))
     return _at(entries, target)
@@ -208,6 +208,11 @@ def _back(values: torch.Tensor, places: torch.Tensor, size: int) -> torch.Tensor
     found = values.new_zeros(size + 1)
     found[places] = values
     return found[:size]
+
+
+def _same_entries(source: Pattern, target: Pattern) -> bool:
+    """Whether one was made of the other by telling rows in another way only."""
+    return shares_entries(source.format, target.format) and source.crd[1] is target.crd[1]
 
 
 def _same_arrays(source: Pattern, target: Pattern) -> bool:

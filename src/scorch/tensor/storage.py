@@ -55,6 +55,8 @@ class Pattern:
         self.crd = crd
         self.counts = counts
         self.converted: dict[Format, tuple[Pattern, torch.Tensor]] = {}
+        self.masks: dict[torch.dtype, torch.Tensor] = {}
+        self.relatives: dict[tuple[Format, tuple[int, ...]], Pattern] = {}
 
     @functools.cached_property
     def index_dtype(self) -> torch.dtype:
@@ -80,6 +82,19 @@ class Pattern:
         with untracked():
             return torch.ones(self.size, dtype=torch.bool, device="cpu")
 
+    def mask(self, dtype: torch.dtype) -> torch.Tensor:
+        """One for every entry, of ``dtype`` where kernels compute with that in vector registers.
+
+        They do with operands of one dtype only, so this is kept, as ``present`` is.
+        """
+        if dtype not in (torch.float32, torch.float64):
+            return self.present
+        found = self.masks.get(dtype)
+        if found is None:
+            with untracked():
+                found = self.masks[dtype] = torch.ones(self.size, dtype=dtype, device="cpu")
+        return found
+
     @property
     def addresses(self) -> tuple[int, ...]:
         """Where the arrays are now: handing a tensor to another process moves them to shared memory."""
@@ -101,11 +116,15 @@ class Pattern:
         """The same arrays as another format: transposed, or the first ``levels`` with dense ones below."""
         if form == self.format and shape == self.shape:
             return self
+        known = self.relatives.get((form, shape))
+        if known is not None:  # with what was found out about it
+            return known
         counts = list(self.counts[:levels])
         for level in range(levels, len(form)):
             counts.append(counts[-1] * form.level_size(level, shape))
         more = (None,) * (len(form) - levels)
-        return Pattern(form, shape, (*self.pos[:levels], *more), (*self.crd[:levels], *more), tuple(counts))
+        found = Pattern(form, shape, (*self.pos[:levels], *more), (*self.crd[:levels], *more), tuple(counts))
+        return self.relatives.setdefault((form, shape), found)
 
     def bytes(self) -> int:
         return sum(array.numel() * array.element_size() for array in self.arrays)

@@ -1,0 +1,126 @@
+"""Two processes that learn together: ``DistributedDataParallel`` on layers with sparse weights."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+import scorch
+from scorch.errors import CallError, UnsupportedError
+from scorch.nn import Linear, SparseEmbeddingBag, SparseLinear
+
+pytestmark = pytest.mark.skipif(
+    not dist.is_available() or not dist.is_gloo_available(), reason="torch was built without gloo"
+)
+
+
+class Values(torch.nn.Module):
+    """A sparse parameter of one's own: its values are the parameter, its places buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        S = scorch.rand(6, 5, density=0.5, format="csr", dtype=torch.float64)
+        self.values = torch.nn.Parameter(S.values())
+        self.register_buffer("crow", S.crow_indices())
+        self.register_buffer("col", S.col_indices())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (scorch.sparse_csr_tensor(self.crow, self.col, self.values, (6, 5)) @ x.t()).t()
+
+
+def make() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        SparseLinear(8, 5, 0.5, dtype=torch.float64),
+        torch.nn.Tanh(),
+        Values(),
+        SparseLinear(6, 3, 0.4, bias=False),
+    ).double()
+
+
+def batches() -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(1)
+    x = torch.randn(5, 12, 8, dtype=torch.float64, generator=source)
+    return x, torch.randn(5, 12, 3, dtype=torch.float64, generator=source)
+
+
+def train(net: Any, part: slice) -> list[torch.Tensor]:
+    """The parameters after a few steps on a part of each batch."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.02, weight_decay=0.1)
+    for x, y in zip(*batches(), strict=True):
+        optimizer.zero_grad()
+        (net(x[part]) - y[part]).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in net.parameters()]
+
+
+def begin(rank: int, port: int) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+
+
+def train_together(rank: int, port: int, folder: str) -> None:
+    begin(rank, port)
+    net = make()
+    if rank:  # what the first process has is sent to the second
+        for parameter in net.parameters():
+            parameter.data.zero_()
+    found = train(DistributedDataParallel(net), slice(rank * 6, rank * 6 + 6))
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def refuse(rank: int, port: int, folder: str) -> None:
+    begin(rank, port)
+    torch.manual_seed(rank)
+    net = DistributedDataParallel(SparseLinear(8, 5, 0.5))
+    said = []
+    try:
+        net(torch.ones(2, 8))
+    except CallError as error:
+        said.append(str(error))
+    sparse = torch.nn.Module()
+    sparse.w = torch.nn.Parameter(scorch.rand(4, 4, density=0.5, format="csr"))
+    try:
+        DistributedDataParallel(sparse)
+    except UnsupportedError as error:
+        said.append(str(error))
+    torch.save(said, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def run(work: Any, folder: Path) -> list[Any]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(work, (port, str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def test_two_processes_learn_what_one_learns_of_the_joined_batch(tmp_path: Path) -> None:
+    first, second = run(train_together, tmp_path)
+    alone = train(make(), slice(None))
+    for one, other, expected in zip(first, second, alone, strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one, expected)
+
+
+def test_other_places_and_parameters_that_cannot_be_sent_are_refused(tmp_path: Path) -> None:
+    first, second = run(refuse, tmp_path)
+    assert len(first) == 1 and "scorch.nn.SparseLinear" in first[0]
+    assert len(second) == 2 and "seed all processes alike" in second[0]
+    assert "scorch.nn.SparseLinear" in second[1]
+
+
+def test_layers_can_be_sent_to_processes() -> None:
+    for layer in (SparseLinear(8, 5, 0.5), Linear(8, 5, sparse_grad=True), SparseEmbeddingBag(8, 5)):
+        assert isinstance(layer.share_memory(), torch.nn.Module)
