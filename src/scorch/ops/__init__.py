@@ -11,6 +11,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     embedding,
     functional,
     generic,
+    graph,
     index,
     join,
     like,

@@ -15,9 +15,20 @@ import torch
 from scorch.errors import OperandError, ShapeError
 from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
+from scorch.tensor.flatten import (
+    LIVE,
+    RECORD,
+    VALUES,
+    TracedStorage,
+    any_traced,
+    array_of,
+    names_of,
+    remember,
+    unflattened,
+)
 from scorch.tensor.run import convert
 from scorch.tensor.storage import Pattern, Storage
-from scorch.tensor.tracking import any_requires_grad, is_grad_enabled, is_learning
+from scorch.tensor.tracking import any_requires_grad, is_grad_enabled, is_learning, is_tracing
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -96,6 +107,8 @@ class SparseTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if LIVE and any_traced((args, *(kwargs or {}).values())):
+            return RECORD[0](func, args, kwargs or {})
         handler = dispatch.FUNCTIONS.get(func)
         try:
             if (
@@ -125,6 +138,8 @@ class SparseTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if LIVE and any_traced((args, *(kwargs or {}).values())):
+            return RECORD[0](func, args, kwargs or {})
         place = dispatch.place_of_index(func)
         if place is not None and len(args) > place and isinstance(args[place], SparseTensor):
             args = (*args[:place], args[place].to_dense(), *args[place + 1 :])
@@ -179,6 +194,8 @@ class SparseTensor(torch.Tensor):
         Changing one of both in place (``T.mul_(2)``) leaves the other alone. ``values()`` may be the same
         memory, as in torch: between ``csr`` and ``coo``, and in the same format.
         """
+        if LIVE and any_traced((self,)):
+            return RECORD[0](SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
         form = as_format(format, len(self.storage.pattern.shape))
         if is_learning(self):
             from scorch.tensor.learning import converted
@@ -279,10 +296,36 @@ class SparseTensor(torch.Tensor):
         return self.numpy()  # says what to do instead
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Refused: the tensor has several arrays."""
+        """Refused: the tensor has several arrays. Only where graphs are made is there an empty one."""
+        if is_tracing() or any_traced((self,)):
+            return super().untyped_storage()
         raise OperandError(
             "a sparse tensor has no memory of its own; ask an array: .values().untyped_storage()"
         )
+
+    # graphs of torch.compile and torch.export --------------------------------------------------------
+
+    def __tensor_flatten__(self) -> tuple[list[str], Format]:
+        """The names of all arrays, and what else is needed to make the tensor of them."""
+        pattern = self.storage.pattern
+        remember(pattern)
+        return [*names_of(pattern.format), VALUES], pattern.format
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], format: Format, shape: Any, stride: Any
+    ) -> SparseTensor:
+        """The tensor that was taken apart, or one that is traced if its arrays are."""
+        pattern, values = unflattened(inner, format, shape), inner[VALUES]
+        return SparseTensor((Storage if type(values) is torch.Tensor else TracedStorage)(pattern, values))
+
+    def __getattr__(self, name: str) -> Any:
+        """The arrays, by the names that they have in graphs; every other attribute is found without this."""
+        if name == VALUES:
+            return self.storage.values
+        if name[:4] in ("_pos", "_crd"):
+            return array_of(self.storage.pattern, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., SparseTensor], tuple[Any, ...]]:
         return SparseTensor, (self.storage,)

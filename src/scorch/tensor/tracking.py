@@ -30,3 +30,8 @@ def untracked() -> contextlib.AbstractContextManager[Any]:
 
     cleared: contextlib.AbstractContextManager[Any] = temporarily_clear_interpreter_stack()
     return cleared
+
+
+def is_tracing() -> bool:
+    """Whether torch is making a graph, and looks at tensors as it would at its own."""
+    return torch._guards.detect_fake_mode() is not None

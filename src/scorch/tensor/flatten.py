@@ -1,0 +1,100 @@
+"""A sparse tensor as its arrays, and back: what ``torch.compile`` and ``torch.export`` ask for.
+
+The arrays have names: ``_entries``, and ``_pos1`` and ``_crd1`` for those of the second level. All else that a
+tensor is made of follows from them, its shape and its format. Arrays that are known come back as the pattern
+that they belong to, with all that was found out about it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from scorch.formats import Format
+from scorch.tensor.storage import Pattern, Storage
+
+VALUES = "_entries"  # not ``_values``, which is a method of torch
+
+_known: weakref.WeakValueDictionary[tuple[Any, ...], Pattern] = weakref.WeakValueDictionary()
+
+
+def names_of(format: Format) -> list[str]:
+    """The names of the index arrays of a format, in the order of ``Pattern.arrays``."""
+    found = []
+    for number, level in enumerate(format.levels):
+        if format.starts_run(number):
+            found.append(f"_pos{number}")
+        if level.letter != "d":
+            found.append(f"_crd{number}")
+    return found
+
+
+def array_of(pattern: Pattern, name: str) -> torch.Tensor:
+    """The index array with a name."""
+    kind, number = name[1:4], name[4:]
+    if kind in ("pos", "crd") and number.isdigit() and int(number) < len(pattern.format):
+        found: torch.Tensor | None = getattr(pattern, kind)[int(number)]
+        if found is not None:
+            return found
+    raise AttributeError(f"a sparse tensor of format {pattern.format} has no {name!r}")
+
+
+def remember(pattern: Pattern) -> None:
+    """Give this pattern to those who come with its arrays."""
+    if "is_known" not in pattern.__dict__:
+        pattern.__dict__["is_known"] = True
+        _known[_key(pattern.format, pattern.shape, pattern.arrays)] = pattern
+
+
+def _key(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    return (format, *shape, *map(id, arrays))
+
+
+def pattern_of(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tensor]) -> Pattern:
+    """The pattern with these arrays, in the order of ``Pattern.arrays``."""
+    known = _known.get(_key(format, shape, arrays)) if all(type(size) is int for size in shape) else None
+    if known is not None:
+        return known
+    named = dict(zip(names_of(format), arrays, strict=True))
+    levels = range(len(format))
+    pos = tuple(named.get(f"_pos{level}") for level in levels)
+    crd = tuple(named.get(f"_crd{level}") for level in levels)
+    counts: list[int] = []
+    for level, array in enumerate(crd):
+        above = counts[-1] if counts else 1
+        counts.append(above * format.level_size(level, shape) if array is None else array.shape[0])
+    made = Pattern(format, tuple(shape), pos, crd, tuple(counts))
+    if all(type(array) is torch.Tensor for array in arrays):
+        remember(made)
+    return made
+
+
+def unflattened(inner: Mapping[str, torch.Tensor], format: Format, shape: Sequence[int]) -> Pattern:
+    """The pattern of a tensor that was taken apart."""
+    return pattern_of(format, shape, [inner[name] for name in names_of(format)])
+
+
+class TracedStorage(Storage):
+    """The storage of a tensor inside of a graph that is being made: arrays with shapes, but no memory yet."""
+
+    def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
+        super().__init__(pattern, values)
+        LIVE.add(weakref.ref(self, LIVE.discard))
+
+
+LIVE: set[weakref.ref[TracedStorage]] = set()  # empty but for the time in which graphs are made
+RECORD: list[Callable[..., Any]] = []  # ``ops.graph.record``, which makes a call a part of the graph
+
+
+def any_traced(values: Iterable[Any]) -> bool:
+    """Whether a tensor among arguments is traced; ask only if any is alive."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if isinstance(value.__dict__.get("storage"), TracedStorage):
+                return True
+        elif isinstance(value, list | tuple) and any_traced(value):
+            return True
+    return False
