@@ -2,6 +2,7 @@
 
 from scorch.ops import (  # noqa: F401 - they fill the tables of functions and operators
     attention,
+    capture,
     counts,
     cross_entropy,
     cumulate,
@@ -11,7 +12,6 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     embedding,
     functional,
     generic,
-    graph,
     index,
     join,
     like,

@@ -86,7 +86,7 @@ class TracedStorage(Storage):
 
 
 LIVE: set[weakref.ref[TracedStorage]] = set()  # empty but for the time in which graphs are made
-RECORD: list[Callable[..., Any]] = []  # ``ops.graph.record``, which makes a call a part of the graph
+RECORD: list[Callable[..., Any]] = []  # ``ops.capture.record``, which makes a call a part of the graph
 
 
 def any_traced(values: Iterable[Any]) -> bool:

@@ -28,7 +28,7 @@ from scorch.tensor.flatten import (
 )
 from scorch.tensor.run import convert
 from scorch.tensor.storage import Pattern, Storage
-from scorch.tensor.tracking import any_requires_grad, is_grad_enabled, is_learning, is_tracing
+from scorch.tensor.tracking import any_requires_grad, is_asked_by, is_grad_enabled, is_learning
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -296,8 +296,8 @@ class SparseTensor(torch.Tensor):
         return self.numpy()  # says what to do instead
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Refused: the tensor has several arrays. Only where graphs are made is there an empty one."""
-        if is_tracing() or any_traced((self,)):
+        """Refused: the tensor has several arrays. Only torch itself, where it makes graphs, gets an empty one."""
+        if is_asked_by("torch", 1):
             return super().untyped_storage()
         raise OperandError(
             "a sparse tensor has no memory of its own; ask an array: .values().untyped_storage()"
@@ -308,7 +308,8 @@ class SparseTensor(torch.Tensor):
     def __tensor_flatten__(self) -> tuple[list[str], Format]:
         """The names of all arrays, and what else is needed to make the tensor of them."""
         pattern = self.storage.pattern
-        remember(pattern)
+        if not isinstance(self.storage, TracedStorage):
+            remember(pattern)
         return [*names_of(pattern.format), VALUES], pattern.format
 
     @staticmethod
@@ -318,6 +319,12 @@ class SparseTensor(torch.Tensor):
         """The tensor that was taken apart, or one that is traced if its arrays are."""
         pattern, values = unflattened(inner, format, shape), inner[VALUES]
         return SparseTensor((Storage if type(values) is torch.Tensor else TracedStorage)(pattern, values))
+
+    def _stable_hash_for_caching(self) -> str:
+        """What a compiled graph depends on, for torch's cache of graphs on disk."""
+        pattern, values = self.storage.pattern, self.storage.values
+        counts = [array.shape for array in (*pattern.arrays, values)]
+        return f"{pattern.format!r} {pattern.shape} {pattern.index_dtype} {values.dtype} {counts}"
 
     def __getattr__(self, name: str) -> Any:
         """The arrays, by the names that they have in graphs; every other attribute is found without this."""

@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from scorch.formats import Format
-from scorch.ops.graph.text import Slot, function_named, read, read_format, write, write_format
+from scorch.ops.capture.text import Slot, function_named, read, read_format, write, write_format
 from scorch.tensor.flatten import pattern_of
 from scorch.tensor.learning import sparse_of
 

@@ -1,6 +1,6 @@
 """Calls on sparse tensors as operators of the graphs that ``torch.compile`` and ``torch.export`` make."""
 
-from scorch.ops.graph.record import record
+from scorch.ops.capture.record import record
 from scorch.tensor.flatten import RECORD
 
 __all__ = ["record"]

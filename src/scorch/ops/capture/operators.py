@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from scorch.errors import UnsupportedError
-from scorch.ops.graph.program import Program, Result, read_program
+from scorch.ops.capture.program import Program, Result, read_program
 from scorch.tensor.construct import from_torch
 from scorch.tensor.flatten import pattern_of
 from scorch.tensor.learning import values_at, values_of

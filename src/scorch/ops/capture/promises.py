@@ -17,8 +17,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 from torch.utils._python_dispatch import _disable_current_modes
 
 from scorch.formats import Format
-from scorch.ops.graph.program import filled_in
-from scorch.ops.graph.text import Slot
+from scorch.ops.capture.program import filled_in
+from scorch.ops.capture.text import Slot
 from scorch.tensor.construct import from_coordinates
 from scorch.tensor.flatten import names_of
 from scorch.tensor.sparse_tensor import SparseTensor

@@ -10,9 +10,9 @@ from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import _disable_current_modes
 
 from scorch.errors import UnsupportedError
-from scorch.ops.graph import operators  # noqa: F401 - they are called below
-from scorch.ops.graph.program import Operand, Program, Result, filled_in
-from scorch.ops.graph.promises import (
+from scorch.ops.capture import operators  # noqa: F401 - they are called below
+from scorch.ops.capture.program import Operand, Program, Result, filled_in
+from scorch.ops.capture.promises import (
     Kind,
     Outcome,
     Promise,
@@ -22,10 +22,11 @@ from scorch.ops.graph.promises import (
     tried,
     unsupported,
 )
-from scorch.ops.graph.text import OURS, Slot, name_of, write
+from scorch.ops.capture.text import OURS, Slot, name_of, write
 from scorch.tensor.flatten import pattern_of
 from scorch.tensor.learning import ITSELF, VIEWS
 from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.tracking import is_asked_by
 from scorch.tensor.traced import is_traced, same_arrays, sampled, traced, traced_values
 
 aten = torch.ops.aten
@@ -40,9 +41,10 @@ OURS.update(
 _FACTS = {
     "dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_inference",
     "is_same_size", "is_signed", "is_tensor", "ndimension", "nelement", "numel", "size", "storage_offset",
-    "stride", "__len__", "__hash__", "is_conj", "is_neg", "result_type", "untyped_storage", "_typed_storage",
+    "stride", "__len__", "__hash__", "__dir__", "__repr__", "__format__", "is_conj", "is_neg", "result_type", "untyped_storage", "_typed_storage",
     "has_names", "is_set_to", "_is_view", "is_pinned", "is_shared",
 }  # fmt: skip
+_IS_SPARSE = torch.Tensor.is_sparse.__get__  # type: ignore[attr-defined]
 _SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 _ON_VALUES = {"clone", "_to_copy", "to", "float", "double", "half", "bfloat16", "dropout"}
 _outcomes: dict[Any, Outcome] = {}
@@ -50,6 +52,8 @@ _outcomes: dict[Any, Outcome] = {}
 
 def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func(*args, **kwargs)`` of traced tensors, connected to them."""
+    if func == _IS_SPARSE:
+        return not is_asked_by("torch._subclasses.meta_utils", 2)
     if func in _SAME:
         return SparseTensor(args[0].storage)
     if _is_fact(func):
@@ -115,8 +119,8 @@ class _Call:
 
     def _keeps_zeros(self) -> bool:
         with _disable_current_modes(), torch.no_grad():
-            found = self._called([torch.zeros(1, dtype=tensor.dtype) for tensor in self.tensors])
-            return isinstance(found, torch.Tensor) and found.shape == (1,) and not bool(found)
+            found = self._called([torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype) for tensor in self.tensors])
+            return isinstance(found, torch.Tensor) and found.dim() == self.tensors[0].dim() and not bool(found)
 
     def _called(self, tensors: list[torch.Tensor]) -> Any:
         given = {"tensor": tensors, "size": self.sizes}
