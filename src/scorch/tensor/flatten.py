@@ -17,6 +17,8 @@ from scorch.formats import Format
 from scorch.tensor.storage import Pattern, Storage
 
 VALUES = "_entries"  # not ``_values``, which is a method of torch
+LEVELS = 64  # as many as tensors of torch have dimensions
+ALL_NAMES = [VALUES, *(f"_{kind}{level}" for kind in ("pos", "crd") for level in range(LEVELS))]
 
 _known: weakref.WeakValueDictionary[tuple[Any, ...], Pattern] = weakref.WeakValueDictionary()
 
@@ -32,14 +34,15 @@ def names_of(format: Format) -> list[str]:
     return found
 
 
-def array_of(pattern: Pattern, name: str) -> torch.Tensor:
-    """The index array with a name."""
-    kind, number = name[1:4], name[4:]
-    if kind in ("pos", "crd") and number.isdigit() and int(number) < len(pattern.format):
-        found: torch.Tensor | None = getattr(pattern, kind)[int(number)]
-        if found is not None:
-            return found
-    raise AttributeError(f"a sparse tensor of format {pattern.format} has no {name!r}")
+def array_of(storage: Storage, name: str) -> torch.Tensor:
+    """The array with a name."""
+    if name == VALUES:
+        return storage.values
+    arrays, level = getattr(storage.pattern, name[1:4]), int(name[4:])
+    found: torch.Tensor | None = arrays[level] if level < len(arrays) else None
+    if found is None:
+        raise AttributeError(f"a sparse tensor of format {storage.pattern.format} has no {name!r}")
+    return found
 
 
 def remember(pattern: Pattern) -> None:

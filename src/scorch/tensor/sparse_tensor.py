@@ -16,6 +16,7 @@ from scorch.errors import OperandError, ShapeError
 from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
 from scorch.tensor.flatten import (
+    ALL_NAMES,
     LIVE,
     RECORD,
     VALUES,
@@ -326,14 +327,6 @@ class SparseTensor(torch.Tensor):
         counts = [array.shape for array in (*pattern.arrays, values)]
         return f"{pattern.format!r} {pattern.shape} {pattern.index_dtype} {values.dtype} {counts}"
 
-    def __getattr__(self, name: str) -> Any:
-        """The arrays, by the names that they have in graphs; every other attribute is found without this."""
-        if name == VALUES:
-            return self.storage.values
-        if name[:4] in ("_pos", "_crd"):
-            return array_of(self.storage.pattern, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., SparseTensor], tuple[Any, ...]]:
         return SparseTensor, (self.storage,)
 
@@ -341,6 +334,15 @@ class SparseTensor(torch.Tensor):
         from scorch.tensor.learning import copied
 
         return copied(self, memo)
+
+
+def _array(name: str) -> property:
+    """An array of a sparse tensor by the name that it has in graphs."""
+    return property(lambda tensor: array_of(tensor.storage, name))
+
+
+for _name in ALL_NAMES:
+    setattr(SparseTensor, _name, _array(_name))
 
 
 def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import torch
 from torch.autograd.function import once_differentiable
 
-from scorch.tensor.flatten import RECORD, TracedStorage
+from scorch.tensor.flatten import RECORD, VALUES, TracedStorage, array_of, names_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
 from scorch.tensor.tracking import any_requires_grad
@@ -54,8 +54,22 @@ class _Wrap(torch.autograd.Function):
         return values_on(gradient, ctx.pattern), None
 
 
+def arrays_of(tensor: SparseTensor) -> list[torch.Tensor]:
+    """Index arrays and values, as the graph knows them: ``torch.export`` has to see them asked for."""
+    storage = tensor.storage
+    if not torch.compiler.is_exporting():
+        return [*storage.pattern.arrays, storage.values]
+    names = [*names_of(storage.pattern.format), VALUES]
+    try:
+        return [getattr(tensor, name) for name in names]
+    except RuntimeError:  # made inside of the graph, which knows its arrays already
+        return [array_of(storage, name) for name in names]
+
+
 def traced_values(tensor: SparseTensor) -> torch.Tensor:
     """The values of a tensor, connected to it."""
+    if torch.compiler.is_exporting():
+        return arrays_of(tensor)[-1]
     if torch.is_grad_enabled() and any_requires_grad(tensor):
         found: torch.Tensor = _Values.apply(tensor)
         return found
@@ -64,7 +78,7 @@ def traced_values(tensor: SparseTensor) -> torch.Tensor:
 
 def traced(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
     """The tensor with these values, connected to them."""
-    if torch.is_grad_enabled() and values.requires_grad:
+    if not torch.compiler.is_exporting() and torch.is_grad_enabled() and values.requires_grad:
         found: SparseTensor = _Wrap.apply(values, pattern)
         return found
     return SparseTensor(TracedStorage(pattern, values))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from scorch.errors import UnsupportedError
 from scorch.ops.capture.program import Program, Result, read_program
@@ -196,7 +197,48 @@ def _fake_gradients(
     ]
 
 
+# gradients -------------------------------------------------------------------------------------------
+
+
+class _Call(torch.autograd.Function):
+    """A call as a function of arrays, with its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, text: str, sizes: Sequence[Any], *arrays: torch.Tensor) -> Any:
+        ctx.text, ctx.sizes = text, sizes
+        ctx.save_for_backward(*arrays)
+        ctx.set_materialize_grads(False)
+        with torch._C._AutoDispatchBelowAutograd():
+            found = torch.ops.scorch.call(text, arrays, sizes)
+        ctx.mark_non_differentiable(*(array for array in found if not _is_learned(array)))
+        return tuple(found)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *incoming: torch.Tensor | None) -> Any:
+        needed = list(ctx.needs_input_grad[2:])
+        if all(gradient is None for gradient in incoming):
+            return None, None, *[None] * len(needed)
+        given = ctx.text, ctx.saved_tensors, ctx.sizes, list(incoming), needed
+        found = iter(torch.ops.scorch.gradients(*given))
+        return None, None, *(next(found) if is_needed else None for is_needed in needed)
+
+
+def _is_learned(array: torch.Tensor) -> bool:
+    return array.is_floating_point() or array.is_complex()
+
+
+def _connected_call(text: str, arrays: Arrays, sizes: Sequence[Any]) -> list[torch.Tensor]:
+    """A call whose result is connected to the arrays."""
+    if torch.is_grad_enabled() and any(array.requires_grad for array in arrays):
+        return list(_Call.apply(text, sizes, *arrays))
+    with torch._C._AutoDispatchBelowAutograd():
+        found: list[torch.Tensor] = torch.ops.scorch.call(text, arrays, sizes)
+    return found
+
+
 _library.impl("call", _call, "CPU")
+_library.impl("call", _connected_call, "Autograd")
 _library.impl("gradients", _gradients, "CPU")
 torch.library.register_fake("scorch::call", _fake_call, lib=_library)
 torch.library.register_fake("scorch::gradients", _fake_gradients, lib=_library)

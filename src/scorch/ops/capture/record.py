@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
-from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import _disable_current_modes
 
 from scorch.errors import UnsupportedError
@@ -27,7 +26,7 @@ from scorch.tensor.flatten import pattern_of
 from scorch.tensor.learning import ITSELF, VIEWS
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.tracking import is_asked_by
-from scorch.tensor.traced import is_traced, same_arrays, sampled, traced, traced_values
+from scorch.tensor.traced import arrays_of, is_traced, same_arrays, sampled, traced, traced_values
 
 aten = torch.ops.aten
 
@@ -147,8 +146,8 @@ class _Call:
             seed = len(arrays)
             arrays.append(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
         program = Program(name_of(self.func), self.args, self.kwargs, tuple(operands), tuple(results), seed)
-        found = _applied(program.write(), sizes, arrays) if _is_computed(results) else []
-        return torch.utils._pytree.tree_unflatten(_collected(results, found, arrays, sizes), outcome.spec)
+        found = torch.ops.scorch.call(program.write(), arrays, sizes) if _is_computed(results) else []
+        return torch.utils._pytree.tree_unflatten(_collected(results, list(found), arrays, sizes), outcome.spec)
 
     def _operands(self) -> tuple[list[torch.Tensor], list[Operand]]:
         """All arrays, each once, and which of them each argument has."""
@@ -167,7 +166,7 @@ class _Call:
                 operands.append(Operand(number(tensor)))
                 continue
             pattern = tensor.storage.pattern
-            index = tuple(number(array) for array in pattern.arrays)
+            index = tuple(number(array) for array in arrays_of(tensor)[:-1])
             begin = len(self.sizes)
             self.sizes.extend(pattern.shape)
             values = traced_values(tensor) if is_traced(tensor) else tensor.storage.values
@@ -239,33 +238,3 @@ def _collected(
         else:
             made.append(traced(pattern_of(result.format, sizes[slice(*result.shape)], index), values))
     return made
-
-
-def _applied(text: str, sizes: list[Any], arrays: list[torch.Tensor]) -> list[torch.Tensor]:
-    if torch.is_grad_enabled() and any(array.requires_grad for array in arrays):
-        return list(_Operator.apply(text, sizes, *arrays))
-    return list(torch.ops.scorch.call(text, arrays, sizes))
-
-
-class _Operator(torch.autograd.Function):
-    """A call as a function of arrays, with its gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, text: str, sizes: list[Any], *arrays: torch.Tensor) -> Any:
-        ctx.text, ctx.sizes = text, sizes
-        ctx.save_for_backward(*arrays)
-        ctx.set_materialize_grads(False)
-        found = torch.ops.scorch.call(text, arrays, sizes)
-        ctx.mark_non_differentiable(*(array for array in found if not array.dtype.is_floating_point))
-        return tuple(found)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *incoming: torch.Tensor | None) -> Any:
-        needed = list(ctx.needs_input_grad[2:])
-        if all(gradient is None for gradient in incoming):
-            return None, None, *[None] * len(needed)
-        found = iter(
-            torch.ops.scorch.gradients(ctx.text, ctx.saved_tensors, ctx.sizes, list(incoming), needed)
-        )
-        return None, None, *(next(found) if is_needed else None for is_needed in needed)
