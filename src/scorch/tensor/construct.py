@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from scorch.compiler.typing import type_of_dtype
 from scorch.errors import FormatError, OperandError, ShapeError, UnsupportedError
@@ -22,6 +23,7 @@ from scorch.tensor.check import (
     check_device,
     refuse_pinning,
 )
+from scorch.tensor.flatten import spelled
 from scorch.tensor.interop import from_scipy, is_scipy
 from scorch.tensor.learning import stored
 from scorch.tensor.run import from_dense
@@ -59,6 +61,8 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
     >>> scorch.from_torch(torch.eye(3), format="csr")
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
     """
+    if is_dynamo_compiling() and not isinstance(t, SparseTensor):
+        return torch.ops.scorch.from_torch(t, spelled(format))  # type: ignore[no-any-return]
     if isinstance(t, SparseTensor):
         return t if format is None else t.to_format(format)
     if not isinstance(t, torch.Tensor):

@@ -7,6 +7,7 @@ that they belong to, with all that was found out about it.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,23 @@ def names_of(format: Format) -> list[str]:
         if level.letter != "d":
             found.append(f"_crd{number}")
     return found
+
+
+def spelled(format: str | Format | None) -> str | None:
+    """A format as text, of constants that ``torch.compile`` can follow; ``read_spelled`` reads it."""
+    if format is None or isinstance(format, str):
+        return format
+    order = ",".join([str(dim) for dim in format.order])
+    blocks = ",".join([f"{dim}={size}" for dim, size in format.blocks])
+    return f"{format.letters}:{order}:{blocks}"
+
+
+@functools.lru_cache(maxsize=256)
+def read_spelled(text: str) -> Format:
+    letters, order, blocks = text.split(":")
+    pairs = [pair.split("=") for pair in blocks.split(",") if pair]
+    sizes = {int(dim): int(size) for dim, size in pairs}
+    return Format(letters, order=[int(dim) for dim in order.split(",")], blocks=sizes)
 
 
 def array_of(storage: Storage, name: str) -> torch.Tensor:
@@ -67,8 +85,11 @@ def pattern_of(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tens
     crd = tuple(named.get(f"_crd{level}") for level in levels)
     counts: list[int] = []
     for level, array in enumerate(crd):
-        above = counts[-1] if counts else 1
-        counts.append(above * format.level_size(level, shape) if array is None else array.shape[0])
+        if array is not None:
+            counts.append(array.shape[0])
+        else:  # without a product by 1, which torch would trace as a symbol that depends on itself
+            size = format.level_size(level, shape)
+            counts.append(counts[-1] * size if counts else size)
     made = Pattern(format, tuple(shape), pos, crd, tuple(counts))
     if all(type(array) is torch.Tensor for array in arrays):
         remember(made)
@@ -86,6 +107,20 @@ class TracedStorage(Storage):
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
         super().__init__(pattern, values)
         LIVE.add(weakref.ref(self, LIVE.discard))
+
+
+def traced_shell(kind: type[torch.Tensor], storage: TracedStorage) -> torch.Tensor:
+    """A sparse tensor of a traced storage: its strides are traced, what torch computes of them is not."""
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+    shape = storage.pattern.shape
+    strides: list[int] = [1] if shape else []
+    for size in reversed(shape[1:]):
+        strides.insert(0, size if len(strides) == 1 else size * strides[0])
+    with disable_proxy_modes_tracing():
+        made: Any = torch.Tensor._make_wrapper_subclass(kind, shape, strides, dtype=storage.values.dtype)
+    made.storage = storage
+    return made  # type: ignore[no-any-return]
 
 
 LIVE: set[weakref.ref[TracedStorage]] = set()  # empty but for the time in which graphs are made

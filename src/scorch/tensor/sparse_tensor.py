@@ -25,6 +25,7 @@ from scorch.tensor.flatten import (
     array_of,
     names_of,
     remember,
+    traced_shell,
     unflattened,
 )
 from scorch.tensor.run import convert
@@ -91,6 +92,8 @@ class SparseTensor(torch.Tensor):
     def __new__(cls, storage: Storage) -> SparseTensor:
         shape = storage.pattern.shape
         dtype = storage.values.dtype
+        if type(storage) is TracedStorage:
+            return traced_shell(cls, storage)  # type: ignore[return-value]
         try:  # naming what is the default costs as much again; all storages are on the CPU
             is_default = dtype is _default_dtype()
             made: SparseTensor = (
@@ -286,6 +289,8 @@ class SparseTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
         from scorch.tensor.display import describe
 
+        if isinstance(self.storage, TracedStorage):
+            return f"SparseTensor(shape={tuple(self.shape)}, format={self.format}, traced)"
         return describe(self.storage)
 
     def _repr_html_(self) -> str:

@@ -56,13 +56,15 @@ class Result:
         shape = list(sizes[slice(*self.shape)])
         if self.format is None:
             return [shape]
-        found, count = [], 1
+        found: list[Any] = []
+        count: Any = None
         for number, level in enumerate(self.format.levels):
             if self.format.starts_run(number):
-                found.append([count + 1])
+                found.append([2 if count is None else count + 1])
                 count = new_size()
             if level.letter == "d":
-                count = count * self.format.level_size(number, shape)
+                size = self.format.level_size(number, shape)
+                count = size if count is None else count * size
             else:
                 found.append([count])
         return [*found, [count]]

@@ -46,11 +46,13 @@ _FACTS = {
 _IS_SPARSE = torch.Tensor.is_sparse.__get__  # type: ignore[attr-defined]
 _SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 _ON_VALUES = {"clone", "_to_copy", "to", "float", "double", "half", "bfloat16", "dropout"}
+RENAMED: dict[Any, Any] = {}  # operators of ours that stand for a function
 _outcomes: dict[Any, Outcome] = {}
 
 
 def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func(*args, **kwargs)`` of traced tensors, connected to them."""
+    func = RENAMED.get(func, func)
     if func == _IS_SPARSE:
         return not is_asked_by("torch._subclasses.meta_utils", 2)
     if func in _SAME:
@@ -196,8 +198,6 @@ class _Call:
         if known and all(isinstance(size, int) for size in self.sizes):
             return made
         mode = detect_fake_mode(self.tensors)
-        if self.func in (SparseTensor.to_format, sampled):
-            return [given[0][0]]
         found = dense_shapes(self.func, self.args, self.kwargs, given, self.sizes, mode)
         if found is None or [tuple(map(hint, shape)) for shape in found] != made:
             raise unsupported(
