@@ -159,6 +159,14 @@ def from_edge_index(
 # torch's constructors --------------------------------------------------------------------------------
 
 
+def _in_graph(
+    kind: str, index: list[torch.Tensor], values: torch.Tensor, size: Any, format: str | Format | None
+) -> SparseTensor:
+    """A tensor that is made inside of a compiled program, from tensors there."""
+    given = kind, index, values, list(size), spelled(format)
+    return torch.ops.scorch.sparse(*given)  # type: ignore[no-any-return]
+
+
 def sparse_coo_tensor(
     indices: Any = None,
     values: Any = None,
@@ -178,6 +186,8 @@ def sparse_coo_tensor(
     >>> scorch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], [3.0, 4.0, 5.0], (2, 3))
     SparseTensor(shape=(2, 3), dtype=float32, format=coo, nnz=3, density=50.00%)
     """
+    if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
+        return _in_graph("coo", [indices], values, size, format)
     _check_options("sparse_coo_tensor", device, pin_memory)
     if values is None:  # torch's other form: an empty tensor of the given size
         shape = as_shape("size", indices if size is None else size)
@@ -233,6 +243,8 @@ def sparse_csr_tensor(
     >>> scorch.sparse_csr_tensor([0, 1, 3], [2, 0, 2], [3.0, 4.0, 5.0], (2, 3))
     SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)
     """
+    if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
+        return _in_graph("csr", [crow_indices, col_indices], values, size, format)
     _check_options("sparse_csr_tensor", device, pin_memory)
     given = as_learned_values("values", values, dtype)
     return _leaf(from_compressed("csr", crow_indices, col_indices, given, size, format), requires_grad)
@@ -252,6 +264,8 @@ def sparse_csc_tensor(
     format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_csc_tensor``; rows in any order inside a column, repeats are summed."""
+    if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
+        return _in_graph("csc", [ccol_indices, row_indices], values, size, format)
     _check_options("sparse_csc_tensor", device, pin_memory)
     given = as_learned_values("values", values, dtype)
     return _leaf(from_compressed("csc", ccol_indices, row_indices, given, size, format), requires_grad)

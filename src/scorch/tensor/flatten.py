@@ -130,8 +130,10 @@ RECORD: list[Callable[..., Any]] = []  # ``ops.capture.record``, which makes a c
 def any_traced(values: Iterable[Any]) -> bool:
     """Whether a tensor among arguments is traced; ask only if any is alive."""
     for value in values:
+        if type(value) is torch.Tensor:
+            continue
         if isinstance(value, torch.Tensor):
-            if isinstance(value.__dict__.get("storage"), TracedStorage):
+            if type(value.__dict__.get("storage")) is TracedStorage:
                 return True
         elif isinstance(value, list | tuple) and any_traced(value):
             return True

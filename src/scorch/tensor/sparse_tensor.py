@@ -28,6 +28,7 @@ from scorch.tensor.flatten import (
     traced_shell,
     unflattened,
 )
+from scorch.tensor.frames import unread, unread_all
 from scorch.tensor.run import convert
 from scorch.tensor.storage import Pattern, Storage
 from scorch.tensor.tracking import any_requires_grad, is_asked_by, is_grad_enabled, is_learning
@@ -108,6 +109,7 @@ class SparseTensor(torch.Tensor):
         return made
 
     @classmethod
+    @unread
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -139,6 +141,7 @@ class SparseTensor(torch.Tensor):
         raise told
 
     @classmethod
+    @unread
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -346,6 +349,7 @@ def _array(name: str) -> property:
     return property(lambda tensor: array_of(tensor.storage, name))
 
 
+unread_all(vars(SparseTensor).values())
 for _name in ALL_NAMES:
     setattr(SparseTensor, _name, _array(_name))
 

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from scorch.errors import UnsupportedError
+from scorch.ops.autograd import UNREAD
 from scorch.ops.capture.program import Program, Result, read_program
 from scorch.tensor.construct import from_torch
 from scorch.tensor.flatten import pattern_of
@@ -22,6 +24,12 @@ from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
 
 Arrays = Sequence[torch.Tensor]
+
+PRODUCTS = {  # functions whose gradients do not depend on what they give
+    F.linear, torch.einsum, torch.matmul, torch.mm, torch.mv, torch.bmm, torch.sparse.mm,
+    torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, torch.Tensor.mm,
+    torch.Tensor.mv, torch.Tensor.bmm,
+}  # fmt: skip
 
 _library = torch.library.Library("scorch", "DEF")  # noqa: TOR901 - lives as long as the process
 _library.define("call(str program, Tensor[] arrays, SymInt[] sizes) -> Tensor[]")
@@ -63,7 +71,11 @@ def _gradients(
             array.detach().requires_grad_() if is_needed else array
             for array, is_needed in zip(arrays, needed, strict=True)
         ]
-        found = program.run(given, sizes)
+        token = UNREAD.set(program.function in PRODUCTS)
+        try:
+            found = program.run(given, sizes)
+        finally:
+            UNREAD.reset(token)
         outputs, seeds, place = [], [], 0
         for result, tensor in zip(program.results, found, strict=True):
             place += 0 if result.format is None or result.is_on_operand else len(result.arrays)

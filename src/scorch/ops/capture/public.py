@@ -15,12 +15,19 @@ from torch.utils._pytree import tree_leaves
 from scorch.formats import Format
 from scorch.notation.indexing import parse
 from scorch.notation.trees import accesses
-from scorch.ops.capture.promises import SHAPED
+from scorch.ops.capture.operators import PRODUCTS
+from scorch.ops.capture.promises import SHAPED, STANDS_FOR
 from scorch.ops.capture.record import RENAMED, record
 from scorch.ops.capture.text import OURS
 from scorch.ops.einsum import einsum
 from scorch.ops.statement import evaluate
-from scorch.tensor.construct import from_torch
+from scorch.tensor.construct import (
+    from_coordinates,
+    from_torch,
+    sparse_coo_tensor,
+    sparse_csc_tensor,
+    sparse_csr_tensor,
+)
 from scorch.tensor.flatten import TracedStorage, pattern_of, read_spelled
 from scorch.tensor.learning import sparse_of
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -77,6 +84,9 @@ def _einsum(equation: str, operands: Tensors, format: str | None = None) -> Any:
     return einsum(equation, *operands, format=_format(format))
 
 
+PRODUCTS.add(_einsum)
+
+
 @_operator(
     "evaluate(str expression, str[] names, Tensor[] tensors, str? format=None) -> Tensor", _like_evaluate
 )
@@ -87,6 +97,29 @@ def _evaluate(expression: str, names: list[str], tensors: Tensors, format: str |
 @_operator("from_torch(Tensor t, str? format=None) -> Tensor", lambda t, format=None: t)
 def _from_torch(t: torch.Tensor, format: str | None = None) -> Any:
     return from_torch(t, format=_format(format))
+
+
+def _empty(
+    kind: str, index: Tensors, values: torch.Tensor, size: Sequence[int], format: str | None = None
+) -> Any:
+    """A tensor without entries that is stored as ``_sparse`` stores it."""
+    form = _format(kind if format is None else format)
+    nowhere = torch.zeros(len(size), 0, dtype=torch.int64, device="cpu")
+    return from_coordinates(nowhere, torch.zeros(0, dtype=values.dtype, device="cpu"), size, format=form)
+
+
+@_operator(
+    "sparse(str kind, Tensor[] index, Tensor values, SymInt[] size, str? format=None) -> Tensor",
+    lambda kind, index, values, size, format=None: values.new_empty(size),
+)
+def _sparse(
+    kind: str, index: Tensors, values: torch.Tensor, size: Sequence[int], format: str | None = None
+) -> Any:
+    make = {"coo": sparse_coo_tensor, "csr": sparse_csr_tensor, "csc": sparse_csc_tensor}[kind]
+    return make(*index, values, tuple(size), format=_format(format))
+
+
+STANDS_FOR[_sparse] = _empty
 
 
 def _assemble(format: str, shape: Sequence[Any], arrays: Tensors, values: torch.Tensor) -> SparseTensor:
