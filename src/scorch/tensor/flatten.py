@@ -1,8 +1,8 @@
 """A sparse tensor as its arrays, and back: what ``torch.compile`` and ``torch.export`` ask for.
 
-The arrays have names: ``_entries``, and ``_pos1`` and ``_crd1`` for those of the second level. All else that a
-tensor is made of follows from them, its shape and its format. Arrays that are known come back as the pattern
-that they belong to, with all that was found out about it.
+The arrays have names: ``_entries``, and ``_pos1`` and ``_crd1`` for those of the second level. All else that
+a tensor is made of follows from them, its shape and its format. Arrays that are known come back as the
+pattern that they belong to, with all that was found out about it.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ import math
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
+from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_map
 
 from scorch.compiler.plan import Step

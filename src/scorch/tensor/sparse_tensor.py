@@ -305,7 +305,7 @@ class SparseTensor(torch.Tensor):
         return self.numpy()  # says what to do instead
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Refused: the tensor has several arrays. Only torch itself, where it makes graphs, gets an empty one."""
+        """Refused: the tensor has several arrays. Only torch, where it makes graphs, gets an empty one."""
         if is_asked_by("torch", 1):
             return super().untyped_storage()
         raise OperandError(

@@ -16,6 +16,7 @@ from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
 from scorch.tensor.tracking import any_requires_grad
 
+
 def is_traced(tensor: Any) -> TypeGuard[SparseTensor]:
     """Whether it is a sparse tensor whose arrays are being traced."""
     return isinstance(tensor, SparseTensor) and isinstance(tensor.storage, TracedStorage)

@@ -35,5 +35,5 @@ def untracked() -> contextlib.AbstractContextManager[Any]:
 
 def is_asked_by(module: str, depth: int) -> bool:
     """Whether a function was called from a module: torch, where it makes graphs, looks at tensors itself."""
-    name = sys._getframe(depth + 1).f_globals.get("__name__", "")
+    name: str = sys._getframe(depth + 1).f_globals.get("__name__", "")
     return name == module or name.startswith(f"{module}.")

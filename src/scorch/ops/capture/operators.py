@@ -7,7 +7,8 @@ made, it is converted. ``scorch::gradients`` runs the call again, tracked, and a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ PRODUCTS = {  # functions whose gradients do not depend on what they give
     torch.Tensor.mv, torch.Tensor.bmm,
 }  # fmt: skip
 
-_library = torch.library.Library("scorch", "DEF")  # noqa: TOR901 - lives as long as the process
+_library = torch.library.Library("scorch", "DEF")
 _library.define("call(str program, Tensor[] arrays, SymInt[] sizes) -> Tensor[]")
 _library.define(
     "gradients(str program, Tensor[] arrays, SymInt[] sizes, Tensor?[] incoming, bool[] needed) -> Tensor[]"
@@ -103,20 +104,18 @@ def _fresh(gradient: torch.Tensor, seeds: Sequence[torch.Tensor]) -> torch.Tenso
     return gradient.clone(memory_format=torch.contiguous_format) if is_given else gradient.contiguous()
 
 
-class _seeded:
+@contextlib.contextmanager
+def _seeded(program: Program, arrays: Arrays) -> Iterator[None]:
     """Random numbers of a call from its own seed, so that its gradients draw the same ones."""
-
-    def __init__(self, program: Program, arrays: Arrays) -> None:
-        self.seed = None if program.seed is None else int(arrays[program.seed])
-
-    def __enter__(self) -> None:
-        if self.seed is not None:
-            self.before = torch.get_rng_state()
-            torch.manual_seed(self.seed)
-
-    def __exit__(self, *_: object) -> None:
-        if self.seed is not None:
-            torch.set_rng_state(self.before)
+    if program.seed is None:
+        yield
+        return
+    before = torch.get_rng_state()
+    torch.manual_seed(int(arrays[program.seed]))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
 
 
 def _as_promised(
@@ -132,7 +131,9 @@ def _as_promised(
     if result.format is None:
         return (tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor), None
     if not isinstance(tensor, SparseTensor):
-        tensor = from_torch(tensor, format=result.format)
+        made = from_torch(tensor, format=result.format)
+        assert isinstance(made, SparseTensor)
+        tensor = made
     if result.is_on_operand:
         known = [arrays[number] for number in result.arrays if number is not None]
         pattern = pattern_of(result.format, shape, known)
@@ -153,7 +154,7 @@ def _values_on(program: Program, tensor: SparseTensor, pattern: Pattern) -> torc
         if lost:
             raise UnsupportedError(
                 f"the graph was made for a result of {program.name} that is zero where its operand is, but "
-                f"{lost} other elements are not, as with infinite or NaN factors; call it outside of the graph"
+                f"{lost} other elements are not, as with infinite or NaN factors; call it without the graph"
             )
     return found
 
@@ -192,7 +193,7 @@ def _new_size() -> Any:
     """A number of entries that will be known when the call runs."""
     from torch._library.fake_impl import allocate_size
 
-    return allocate_size(torch.library.get_ctx()._shape_env)  # type: ignore[attr-defined]
+    return allocate_size(torch.library.get_ctx()._shape_env)
 
 
 def _fake_gradients(

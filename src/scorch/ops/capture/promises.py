@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from scorch.formats import Format
 from scorch.ops.capture.program import filled_in
@@ -89,7 +89,9 @@ def tried(function: Any, args: Any, kwargs: Any, kinds: Sequence[Kind], sizes: S
         leaves, spec = tree_flatten(found)
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
-                raise unsupported(f"{_name(function)} gives a {type(leaf).__name__}, which depends on numbers")
+                raise unsupported(
+                    f"{_name(function)} gives a {type(leaf).__name__}, which depends on numbers"
+                )
         places = {
             id(array): (number, place)
             for number, sample in enumerate(samples)

@@ -33,7 +33,7 @@ from scorch.tensor.learning import sparse_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.traced import sampled, traced
 
-_library = torch.library.Library("scorch", "FRAGMENT")  # noqa: TOR901 - lives as long as the process
+_library = torch.library.Library("scorch", "FRAGMENT")
 Tensors = Sequence[torch.Tensor]
 
 
@@ -91,7 +91,8 @@ PRODUCTS.add(_einsum)
     "evaluate(str expression, str[] names, Tensor[] tensors, str? format=None) -> Tensor", _like_evaluate
 )
 def _evaluate(expression: str, names: list[str], tensors: Tensors, format: str | None = None) -> Any:
-    return evaluate(expression, format=_format(format), **dict(zip(names, tensors, strict=True)))
+    named: dict[str, Any] = dict(zip(names, tensors, strict=True))
+    return evaluate(expression, format=_format(format), **named)
 
 
 @_operator("from_torch(Tensor t, str? format=None) -> Tensor", lambda t, format=None: t)
@@ -115,7 +116,7 @@ def _empty(
 def _sparse(
     kind: str, index: Tensors, values: torch.Tensor, size: Sequence[int], format: str | None = None
 ) -> Any:
-    make = {"coo": sparse_coo_tensor, "csr": sparse_csr_tensor, "csc": sparse_csc_tensor}[kind]
+    make: Any = {"coo": sparse_coo_tensor, "csr": sparse_csr_tensor, "csc": sparse_csc_tensor}[kind]
     return make(*index, values, tuple(size), format=_format(format))
 
 

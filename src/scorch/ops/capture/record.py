@@ -25,8 +25,8 @@ from scorch.ops.capture.text import OURS, Slot, name_of, write
 from scorch.tensor.flatten import pattern_of
 from scorch.tensor.learning import ITSELF, VIEWS
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.tracking import is_asked_by
 from scorch.tensor.traced import arrays_of, is_traced, same_arrays, sampled, traced, traced_values
+from scorch.tensor.tracking import is_asked_by
 
 aten = torch.ops.aten
 
@@ -40,7 +40,8 @@ OURS.update(
 _FACTS = {
     "dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_inference",
     "is_same_size", "is_signed", "is_tensor", "ndimension", "nelement", "numel", "size", "storage_offset",
-    "stride", "__len__", "__hash__", "__dir__", "__repr__", "__format__", "is_conj", "is_neg", "result_type", "untyped_storage", "_typed_storage",
+    "stride", "__len__", "__hash__", "__dir__", "__repr__", "__format__", "is_conj", "is_neg",
+    "result_type", "untyped_storage", "_typed_storage",
     "has_names", "is_set_to", "_is_view", "is_pinned", "is_shared",
 }  # fmt: skip
 _IS_SPARSE = torch.Tensor.is_sparse.__get__  # type: ignore[attr-defined]
@@ -120,8 +121,12 @@ class _Call:
 
     def _keeps_zeros(self) -> bool:
         with _disable_current_modes(), torch.no_grad():
-            found = self._called([torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype) for tensor in self.tensors])
-            return isinstance(found, torch.Tensor) and found.dim() == self.tensors[0].dim() and not bool(found)
+            found = self._called(
+                [torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype) for tensor in self.tensors]
+            )
+            return (
+                isinstance(found, torch.Tensor) and found.dim() == self.tensors[0].dim() and not bool(found)
+            )
 
     def _called(self, tensors: list[torch.Tensor]) -> Any:
         given = {"tensor": tensors, "size": self.sizes}
@@ -149,7 +154,9 @@ class _Call:
             arrays.append(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
         program = Program(name_of(self.func), self.args, self.kwargs, tuple(operands), tuple(results), seed)
         found = torch.ops.scorch.call(program.write(), arrays, sizes) if _is_computed(results) else []
-        return torch.utils._pytree.tree_unflatten(_collected(results, list(found), arrays, sizes), outcome.spec)
+        return torch.utils._pytree.tree_unflatten(
+            _collected(results, list(found), arrays, sizes), outcome.spec
+        )
 
     def _operands(self) -> tuple[list[torch.Tensor], list[Operand]]:
         """All arrays, each once, and which of them each argument has."""

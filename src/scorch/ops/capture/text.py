@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
+import itertools
 from typing import Any
 
 import torch
-from torch.overrides import resolve_name
+from torch.overrides import get_overridable_functions, resolve_name
 
 from scorch.errors import UnsupportedError
 from scorch.formats import Format
@@ -19,6 +20,9 @@ _MORE = {  # functions of torch that its own table lacks
     for name in ("addmm", "log_softmax", "mm", "sampled_addmm", "softmax", "sum", "spdiags")
     if hasattr(torch.sparse, name)
 }
+
+
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 class Slot:
@@ -103,12 +107,18 @@ def name_of(func: Any) -> str:
     for name, known in (*OURS.items(), *_MORE.items()):
         if known is func:
             return name
-    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if isinstance(func, _OPERATORS):
         return f"torch.ops.{func}"
     name = resolve_name(func)
     if name is None:
         raise UnsupportedError(f"{getattr(func, '__name__', func)} has no name that a graph could keep")
     return str(name)
+
+
+@functools.cache
+def _functions_of_torch() -> frozenset[Any]:
+    """All functions of torch that look at the type of their arguments."""
+    return frozenset(itertools.chain.from_iterable(get_overridable_functions().values()))
 
 
 def function_named(name: str) -> Any:
@@ -117,9 +127,9 @@ def function_named(name: str) -> Any:
     if known is not None:
         return known
     module, *path = name.split(".")
-    found: Any = importlib.import_module(module) if module == "torch" else None
+    found: Any = torch if module == "torch" else None
     for part in path if found is not None else []:
         found = getattr(found, part)
-    if found is None or name_of(found) != name:
+    if found is None or not (isinstance(found, _OPERATORS) or found in _functions_of_torch()):
         raise UnsupportedError(f"the graph calls {name!r}, which is no function on sparse tensors")
     return found
