@@ -119,6 +119,7 @@ def test_a_compiled_model_learns_the_same(name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, about itself
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_compiled_to_machine_code_learns_the_same(name: str) -> None:
     check_training(name, "inductor")
