@@ -167,6 +167,17 @@ def test_gradients_are_those_without_a_graph(function: Callable[..., torch.Tenso
     torch.testing.assert_close(found.to_dense(), wanted.to_dense())
 
 
+def test_gradients_of_a_huge_weight_take_memory_for_its_entries() -> None:
+    W: Any = scorch.rand(100_000, 100_000, density=1e-6, format="csr").requires_grad_()  # 40 GB if dense
+    x = torch.ones(2, 100_000)
+    compiled = torch.compile(
+        lambda W, x: torch.relu(F.linear(x, W)).sum(), fullgraph=True, backend="aot_eager"
+    )
+    compiled(W, x).backward()
+    assert W.grad.storage.pattern is W.storage.pattern
+    torch.testing.assert_close(W.grad.values(), torch.full((W.nnz,), 2.0))
+
+
 def test_random_numbers_are_the_same_forward_and_backward() -> None:
     V = torch.randn(8, 4, dtype=torch.float64, requires_grad=True)
 

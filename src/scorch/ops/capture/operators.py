@@ -23,6 +23,7 @@ from scorch.tensor.flatten import pattern_of
 from scorch.tensor.learning import values_at, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
+from scorch.tensor.traced import same_arrays
 
 Arrays = Sequence[torch.Tensor]
 
@@ -145,17 +146,15 @@ def _as_promised(
 
 def _values_on(program: Program, tensor: SparseTensor, pattern: Pattern) -> torch.Tensor:
     """The values of a tensor on the pattern that the graph was made for, which must lose nothing."""
-    own = tensor.storage.pattern
-    if own is pattern:
+    if same_arrays(tensor.storage.pattern, pattern):
         return values_of(tensor)
     found = values_at(tensor, pattern)
-    if own.format != pattern.format or own.size != pattern.size:
-        lost = int(torch.count_nonzero(tensor.storage.values)) - int(torch.count_nonzero(found.detach()))
-        if lost:
-            raise UnsupportedError(
-                f"the graph was made for a result of {program.name} that is zero where its operand is, but "
-                f"{lost} other elements are not, as with infinite or NaN factors; call it without the graph"
-            )
+    lost = int(torch.count_nonzero(tensor.storage.values)) - int(torch.count_nonzero(found.detach()))
+    if lost:
+        raise UnsupportedError(
+            f"the graph was made for a result of {program.name} that is zero where its operand is, but "
+            f"{lost} other elements are not, as with infinite or NaN factors; call it without the graph"
+        )
     return found
 
 
