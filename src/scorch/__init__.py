@@ -42,6 +42,7 @@ from scorch.tensor.create import (
 )
 from scorch.tensor.draw import draw
 from scorch.tensor.files import load, save
+from scorch.tensor.frames import unread_all
 from scorch.tensor.graphs import from_networkx, to_networkx
 from scorch.tensor.handlers import to_dlpack
 from scorch.tensor.interop import from_scipy
@@ -129,4 +130,5 @@ __all__ = [
 globals().update(maskable.FUNCTIONS)  # sum, mean, amax ...: torch's, with masked= added
 __all__ += sorted(maskable.FUNCTIONS)
 
+unread_all(globals()[name] for name in __all__)
 namespace.install(__all__)

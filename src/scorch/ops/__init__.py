@@ -2,6 +2,7 @@
 
 from scorch.ops import (  # noqa: F401 - they fill the tables of functions and operators
     attention,
+    capture,
     counts,
     cross_entropy,
     cumulate,

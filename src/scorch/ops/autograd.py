@@ -7,6 +7,7 @@ operands, and run the same way; so there are gradients of any order, forward der
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from scorch.tensor.tracking import is_learning, untracked
 Result = SparseTensor | torch.Tensor
 Run = Callable[..., Result]
 
+UNREAD = contextvars.ContextVar("UNREAD", default=False)  # only gradients are asked for, not the result
 RUN: list[Run] = []  # ``evaluate``, which stands above this file
 
 
@@ -123,6 +125,13 @@ def _plain(array: torch.Tensor) -> torch.Tensor:
     return array.resolve_conj().resolve_neg() if array.is_conj() or array.is_neg() else array
 
 
+def _unread(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A result of the right shape and dtype without its numbers."""
+    sizes = call.sizes(arrays)
+    dtype = functools.reduce(torch.promote_types, [array.dtype for array in arrays])
+    return torch.zeros((), dtype=dtype, device="cpu").expand([sizes[i] for i in call.assign.target.indices])
+
+
 def run_text(text: str, names: tuple[str, ...], format: Any) -> Run:
     """What computes a statement from its text."""
     evaluate = RUN[0]
@@ -138,6 +147,8 @@ class _Statement(torch.autograd.Function):
 
     @staticmethod
     def forward(call: Call, *arrays: torch.Tensor) -> torch.Tensor:
+        if UNREAD.get() and call.format == "dense":
+            return _unread(call, arrays)
         found = _forward(call, arrays)
         return found.detach() if any(found is array for array in arrays) else found
 

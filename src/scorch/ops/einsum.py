@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from scorch.compiler.steps import split
 from scorch.formats import Format, as_format
@@ -15,6 +16,7 @@ from scorch.ops.autograd import learned, run_text
 from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_learned, as_operand, shape_of, squeezed
 from scorch.ops.statement import run_statement
+from scorch.tensor.flatten import spelled
 from scorch.tensor.run import single_kernel
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Storage
@@ -34,6 +36,9 @@ def einsum(
     >>> scorch.einsum("ij,jk->ik", A, A)
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
     """
+    if is_dynamo_compiling():
+        equation, operands = _arguments(args)
+        return torch.ops.scorch.einsum(equation, list(operands), spelled(format))  # type: ignore[no-any-return]
     head = (args[0], format) if args and isinstance(args[0], str) else None
     if is_learning(*args[1:] if head else args):
         return _learned(args, format, sparse_grad)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from scorch.compiler.plan import Step
 from scorch.compiler.steps import split
@@ -19,6 +20,7 @@ from scorch.notation.verify import shapes_of
 from scorch.ops.autograd import RUN, learned, run_text
 from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_learned, as_operand, shape_of
+from scorch.tensor.flatten import spelled
 from scorch.tensor.run import Task, operand_of, run_step, single_kernel
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Storage
@@ -42,6 +44,9 @@ def evaluate(
     tensor([2., 2., 2.])
     """
     operands = list(tensors.values())
+    if is_dynamo_compiling():
+        given = expression, list(tensors), operands, spelled(format)
+        return torch.ops.scorch.evaluate(*given)  # type: ignore[no-any-return]
     if is_learning(*operands):
         return _learned(expression, tensors, format, sparse_grad)
     head = (expression, format, *tensors)

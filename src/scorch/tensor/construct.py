@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from scorch.compiler.typing import type_of_dtype
 from scorch.errors import FormatError, OperandError, ShapeError, UnsupportedError
@@ -22,6 +23,7 @@ from scorch.tensor.check import (
     check_device,
     refuse_pinning,
 )
+from scorch.tensor.flatten import spelled
 from scorch.tensor.interop import from_scipy, is_scipy
 from scorch.tensor.learning import stored
 from scorch.tensor.run import from_dense
@@ -59,6 +61,8 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
     >>> scorch.from_torch(torch.eye(3), format="csr")
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
     """
+    if is_dynamo_compiling() and not isinstance(t, SparseTensor):
+        return torch.ops.scorch.from_torch(t, spelled(format))  # type: ignore[no-any-return]
     if isinstance(t, SparseTensor):
         return t if format is None else t.to_format(format)
     if not isinstance(t, torch.Tensor):
@@ -155,6 +159,14 @@ def from_edge_index(
 # torch's constructors --------------------------------------------------------------------------------
 
 
+def _in_graph(
+    kind: str, index: list[torch.Tensor], values: torch.Tensor, size: Any, format: str | Format | None
+) -> SparseTensor:
+    """A tensor that is made inside of a compiled program, from tensors there."""
+    given = kind, index, values, list(size), spelled(format)
+    return torch.ops.scorch.sparse(*given)  # type: ignore[no-any-return]
+
+
 def sparse_coo_tensor(
     indices: Any = None,
     values: Any = None,
@@ -174,6 +186,8 @@ def sparse_coo_tensor(
     >>> scorch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], [3.0, 4.0, 5.0], (2, 3))
     SparseTensor(shape=(2, 3), dtype=float32, format=coo, nnz=3, density=50.00%)
     """
+    if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
+        return _in_graph("coo", [indices], values, size, format)
     _check_options("sparse_coo_tensor", device, pin_memory)
     if values is None:  # torch's other form: an empty tensor of the given size
         shape = as_shape("size", indices if size is None else size)
@@ -229,6 +243,8 @@ def sparse_csr_tensor(
     >>> scorch.sparse_csr_tensor([0, 1, 3], [2, 0, 2], [3.0, 4.0, 5.0], (2, 3))
     SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)
     """
+    if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
+        return _in_graph("csr", [crow_indices, col_indices], values, size, format)
     _check_options("sparse_csr_tensor", device, pin_memory)
     given = as_learned_values("values", values, dtype)
     return _leaf(from_compressed("csr", crow_indices, col_indices, given, size, format), requires_grad)
@@ -248,6 +264,8 @@ def sparse_csc_tensor(
     format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_csc_tensor``; rows in any order inside a column, repeats are summed."""
+    if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
+        return _in_graph("csc", [ccol_indices, row_indices], values, size, format)
     _check_options("sparse_csc_tensor", device, pin_memory)
     given = as_learned_values("values", values, dtype)
     return _leaf(from_compressed("csc", ccol_indices, row_indices, given, size, format), requires_grad)

@@ -15,6 +15,7 @@ from scorch.errors import DeviceError, OperandError, UnsupportedError
 from scorch.tensor.budget import check_budget
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
+from scorch.tensor.tracking import is_asked_by
 
 aten = torch.ops.aten
 
@@ -71,8 +72,8 @@ def is_same_size(self: torch.Tensor, other: torch.Tensor) -> bool:
 
 @implements(torch.Tensor.is_sparse.__get__, learns=True)  # type: ignore[attr-defined]
 def is_sparse(self: SparseTensor) -> bool:
-    """True, though to torch's C++ it is a strided tensor without memory."""
-    return True
+    """True, though to torch's C++ it is a strided tensor without memory, which is what graphs are made of."""
+    return not is_asked_by("torch._subclasses.meta_utils", 2)
 
 
 @implements(torch.Tensor.data.__get__, learns=True)  # type: ignore[attr-defined]

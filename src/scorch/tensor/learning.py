@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
+from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_map
 
 from scorch.compiler.plan import Step
@@ -29,6 +30,7 @@ from scorch.formats import Format, dense_format
 from scorch.notation.nodes import Access, Op
 from scorch.tensor.dispatch import WHEN_LEARNING
 from scorch.tensor.entries import Entries, entries_of
+from scorch.tensor.flatten import spelled
 from scorch.tensor.relevel import releveled, shares_entries
 from scorch.tensor.run import Task, convert, converted_pattern, copy_step, from_dense, run_step, values_from
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -38,6 +40,9 @@ from scorch.tensor.tracking import any_requires_grad, fixed_patterns, is_learnin
 _apply: Any = torch._C._FunctionBase.__dict__["apply"]
 
 Place = Pattern | tuple[int, ...]  # where values are: at the entries of a pattern, or everywhere in a shape
+
+
+_MEMORY = (torch.Tensor, torch.nn.Parameter)
 
 
 def apply(function: Any, *args: Any) -> Any:
@@ -107,6 +112,15 @@ def values_of(tensor: SparseTensor) -> torch.Tensor:
 
 def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
     """The tensor with these values, connected to them."""
+    if is_dynamo_compiling():
+        pairs = zip(pattern.pos, pattern.crd, strict=True)
+        arrays = [array for pair in pairs for array in pair if array is not None]
+        given = spelled(pattern.format), list(pattern.shape), arrays, values
+        return torch.ops.scorch.assemble(*given)  # type: ignore[no-any-return]
+    if type(values) not in _MEMORY:  # inside of a graph that torch.export makes
+        from scorch.tensor.traced import traced
+
+        return traced(pattern, values)
     if peek_interpreter_stack() is None and torch.is_grad_enabled() and values.requires_grad:
         found: SparseTensor = apply(_Wrap, values, pattern)
         return found

@@ -15,9 +15,29 @@ import torch
 from scorch.errors import OperandError, ShapeError
 from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
+from scorch.tensor.flatten import (
+    ALL_NAMES,
+    LIVE,
+    RECORD,
+    VALUES,
+    TracedStorage,
+    any_traced,
+    array_of,
+    names_of,
+    remember,
+    traced_shell,
+    unflattened,
+)
+from scorch.tensor.frames import unread, unread_all
 from scorch.tensor.run import convert
 from scorch.tensor.storage import Pattern, Storage
-from scorch.tensor.tracking import any_requires_grad, is_grad_enabled, is_learning, is_transformed
+from scorch.tensor.tracking import (
+    any_requires_grad,
+    is_asked_by,
+    is_grad_enabled,
+    is_learning,
+    is_transformed,
+)
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -79,6 +99,8 @@ class SparseTensor(torch.Tensor):
     def __new__(cls, storage: Storage) -> SparseTensor:
         shape = storage.pattern.shape
         dtype = storage.values.dtype
+        if type(storage) is TracedStorage:
+            return traced_shell(cls, storage)  # type: ignore[return-value]
         try:  # naming what is the default costs as much again; all storages are on the CPU
             is_default = dtype is _default_dtype()
             made: SparseTensor = (
@@ -93,9 +115,12 @@ class SparseTensor(torch.Tensor):
         return made
 
     @classmethod
+    @unread
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if LIVE and any_traced((args, *(kwargs or {}).values())):
+            return RECORD[0](func, args, kwargs or {})
         handler = dispatch.FUNCTIONS.get(func)
         try:
             if func not in dispatch.LEARNING and _is_differentiated(func, args, kwargs or {}):
@@ -118,9 +143,12 @@ class SparseTensor(torch.Tensor):
         raise told
 
     @classmethod
+    @unread
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if LIVE and any_traced((args, *(kwargs or {}).values())):
+            return RECORD[0](func, args, kwargs or {})
         place = dispatch.place_of_index(func)
         if place is not None and len(args) > place and isinstance(args[place], SparseTensor):
             args = (*args[:place], args[place].to_dense(), *args[place + 1 :])
@@ -175,6 +203,8 @@ class SparseTensor(torch.Tensor):
         Changing one of both in place (``T.mul_(2)``) leaves the other alone. ``values()`` may be the same
         memory, as in torch: between ``csr`` and ``coo``, and in the same format.
         """
+        if LIVE and any_traced((self,)):
+            return RECORD[0](SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
         form = as_format(format, len(self.storage.pattern.shape))
         if is_learning(self):
             from scorch.tensor.learning import converted
@@ -264,6 +294,8 @@ class SparseTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
         from scorch.tensor.display import describe
 
+        if isinstance(self.storage, TracedStorage):
+            return f"SparseTensor(shape={tuple(self.shape)}, format={self.format}, traced)"
         return describe(self.storage)
 
     def _repr_html_(self) -> str:
@@ -275,10 +307,35 @@ class SparseTensor(torch.Tensor):
         return self.numpy()  # says what to do instead
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Refused: the tensor has several arrays."""
+        """Refused: the tensor has several arrays. Only torch, where it makes graphs, gets an empty one."""
+        if is_asked_by("torch", 1):
+            return super().untyped_storage()
         raise OperandError(
             "a sparse tensor has no memory of its own; ask an array: .values().untyped_storage()"
         )
+
+    # graphs of torch.compile and torch.export --------------------------------------------------------
+
+    def __tensor_flatten__(self) -> tuple[list[str], Format]:
+        """The names of all arrays, and what else is needed to make the tensor of them."""
+        pattern = self.storage.pattern
+        if not isinstance(self.storage, TracedStorage):
+            remember(pattern)
+        return [*names_of(pattern.format), VALUES], pattern.format
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], format: Format, shape: Any, stride: Any
+    ) -> SparseTensor:
+        """The tensor that was taken apart, or one that is traced if its arrays are."""
+        pattern, values = unflattened(inner, format, shape), inner[VALUES]
+        return SparseTensor((Storage if type(values) is torch.Tensor else TracedStorage)(pattern, values))
+
+    def _stable_hash_for_caching(self) -> str:
+        """What a compiled graph depends on, for torch's cache of graphs on disk."""
+        pattern, values = self.storage.pattern, self.storage.values
+        counts = [array.shape for array in (*pattern.arrays, values)]
+        return f"{pattern.format!r} {pattern.shape} {pattern.index_dtype} {values.dtype} {counts}"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., SparseTensor], tuple[Any, ...]]:
         from scorch.tensor.saved import reduce_tensor
@@ -296,6 +353,16 @@ def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if is_grad_enabled() and any_requires_grad(*args, **kwargs):
         return True
     return is_transformed() and func in dispatch.WHEN_LEARNING
+
+
+def _array(name: str) -> property:
+    """An array of a sparse tensor by the name that it has in graphs."""
+    return property(lambda tensor: array_of(tensor.storage, name))
+
+
+unread_all(vars(SparseTensor).values())
+for _name in ALL_NAMES:
+    setattr(SparseTensor, _name, _array(_name))
 
 
 def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -57,3 +58,9 @@ def fixed_patterns() -> Iterator[None]:
 
 def are_patterns_fixed() -> bool:
     return getattr(_depth, "number", 0) > 0
+
+
+def is_asked_by(module: str, depth: int) -> bool:
+    """Whether a function was called from a module: torch, where it makes graphs, looks at tensors itself."""
+    name: str = sys._getframe(depth + 1).f_globals.get("__name__", "")
+    return name == module or name.startswith(f"{module}.")

@@ -1,0 +1,247 @@
+"""Calls on tensors that are traced: each becomes one operator of the graph, or torch's own on values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from scorch.errors import UnsupportedError
+from scorch.ops.capture import operators  # noqa: F401 - they are called below
+from scorch.ops.capture.program import Operand, Program, Result, filled_in
+from scorch.ops.capture.promises import (
+    Kind,
+    Outcome,
+    Promise,
+    dense_shapes,
+    hint,
+    is_pointwise,
+    tried,
+    unsupported,
+)
+from scorch.ops.capture.text import OURS, Slot, name_of, write
+from scorch.tensor.flatten import pattern_of
+from scorch.tensor.learning import ITSELF, VIEWS
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.traced import arrays_of, is_traced, same_arrays, sampled, traced, traced_values
+from scorch.tensor.tracking import is_asked_by
+
+aten = torch.ops.aten
+
+OURS.update(
+    {
+        "scorch.to_format": SparseTensor.to_format,
+        "scorch.sampled": sampled,
+    }
+)
+
+_FACTS = {
+    "dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_inference",
+    "is_same_size", "is_signed", "is_tensor", "ndimension", "nelement", "numel", "size", "storage_offset",
+    "stride", "__len__", "__hash__", "__dir__", "__repr__", "__format__", "is_conj", "is_neg",
+    "result_type", "untyped_storage", "_typed_storage",
+    "has_names", "is_set_to", "_is_view", "is_pinned", "is_shared",
+}  # fmt: skip
+_IS_SPARSE = torch.Tensor.is_sparse.__get__  # type: ignore[attr-defined]
+_SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+_ON_VALUES = {"clone", "_to_copy", "to", "float", "double", "half", "bfloat16", "dropout"}
+RENAMED: dict[Any, Any] = {}  # operators of ours that stand for a function
+_outcomes: dict[Any, Outcome] = {}
+
+
+def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func(*args, **kwargs)`` of traced tensors, connected to them."""
+    func = RENAMED.get(func, func)
+    if func == _IS_SPARSE:
+        return not is_asked_by("torch._subclasses.meta_utils", 2)
+    if func in _SAME:
+        return SparseTensor(args[0].storage)
+    if _is_fact(func):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    name = getattr(func, "__name__", "")
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    if is_in_place or name.startswith("__i") or name == "__setitem__" or kwargs.get("out") is not None:
+        raise unsupported(f"{name} changes a sparse tensor in place; compiled graphs make new ones")
+    call = _Call(func, args, kwargs)
+    found = call.on_values()
+    return call.recorded() if found is None else found
+
+
+def _is_fact(func: Any) -> bool:
+    """Whether it is about the tensor and no function of its values."""
+    if type(func).__name__ == "method-wrapper":
+        return func.__self__.__name__ not in VIEWS
+    name = getattr(func, "__name__", "")
+    return name in ITSELF or name in _FACTS or getattr(func, "__module__", None) == "torch.autograd"
+
+
+class _Call:
+    """A call with its tensors and symbols taken out and numbered."""
+
+    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.func = func
+        self.tensors: list[torch.Tensor] = []
+        self.sizes: list[Any] = []
+        self.args = filled_in(args, self._slot)
+        self.kwargs = filled_in(kwargs, self._slot)
+
+    def _slot(self, value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            self.sizes.append(value)
+            return Slot("size", len(self.sizes) - 1)
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            raise unsupported("a number that is not known yet, as an argument of a sparse function")
+        if not isinstance(value, torch.Tensor):
+            return value
+        self.tensors.append(value)
+        return Slot("tensor", len(self.tensors) - 1)
+
+    # torch's own functions on values -----------------------------------------------------------------
+
+    def on_values(self) -> Any:
+        """The call on lists of values, if every tensor has the same pattern and zeros stay zeros."""
+        first = self.tensors[0]
+        if not is_traced(first) or not first.dim():
+            return None
+        pattern = first.storage.pattern
+        for other in self.tensors:
+            if not is_traced(other) or not same_arrays(pattern, other.storage.pattern):
+                return None
+        name = getattr(self.func, "__name__", "").split(".")[0]
+        if name not in _ON_VALUES and not (is_pointwise(self.func) and self._keeps_zeros()):
+            return None
+        values = [traced_values(tensor) for tensor in self.tensors]  # type: ignore[arg-type]
+        found = self._called(values)
+        if not isinstance(found, torch.Tensor) or found.shape != values[0].shape:
+            return None
+        return traced(pattern, found)
+
+    def _keeps_zeros(self) -> bool:
+        with _disable_current_modes(), torch.no_grad():
+            found = self._called(
+                [torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype) for tensor in self.tensors]
+            )
+            return (
+                isinstance(found, torch.Tensor) and found.dim() == self.tensors[0].dim() and not bool(found)
+            )
+
+    def _called(self, tensors: list[torch.Tensor]) -> Any:
+        given = {"tensor": tensors, "size": self.sizes}
+
+        def filled(value: Any) -> Any:
+            return given[value.kind][value.number] if isinstance(value, Slot) else value
+
+        return self.func(*filled_in(self.args, filled), **filled_in(self.kwargs, filled))
+
+    # operators of Scorch -----------------------------------------------------------------------------
+
+    def recorded(self) -> Any:
+        """The call as an operator of the graph."""
+        arrays, operands = self._operands()
+        outcome = self._outcome(operands)
+        shapes = self._shapes(outcome)
+        sizes = list(self.sizes)
+        results = []
+        for promise, shape in zip(outcome.promises, shapes, strict=True):
+            results.append(_result(promise, operands, (len(sizes), len(sizes) + len(shape))))
+            sizes.extend(shape)
+        seed = None
+        if outcome.is_random:
+            seed = len(arrays)
+            arrays.append(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
+        program = Program(name_of(self.func), self.args, self.kwargs, tuple(operands), tuple(results), seed)
+        found = torch.ops.scorch.call(program.write(), arrays, sizes) if _is_computed(results) else []
+        return torch.utils._pytree.tree_unflatten(
+            _collected(results, list(found), arrays, sizes), outcome.spec
+        )
+
+    def _operands(self) -> tuple[list[torch.Tensor], list[Operand]]:
+        """All arrays, each once, and which of them each argument has."""
+        arrays: list[torch.Tensor] = []
+        numbers: dict[int, int] = {}
+
+        def number(array: torch.Tensor) -> int:
+            if id(array) not in numbers:
+                numbers[id(array)] = len(arrays)
+                arrays.append(array)
+            return numbers[id(array)]
+
+        operands = []
+        for tensor in self.tensors:
+            if not isinstance(tensor, SparseTensor):
+                operands.append(Operand(number(tensor)))
+                continue
+            pattern = tensor.storage.pattern
+            index = tuple(number(array) for array in arrays_of(tensor)[:-1])
+            begin = len(self.sizes)
+            self.sizes.extend(pattern.shape)
+            values = traced_values(tensor) if is_traced(tensor) else tensor.storage.values
+            operands.append(Operand(number(values), pattern.format, index, (begin, len(self.sizes))))
+        return arrays, operands
+
+    def _outcome(self, operands: list[Operand]) -> Outcome:
+        kinds = []
+        for tensor, operand in zip(self.tensors, operands, strict=True):
+            shape = tuple(hint(size) for size in tensor.shape)
+            index = tensor.storage.pattern.index_dtype if isinstance(tensor, SparseTensor) else torch.int32
+            kinds.append(Kind(operand.format, shape, tensor.dtype, index, operand.arrays))
+        sizes = tuple(hint(size) for size in self.sizes)
+        try:
+            key = (name_of(self.func), repr(write(self.args)), repr(write(self.kwargs)), tuple(kinds), sizes)
+        except UnsupportedError as error:
+            raise unsupported(str(error)) from error
+        if key not in _outcomes:
+            _outcomes[key] = tried(self.func, self.args, self.kwargs, kinds, sizes)
+        return _outcomes[key]
+
+    def _shapes(self, outcome: Outcome) -> list[tuple[Any, ...]]:
+        """The shapes of the results, in symbols where those of the arguments are."""
+        made = [promise.shape for promise in outcome.promises]
+        given = [(tuple(tensor.shape), tensor.dtype) for tensor in self.tensors]
+        known = all(isinstance(size, int) for shape, _ in given for size in shape)
+        if known and all(isinstance(size, int) for size in self.sizes):
+            return made
+        mode = detect_fake_mode(self.tensors)
+        found = dense_shapes(self.func, self.args, self.kwargs, given, self.sizes, mode)
+        if found is None or [tuple(map(hint, shape)) for shape in found] != made:
+            raise unsupported(
+                f"the shape of {name_of(self.func)} of sparse tensors with sizes that are not known"
+            )
+        return found
+
+
+def _result(promise: Promise, operands: list[Operand], shape: tuple[int, int]) -> Result:
+    """A promise with arrays numbered as the graph has them."""
+
+    def number(place: tuple[int, int] | None) -> int | None:
+        if place is None:
+            return None
+        operand = operands[place[0]]
+        return operand.values if place[1] < 0 else operand.arrays[place[1]]
+
+    arrays = tuple(number(place) for place in promise.arrays)
+    return Result(promise.dtype, shape, promise.format, promise.index, arrays, number(promise.values))
+
+
+def _is_computed(results: list[Result]) -> bool:
+    """Whether anything of the results is new."""
+    return any(result.values is None or None in result.arrays for result in results)
+
+
+def _collected(
+    results: list[Result], found: list[torch.Tensor], arrays: list[torch.Tensor], sizes: list[Any]
+) -> list[torch.Tensor]:
+    """Tensors from the arrays that an operator gave and those that were there."""
+    rest = iter(found)
+    made: list[torch.Tensor] = []
+    for result in results:
+        index = [next(rest) if place is None else arrays[place] for place in result.arrays]
+        values = next(rest) if result.values is None else arrays[result.values]
+        if result.format is None:
+            made.append(values)
+        else:
+            made.append(traced(pattern_of(result.format, sizes[slice(*result.shape)], index), values))
+    return made

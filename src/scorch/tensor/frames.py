@@ -1,0 +1,31 @@
+"""Functions that ``torch.compile`` does not read.
+
+Where a graph ends, torch runs the next call as it is, and tries to compile the functions below it one by one.
+Those of Scorch are full of tables and caches; it is told to leave them, and all that they call, alone.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch
+
+Function = TypeVar("Function")
+
+_frames = torch._C._dynamo.eval_frame
+_skip: Any = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
+
+
+def unread(function: Function) -> Function:
+    """``function``, which is run as it is inside of programs that are compiled."""
+    if isinstance(function, types.FunctionType):
+        _frames.set_code_exec_strategy(function.__code__, _skip)
+    return function
+
+
+def unread_all(values: Iterable[Any]) -> None:
+    """All functions among ``values``; others are left alone."""
+    for value in values:
+        unread(value)

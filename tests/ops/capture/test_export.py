@@ -1,0 +1,92 @@
+"""Models with sparse tensors through ``torch.export``, saved and loaded again."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import scorch
+from scorch.errors import UnsupportedError
+from scorch.ops.capture.text import function_named, name_of, read, write
+from scorch.tensor.learning import sparse_of
+
+
+class Model(nn.Module):
+    """A sparse buffer, a sparse weight of values that are a parameter, and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.register_buffer("A", scorch.rand(6, 6, density=0.4, format="csr"))
+        self.register_buffer("mask", scorch.from_torch(torch.eye(6) > 0, format="csr"))
+        weight: Any = scorch.rand(4, 5, density=0.5, format="csr")
+        self.pattern, self.values = weight.storage.pattern, nn.Parameter(weight.values())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.linear(self.A @ x, sparse_of(self.pattern, self.values))
+        return F.scaled_dot_product_attention(h, h, h, attn_mask=self.mask)
+
+
+@pytest.fixture(autouse=True)
+def forget_graphs() -> None:
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_model_is_saved_and_loaded(strict: bool) -> None:
+    model, x = Model(), torch.randn(6, 5)
+    program = torch.export.export(model, (x,), strict=strict)
+    torch.testing.assert_close(program.module()(x), model(x))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    torch.testing.assert_close(torch.export.load(file).module()(x), model(x))
+
+
+def test_a_sparse_argument_and_a_batch_of_any_size() -> None:
+    class Product(nn.Module):
+        def forward(self, A: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(F.linear(x, A))
+
+    A, batch = scorch.rand(6, 5, density=0.4, format="csr"), torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(Product(), (A, torch.randn(3, 5)), dynamic_shapes=(None, {0: batch}))
+    for size in (3, 7):
+        x = torch.randn(size, 5)
+        torch.testing.assert_close(program.module()(A, x), torch.relu(F.linear(x, A)))
+
+
+@pytest.mark.long
+def test_a_process_without_scorch_is_told_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(Model(), (torch.randn(6, 5),)), path)
+    program = f"import sys; sys.modules['scorch'] = None; import torch; torch.export.load({str(path)!r})"
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode != 0
+    assert "scorch" in run.stderr.splitlines()[-1]
+
+
+def test_arguments_are_read_as_they_were_written() -> None:
+    given = ([1, 2.5, None], slice(1, None), ..., torch.float32, {"dim": (0, "x")}, 1j, scorch.Format("csc"))
+    assert read(write(given)) == given
+
+
+def test_functions_are_found_by_their_names() -> None:
+    for function in (torch.matmul, torch.Tensor.mul, F.linear, torch.sparse.mm, torch.ops.aten.add.Tensor):
+        assert function_named(name_of(function)) is function
+    for name in ("os.system", "torch.load", "torch.os.system"):
+        with pytest.raises(UnsupportedError, match="no function on sparse tensors"):
+            function_named(name)
