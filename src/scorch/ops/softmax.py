@@ -10,6 +10,7 @@ For a matrix and ``dim=1`` these are the steps, the first and third over stored 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -17,11 +18,12 @@ from scorch.compiler.plan import Step
 from scorch.errors import OperandError, ShapeError
 from scorch.notation.nodes import Access, Expr, Op
 from scorch.settings import current
-from scorch.tensor.dispatch import implements_operator
+from scorch.tensor.dispatch import implements_learning, implements_operator
+from scorch.tensor.learning import sparse_of, values_of
 from scorch.tensor.prepared import Prepared
 from scorch.tensor.run import Task, copy_step, prepared_step, run_stored
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Storage
+from scorch.tensor.storage import Pattern, Storage
 
 aten = torch.ops.aten
 MOST_CALLS = 1024
@@ -101,3 +103,65 @@ def _keep(
     _known[key] = [
         (step.target.tensor, prepared_step(Task(step, tensors, sizes).narrowed())) for step in steps
     ]
+
+
+# gradients -------------------------------------------------------------------------------------------
+
+
+@implements_learning(torch.sparse.softmax)
+def learned_softmax(input: Any, dim: int, *, dtype: torch.dtype | None = None) -> SparseTensor:
+    """As ``softmax``, connected to its input."""
+    return _learned(input, dim, dtype, "softmax")
+
+
+@implements_learning(torch.sparse.log_softmax)
+def learned_log_softmax(input: Any, dim: int, *, dtype: torch.dtype | None = None) -> SparseTensor:
+    """As ``log_softmax``, connected to its input."""
+    return _learned(input, dim, dtype, "log_softmax")
+
+
+def _learned(A: SparseTensor, dim: int, dtype: torch.dtype | None, name: str) -> SparseTensor:
+    pattern, values = A.storage.pattern, values_of(A)
+    if dtype is not None:
+        values = values.to(dtype)
+    return sparse_of(pattern, _Softmax.apply(values, pattern, dim, name))  # type: ignore[no-untyped-call]
+
+
+class _Softmax(torch.autograd.Function):
+    """The values of a softmax as a function of those of its input, which are all on one pattern."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, pattern: Pattern, dim: int, name: str) -> torch.Tensor:
+        found = _softmax(SparseTensor(Storage(pattern, values.detach())), dim, False, name).storage.values
+        ctx.save_for_backward(found)
+        ctx.pattern, ctx.dim, ctx.is_log = pattern, dim, name == "log_softmax"
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (found,) = ctx.saved_tensors
+        shares = found.exp() if ctx.is_log else found
+        weighted = gradient if ctx.is_log else gradient * found
+        means = _Totals.apply(weighted, ctx.pattern, ctx.dim)  # type: ignore[no-untyped-call]
+        return weighted - shares * means, None, None, None
+
+
+class _Totals(torch.autograd.Function):
+    """For every entry the sum of all entries along ``dim``; which is its own adjoint."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, pattern: Pattern, dim: int) -> torch.Tensor:
+        ctx.pattern, ctx.dim = pattern, dim
+        indices = copy_step(len(pattern.shape)).target.indices
+        summed = (indices[dim],)
+        kept = tuple(index for index in indices if index not in summed)
+        sizes = dict(zip(indices, pattern.shape, strict=True))
+        a, s = Access("A", indices), Access("s", kept)
+        tensors: dict[str, Storage | torch.Tensor] = {"A": Storage(pattern, values.detach().contiguous())}
+        tensors["s"] = run_stored(Task(Step(s, a, "sum", summed), tensors, sizes))
+        spread = Step(Access("R", indices), Op("mul", (Op("present", (a,)), s)), "sum", ())
+        return _stored(run_stored(Task(spread, tensors, sizes))).values
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return _Totals.apply(gradient, ctx.pattern, ctx.dim), None, None  # type: ignore[no-untyped-call]

@@ -19,6 +19,7 @@ from scorch.notation.verify import shapes_of
 from scorch.ops.autograd import RUN, learned, run_text
 from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_learned, as_operand, shape_of
+from scorch.ops.recording import recorder
 from scorch.tensor.run import Task, operand_of, run_step, single_kernel
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.tensor.storage import Storage
@@ -41,6 +42,10 @@ def evaluate(
     >>> scorch.evaluate("y[i] = 2 * A[i,j] * x[j]", A=A, x=torch.ones(3))
     tensor([2., 2., 2.])
     """
+    record = recorder()
+    if record is not None:
+        options = {"format": format, "sparse_grad": sparse_grad}
+        return record.called(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
     operands = list(tensors.values())
     if is_learning(*operands):
         return _learned(expression, tensors, format, sparse_grad)
