@@ -1,29 +1,35 @@
 """Recorded calls as one kernel, with gradients; or one by one where that cannot be.
 
-A group is a function of arrays: dense tensors, and the values of sparse ones. Its gradients are those of
-the calls it is made of, run one by one when they are asked for.
+A group is a function of arrays: dense tensors, and the values of sparse ones. For its gradients,
+results of sums and softmaxes are kept, elementwise calls are run again, and torch goes back through both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
 from scorch.formats import as_format
+from scorch.compiler.pipeline import as_statement
 from scorch.compiler.plan import Step
-from scorch.notation.nodes import Access
+from scorch.notation.nodes import Access, Op
+from scorch.notation.show import show
 from scorch.notation.trees import accesses, substitute
+from scorch.ops.autograd import learned
 from scorch.ops.later import Source, Value
-from scorch.tensor.fused import FusedKernel, Steps, fused_kernel
+from scorch.ops.softmax import connected_softmax
+from scorch.tensor.fused import PATTERN, FusedKernel, Steps, fused_kernel
 from scorch.tensor.learning import apply, sparse_of, values_at, values_of
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 from scorch.tensor.tracking import is_learning
+
+KNOWN = ("sum", "softmax", "log_softmax")  # kinds of values that are kept for gradients
 
 
 @dataclass(frozen=True)
@@ -40,28 +46,34 @@ def compute(values: Sequence[Value]) -> list[Recorded]:
     order = _order(values)
     calls = tuple(_name(value.call[0]) for value in order)
     pattern = values[0].walked
-    if len(order) == 1 and not order[0].steps[-1].reduced and len(order[0].steps) == 1:
-        _run_alone(order)  # nothing to join: torch's own functions are as fast
+    if len(order) == 1 and order[0].kind in ("elementwise", "sum"):
+        _run_alone(order)  # nothing to join
         return [Recorded(calls, None, "a single call")]
-    wanted, tensors, walked = _steps(order, values, pattern)
-    if isinstance(walked, str):
-        _run_alone(order)
-        return [Recorded(calls, None, walked)]
-    kernel = fused_kernel(wanted, walked, {name: tensor.detach() for name, tensor in tensors.items()})
+    sources = _sources(order)
+    learns = is_learning(*(_tensor(source) for source in sources))
+    wanted, tensors, walked = _steps(order, _kept(order, values, learns), pattern)
+    kernel = walked
+    if not isinstance(walked, str):
+        kernel = fused_kernel(wanted, walked, {name: tensor.detach() for name, tensor in tensors.items()})
     if isinstance(kernel, str):
         _run_alone(order)
         return [Recorded(calls, None, kernel)]
-    sources = _sources(order)
-    if is_learning(*(source.tensor for source in sources)):
-        arrays = [_array(source) for source in sources]
-        call = _Call(kernel, walked, order, values, sources)
-        found = apply(_Group, call, *arrays)
+    if learns:
+        found = apply(_Group, _Call(kernel, walked, order, values, sources), *map(_array, sources))
     else:
         results = kernel(walked, tensors)
         found = tuple(results[value.access.tensor] for value in values)
     for value, array in zip(values, found, strict=True):
         value.result = array.view(value.shape) if value.pattern is None else sparse_of(value.pattern, array)
     return [Recorded(calls, kernel)]
+
+
+def _kept(order: Sequence[Value], values: Sequence[Value], learns: bool) -> tuple[str, ...]:
+    """The results that are asked for, and those that gradients need and are not quickly computed again."""
+    found = dict.fromkeys(value.access.tensor for value in values)
+    if learns:
+        found |= dict.fromkeys(value.access.tensor for value in order if value.kind in KNOWN)
+    return tuple(found)
 
 
 def _name(func: Any) -> str:
@@ -89,7 +101,9 @@ def _order(values: Sequence[Value]) -> list[Value]:
 # steps and what they read ----------------------------------------------------------------------------
 
 
-def _steps(order: Sequence[Value], values: Sequence[Value], pattern: Pattern) -> tuple[Steps, dict[str, Any], Any]:
+def _steps(
+    order: Sequence[Value], kept: tuple[str, ...], pattern: Pattern
+) -> tuple[Steps, dict[str, torch.Tensor], Any]:
     """The steps of all values, the arrays they read, and the pattern to walk (or why there is none)."""
     steps = tuple(step for value in order for step in value.steps)
     sizes: dict[str, int] = {}
@@ -109,7 +123,6 @@ def _steps(order: Sequence[Value], values: Sequence[Value], pattern: Pattern) ->
                 tensors[name] = tensor.storage.values
             else:
                 tensors[name] = _viewed(tensor, value.views.get(name))
-    kept = tuple(dict.fromkeys(value.access.tensor for value in values))
     names = {access.tensor for step in steps for access in step.accesses}
     if names <= stored and not any(step.reduced for step in steps):  # no coordinates are needed at all
         flat = tuple(_flattened(step) for step in steps)
@@ -185,31 +198,36 @@ def _tensor(source: Value | Source) -> torch.Tensor:
     return found
 
 
+def _given(item: Any, made: dict[int, torch.Tensor]) -> Any:
+    """What an argument of a recorded call is, where ``made`` has what takes the place of some tensors."""
+    if isinstance(item, Value) and id(item) in made:
+        return made[id(item)]
+    if isinstance(item, Value | Source):
+        tensor = _tensor(item)
+        return made.get(id(tensor), tensor)
+    return item
+
+
 def _run_alone(order: Sequence[Value], env: dict[int, torch.Tensor] | None = None) -> None:
     """Every call as it would run outside; into ``env`` if there is one, else the values get their results."""
     made: dict[int, torch.Tensor] = {} if env is None else env
-
-    def given(item: Any) -> Any:
-        if isinstance(item, Value) and id(item) in made:
-            return made[id(item)]
-        return made.get(id(_tensor(item)), _tensor(item)) if isinstance(item, Value | Source) else item
-
     for value in order:
-        func, args, kwargs = value.call
-        made[id(value)] = func(*tree_map(given, args), **tree_map(given, kwargs))
+        func, args, kwargs = tree_map(lambda item: _given(item, made), value.call)
+        made[id(value)] = func(*args, **kwargs)
         if env is None:
             value.result = made[id(value)]
 
 
 @dataclass(eq=False)
 class _Call:
-    """One run of a group."""
+    """One run of a group; ``known`` are results that its gradients need, by their names in steps."""
 
     kernel: FusedKernel
     pattern: Pattern | None
     order: Sequence[Value]
     values: Sequence[Value]
     sources: Sequence[Value | Source]
+    known: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def forward(self, arrays: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         given = {
@@ -221,21 +239,52 @@ class _Call:
                 if isinstance(parent, Source) or parent.result is not None:
                     tensors[name] = _viewed(given[id(_tensor(parent))], value.views.get(name))
         results = self.kernel(self.pattern, tensors)
+        kinds = {value.access.tensor: value.kind for value in self.order}
+        self.known = {name: array.detach() for name, array in results.items() if kinds[name] in KNOWN}
         return tuple(results[value.access.tensor] for value in self.values)
 
-    def one_by_one(self, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The results as the calls give them outside, connected to ``arrays``."""
+    def connected(self, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results connected to ``arrays``: elementwise calls are run again, others are known."""
         made: dict[int, torch.Tensor] = {}
         for source, array in zip(self.sources, arrays, strict=True):
             tensor = _tensor(source)
             is_sparse = isinstance(tensor, SparseTensor)
             made[id(tensor)] = sparse_of(tensor.storage.pattern, array) if is_sparse else array
-        _run_alone(self.order, made)
+        for value in self.order:
+            known = self.known.get(value.access.tensor)
+            if known is None:
+                _run_alone([value], made)
+            else:
+                made[id(value)] = self._known(value, known, made)
         found = []
         for value in self.values:
             tensor = made[id(value)]
             found.append(tensor if value.pattern is None else _at(tensor, value.pattern))
         return found
+
+    def _known(self, value: Value, known: torch.Tensor, made: dict[int, torch.Tensor]) -> torch.Tensor:
+        """A result that need not be computed again, connected to what it was computed from."""
+        result = known if value.pattern is None else SparseTensor(Storage(value.pattern, known))
+        parents = {name: _given(parent, made) for name, parent in value.parents.items()}
+        if value.kind != "sum":
+            (tensor,) = parents.values()
+            assert isinstance(result, SparseTensor)
+            return connected_softmax(_at(tensor, result.storage.pattern), result, 1, value.kind)
+        (step,) = value.steps
+        mask = None if value.pattern is None else Access(PATTERN, value.access.indices)
+        if mask is not None and not any(access.indices == mask.indices for access in step.accesses):
+            step = replace(step, body=Op("mul", (mask, step.body)))
+            parents[PATTERN] = SparseTensor(Storage(value.walked, value.walked.present))
+        names = tuple(access.tensor for access in step.accesses)
+        names = tuple(dict.fromkeys(names))
+        operands = [
+            parents[name]
+            if isinstance(parents[name], SparseTensor)
+            else _viewed(parents[name], value.views.get(name))
+            for name in names
+        ]
+        form = "dense" if value.pattern is None else value.pattern.format
+        return learned(show(as_statement(step)), names, operands, form, lambda *_: result)
 
 
 def _at(tensor: torch.Tensor, pattern: Pattern) -> torch.Tensor:
@@ -267,7 +316,7 @@ class _Group(torch.autograd.Function):
                 arrays = [
                     array.view_as(array) if need else array for array, need in zip(arrays, needed, strict=True)
                 ]
-            found = ctx.call.one_by_one(arrays)
+            found = ctx.call.connected(arrays)
             pairs = [(out, g) for out, g in zip(found, incoming, strict=True) if out.requires_grad and g is not None]
             wanted = [array for array, need in zip(arrays, needed, strict=True) if need]
             gradients = torch.autograd.grad(

@@ -36,7 +36,9 @@ class Value:
 
     ``pattern``: whose entries it has values at; None if it is dense. ``parents`` are the values and sources
     that its ``steps`` read, by the names that they have there; ``views`` say how a source is read.
-    ``call``: the function and its arguments, for running it as outside.
+    ``call``: the function and its arguments, for running it as outside. ``kind``: how its gradient is found:
+    ``elementwise`` (by running it again), ``sum`` (its first step is a statement), ``softmax`` or ``log_softmax``
+    (from its result).
     """
 
     access: Access
@@ -49,6 +51,7 @@ class Value:
     parents: dict[str, Value | Source]
     views: dict[str, tuple[int, ...]]
     learns: bool
+    kind: str
     call: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
     result: torch.Tensor | None = None
     recorder: Any = field(default=None, repr=False)

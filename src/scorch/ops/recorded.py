@@ -111,7 +111,7 @@ class Reading:
             self.views[name] = dims
         return Access(name, tuple(indices))
 
-    def value(self, steps: Sequence[Step], shape: Sequence[int], is_sparse: bool) -> Value:
+    def value(self, steps: Sequence[Step], shape: Sequence[int], is_sparse: bool, kind: str) -> Value:
         """The result of the call; the last step gives it."""
         assert self.pattern is not None and self.dtype is not None
         return Value(
@@ -125,6 +125,7 @@ class Reading:
             self.parents,
             self.views,
             self.learns,
+            kind,
         )
 
     def target(self, indices: Sequence[str], letter: str = "T") -> Access:
@@ -172,7 +173,7 @@ def _elementwise(recorder: Recorder, make: Make, args: Sequence[Any], sparse: bo
                 return None
             parts.append(access)
     step = Step(reading.target(indices), make(*parts), "sum", ())
-    return reading.value([step], shape, is_sparse)
+    return reading.value([step], shape, is_sparse, "elementwise")
 
 
 def _op(name: str) -> Make:
@@ -287,7 +288,7 @@ def _softmax(
         Step(s, e, "sum", a.indices[1:]),
         Step(r, last, "sum", ()),
     ]
-    return reading.value(steps, tuple(input.shape), is_sparse=True)
+    return reading.value(steps, tuple(input.shape), True, "log_softmax" if is_log else "softmax")
 
 
 def _has_rows(pattern: Pattern | None) -> bool:
@@ -312,7 +313,7 @@ def matmul(recorder: Recorder, input: Any, other: Any, *, out: Any = None) -> Va
     if b is None:
         return None
     step = Step(reading.target((a.indices[0], *columns)), Op("mul", (a, b)), "sum", a.indices[1:])
-    return reading.value([step], (input.shape[0], *other.shape[1:]), is_sparse=False)
+    return reading.value([step], (input.shape[0], *other.shape[1:]), False, "sum")
 
 
 def _is_worth(pattern: Pattern | None) -> bool:
@@ -340,7 +341,7 @@ def addmm(
     reading.parents |= product.parents
     reading.views |= product.views
     reading.sizes |= product.sizes
-    return reading.value([*product.steps, last], product.shape, is_sparse=False)
+    return reading.value([*product.steps, last], product.shape, False, "other")
 
 
 @records(torch.sparse.sampled_addmm)
@@ -368,7 +369,9 @@ def sampled_addmm(
     else:
         own: Expr = a if beta == 1 else Op("mul", (Literal(float(beta)), a))
         total = Op("add", (own, scaled))
-    return reading.value([product, Step(reading.target(a.indices), total, "sum", ())], input.shape, True)
+    if total == product.target:
+        return reading.value([product], input.shape, True, "sum")
+    return reading.value([product, Step(reading.target(a.indices), total, "sum", ())], input.shape, True, "other")
 
 
 # einsum ----------------------------------------------------------------------------------------------
@@ -417,5 +420,5 @@ def einsum(recorder: Recorder, *args: Any, format: Any = None, sparse_grad: bool
     reduced = tuple(names[index] for index in steps[0].reduced)
     step = Step(reading.target(target), body, steps[0].reduction, reduced)
     shape = [parsed.sizes[index] for index in parsed.statement.target.indices]
-    return reading.value([step], shape, is_sparse)
+    return reading.value([step], shape, is_sparse, "sum" if step.reduced else "elementwise")
 

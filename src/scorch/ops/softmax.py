@@ -19,7 +19,7 @@ from scorch.errors import OperandError, ShapeError
 from scorch.notation.nodes import Access, Expr, Op
 from scorch.settings import current
 from scorch.tensor.dispatch import implements_learning, implements_operator
-from scorch.tensor.learning import sparse_of, values_of
+from scorch.tensor.learning import apply, sparse_of, values_of
 from scorch.tensor.prepared import Prepared
 from scorch.tensor.run import Task, copy_step, prepared_step, run_stored
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -124,25 +124,32 @@ def _learned(A: SparseTensor, dim: int, dtype: torch.dtype | None, name: str) ->
     pattern, values = A.storage.pattern, values_of(A)
     if dtype is not None:
         values = values.to(dtype)
-    return sparse_of(pattern, _Softmax.apply(values, pattern, dim, name))  # type: ignore[no-untyped-call]
+    found = _softmax(SparseTensor(Storage(pattern, values.detach())), dim, False, name)
+    return connected_softmax(values, found, dim, name)
+
+
+def connected_softmax(values: torch.Tensor, found: SparseTensor, dim: int, name: str) -> SparseTensor:
+    """``found``, the softmax of ``values`` on its own pattern, connected to them."""
+    stored = found.storage
+    return sparse_of(stored.pattern, apply(_Softmax, values, stored, dim, name == "log_softmax"))
 
 
 class _Softmax(torch.autograd.Function):
     """The values of a softmax as a function of those of its input, which are all on one pattern."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, pattern: Pattern, dim: int, name: str) -> torch.Tensor:
-        found = _softmax(SparseTensor(Storage(pattern, values.detach())), dim, False, name).storage.values
-        ctx.save_for_backward(found)
-        ctx.pattern, ctx.dim, ctx.is_log = pattern, dim, name == "log_softmax"
-        return found
+    def forward(ctx: Any, values: torch.Tensor, found: Storage, dim: int, is_log: bool) -> torch.Tensor:
+        result = found.values.detach()
+        ctx.save_for_backward(result)
+        ctx.pattern, ctx.dim, ctx.is_log = found.pattern, dim, is_log
+        return result
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         (found,) = ctx.saved_tensors
         shares = found.exp() if ctx.is_log else found
         weighted = gradient if ctx.is_log else gradient * found
-        means = _Totals.apply(weighted, ctx.pattern, ctx.dim)  # type: ignore[no-untyped-call]
+        means = apply(_Totals, weighted, ctx.pattern, ctx.dim)
         return weighted - shares * means, None, None, None
 
 
@@ -164,4 +171,4 @@ class _Totals(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _Totals.apply(gradient, ctx.pattern, ctx.dim), None, None  # type: ignore[no-untyped-call]
+        return apply(_Totals, gradient, ctx.pattern, ctx.dim), None, None
