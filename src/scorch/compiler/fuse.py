@@ -1,13 +1,14 @@
 """Several steps in one kernel: the loops of each, one after the other, for every row.
 
-    S[i,j] = M[i,j] * Q[i,k] * K[j,k]                 for i:  S of the row; its largest; its exponentials
-    m[i] = max(j, S[i,j])                       ->            and their sum; O of the row
-    E[i,j] = exp(S[i,j] - m[i])  ...
+    S[i,j] = M[i,j] * Q[i,k] * K[j,k]                 for a strip of rows:
+    m[i] = max(j, S[i,j])                       ->        S of these rows; their maxima; their exponentials
+    E[i,j] = exp(S[i,j] - m[i])  ...                      and the sums of those; O of these rows
 
 Steps can be joined if the outermost loop of each runs over the same index and every turn of it reads no more
-of the others' results than its own row. Each step is planned by itself, as if it were alone; their kernels are
-joined under one outermost loop, which threads share. A result that nobody outside asks for is kept for the row
-at hand only, so that it never leaves the cache.
+of the others' results than its own row. Each step is planned by itself, as if it were alone; their loops are
+joined under one outermost loop, which threads share. It takes a few rows at a time, so that what a step reads
+of dense operands is still in the first cache for the next row. A result that nobody outside asks for is kept
+for the rows at hand only, and never leaves the cache.
 
 Sparse tensors of a group have their values at the entries of one pattern, which is walked once for all of
 them, however many a step reads.
@@ -22,10 +23,10 @@ from scorch.compiler import lattice
 from scorch.compiler.collect import writes_everything
 from scorch.compiler.convert_operands import Conversion
 from scorch.compiler.infer_format import support_of
-from scorch.compiler.levels import ROW_BEGIN
+from scorch.compiler.levels import STRIP_BEGIN
 from scorch.compiler.lower import lower
 from scorch.compiler.pipeline import Planned, as_statement, plan_step
-from scorch.compiler.plan import Operand, Plan, Step
+from scorch.compiler.plan import STRIP_START, Operand, Plan, Step
 from scorch.formats import Format, dense_format
 from scorch.loops.nodes import (
     Allocate,
@@ -40,23 +41,27 @@ from scorch.loops.nodes import (
     For,
     Free,
     Function,
-    If,
     Kernel,
     Load,
     Parallel,
     Stmt,
     Var,
+    While,
     block,
+    both,
     wide,
 )
-from scorch.loops.nodes import TRUE
 from scorch.loops.simplify import simplify
 from scorch.loops.types import INT32, INT64, Type
 from scorch.notation.nodes import Access, Op
 from scorch.notation.show import show
 from scorch.notation.trees import substitute
 
-LONGEST = Var("longest")  # entries in the longest row
+LONGEST = Var("longest")  # entries of a strip: those of the longest row, if that is longer than others get
+STRIP_STOP = Var("strip_stop")
+ENTRIES = 2048  # of a strip: four results of so many stay in the first cache
+ROWS = 16  # of a strip
+FLAT = 1024  # elements of a strip, where rows are single elements
 
 
 class NotFused(Exception):
@@ -96,27 +101,27 @@ class Fused:
 
     ``group`` is what is left of the steps once some are parts of others; ``inputs`` are the dense tensors and
     values in the order of the kernel's slots, each with the format it is copied to first, if it is;
-    ``in_row``: the results that are never stored whole; ``work``: about how many operations it takes.
+    ``in_strip``: the results that are never stored whole; ``work``: about how many operations it takes.
     """
 
     group: Group
     kernel: Kernel
     inputs: tuple[tuple[str, Format | None], ...]
-    in_row: frozenset[str]
+    in_strip: frozenset[str]
     work: float
 
 
 def fuse(group: Group) -> Fused:
     """The kernel of ``group``; ``NotFused`` says why there is none."""
     group = replace(group, steps=inline(group.steps, group.kept))
-    in_row = frozenset(group.results) - set(group.kept)
-    planned = [_planned(group, step, in_row) for step in group.steps]
+    in_strip = frozenset(group.results) - set(group.kept)
+    planned = [_planned(group, step, in_strip) for step in group.steps]
     loops = [_loop_of(group, lower(each.plan)) for each in planned]
-    kernel = simplify(_joined(group, planned, loops, in_row))
+    kernel = simplify(_joined(group, planned, loops, in_strip))
     assert isinstance(kernel, Kernel)
     inputs = _inputs(group, planned)
     work = sum(each.choice.chosen.total for each in planned)
-    return Fused(group, kernel, tuple(inputs.items()), in_row, work)
+    return Fused(group, kernel, tuple(inputs.items()), in_strip, work)
 
 
 # steps that become part of others --------------------------------------------------------------------
@@ -163,7 +168,7 @@ def dense_operand(name: str, shape: Sequence[int], element: Type) -> Operand:
     return Operand(name, dense_format(len(shape)), element, INT32, tuple(shape), tuple(counts))
 
 
-def _planned(group: Group, step: Step, in_row: frozenset[str]) -> Planned:
+def _planned(group: Group, step: Step, in_strip: frozenset[str]) -> Planned:
     """``step`` planned as if it were alone, with one operand for all tensors on the pattern."""
     sizes = dict(group.sizes)
     tensors = {operand.name: operand for operand in group.operands}
@@ -196,7 +201,7 @@ def _planned(group: Group, step: Step, in_row: frozenset[str]) -> Planned:
         plan,
         value=value,
         reads=tuple(reads.items()),
-        in_row=in_row,
+        in_strip=in_strip,
         operands=(*plan.operands, *extra),
         vectors=plan.vectors and replace(
             plan.vectors,
@@ -255,28 +260,22 @@ def _statements(stmt: Stmt) -> list[Stmt]:
 
 
 def _joined(
-    group: Group, planned: Sequence[Planned], loops: Sequence[tuple[Parallel, For]], in_row: frozenset[str]
+    group: Group, planned: Sequence[Planned], loops: Sequence[tuple[Parallel, For]], in_strip: frozenset[str]
 ) -> Kernel:
     """One kernel whose outermost loop does for each row what those of all ``loops`` do."""
     balanced = next((n for n, each in enumerate(planned) if each.plan.balance is not None), 0)
     shell = loops[balanced][0]
-    rows = loops[balanced][1]
-    size = Var(f"{group.outermost}_size")
     scopes: list[Stmt] = []
     for each, (_, loop) in zip(planned, loops, strict=True):
-        scopes += [Comment(show(_written(each.plan))), If(TRUE, loop.body)]
+        scopes += [Comment(show(_written(each.plan))), replace(loop, start=STRIP_START, stop=STRIP_STOP)]
     before: list[Stmt] = []
-    begin: Stmt | None = None
-    if group.pattern is not None:
-        pos = Array(f"{group.pattern.name}2_pos", group.pattern.index)
-        if any(name in group.stored for name in in_row):
-            r = Var("r")
-            entries = wide(Load(pos, r + 1)) - wide(Load(pos, r))
-            longer = Assign(LONGEST, Binary("max", LONGEST, entries, INT64))
-            before = [Declare(LONGEST, Const(0)), For(r, Const(0), size, longer)]
-            begin = Declare(ROW_BEGIN, wide(Load(pos, Var(group.outermost))))
-    scratch = [_row_array(group, step) for step in group.steps if step.target.tensor in in_row]
-    chunk = Block((*_statements(shell.body)[:2], replace(rows, body=block(begin, *scopes))))
+    scratch = [_strip_array(group, step) for step in group.steps if step.target.tensor in in_strip]
+    if any(count == LONGEST for _, count in scratch):
+        pos, r = _pos(group), Var("r")
+        longer = Binary("max", LONGEST, _entries(pos, r, r + 1), INT64)
+        rows_of = For(r, Const(0), Var(f"{group.outermost}_size"), Assign(LONGEST, longer))
+        before = [Declare(LONGEST, Const(ENTRIES)), rows_of]
+    chunk = Block((*_statements(shell.body)[:2], _strips(group, scopes)))
     shared = replace(
         shell,
         prologue=block(*(Allocate(array, count) for array, count in scratch)),
@@ -293,15 +292,49 @@ def _joined(
     params += [Array(f"{name}_vals", group.element) for name in (*_inputs(group, planned), *group.kept)]
     body = block(*before, *head, shared)
     compute = Function("scorch_compute", tuple(params), body, exported=True)
-    return Kernel(_header(group, planned, in_row), tuple(params), (compute,))
+    return Kernel(_header(group, planned, in_strip), tuple(params), (compute,))
 
 
-def _row_array(group: Group, step: Step) -> tuple[Array, Expr]:
-    """Room for one row of a result."""
+def _strips(group: Group, loops: Sequence[Stmt]) -> Stmt:
+    """``loops`` for a few rows at a time: as many as have ``ENTRIES`` entries, or one."""
+    most = FLAT if group.pattern is None else ROWS
+    room = both(STRIP_STOP < Var("chunk_stop"), STRIP_STOP - STRIP_START < Const(most))
+    begin: Stmt | None = None
+    if group.pattern is not None:
+        pos = _pos(group)
+        room = both(room, _entries(pos, STRIP_START, STRIP_STOP + 1) <= ENTRIES)
+        begin = Declare(STRIP_BEGIN, wide(Load(pos, STRIP_START)))
+    return block(
+        Declare(STRIP_START, Var("chunk_start")),
+        While(
+            STRIP_START < Var("chunk_stop"),
+            block(
+                Declare(STRIP_STOP, STRIP_START + 1),
+                While(room, Assign(STRIP_STOP, STRIP_STOP + 1)),
+                begin,
+                *loops,
+                Assign(STRIP_START, STRIP_STOP),
+            ),
+        ),
+    )
+
+
+def _pos(group: Group) -> Array:
+    assert group.pattern is not None
+    return Array(f"{group.pattern.name}2_pos", group.pattern.index)
+
+
+def _entries(pos: Array, start: Expr, stop: Expr) -> Expr:
+    """How many entries the rows from ``start`` to ``stop`` have."""
+    return wide(Load(pos, stop)) - wide(Load(pos, start))
+
+
+def _strip_array(group: Group, step: Step) -> tuple[Array, Expr]:
+    """Room for the rows at hand of a result."""
     array = Array(f"{step.target.tensor}_vals", group.element)
     if step.target.tensor in group.stored:
         return array, LONGEST
-    count: Expr = Const(1)
+    count: Expr = Const(FLAT if group.pattern is None else ROWS)
     for index in step.target.indices[1:]:
         count = count * Var(f"{index}_size")
     return array, count
@@ -331,12 +364,12 @@ def _written(plan: Plan):  # type: ignore[no-untyped-def]
     return as_statement(replace(plan.step, body=plan.value))
 
 
-def _header(group: Group, planned: Sequence[Planned], in_row: frozenset[str]) -> str:
+def _header(group: Group, planned: Sequence[Planned], in_strip: frozenset[str]) -> str:
     lines = [show(_written(each.plan)) for each in planned]
     lines.append(f"one loop over {group.outermost} for all, shared by threads")
-    if in_row:
-        names = [name for name in group.results if name in in_row]
-        lines.append(f"only for the row at hand: {', '.join(names)}")
+    if in_strip:
+        names = [name for name in group.results if name in in_strip]
+        lines.append(f"only for the rows at hand: {', '.join(names)}")
     if group.pattern is not None:
         names = [name for name in (*_inputs(group, planned), *group.results) if name in group.stored]
         lines.append(f"at the entries of one pattern, {group.pattern.format}: {', '.join(names)}")

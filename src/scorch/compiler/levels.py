@@ -31,7 +31,7 @@ from scorch.loops.types import INT64
 from scorch.notation.nodes import Access
 from scorch.notation.trees import accesses
 
-ROW_BEGIN = Var("row_begin")  # where the entries of the row at hand begin
+STRIP_BEGIN = Var("strip_begin")  # where the entries of the rows at hand begin
 
 
 class Levels:
@@ -193,17 +193,17 @@ class Levels:
         position = state.start if state.level == levels else Var(f"p{self.labels[pattern]}{levels}")
         for use in self.plan.result_uses[levels:]:
             position = position * use.arrays.size + use.coordinate
-        return self.in_row(self.plan.step.target.tensor, position)
+        return self.in_strip(self.plan.step.target.tensor, position)
 
-    def in_row(self, tensor: str, position: Expr) -> Expr:
-        """A position of a sparse tensor counted from the beginning of its row, if only that is kept."""
-        return position - ROW_BEGIN if tensor in self.plan.in_row else position
+    def in_strip(self, tensor: str, position: Expr) -> Expr:
+        """A position of a sparse tensor counted from the first of the rows at hand, if only those are kept."""
+        return position - STRIP_BEGIN if tensor in self.plan.in_strip else position
 
     def load(self, access: Access, walked: Access, states: States) -> Load:
         """The value of ``access``, which has its values at the entries of ``walked``."""
         position = states[walked].start
         if access != walked:
-            position = self.in_row(access.tensor, position)
+            position = self.in_strip(access.tensor, position)
         return Load(self.values(access), position)
 
     def factor(self, walked: Access, states: States) -> Load | None:

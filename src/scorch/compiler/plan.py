@@ -18,6 +18,7 @@ from scorch.notation import nodes as notation
 from scorch.notation.nodes import Access
 from scorch.notation.trees import accesses
 
+STRIP_START = Var("strip_start")  # the first of the rows at hand
 VALUES = -1  # in place of a level: as many as there are values
 
 
@@ -210,7 +211,7 @@ class Plan:
     over a stored level, the last before the innermost one, and how many elements.
     ``value`` and ``reads``: what is computed at each point, where that is not the body of ``step`` because
     several tensors have their values at the entries of one; each access with the one that is walked for it.
-    ``in_row``: tensors of which only the row at hand is kept (``fuse``).
+    ``in_strip``: tensors of which only the rows at hand are kept (``fuse``).
     """
 
     step: Step
@@ -241,7 +242,7 @@ class Plan:
     prefetched: tuple[tuple[Access, int], ...] = ()
     value: notation.Expr | None = None
     reads: tuple[tuple[Access, Access], ...] = ()
-    in_row: frozenset[str] = frozenset()
+    in_strip: frozenset[str] = frozenset()
 
     def operand(self, name: str) -> Operand:
         for operand in self.operands:
@@ -268,8 +269,8 @@ class Plan:
         return self.uses_of(self.result, target, self.index)
 
     def uses_of(self, form: Format, access: Access, index: Type) -> tuple[LevelUse, ...]:
-        """How each level under ``access`` gets its coordinate; of a tensor in a row the first one is 0."""
+        """How each level under ``access`` gets its coordinate; rows of a strip are counted from its first."""
         uses = self.splits.uses(form, access.indices, access.tensor, index)
-        if access.tensor not in self.in_row or not form.is_dense:
+        if access.tensor not in self.in_strip or not form.is_dense:
             return uses
-        return (replace(uses[0], coordinate=Const(0)), *uses[1:])
+        return (replace(uses[0], coordinate=uses[0].coordinate - STRIP_START), *uses[1:])
