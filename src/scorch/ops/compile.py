@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
-from scorch.ops.later import LATER
+from scorch.ops.later import LATER, computed
 from scorch.ops.recording import Recorder, recorder
 from scorch.tensor.sparse_tensor import SparseTensor
 
@@ -103,9 +103,8 @@ class Compiled:
         record = Recorder()
         with record:
             found = self.function(*args, **kwargs)
-        leaves = [leaf._value for leaf in tree_leaves(found) if type(leaf) in LATER]
-        record.compute(leaves)
-        return tree_map(lambda leaf: leaf._value.tensor() if type(leaf) in LATER else leaf, found), record
+        record.compute([leaf._value for leaf in tree_leaves(found) if type(leaf) in LATER])
+        return computed(found), record
 
     def explain(self, *args: Any, **kwargs: Any) -> FusionExplanation:
         """What became of the sparse calls of ``self(*args, **kwargs)``, which is run."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from scorch.formats import as_format
 from scorch.compiler.pipeline import as_statement
@@ -20,7 +19,7 @@ from scorch.notation.nodes import Access, Op
 from scorch.notation.show import show
 from scorch.notation.trees import accesses, substitute
 from scorch.ops.autograd import learned
-from scorch.ops.later import Source, Value
+from scorch.ops.later import Source, Value, mapped
 from scorch.ops.softmax import connected_softmax
 from scorch.tensor.fused import PATTERN, FusedKernel, Steps, fused_kernel
 from scorch.tensor.learning import apply, sparse_of, values_at, values_of
@@ -183,7 +182,7 @@ def _leaves(value: Value) -> list[Value | Source]:
             found.append(item)
         return item
 
-    tree_map(collect, (args, kwargs))
+    mapped(collect, (args, kwargs))
     return found
 
 
@@ -212,7 +211,7 @@ def _run_alone(order: Sequence[Value], env: dict[int, torch.Tensor] | None = Non
     """Every call as it would run outside; into ``env`` if there is one, else the values get their results."""
     made: dict[int, torch.Tensor] = {} if env is None else env
     for value in order:
-        func, args, kwargs = tree_map(lambda item: _given(item, made), value.call)
+        func, args, kwargs = mapped(lambda item: _given(item, made), value.call)
         made[id(value)] = func(*args, **kwargs)
         if env is None:
             value.result = made[id(value)]
@@ -307,7 +306,8 @@ class _Group(torch.autograd.Function):
     def backward(ctx: Any, *incoming: torch.Tensor) -> Any:
         again = torch.is_grad_enabled()
         needed = ctx.needs_input_grad[1:]
-        with torch.enable_grad():
+        # whoever asked for gradients may have come through a function of a sparse tensor, which turns that off
+        with torch.enable_grad(), torch._C._EnableTorchFunction():
             arrays = [
                 array if again and need else array.detach().requires_grad_(need)
                 for array, need in zip(ctx.saved_tensors, needed, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,7 @@ class Value:
     parents: dict[str, Value | Source]
     views: dict[str, tuple[int, ...]]
     learns: bool
+    requires_grad: bool
     kind: str
     call: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
     result: torch.Tensor | None = None
@@ -62,24 +64,6 @@ class Value:
             self.recorder.compute([self])
         assert self.result is not None
         return self.result
-
-    @property
-    def requires_grad(self) -> bool:
-        left, seen = list(self.parents.values()), set()
-        while left and self.learns:
-            parent = left.pop()
-            if id(parent) in seen:
-                continue
-            seen.add(id(parent))
-            if isinstance(parent, Source):
-                if parent.tensor.requires_grad:
-                    return True
-            elif parent.result is not None:
-                if parent.result.requires_grad:
-                    return True
-            else:
-                left += parent.parents.values()
-        return False
 
 
 class Later(torch.Tensor):
@@ -162,7 +146,22 @@ METADATA = {
 
 def computed(tree: Any) -> Any:
     """``tree`` with every recorded result computed."""
-    return tree_map(lambda item: item._value.tensor() if type(item) in LATER else item, tree)
+    return mapped(_computed, tree)
+
+
+def _computed(item: Any) -> Any:
+    return item._value.tensor() if type(item) in LATER else item
+
+
+def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """``function`` of all leaves of ``tree``; as ``tree_map``, but quicker for what most calls are given."""
+    if isinstance(tree, torch.Tensor | Value | Source) or tree is None or type(tree) in (int, float, bool, str):
+        return function(tree)
+    if type(tree) in (tuple, list):
+        return type(tree)([mapped(function, item) for item in tree])
+    if type(tree) is dict:
+        return {key: mapped(function, item) for key, item in tree.items()} if tree else tree
+    return tree_map(function, tree)
 
 
 LATER = (Later, SparseLater)

@@ -75,6 +75,13 @@ class Reading:
         self.pattern = pattern
         self.sizes.update(zip(letters_of(pattern), pattern.shape, strict=True))
 
+    def value_of(self, value: Value) -> Access:
+        """A part of this call that has been recorded just now."""
+        self.pattern, self.dtype = value.walked, value.dtype
+        self.sizes.update(value.sizes)
+        self.parents[value.access.tensor] = value
+        return value.access
+
     def rows(self, tensor: Any) -> Access | None:
         """A dense result of which this call reads the row that it computes itself."""
         if type(tensor) not in LATER or type(tensor) is SparseLater or not self._joins(tensor._value):
@@ -125,11 +132,16 @@ class Reading:
             self.parents,
             self.views,
             self.learns,
+            self.learns and any(map(_requires_grad, self.parents.values())),
             kind,
         )
 
     def target(self, indices: Sequence[str], letter: str = "T") -> Access:
         return Access(self.recorder.fresh(letter), tuple(indices))
+
+
+def _requires_grad(parent: Value | Source) -> bool:
+    return parent.requires_grad if isinstance(parent, Value) else parent.tensor.requires_grad
 
 
 # elementwise -----------------------------------------------------------------------------------------
@@ -324,6 +336,13 @@ def _is_worth(pattern: Pattern | None) -> bool:
     return pattern.size < FULL * pattern.shape[0] * pattern.shape[1]
 
 
+def _part(recorder: Recorder, value: Value, func: Any, *args: Any, **kwargs: Any) -> Value:
+    """``value`` as a call of its own, inside of the one that is recorded."""
+    value.recorder = recorder
+    value.call = (func, recorder.kept(args), recorder.kept(kwargs))
+    return value
+
+
 @records(torch.addmm, T.addmm)
 def addmm(
     recorder: Recorder, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1, out: Any = None
@@ -334,16 +353,13 @@ def addmm(
     if product is None or type(input) not in PLAIN or len(product.shape) != 2:
         return None
     reading = Reading(recorder)
-    reading._walk(product.walked)
-    reading.dtype = product.dtype
-    bias = reading.dense(input, product.access.indices, product.shape)
+    own = reading.value_of(_part(recorder, product, torch.mm, mat1, mat2))
+    bias = reading.dense(input, own.indices, product.shape)
     if bias is None:
         return None
-    last = Step(reading.target(product.access.indices), Op("add", (product.access, bias)), "sum", ())
-    reading.parents |= product.parents
-    reading.views |= product.views
-    reading.sizes |= product.sizes
-    return reading.value([*product.steps, last], product.shape, False, "other")
+    step = Step(reading.target(own.indices), Op("add", (own, bias)), "sum", ())
+    total = reading.value([step], product.shape, False, "elementwise")
+    return _part(recorder, total, torch.add, product, input)
 
 
 @records(torch.sparse.sampled_addmm)
@@ -362,18 +378,27 @@ def sampled_addmm(
     rows, columns = reading.dense(mat1, (a.indices[0], k)), reading.dense(mat2, (k, a.indices[1]))
     if rows is None or columns is None:
         return None
-    product = Step(
-        reading.target(a.indices), Op("mul", (rows, columns)), "sum", (k,)
-    )
-    scaled: Expr = product.target if alpha == 1 else Op("mul", (Literal(float(alpha)), product.target))
+    step = Step(reading.target(a.indices), Op("mul", (rows, columns)), "sum", (k,))
+    product = reading.value([step], input.shape, True, "sum")
+    _part(recorder, product, torch.sparse.sampled_addmm, input, mat1, mat2, beta=0.0)
+    if beta == 0 and alpha == 1:
+        return product
+    reading = Reading(recorder)
+    b = reading.value_of(product)
     if beta == 0:
-        total = scaled
-    else:
-        own: Expr = a if beta == 1 else Op("mul", (Literal(float(beta)), a))
-        total = Op("add", (own, scaled))
-    if total == product.target:
-        return reading.value([product], input.shape, True, "sum")
-    return reading.value([product, Step(reading.target(a.indices), total, "sum", ())], input.shape, True, "other")
+        step = Step(reading.target(a.indices), Op("mul", (b, Literal(float(alpha)))), "sum", ())
+        return _part(recorder, reading.value([step], input.shape, True, "elementwise"), torch.mul, product, alpha)
+    own = reading.sparse(input)
+    if own is None:
+        return None
+    scaled = Op("add", (Op("mul", (own, Literal(float(beta)))), Op("mul", (b, Literal(float(alpha))))))
+    step = Step(reading.target(a.indices), scaled, "sum", ())
+    total = reading.value([step], input.shape, True, "elementwise")
+    return _part(recorder, total, _weighted, input, product, beta, alpha)
+
+
+def _weighted(a: Any, b: Any, beta: float, alpha: float) -> Any:
+    return a * beta + b * alpha
 
 
 # einsum ----------------------------------------------------------------------------------------------

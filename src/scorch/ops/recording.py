@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
-from torch.utils._pytree import tree_map
 
 from scorch.ops.fused import Recorded, compute
-from scorch.ops.later import LATER, METADATA, Later, Source, SparseLater, Value, computed, version_of
+from scorch.ops.later import LATER, METADATA, Later, Source, SparseLater, Value, computed, mapped, version_of
 from scorch.tensor.sparse_tensor import SparseTensor
 
 Rule = Callable[..., Any]
@@ -92,9 +91,14 @@ class Recorder(TorchFunctionMode):
             return None
         self.sees_sparse = True
         value.recorder = self
-        value.call = (func, tree_map(self._kept, args), tree_map(self._kept, kwargs))
+        if value.call[0] is None:
+            value.call = (func, self.kept(args), self.kept(kwargs))
         self.pending.append(weakref.ref(value))
         return SparseLater(value) if value.pattern is not None else Later(value)
+
+    def kept(self, tree: Any) -> Any:
+        """The arguments of a call, for running it later."""
+        return mapped(self._kept, tree)
 
     def _kept(self, item: Any) -> Any:
         if type(item) in LATER:
