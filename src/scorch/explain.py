@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -33,7 +33,7 @@ from scorch.formats import Format, as_format, dense_format
 from scorch.notation.einsum import parse_einsum
 from scorch.notation.nodes import Access
 from scorch.notation.show import show
-from scorch.ops.compile import Compiled, CompiledModule
+from scorch.ops.compile import Compiled, CompiledModule, FusionExplanation
 from scorch.ops.operands import as_operand, shape_of, squeezed
 from scorch.ops.statement import kept_format, read_statement
 from scorch.report import MOST_REJECTED, Explanation, OrderCost, StepExplanation, TensorFacts
@@ -61,10 +61,20 @@ _MENDED = (
 )
 
 
+@overload
+def explain(
+    text: str, /, *operands: Any, format: str | Format | None = None, **tensors: Any
+) -> Explanation: ...
+
+
+@overload
+def explain(text: Compiled | CompiledModule, /, *operands: Any, **tensors: Any) -> FusionExplanation: ...
+
+
 def explain(text: Any, /, *operands: Any, format: str | Format | None = None, **tensors: Any) -> Any:
     """How ``einsum(text, *operands)`` or ``evaluate(text, **tensors)`` is computed, without computing it.
 
-    A function made by ``scorch.compile`` in place of a text is called; what is shown is which calls it joined.
+    A function made by ``scorch.compile`` in place of a text is called, and shown is which calls it joined.
 
     >>> import torch, scorch
     >>> A = scorch.from_torch(torch.eye(3), format="csr")

@@ -49,7 +49,9 @@ def matrix(rows: int, columns: int, density: float, seed: int = 0) -> torch.Tens
     return torch.where(kept, torch.randn(rows, columns, generator=generator), 0.0).double()
 
 
-def attention(mask: torch.Tensor, kept: tuple[str, ...] = ("O",)) -> tuple[Steps, Storage, dict[str, torch.Tensor]]:
+def attention(
+    mask: torch.Tensor, kept: tuple[str, ...] = ("O",)
+) -> tuple[Steps, Storage, dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     rows, columns = mask.shape
     stored = from_torch(mask, format="csr").storage
@@ -74,7 +76,9 @@ def kernel_of(wanted: Steps, stored: Storage, tensors: dict[str, torch.Tensor]) 
     "shape, density",
     [((13, 11), 0.4), ((1, 1), 1.0), ((40, 9), 0.05), ((3, 5000), 0.9), ((300, 20), 0.5), ((4, 6), 0.0)],
 )
-def test_attention_is_one_kernel_that_the_interpreter_agrees_with(shape: tuple[int, int], density: float) -> None:
+def test_attention_is_one_kernel_that_the_interpreter_agrees_with(
+    shape: tuple[int, int], density: float
+) -> None:
     mask = matrix(*shape, density)
     wanted, stored, tensors = attention(mask, ("R", "O"))
     kernel = kernel_of(wanted, stored, tensors)
@@ -169,13 +173,23 @@ def test_exponentials_in_vectors_are_as_exact_as_torchs(function: str, dtype: to
     x = torch.cat([torch.linspace(-big, big, 4001), torch.linspace(-2, 2, 4001), torch.logspace(-30, 0, 300)])
     special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, -1e-40])
     x = torch.cat([x, special]).to(dtype)
-    wanted = Steps((Step(at("y[p]"), op(function, at("x[p]")), "sum", ()),), ("y",), ("p",), frozenset(), (("p", len(x)),))
+    wanted = Steps(
+        (Step(at("y[p]"), op(function, at("x[p]")), "sum", ()),),
+        ("y",),
+        ("p",),
+        frozenset(),
+        (("p", len(x)),),
+    )
     kernel = fused_kernel(wanted, None, {"x": x})
     assert isinstance(kernel, FusedKernel)
     truth = getattr(torch, function)(x.double())
     digits = torch.finfo(dtype)
     torch.testing.assert_close(
-        kernel(None, {"x": x})["y"].double(), truth.to(dtype).double(), rtol=4 * digits.eps, atol=digits.tiny, equal_nan=True
+        kernel(None, {"x": x})["y"].double(),
+        truth.to(dtype).double(),
+        rtol=4 * digits.eps,
+        atol=digits.tiny,
+        equal_nan=True,
     )
 
 

@@ -124,7 +124,9 @@ def test_log_softmax_and_vectors() -> None:
 
 
 def test_addmm_with_bias_and_activation() -> None:
-    check(lambda A, X, b: torch.sigmoid(torch.addmm(b, A, X)), sparse(9, 7, density=0.2), dense(7, 5), dense(5))
+    check(
+        lambda A, X, b: torch.sigmoid(torch.addmm(b, A, X)), sparse(9, 7, density=0.2), dense(7, 5), dense(5)
+    )
 
 
 def test_sampled_addmm_adds_what_is_stored() -> None:
@@ -135,9 +137,9 @@ def test_sampled_addmm_adds_what_is_stored() -> None:
 
 
 def test_infinities_and_nan_come_through() -> None:
-    A = sparse(6, 6)
+    A = sparse(12, 12)
     A.values()[0], A.values()[3] = float("nan"), float("inf")
-    check(lambda A, X: torch.relu((A * 2) @ X), A, dense(6, 3))
+    check(lambda A, X: torch.relu((A * 2) @ X), A, dense(12, 3))
 
 
 def test_several_results_share_a_kernel() -> None:
@@ -185,7 +187,9 @@ def test_tensors_on_several_patterns() -> None:
     def function(A: Any, B: Any, X: Any) -> Any:
         return torch.relu((A * 2) @ X + (B * 3) @ X)
 
-    check(function, sparse(6, 6, density=0.2), sparse(6, 6, density=0.2, seed=9), dense(6, 3), one_kernel=False)
+    check(
+        function, sparse(6, 6, density=0.2), sparse(6, 6, density=0.2, seed=9), dense(6, 3), one_kernel=False
+    )
 
 
 def test_other_dtypes() -> None:
@@ -218,7 +222,7 @@ def test_changes_that_are_not_seen_are_refused() -> None:
         hidden()
         return B * 2
 
-    with pytest.raises(InPlaceError, match="changed in place inside of scorch.compile"):
+    with pytest.raises(InPlaceError, match="changed in place inside of"):
         scorch.compile(function)(sparse(6, 6))
 
 
@@ -251,12 +255,12 @@ def test_gradients_through_functions_that_torch_does_not_show_are_refused() -> N
     def function(A: Any, X: Any) -> Any:
         return Twice.apply((A * 2) @ X)  # type: ignore[no-untyped-call]
 
-    X = dense(6, 2).requires_grad_()
-    with pytest.raises(UnsupportedError, match="call .clone"):
-        scorch.compile(function)(sparse(6, 6), X).sum().backward()
+    A, X = sparse(12, 12), dense(12, 2).requires_grad_()
+    with pytest.raises(UnsupportedError, match=r"call \.clone"):
+        scorch.compile(function)(A, X).sum().backward()
     fixed = scorch.compile(lambda A, X: Twice.apply(((A * 2) @ X).clone()))  # type: ignore[no-untyped-call]
-    fixed(sparse(6, 6), X).sum().backward()
-    torch.testing.assert_close(X.grad, 4 * sparse(6, 6).to_dense().sum(0)[:, None].expand(6, 2))
+    fixed(A, X).sum().backward()
+    torch.testing.assert_close(X.grad, 4 * A.to_dense().sum(0)[:, None].expand(12, 2))
 
 
 def test_gradients_are_tracked_where_the_call_stood() -> None:
@@ -274,8 +278,8 @@ def test_inference_mode_and_functorch() -> None:
     with torch.inference_mode():
         same(compiled(*args), gcn(*args))
     A, d, X, b = args
-    found = torch.func.jvp(lambda X: compiled(A, d, X, b), (X,), (X,))[1]
-    torch.testing.assert_close(found, torch.func.jvp(lambda X: gcn(A, d, X, b), (X,), (X,))[1])
+    found = torch.func.grad(lambda X: compiled(A, d, X, b).square().sum())(X)
+    torch.testing.assert_close(found, torch.func.grad(lambda X: gcn(A, d, X, b).square().sum())(X))
 
 
 # functions, modules, torch.compile -------------------------------------------------------------------
@@ -310,7 +314,7 @@ def test_modules_train() -> None:
 def test_compiled_functions_inside_of_others_are_joined_with_them() -> None:
     inner = scorch.compile(lambda A: A * 2)
     outer = scorch.compile(lambda A, X: torch.relu(inner(A) @ X))
-    args = sparse(6, 6), dense(6, 2)
+    args = sparse(12, 12), dense(12, 2)
     same(outer(*args), torch.relu((args[0] * 2) @ args[1]))
     assert outer.explain(*args).groups[0].calls == ("mul", "matmul", "relu")
 
@@ -398,7 +402,11 @@ ON_DENSE: list[tuple[str, Function]] = [
 def chains(draw: Any) -> list[tuple[str, Function]]:
     found = draw(st.lists(st.sampled_from(ON_SPARSE), max_size=5))
     if draw(st.booleans()):
-        found = [*found, draw(st.sampled_from(TO_DENSE)), *draw(st.lists(st.sampled_from(ON_DENSE), max_size=4))]
+        found = [
+            *found,
+            draw(st.sampled_from(TO_DENSE)),
+            *draw(st.lists(st.sampled_from(ON_DENSE), max_size=4)),
+        ]
     return found
 
 

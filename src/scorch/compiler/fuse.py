@@ -16,7 +16,7 @@ them, however many a step reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from scorch.compiler import lattice
@@ -53,6 +53,7 @@ from scorch.loops.nodes import (
 )
 from scorch.loops.simplify import simplify
 from scorch.loops.types import INT32, INT64, Type
+from scorch.notation import nodes as notation
 from scorch.notation.nodes import Access, Op
 from scorch.notation.show import show
 from scorch.notation.trees import substitute
@@ -64,7 +65,7 @@ ROWS = 16  # of a strip
 FLAT = 1024  # elements of a strip, where rows are single elements
 
 
-class NotFused(Exception):
+class FusionError(Exception):
     """Why steps cannot be one kernel, in words for people."""
 
 
@@ -112,7 +113,7 @@ class Fused:
 
 
 def fuse(group: Group) -> Fused:
-    """The kernel of ``group``; ``NotFused`` says why there is none."""
+    """The kernel of ``group``; ``FusionError`` says why there is none."""
     group = replace(group, steps=inline(group.steps, group.kept))
     in_strip = frozenset(group.results) - set(group.kept)
     planned = [_planned(group, step, in_strip) for step in group.steps]
@@ -183,9 +184,9 @@ def _planned(group: Group, step: Step, in_strip: frozenset[str]) -> Planned:
         reads = {access: walked for access in step.accesses if access.tensor in group.stored}
         body = substitute(step.body, dict(reads))
         operands = {access: tensors[access.tensor] for access in replace(step, body=body).accesses}
-        if step.target.tensor in group.stored:
-            if support_of(replace(step, body=body), operands) != lattice.stored(walked):
-                body = Op("mul", (walked if step.reduced else Op("present", (walked,)), body))
+        where = support_of(replace(step, body=body), operands)
+        if step.target.tensor in group.stored and where != lattice.stored(walked):
+            body = Op("mul", (walked if step.reduced else Op("present", (walked,)), body))
     _check_rows(group, step)
     used = [tensors[access.tensor] for access in replace(step, body=body).accesses]
     planned = plan_step(
@@ -194,16 +195,15 @@ def _planned(group: Group, step: Step, in_strip: frozenset[str]) -> Planned:
     plan = planned.plan
     for conversion in planned.conversions:
         value = _converted(group, step, value, conversion)
-    extra = [
-        replace(group.pattern, name=access.tensor) for access in reads if group.pattern is not None
-    ]
+    extra = [replace(group.pattern, name=access.tensor) for access in reads if group.pattern is not None]
     plan = replace(
         plan,
         value=value,
         reads=tuple(reads.items()),
         in_strip=in_strip,
         operands=(*plan.operands, *extra),
-        vectors=plan.vectors and replace(
+        vectors=plan.vectors
+        and replace(
             plan.vectors,
             opens=max(plan.vectors.opens, min(plan.vectors.depth, 1)),
             jam=1 if plan.vectors.depth <= 1 and plan.vectors.kind == "rows" else plan.vectors.jam,
@@ -217,27 +217,27 @@ def _check_rows(group: Group, step: Step) -> None:
     """Whether ``step`` reads other results of the group in its own row only."""
     for access in step.accesses:
         if access.tensor in group.results and access.indices[:1] != (group.outermost,):
-            raise NotFused(f"{show(access)} reads rows of {access.tensor} that other turns compute")
+            raise FusionError(f"{show(access)} reads rows of {access.tensor} that other turns compute")
 
 
-def _converted(group: Group, step: Step, value: Op | Access, conversion: Conversion) -> Op | Access:
+def _converted(group: Group, step: Step, value: notation.Expr, conversion: Conversion) -> notation.Expr:
     """``value`` reading the copy of a dense operand that is laid out otherwise."""
     if conversion.tensor in group.results or not conversion.format.is_dense:
-        raise NotFused(f"{conversion.tensor} would have to be stored otherwise: {conversion.reason}")
+        raise FusionError(f"{conversion.tensor} would have to be stored otherwise: {conversion.reason}")
     old = [access for access in step.accesses if access.tensor == conversion.tensor]
     if len(old) != 1:
-        raise NotFused(f"{conversion.tensor} is read in two ways, one of which needs a copy")
+        raise FusionError(f"{conversion.tensor} is read in two ways, one of which needs a copy")
     return substitute(value, {old[0]: Access(conversion.name, old[0].indices)})
 
 
 def _check(group: Group, plan: Plan) -> None:
     name = plan.step.target.tensor
     if not plan.order or plan.order[0] != group.outermost:
-        raise NotFused(f"the loops of {name} begin with {plan.order[0] if plan.order else 'nothing'}")
+        raise FusionError(f"the loops of {name} begin with {plan.order[0] if plan.order else 'nothing'}")
     if plan.assembly != ("shared" if name in group.stored else "dense"):
-        raise NotFused(f"{name} has entries of its own")
+        raise FusionError(f"{name} has entries of its own")
     if not plan.parallel or plan.splits.blocks or not writes_everything(plan):
-        raise NotFused(f"the rows of {name} are not computed one by one")
+        raise FusionError(f"the rows of {name} are not computed one by one")
 
 
 # loops -----------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def _loop_of(group: Group, kernel: Kernel) -> tuple[Parallel, For]:
                 case [Declare(), Declare(), For(Var(name), Var("chunk_start"), Var("chunk_stop")) as loop]:
                     if name == group.outermost:
                         return parallel, loop
-    raise NotFused(f"the loops of {kernel.header.splitlines()[0]} are not one loop over rows")
+    raise FusionError(f"the loops of {kernel.header.splitlines()[0]} are not one loop over rows")
 
 
 def _statements(stmt: Stmt) -> list[Stmt]:
@@ -298,7 +298,7 @@ def _joined(
 def _strips(group: Group, loops: Sequence[Stmt]) -> Stmt:
     """``loops`` for a few rows at a time: as many as have ``ENTRIES`` entries, or one."""
     most = FLAT if group.pattern is None else ROWS
-    room = both(STRIP_STOP < Var("chunk_stop"), STRIP_STOP - STRIP_START < Const(most))
+    room = both(Var("chunk_stop") > STRIP_STOP, Const(most) > STRIP_STOP - STRIP_START)
     begin: Stmt | None = None
     if group.pattern is not None:
         pos = _pos(group)
@@ -307,7 +307,7 @@ def _strips(group: Group, loops: Sequence[Stmt]) -> Stmt:
     return block(
         Declare(STRIP_START, Var("chunk_start")),
         While(
-            STRIP_START < Var("chunk_stop"),
+            Var("chunk_stop") > STRIP_START,
             block(
                 Declare(STRIP_STOP, STRIP_START + 1),
                 While(room, Assign(STRIP_STOP, STRIP_STOP + 1)),
@@ -352,14 +352,15 @@ def _inputs(group: Group, planned: Sequence[Planned]) -> dict[str, Format | None
                 continue
             form = copies.get(access.tensor)
             if formats.setdefault(access.tensor, form) != form:
-                raise NotFused(f"{access.tensor} is needed in two layouts")
+                raise FusionError(f"{access.tensor} is needed in two layouts")
     return formats
 
 
 # words -----------------------------------------------------------------------------------------------
 
 
-def _written(plan: Plan):  # type: ignore[no-untyped-def]
+def _written(plan: Plan) -> notation.Assign:
+    """What the plan computes, as it was given."""
     assert plan.value is not None
     return as_statement(replace(plan.step, body=plan.value))
 

@@ -196,7 +196,7 @@ class Levels:
         return self.in_strip(self.plan.step.target.tensor, position)
 
     def in_strip(self, tensor: str, position: Expr) -> Expr:
-        """A position of a sparse tensor counted from the first of the rows at hand, if only those are kept."""
+        """A position of a sparse tensor, counted from the first row at hand if only those are kept."""
         return position - STRIP_BEGIN if tensor in self.plan.in_strip else position
 
     def load(self, access: Access, walked: Access, states: States) -> Load:

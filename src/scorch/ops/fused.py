@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from scorch.formats import as_format
 from scorch.compiler.pipeline import as_statement
 from scorch.compiler.plan import Step
+from scorch.formats import as_format
 from scorch.notation.nodes import Access, Op
 from scorch.notation.show import show
 from scorch.notation.trees import accesses, substitute
@@ -247,8 +247,9 @@ class _Call:
         made: dict[int, torch.Tensor] = {}
         for source, array in zip(self.sources, arrays, strict=True):
             tensor = _tensor(source)
-            is_sparse = isinstance(tensor, SparseTensor)
-            made[id(tensor)] = sparse_of(tensor.storage.pattern, array) if is_sparse else array
+            if isinstance(tensor, SparseTensor):
+                array = sparse_of(tensor.storage.pattern, array)
+            made[id(tensor)] = array
         for value in self.order:
             known = self.known.get(value.access.tensor)
             if known is None:
@@ -306,7 +307,7 @@ class _Group(torch.autograd.Function):
     def backward(ctx: Any, *incoming: torch.Tensor) -> Any:
         again = torch.is_grad_enabled()
         needed = ctx.needs_input_grad[1:]
-        # whoever asked for gradients may have come through a function of a sparse tensor, which turns that off
+        # whoever asked for gradients may have come through __torch_function__, which is turned off inside
         with torch.enable_grad(), torch._C._EnableTorchFunction():
             arrays = [
                 array if again and need else array.detach().requires_grad_(need)
@@ -314,10 +315,15 @@ class _Group(torch.autograd.Function):
             ]
             if again:  # as tensors of their own, so that this part alone is differentiated
                 arrays = [
-                    array.view_as(array) if need else array for array, need in zip(arrays, needed, strict=True)
+                    array.view_as(array) if need else array
+                    for array, need in zip(arrays, needed, strict=True)
                 ]
             found = ctx.call.connected(arrays)
-            pairs = [(out, g) for out, g in zip(found, incoming, strict=True) if out.requires_grad and g is not None]
+            pairs = [
+                (out, g)
+                for out, g in zip(found, incoming, strict=True)
+                if out.requires_grad and g is not None
+            ]
             wanted = [array for array, need in zip(arrays, needed, strict=True) if need]
             gradients = torch.autograd.grad(
                 [out for out, _ in pairs],
@@ -328,4 +334,3 @@ class _Group(torch.autograd.Function):
             )
         left = iter(gradients)
         return None, *(next(left) if need else None for need in needed)
-

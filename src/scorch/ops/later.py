@@ -38,8 +38,8 @@ class Value:
     ``pattern``: whose entries it has values at; None if it is dense. ``parents`` are the values and sources
     that its ``steps`` read, by the names that they have there; ``views`` say how a source is read.
     ``call``: the function and its arguments, for running it as outside. ``kind``: how its gradient is found:
-    ``elementwise`` (by running it again), ``sum`` (its first step is a statement), ``softmax`` or ``log_softmax``
-    (from its result).
+    ``elementwise`` (by running it again), ``sum`` (its step is a statement), ``softmax`` or ``log_softmax`` (from
+    its result).
     """
 
     access: Access
@@ -91,7 +91,9 @@ class Later(torch.Tensor):
         return func(*computed(args), **computed(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return func(*computed(args), **computed(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
@@ -109,35 +111,36 @@ class Later(torch.Tensor):
 class SparseLater(Later):
     """A sparse tensor whose values are computed when they are asked for."""
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return SparseTensor
 
     @property
-    def storage(self) -> Any:  # type: ignore[override]
+    def storage(self) -> Any:
         return self._value.tensor().storage
 
 
 def _refuse(_: torch.Tensor) -> None:
     raise UnsupportedError(
-        "inside of scorch.compile a result that was not yet computed was given to something that is no function "
-        "of torch, such as an autograd.Function of your own, so its gradients are not known; call .clone() on "
-        "it first"
+        "inside of scorch.compile a result that was not yet computed was given to something that is no "
+        "function of torch, such as an autograd.Function of your own, so its gradients are not known; "
+        "call .clone() on it first"
     )
 
 
-METADATA = {
-    torch.Tensor.shape.__get__,
-    torch.Tensor.dtype.__get__,
-    torch.Tensor.device.__get__,
-    torch.Tensor.ndim.__get__,
-    torch.Tensor.layout.__get__,
-    torch.Tensor.requires_grad.__get__,
-    torch.Tensor.dim,
-    torch.Tensor.size,
-    torch.Tensor.numel,
-    torch.Tensor.is_floating_point,
-    torch.Tensor.is_complex,
+_T: Any = torch.Tensor
+METADATA = {  # what is known before anything is computed
+    _T.shape.__get__,
+    _T.dtype.__get__,
+    _T.device.__get__,
+    _T.ndim.__get__,
+    _T.layout.__get__,
+    _T.requires_grad.__get__,
+    _T.dim,
+    _T.size,
+    _T.numel,
+    _T.is_floating_point,
+    _T.is_complex,
     torch.is_floating_point,
     torch.is_complex,
     torch.numel,
@@ -155,7 +158,11 @@ def _computed(item: Any) -> Any:
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
     """``function`` of all leaves of ``tree``; as ``tree_map``, but quicker for what most calls are given."""
-    if isinstance(tree, torch.Tensor | Value | Source) or tree is None or type(tree) in (int, float, bool, str):
+    if (
+        isinstance(tree, torch.Tensor | Value | Source)
+        or tree is None
+        or type(tree) in (int, float, bool, str)
+    ):
         return function(tree)
     if type(tree) in (tuple, list):
         return type(tree)([mapped(function, item) for item in tree])

@@ -55,7 +55,7 @@ class Reading:
     def sparse(self, tensor: Any) -> Access | None:
         """A sparse tensor on the pattern of this call, which the first one decides."""
         if type(tensor) is SparseLater and self._joins(tensor._value):
-            value = tensor._value
+            value: Value = tensor._value
             if not self._takes(value.dtype):
                 return None
             self._walk(value.walked)
@@ -86,7 +86,7 @@ class Reading:
         """A dense result of which this call reads the row that it computes itself."""
         if type(tensor) not in LATER or type(tensor) is SparseLater or not self._joins(tensor._value):
             return None
-        value = tensor._value
+        value: Value = tensor._value
         if not self._takes(value.dtype):
             return None
         self.pattern = value.walked
@@ -147,7 +147,9 @@ def _requires_grad(parent: Value | Source) -> bool:
 # elementwise -----------------------------------------------------------------------------------------
 
 
-def _elementwise(recorder: Recorder, make: Make, args: Sequence[Any], sparse: bool, dense: bool) -> Value | None:
+def _elementwise(
+    recorder: Recorder, make: Make, args: Sequence[Any], sparse: bool, dense: bool
+) -> Value | None:
     """``make`` of tensors and numbers: on a pattern (if ``sparse`` allows), or on rows of a dense result."""
     reading = Reading(recorder)
     found: dict[int, Access] = {}
@@ -276,7 +278,9 @@ def softmax(recorder: Recorder, input: Any, dim: int, *, dtype: torch.dtype | No
 
 
 @records(torch.sparse.log_softmax)
-def log_softmax(recorder: Recorder, input: Any, dim: int, *, dtype: torch.dtype | None = None) -> Value | None:
+def log_softmax(
+    recorder: Recorder, input: Any, dim: int, *, dtype: torch.dtype | None = None
+) -> Value | None:
     return _softmax(recorder, input, dim, dtype, is_log=True)
 
 
@@ -345,7 +349,14 @@ def _part(recorder: Recorder, value: Value, func: Any, *args: Any, **kwargs: Any
 
 @records(torch.addmm, T.addmm)
 def addmm(
-    recorder: Recorder, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1, out: Any = None
+    recorder: Recorder,
+    input: Any,
+    mat1: Any,
+    mat2: Any,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: Any = None,
 ) -> Value | None:
     if out is not None or beta != 1 or alpha != 1 or not isinstance(mat1, SparseTensor):
         return None
@@ -364,7 +375,14 @@ def addmm(
 
 @records(torch.sparse.sampled_addmm)
 def sampled_addmm(
-    recorder: Recorder, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1, out: Any = None
+    recorder: Recorder,
+    input: Any,
+    mat1: Any,
+    mat2: Any,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: Any = None,
 ) -> Value | None:
     if out is not None or not isinstance(input, SparseTensor) or input.dim() != 2:
         return None
@@ -387,7 +405,9 @@ def sampled_addmm(
     b = reading.value_of(product)
     if beta == 0:
         step = Step(reading.target(a.indices), Op("mul", (b, Literal(float(alpha)))), "sum", ())
-        return _part(recorder, reading.value([step], input.shape, True, "elementwise"), torch.mul, product, alpha)
+        return _part(
+            recorder, reading.value([step], input.shape, True, "elementwise"), torch.mul, product, alpha
+        )
     own = reading.sparse(input)
     if own is None:
         return None
@@ -448,4 +468,3 @@ def einsum(recorder: Recorder, *args: Any, format: Any = None, sparse_grad: bool
     step = Step(reading.target(target), body, steps[0].reduction, reduced)
     shape = [parsed.sizes[index] for index in parsed.statement.target.indices]
     return reading.value([step], shape, is_sparse, "sum" if step.reduced else "elementwise")
-

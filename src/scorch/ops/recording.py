@@ -1,7 +1,7 @@
 """Calls on sparse tensors that are recorded instead of run, so that several become one kernel.
 
-Inside ``scorch.compile`` a call that ``ops.recorded`` has a rule for gives a ``Later``: a tensor that knows its
-shape and dtype, and the steps that compute it. When its numbers are asked for, by a call without a rule
+Inside ``scorch.compile`` a call that ``ops.recorded`` has a rule for gives a ``Later``: a tensor that knows
+its shape and dtype, and the steps that compute it. When its numbers are asked for, by a call without a rule
 or because it is returned, all steps that lead to it are joined (``compiler.fuse``). What cannot be joined is
 run call by call, as it would have been outside. A result is computed from the tensors as they were when
 the call was made: before anything is changed in place, all that was recorded is computed.
@@ -79,7 +79,7 @@ class Recorder(TorchFunctionMode):
     def called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A function of Scorch's own: recorded, or run."""
         rule = RULES.get(func)
-        with _pause():
+        with Paused():
             found = None if rule is None else self.record(rule, func, args, kwargs)
             return self.run(func, args, kwargs) if found is None else found
 
@@ -110,10 +110,9 @@ class Recorder(TorchFunctionMode):
         if _changes(func, args, kwargs):
             self.compute([value for value in (ref() for ref in self.pending) if value is not None])
         args, kwargs = computed(args), computed(kwargs)
-        if self.pending or not self.sees_sparse:
-            if _any_sparse(args) or _any_sparse(kwargs):
-                self.sees_sparse = True
-                self.alone.append(getattr(func, "__name__", str(func)))
+        if (self.pending or not self.sees_sparse) and (_any_sparse(args) or _any_sparse(kwargs)):
+            self.sees_sparse = True
+            self.alone.append(getattr(func, "__name__", str(func)))
         return func(*args, **kwargs)
 
     # what rules ask ----------------------------------------------------------------------------------
@@ -145,14 +144,14 @@ class Recorder(TorchFunctionMode):
             together = [
                 value for value in left if value.walked is first.walked and value.learns == first.learns
             ]
-            with _pause(), torch.set_grad_enabled(first.learns):
+            with Paused(), torch.set_grad_enabled(first.learns):
                 for value in together:
                     _check(value)
                 self.groups += compute(together)
             left = [value for value in left if value.result is None]
 
 
-class _pause:
+class Paused:
     """Nothing is recorded inside."""
 
     def __enter__(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from scorch.compiler.fuse import Fused, Group, NotFused, fuse
+from scorch.compiler.fuse import Fused, FusionError, Group, fuse
 from scorch.compiler.plan import Step
 from scorch.compiler.typing import dtype_of_type, type_of_dtype
 from scorch.errors import KernelError
@@ -34,8 +34,8 @@ _kernels: OrderedDict[Hashable, FusedKernel | str] = OrderedDict()
 class Steps:
     """Steps as they are asked for, before anything is known of tensors.
 
-    ``stored`` are the tensors with values at the entries of a pattern with the indices ``walked``; where these
-    are a single one, that runs over the values whatever the format.
+    ``stored`` are the tensors with values at the entries of a pattern with the indices ``walked``. Without
+    a pattern there is one index, over all values whatever the format.
     """
 
     steps: tuple[Step, ...]
@@ -45,7 +45,9 @@ class Steps:
     sizes: tuple[tuple[str, int], ...]
 
 
-def fused_kernel(wanted: Steps, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]) -> FusedKernel | str:
+def fused_kernel(
+    wanted: Steps, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]
+) -> FusedKernel | str:
     """The kernel for ``wanted``, or why there is none; planned anew only if there was none.
 
     ``tensors`` are the dense tensors and the values on the pattern that are read.
@@ -63,7 +65,10 @@ def fused_kernel(wanted: Steps, pattern: Pattern | None, tensors: Mapping[str, t
 
 
 def _planned(
-    wanted: Steps, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor], dense: Mapping[str, torch.Tensor]
+    wanted: Steps,
+    pattern: Pattern | None,
+    tensors: Mapping[str, torch.Tensor],
+    dense: Mapping[str, torch.Tensor],
 ) -> FusedKernel | str:
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if len(dtypes) != 1:
@@ -84,7 +89,7 @@ def _planned(
     )
     try:
         return FusedKernel(fuse(group))
-    except NotFused as reason:
+    except FusionError as reason:
         return str(reason)
 
 
@@ -112,7 +117,9 @@ class FusedKernel:
         build_together([self.source])
         return jit.load(self.source, label=self.header.splitlines()[0]).address("scorch_compute")
 
-    def __call__(self, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def __call__(
+        self, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         """The results that are kept: dense tensors, and the values of sparse ones."""
         threads = 1 if self.is_serial else current().threads or torch.get_num_threads()
         shapes = {
@@ -183,8 +190,3 @@ class FusedKernel:
         for name, values in found.items():
             if not torch.allclose(values, again[name], rtol=1e-4, atol=1e-5, equal_nan=True):
                 raise KernelError(f"the kernel and the interpreter differ in {name} of\n{self.header}")
-
-
-def names_of(kernel: FusedKernel) -> Sequence[str]:
-    """The statements that the kernel computes, as they are written."""
-    return [line for line in kernel.header.splitlines() if "=" in line]
