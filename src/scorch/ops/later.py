@@ -38,7 +38,7 @@ class Value:
     ``pattern``: whose entries it has values at; None if it is dense. ``parents`` are the values and sources
     that its ``steps`` read, by the names that they have there; ``views`` say how a source is read.
     ``call``: the function and its arguments, for running it as outside. ``kind``: how its gradient is found:
-    ``elementwise`` (by running it again), ``sum`` (its step is a statement), or ``softmax`` and ``log_softmax``
+    ``elementwise`` (by running it again), ``sum`` (its step is a statement), ``softmax`` and ``log_softmax``
     (from its result).
     """
 
