@@ -142,6 +142,12 @@ def test_infinities_and_nan_come_through() -> None:
     check(lambda A, X: torch.relu((A * 2) @ X), A, dense(12, 3))
 
 
+def test_chains_run_as_outside_when_gradients_are_asked_for() -> None:
+    compiled = scorch.compile(lambda A: torch.relu(A * 2) * 3)
+    [group] = compiled.explain(sparse(6, 6).requires_grad_()).groups
+    assert group.reason == "elementwise calls whose gradients need the result of each"
+
+
 def test_several_results_share_a_kernel() -> None:
     def function(M: Any, Q: Any, V: Any) -> dict[str, Any]:
         shares = torch.sparse.softmax(scorch.einsum("ij,ik,jk->ij", M, Q, Q), 1)

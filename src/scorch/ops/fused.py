@@ -50,6 +50,9 @@ def compute(values: Sequence[Value]) -> list[Recorded]:
         return [Recorded(calls, None, "a single call")]
     sources = _sources(order)
     learns = is_learning(*(_tensor(source) for source in sources))
+    if learns and not any(value.kind in KNOWN for value in order):
+        _run_alone(order)  # in one kernel they would be run again for gradients
+        return [Recorded(calls, None, "elementwise calls whose gradients need the result of each")]
     wanted, tensors, walked = _steps(order, _kept(order, values, learns), pattern)
     kernel = walked
     if not isinstance(walked, str):
@@ -274,7 +277,7 @@ class _Call:
         mask = None if value.pattern is None else Access(PATTERN, value.access.indices)
         if mask is not None and not any(access.indices == mask.indices for access in step.accesses):
             step = replace(step, body=Op("mul", (mask, step.body)))
-            parents[PATTERN] = SparseTensor(Storage(value.walked, value.walked.present))
+            parents[PATTERN] = SparseTensor(Storage(value.walked, torch.ones_like(known)))
         names = tuple(access.tensor for access in step.accesses)
         names = tuple(dict.fromkeys(names))
         operands = [
