@@ -77,7 +77,8 @@ for f in ("csr", "coo"):                                                        
     M = stored(random(17, 19, density=0.2, seed=7), f)
     args = M, random(17, 5, density=1.0), X[:, :5], X
     compare(scorch.compile(attend)(*args), attend(*args), "attention")
-    compare(scorch.compile(lambda S: torch.tanh(S * 2).square())(M), torch.tanh(M * 2).square().to_dense(), "chain")
+    chain = scorch.compile(lambda S: torch.tanh(S * 2).square())
+    compare(chain(M), torch.tanh(M * 2).square().to_dense(), "chain")
     checked += 2
 
 S = stored(A, "csr")
