@@ -70,6 +70,17 @@ for f, g, result in (
     check("C[i,j] = A[i,j] * d[j]", A * A[0], A=S, d=A[0])                            # a shared pattern
     check("C[i,j] = A[i,j] + C[i,j]", A + C, A=S, C=stored(C, f))                     # merged, with tails
 
+def attend(M, Q, K, V):
+    return torch.relu(torch.sparse.softmax(torch.sparse.sampled_addmm(M, Q, K.T) * 0.5, 1) @ V + 1)
+
+for f in ("csr", "coo"):                                                              # joined calls
+    M = stored(random(17, 19, density=0.2, seed=7), f)
+    args = M, random(17, 5, density=1.0), X[:, :5], X
+    compare(scorch.compile(attend)(*args), attend(*args), "attention")
+    chain = scorch.compile(lambda S: torch.tanh(S * 2).square())
+    compare(chain(M), torch.tanh(M * 2).square().to_dense(), "chain")
+    checked += 2
+
 S = stored(A, "csr")
 check("y[i] = A[i,j]", A.sum(1), A=S)                                                 # an accumulator
 check("C[i,j] = A[i,j] / C[i,j]", A / C, A=S, C=stored(C, "coo"))                     # visited everywhere

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scorch import errors, namespace
 from scorch.explain import explain
 from scorch.formats import Format
-from scorch.ops import einsum, evaluate, maskable, rearrange
+from scorch.ops import compile, einsum, evaluate, maskable, rearrange
 from scorch.ops.topk import topk_sparse
 from scorch.report import Explanation
 from scorch.settings import settings
@@ -77,6 +77,7 @@ __all__ = [
     "as_tensor",
     "asarray",
     "bernoulli",
+    "compile",
     "diag",
     "diag_embed",
     "diagflat",

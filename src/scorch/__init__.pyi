@@ -27,6 +27,7 @@ def asarray(obj: Any, *, format: str | Format, dtype: torch.dtype | None = None,
 def bernoulli(input: Tensor, *args: Any, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
 def bernoulli(input: Tensor, *args: Any, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+from scorch.ops.compile import compile as compile
 @overload
 def diag(input: Tensor, diagonal: builtins.int = 0, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
@@ -423,7 +424,6 @@ from torch import (
     col_indices_copy as col_indices_copy,
     column_stack as column_stack,
     combinations as combinations,
-    compile as compile,
     compiled_with_cxx11_abi as compiled_with_cxx11_abi,
     compiler as compiler,
     complex as complex,

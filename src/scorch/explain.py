@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -33,6 +33,7 @@ from scorch.formats import Format, as_format, dense_format
 from scorch.notation.einsum import parse_einsum
 from scorch.notation.nodes import Access
 from scorch.notation.show import show
+from scorch.ops.compile import Compiled, CompiledModule, FusionExplanation
 from scorch.ops.operands import as_operand, shape_of, squeezed
 from scorch.ops.statement import kept_format, read_statement
 from scorch.report import MOST_REJECTED, Explanation, OrderCost, StepExplanation, TensorFacts
@@ -60,8 +61,20 @@ _MENDED = (
 )
 
 
-def explain(text: str, /, *operands: Any, format: str | Format | None = None, **tensors: Any) -> Explanation:
+@overload
+def explain(
+    text: str, /, *operands: Any, format: str | Format | None = None, **tensors: Any
+) -> Explanation: ...
+
+
+@overload
+def explain(text: Compiled | CompiledModule, /, *operands: Any, **tensors: Any) -> FusionExplanation: ...
+
+
+def explain(text: Any, /, *operands: Any, format: str | Format | None = None, **tensors: Any) -> Any:
     """How ``einsum(text, *operands)`` or ``evaluate(text, **tensors)`` is computed, without computing it.
+
+    A function made by ``scorch.compile`` in place of a text is called, and shown is which calls it joined.
 
     >>> import torch, scorch
     >>> A = scorch.from_torch(torch.eye(3), format="csr")
@@ -69,6 +82,8 @@ def explain(text: str, /, *operands: Any, format: str | Format | None = None, **
     >>> found.loop_order, found.result_format
     (('i', 'j', 'k'), Format('dense'))
     """
+    if isinstance(text, Compiled | CompiledModule):
+        return text.explain(*operands, **tensors)
     if not isinstance(text, str):
         raise NotationError(f"explain takes an equation such as 'ij,jk->ik' as a text, not {text!r}")
     if "=" in text or "[" in text:

@@ -177,7 +177,7 @@ def f32(value: float) -> Const:
             Binary("+", n, Binary("*", i, Const(-(2**63)), INT64), INT64),
             "n + i * (-9223372036854775807LL - 1)",
         ),
-        (Unary("exp", Cast(n, FLOAT32), FLOAT32), "expf((f32)n)"),
+        (Unary("exp", Cast(n, FLOAT32), FLOAT32), "exp_f32((f32)n)"),
     ],
 )
 def test_expressions_have_the_parentheses_they_need(e: Expr, text: str) -> None:

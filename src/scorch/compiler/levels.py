@@ -29,6 +29,9 @@ from scorch.loops.nodes import (
 )
 from scorch.loops.types import INT64
 from scorch.notation.nodes import Access
+from scorch.notation.trees import accesses
+
+STRIP_BEGIN = Var("strip_begin")  # where the entries of the rows at hand begin
 
 
 class Levels:
@@ -39,11 +42,8 @@ class Levels:
         self.accesses = plan.step.accesses
         self.labels = self._label()
         self.uses = {
-            access: plan.splits.uses(
-                plan.operand(access.tensor).format,
-                access.indices,
-                access.tensor,
-                plan.operand(access.tensor).index,
+            access: plan.uses_of(
+                plan.operand(access.tensor).format, access, plan.operand(access.tensor).index
             )
             for access in self.accesses
         }
@@ -193,20 +193,44 @@ class Levels:
         position = state.start if state.level == levels else Var(f"p{self.labels[pattern]}{levels}")
         for use in self.plan.result_uses[levels:]:
             position = position * use.arrays.size + use.coordinate
-        return position
+        return self.in_strip(self.plan.step.target.tensor, position)
+
+    def in_strip(self, tensor: str, position: Expr) -> Expr:
+        """A position of a sparse tensor, counted from the first row at hand if only those are kept."""
+        return position - STRIP_BEGIN if tensor in self.plan.in_strip else position
+
+    def load(self, access: Access, walked: Access, states: States) -> Load:
+        """The value of ``access``, which has its values at the entries of ``walked``."""
+        position = states[walked].start
+        if access != walked:
+            position = self.in_strip(access.tensor, position)
+        return Load(self.values(access), position)
+
+    def factor(self, walked: Access, states: States) -> Load | None:
+        """The value of a factor that is taken out of a sum; None for entries that are walked but not read."""
+        if self.plan.value is None:
+            return self.load(walked, walked, states)
+        reads = dict(self.plan.reads)
+        found = (access for access in accesses(self.plan.value) if reads.get(access, access) == walked)
+        access = next(found, None)
+        return None if access is None else self.load(access, walked, states)
 
     def value(self, states: States) -> Expr:
         """The value of a point, without the factors that are taken out of the sum."""
         out = {access for access, _ in self.plan.factors}
 
+        walks = dict(self.plan.reads)
+
         def read(access: Access) -> Expr | None:
-            state = states[access]
-            if access in out:
+            walked = walks.get(access, access)
+            state = states[walked]
+            if walked in out:
                 return Const(1, self.plan.element)
             if state.present == FALSE:
                 return None
-            load = Load(self.values(access), state.start)
+            load = self.load(access, walked, states)
             return load if state.present == TRUE else Select(state.present, load, Const(0, load.type))
 
         types = {operand.name: operand.element for operand in self.plan.operands}
-        return value_of(self.plan.step.body, types, read)
+        body = self.plan.step.body if self.plan.value is None else self.plan.value
+        return value_of(body, types, read)

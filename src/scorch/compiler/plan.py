@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scorch.formats import Format, LevelArrays
 from scorch.loops.nodes import Array, Const, Expr, Var
@@ -18,6 +18,7 @@ from scorch.notation import nodes as notation
 from scorch.notation.nodes import Access
 from scorch.notation.trees import accesses
 
+STRIP_START = Var("strip_start")  # the first of the rows at hand
 VALUES = -1  # in place of a level: as many as there are values
 
 
@@ -208,6 +209,9 @@ class Plan:
     ``vectors``: the innermost loop in vector registers; ``factors``: those taken out of inner sums, each with
     the number of loops it stands in; ``prefetched``: dense operands whose rows are fetched ahead of the loop
     over a stored level, the last before the innermost one, and how many elements.
+    ``value`` and ``reads``: what is computed at each point, where that is not the body of ``step`` because
+    several tensors have their values at the entries of one; each access with the one that is walked for it.
+    ``in_strip``: tensors of which only the rows at hand are kept (``fuse``).
     """
 
     step: Step
@@ -236,6 +240,9 @@ class Plan:
     vectors: Vectors | None = None
     factors: tuple[tuple[Access, int], ...] = ()
     prefetched: tuple[tuple[Access, int], ...] = ()
+    value: notation.Expr | None = None
+    reads: tuple[tuple[Access, Access], ...] = ()
+    in_strip: frozenset[str] = frozenset()
 
     def operand(self, name: str) -> Operand:
         for operand in self.operands:
@@ -258,4 +265,12 @@ class Plan:
 
     @property
     def result_uses(self) -> tuple[LevelUse, ...]:
-        return self.splits.uses(self.result, self.step.target.indices, self.step.target.tensor, self.index)
+        target = self.step.target
+        return self.uses_of(self.result, target, self.index)
+
+    def uses_of(self, form: Format, access: Access, index: Type) -> tuple[LevelUse, ...]:
+        """How each level under ``access`` gets its coordinate; rows of a strip are counted from its first."""
+        uses = self.splits.uses(form, access.indices, access.tensor, index)
+        if access.tensor not in self.in_strip or not form.is_dense:
+            return uses
+        return (replace(uses[0], coordinate=uses[0].coordinate - STRIP_START), *uses[1:])

@@ -78,8 +78,7 @@ def delivery(levels: Levels, depth: int, states: States, bound: frozenset[str]) 
         before, states = levels.resolve(states, bound | {vectors.loop})
     value: Expr | None = None
     for access, place in levels.plan.factors:
-        if place == depth:
-            load = Load(levels.values(access), states[access].start)
+        if place == depth and (load := levels.factor(access, states)) is not None:
             value = load if value is None else Binary("*", value, load, levels.plan.element)
     return levels.pattern_position(states), (before, value)
 

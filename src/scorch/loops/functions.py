@@ -12,6 +12,7 @@ import re
 from functools import cache
 from string import Template
 
+from scorch.loops import exponentials
 from scorch.loops.types import TYPES, Type
 
 C_NAMES = {
@@ -49,21 +50,22 @@ typedef __SIZE_TYPE__ usize;"""
 # A kind that is absent has no meaning: the operand is cast before. "-" and "!" are operators.
 _REAL = {"float": "$n$f"}
 _BOTH = {"float": "$n$f", "complex": "${n}_$t"}
+_OWN = {"float": "${n}_$t", "complex": "${n}_$t"}  # brought along
 _EACH = {"int": "${n}_$t", "float": "${n}_$t"}
 _WHOLE = {"bool": "", "int": "", "float": "$n$f"}
 FUNCTIONS: dict[str, dict[str, str]] = {
     "-": {"int": "-", "float": "-", "complex": "neg_$t"},
     "!": {"bool": "!", "int": "!", "float": "!", "complex": "zero_$t"},
     "abs": {"bool": "", "int": "abs_$t", "float": "fabs$f", "complex": "abs_$t"},
-    "exp": _BOTH,
+    "exp": _OWN,
     "log": _BOTH,
     "sqrt": _BOTH,
-    "tanh": _BOTH,
+    "tanh": _OWN,
     "sigmoid": {"float": "sigmoid_$t", "complex": "sigmoid_$t"},
     "relu": {"bool": "", **_EACH},
     "sin": _BOTH,
     "cos": _BOTH,
-    "expm1": _REAL,
+    "expm1": {"float": "${n}_$t"},
     "log1p": _REAL,
     "sign": {"bool": "", **_EACH},
     "floor": _WHOLE,
@@ -191,7 +193,7 @@ static inline $t relu_$t($t x) { return x < 0 ? 0 : x; }
 static inline $t sign_$t($t x) { return ($t)((x > 0) - (x < 0)); }
 static inline $t square_$t($t x) { return x * x; }
 static inline $t reciprocal_$t($t x) { return 1 / x; }
-static inline $t sigmoid_$t($t x) { return 1 / (1 + exp$f(-x)); }
+static inline $t sigmoid_$t($t x) { return 1 / (1 + exp_$t(-x)); }
 static inline u8 isnan_$t($t x) { return x != x; }"""
 
 _COMPLEX = """\
@@ -251,6 +253,8 @@ static inline $t cos_$t($t x) {
 def helpers() -> dict[str, str]:
     """The text of every helper by name, an order in which each follows those it calls."""
     texts = dict(_SINGLE)
+    for text in exponentials.texts():
+        texts |= _by_name(text)
     done = set()
     for type in TYPES.values():
         group = {"int": _INTEGER, "uint": _INTEGER, "float": _FLOAT, "complex": _COMPLEX}.get(type.kind)
@@ -260,11 +264,18 @@ def helpers() -> dict[str, str]:
         done.add(t)
         half = type.bytes // 2 if type.kind == "complex" else type.bytes
         text = Template(group).substitute(t=t, r=f"f{8 * half}", f="f" if half == 4 else "")
-        for part in re.split(r"\n(?=static)", text):
-            name = re.match(r"static inline \w+ (\w+)\(", part)
-            assert name is not None
-            texts[name[1]] = part
+        texts |= _by_name(text)
     return texts
+
+
+def _by_name(text: str) -> dict[str, str]:
+    """The functions of ``text``, each by its name."""
+    found = {}
+    for part in re.split(r"\n(?=static)", text):
+        name = re.match(r"static inline \w+ (\w+)\(", part)
+        assert name is not None
+        found[name[1]] = part
+    return found
 
 
 def needed_by(text: str) -> set[str]:

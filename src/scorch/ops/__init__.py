@@ -28,6 +28,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     padding,
     products,
     quick,
+    recorded,
     reduce,
     scatter,
     sets,
@@ -36,11 +37,12 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     sparse_functions,
     windows,
 )
+from scorch.ops.compile import compile
 from scorch.ops.einsum import einsum
 from scorch.ops.linalg import norms, solve  # noqa: F401
 from scorch.ops.rearrange import rearrange
 from scorch.ops.statement import evaluate
 
-__all__ = ["einsum", "evaluate", "rearrange"]
+__all__ = ["compile", "einsum", "evaluate", "rearrange"]
 
 optimizers.install()

@@ -15,6 +15,7 @@ from scorch.notation.show import show
 from scorch.ops.autograd import learned, run_text
 from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_learned, as_operand, shape_of, squeezed
+from scorch.ops.recording import recorder
 from scorch.ops.statement import run_statement
 from scorch.tensor.flatten import spelled
 from scorch.tensor.run import single_kernel
@@ -39,6 +40,9 @@ def einsum(
     if is_dynamo_compiling():
         equation, operands = _arguments(args)
         return torch.ops.scorch.einsum(equation, list(operands), spelled(format))  # type: ignore[no-any-return]
+    record = recorder()
+    if record is not None:
+        return record.called(einsum, args, {"format": format, "sparse_grad": sparse_grad})  # type: ignore[no-any-return]
     head = (args[0], format) if args and isinstance(args[0], str) else None
     if is_learning(*args[1:] if head else args):
         return _learned(args, format, sparse_grad)

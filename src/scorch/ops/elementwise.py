@@ -65,6 +65,12 @@ UNTAGGED = (
     aten.floor_divide,
     aten.complex,
     aten.polar,
+    aten.leaky_relu_backward,
+    aten.elu_backward,
+    aten.hardtanh_backward,
+    aten.hardswish_backward,
+    aten.softplus_backward,
+    aten.softshrink_backward,
 )
 
 

@@ -249,7 +249,8 @@ def logsumexp(input: SparseTensor, dim: Any, keepdim: bool = False) -> Any:
 # over stored entries ---------------------------------------------------------------------------------
 
 
-def _stored_softmax(input: Any, dim: int, is_log: bool) -> SparseTensor:
+def stored_softmax(input: SparseTensor, dim: int, is_log: bool) -> SparseTensor:
+    """The softmax over stored entries, composed of functions that ``torch.func`` knows."""
     groups = groups_of(input, dim)
     values = groups.values(input)
     largest = groups.extreme(values.detach(), "amax")
@@ -260,17 +261,6 @@ def _stored_softmax(input: Any, dim: int, is_log: bool) -> SparseTensor:
         padded = found.new_zeros(input.nnz)
         found = padded.index_put((groups.inside.nonzero().squeeze(1),), found)
     return sparse_of(input.storage.pattern, found)
-
-
-@implements_learning(torch.sparse.softmax)
-def sparse_softmax(input: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """The softmax over stored entries."""
-    return _stored_softmax(input if dtype is None else input.to(dtype), dim, False)
-
-
-@implements_learning(torch.sparse.log_softmax)
-def sparse_log_softmax(input: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    return _stored_softmax(input if dtype is None else input.to(dtype), dim, True)
 
 
 @implements_learning(torch._sparse_sum)

@@ -10,18 +10,22 @@ For a matrix and ``dim=1`` these are the steps, the first and third over stored 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from scorch.compiler.plan import Step
 from scorch.errors import OperandError, ShapeError
 from scorch.notation.nodes import Access, Expr, Op
+from scorch.ops.learned_reductions import stored_softmax
 from scorch.settings import current
-from scorch.tensor.dispatch import implements_operator
+from scorch.tensor.dispatch import implements_learning, implements_operator
+from scorch.tensor.learning import apply, sparse_of, values_of
 from scorch.tensor.prepared import Prepared
 from scorch.tensor.run import Task, copy_step, prepared_step, run_stored
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Storage
+from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.tracking import is_transformed
 
 aten = torch.ops.aten
 MOST_CALLS = 1024
@@ -101,3 +105,74 @@ def _keep(
     _known[key] = [
         (step.target.tensor, prepared_step(Task(step, tensors, sizes).narrowed())) for step in steps
     ]
+
+
+# gradients -------------------------------------------------------------------------------------------
+
+
+@implements_learning(torch.sparse.softmax)
+def learned_softmax(input: Any, dim: int, *, dtype: torch.dtype | None = None) -> SparseTensor:
+    """As ``softmax``, connected to its input."""
+    return _learned(input, dim, dtype, "softmax")
+
+
+@implements_learning(torch.sparse.log_softmax)
+def learned_log_softmax(input: Any, dim: int, *, dtype: torch.dtype | None = None) -> SparseTensor:
+    """As ``log_softmax``, connected to its input."""
+    return _learned(input, dim, dtype, "log_softmax")
+
+
+def _learned(A: SparseTensor, dim: int, dtype: torch.dtype | None, name: str) -> SparseTensor:
+    pattern, values = A.storage.pattern, values_of(A)
+    if dtype is not None:
+        values = values.to(dtype)
+    if is_transformed():
+        return stored_softmax(sparse_of(pattern, values), dim, name == "log_softmax")
+    found = _softmax(SparseTensor(Storage(pattern, values.detach())), dim, False, name)
+    return connected_softmax(values, found, dim, name)
+
+
+def connected_softmax(values: torch.Tensor, found: SparseTensor, dim: int, name: str) -> SparseTensor:
+    """``found``, the softmax of ``values`` on its own pattern, connected to them."""
+    stored = found.storage
+    return sparse_of(stored.pattern, apply(_Softmax, values, stored, dim, name == "log_softmax"))
+
+
+class _Softmax(torch.autograd.Function):
+    """The values of a softmax as a function of those of its input, which are all on one pattern."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, found: Storage, dim: int, is_log: bool) -> torch.Tensor:
+        result = found.values.detach()
+        ctx.save_for_backward(result)
+        ctx.pattern, ctx.dim, ctx.is_log = found.pattern, dim, is_log
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (found,) = ctx.saved_tensors
+        shares = found.exp() if ctx.is_log else found
+        weighted = gradient if ctx.is_log else gradient * found
+        means = apply(_Totals, weighted, ctx.pattern, ctx.dim)
+        return weighted - shares * means, None, None, None
+
+
+class _Totals(torch.autograd.Function):
+    """For every entry the sum of all entries along ``dim``; which is its own adjoint."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, pattern: Pattern, dim: int) -> torch.Tensor:
+        ctx.pattern, ctx.dim = pattern, dim
+        indices = copy_step(len(pattern.shape)).target.indices
+        summed = (indices[dim],)
+        kept = tuple(index for index in indices if index not in summed)
+        sizes = dict(zip(indices, pattern.shape, strict=True))
+        a, s = Access("A", indices), Access("s", kept)
+        tensors: dict[str, Storage | torch.Tensor] = {"A": Storage(pattern, values.detach().contiguous())}
+        tensors["s"] = run_stored(Task(Step(s, a, "sum", summed), tensors, sizes))
+        spread = Step(Access("R", indices), Op("mul", (Op("present", (a,)), s)), "sum", ())
+        return _stored(run_stored(Task(spread, tensors, sizes))).values
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return apply(_Totals, gradient, ctx.pattern, ctx.dim), None, None

@@ -20,6 +20,7 @@ from scorch.notation.verify import shapes_of
 from scorch.ops.autograd import RUN, learned, run_text
 from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_learned, as_operand, shape_of
+from scorch.ops.recording import recorder
 from scorch.tensor.flatten import spelled
 from scorch.tensor.run import Task, operand_of, run_step, single_kernel
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
@@ -47,6 +48,10 @@ def evaluate(
     if is_dynamo_compiling():
         given = expression, list(tensors), operands, spelled(format)
         return torch.ops.scorch.evaluate(*given)  # type: ignore[no-any-return]
+    record = recorder()
+    if record is not None:
+        options = {"format": format, "sparse_grad": sparse_grad}
+        return record.called(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
     if is_learning(*operands):
         return _learned(expression, tensors, format, sparse_grad)
     head = (expression, format, *tensors)

@@ -272,6 +272,7 @@ def _is_zig(command: list[str]) -> bool:
 def _flag_sets(kind: str) -> list[tuple[str, ...]]:
     """Flags to try, best first: compilers differ in how they are told to use this very processor."""
     base = ["-x", "c", "-O3", "-fPIC", "-shared", "-fwrapv", "-fopenmp-simd", "-std=gnu11", "-w"]
+    base += ["-fno-math-errno", "-fno-trapping-math"]  # square roots and branches in vectors; same numbers
     if sys.platform == "darwin":  # which insists on linking its libSystem
         base += ["-undefined", "dynamic_lookup"]
     else:  # malloc, exp and the like are found in the process when the kernel is loaded

@@ -1,0 +1,145 @@
+"""``scorch.compile``: sparse calls of a function joined into few kernels, dense functions left to torch."""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._functorch import peek_interpreter_stack
+from torch.utils._pytree import tree_leaves
+
+from scorch.ops.later import LATER, computed
+from scorch.ops.recording import Recorder, recorder
+from scorch.tensor.sparse_tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class GroupExplanation:
+    """Recorded calls that became one kernel, or ran one by one for ``reason``."""
+
+    calls: tuple[str, ...]
+    statements: str
+    source: str
+    reason: str
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"one by one: {', '.join(self.calls)}\n  {self.reason}"
+        return f"one kernel: {', '.join(self.calls)}\n" + textwrap.indent(self.statements, "  ")
+
+
+@dataclass(frozen=True)
+class FusionExplanation:
+    """What became of the sparse calls of a compiled function.
+
+    ``groups`` in the order in which they ran; ``others``: calls on sparse tensors that were not recorded.
+    """
+
+    groups: tuple[GroupExplanation, ...]
+    others: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """The kernels of all groups."""
+        return "\n".join(group.source for group in self.groups if group.source)
+
+    def __str__(self) -> str:
+        parts = [str(group) for group in self.groups]
+        if self.others:
+            parts.append(f"as outside, there is no rule to record them: {', '.join(self.others)}")
+        return "\n\n".join(parts) or "no sparse calls"
+
+
+def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """``model``, a function or module, with its calls on sparse tensors joined into few kernels.
+
+    Takes what ``torch.compile`` takes. A function that meets no sparse tensor is compiled by
+    ``torch.compile`` with the same options. ``scorch.explain(compiled, *args)`` shows what was joined.
+
+    >>> import torch, scorch
+    >>> A = scorch.from_torch(torch.eye(3), format="csr")
+    >>> layer = scorch.compile(lambda A, X, b: torch.relu(A @ X + b))
+    >>> layer(A, torch.ones(3, 2), torch.tensor([1.0, -2.0]))
+    tensor([[2., 0.],
+            [2., 0.],
+            [2., 0.]])
+    """
+    if model is None:
+        return functools.partial(compile, **options)
+    if isinstance(model, torch.nn.Module):
+        return CompiledModule(model, options)
+    return functools.wraps(model)(Compiled(model, options))
+
+
+class Compiled:
+    """A function whose sparse calls are recorded and joined."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        self.function = function
+        self.options = options
+        self.is_dense = False  # the last call without sparse arguments met no sparse tensor
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if recorder() is not None or peek_interpreter_stack() is not None or torch.compiler.is_compiling():
+            return self.function(*args, **kwargs)
+        given = any(isinstance(leaf, SparseTensor) for leaf in tree_leaves((args, kwargs)))
+        if not given and self.is_dense:
+            return self.by_torch(*args, **kwargs)
+        found, record = self._recorded(args, kwargs)
+        if not given:
+            self.is_dense = not record.sees_sparse
+        return found
+
+    @functools.cached_property
+    def by_torch(self) -> Callable[..., Any]:
+        """The function as ``torch.compile`` makes it."""
+        return torch.compile(self.function, **self.options)
+
+    def _recorded(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Recorder]:
+        record = Recorder()
+        with record:
+            found = self.function(*args, **kwargs)
+        record.compute([leaf._value for leaf in tree_leaves(found) if type(leaf) in LATER])
+        return computed(found), record
+
+    def explain(self, *args: Any, **kwargs: Any) -> FusionExplanation:
+        """What became of the sparse calls of ``self(*args, **kwargs)``, which is run."""
+        _, record = self._recorded(args, kwargs)
+        groups = tuple(
+            GroupExplanation(
+                group.calls,
+                "" if group.kernel is None else group.kernel.header,
+                "" if group.kernel is None else group.kernel.source,
+                group.reason,
+            )
+            for group in record.groups
+        )
+        return FusionExplanation(groups, tuple(record.alone))
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+
+class CompiledModule(torch.nn.Module):
+    """A module whose sparse calls are recorded and joined; all else is that of the module itself."""
+
+    def __init__(self, module: torch.nn.Module, options: dict[str, Any]) -> None:
+        super().__init__()
+        self._orig_mod = module
+        self._compiled = Compiled(module.__call__, options)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> FusionExplanation:
+        return self._compiled.explain(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_orig_mod"), name)

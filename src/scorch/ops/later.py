@@ -1,0 +1,181 @@
+"""Tensors whose numbers are computed when they are asked for: what recorded calls give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from scorch.compiler.plan import Step
+from scorch.errors import InPlaceError, UnsupportedError
+from scorch.notation.nodes import Access
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Pattern
+
+
+@dataclass(eq=False)
+class Source:
+    """A tensor that was there before: the user's, or one that has been computed."""
+
+    tensor: torch.Tensor
+    version: int | None
+
+    def check(self) -> None:
+        if self.version is not None and version_of(self.tensor) != self.version:
+            raise InPlaceError(
+                f"a tensor of shape {tuple(self.tensor.shape)} was changed in place inside of scorch.compile "
+                "after it was used by a call that had not been computed yet; make a new tensor instead"
+            )
+
+
+@dataclass(eq=False)
+class Value:
+    """A recorded result: the tensor that ``access`` stands for, and how to compute it.
+
+    ``pattern``: whose entries it has values at; None if it is dense. ``parents`` are the values and sources
+    that its ``steps`` read, by the names that they have there; ``views`` say how a source is read.
+    ``call``: the function and its arguments, for running it as outside. ``kind``: how its gradient is found:
+    ``elementwise`` (by running it again), ``sum`` (its step is a statement), ``softmax`` and ``log_softmax``
+    (from its result).
+    """
+
+    access: Access
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pattern: Pattern | None
+    walked: Pattern
+    steps: tuple[Step, ...]
+    sizes: dict[str, int]
+    parents: dict[str, Value | Source]
+    views: dict[str, tuple[int, ...]]
+    learns: bool
+    requires_grad: bool
+    kind: str
+    call: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
+    result: torch.Tensor | None = None
+    recorder: Any = field(default=None, repr=False)
+
+    def tensor(self) -> torch.Tensor:
+        """The result, computed now if it has not been."""
+        if self.result is None:
+            self.recorder.compute([self])
+        assert self.result is not None
+        return self.result
+
+
+class Later(torch.Tensor):
+    """A tensor whose numbers are computed when they are asked for."""
+
+    _value: Value
+
+    @staticmethod
+    def __new__(cls, value: Value) -> Later:
+        learns = value.requires_grad
+        made: Later = torch.Tensor._make_wrapper_subclass(
+            cls, value.shape, dtype=value.dtype, requires_grad=learns
+        )
+        made._value = value
+        if learns:  # whoever takes it for a leaf would lose gradients
+            with torch._C.DisableTorchFunctionSubclass():
+                made.register_hook(_refuse)
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return func(*computed(args), **computed(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*computed(args), **computed(kwargs or {}))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_value":
+            raise AttributeError(name)
+        return getattr(self._value.tensor(), name)
+
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
+        return repr(self._value.tensor())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._value.tensor().__reduce_ex__(protocol)
+
+
+class SparseLater(Later):
+    """A sparse tensor whose values are computed when they are asked for."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return SparseTensor
+
+    @property
+    def storage(self) -> Any:
+        return self._value.tensor().storage
+
+
+def _refuse(_: torch.Tensor) -> None:
+    raise UnsupportedError(
+        "inside of scorch.compile a result that was not yet computed was given to something that is no "
+        "function of torch, such as an autograd.Function of your own, so its gradients are not known; "
+        "call .clone() on it first"
+    )
+
+
+_T: Any = torch.Tensor
+METADATA = {  # what is known before anything is computed
+    _T.shape.__get__,
+    _T.dtype.__get__,
+    _T.device.__get__,
+    _T.ndim.__get__,
+    _T.layout.__get__,
+    _T.requires_grad.__get__,
+    _T.dim,
+    _T.size,
+    _T.numel,
+    _T.is_floating_point,
+    _T.is_complex,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.numel,
+}
+
+
+def computed(tree: Any) -> Any:
+    """``tree`` with every recorded result computed."""
+    return mapped(_computed, tree)
+
+
+def _computed(item: Any) -> Any:
+    return item._value.tensor() if type(item) in LATER else item
+
+
+def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """``function`` of all leaves of ``tree``; as ``tree_map``, but quicker for what most calls are given."""
+    if (
+        isinstance(tree, torch.Tensor | Value | Source)
+        or tree is None
+        or type(tree) in (int, float, bool, str)
+    ):
+        return function(tree)
+    if type(tree) in (tuple, list):
+        return type(tree)([mapped(function, item) for item in tree])
+    if type(tree) is dict:
+        return {key: mapped(function, item) for key, item in tree.items()} if tree else tree
+    return tree_map(function, tree)
+
+
+LATER = (Later, SparseLater)
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """How often the numbers of ``tensor`` have been changed."""
+    if isinstance(tensor, SparseTensor):
+        tensor = tensor.storage.values
+    return None if tensor.is_inference() else tensor._version

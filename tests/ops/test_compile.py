@@ -1,0 +1,456 @@
+"""``scorch.compile``: joined calls give what they give one by one, with and without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+import scorch
+from scorch.errors import InPlaceError, UnsupportedError
+from scorch.ops.compile import FusionExplanation
+from scorch.tensor.construct import from_torch
+
+Function = Callable[..., Any]
+
+
+def sparse(rows: int, columns: int, format: str = "csr", density: float = 0.2, seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    kept = torch.rand(rows, columns, generator=generator) < density
+    values = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    return from_torch(torch.where(kept, values, 0.0), format=format)
+
+
+def dense(*shape: int, seed: int = 5) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def plain(tensor: Any) -> torch.Tensor:
+    return tensor.to_dense() if isinstance(tensor, scorch.SparseTensor) else tensor
+
+
+def same(found: Any, truth: Any) -> None:
+    assert isinstance(found, scorch.SparseTensor) == isinstance(truth, scorch.SparseTensor)
+    torch.testing.assert_close(plain(found), plain(truth), equal_nan=True)
+
+
+def gradients(function: Function, args: tuple[Any, ...], twice: bool = False) -> list[torch.Tensor]:
+    given = [
+        a.detach().clone().requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+        for a in args
+    ]
+    leaves = [a for a in given if isinstance(a, torch.Tensor) and a.requires_grad]
+    total = plain(function(*given)).sin().sum()
+    found = torch.autograd.grad(total, leaves, create_graph=twice, allow_unused=True)
+    if twice:
+        again = sum(plain(g).square().sum() for g in found if g is not None)
+        found = torch.autograd.grad(again, leaves, allow_unused=True)
+    return [plain(g) for g in found if g is not None]
+
+
+def check(function: Function, *args: Any, one_kernel: bool = True) -> FusionExplanation:
+    compiled = scorch.compile(function)
+    truth = function(*args)
+    same(compiled(*args), truth)
+    same(compiled(*args), truth)  # from what the first call has planned
+    for twice in (False, True):
+        for found, expected in zip(
+            gradients(compiled, args, twice), gradients(function, args, twice), strict=True
+        ):
+            torch.testing.assert_close(found, expected, equal_nan=True)
+    explanation = scorch.explain(compiled, *args)
+    assert isinstance(explanation, FusionExplanation)
+    if one_kernel:
+        assert [bool(group.source) for group in explanation.groups] == [True], str(explanation)
+    return explanation
+
+
+# what is to be joined --------------------------------------------------------------------------------
+
+
+def attend(M: Any, Q: Any, K: Any, V: Any) -> Any:
+    return torch.sparse.softmax(torch.sparse.sampled_addmm(M, Q, K.T, beta=0.0) * 0.5, 1) @ V
+
+
+def attend_by_einsum(M: Any, Q: Any, K: Any, V: Any) -> Any:
+    return torch.sparse.softmax(scorch.einsum("ij,ik,jk->ij", M, Q, K) / 2, 1) @ V
+
+
+def gat(M: Any, a: Any, b: Any, H: Any) -> Any:
+    return F.elu(torch.sparse.softmax(F.leaky_relu(M * a[:, None] + M * b[None, :], 0.2), 1) @ H)
+
+
+def gcn(A: Any, d: Any, X: Any, b: Any) -> Any:
+    return torch.relu((A * d[:, None] * d[None, :]) @ X + b)
+
+
+@pytest.mark.parametrize("format", ["csr", "coo"])
+@pytest.mark.parametrize("function", [attend, attend_by_einsum])
+def test_attention_is_one_kernel(function: Function, format: str) -> None:
+    check(function, sparse(12, 15, format), dense(12, 4), dense(15, 4, seed=1), dense(15, 6, seed=2))
+
+
+@pytest.mark.parametrize("format", ["csr", "coo"])
+def test_graph_attention_is_one_kernel(format: str) -> None:
+    check(gat, sparse(12, 12, format), dense(12), dense(12, seed=1), dense(12, 5, seed=2))
+
+
+@pytest.mark.parametrize("format", ["csr", "coo"])
+def test_graph_convolution_is_one_kernel(format: str) -> None:
+    explanation = check(gcn, sparse(12, 12, format, 0.2), dense(12).abs(), dense(12, 5), dense(5))
+    assert explanation.groups[0].calls == ("mul", "mul", "matmul", "add", "relu")
+    assert "relu(" in explanation.groups[0].statements
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr", "bsr(2,2)", "sd"])
+def test_elementwise_chains_are_one_kernel_in_every_format(format: str) -> None:
+    A = sparse(8, 10, format)
+    check(lambda A: torch.tanh(torch.relu(-(A * 2.5)) / 3).square(), A)
+
+
+def test_chains_of_tensors_of_higher_order() -> None:
+    A = from_torch(torch.where(torch.rand(4, 5, 6) < 0.3, torch.rand(4, 5, 6), 0.0).double(), format="csf")
+    check(lambda A: torch.expm1(A * 2).abs() * A, A)
+
+
+def test_log_softmax_and_vectors() -> None:
+    A = sparse(9, 7, density=0.3)
+    check(lambda A, x: torch.sparse.log_softmax(A * 2, 1) @ x, A, dense(7))
+
+
+def test_addmm_with_bias_and_activation() -> None:
+    check(
+        lambda A, X, b: torch.sigmoid(torch.addmm(b, A, X)), sparse(9, 7, density=0.2), dense(7, 5), dense(5)
+    )
+
+
+def test_sampled_addmm_adds_what_is_stored() -> None:
+    def function(A: Any, Q: Any, K: Any) -> Any:
+        return torch.relu(torch.sparse.sampled_addmm(A, Q, K, beta=0.5, alpha=2.0))
+
+    check(function, sparse(9, 7), dense(9, 3), dense(3, 7))
+
+
+def test_infinities_and_nan_come_through() -> None:
+    A = sparse(12, 12)
+    A.values()[0], A.values()[3] = float("nan"), float("inf")
+    check(lambda A, X: torch.relu((A * 2) @ X), A, dense(12, 3))
+
+
+def test_chains_run_as_outside_when_gradients_are_asked_for() -> None:
+    compiled = scorch.compile(lambda A: torch.relu(A * 2) * 3)
+    [group] = compiled.explain(sparse(6, 6).requires_grad_()).groups
+    assert group.reason == "elementwise calls whose gradients need the result of each"
+
+
+def test_several_results_share_a_kernel() -> None:
+    def function(M: Any, Q: Any, V: Any) -> dict[str, Any]:
+        shares = torch.sparse.softmax(scorch.einsum("ij,ik,jk->ij", M, Q, Q), 1)
+        return {"out": shares @ V, "shares": [shares]}
+
+    args = sparse(9, 9), dense(9, 4), dense(9, 3)
+    compiled = scorch.compile(function)
+    found, truth = compiled(*args), function(*args)
+    same(found["out"], truth["out"])
+    same(found["shares"][0], truth["shares"][0])
+    assert len(compiled.explain(*args).groups) == 1
+
+
+# anything else runs as outside -----------------------------------------------------------------------
+
+
+def test_dense_layers_between_sparse_ones() -> None:
+    def function(A: Any, X: Any, W: Any, b: Any) -> Any:
+        hidden = torch.relu(A @ X + b) @ W
+        return torch.relu(A @ hidden)
+
+    args = sparse(9, 9, density=0.2), dense(9, 4), dense(4, 5), dense(4)
+    check(function, *args, one_kernel=False)
+    assert len(scorch.compile(function).explain(*args).groups) == 2
+
+
+@pytest.mark.parametrize("format", ["csc", "dcsr", "bsr(2,2)"])
+def test_products_in_formats_without_rows(format: str) -> None:
+    check(gcn, sparse(8, 8, format), dense(8).abs(), dense(8, 5), dense(5), one_kernel=False)
+
+
+def test_other_functions_and_python_decide_on_values() -> None:
+    def function(A: Any, X: Any) -> Any:
+        B = A * 2
+        if B.sum() > -1000:
+            B = torch.sin(B) + B
+        return torch.cat([B @ X, X.sum() + B.to_dense() @ X])
+
+    check(function, sparse(6, 6), dense(6, 3), one_kernel=False)
+
+
+def test_tensors_on_several_patterns() -> None:
+    def function(A: Any, B: Any, X: Any) -> Any:
+        return torch.relu((A * 2) @ X + (B * 3) @ X)
+
+    check(
+        function, sparse(6, 6, density=0.2), sparse(6, 6, density=0.2, seed=9), dense(6, 3), one_kernel=False
+    )
+
+
+def test_other_dtypes() -> None:
+    A = sparse(6, 6).to(torch.bfloat16)
+    compiled = scorch.compile(lambda A: torch.relu(A * 2) * 3)
+    same(compiled(A), torch.relu(A * 2) * 3)
+
+
+def test_what_changes_in_place_is_read_before() -> None:
+    def function(A: Any, d: Any) -> Any:
+        B = torch.relu(A * d[:, None])
+        d.mul_(0)
+        return B * 2
+
+    d = dense(6).abs()
+    truth = function(sparse(6, 6), d.clone())
+    same(scorch.compile(function)(sparse(6, 6), d), truth)
+    assert not d.any()
+
+
+def test_changes_that_are_not_seen_are_refused() -> None:
+    d = dense(6)
+
+    def hidden() -> None:
+        with torch._C.DisableTorchFunction():
+            d.mul_(2)
+
+    def function(A: Any) -> Any:
+        B = torch.relu(A * d[None, :])
+        hidden()
+        return B * 2
+
+    with pytest.raises(InPlaceError, match="changed in place inside of"):
+        scorch.compile(function)(sparse(6, 6))
+
+
+def test_results_that_leave_another_way_are_computed_later() -> None:
+    kept: list[Any] = []
+
+    def function(A: Any) -> None:
+        kept.append(torch.relu(A * 2) * 3)
+
+    A = sparse(6, 6)
+    scorch.compile(function)(A)
+    [found] = kept
+    assert isinstance(found, scorch.SparseTensor)
+    assert found.shape == (6, 6) and found.dtype == torch.float64
+    assert found.nnz == A.nnz
+    same(found + A, torch.relu(A * 2) * 3 + A)
+    same(found.to_dense(), (torch.relu(A * 2) * 3).to_dense())
+
+
+def test_gradients_through_functions_that_torch_does_not_show_are_refused() -> None:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return g * 2
+
+    def function(A: Any, X: Any) -> Any:
+        return Twice.apply((A * 2) @ X)  # type: ignore[no-untyped-call]
+
+    A, X = sparse(12, 12), dense(12, 2).requires_grad_()
+    with pytest.raises(UnsupportedError, match=r"call \.clone"):
+        scorch.compile(function)(A, X).sum().backward()
+    fixed = scorch.compile(lambda A, X: Twice.apply(((A * 2) @ X).clone()))  # type: ignore[no-untyped-call]
+    fixed(A, X).sum().backward()
+    torch.testing.assert_close(X.grad, 4 * A.to_dense().sum(0)[:, None].expand(12, 2))
+
+
+def test_gradients_are_tracked_where_the_call_stood() -> None:
+    def function(A: Any, X: Any) -> Any:
+        with torch.no_grad():
+            fixed = torch.relu(A * 2) * 3
+        return torch.relu(fixed @ X + 1)
+
+    check(function, sparse(6, 6), dense(6, 2), one_kernel=False)
+
+
+def test_inference_mode_and_functorch() -> None:
+    args = sparse(6, 6), dense(6).abs(), dense(6, 2), dense(2)
+    compiled = scorch.compile(gcn)
+    with torch.inference_mode():
+        same(compiled(*args), gcn(*args))
+    A, d, X, b = args
+    found = torch.func.grad(lambda X: compiled(A, d, X, b).square().sum())(X)
+    torch.testing.assert_close(found, torch.func.grad(lambda X: gcn(A, d, X, b).square().sum())(X))
+
+
+# functions, modules, torch.compile -------------------------------------------------------------------
+
+
+def test_modules_train() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.A = torch.nn.Parameter(sparse(6, 6))
+            self.lin = torch.nn.Linear(3, 2, dtype=torch.float64)
+
+        def forward(self, X: torch.Tensor) -> torch.Tensor:
+            return torch.relu((self.A * 2) @ self.lin(X) + 1)
+
+    torch.manual_seed(0)
+    layer = Layer()
+    compiled = scorch.compile(layer)
+    X = dense(6, 3)
+    truth = layer(X).sum()
+    assert set(compiled.state_dict()) == {f"_orig_mod.{name}" for name in layer.state_dict()}
+    found = compiled(X).sum()
+    torch.testing.assert_close(found, truth)
+    truth.backward()
+    expected = [plain(p.grad) for p in layer.parameters()]
+    layer.zero_grad()
+    found.backward()
+    for parameter, gradient in zip(compiled.parameters(), expected, strict=True):
+        torch.testing.assert_close(plain(parameter.grad), gradient)
+
+
+def test_compiled_functions_inside_of_others_are_joined_with_them() -> None:
+    inner = scorch.compile(lambda A: A * 2)
+    outer = scorch.compile(lambda A, X: torch.relu(inner(A) @ X))
+    args = sparse(12, 12), dense(12, 2)
+    same(outer(*args), torch.relu((args[0] * 2) @ args[1]))
+    assert outer.explain(*args).groups[0].calls == ("mul", "matmul", "relu")
+
+
+def test_dense_functions_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def fake(function: Function, **options: Any) -> Function:
+        asked.append(options)
+        return function
+
+    monkeypatch.setattr(torch, "compile", fake)
+    compiled = scorch.compile(lambda x: x * 2, fullgraph=True)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert asked == [{"fullgraph": True}]
+    same(compiled(sparse(6, 6)), sparse(6, 6) * 2)
+
+
+def test_it_is_a_decorator() -> None:
+    @scorch.compile(dynamic=True)
+    def scaled(A: Any) -> Any:
+        """Twice the positive part."""
+        return torch.relu(A) * 2
+
+    assert scaled.__name__ == "scaled" and scaled.__doc__ == "Twice the positive part."
+    same(scaled(sparse(6, 6)), torch.relu(sparse(6, 6)) * 2)
+
+
+def test_explanation_names_what_was_not_joined() -> None:
+    def function(A: Any) -> Any:
+        return torch.sin(torch.relu(A) * 2) * 3
+
+    text = str(scorch.explain(scorch.compile(function), sparse(6, 6)))
+    assert "one kernel: relu, mul" in text
+    assert "as outside, there is no rule to record them: sin" in text
+    assert "one by one: mul\n  a single call" in text
+
+
+# any chain -------------------------------------------------------------------------------------------
+
+ON_SPARSE: list[tuple[str, Function]] = [
+    ("scaled", lambda S, t: S * 1.5),
+    ("halved", lambda S, t: S / 2),
+    ("negative", lambda S, t: -S),
+    ("relu", lambda S, t: torch.relu(S)),
+    ("leaky", lambda S, t: F.leaky_relu(S, 0.1)),
+    ("elu", lambda S, t: F.elu(S)),
+    ("tanh", lambda S, t: S.tanh()),
+    ("square", lambda S, t: S.square()),
+    ("sin", lambda S, t: S.sin()),
+    ("rows", lambda S, t: S * t["row"][:, None]),
+    ("columns", lambda S, t: S * t["column"]),
+    ("divided", lambda S, t: S / t["row"].exp()[:, None]),
+    ("places", lambda S, t: t["full"] * S),
+    ("number", lambda S, t: S * t["number"]),
+    ("with itself", lambda S, t: S + S * S),
+    ("with the first", lambda S, t: S - t["S"]),
+    ("softmax", lambda S, t: torch.sparse.softmax(S, 1)),
+    ("log_softmax", lambda S, t: torch.sparse.log_softmax(S, -1)),
+    ("sampled", lambda S, t: torch.sparse.sampled_addmm(S, t["Q"], t["K"], alpha=0.5)),
+    ("einsum", lambda S, t: scorch.einsum("ij,ik,kj->ij", S, t["Q"], t["K"])),
+]
+TO_DENSE: list[tuple[str, Function]] = [
+    ("matmul", lambda S, t: S @ t["X"]),
+    ("mm", lambda S, t: torch.sparse.mm(S, t["X"])),
+    ("einsum to dense", lambda S, t: scorch.einsum("ij,jk,ik->ik", S, t["X"], t["Y"])),
+    ("addmm", lambda S, t: torch.addmm(t["bias"], S, t["X"])),
+]
+ON_DENSE: list[tuple[str, Function]] = [
+    ("bias", lambda D, t: D + t["bias"]),
+    ("subtracted", lambda D, t: 1 - D),
+    ("rows", lambda D, t: D * t["row"][:, None]),
+    ("added", lambda D, t: t["Y"] + D),
+    ("relu", lambda D, t: F.relu(D)),
+    ("sigmoid", lambda D, t: D.sigmoid()),
+    ("elu", lambda D, t: F.elu(D, 0.5)),
+    ("doubled", lambda D, t: D + D),
+    ("product", lambda D, t: D @ t["W"]),
+    ("in place", lambda D, t: D.clone().mul_(2)),
+]
+
+
+@st.composite
+def chains(draw: Any) -> list[tuple[str, Function]]:
+    found = draw(st.lists(st.sampled_from(ON_SPARSE), max_size=5))
+    if draw(st.booleans()):
+        found = [
+            *found,
+            draw(st.sampled_from(TO_DENSE)),
+            *draw(st.lists(st.sampled_from(ON_DENSE), max_size=4)),
+        ]
+    return found
+
+
+@given(
+    chains(),
+    st.sampled_from(["csr", "csr", "csr", "coo", "csc", "dcsr"]),
+    st.sampled_from([(6, 7), (1, 5), (4, 1), (9, 3)]),
+    st.sampled_from([0.0, 0.2, 0.5]),
+    st.integers(0, 3),
+)
+def test_any_chain_gives_what_it_gives_outside(
+    chain: list[tuple[str, Function]], format: str, shape: tuple[int, int], density: float, seed: int
+) -> None:
+    rows, columns = shape
+    tensors = {
+        "S": sparse(rows, columns, format, density, seed),
+        "row": dense(rows, seed=1),
+        "column": dense(columns, seed=2),
+        "full": dense(rows, columns, seed=3),
+        "number": dense(1, seed=4)[0],
+        "Q": dense(rows, 2, seed=5),
+        "K": dense(2, columns, seed=6),
+        "X": dense(columns, 3, seed=7),
+        "Y": dense(rows, 3, seed=8),
+        "W": dense(3, 3, seed=9),
+        "bias": dense(3, seed=10),
+    }
+    names = list(tensors)
+
+    def function(*given: Any) -> Any:
+        named = dict(zip(names, given, strict=True))
+        found = named["S"]
+        for _, step in chain:
+            found = step(found, named)
+        return found * 1
+
+    args = tuple(tensors.values())
+    compiled = scorch.compile(function)
+    same(compiled(*args), function(*args))
+    for found, expected in zip(gradients(compiled, args), gradients(function, args), strict=True):
+        torch.testing.assert_close(found, expected, equal_nan=True)
