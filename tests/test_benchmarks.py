@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from benchmarks import pruned
 from benchmarks.kernels import data, generated, layouts, matrix_kernels, moving_kernels, tensor_kernels
 from benchmarks.kernels.__main__ import main
 from benchmarks.kernels.cases import Case
@@ -345,3 +346,18 @@ def test_without_scipy_its_contestants_are_left_out(monkeypatch: pytest.MonkeyPa
         measure(case, matrix, [1], 0.0001, results)
     assert not any("SciPy" in name for name in results.measured[0].times)
     assert "SpMSpM A @ A.T | SciPy | SciPy is not installed" in results.skipped
+
+
+def test_pruned_layers(tmp_path: Path, capsys, monkeypatch) -> None:
+    (tmp_path / "dlmc").mkdir()
+    indptr, indices = np.array([0, 2, 3], dtype=np.int32), np.array([0, 2, 1], dtype=np.int32)
+    np.savez(tmp_path / "dlmc" / "made_0.5_up.npz", indptr=indptr, indices=indices, shape=np.array([2, 3]))
+    monkeypatch.setattr(pruned, "BATCHES", (1, 4))
+    threads = str(torch.get_num_threads())
+    common = ["--width", "32", "--seconds", "0", "--threads", threads, "--data", str(tmp_path)]
+    pruned.main([*common, "--json"])
+    found = json.loads(capsys.readouterr().out)["results"]
+    assert [row["batch"] for row in found] == [1, 4] * 5 and found[-1]["layer"] == "dlmc made_0.5_up"
+    assert found[-1]["density"] == 0.5 and all(row["sparse_ms"] > 0 for row in found)
+    pruned.main(common)
+    assert "| width 32, 90% magnitude | 10." in capsys.readouterr().out

@@ -17,9 +17,9 @@ import torch
 import scorch
 from scorch.errors import NotationError, OperandError, ShapeError
 from scorch.explain import explain
+from scorch.explanation import Explanation
 from scorch.formats import Format
 from scorch.loops.target import Target
-from scorch.report import Explanation
 from scorch.tensor.construct import from_torch
 
 GOLDEN = Path(__file__).resolve().parent / "golden"

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from scorch import errors, namespace
 from scorch.explain import explain
+from scorch.explanation import Explanation
 from scorch.formats import Format
-from scorch.ops import compile, einsum, evaluate, maskable, rearrange
+from scorch.nn.report import ModelReport, report
+from scorch.nn.sparsify import sparsify
+from scorch.ops import compile, einsum, evaluate, grad_topk, maskable, rearrange
 from scorch.ops.topk import topk_sparse
-from scorch.report import Explanation
 from scorch.settings import settings
 from scorch.tensor import SparseTensor
 from scorch.tensor.construct import (
@@ -72,6 +74,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Explanation",
     "Format",
+    "ModelReport",
     "SparseTensor",
     "arange",
     "as_tensor",
@@ -97,6 +100,7 @@ __all__ = [
     "from_torch",
     "full",
     "full_like",
+    "grad_topk",
     "linspace",
     "load",
     "logspace",
@@ -111,6 +115,7 @@ __all__ = [
     "randn_like",
     "randperm",
     "rearrange",
+    "report",
     "save",
     "settings",
     "sparse_bsc_tensor",
@@ -119,6 +124,7 @@ __all__ = [
     "sparse_coo_tensor",
     "sparse_csc_tensor",
     "sparse_csr_tensor",
+    "sparsify",
     "spy",
     "tensor",
     "to_dlpack",

@@ -8,8 +8,9 @@ from torch import Tensor as Tensor
 
 __version__: str
 
-from scorch.report import Explanation as Explanation
+from scorch.explanation import Explanation as Explanation
 from scorch.formats.format import Format as Format
+from scorch.nn.report import ModelReport as ModelReport
 from scorch.tensor.sparse_tensor import SparseTensor as SparseTensor
 @overload
 def arange(*bounds: Any, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
@@ -74,6 +75,7 @@ def full(size: Any, fill_value: Any, *, format: str | Format, dtype: torch.dtype
 def full_like(input: Tensor, fill_value: Any, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
 def full_like(input: Tensor, fill_value: Any, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+from scorch.ops.grad_topk import grad_topk as grad_topk
 @overload
 def linspace(start: Any, end: Any, steps: builtins.int, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
@@ -138,6 +140,7 @@ def randperm(n: builtins.int, *, format: None = None, dtype: torch.dtype | None 
 @overload
 def randperm(n: builtins.int, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
 from scorch.ops.rearrange import rearrange as rearrange
+from scorch.nn.report import report as report
 from scorch.tensor.files import save as save
 from scorch.settings import settings as settings
 def sparse_bsc_tensor(ccol_indices: Any, row_indices: Any, values: Any, size: Any=None, *, dtype: torch.dtype | None=None, device: Any=None, pin_memory: builtins.bool=False, requires_grad: builtins.bool=False, check_invariants: builtins.bool | None=None, format: str | Format | None=None) -> SparseTensor: ...
@@ -146,6 +149,7 @@ def sparse_compressed_tensor(compressed_indices: Any, plain_indices: Any, values
 def sparse_coo_tensor(indices: Any=None, values: Any=None, size: Any=None, *, dtype: torch.dtype | None=None, device: Any=None, pin_memory: builtins.bool=False, requires_grad: builtins.bool=False, check_invariants: builtins.bool | None=None, is_coalesced: builtins.bool | None=None, format: str | Format | None=None) -> SparseTensor: ...
 def sparse_csc_tensor(ccol_indices: Any, row_indices: Any, values: Any, size: Any=None, *, dtype: torch.dtype | None=None, device: Any=None, pin_memory: builtins.bool=False, requires_grad: builtins.bool=False, check_invariants: builtins.bool | None=None, format: str | Format | None=None) -> SparseTensor: ...
 def sparse_csr_tensor(crow_indices: Any, col_indices: Any, values: Any, size: Any=None, *, dtype: torch.dtype | None=None, device: Any=None, pin_memory: builtins.bool=False, requires_grad: builtins.bool=False, check_invariants: builtins.bool | None=None, format: str | Format | None=None) -> SparseTensor: ...
+from scorch.nn.sparsify import sparsify as sparsify
 from scorch.tensor.spy import spy as spy
 @overload
 def tensor(data: Any, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...

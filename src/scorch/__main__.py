@@ -18,10 +18,10 @@ import scorch
 from scorch import demo, warm
 from scorch.errors import FormatError, NotationError, ScorchError, ShapeError
 from scorch.explain import explain
+from scorch.explanation import Explanation
 from scorch.formats import as_format
 from scorch.notation.indexing import parse
 from scorch.notation.trees import accesses
-from scorch.report import Explanation
 from scorch.runtime import cache, toolchain
 from scorch.tensor.construct import from_coordinates
 

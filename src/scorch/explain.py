@@ -29,6 +29,7 @@ from scorch.compiler.plan import Operand, Plan, Step
 from scorch.compiler.steps import split
 from scorch.compiler.typing import dtype_of_type, result_type
 from scorch.errors import NotationError
+from scorch.explanation import MOST_REJECTED, Explanation, OrderCost, StepExplanation, TensorFacts
 from scorch.formats import Format, as_format, dense_format
 from scorch.notation.einsum import parse_einsum
 from scorch.notation.nodes import Access
@@ -36,7 +37,6 @@ from scorch.notation.show import show
 from scorch.ops.compile import Compiled, CompiledModule, FusionExplanation
 from scorch.ops.operands import as_operand, shape_of, squeezed
 from scorch.ops.statement import kept_format, read_statement
-from scorch.report import MOST_REJECTED, Explanation, OrderCost, StepExplanation, TensorFacts
 from scorch.settings import current, enabled
 from scorch.tensor.footprint import footprint
 from scorch.tensor.prepared import Prepared

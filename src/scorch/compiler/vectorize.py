@@ -51,14 +51,13 @@ def vectorize(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str
 
 
 def _parts(plan: Plan, operands: Mapping[Access, Operand]) -> int:
-    """In how many parts an innermost sum is added: a few where gathered vectors would not pay."""
+    """In how many parts an innermost sum is added: two where rows are too short for gathered vectors."""
     if not enabled("sums"):
         return 1
     x = plan.order[-1]
     rows = [_row_length(operand) for access, operand in operands.items() if _walks(plan, access, operand, x)]
     gathers = any(x in access.indices and not operand.is_sparse for access, operand in operands.items())
-    is_short = not target().has_gather or min(rows, default=0) < LONG_ROW
-    if rows and gathers and is_short:
+    if rows and gathers and min(rows) < LONG_ROW:
         return 2
     return MOST_TURNS if not rows and _jumps(plan, operands, x) else LANES
 

@@ -188,9 +188,14 @@ from scorch.nn.graph import GINConv as GINConv
 from scorch.nn.inputs import Linear as Linear
 from scorch.nn.moe import MoE as MoE
 from scorch.nn.multihead_attention import MultiheadAttention as MultiheadAttention
+from scorch.nn.dynamic import RigL as RigL
 from scorch.nn.graph import SAGEConv as SAGEConv
+from scorch.nn.dynamic import SET as SET
+from scorch.nn.embedding import SparseEmbedding as SparseEmbedding
 from scorch.nn.inputs import SparseEmbeddingBag as SparseEmbeddingBag
 from scorch.nn.linear import SparseLinear as SparseLinear
 from scorch.nn.autoencoder import TopKAutoencoder as TopKAutoencoder
 from scorch.nn.moe import TopKGate as TopKGate
+from scorch.nn.prune import erdos_renyi_densities as erdos_renyi_densities
+from scorch.nn.loading import load_sparse as load_sparse
 from scorch.nn import masks as masks

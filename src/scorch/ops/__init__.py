@@ -39,10 +39,11 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
 )
 from scorch.ops.compile import compile
 from scorch.ops.einsum import einsum
+from scorch.ops.grad_topk import grad_topk
 from scorch.ops.linalg import norms, solve  # noqa: F401
 from scorch.ops.rearrange import rearrange
 from scorch.ops.statement import evaluate
 
-__all__ = ["compile", "einsum", "evaluate", "rearrange"]
+__all__ = ["compile", "einsum", "evaluate", "grad_topk", "rearrange"]
 
 optimizers.install()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,13 +24,14 @@ from scorch.notation.indexing import parse
 from scorch.notation.nodes import Access, Assign, Expr
 from scorch.notation.show import show
 from scorch.notation.trees import accesses, substitute
-from scorch.tensor.learning import apply, placed, sparse_of, values_of
+from scorch.tensor.learning import apply, learned_of, placed, sparse_of, values_of, watcher_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 from scorch.tensor.tracking import is_learning, untracked
 
 Result = SparseTensor | torch.Tensor
 Run = Callable[..., Result]
+Source = weakref.ref[torch.Tensor] | None
 
 UNREAD = contextvars.ContextVar("UNREAD", default=False)  # only gradients are asked for, not the result
 RUN: list[Run] = []  # ``evaluate``, which stands above this file
@@ -37,15 +39,20 @@ RUN: list[Run] = []  # ``evaluate``, which stands above this file
 
 @dataclass(frozen=True)
 class Piece:
-    """An operand or a result: the values of the entries of ``pattern``, or a dense tensor if it is None."""
+    """An operand or a result: the values of the entries of ``pattern``, or a dense tensor if it is None.
+
+    ``source`` is what is learned of an operand: the sparse tensor itself, or values that it was made of.
+    """
 
     array: torch.Tensor
     pattern: Pattern | None = None
+    source: Source = None
 
     @staticmethod
     def of(tensor: Any) -> Piece:
         if isinstance(tensor, SparseTensor):
-            return Piece(values_of(tensor), tensor.storage.pattern)
+            values = values_of(tensor, in_statement=True)
+            return Piece(values, tensor.storage.pattern, weakref.ref(learned_of(tensor)))
         return Piece(tensor)
 
     def tensor(self) -> Result:
@@ -63,19 +70,23 @@ class Call:
     format: Any
     run: Run
     sparse_grad: bool = False
+    sources: tuple[Source, ...] = ()
     pattern: Pattern | None = field(default=None)
 
     @property
     def assign(self) -> Assign:
         return parse(self.text).assign
 
+    def shape(self, arrays: Sequence[torch.Tensor], place: int) -> tuple[int, ...]:
+        """The shape of an operand."""
+        pattern = self.patterns[place]
+        return tuple(arrays[place].shape) if pattern is None else pattern.shape
+
     def sizes(self, arrays: Sequence[torch.Tensor]) -> dict[str, int]:
         """The size of every index."""
         found: dict[str, int] = {}
         for access in accesses(self.assign.value):
-            place = self.names.index(access.tensor)
-            pattern = self.patterns[place]
-            shape = arrays[place].shape if pattern is None else pattern.shape
+            shape = self.shape(arrays, self.names.index(access.tensor))
             found.update(zip(access.indices, shape, strict=True))
         return found
 
@@ -102,7 +113,8 @@ def _computed(
     sparse_grad: bool = False,
 ) -> Piece:
     arrays = [piece.array for piece in pieces]
-    call = Call(text, names, tuple(piece.pattern for piece in pieces), format, run, sparse_grad)
+    patterns, sources = tuple(piece.pattern for piece in pieces), tuple(piece.source for piece in pieces)
+    call = Call(text, names, patterns, format, run, sparse_grad, sources)
     if is_learning(*arrays):
         return Piece(apply(_Statement, call, *arrays), call.pattern)
     return Piece(_forward(call, arrays), call.pattern)
@@ -165,6 +177,9 @@ class _Statement(torch.autograd.Function):
         found = []
         for place, needed in enumerate(ctx.needs_input_grad[1:]):
             is_float = arrays[place].is_floating_point() or arrays[place].is_complex()
+            watcher = watcher_of(call.sources[place]) if needed and call.sources else None
+            if watcher is not None:
+                watcher(call, arrays, place, incoming.detach())
             found.append(_gradient(call, arrays, place, incoming) if needed and is_float else None)
         return None, *found
 
@@ -181,7 +196,8 @@ class _Statement(torch.autograd.Function):
 
 
 @functools.lru_cache(maxsize=4096)
-def _rules(text: str, tensor: str, incoming: str, mask: str | None) -> tuple[tuple[Gradient, str], ...]:
+def rules(text: str, tensor: str, incoming: str, mask: str | None) -> tuple[tuple[Gradient, str], ...]:
+    """The gradients for each use of ``tensor``, with their texts."""
     found = gradients(parse(text).assign, tensor, incoming, mask)
     return tuple((rule, show(rule.statement)) for rule in found)
 
@@ -192,19 +208,29 @@ def _fresh(name: str, names: Sequence[str]) -> str:
     return name
 
 
-def _gradient(call: Call, arrays: Sequence[torch.Tensor], place: int, incoming: torch.Tensor) -> Any:
-    """The gradient of the array at ``place``: values on its pattern, or a dense tensor."""
-    tensor, pattern, array = call.names[place], call.patterns[place], arrays[place]
+def seeded(
+    call: Call, arrays: Sequence[torch.Tensor], place: int, incoming: torch.Tensor
+) -> tuple[str, str | None, dict[str, Piece]]:
+    """What gradients are statements of: the names of the incoming one and of a mask, and all tensors."""
+    pattern = call.patterns[place]
     taken = (call.text.partition("[")[0].partition("=")[0].strip(), *call.names)
     seed = _fresh("G", (*taken, *_index_names(call.text)))
     mask = None if pattern is None else _fresh("P", (*taken, seed, *_index_names(call.text)))
     pieces = {seed: Piece(incoming, call.pattern)}
-    for name, own, other in zip(call.names, call.patterns, arrays, strict=True):
-        pieces[name] = Piece(other.conj() if other.is_complex() else other, own)
+    sources = call.sources or (None,) * len(arrays)
+    for name, own, other, source in zip(call.names, call.patterns, arrays, sources, strict=True):
+        pieces[name] = Piece(other.conj() if other.is_complex() else other, own, source)
     if mask is not None and pattern is not None:
-        pieces[mask] = Piece(pattern.mask(array.dtype), pattern)
+        pieces[mask] = Piece(pattern.mask(arrays[place].dtype), pattern)
+    return seed, mask, pieces
+
+
+def _gradient(call: Call, arrays: Sequence[torch.Tensor], place: int, incoming: torch.Tensor) -> Any:
+    """The gradient of the array at ``place``: values on its pattern, or a dense tensor."""
+    array = arrays[place]
+    seed, mask, pieces = seeded(call, arrays, place, incoming)
     total: torch.Tensor | None = None
-    for rule, text in _rules(call.text, tensor, seed, mask):
+    for rule, text in rules(call.text, call.names[place], seed, mask):
         found = _run_rule(call, arrays, place, rule, text, pieces)
         total = found if total is None else total + found
     if total is None:
@@ -221,10 +247,10 @@ def _run_rule(
     pieces: Mapping[str, Piece],
 ) -> torch.Tensor:
     pattern, array = call.patterns[place], arrays[place]
-    shape = tuple(array.shape) if pattern is None else pattern.shape
+    shape = call.shape(arrays, place)
     given = dict(pieces)
     for name, dim in rule.diagonals:
-        given[name] = _identity(shape[dim], array.dtype)
+        given[name] = identity(shape[dim], array.dtype)
     names = tuple(dict.fromkeys(access.tensor for access in accesses(rule.statement.value)))
     used = [given[name] for name in names]
     asked: Any = "dense" if pattern is None else pattern.format
@@ -276,7 +302,8 @@ def _indices_of(assign: Assign) -> frozenset[str]:
     return frozenset(found)
 
 
-def _identity(size: int, dtype: torch.dtype) -> Piece:
+def identity(size: int, dtype: torch.dtype) -> Piece:
+    """The identity matrix, for diagonals."""
     from scorch.tensor.create import eye
 
     with untracked():

@@ -26,7 +26,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
         input, weight, bias = cast(input, weight, bias)
     if weight.dim() == 1:
         product = matmul(input, weight)
-    elif isinstance(weight, SparseTensor) and not isinstance(input, SparseTensor) and input.dim() > 1:
+    elif isinstance(weight, SparseTensor) and not isinstance(input, SparseTensor) and input.dim():
         product = _rows_by_weight(input, weight)
     elif isinstance(weight, SparseTensor) and input.dim() == 1:
         product = matmul(weight, input)
@@ -37,6 +37,8 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
 
 def _rows_by_weight(input: Any, weight: SparseTensor) -> Any:
     """``input @ weight.T`` for a dense input, its leading dimensions as one."""
+    if input.dim() == 1:
+        return einsum("j,kj->k", input, weight, format="dense")
     rows = input if input.dim() == 2 else input.flatten(0, -2)
     if is_turned(rows, weight):
         found = einsum("kj,ji->ki", weight, rows.t().contiguous(), format="dense").t().contiguous()

@@ -17,7 +17,6 @@ import torch
 from scorch.compiler.plan import Step
 from scorch.errors import OperandError, ShapeError
 from scorch.notation.nodes import Access, Expr, Op
-from scorch.ops.learned_reductions import stored_softmax
 from scorch.settings import current
 from scorch.tensor.dispatch import implements_learning, implements_operator
 from scorch.tensor.learning import apply, sparse_of, values_of
@@ -127,6 +126,8 @@ def _learned(A: SparseTensor, dim: int, dtype: torch.dtype | None, name: str) ->
     if dtype is not None:
         values = values.to(dtype)
     if is_transformed():
+        from scorch.ops.learned_reductions import stored_softmax
+
         return stored_softmax(sparse_of(pattern, values), dim, name == "log_softmax")
     found = _softmax(SparseTensor(Storage(pattern, values.detach())), dim, False, name)
     return connected_softmax(values, found, dim, name)

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,20 +54,45 @@ def apply(function: Any, *args: Any) -> Any:
     return _apply.__get__(None, function)(*args)
 
 
+WATCHED: dict[int, Callable[..., None]] = {}  # by id, what hears of each use of a tensor by a statement
+
+
+def learned_of(tensor: SparseTensor) -> torch.Tensor:
+    """What is learned: the tensor itself, or the values that it was made of by a layer."""
+    return tensor if tensor.made_of is None else tensor.made_of
+
+
+def watcher_of(tensor: weakref.ref[torch.Tensor] | None) -> Callable[..., None] | None:
+    """What asked to hear of the gradients of a tensor outside of its pattern."""
+    found = tensor() if WATCHED and tensor is not None else None
+    return None if found is None else WATCHED.get(id(found))
+
+
+def _check_watched(tensor: weakref.ref[torch.Tensor] | None) -> None:
+    if watcher_of(tensor) is not None:
+        raise UnsupportedError(
+            "grad_topk knows gradients outside of the pattern from einsum, evaluate, matmul and linear; this "
+            "tensor was used otherwise too (transposed, converted, elementwise): write the product as one "
+            "einsum, and take a penalty on the weights outside of the with block"
+        )
+
+
 # a tensor and its values -----------------------------------------------------------------------------
 
 
 class _Values(torch.autograd.Function):
-    """S to its values."""
+    """S to its values, for a statement or for something else."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: SparseTensor) -> torch.Tensor:
+    def forward(ctx: Any, tensor: SparseTensor, in_statement: bool) -> torch.Tensor:
         ctx.pattern = tensor.storage.pattern
+        ctx.other = None if in_statement else weakref.ref(learned_of(tensor))
         return tensor.storage.values.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return sparse_of(ctx.pattern, gradient)
+        _check_watched(ctx.other)
+        return sparse_of(ctx.pattern, gradient), None
 
 
 class _Wrap(torch.autograd.Function):
@@ -90,22 +117,27 @@ class _Use(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        ctx.pattern = tensor.storage.pattern if isinstance(tensor, SparseTensor) else None
-        return SparseTensor(tensor.storage) if isinstance(tensor, SparseTensor) else tensor.detach()
+        if not isinstance(tensor, SparseTensor):
+            ctx.pattern = None
+            return tensor.detach()
+        ctx.pattern = tensor.storage.pattern
+        ctx.other = weakref.ref(learned_of(tensor))
+        return SparseTensor(tensor.storage)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         if ctx.pattern is None:
             return dense_of(gradient)
+        _check_watched(ctx.other)
         if isinstance(gradient, SparseTensor) and gradient.storage.pattern is ctx.pattern:
             return gradient
         return sparse_of(ctx.pattern, values_at(gradient, ctx.pattern))
 
 
-def values_of(tensor: SparseTensor) -> torch.Tensor:
+def values_of(tensor: SparseTensor, in_statement: bool = False) -> torch.Tensor:
     """The values of a tensor, connected to it."""
     if torch.is_grad_enabled() and any_requires_grad(tensor):
-        found: torch.Tensor = apply(_Values, tensor)
+        found: torch.Tensor = apply(_Values, tensor, in_statement)
         return found
     return tensor.storage.values
 
@@ -123,6 +155,7 @@ def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
         return traced(pattern, values)
     if peek_interpreter_stack() is None and torch.is_grad_enabled() and values.requires_grad:
         found: SparseTensor = apply(_Wrap, values, pattern)
+        found.made_of = values
         return found
     return SparseTensor(Storage(pattern, _plain(values)))
 

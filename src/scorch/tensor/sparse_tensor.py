@@ -94,6 +94,7 @@ class SparseTensor(torch.Tensor):
     """
 
     storage: Storage
+    made_of: torch.Tensor | None = None  # the values, tracked by autograd, that a tensor was made of
 
     @staticmethod
     def __new__(cls, storage: Storage) -> SparseTensor:

@@ -1,0 +1,83 @@
+"""An embedding table of which only some values are stored."""
+
+from __future__ import annotations
+
+import torch
+
+from scorch.errors import CallError, IndexRangeError
+from scorch.nn.linear import SparseLinear
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.tracking import untracked
+
+
+class SparseEmbedding(torch.nn.Module):
+    """Rows of a sparse table, as dense vectors; made by ``from_weight``, and by ``scorch.sparsify``.
+
+    ``table`` has the values, which are learned at their places, and the pattern.
+
+    >>> import torch, scorch
+    >>> table = scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), format="csr")
+    >>> scorch.nn.SparseEmbedding.from_weight(table)(torch.tensor([1, 1, 0]))
+    tensor([[3., 0.],
+            [3., 0.],
+            [0., 2.]], grad_fn=<ViewBackward0>)
+    """
+
+    def __init__(self, table: SparseLinear, padding_idx: int | None = None) -> None:
+        super().__init__()
+        self.table = table
+        self.padding_idx = padding_idx
+
+    @classmethod
+    def from_weight(cls, weight: SparseTensor, padding_idx: int | None = None) -> SparseEmbedding:
+        """The table with this sparse weight; it is stored as ``csr``."""
+        rows = weight.to_format("csr")
+        assert isinstance(rows, SparseTensor)
+        return cls(SparseLinear.from_weight(rows), padding_idx)
+
+    @property
+    def weight(self) -> SparseTensor:
+        """The table, connected to the values that are learned."""
+        return self.table.weight
+
+    @property
+    def num_embeddings(self) -> int:
+        """How many rows there are."""
+        return self.table.out_features
+
+    @property
+    def embedding_dim(self) -> int:
+        """How long a row is."""
+        return self.table.in_features
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The rows numbered by ``input``, one more dimension than it has."""
+        if input.is_floating_point() or input.is_complex() or input.dtype == torch.bool:
+            raise CallError(f"rows are numbered by integers, not by {input.dtype}")
+        with untracked():
+            wanted = input.reshape(-1).to(torch.int64)
+            if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.num_embeddings:
+                raise IndexRangeError(
+                    f"rows are numbered from 0 to {self.num_embeddings - 1}, but there are "
+                    f"{int(wanted.min())} and {int(wanted.max())}"
+                )
+            pattern = self.table.pattern
+            pos, columns = pattern.pos[-1], pattern.crd[-1]
+            assert pos is not None and columns is not None
+            begin = pos[wanted].to(torch.int64)
+            lengths = pos[wanted + 1].to(torch.int64) - begin
+            ends = lengths.cumsum(0)
+            number = torch.arange(wanted.numel()).repeat_interleave(lengths)
+            source = torch.arange(number.numel()) + (begin - ends + lengths)[number]
+            target = number * self.embedding_dim + columns[source]
+        values = self.table.values
+        if self.padding_idx is not None:  # its row is not learned
+            kept = wanted[number] != self.padding_idx % self.num_embeddings
+            picked = torch.where(kept, values[source], values.detach()[source])
+        else:
+            picked = values[source]
+        found = picked.new_zeros(wanted.numel() * self.embedding_dim).scatter(0, target, picked)
+        return found.view(*input.shape, self.embedding_dim)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}"

@@ -1,0 +1,295 @@
+"""``scorch.sparsify``: the same model as dense torch with pruned weights, whatever is stored how."""
+
+from __future__ import annotations
+
+import copy
+import io
+from unittest import mock
+
+import pytest
+import torch
+from torch.nn.utils import parametrizations
+from torch.nn.utils import prune as torch_prune
+
+import scorch
+from scorch import errors
+from scorch.nn import SparseEmbedding, SparseLinear, timing
+
+
+def mlp() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    linear, relu = torch.nn.Linear, torch.nn.ReLU()
+    return torch.nn.Sequential(linear(24, 32), relu, linear(32, 16), relu, linear(16, 8))
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(30, 8)
+        self.out = torch.nn.Linear(8, 30)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.embedding(x))
+
+
+def faster(which: str):
+    """``timing.fastest`` on a machine where ``which`` wins."""
+
+    def fastest(calls):
+        for call in calls.values():
+            call()
+        return {name: 1.0 if name == which else 2.0 for name in calls}
+
+    return mock.patch.object(timing, "fastest", fastest)
+
+
+def pruned(model: torch.nn.Module, sparsity: float) -> torch.nn.Module:
+    """The truth: zeros in a dense model."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+                weight = module.weight
+                order = weight.abs().reshape(-1).sort().indices
+                weight.reshape(-1)[order[: weight.numel() - round((1 - sparsity) * weight.numel())]] = 0.0
+    return model
+
+
+@pytest.mark.parametrize("winner", ["dense", "csr"])
+def test_the_result_does_not_depend_on_what_was_faster(winner: str) -> None:
+    model, x = mlp(), torch.randn(5, 24)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with faster(winner):
+        found = scorch.sparsify(model, 0.8)
+    assert isinstance(found[0], SparseLinear if winner == "csr" else torch.nn.Linear)
+    torch.testing.assert_close(found(x), pruned(model, 0.8)(x))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    decision = found[0].sparsified
+    assert decision.is_sparse == (winner == "csr") and set(decision.seconds) == {1, 32}
+
+
+@pytest.mark.parametrize("winner", ["csr", "bsr(4,4)"])
+def test_blocks_are_stored_as_is_faster(winner: str) -> None:
+    with faster(winner):
+        found = scorch.sparsify(mlp(), 0.75, blocks=4)
+    assert str(found[0].format) == winner
+    with faster("csr"):
+        other = scorch.sparsify(mlp(), 0.75, blocks=(4, 4))
+    torch.testing.assert_close(found[0].weight.detach().to_dense(), other[0].weight.detach().to_dense())
+    assert found[0].density == pytest.approx(0.25)
+
+
+def test_nm() -> None:
+    found = scorch.sparsify(mlp(), nm=(2, 4), prefer="size")
+    mask = found[0].weight.detach().to_dense().reshape(32, 6, 4) != 0
+    assert bool((mask.sum(-1) == 2).all()) or isinstance(found[0], torch.nn.Linear)
+    assert found[0].density == 0.5 if isinstance(found[0], SparseLinear) else True
+
+
+def test_global_and_random_and_erk() -> None:
+    model = mlp()
+    model[0].weight.data *= 100
+    found = scorch.sparsify(model, 0.9, distribution="global", prefer="size")
+    assert found[0].density > 0.15 and found[4].density == 0.0
+    drawn = scorch.sparsify(mlp(), 0.9, method="random", distribution="erk", prefer="size")
+    densities = [drawn[place].density for place in (0, 2)]
+    assert densities[0] < densities[1]
+    assert drawn[0].nnz + drawn[2].nnz < 0.2 * (24 * 32 + 32 * 16)
+
+
+def test_masks_of_torch_are_taken_as_they_are() -> None:
+    model, x = mlp(), torch.randn(5, 24)
+    torch_prune.random_unstructured(model[0], "weight", amount=0.7)
+    torch_prune.l1_unstructured(model[2], "weight", amount=0.5)
+    torch_prune.l1_unstructured(model[2], "bias", amount=0.5)
+    expected = model(x)
+    found = scorch.sparsify(model, 0.9, prefer="size", skip=["4"])
+    torch.testing.assert_close(found(x), expected)
+    assert isinstance(found[0], SparseLinear)
+    assert found[0].nnz == int(model[0].weight_mask.sum())
+    assert hasattr(model[0], "weight_mask")
+    with faster("dense"):
+        dense = scorch.sparsify(model, 0.9, skip=["4"])
+    torch.testing.assert_close(dense(x), expected)
+    assert not hasattr(dense[0], "weight_mask") and isinstance(dense[0], torch.nn.Linear)
+
+
+def test_embeddings_have_rows_and_gradients() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Embedding(20, 12, padding_idx=3)
+    torch_prune.random_unstructured(model, "weight", amount=0.8)
+    found = scorch.sparsify(model, prefer="size")
+    assert isinstance(found, SparseEmbedding)
+    x = torch.tensor([[3, 0, 19], [7, 7, 3]])
+    weights = torch.randn(2, 3, 12)
+    torch.testing.assert_close(found(x), model(x))
+    (found(x) * weights).sum().backward()
+    (model(x) * weights).sum().backward()
+    assert isinstance(found.weight.detach(), scorch.SparseTensor)
+    row, column = found.weight.detach().to_format("coo").indices()
+    torch.testing.assert_close(found.table.values.grad, model.weight_orig.grad[row, column])
+    with pytest.raises(errors.IndexRangeError, match="20"):
+        found(torch.tensor([20]))
+    with pytest.raises(errors.CallError, match="integers"):
+        found(torch.ones(2))
+
+
+def test_tied_weights_stay_tied() -> None:
+    for model in (scorch.sparsify(Tied(), 0.8, prefer="size"), scorch.sparsify(Tied(), 0.0, prefer="size")):
+        x = torch.tensor([1, 5])
+        truth = Tied()
+        truth.load_state_dict(
+            {
+                "embedding.weight": model.embedding.weight.detach().to_dense(),
+                "out.weight": model.out.weight.detach().to_dense(),
+                "out.bias": model.out.bias.detach(),
+            }
+        )
+        torch.testing.assert_close(model(x), truth(x))
+        assert len(list(model.parameters())) == 2
+    assert isinstance(scorch.sparsify(Tied(), 0.8, prefer="size").out, SparseLinear)
+
+
+def test_what_stays_alone() -> None:
+    class Mine(torch.nn.Linear):
+        pass
+
+    model = torch.nn.ModuleDict(
+        {
+            "mine": Mine(8, 8),
+            "normed": parametrizations.weight_norm(torch.nn.Linear(8, 8)),
+            "skipped": torch.nn.Sequential(torch.nn.Linear(8, 8)),
+            "table": torch.nn.Embedding(8, 8),
+            "limited": torch.nn.Embedding(8, 8, max_norm=1.0),
+            "taken": torch.nn.Linear(8, 8),
+            "ours": scorch.nn.Linear(8, 8),
+            "sparse inputs": scorch.nn.Linear(8, 8, sparse_grad=True),
+        }
+    )
+    found = scorch.sparsify(model, 0.9, prefer="size", skip=["skipped", torch.nn.Bilinear])
+    assert type(found["mine"]) is Mine and type(found["limited"]) is torch.nn.Embedding
+    assert type(found["skipped"][0]) is torch.nn.Linear
+    assert torch.equal(found["skipped"][0].weight, model["skipped"][0].weight)
+    assert isinstance(found["ours"], SparseLinear) and found["sparse inputs"].sparse_grad
+    assert isinstance(found["taken"], SparseLinear) and isinstance(found["table"], SparseEmbedding)
+    assert "max_norm" in found["limited"].sparsified.reason
+
+
+def test_mode_hooks_and_frozen_weights_are_kept() -> None:
+    model, seen = mlp().eval(), []
+    model[0].weight.requires_grad_(False)
+    model[0].register_forward_hook(lambda *_: seen.append(1))
+    found = scorch.sparsify(model, 0.9, prefer="size", inplace=True)
+    assert found is model and isinstance(found[0], SparseLinear) and not found[0].training
+    found(torch.ones(24))
+    assert seen and not found[0].values.requires_grad and found[0].bias.requires_grad
+
+
+def test_a_shared_layer_is_replaced_everywhere() -> None:
+    layer = torch.nn.Linear(8, 8)
+    found = scorch.sparsify(torch.nn.Sequential(layer, torch.nn.ReLU(), layer), 0.9, prefer="size")
+    assert found[0] is found[2] and isinstance(found[0], SparseLinear)
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors"])
+def test_files_keep_the_format(kind: str, tmp_path) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(40, 24), *mlp())
+    sparse = scorch.sparsify(model, 0.75, blocks=(4, 4), format="bsr(4,4)", prefer="size", skip=["5"])
+    if kind == "torch":
+        file = io.BytesIO()
+        torch.save(sparse.state_dict(), file)
+        file.seek(0)
+        state = torch.load(file, weights_only=True)
+    else:
+        safetensors = pytest.importorskip("safetensors.torch")
+        safetensors.save_file(sparse.state_dict(), tmp_path / "model.safetensors")
+        state = safetensors.load_file(tmp_path / "model.safetensors")
+    fresh = torch.nn.Sequential(torch.nn.Embedding(40, 24), *mlp())
+    found = scorch.nn.load_sparse(fresh, state)
+    assert isinstance(found[0], SparseEmbedding) and str(found[1].format) == "bsr(4,4)"
+    assert type(found[5]) is torch.nn.Linear
+    x = torch.tensor([0, 39])
+    torch.testing.assert_close(found(x), sparse(x), rtol=0, atol=0)
+    again = scorch.nn.load_sparse(found, model.state_dict())  # and back to dense
+    assert type(again[1]) is torch.nn.Linear and type(again[0]) is torch.nn.Embedding
+    torch.testing.assert_close(again(x), model(x))
+
+
+def test_a_file_of_another_model_is_refused() -> None:
+    state = scorch.sparsify(mlp(), 0.9, prefer="size").state_dict()
+    with pytest.raises(errors.FileError, match="no layer"):
+        scorch.nn.load_sparse(torch.nn.Sequential(torch.nn.Linear(24, 32)), state)
+
+
+def test_a_pruned_file_is_a_fifth() -> None:
+    def size(model: torch.nn.Module) -> int:
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        return file.tell()
+
+    model = torch.nn.Linear(1024, 1024, bias=False)
+    assert size(scorch.sparsify(model, 0.9, prefer="size")) <= 0.25 * size(model)
+
+
+def test_pruned_models_are_trained_on() -> None:
+    model = scorch.sparsify(mlp(), 0.5, prefer="size", skip=["4"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    x, y = torch.randn(32, 24), torch.randint(8, (32,))
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sparsity": 1.5},
+        {"sparsity": "much"},
+        {"method": "best"},
+        {"distribution": "even"},
+        {"prefer": "both"},
+        {"batch": 0},
+        {"batch": ()},
+        {"skip": ["nowhere"]},
+        {"nm": (2, 4), "blocks": 4},
+        {"nm": (0, 4)},
+        {"method": "random", "distribution": "global"},
+    ],
+)
+def test_wrong_arguments(wrong) -> None:
+    with pytest.raises(errors.ArgumentError):
+        scorch.sparsify(mlp(), **wrong)
+
+
+def test_wrong_models() -> None:
+    with pytest.raises(errors.OperandError):
+        scorch.sparsify(torch.ones(3, 3))
+    with pytest.raises(errors.OperandError):
+        scorch.report(torch.ones(3, 3))
+    with pytest.raises(errors.ArgumentError):
+        scorch.report(mlp(), batch=0)
+
+
+def test_report(capsys) -> None:
+    with mock.patch.object(timing, "SECONDS", 0.0):
+        model = torch.nn.Sequential(torch.nn.Embedding(40, 24), *mlp(), torch.nn.LayerNorm(8))
+        model = scorch.sparsify(model, 0.9, prefer="size", skip=["5"])
+        found = scorch.report(model, batch=4)
+    printed = capsys.readouterr().out
+    assert printed == f"{found}\n"
+    kinds = ["SparseEmbedding", "SparseLinear", "SparseLinear", "Linear", "LayerNorm"]
+    assert [layer.kind for layer in found.layers] == kinds
+    linear = found.layers[1]
+    values, arrays = model[1].values, model[1].pattern.arrays
+    assert linear.bytes == sum(array.numel() * array.element_size() for array in (values, *arrays))
+    assert linear.dense_bytes == 24 * 32 * 4 and linear.density == pytest.approx(0.1, abs=0.01)
+    assert linear.expected > 0 and linear.measured > 0 and linear.dense_measured > 0
+    assert found.bytes < found.dense_bytes and "sparse: smaller" in printed and "csr" in printed
+    quiet = scorch.report(model, measure=False, quiet=True)
+    assert capsys.readouterr().out == "" and quiet.layers[1].measured is None and "-" in str(quiet)
