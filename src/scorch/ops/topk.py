@@ -52,7 +52,7 @@ def _largest(score: torch.Tensor, k: int) -> torch.Tensor:
     """Where the ``k`` largest elements of each row are.
 
     In long rows they are looked for in the ``k`` groups with the largest maxima, which have
-    them all; finding those takes one pass, several times as fast as torch's selection.
+    them all; finding those takes one pass.
     """
     size = score.shape[-1]
     width = 1 << int(math.log2(max(size / max(k, 1), 1)) / 2)
