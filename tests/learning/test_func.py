@@ -120,3 +120,20 @@ def test_patterns_that_depend_on_values_are_refused():
         grad(lambda d: scorch.from_torch(d, format="csr").sum())(D)
     with pytest.raises(UnsupportedError, match=r"inside of torch\.func"):
         grad(lambda v: torch.cumsum(sparse(v), 0).sum())(VALUES)
+
+
+def test_attention():
+    mask = scorch.nn.masks.window(6, 2)
+    q, k, v = torch.randn(3, 6, 4, dtype=torch.float64)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    allowed = mask.to_dense()
+
+    def loss(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return attention(q, k, v, mask).square().sum()
+
+    same(grad(loss)(q, mask), grad(loss)(q, allowed))
+    same(
+        vmap(lambda q: attention(q, k, v, mask))(torch.stack([q, k])),
+        attention(torch.stack([q, k]), k, v, allowed),
+    )
+    torch.testing.assert_close(attention(q, k, v, mask), attention(q, k, v, allowed))

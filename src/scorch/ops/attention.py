@@ -23,6 +23,7 @@ from scorch.runtime.attention import Heads
 from scorch.tensor.budget import is_within_budget
 from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.tracking import is_transformed, untracked
 
 DENSE_FROM = 0.9  # the share of pairs from which on dense attention is faster
 Place = tuple[int, ...]
@@ -148,7 +149,11 @@ def attend(
     skipped: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of dense tensors over ``pairs``, without the keys that ``skipped`` (batch..., keys) names."""
-    heads = heads_of(pairs, batch, query.shape[-1], scale, dropout, skipped)
+    with untracked():
+        heads = heads_of(pairs, batch, query.shape[-1], scale, dropout, skipped)
+    if is_transformed():  # torch.func takes torch's own operations apart
+        wide = attention_entries.attend(_wide(query), _wide(key), _wide(value), pairs, heads)
+        return wide.to(query.dtype)
     found: torch.Tensor = _Attention.apply(query, key, value, pairs, heads)
     return found
 

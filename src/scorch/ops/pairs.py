@@ -16,6 +16,7 @@ import torch
 from scorch.runtime.attention_blocks import Blocks, find_blocks
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
+from scorch.tensor.tracking import untracked
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def pairs_of(mask: SparseTensor, is_causal: bool = False) -> Pairs:
     known = kept.get(is_causal)
     if known is not None and known.values() is values and known.version == version >= 0:
         return known.pairs
-    found = _find(mask, is_causal)
+    with untracked():
+        found = _find(mask, is_causal)
     kept[is_causal] = _Known(weakref.ref(values), version, found)
     return found
 
