@@ -38,7 +38,7 @@ MODULES = [
 ]
 # fmt: on
 
-UNTYPED = ("Storage", "reduce_op")  # which torch itself does not list, or is about to drop
+UNTYPED = ("Storage", "reduce_op", "tqdm")  # which torch does not list, is about to drop, or only borrows
 
 OPTIONS = (
     "dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, "

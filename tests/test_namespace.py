@@ -68,14 +68,20 @@ def test_every_name_of_torch_is_found():
 
 
 def test_names_are_the_same_objects_unless_scorch_has_its_own():
-    own, other = vars(scorch)["__namespace__"]
-    assert other is torch and {"tensor", "einsum", "zeros", "rand", "SparseTensor"} <= own
-    for name in torch.__all__:
-        if name in own:
-            assert getattr(scorch, name).__module__.startswith("scorch."), name
-        else:
-            assert getattr(scorch, name) is getattr(torch, name), name
-    assert scorch.Tensor is torch.Tensor and scorch.float32 is torch.float32
+    """In a process of its own: there are libraries that replace functions of torch when they are imported."""
+    script = """
+import scorch, torch
+own, other = vars(scorch)["__namespace__"]
+assert other is torch and {"tensor", "einsum", "zeros", "rand", "SparseTensor"} <= own
+for name in torch.__all__:
+    if name in own:
+        assert getattr(scorch, name).__module__.startswith("scorch."), name
+    else:
+        assert getattr(scorch, name) is getattr(torch, name), name
+assert scorch.Tensor is torch.Tensor and scorch.float32 is torch.float32
+print("fine")
+"""
+    assert run(script) == "fine"
 
 
 def test_own_names_are_as_before():
@@ -135,12 +141,13 @@ def test_ways_to_write_an_import():
     script = """
 import scorch.nn as nn
 import scorch.nn.functional as F
-from scorch.nn import functional, Linear, Module
+from scorch.nn import functional, Conv2d, Linear, Module
 from scorch.utils.data import DataLoader
 import scorch.optim.lr_scheduler
 from scorch import fft, linalg, sparse, nn as also
 import torch
-assert nn is also and nn.Module is torch.nn.Module and Linear is torch.nn.Linear
+assert nn is also and nn.Module is torch.nn.Module and Conv2d is torch.nn.Conv2d
+assert issubclass(Linear, torch.nn.Linear)
 assert F is functional is torch.nn.functional
 assert scorch.optim.lr_scheduler is torch.optim.lr_scheduler and DataLoader is torch.utils.data.DataLoader
 assert fft is torch.fft and linalg.qr is torch.linalg.qr and sparse.mm is torch.sparse.mm
@@ -366,7 +373,7 @@ print(torch.brand_new)
 
 
 def test_isinstance_and_pickles_are_as_with_torch():
-    model = scorch.nn.Sequential(scorch.nn.Linear(3, 4), scorch.nn.ReLU())
+    model = scorch.nn.Sequential(scorch.nn.LayerNorm(3), scorch.nn.ReLU())
     assert isinstance(model, torch.nn.Module) and isinstance(scorch.zeros(2), scorch.Tensor)
     assert isinstance(scorch.tensor([1.0], format="s"), scorch.Tensor)
     data = pickle.dumps(model)

@@ -16,5 +16,4 @@ from torch.hub import (
     load_state_dict_from_url as load_state_dict_from_url,
     set_dir as set_dir,
     torch as torch,
-    tqdm as tqdm,
 )
