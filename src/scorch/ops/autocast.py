@@ -12,7 +12,8 @@ import torch
 
 
 def is_autocast() -> bool:
-    return torch.is_autocast_enabled("cpu")
+    """Whether products on the cpu are cast; asking whether any are at all is several times faster."""
+    return torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled("cpu")
 
 
 def cast(*tensors: Any) -> tuple[Any, ...]:

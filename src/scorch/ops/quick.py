@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.compiler import is_dynamo_compiling
 
 from scorch.ops.elementwise import is_finite, not_expanded
 from scorch.ops.index import index
@@ -21,7 +22,8 @@ from scorch.tensor.dispatch import implements
 from scorch.tensor.learning import by_formula, sparse_of, values_of
 from scorch.tensor.parts import element
 from scorch.tensor.sparse_tensor import SparseTensor, as_view
-from scorch.tensor.tracking import is_learning
+from scorch.tensor.storage import Storage
+from scorch.tensor.tracking import is_learning, is_transformed
 
 _ZERO_FOR_ZERO = [
     "abs",
@@ -68,6 +70,9 @@ def _on_values(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 
 def _with(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:
     """``tensor`` with other values, connected to them."""
+    is_plain = type(values) is torch.Tensor and not values.requires_grad
+    if is_plain and not is_transformed() and not is_dynamo_compiling():
+        return SparseTensor(Storage(tensor.storage.pattern, values))
     return sparse_of(tensor.storage.pattern, values)
 
 

@@ -24,7 +24,12 @@ from scorch.tensor.sparse_tensor import SparseTensor
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}  # what each function of torch records; ``ops.recorded`` fills it
 
-_active = threading.local()
+
+class _Active(threading.local):
+    recorder: Recorder | None = None
+
+
+_active = _Active()
 
 
 def records(*functions: Any) -> Callable[[Rule], Rule]:
@@ -40,7 +45,7 @@ def records(*functions: Any) -> Callable[[Rule], Rule]:
 
 def recorder() -> Recorder | None:
     """The one that is recording in this thread, if any is."""
-    return getattr(_active, "recorder", None)
+    return _active.recorder
 
 
 class Recorder(TorchFunctionMode):
