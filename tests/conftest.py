@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,14 @@ def data_dir() -> Path:
 def cases_per_worker(cases: int) -> int:
     """How many cases each of the eight parts of a property test draws."""
     return max(1, cases // 8)
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """At most 2 GB more than there is now."""
+    with open("/proc/self/statm") as facts:
+        now = int(facts.read().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + 2 * 10**9, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)

@@ -129,8 +129,8 @@ def test_hooks_and_retained_gradients():
     torch.testing.assert_close(S.grad.values(), 2 * T.grad.values())
 
 
-def test_memory_of_a_large_product():
-    """The gradient of a product takes the memory of its operands, not of a dense matrix."""
+def test_memory_of_a_large_product(little_memory):
+    """The gradient of a product takes the memory of its operands, not the 3.6 GB of a dense matrix."""
     S = scorch.rand(30_000, 30_000, density=1e-4, format="csr").requires_grad_()
     x = torch.rand(30_000, 16, requires_grad=True)
     with scorch.settings(dense_budget=10_000_000):

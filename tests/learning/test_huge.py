@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 import scorch
 from scorch import SparseTensor
+
+pytestmark = pytest.mark.usefixtures("little_memory")
 
 N = 200_000
 PLACES = torch.randint(0, N, (2, 2_000), generator=torch.Generator().manual_seed(0))
@@ -24,17 +23,6 @@ V = torch.rand(N, generator=torch.Generator().manual_seed(2)) + 1
 def huge() -> SparseTensor:
     values = torch.randn(2_000, generator=torch.Generator().manual_seed(3))
     return scorch.sparse_coo_tensor(PLACES, values, (N, N), format="csr")
-
-
-@pytest.fixture(autouse=True)
-def little_memory() -> Iterator[None]:
-    """At most 3 GB more than there is now."""
-    with open("/proc/self/statm") as facts:
-        now = int(facts.read().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (now + 3 * 10**9, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 CALLS = {
