@@ -215,7 +215,7 @@ def golden_cases() -> dict[str, Explanation]:
 
 @pytest.mark.parametrize("name", ["spmm_csr_dense", "spmspm_csr_csr", "add_csr_csc", "max_csr"])
 def test_explanation_is_the_golden_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Target("", 16, 32, False, 2, 1 << 20, 32 << 20)
+    machine = Target("", 16, 32, 2, 1 << 20, 32 << 20)
     monkeypatch.setattr("scorch.compiler.vectorize.target", lambda: machine)
     text = golden_cases()[name].report(source=name.startswith("sp")) + "\n"
     path = GOLDEN / f"{name}.txt"

@@ -194,7 +194,7 @@ def test_exponentials_in_vectors_are_as_exact_as_torchs(function: str, dtype: to
 
 
 def test_generated_text_is_the_golden_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Target("", 16, 32, False, 2, 1 << 20, 32 << 20)
+    machine = Target("", 16, 32, 2, 1 << 20, 32 << 20)
     monkeypatch.setattr("scorch.compiler.vectorize.target", lambda: machine)
     wanted, stored, tensors = attention(matrix(13, 11, 0.4))
     scaled = Step(at("T[i,e]"), op("mul", at("O[i,e]"), Literal(0.5)), "sum", ())

@@ -11,8 +11,8 @@ from scorch.notation.einsum import parse_einsum
 from scorch.runtime import schedules
 from scorch.tensor.run import Task, prepare
 
-NEON = Target("", 16, 32, False, 2, 1 << 20, 32 << 20)
-AVX512 = Target("", 64, 32, True, 4, 1 << 20, 32 << 20)
+NEON = Target("", 16, 32, 2, 1 << 20, 32 << 20)
+AVX512 = Target("", 64, 32, 4, 1 << 20, 32 << 20)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_stretches_are_outermost_only_where_that_fits_the_cache(machine):
         return found.opens
 
     assert opens() == 1
-    machine(Target("", 16, 32, False, 2, 1 << 19, 1 << 20))
+    machine(Target("", 16, 32, 2, 1 << 19, 1 << 20))
     assert opens() == 0
     with scorch.settings(without="tiles"):
         assert opens() == 1
@@ -121,7 +121,7 @@ def test_stretches_are_outermost_only_where_that_fits_the_cache(machine):
 
 @pytest.mark.parametrize("columns", [1, 5, 512])
 def test_stretches_outermost_are_right(machine, columns):
-    machine(Target("", 16, 32, False, 2, 1 << 19, 1 << 12))
+    machine(Target("", 16, 32, 2, 1 << 19, 1 << 12))
     A, B = sparse(60, 70), torch.rand(70, columns)
     plan_of("ij,jk->ik", A, B)
     with scorch.settings(debug=True):

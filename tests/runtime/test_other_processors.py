@@ -19,10 +19,10 @@ needs_zig = pytest.mark.skipif(
     reason="the ziglang wheel, a cross compiler, is not installed",
 )
 SETS = {
-    "x86-64-v2": (Target("", 16, 16, False, 4, 1 << 20, 8 << 20), "x86_64-linux-gnu", "x86_64_v2"),
-    "x86-64-v3": (Target("", 32, 16, True, 4, 1 << 20, 8 << 20), "x86_64-linux-gnu", "x86_64_v3"),
-    "x86-64-v4": (Target("", 64, 32, True, 4, 1 << 20, 8 << 20), "x86_64-linux-gnu", "x86_64_v4"),
-    "aarch64": (Target("", 16, 32, False, 2, 1 << 20, 8 << 20), "aarch64-linux-gnu", "generic"),
+    "x86-64-v2": (Target("", 16, 16, 4, 1 << 20, 8 << 20), "x86_64-linux-gnu", "x86_64_v2"),
+    "x86-64-v3": (Target("", 32, 16, 4, 1 << 20, 8 << 20), "x86_64-linux-gnu", "x86_64_v3"),
+    "x86-64-v4": (Target("", 64, 32, 4, 1 << 20, 8 << 20), "x86_64-linux-gnu", "x86_64_v4"),
+    "aarch64": (Target("", 16, 32, 2, 1 << 20, 8 << 20), "aarch64-linux-gnu", "generic"),
 }
 
 

@@ -28,17 +28,16 @@ class Target:
     name: str
     vector_bytes: int
     vector_registers: int
-    has_gather: bool
     partial_sums: int
     cache_bytes: int
     shared_cache_bytes: int
 
 
 _KNOWN = {
-    "x86-64-v2": (16, 16, False, 4),
-    "x86-64-v3": (32, 16, True, 4),
-    "x86-64-v4": (64, 32, True, 4),
-    "aarch64": (16, 32, False, 2),
+    "x86-64-v2": (16, 16, 4),
+    "x86-64-v3": (32, 16, 4),
+    "x86-64-v4": (64, 32, 4),
+    "aarch64": (16, 32, 2),
 }
 
 
