@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -197,3 +198,21 @@ def test_gradients_of_expressions(case):
     for gradient, expected, leaf in zip(first, right, ours.values(), strict=True):
         check_gradient(gradient, expected, leaf)
     check_second(first, right, list(ours.values()), list(truth.values()))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("zeros", range(5))
+@pytest.mark.parametrize("form", ["s", "d"])
+def test_products_with_zeros_have_second_derivatives(zeros, form):
+    dense = torch.tensor([2.0, -1.0, 0.5, 3.0, -2.0], dtype=torch.float64)
+    dense[:zeros] = 0
+    coordinates = torch.arange(5)[None]
+    given = scorch.sparse_coo_tensor(coordinates, dense, (5,)) if form == "s" else dense
+    ours, truth = given.clone().requires_grad_(), dense.clone().requires_grad_()
+    found, wanted = scorch.evaluate("R = prod(i, 2 * x[i])", x=ours), (2 * truth).prod()
+    first = torch.autograd.grad(found, [ours], create_graph=True)
+    right = torch.autograd.grad(wanted, [truth], create_graph=True)
+    check_gradient(first[0], right[0], ours)
+    check_second(first, right, [ours], [truth])
+    twice = torch.func.hessian(lambda x: scorch.evaluate("R = prod(i, 2 * x[i])", x=x))(dense)
+    torch.testing.assert_close(twice, torch.func.hessian(lambda x: (2 * x).prod())(dense))

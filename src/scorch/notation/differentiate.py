@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scorch.errors import UnsupportedError
 from scorch.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
-from scorch.notation.trees import accesses, free_indices, walk, with_unique_binders
+from scorch.notation.trees import accesses, free_indices, rename, walk, with_unique_binders
 
 Partials = Callable[[Expr, tuple[Expr, ...]], Sequence[Expr | None]]
 
@@ -29,42 +29,83 @@ class Gradient:
     ``dims`` are the dimensions of the tensor that the target has, in order; along all others the gradient is
     constant. It is to be multiplied by the sizes of ``repeated``, indices that were summed over although
     nothing depends on them. ``diagonals`` lists tensors that the statement needs besides those given: the
-    identity matrix of the size of a dimension, for a use such as ``A[i,i]``.
+    identity matrix of the size of an index, for a use such as ``A[i,i]``.
     """
 
     statement: Assign
     dims: tuple[int, ...]
     repeated: tuple[str, ...]
-    diagonals: tuple[tuple[str, int], ...]
+    diagonals: tuple[tuple[str, str], ...]
 
 
-def gradients(assign: Assign, tensor: str, incoming: str, mask: str | None) -> tuple[Gradient, ...]:
+@dataclass(frozen=True)
+class Tangent:
+    """How a result changes with its tensors; ``diagonals`` as those of a gradient."""
+
+    statement: Assign
+    diagonals: tuple[tuple[str, str], ...]
+
+
+def gradients(
+    assign: Assign, tensor: str, incoming: str, mask: str | None, again: bool = False
+) -> tuple[Gradient, ...]:
     """The gradients for every use of ``tensor``, of the result's gradient called ``incoming``.
 
-    ``mask`` is the name of its pattern with ones, or None if the tensor is dense.
+    ``mask`` is the name of its pattern with ones, or None if the tensor is dense. ``again``: the gradient is
+    differentiated in its turn.
     """
     start = Access(incoming, assign.target.indices)
-    names = {access.tensor for access in accesses(assign.value)} | {incoming, assign.target.tensor}
-    names |= {index for node in walk(assign.value) for index in _indices(node)} | set(assign.target.indices)
-    if mask is not None:
-        names.add(mask)
-    found = _uses(assign.value, tensor, start, ())
-    return tuple(_gradient(access, value, scope, mask, names) for access, value, scope in found)
+    taken = _names(assign) | {incoming} | ({mask} if mask is not None else set())
+    work = _Work(again, taken)
+    found = list(_uses(assign.value, tensor, start, (), work))
+    return tuple(_gradient(access, value, scope, mask, work) for access, value, scope in found)
 
 
-def tangent(assign: Assign, tangents: Mapping[str, str], sizes: Mapping[str, int]) -> Assign | None:
+def tangent(
+    assign: Assign, tangents: Mapping[str, str], sizes: Mapping[str, int], again: bool = False
+) -> Tangent | None:
     """How the result changes with the tensors: ``tangents`` names the change of each; None if it does not."""
-    changed = _tangent(assign.value, tangents, sizes)
+    work = _Work(again, _names(assign) | set(tangents.values()))
+    changed = _tangent(assign.value, tangents, sizes, work)
     if changed is None:
         return None
-    return Assign(assign.target, _unique(changed, assign.target.indices))
+    statement = Assign(assign.target, _unique(changed, assign.target.indices))
+    return Tangent(statement, tuple(work.diagonals))
+
+
+@dataclass
+class _Work:
+    """Where derivatives are put together: the names in use, and the identity matrices that they need."""
+
+    again: bool
+    taken: set[str]
+    diagonals: list[tuple[str, str]] = field(default_factory=list)
+
+    def fresh(self) -> str:
+        """A name that nothing has."""
+        name = next(name for n in range(10_000) for name in (f"d{n}",) if name not in self.taken)
+        self.taken.add(name)
+        return name
+
+    def diagonal(self, index: str) -> str:
+        """The identity matrix of the size of ``index``."""
+        name = self.fresh()
+        self.diagonals.append((name, index))
+        return name
+
+
+def _names(assign: Assign) -> set[str]:
+    """All names of a statement: of tensors and of indices."""
+    names = {access.tensor for access in accesses(assign.value)} | {assign.target.tensor}
+    names |= {index for node in walk(assign.value) for index in _indices(node)}
+    return names | set(assign.target.indices)
 
 
 # backward --------------------------------------------------------------------------------------------
 
 
 def _uses(
-    expr: Expr, tensor: str, incoming: Expr, scope: tuple[str, ...]
+    expr: Expr, tensor: str, incoming: Expr, scope: tuple[str, ...], work: _Work
 ) -> Iterator[tuple[Access, Expr, tuple[str, ...]]]:
     """Every use of ``tensor`` in ``expr``: its gradient, and the indices that are summed over around it."""
     match expr:
@@ -73,27 +114,23 @@ def _uses(
         case Op(name, args):
             for part, value in zip(args, _partials(name)(incoming, args), strict=True):
                 if value is not None:
-                    yield from _uses(part, tensor, value, scope)
+                    yield from _uses(part, tensor, value, scope, work)
         case Reduce(op, indices, body):
             if any(access.tensor == tensor for access in accesses(body)):
-                yield from _uses(body, tensor, _through(op, indices, body, incoming), (*scope, *indices))
+                inner = _through(op, indices, body, incoming, work)
+                yield from _uses(body, tensor, inner, (*scope, *indices), work)
 
 
-def _gradient(
-    access: Access, value: Expr, scope: tuple[str, ...], mask: str | None, names: set[str]
-) -> Gradient:
-    fresh = (name for n in range(10_000) for name in (f"d{n}",) if name not in names)
+def _gradient(access: Access, value: Expr, scope: tuple[str, ...], mask: str | None, work: _Work) -> Gradient:
     target: list[str] = []
     factors: list[Expr] = []
-    diagonals: list[tuple[str, int]] = []
-    for dim, index in enumerate(access.indices):
+    for index in access.indices:
         if index not in target:
             target.append(index)
             continue
-        name, again = next(fresh), next(fresh)
+        again = work.fresh()
         target.append(again)
-        factors.append(Access(name, (index, again)))
-        diagonals.append((name, dim))
+        factors.append(Access(work.diagonal(index), (index, again)))
     if mask is not None:
         factors.insert(0, Access(mask, tuple(target)))
     factors = sorted([*factors, *_factors(value)], key=lambda factor: isinstance(factor, Literal))
@@ -101,8 +138,10 @@ def _gradient(
     dims = tuple(dim for dim, index in enumerate(target) if index in free)
     kept = tuple(target[dim] for dim in dims)
     repeated = tuple(index for index in scope if index not in free and index not in target)
-    statement = Assign(Access(next(fresh), kept), _unique(_summed(factors, kept), kept))
-    return Gradient(statement, dims, repeated, tuple(diagonals))
+    statement = Assign(Access(work.fresh(), kept), _unique(_summed(factors, kept), kept))
+    used = {part.tensor for part in accesses(statement.value)}
+    diagonals = tuple((name, index) for name, index in work.diagonals if name in used)
+    return Gradient(statement, dims, repeated, diagonals)
 
 
 def _summed(factors: Sequence[Expr], kept: tuple[str, ...]) -> Expr:
@@ -146,12 +185,12 @@ def _indices(expr: Expr) -> tuple[str, ...]:
 # forward ---------------------------------------------------------------------------------------------
 
 
-def _tangent(expr: Expr, tangents: Mapping[str, str], sizes: Mapping[str, int]) -> Expr | None:
+def _tangent(expr: Expr, tangents: Mapping[str, str], sizes: Mapping[str, int], work: _Work) -> Expr | None:
     match expr:
         case Access(name, indices):
             return Access(tangents[name], indices) if name in tangents else None
         case Op(name, args):
-            changes = [_tangent(part, tangents, sizes) for part in args]
+            changes = [_tangent(part, tangents, sizes, work) for part in args]
             terms: list[Expr] = []
             for place, change in enumerate(changes):
                 if change is not None:
@@ -160,10 +199,10 @@ def _tangent(expr: Expr, tangents: Mapping[str, str], sizes: Mapping[str, int]) 
                         terms.append(value)
             return functools.reduce(_plus, terms) if terms else None
         case Reduce(op, indices, body):
-            change = _tangent(body, tangents, sizes)
+            change = _tangent(body, tangents, sizes, work)
             if change is None:
                 return None
-            change = _through(op, indices, body, change)
+            change = _through(op, indices, body, change, work)
             free = free_indices(change)
             for index in indices:
                 change = change if index in free else _times(Literal(sizes[index]), change)
@@ -175,7 +214,7 @@ def _tangent(expr: Expr, tangents: Mapping[str, str], sizes: Mapping[str, int]) 
 # rules -----------------------------------------------------------------------------------------------
 
 
-def _through(op: str, indices: tuple[str, ...], body: Expr, incoming: Expr) -> Expr:
+def _through(op: str, indices: tuple[str, ...], body: Expr, incoming: Expr, work: _Work) -> Expr:
     """What ``incoming``, multiplied by the derivative of a reduction by its body, is for one place of it."""
     zero = Literal(0)
     match op:
@@ -186,14 +225,28 @@ def _through(op: str, indices: tuple[str, ...], body: Expr, incoming: Expr) -> E
             count = Reduce("sum", indices, Op("where", (is_extreme, Literal(1.0), Literal(0.0))))
             return Op("where", (is_extreme, Op("div", (incoming, count)), zero))
         case "prod":
-            is_zero = Op("eq", (body, zero))
-            others = Reduce("prod", indices, Op("where", (is_zero, Literal(1), body)))
-            zeros = Reduce("sum", indices, Op("where", (is_zero, Literal(1), Literal(0))))
-            given = _times(incoming, others)
-            without = Op("where", (Op("eq", (zeros, Literal(0))), Op("div", (given, body)), zero))
-            alone = Op("where", (Op("eq", (zeros, Literal(1))), given, zero))
-            return Op("where", (is_zero, alone, without))
+            return _times(incoming, _others(indices, body, work) if work.again else _divided(indices, body))
     raise UnsupportedError(f"{op}(...) in an expression has no gradient; take .detach() of its tensors")
+
+
+def _divided(indices: tuple[str, ...], body: Expr) -> Expr:
+    """The product over all other places, by division; where the body is zero, not to be differentiated."""
+    zero, one = Literal(0), Literal(1)
+    is_zero = Op("eq", (body, zero))
+    nonzero = Op("where", (is_zero, one, body))
+    product = Reduce("prod", indices, nonzero)
+    zeros = Reduce("sum", indices, Op("where", (is_zero, one, zero)))
+    without = Op("where", (Op("eq", (zeros, zero)), Op("div", (product, nonzero)), zero))
+    alone = Op("where", (Op("eq", (zeros, one)), product, zero))
+    return Op("where", (is_zero, alone, without))
+
+
+def _others(indices: tuple[str, ...], body: Expr, work: _Work) -> Expr:
+    """The product over all other places as such, which has derivatives everywhere, in quadratic time."""
+    own = {index: work.fresh() for index in indices}
+    is_same = _product([Access(work.diagonal(index), (index, other)) for index, other in own.items()])
+    bodies = Op("where", (Op("ne", (is_same, Literal(0))), Literal(1), rename(body, own)))
+    return Reduce("prod", tuple(own.values()), bodies)
 
 
 def _times(a: Expr, b: Expr) -> Expr:

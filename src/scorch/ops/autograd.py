@@ -19,7 +19,7 @@ import torch
 
 from scorch.errors import UnsupportedError
 from scorch.formats import Format, as_format
-from scorch.notation.differentiate import Gradient, gradients, tangent
+from scorch.notation.differentiate import Gradient, Tangent, gradients, tangent
 from scorch.notation.indexing import parse
 from scorch.notation.nodes import Access, Assign, Expr
 from scorch.notation.show import show
@@ -196,9 +196,11 @@ class _Statement(torch.autograd.Function):
 
 
 @functools.lru_cache(maxsize=4096)
-def rules(text: str, tensor: str, incoming: str, mask: str | None) -> tuple[tuple[Gradient, str], ...]:
-    """The gradients for each use of ``tensor``, with their texts."""
-    found = gradients(parse(text).assign, tensor, incoming, mask)
+def rules(
+    text: str, tensor: str, incoming: str, mask: str | None, again: bool = False
+) -> tuple[tuple[Gradient, str], ...]:
+    """The gradients for each use of ``tensor``, with their texts; ``again``: they are differentiated too."""
+    found = gradients(parse(text).assign, tensor, incoming, mask, again)
     return tuple((rule, show(rule.statement)) for rule in found)
 
 
@@ -230,7 +232,8 @@ def _gradient(call: Call, arrays: Sequence[torch.Tensor], place: int, incoming: 
     array = arrays[place]
     seed, mask, pieces = seeded(call, arrays, place, incoming)
     total: torch.Tensor | None = None
-    for rule, text in rules(call.text, call.names[place], seed, mask):
+    again = is_learning(incoming, *arrays)
+    for rule, text in rules(call.text, call.names[place], seed, mask, again):
         found = _run_rule(call, arrays, place, rule, text, pieces)
         total = found if total is None else total + found
     if total is None:
@@ -248,10 +251,8 @@ def _run_rule(
 ) -> torch.Tensor:
     pattern, array = call.patterns[place], arrays[place]
     shape = call.shape(arrays, place)
-    given = dict(pieces)
-    for name, dim in rule.diagonals:
-        given[name] = identity(shape[dim], array.dtype)
-    names = tuple(dict.fromkeys(access.tensor for access in accesses(rule.statement.value)))
+    given = {**pieces, **diagonals(rule, call, arrays, array.dtype)}
+    names = _tensors_of(text)
     used = [given[name] for name in names]
     asked: Any = "dense" if pattern is None else pattern.format
     if pattern is None and call.sparse_grad and len(rule.dims) == len(shape):
@@ -290,6 +291,12 @@ def _touched(statement: Assign, pieces: Mapping[str, Piece]) -> Any:
     return Format("s" + "d" * len(others), order=(first, *others))
 
 
+@functools.lru_cache(maxsize=1024)
+def _tensors_of(text: str) -> tuple[str, ...]:
+    """The tensors that a statement reads."""
+    return tuple(dict.fromkeys(access.tensor for access in accesses(parse(text).assign.value)))
+
+
 def _index_names(text: str) -> frozenset[str]:
     return _indices_of(parse(text).assign)
 
@@ -300,6 +307,16 @@ def _indices_of(assign: Assign) -> frozenset[str]:
     for access in accesses(assign.value):
         found |= set(access.indices)
     return frozenset(found)
+
+
+def diagonals(
+    rule: Gradient | Tangent, call: Call, arrays: Sequence[torch.Tensor], dtype: torch.dtype
+) -> dict[str, Piece]:
+    """The identity matrices that a derivative needs."""
+    if not rule.diagonals:
+        return {}
+    sizes = call.sizes(arrays)
+    return {name: identity(sizes[index], dtype) for name, index in rule.diagonals}
 
 
 def identity(size: int, dtype: torch.dtype) -> Piece:
@@ -328,12 +345,14 @@ def _change(call: Call, arrays: Sequence[torch.Tensor], changes: Sequence[Any]) 
             named[name] = _fresh(f"{name}_t", tuple(taken))
             taken.add(named[name])
             pieces[named[name]] = Piece(change, pattern)
-    statement = tangent(call.assign, named, call.sizes(arrays))
-    if statement is None:
+    again = is_learning(*arrays, *(change for change in changes if change is not None))
+    rule = tangent(call.assign, named, call.sizes(arrays), again)
+    if rule is None:
         return None
-    names = tuple(dict.fromkeys(access.tensor for access in accesses(statement.value)))
+    pieces.update(diagonals(rule, call, arrays, arrays[0].dtype))
+    text = show(rule.statement)
+    names = _tensors_of(text)
     asked: Any = call.format if call.pattern is None or call.format is not None else call.pattern.format
-    text = show(statement)
     found = _computed(text, names, [pieces[name] for name in names], asked, run_text(text, names, asked))
     if call.pattern is None or found.pattern is None:
         return found.array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,8 +75,7 @@ def _learned(
     if plain and format is None:
         return torch.einsum(equation, *operands)
     operands = tuple(as_learned(f"operand {n}", operand) for n, operand in enumerate(operands))
-    parsed = parse_einsum(equation, [tuple(operand.shape) for operand in operands])
-    text, names = show(parsed.statement), tuple(operand.access.tensor for operand in parsed.operands)
+    parsed, text, names = _parsed(equation, tuple(tuple(operand.shape) for operand in operands))
     if not any(operand.squeeze for operand in parsed.operands):
         return learned(
             text, names, operands, format, lambda *given: einsum(equation, *given, format=format), sparse_grad
@@ -85,6 +85,13 @@ def _learned(
         for value, operand in zip(operands, parsed.operands, strict=True)
     ]
     return learned(text, names, narrow, format, run_text(text, names, format), sparse_grad)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Einsum, str, tuple[str, ...]]:
+    """An equation, its statement, and the names of the operands in it."""
+    parsed = parse_einsum(equation, list(shapes))
+    return parsed, show(parsed.statement), tuple(operand.access.tensor for operand in parsed.operands)
 
 
 def _is_torchs(operands: Sequence[Any]) -> bool:

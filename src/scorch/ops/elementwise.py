@@ -56,6 +56,10 @@ ANNIHILATORS: dict[Any, tuple[int, ...]] = {
 DIVISIONS = (aten.div, aten.floor_divide, aten.fmod, aten.remainder)
 
 
+# Of two tensors on one pattern these are on it too.
+LINEAR = (aten.add.Tensor, aten.sub.Tensor)
+
+
 # Elementwise too, though torch does not say so.
 UNTAGGED = (
     aten.hardswish,
@@ -89,6 +93,11 @@ def rdiv(self: torch.Tensor, other: Any) -> Any:
 
 def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``func``, which torch applies to each element, where some of ``args`` are sparse."""
+    if func in LINEAR and not kwargs:
+        left, right = args
+        is_one = isinstance(left, SparseTensor) and isinstance(right, SparseTensor)
+        if is_one and left.storage.pattern is right.storage.pattern:
+            return with_values(left, func(left.storage.values, right.storage.values))
     call = _Call(func, args, kwargs)
     if any(not tensor.numel() for tensor in call.tensors.values()):
         return call.empty()
@@ -234,7 +243,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 def not_expanded(tensor: torch.Tensor) -> torch.Tensor:
     """A view with size 1 where ``expand`` repeats one element: it broadcasts to the same tensor."""
-    if tensor.layout != torch.strided or 0 not in tensor.stride():
+    if isinstance(tensor, SparseTensor) or tensor.layout != torch.strided or 0 not in tensor.stride():
         return tensor
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:

@@ -224,6 +224,18 @@ def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return densely(func, args, kwargs)
 
 
+@dispatch.implements_operator(aten.add_.Tensor)
+def _add_in_place(self: Any, other: Any, **kwargs: Any) -> Any:
+    """``self += other``: how autograd sums gradients, which have one pattern."""
+    if not kwargs and isinstance(self, SparseTensor) and isinstance(other, SparseTensor):
+        mine, given = self.storage, other.storage
+        is_same = mine.pattern is given.pattern and mine.values.dtype == given.values.dtype
+        if is_same and mine.origin is None:
+            mine.become(Storage(mine.pattern, mine.values + given.values))
+            return self
+    return run_operator(aten.add_.Tensor, (self, other), kwargs)
+
+
 def _reshape(target: SparseTensor, view: Any, name: str) -> SparseTensor:
     """``x.squeeze_()``: x itself gets the shape of the view, and is a view of what it was."""
     if not isinstance(view, SparseTensor):
@@ -258,7 +270,8 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
             f"{name} on a tensor of shape {tuple(target.shape)} gives one of {tuple(result.shape)}"
         )
     given = result.storage if isinstance(result, SparseTensor) else result
-    stored = convert(given, target.format)
+    is_same = isinstance(given, Storage) and given.pattern is target.storage.pattern
+    stored = given if is_same else convert(given, target.format)
     assert isinstance(stored, Storage)
     before = None if target.storage.origin is None else entries_of(target)
     target.storage.become(Storage(stored.pattern, stored.values.to(target.dtype)))

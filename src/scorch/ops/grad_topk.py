@@ -18,7 +18,7 @@ from scorch.errors import ArgumentError, CallError, InPlaceError, OperandError
 from scorch.notation.nodes import Access, Assign, Expr
 from scorch.notation.show import show
 from scorch.notation.trees import accesses, substitute
-from scorch.ops.autograd import Call, Piece, identity, rules, seeded
+from scorch.ops.autograd import Call, Piece, diagonals, rules, seeded
 from scorch.ops.statement import evaluate
 from scorch.tensor.entries import coordinates_of, entries_of
 from scorch.tensor.learning import WATCHED, learned_of
@@ -187,8 +187,7 @@ def _add_gradient(tile: torch.Tensor, use: _Use, spans: Sequence[Span]) -> None:
     call = use.call
     seed, _, pieces = seeded(call, use.arrays, use.place, use.incoming)
     for rule, _ in rules(call.text, call.names[use.place], seed, None):
-        for name, dim in rule.diagonals:
-            pieces[name] = identity(call.shape(use.arrays, use.place)[dim], tile.dtype)
+        pieces |= diagonals(rule, call, use.arrays, tile.dtype)
         named = dict(zip(rule.statement.target.indices, (spans[dim] for dim in rule.dims), strict=True))
         statement, tensors = _narrowed(rule.statement, pieces, named)
         found = evaluate(show(statement), format="dense", **tensors)

@@ -141,8 +141,8 @@ def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: 
     if kwargs or not both or not _is_plain(a, b, sign):
         return _general(function, a, b, **kwargs)
     sparse = a if isinstance(a, SparseTensor) else b
-    shape = tuple(sparse.shape)
-    other = tuple(b.shape if sparse is a else a.shape)
+    shape = sparse.storage.pattern.shape
+    other = _shape(b if sparse is a else a)
     if other != shape and (1 in shape or not _broadcasts(other, shape)):
         return _general(function, a, b)
     a, b = not_expanded(a), not_expanded(b)
@@ -162,7 +162,7 @@ def _broadcasts(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
 
 def _access(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> tuple[str, torch.Tensor] | None:
     """``A[a,b]`` for a tensor broadcast to ``shape``: without its dimensions of size 1, if it is dense."""
-    if tuple(tensor.shape) == shape:
+    if _shape(tensor) == shape:
         return f"{name}[{','.join(_LETTERS[: len(shape)])}]", tensor
     if isinstance(tensor, SparseTensor):
         return None
@@ -172,8 +172,15 @@ def _access(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> tuple[st
     return f"{name}[{indices}]", tensor.reshape([tensor.shape[dim] for dim in kept])
 
 
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tensor.storage.pattern.shape if isinstance(tensor, SparseTensor) else tuple(tensor.shape)
+
+
 def _is_plain(a: torch.Tensor, b: torch.Tensor, sign: str) -> bool:
-    if a.dtype != b.dtype or a.dtype not in _FLOATS or not 0 < a.dim() <= len(_LETTERS):
+    dtype, other = (
+        part.storage.values.dtype if isinstance(part, SparseTensor) else part.dtype for part in (a, b)
+    )
+    if dtype != other or dtype not in _FLOATS or not 0 < len(_shape(a)) <= len(_LETTERS):
         return False
     if isinstance(a, SparseTensor) and isinstance(b, SparseTensor):
         is_sum = sign in "+-"  # a product with infinity or NaN is not zero where one is not stored

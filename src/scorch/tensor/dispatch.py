@@ -9,12 +9,24 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
+
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # for __torch_function__: what users call
 OPERATORS: dict[Any, Callable[..., Any]] = {}  # for __torch_dispatch__: what torch itself calls
 WHEN_LEARNING: dict[Any, Callable[..., Any]] = {}  # for functions of tensors that require gradients
 LEARNING: set[Any] = set()  # functions of the first table whose handlers keep gradients
+FACTS: set[Any] = {  # what tells facts of a tensor, which its shell knows
+    *(
+        getattr(torch.Tensor, name).__get__
+        for name in ("device", "dtype", "grad_fn", "is_cpu", "is_leaf", "ndim", "requires_grad", "shape")
+    ),
+    *(
+        getattr(torch.Tensor, name)
+        for name in ("dim", "is_complex", "is_floating_point", "ndimension", "numel", "size", "stride")
+    ),
+}
 FALLBACKS: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # for operators in neither
 
 
@@ -28,6 +40,7 @@ def implements(*functions: Any, learns: bool = False) -> Callable[[Handler], Han
     def register(handler: Handler) -> Handler:
         for function in functions:
             assert FUNCTIONS.get(function, handler) is handler, f"{function} has two handlers"
+            assert function not in FACTS, f"{function} is answered by the tensor's shell"
             FUNCTIONS[function] = handler
             if learns:
                 LEARNING.add(function)

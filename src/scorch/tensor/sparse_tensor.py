@@ -122,6 +122,9 @@ class SparseTensor(torch.Tensor):
     ) -> Any:
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return RECORD[0](func, args, kwargs or {})
+        if func in dispatch.FACTS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
         handler = dispatch.FUNCTIONS.get(func)
         try:
             if func not in dispatch.LEARNING and _is_differentiated(func, args, kwargs or {}):
