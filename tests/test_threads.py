@@ -357,3 +357,11 @@ def test_kernels_work_after_fork(threads: int) -> None:
     print(os.waitstatus_to_exitcode(status), torch.equal(again, truth))
     """
     assert run_script(script).split() == ["0", "True"]
+
+
+def test_threads_share_the_long_side_of_a_product_with_one_column():
+    A, x = scorch.rand(400, 300, density=0.1, format="csr"), torch.rand(300, 1)
+    loops = scorch.explain("C[i,k] = A[i,j] * x[j,k]", A=A, x=x)
+    assert loops.loop_order[0] == "i"
+    turned = scorch.explain("C[k,i] = x[k,j] * A[i,j]", A=A, x=x.T.contiguous())
+    assert turned.loop_order[0] == "i"

@@ -36,6 +36,7 @@ STRIDED = 0.5  # an access that jumps in the innermost loop
 VECTOR = 0.25  # a turn of a loop that runs in vector registers
 HORIZONTAL = 2.0  # the lanes of a vector sum added up
 SERIAL = 1.6  # the outermost loop cannot be shared by threads
+SHORT = 16  # or makes so few turns that most threads would get none
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class Cost:
     transposed: tuple[Access, ...]
     searched: tuple[tuple[Access, int], ...]
     laid_out: tuple[Access, ...]
+    is_short: bool = False  # the outermost loop makes too few turns for threads
 
     @property
     def total(self) -> float:
@@ -242,7 +244,8 @@ class _Walk:
             if x in results:  # an accumulator takes what is reduced further in
                 delivered = trips
         assembly = self._assembly(delivered)
-        if self.order and self.order[0] not in results:
+        is_short = bool(self.order) and self.problem.extent(self.order[0]) < SHORT
+        if self.order and (is_short or self.order[0] not in results):
             work *= SERIAL
         return Cost(
             self.order,
@@ -252,6 +255,7 @@ class _Walk:
             tuple(self.transposed),
             tuple(self.searched),
             tuple(self.laid_out),
+            is_short,
         )
 
     def _loop(self, x: str) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scorch.compiler.convert_operands import Conversion
-from scorch.compiler.cost import Cost, prefix_of
+from scorch.compiler.cost import SERIAL, Cost, prefix_of
 from scorch.compiler.plan import Plan, Vectors
 from scorch.formats import Format
 from scorch.loops.nodes import MOST_TURNS
@@ -106,12 +106,15 @@ def describe_dearer(cost: Cost, chosen: Cost, plan: Plan) -> str:
     names = dict.fromkeys(access.tensor for access in cost.transposed)
     if names:
         reasons.append(f"transposes {' and '.join(names)}")
-    if cost.work > 1.5 * chosen.work:
+    is_short = cost.is_short and not chosen.is_short
+    if cost.work > 1.5 * chosen.work * (SERIAL if is_short else 1.0):
         reasons.append(f"{cost.work / max(chosen.work, 1.0):.1f} x the loop work")
     if cost.assembly > 1.5 * chosen.assembly:
         reasons.append(_assembly_in_words(cost, plan))
     if cost.order[0] not in _result_loops(plan) and chosen.order[0] in _result_loops(plan):
         reasons.append("first loop serial")
+    elif is_short:
+        reasons.append("first loop too short for threads")
     return "; ".join(reasons) or "slightly more of everything"
 
 

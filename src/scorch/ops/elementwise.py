@@ -60,8 +60,9 @@ DIVISIONS = (aten.div, aten.floor_divide, aten.fmod, aten.remainder)
 LINEAR = (aten.add.Tensor, aten.sub.Tensor)
 
 
-# Elementwise too, though torch does not say so.
+# Elementwise too, though torch, or some release of it, does not say so.
 UNTAGGED = (
+    aten.leaky_relu,
     aten.hardswish,
     aten._prelu_kernel,
     aten.rsub,

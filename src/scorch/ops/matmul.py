@@ -24,7 +24,7 @@ from scorch.tensor.tracking import is_learning
 
 Result = SparseTensor | torch.Tensor
 _BATCH = "abcdefgh"
-FEW_ROWS = 4  # of a dense matrix, up to which it is not worth transposing
+FEW_ROWS = 2  # of a dense matrix, below which it is not worth transposing
 MUCH_WORK = 1 << 14  # multiplications from which on it is
 
 
