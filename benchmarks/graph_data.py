@@ -17,11 +17,13 @@ import scorch
 
 FILES = {
     "cora": Path("planetoid", "cora.npz"),
+    "citeseer": Path("planetoid", "citeseer.npz"),
     "pubmed": Path("planetoid", "pubmed.npz"),
     "arxiv": Path("ogbn_arxiv", "ogbn_arxiv.npz"),
 }
 SIZES = {  # nodes, edges both ways, features, stored features of a node, classes
     "cora": (2_708, 10_556, 1_433, 18, 7),
+    "citeseer": (3_327, 9_104, 3_703, 32, 6),
     "pubmed": (19_717, 88_648, 500, 50, 3),
     "arxiv": (169_343, 2_315_598, 128, 128, 40),
     "tiny": (200, 1_000, 24, 5, 3),
@@ -48,6 +50,11 @@ class Data:
     @property
     def classes(self) -> int:
         return int(self.y.max()) + 1
+
+    @property
+    def source(self) -> str:
+        """Where the graph is from, in words."""
+        return "made up" if self.is_made_up else FILES[self.name].name
 
     def matrix(self) -> scorch.SparseTensor:
         """The graph as layers of Scorch take it: targets x sources."""

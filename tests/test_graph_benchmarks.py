@@ -34,7 +34,7 @@ def test_networks_are_compared_and_timed(capsys: pytest.CaptureFixture[str]) -> 
 def test_unknown_graphs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--graphs", "coral"])
-    assert "there is no 'coral'; there are cora, pubmed, arxiv, tiny" in capsys.readouterr().err
+    assert "there is no 'coral'; there are cora, citeseer, pubmed, arxiv, tiny" in capsys.readouterr().err
 
 
 def test_made_up_graphs_are_symmetric_and_have_no_loops() -> None:
