@@ -558,3 +558,11 @@ def test_interpreter_agrees(cases_per_worker: int) -> None:
             run_case(case)
 
     run()
+
+
+def test_names_of_tensors_may_be_those_of_transposed_copies():
+    A = scorch.rand(5, 6, density=0.4, format="csr", dtype=torch.float64)
+    given = {"A": A, "B": A * 2, "A_t": A * 3, "B_t": A * 5}
+    found = scorch.evaluate("R[j,k] = sum(i, A_t[i,j] * B[i,k] + B_t[i,k] * A[i,j])", **given)
+    D = A.to_dense()
+    torch.testing.assert_close(found.to_dense(), 11 * (D.T @ D))

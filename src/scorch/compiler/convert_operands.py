@@ -40,8 +40,12 @@ def _renamed(
     return replace(step, body=body), found
 
 
-def _fresh_name(tensor: str, suffix: str, operands: Mapping[Access, Operand]) -> str:
+def _fresh_name(
+    tensor: str, suffix: str, operands: Mapping[Access, Operand], conversions: Sequence[Conversion]
+) -> str:
+    """A name that no operand has, nor had before it was converted."""
     taken = {operand.name for operand in operands.values()}
+    taken |= {name for conversion in conversions for name in (conversion.tensor, conversion.name)}
     name = f"{tensor}{suffix}"
     while name in taken:
         name += suffix[-1]
@@ -66,7 +70,7 @@ def unblock(
         if clash is None:
             continue
         form = unblocked_format(operand.format)
-        name = _fresh_name(access.tensor, "_unblocked", found)
+        name = _fresh_name(access.tensor, "_unblocked", found, conversions)
         reason = f"blocks over {clash} do not fit the other operands"
         conversion = Conversion(access.tensor, name, form, reason)
         conversions.append(conversion)
@@ -134,7 +138,7 @@ def transpose(
         if not operand.is_sparse or not is_against(order, operand.format, uses):
             continue
         form = transposed_format(order, access, operand, splits)
-        name = _fresh_name(access.tensor, "_t", found)
+        name = _fresh_name(access.tensor, "_t", found, conversions)
         stored = ", ".join(access.indices[dim] for dim in operand.format.order)
         reason = f"stored by {stored}, but the loops run {', '.join(order)}"
         conversion = Conversion(access.tensor, name, form, reason)
@@ -159,7 +163,7 @@ def lay_out(
         form = dense_format(
             len(access.indices), (*(dim for dim in operand.format.order if dim != last), last)
         )
-        name = _fresh_name(access.tensor, "_t", found)
+        name = _fresh_name(access.tensor, "_t", found, conversions)
         conversion = Conversion(access.tensor, name, form, f"the innermost loop, over {x}, jumps in it")
         conversions.append(conversion)
         step, found = _renamed(step, found, access, conversion)

@@ -19,7 +19,7 @@ from scorch.ops.index import index
 from scorch.ops.shape import permute, select
 from scorch.ops.statement import evaluate
 from scorch.tensor.dispatch import implements
-from scorch.tensor.learning import by_formula, sparse_of, values_of
+from scorch.tensor.learning import differentiated, sparse_of, values_of
 from scorch.tensor.parts import element
 from scorch.tensor.sparse_tensor import SparseTensor, as_view
 from scorch.tensor.storage import Storage
@@ -95,7 +95,7 @@ def relu(input: SparseTensor, inplace: bool = False) -> torch.Tensor:
 def _general(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The rule for all functions (``ops.elementwise``)."""
     if is_learning(*args, **kwargs):
-        return by_formula(function, args, kwargs)
+        return differentiated(function, args, kwargs)
     with torch._C.DisableTorchFunctionSubclass():
         return function(*args, **kwargs)
 

@@ -372,6 +372,11 @@ def _own_arguments(func: Any) -> int:
 
 def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` as torch takes it apart and differentiates it, some of its arguments being learned."""
+    if peek_interpreter_stack() is not None and _own_arguments(func) == 0:
+        from scorch.tensor.whole import as_a_whole, is_tracked
+
+        if is_tracked(args, kwargs):
+            return as_a_whole(func, args, kwargs)
     handler = WHEN_LEARNING.get(func)
     return by_formula(func, args, kwargs) if handler is None else handler(*args, **kwargs)
 

@@ -356,7 +356,11 @@ def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Whether a function is one of tensors that are learned; what tells facts inside torch.func is not."""
     if is_grad_enabled() and any_requires_grad(*args, **kwargs):
         return True
-    return is_transformed() and func in dispatch.WHEN_LEARNING
+    if not is_transformed():
+        return False
+    from scorch.tensor.whole import is_tracked
+
+    return func in dispatch.WHEN_LEARNING or is_tracked(args, kwargs)
 
 
 def _array(name: str) -> property:
