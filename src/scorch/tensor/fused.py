@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from scorch.compiler.fuse import Fused, FusionError, Group, fuse
+from scorch.compiler.fuse import fuse
+from scorch.compiler.group import Fused, FusionError, Group
 from scorch.compiler.plan import Step
 from scorch.compiler.typing import dtype_of_type, type_of_dtype
 from scorch.errors import KernelError
