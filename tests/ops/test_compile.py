@@ -142,10 +142,12 @@ def test_infinities_and_nan_come_through() -> None:
     check(lambda A, X: torch.relu((A * 2) @ X), A, dense(12, 3))
 
 
-def test_chains_run_as_outside_when_gradients_are_asked_for() -> None:
+def test_gradients_of_chains_are_one_kernel_too() -> None:
     compiled = scorch.compile(lambda A: torch.relu(A * 2) * 3)
     [group] = compiled.explain(sparse(6, 6).requires_grad_()).groups
-    assert group.reason == "elementwise calls whose gradients need the result of each"
+    assert group.gradients.startswith("one kernel:")
+    assert "gradients:" in str(group) and "where(" in str(group)
+    assert not compiled.explain(sparse(6, 6)).groups[0].gradients
 
 
 def test_several_results_share_a_kernel() -> None:

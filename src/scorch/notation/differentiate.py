@@ -52,6 +52,17 @@ def gradients(assign: Assign, tensor: str, incoming: str, mask: str | None) -> t
     return tuple(_gradient(access, value, scope, mask, names) for access, value, scope in found)
 
 
+def uses_of(body: Expr, tensor: str, incoming: Access) -> tuple[tuple[Access, Expr], ...]:
+    """Every use of ``tensor`` in ``body``, which holds no reduction, with what comes back to it.
+
+    >>> from scorch.notation.show import show
+    >>> product = Op("mul", (Access("A", ("i", "j")), Access("x", ("j",))))
+    >>> [show(value) for _, value in uses_of(product, "x", Access("g", ("i",)))]
+    ['g[i] * A[i,j]']
+    """
+    return tuple((access, value) for access, value, _ in _uses(body, tensor, incoming, ()))
+
+
 def tangent(assign: Assign, tangents: Mapping[str, str], sizes: Mapping[str, int]) -> Assign | None:
     """How the result changes with the tensors: ``tangents`` names the change of each; None if it does not."""
     changed = _tangent(assign.value, tangents, sizes)

@@ -12,8 +12,10 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.utils._pytree import tree_leaves
 
+from scorch.ops.fused import GroupPlan
 from scorch.ops.later import LATER, computed
-from scorch.ops.recording import Recorder, recorder
+from scorch.ops.recording import Node, Recorder, recorder
+from scorch.settings import current
 from scorch.tensor.sparse_tensor import SparseTensor
 
 
@@ -25,11 +27,15 @@ class GroupExplanation:
     statements: str
     source: str
     reason: str
+    gradients: str = ""  # how they are computed; "" if none are asked for
 
     def __str__(self) -> str:
         if self.reason:
             return f"one by one: {', '.join(self.calls)}\n  {self.reason}"
-        return f"one kernel: {', '.join(self.calls)}\n" + textwrap.indent(self.statements, "  ")
+        text = f"one kernel: {', '.join(self.calls)}\n" + textwrap.indent(self.statements, "  ")
+        if self.gradients:
+            text += "\n  gradients:\n" + textwrap.indent(self.gradients, "    ")
+        return text
 
 
 @dataclass(frozen=True)
@@ -82,17 +88,18 @@ class Compiled:
         self.function = function
         self.options = options
         self.is_dense = False  # the last call without sparse arguments met no sparse tensor
+        self.known: dict[Any, Node] = {}  # the calls that were made, by the settings that they depend on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if recorder() is not None or peek_interpreter_stack() is not None or torch.compiler.is_compiling():
             return self.function(*args, **kwargs)
-        given = any(isinstance(leaf, SparseTensor) for leaf in tree_leaves((args, kwargs)))
-        if not given and self.is_dense:
-            return self.by_torch(*args, **kwargs)
-        found, record = self._recorded(args, kwargs)
-        if not given:
+        if not self.is_dense:
+            found, record = self._recorded(args, kwargs)
             self.is_dense = not record.sees_sparse
-        return found
+            return found
+        if any(isinstance(leaf, SparseTensor) for leaf in tree_leaves((args, kwargs))):
+            return self._recorded(args, kwargs)[0]
+        return self.by_torch(*args, **kwargs)
 
     @functools.cached_property
     def by_torch(self) -> Callable[..., Any]:
@@ -100,28 +107,35 @@ class Compiled:
         return torch.compile(self.function, **self.options)
 
     def _recorded(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Recorder]:
-        record = Recorder()
+        without = current().without
+        root = self.known.get(without)
+        if root is None or root.is_full:
+            root = self.known[without] = Node()
+        record = Recorder(root)
         with record:
             found = self.function(*args, **kwargs)
+        if type(found) in LATER:
+            return found._value.tensor(), record
+        if isinstance(found, torch.Tensor):
+            return found, record
         record.compute([leaf._value for leaf in tree_leaves(found) if type(leaf) in LATER])
         return computed(found), record
 
     def explain(self, *args: Any, **kwargs: Any) -> FusionExplanation:
         """What became of the sparse calls of ``self(*args, **kwargs)``, which is run."""
         _, record = self._recorded(args, kwargs)
-        groups = tuple(
-            GroupExplanation(
-                group.calls,
-                "" if group.kernel is None else group.kernel.header,
-                "" if group.kernel is None else group.kernel.source,
-                group.reason,
-            )
-            for group in record.groups
-        )
+        groups = tuple(_explained(group) for group in record.groups if group.walked >= 0)
         return FusionExplanation(groups, tuple(record.alone))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
+
+
+def _explained(plan: GroupPlan) -> GroupExplanation:
+    if plan.kernel is None:
+        return GroupExplanation(plan.calls, "", "", plan.reason)
+    gradients = "" if plan.backward is None else plan.backward.explain()
+    return GroupExplanation(plan.calls, plan.kernel.header, plan.kernel.source, "", gradients)
 
 
 class CompiledModule(torch.nn.Module):
