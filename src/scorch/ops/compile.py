@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import textwrap
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.utils._pytree import tree_leaves
 
+from scorch.ops.dense_parts import DenseParts
 from scorch.ops.fused import GroupPlan
 from scorch.ops.later import LATER, computed
 from scorch.ops.recording import Node, Recorder, recorder
@@ -42,11 +44,13 @@ class GroupExplanation:
 class FusionExplanation:
     """What became of the sparse calls of a compiled function.
 
-    ``groups`` in the order in which they ran; ``others``: calls on sparse tensors that were not recorded.
+    ``groups`` in the order in which they ran; ``others``: calls on sparse tensors that were not recorded;
+    ``dense``: submodules without sparse tensors, which ``torch.compile`` compiles from their second call on.
     """
 
     groups: tuple[GroupExplanation, ...]
     others: tuple[str, ...]
+    dense: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -57,6 +61,8 @@ class FusionExplanation:
         parts = [str(group) for group in self.groups]
         if self.others:
             parts.append(f"as outside, there is no rule to record them: {', '.join(self.others)}")
+        if self.dense:
+            parts.append(f"left to torch.compile: {', '.join(self.dense)}")
         return "\n\n".join(parts) or "no sparse calls"
 
 
@@ -64,7 +70,9 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
     """``model``, a function or module, with its calls on sparse tensors joined into few kernels.
 
     Takes what ``torch.compile`` takes. A function that meets no sparse tensor is compiled by
-    ``torch.compile`` with the same options. ``scorch.explain(compiled, *args)`` shows what was joined.
+    ``torch.compile`` with the same options, and so are submodules of a module that meet none; dense calls
+    between sparse ones run as they are. ``scorch.explain(compiled, *args)`` shows what was joined, how
+    gradients are computed, and what was left to torch.
 
     >>> import torch, scorch
     >>> A = scorch.from_torch(torch.eye(3), format="csr")
@@ -84,9 +92,12 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
 class Compiled:
     """A function whose sparse calls are recorded and joined."""
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], options: dict[str, Any], parts: DenseParts | None = None
+    ) -> None:
         self.function = function
         self.options = options
+        self.parts = parts
         self.is_dense = False  # the last call without sparse arguments met no sparse tensor
         self.known: dict[Any, Node] = {}  # the calls that were made, by the settings that they depend on
 
@@ -95,7 +106,7 @@ class Compiled:
             return self.function(*args, **kwargs)
         if not self.is_dense:
             found, record = self._recorded(args, kwargs)
-            self.is_dense = not record.sees_sparse
+            self.is_dense = not record.met
             return found
         if any(isinstance(leaf, SparseTensor) for leaf in tree_leaves((args, kwargs))):
             return self._recorded(args, kwargs)[0]
@@ -112,20 +123,22 @@ class Compiled:
         if root is None or root.is_full:
             root = self.known[without] = Node()
         record = Recorder(root)
-        with record:
+        with record, self.parts or contextlib.nullcontext():
             found = self.function(*args, **kwargs)
         if type(found) in LATER:
-            return found._value.tensor(), record
-        if isinstance(found, torch.Tensor):
-            return found, record
-        record.compute([leaf._value for leaf in tree_leaves(found) if type(leaf) in LATER])
-        return computed(found), record
+            found = found._value.tensor()
+        elif not isinstance(found, torch.Tensor):
+            record.compute([leaf._value for leaf in tree_leaves(found) if type(leaf) in LATER])
+            found = computed(found)
+        record.close()
+        return found, record
 
     def explain(self, *args: Any, **kwargs: Any) -> FusionExplanation:
         """What became of the sparse calls of ``self(*args, **kwargs)``, which is run."""
         _, record = self._recorded(args, kwargs)
         groups = tuple(_explained(group) for group in record.groups if group.walked >= 0)
-        return FusionExplanation(groups, tuple(record.alone))
+        others = tuple(name for name in record.alone if name != "__get__")
+        return FusionExplanation(groups, others, () if self.parts is None else self.parts.explain())
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -144,7 +157,7 @@ class CompiledModule(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, options: dict[str, Any]) -> None:
         super().__init__()
         self._orig_mod = module
-        self._compiled = Compiled(module.__call__, options)
+        self._compiled = Compiled(module.__call__, options, DenseParts(module, options))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._compiled(*args, **kwargs)

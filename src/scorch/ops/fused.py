@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 
-from scorch.ops.fused_again import gradients_again
+from scorch.ops.fused_again import Again
 from scorch.ops.fused_gradients import Backward, plan_backward
 from scorch.ops.groups import (
     Items,
     Read,
     array_of,
+    connected_array,
     letters_of,
     names_read,
+    outside,
     rows_of,
     run_alone,
     steps_on,
@@ -27,9 +29,9 @@ from scorch.ops.groups import (
     tensor_of,
     viewed,
 )
-from scorch.ops.later import Source, Value
+from scorch.ops.later import Call, Recipe, Source, Value
 from scorch.tensor.fused import FusedKernel, fused_kernel
-from scorch.tensor.learning import apply, sparse_of, values_of
+from scorch.tensor.learning import apply, sparse_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 from scorch.tensor.tracking import is_learning
@@ -40,7 +42,8 @@ class GroupPlan:
     """How some recorded calls are computed: by one kernel, or one by one for ``reason``.
 
     ``order`` and ``asked`` are the numbers of values, ``sources`` those of tensors that were there before;
-    ``read``: what the kernel is given, in order; ``walked``: the number of the pattern.
+    ``read``: what the kernel is given, in order; ``walked``: the number of the pattern. ``recipes`` and
+    ``outside``, the calls one by one, are there for gradients.
     """
 
     calls: tuple[str, ...]
@@ -51,6 +54,8 @@ class GroupPlan:
     kernel: FusedKernel | None = None
     reason: str = ""
     read: tuple[Read, ...] = ()
+    recipes: tuple[Recipe, ...] = ()
+    outside: tuple[Call, ...] = ()
     is_flat: bool = False
     backward: Backward | None = None
     kept: tuple[str, ...] = ()
@@ -66,16 +71,16 @@ class GroupPlan:
             for number in self.order:
                 value = items[number]
                 assert isinstance(value, Value)
-                value.result = run_alone(value, {})
+                value.result = run_alone(value)
             return
         pattern: Pattern = record.patterns[self.walked]
         if self.backward is not None:
-            values = [value for number in self.order if isinstance(value := items[number], Value)]
             sources = [items[number] for number in self.sources]
-            call = Call(self, pattern, values, sources)
-            arrays = apply(_Group, call, *map(_connected_array, sources))
+            patterns = [_pattern_of(item) for item in sources]
+            arrays = apply(_Group, self, pattern, patterns, *map(connected_array, sources))
         else:
-            arrays = self.compute(pattern, [array_of(items[number], dims) for number, dims in self.read])
+            given = [viewed(array_of(items[number]), dims) for number, dims in self.read]
+            arrays = self.compute(pattern, given)
         for number, array in zip(self.asked, arrays, strict=False):
             value = items[number]
             assert isinstance(value, Value)
@@ -118,7 +123,7 @@ def plan_group(record: Any, values: Sequence[Value]) -> GroupPlan:
         for name, number in value.recipe.parents.items():
             if number not in own:
                 read[name] = number, value.recipe.views.get(name)
-                tensors[name] = array_of(items[number], read[name][1]).detach()
+                tensors[name] = viewed(array_of(items[number]), read[name][1]).detach()
     kept = tuple(value.recipe.access.tensor for value in values)
     backward = None
     needing = {number for number in sources if is_learning(tensor_of(items[number]))}
@@ -136,6 +141,8 @@ def plan_group(record: Any, values: Sequence[Value]) -> GroupPlan:
     if isinstance(kernel, str):
         return replace(plan, reason=kernel)
     if backward is not None:
+        calls_outside = tuple(outside(value, record.sources) for value in order)
+        plan = replace(plan, recipes=tuple(value.recipe for value in order), outside=calls_outside)
         backward.prepare(order, pattern, stored, sizes, read, tensors)
     reads = tuple(read[name] for name in kernel.inputs)
     return replace(plan, kernel=kernel, read=reads, is_flat=is_flat, backward=backward, kept=kept)
@@ -146,79 +153,56 @@ def _name(func: Any) -> str:
 
 
 def _order(items: Items, values: Sequence[Value]) -> list[Value]:
-    """All values that must be computed, each after those it reads."""
-    found: list[Value] = []
-    seen: set[int] = set()
-
-    def visit(number: int) -> None:
+    """All values that must be computed, in the order in which they were recorded."""
+    found: dict[int, Value] = {}
+    left = [value.number for value in values]
+    while left:
+        number = left.pop()
         value = items[number]
-        if number in seen or not isinstance(value, Value) or value.result is not None:
-            return
-        seen.add(number)
-        for parent in value.recipe.parents.values():
-            visit(parent)
-        found.append(value)
-
-    for value in values:
-        visit(value.number)
-    return found
+        if number not in found and isinstance(value, Value) and value.result is None:
+            found[number] = value
+            left += value.recipe.parents.values()
+    return [found[number] for number in sorted(found)]
 
 
-def _connected_array(item: Value | Source) -> torch.Tensor:
+def _pattern_of(item: Value | Source) -> Pattern | None:
+    """Where the array of a tensor has its values."""
     tensor = tensor_of(item)
-    return values_of(tensor) if isinstance(tensor, SparseTensor) else tensor
+    if not isinstance(tensor, SparseTensor):
+        return None
+    return (item.walked if isinstance(item, Value) else None) or tensor.storage.pattern
 
 
 # gradients -------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class Call:
-    """One run of a group whose gradients are asked for."""
-
-    plan: GroupPlan
-    pattern: Pattern
-    order: Sequence[Value]
-    sources: Sequence[Value | Source]
 
 
 class _Group(torch.autograd.Function):
     """A group as a function of arrays."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *arrays: torch.Tensor) -> Any:
-        plan = call.plan
-        places = {number: place for place, number in enumerate(plan.sources)}
-        read = []
-        for number, dims in plan.read:
-            place = places[number]
-            read.append(viewed(_own_array(call.sources[place], arrays[place]), dims))
-        found = plan.compute(call.pattern, read)
-        ctx.call, ctx.count = call, len(arrays)
+    def forward(
+        ctx: Any, plan: GroupPlan, pattern: Pattern, patterns: list[Pattern | None], *arrays: torch.Tensor
+    ) -> Any:
+        given = dict(zip(plan.sources, (array.detach() for array in arrays), strict=True))
+        found = plan.compute(pattern, [viewed(given[number], dims) for number, dims in plan.read])
+        ctx.plan, ctx.pattern, ctx.patterns = plan, pattern, patterns
         ctx.save_for_backward(*arrays, *found)
         ctx.mark_non_differentiable(*found[len(plan.asked) :])
         return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *incoming: torch.Tensor) -> Any:
-        call: Call = ctx.call
-        plan, backward = call.plan, call.plan.backward
+        plan: GroupPlan = ctx.plan
+        backward = plan.backward
         assert backward is not None
-        arrays, found = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        count = len(plan.sources)
+        arrays, found = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         known = dict(zip(plan.kept, (array.detach() for array in found), strict=True))
-        incoming, needed = incoming[: len(plan.asked)], ctx.needs_input_grad[1:]
+        incoming, needed = incoming[: len(plan.asked)], ctx.needs_input_grad[3:]
         if torch.is_grad_enabled() or backward.reason:
-            asked = [value for value in call.order if value.number in plan.asked]
-            asked.sort(key=lambda value: plan.asked.index(value.number))
-            return None, *gradients_again(call.order, asked, call.sources, known, arrays, incoming, needed)
-        given = {
-            number: _own_array(item, array)
-            for number, item, array in zip(plan.sources, call.sources, arrays, strict=True)
-        }
-        gradients = backward.run(call.pattern, given, known, incoming)
+            again = Again(plan, ctx.pattern, ctx.patterns, known)
+            return None, None, None, *again.gradients(arrays, incoming, needed)
+        given = dict(zip(plan.sources, (array.detach() for array in arrays), strict=True))
+        gradients = backward.run(ctx.pattern, given, known, incoming)
         pairs = zip(plan.sources, needed, strict=True)
-        return None, *(gradients.get(number) if need else None for number, need in pairs)
-
-
-def _own_array(item: Value | Source, array: torch.Tensor) -> torch.Tensor:
-    return array_of(item, None).detach() if isinstance(item, Value) else array.detach()
+        return None, None, None, *(gradients.get(number) if need else None for number, need in pairs)

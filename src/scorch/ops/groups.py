@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from scorch.compiler.plan import Step
 from scorch.formats import as_format
 from scorch.notation.nodes import Access
 from scorch.notation.trees import accesses, substitute
-from scorch.ops.later import LATER, Source, Value, mapped
+from scorch.ops.later import Call, Source, Value, mapped
 from scorch.tensor.fused import Steps
-from scorch.tensor.learning import values_at
+from scorch.tensor.learning import values_at, values_of
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
@@ -106,19 +106,26 @@ def tensor_of(item: Value | Source) -> torch.Tensor:
     return found
 
 
-def array_of(item: Value | Source, dims: tuple[int, ...] | None) -> torch.Tensor:
-    """What kernels read of a tensor: its values, or those dimensions only that are not broadcast."""
+def array_of(item: Value | Source) -> torch.Tensor:
+    """What kernels read of a tensor: its values at the entries of the pattern, or all of it."""
     if type(item) is Source:
         tensor = item.tensor
-        return tensor.storage.values if isinstance(tensor, SparseTensor) else viewed(tensor, dims)
-    tensor = tensor_of(item)
+        return tensor.storage.values if isinstance(tensor, SparseTensor) else tensor
+    tensor, pattern = tensor_of(item), item.walked if isinstance(item, Value) else None
     if not isinstance(tensor, SparseTensor):
-        return viewed(tensor.contiguous(), dims)
-    assert isinstance(item, Value)
-    pattern = item.walked
+        return tensor.contiguous()
+    same = pattern is None or tensor.storage.pattern is pattern
+    return tensor.storage.values if same else values_at(tensor, pattern or tensor.storage.pattern)
+
+
+def connected_array(item: Value | Source) -> torch.Tensor:
+    """The same, connected to the tensor."""
+    tensor, pattern = tensor_of(item), item.walked if isinstance(item, Value) else None
+    if not isinstance(tensor, SparseTensor):
+        return tensor if type(item) is Source else tensor.contiguous()
     if pattern is None or tensor.storage.pattern is pattern:
-        return tensor.storage.values
-    return values_at(tensor.detach(), pattern)
+        return values_of(tensor)
+    return values_at(tensor, pattern)
 
 
 def viewed(tensor: torch.Tensor, dims: tuple[int, ...] | None) -> torch.Tensor:
@@ -131,19 +138,43 @@ def viewed(tensor: torch.Tensor, dims: tuple[int, ...] | None) -> torch.Tensor:
 # call by call ----------------------------------------------------------------------------------------
 
 
-def run_alone(value: Value, made: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """A call as it would run outside; ``made`` has what takes the place of values and tensors, by id."""
+@dataclass(frozen=True)
+class Ref:
+    """The place of a tensor among the arguments of a call."""
+
+    number: int
+
+
+def outside(value: Value, sources: Mapping[int, Source]) -> Call:
+    """The call that a value is outside, with the numbers of tensors in their place."""
+
+    def place(item: Any) -> Any:
+        if isinstance(item, Value | Source):
+            return Ref(item.number)
+        return Ref(sources[id(item)].number) if isinstance(item, torch.Tensor) else item
+
+    func, args, kwargs = value.call
+    return func, mapped(place, args), mapped(place, kwargs)
+
+
+def run_outside(call: Call, tensors: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """A call as it is outside, with the tensors by their numbers."""
+    func, args, kwargs = call
 
     def given(item: Any) -> Any:
-        if type(item) in LATER:
-            item = item._value
+        return tensors[item.number] if type(item) is Ref else item
+
+    found: torch.Tensor = func(*mapped(given, args), **mapped(given, kwargs))
+    return found
+
+
+def run_alone(value: Value) -> torch.Tensor:
+    """A value by itself, as it would be computed outside."""
+
+    def given(item: Any) -> Any:
         if isinstance(item, Value):
-            if id(item) in made:
-                return made[id(item)]
-            item = item.tensor()
-        elif isinstance(item, Source):
-            item = item.tensor
-        return made.get(id(item), item) if isinstance(item, torch.Tensor) else item
+            return item.tensor()
+        return item.tensor if isinstance(item, Source) else item
 
     func, args, kwargs = value.call
     found: torch.Tensor = func(*mapped(given, args), **mapped(given, kwargs))

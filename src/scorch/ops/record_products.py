@@ -12,8 +12,8 @@ from scorch.compiler.plan import Step
 from scorch.compiler.steps import split
 from scorch.notation.einsum import parse_einsum
 from scorch.notation.indexing import parse
-from scorch.notation.nodes import Access, Assign, Expr, Literal, Op
-from scorch.notation.trees import accesses, substitute
+from scorch.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
+from scorch.notation.trees import accesses, free_indices, substitute
 from scorch.notation.verify import shapes_of
 from scorch.ops.einsum import einsum as scorch_einsum
 from scorch.ops.later import Call, Later, Recipe, Value
@@ -37,7 +37,7 @@ def matmul(recorder: Recorder, input: Any, other: Any, *, out: Any = None) -> Re
     a = reading.sparse(input)
     if a is None or not reading.is_worth:
         return None
-    columns = (recorder.fresh("e_"),) if other.dim() == 2 else ()
+    columns = (f"e_{other.shape[1]}",) if other.dim() == 2 else ()  # rows of one length can be joined
     b = reading.dense(other, (a.indices[1], *columns))
     if b is None:
         return None
@@ -264,7 +264,7 @@ def _stated(
     sparse = [(access, tensor) for access, tensor in reads if isinstance(tensor, SparseTensor)]
     if len(sparse) != 1 or sparse[0][1].dim() != 2 or len(set(sparse[0][0].indices)) != 2:
         return None
-    steps = split(assign)
+    steps = split(Assign(assign.target, _as_one_sum(assign.value)))
     if len(steps) != 1 or steps[0].reduction != "sum" or not _is_product(steps[0].body):
         return None
     reading = Reading(recorder)
@@ -293,6 +293,23 @@ def _stated(
     step = Step(reading.target(target), substitute(steps[0].body, found), "sum", reduced)
     shape = [sizes[index] for index in assign.target.indices]
     return reading.gives([step], shape, is_sparse, "sum" if step.reduced else "elementwise")
+
+
+def _as_one_sum(value: Expr) -> Expr:
+    """``sum(j, a) * b`` as ``sum(j, a * b)``: indices of sums are not used outside of them."""
+    match value:
+        case Op("mul", (Reduce("sum", indices, body), other)) | Op(
+            "mul", (other, Reduce("sum", indices, body))
+        ):
+            if _is_product(other) and set(indices).isdisjoint(free_indices(other)):
+                return Reduce("sum", indices, Op("mul", (body, other)))
+        case Op("mul", (a, b)):
+            left, right = _as_one_sum(a), _as_one_sum(b)
+            if (left, right) != (a, b):
+                return _as_one_sum(Op("mul", (left, right)))
+        case Op("neg", (Reduce("sum", indices, body),)):
+            return Reduce("sum", indices, Op("neg", (body,)))
+    return value
 
 
 def _is_product(body: Expr) -> bool:

@@ -95,20 +95,19 @@ class Node:
 class Recorder(TorchFunctionMode):
     """Records calls that have a rule, computes what others need, and runs those."""
 
-    def __init__(self, root: Node, dense: Any = None) -> None:
+    def __init__(self, root: Node) -> None:
         super().__init__()
         self.node = root
-        self.dense = dense
         self.items: list[Value | Source] = []  # in the order in which calls met or made them
         self.sources: dict[int, Source] = {}
         self.patterns: list[Pattern] = []
         self.numbers: dict[int, int] = {}  # of patterns, by id
-        self.pending: list[weakref.ref[Value]] = []
+        self.pending: list[weakref.ref[Later]] = []
         self.history: tuple[Any, ...] = ()  # what was computed so far
         self.early: list[int] = []
         self.groups: list[GroupPlan] = []
         self.alone: list[str] = []
-        self.sees_sparse = False
+        self.met = 0  # calls with sparse tensors
 
     def __enter__(self) -> Any:
         self.before = recorder()
@@ -152,24 +151,38 @@ class Recorder(TorchFunctionMode):
         self.node = node
         if not node.parts:
             return None
-        base = len(self.items)
+        base, args = len(self.items), tuple([a._value if type(a) in LATER else a for a in args])
+        if kwargs:
+            kwargs = {name: a._value if type(a) in LATER else a for name, a in kwargs.items()}
         for recipe, template in node.parts:
             call = (func, args, kwargs) if template is None else self._call(template, base, args, kwargs)
             value = Value(recipe, len(self.items), call, self)
             self.items.append(value)
-        self.sees_sparse = self.sees_sparse or recipe.walked >= 0
-        self.pending.append(weakref.ref(value))
-        return SparseLater(value) if recipe.is_sparse else Later(value)
+        self.met += recipe.walked >= 0
+        later = SparseLater(value) if recipe.is_sparse else Later(value)
+        self.pending.append(weakref.ref(later))
+        return later
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A call that is not recorded, once what it needs is computed."""
         if _changes(func, args, kwargs):
-            self.compute([value for value in (ref() for ref in self.pending) if value is not None])
+            self.compute(self.alive())
         args, kwargs = computed(args), computed(kwargs) if kwargs else kwargs
-        if (self.pending or not self.sees_sparse) and (_any_sparse(args) or (kwargs and _any_sparse(kwargs))):
-            self.sees_sparse = True
+        if _any_sparse(args) or (kwargs and _any_sparse(kwargs)):
+            self.met += 1
             self.alone.append(getattr(func, "__name__", str(func)))
         return func(*args, **kwargs)
+
+    def alive(self) -> list[Value]:
+        """What somebody may still ask for."""
+        found = [ref() for ref in self.pending]
+        return [later._value for later in found if later is not None and later._value.result is None]
+
+    def close(self) -> None:
+        """Let go of all tensors, unless somebody may still ask for a result."""
+        if not self.alive():
+            self.items.clear()
+            self.sources.clear()
 
     # calls that were made before ---------------------------------------------------------------------
 
