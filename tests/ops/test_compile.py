@@ -576,12 +576,15 @@ ON_SPARSE: list[tuple[str, Function]] = [
     ("log_softmax", lambda S, t: torch.sparse.log_softmax(S, -1)),
     ("sampled", lambda S, t: torch.sparse.sampled_addmm(S, t["Q"], t["K"], alpha=0.5)),
     ("einsum", lambda S, t: scorch.einsum("ij,ik,kj->ij", S, t["Q"], t["K"])),
+    ("masked product", lambda S, t: S * (t["Q"] @ t["K"] * 0.5)),
+    ("evaluate", lambda S, t: scorch.evaluate("B[i,j] = -S[i,j] * r[i]", S=S, r=t["row"])),
 ]
 TO_DENSE: list[tuple[str, Function]] = [
     ("matmul", lambda S, t: S @ t["X"]),
     ("mm", lambda S, t: torch.sparse.mm(S, t["X"])),
     ("einsum to dense", lambda S, t: scorch.einsum("ij,jk,ik->ik", S, t["X"], t["Y"])),
     ("addmm", lambda S, t: torch.addmm(t["bias"], S, t["X"])),
+    ("row sums", lambda S, t: S.sum(1)[:, None] * t["Y"]),
 ]
 ON_DENSE: list[tuple[str, Function]] = [
     ("bias", lambda D, t: D + t["bias"]),

@@ -5,9 +5,9 @@ Those whose results have rows of the pattern, at its entries or dense, are one k
 
     O[i,e] = sum(j, R[i,j] * V[j,e])        ->        dR[i,j] = sum(e, dO[i,e] * V[j,e])
 
-Elementwise results that they need are computed again inside of that kernel, sums and softmaxes are kept from
-the way there. What is summed over rows, such as dV[j,e] = sum(i, R[i,j] * dO[i,e]), is a statement by itself,
-of tensors that the kernel leaves.
+Elementwise results that they need are computed again inside of that kernel; exponentials, sums and softmaxes
+are kept from the way there. What is summed over rows, such as dV[j,e] = sum(i, R[i,j] * dO[i,e]), is a
+statement by itself, of tensors that the kernel leaves.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from scorch.compiler.plan import Step
 from scorch.notation.differentiate import uses_of
 from scorch.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
 from scorch.notation.show import show
-from scorch.notation.trees import accesses, free_indices
+from scorch.notation.trees import accesses, free_indices, walk
 from scorch.ops.autograd import RUN
 from scorch.ops.groups import names_read, rows_of, steps_on, viewed
 from scorch.ops.later import Value
-from scorch.tensor.fused import FusedKernel, fused_kernel
+from scorch.tensor.fused import FusedKernel, fused_kernel, without_gaps
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 
@@ -107,7 +107,7 @@ class Backward:
     ) -> dict[int, torch.Tensor]:
         """The gradients of tensors by their numbers, each shaped as the array that was given for it."""
         made = dict(known)
-        made |= dict(zip(self.incoming, (g.contiguous() for g in incoming), strict=True))
+        made |= dict(zip(self.incoming, map(without_gaps, incoming), strict=True))
         for name, (number, dims) in self.numbers.items():
             made[name] = viewed(arrays[number], dims)
         if self.kernel is not None:
@@ -159,6 +159,7 @@ class Backward:
         return found
 
 
+SLOW = ("exp", "expm1", "tanh", "sigmoid", "log")
 INCOMING = "g"  # before the name of a result: its gradient, as it comes in
 
 # for functions of one argument: what ``u`` times the derivative is, by the result
@@ -246,7 +247,7 @@ class _Planner:
         """The gradient of a function of one tensor by its result, where that is there anyway."""
         y = value.recipe.access
         body = value.recipe.steps[0].body
-        if y.tensor not in self.asked:
+        if y.tensor not in self.asked and not _is_slow(body):
             match body:
                 case Op("relu", (Access() as x,)):  # by its argument it is the same
                     return x, _BY_RESULT["relu"](u, x)
@@ -334,13 +335,18 @@ class _Planner:
             if name not in self.values or name in again or name in known:
                 continue
             recipe = self.values[name].recipe
-            if name in self.asked or recipe.kind != "elementwise":
+            if name in self.asked or recipe.kind != "elementwise" or _is_slow(recipe.steps[0].body):
                 known.add(name)
             else:
                 again.add(name)
                 left += recipe.parents
         steps = [step for name, value in self.values.items() if name in again for step in value.recipe.steps]
         return steps, tuple(name for name in self.values if name in known)
+
+
+def _is_slow(body: Expr) -> bool:
+    """Whether it takes longer to compute than to keep."""
+    return any(isinstance(part, Op) and part.name in SLOW for part in walk(body))
 
 
 def _ordered(indices: Sequence[str], letters: tuple[str, ...]) -> tuple[str, ...]:

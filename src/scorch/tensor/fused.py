@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scorch.compiler.footprint import HUGE_PAGE
 from scorch.compiler.fuse import fuse
 from scorch.compiler.group import Fused, FusionError, Group
 from scorch.compiler.plan import Step
@@ -96,6 +97,30 @@ def _planned(
         return str(reason)
 
 
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor with any values; a large one in pages that an earlier result has left, if there are some."""
+    made = builtins()
+    if made is None or math.prod(shape) * dtype.itemsize < HUGE_PAGE:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    facts = result_facts(type_of_dtype(dtype), shape, zero=False)
+    found: torch.Tensor = made.fill(_nothing(), pack([]), facts, None)
+    return found
+
+
+@functools.cache
+def _nothing() -> int:
+    """A kernel that leaves its result as it is."""
+    source = "long long scorch_compute(long long *args) { (void)args; return 0; }\n"
+    return jit.load(source, label="nothing").address("scorch_compute")
+
+
+def without_gaps(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as kernels read it, row by row."""
+    if tensor.is_contiguous():
+        return tensor
+    return empty(tensor.shape, tensor.dtype).copy_(tensor)
+
+
 class FusedKernel:
     """The kernel of a group, compiled when it is first called; ``inputs`` are what it is given, in order."""
 
@@ -145,7 +170,7 @@ class FusedKernel:
             check_budget(self.dense_bytes, "a result of fused calls", "use fewer columns")
         given = self._read(pattern, arrays, threads)
         shapes = [(count,) if shape is None else shape for shape in self.shapes.values()]
-        found = [torch.empty(shape, dtype=self.dtype, device="cpu") for shape in shapes[:-1]]
+        found = [empty(shape, self.dtype) for shape in shapes[:-1]]
         made = builtins()
         if made is not None and 2 + len(self.sizes) + len(given) + len(found) < MOST_SLOTS:
             key = threads, count if self.is_flat else 0
