@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import scorch
-from scorch.compiler import fuse
+from scorch.compiler import fuse, join_loops
 from scorch.compiler.plan import Step
 from scorch.loops.target import Target
 from scorch.notation.nodes import Access, Expr, Literal, Op
@@ -106,8 +106,8 @@ def test_results_that_nobody_asks_for_are_kept_for_a_few_rows_only() -> None:
 
 
 def test_strips_end_with_few_entries_or_rows() -> None:
-    lengths = [0, fuse.ENTRIES + 3, 1, 2, *[fuse.ENTRIES // 4] * 6, *[1] * (3 * fuse.ROWS)]
-    mask = torch.zeros(len(lengths), fuse.ENTRIES + 3, dtype=torch.float64)
+    lengths = [0, join_loops.ENTRIES + 3, 1, 2, *[join_loops.ENTRIES // 4] * 6, *[1] * (3 * join_loops.ROWS)]
+    mask = torch.zeros(len(lengths), join_loops.ENTRIES + 3, dtype=torch.float64)
     for row, length in enumerate(lengths):
         mask[row, :length] = 1 + row
     wanted, stored, tensors = attention(mask)
@@ -207,3 +207,91 @@ def test_generated_text_is_the_golden_one(monkeypatch: pytest.MonkeyPatch) -> No
     if os.environ.get("SCORCH_UPDATE_GOLDEN"):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
+
+
+# a layer: scaled entries, a product, and what is applied to its rows ---------------------------------
+
+SCALED = Step(S, op("mul", at("A[i,j]"), at("d[j]")), "sum", ())
+PRODUCT = Step(at("O[i,e]"), op("mul", S, at("X[j,e]")), "sum", ("j",))
+
+
+def layer(
+    function: Expr, rows: int = 9, columns: int = 8, width: int = 7, dtype: torch.dtype = torch.float64
+) -> tuple[Steps, Storage, dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    stored = from_torch(matrix(rows, columns, 0.4).to(dtype), format="csr").storage
+    shapes = {"d": (columns,), "X": (columns, width), "b": (width,), "r": (rows,)}
+    tensors = {
+        name: torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+        for name, shape in shapes.items()
+    }
+    steps = (SCALED, PRODUCT, Step(at("T[i,e]"), function, "sum", ()))
+    sizes = (("i", rows), ("j", columns), ("e", width))
+    return Steps(steps, ("T",), ("i", "j"), frozenset("AS"), sizes), stored, {"A": stored.values, **tensors}
+
+
+def agree(
+    wanted: Steps, stored: Storage, tensors: dict[str, torch.Tensor], truth: torch.Tensor
+) -> FusedKernel:
+    used = {access.tensor for step in wanted.steps for access in step.accesses}
+    tensors = {name: tensor for name, tensor in tensors.items() if name in used}
+    kernel = kernel_of(wanted, stored, tensors)
+    torch.testing.assert_close(kernel(stored.pattern, tensors)["T"], truth)
+    torch.testing.assert_close(kernel.interpret(stored.pattern, tensors)["T"], truth)
+    return kernel
+
+
+O, ZERO = at("O[i,e]"), Literal(0.0)
+SHIFTED = op("add", O, at("b[e]"))
+APPLIED: list[tuple[Expr, object]] = [
+    (op("relu", SHIFTED), lambda x, t: torch.relu(x + t["b"])),
+    (op("div", op("neg", O), at("r[i]")), lambda x, t: -x / t["r"][:, None]),
+    (
+        op("where", op("gt", SHIFTED, ZERO), SHIFTED, op("mul", Literal(0.1), SHIFTED)),
+        lambda x, t: torch.nn.functional.leaky_relu(x + t["b"], 0.1),
+    ),
+    (op("where", op("lt", O, at("b[e]")), ZERO, O), lambda x, t: torch.where(x < t["b"], 0, x)),
+]
+
+
+@pytest.mark.parametrize("place", range(len(APPLIED)))
+@pytest.mark.parametrize("width", [1, 3, 7, 130])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_functions_of_sums_are_applied_where_the_sums_are(place: int, width: int, dtype: torch.dtype) -> None:
+    function, expected = APPLIED[place]
+    wanted, stored, tensors = layer(function, width=width, dtype=dtype)
+    product = scorch.SparseTensor(stored).to_dense() * tensors["d"] @ tensors["X"]
+    kernel = agree(wanted, stored, tensors, expected(product, tensors))  # type: ignore[operator]
+    assert [step.target.tensor for step in kernel.fused.group.steps] == ["S", "T"]
+    assert "O_vals" not in kernel.source
+
+
+def test_functions_without_vectors_are_applied_to_rows_in_the_cache() -> None:
+    wanted, stored, tensors = layer(op("tanh", SHIFTED))
+    product = scorch.SparseTensor(stored).to_dense() * tensors["d"] @ tensors["X"]
+    kernel = agree(wanted, stored, tensors, torch.tanh(product + tensors["b"]))
+    assert kernel.fused.in_strip == {"S", "O"}
+
+
+def test_sums_that_are_asked_for_or_read_twice_are_stored() -> None:
+    wanted, stored, tensors = layer(op("relu", O))
+    again = Step(at("U[i,e]"), op("mul", O, at("T[i,e]")), "sum", ())
+    wanted = replace(wanted, steps=(*wanted.steps, again), kept=("T", "U"))
+    used = {name: tensors[name] for name in "AdX"}
+    kernel = kernel_of(wanted, stored, used)
+    product = scorch.SparseTensor(stored).to_dense() * tensors["d"] @ tensors["X"]
+    torch.testing.assert_close(kernel(stored.pattern, used)["U"], product * product.relu())
+    assert kernel.fused.in_strip == {"S", "O"}
+
+
+def test_long_vectors_are_read_before_rows_of_large_tensors_come_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = Target("", 16, 32, 2, 128, 1 << 20)  # a cache of 128 bytes
+    monkeypatch.setattr("scorch.compiler.vectorize.target", lambda: small)
+    monkeypatch.setattr("scorch.compiler.join_loops.target", lambda: small)
+    wanted, stored, tensors = layer(op("relu", SHIFTED), rows=11, columns=10)
+    product = scorch.SparseTensor(stored).to_dense() * tensors["d"] @ tensors["X"]
+    kernel = agree(wanted, stored, tensors, torch.relu(product + tensors["b"]))
+    assert "a loop over i for S, then one for the others" in kernel.header
+    assert not kernel.fused.in_strip and kernel.source.count("void work_") == 2

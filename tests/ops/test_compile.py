@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -142,10 +144,33 @@ def test_infinities_and_nan_come_through() -> None:
     check(lambda A, X: torch.relu((A * 2) @ X), A, dense(12, 3))
 
 
-def test_chains_run_as_outside_when_gradients_are_asked_for() -> None:
+def test_gradients_of_chains_are_one_kernel_too() -> None:
     compiled = scorch.compile(lambda A: torch.relu(A * 2) * 3)
     [group] = compiled.explain(sparse(6, 6).requires_grad_()).groups
-    assert group.reason == "elementwise calls whose gradients need the result of each"
+    assert group.gradients.startswith("one kernel:")
+    assert "gradients:" in str(group) and "where(" in str(group)
+    assert not compiled.explain(sparse(6, 6)).groups[0].gradients
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_nothing_outlives_a_call(learns: bool) -> None:
+    """Without the help of the garbage collector, which does not see through torch's graphs."""
+    compiled = scorch.compile(lambda A, X: torch.relu(torch.sparse.softmax(A * 2, 1) @ X))
+    A, X = sparse(12, 12), dense(12, 3).requires_grad_(learns)
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for backward in (False, True):
+            made = X * 1
+            found = compiled(A, made)
+            if backward and learns:
+                found.sum().backward()
+            refs = [weakref.ref(made), weakref.ref(found)]
+            del made, found
+            assert [ref() for ref in refs] == [None, None]
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def test_several_results_share_a_kernel() -> None:
@@ -159,6 +184,99 @@ def test_several_results_share_a_kernel() -> None:
     same(found["out"], truth["out"])
     same(found["shares"][0], truth["shares"][0])
     assert len(compiled.explain(*args).groups) == 1
+
+
+def test_masks_times_products_never_form_the_whole_product() -> None:
+    def function(M: Any, Q: Any, K: Any, V: Any) -> Any:
+        return torch.sparse.softmax(M * (Q @ K.T / 2.0), 1) @ V
+
+    args = sparse(12, 15), dense(12, 4), dense(15, 4, seed=1), dense(15, 6, seed=2)
+    explanation = check(function, *args)
+    assert explanation.groups[0].calls == ("mul", "sparse_softmax", "matmul")
+    check(lambda M, Q, K: 2 * (Q @ K) * M * 3, *args[:2], dense(4, 15))
+    n = 200_000  # 160 GB as a dense product
+    wide = scorch.sparse_coo_tensor(torch.tensor([[5, 7], [1, 199_999]]), torch.ones(2), (n, n), format="csr")
+    x = torch.ones(n, 2)
+    found = scorch.compile(lambda M, x: torch.relu(M * (x @ x.T)))(wide, x)
+    assert found.values().tolist() == [2.0, 2.0]
+
+
+def test_products_of_dense_matrices_that_are_needed_whole() -> None:
+    def function(M: Any, Q: Any, K: Any) -> Any:
+        product = Q @ K
+        return (M * product).to_dense() + product.sum() + (product * 2.0)
+
+    check(function, sparse(12, 15), dense(12, 4), dense(4, 15, seed=1), one_kernel=False)
+
+
+def test_index_notation_is_joined() -> None:
+    def function(A: Any, X: Any, r: Any) -> Any:
+        return torch.relu(scorch.evaluate("y[i,k] = -2 * A[i,j] * X[j,k] * r[i]", A=A * 3, X=X, r=r))
+
+    explanation = check(function, sparse(12, 12), dense(12, 5), dense(12))
+    assert explanation.groups[0].calls == ("mul", "evaluate", "relu")
+    others = ["y[i] = max(j, A[i,j])", "y[j] = A[i,j] * r[i]", "y[i,j] = A[i,j] + r[i]"]
+    for text in others:
+        check(
+            lambda A, r, text=text: scorch.evaluate(text, A=A * 3, **({"r": r} if "r[" in text else {})),
+            sparse(12, 12),
+            dense(12),
+            one_kernel=False,
+        )
+
+
+def test_row_sums_are_joined() -> None:
+    check(lambda A, d: torch.relu((A * d).sum(1) + 1), sparse(12, 10), dense(10))
+    check(lambda A, d: (A * d).sum(0) + (A * d).sum(), sparse(12, 10), dense(10), one_kernel=False)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (1, 1), (3, 1), (1, 4)])
+@pytest.mark.parametrize("format", ["csr", "coo"])
+def test_empty_and_tiny_matrices(shape: tuple[int, int], format: str) -> None:
+    rows, columns = shape
+    M = from_torch(torch.ones(rows, columns, dtype=torch.float64), format=format)
+    check(attend, M, dense(rows, 2), dense(columns, 2), dense(columns, 3), one_kernel=False)
+    check(
+        lambda A, d, e, X, b: torch.relu((A * d[:, None] * e) @ X + b),
+        M,
+        dense(rows),
+        dense(columns),
+        dense(columns, 3),
+        dense(3),
+        one_kernel=False,
+    )
+    check(lambda A: torch.tanh(A * 2).square(), M, one_kernel=False)
+
+
+def test_calls_that_were_made_before_are_looked_up() -> None:
+    """Other shapes, dtypes and branches are other calls; other numbers are not."""
+
+    def function(A: Any, X: Any, twice: bool) -> Any:
+        B = A * 2 if twice else torch.relu(A)
+        return torch.relu(B @ X)
+
+    compiled = scorch.compile(function)
+    for seed in range(3):
+        for rows in (12, 15):
+            for twice in (True, False):
+                for dtype in (torch.float32, torch.float64):
+                    A = sparse(rows, 8, density=0.1, seed=seed).to(dtype)
+                    X = dense(8, 3, seed=seed).to(dtype)
+                    same(compiled(A, X, twice), function(A, X, twice))
+                    same(compiled(A, X.T.contiguous().T, twice), function(A, X, twice))
+                    [root] = compiled.known.values()
+                    size = root.size[0]
+                    same(compiled(A * 2, X * 3, twice), function(A * 2, X * 3, twice))
+                    assert root.size[0] == size
+
+
+def test_gradients_of_several_results_and_uses() -> None:
+    def function(M: Any, Q: Any, V: Any) -> Any:
+        shares = torch.sparse.log_softmax(M * 2 * Q[:, :1], 1)
+        out = (shares * M) @ V
+        return out * torch.sigmoid(out) + (shares @ V).abs()
+
+    check(function, sparse(9, 9), dense(9, 3), dense(9, 3))
 
 
 # anything else runs as outside -----------------------------------------------------------------------
@@ -340,6 +458,81 @@ def test_dense_functions_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> N
     same(compiled(sparse(6, 6)), sparse(6, 6) * 2)
 
 
+class Net(torch.nn.Module):
+    """Dense parts before and between sparse products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        kind = {"dtype": torch.float64}
+        self.head = torch.nn.Sequential(torch.nn.Linear(3, 4, **kind), torch.nn.ReLU())
+        self.mix = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4, **kind), torch.nn.Tanh()))
+        self.last = torch.nn.Linear(4, 2, **kind)
+
+    def forward(self, A: Any, X: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu((A * 2) @ self.head(X) + 1)
+        return torch.relu((A * 3) @ self.last(self.mix(hidden)))
+
+
+def test_dense_submodules_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def fake(function: Function, **options: Any) -> Function:
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            asked.append(options)
+            assert all(type(arg) is torch.Tensor for arg in args)
+            return function(*args, **kwargs)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", fake)
+    net, A, X = Net(), sparse(6, 6), dense(6, 3)
+    compiled = scorch.compile(net, dynamic=True)
+    for times in (0, 2, 4):
+        same(compiled(A, X), net(A, X))
+        assert asked == [{"dynamic": True}] * times
+    assert all("_compiled_call_impl" not in module.__dict__ for module in net.modules())
+    assert compiled.explain(A, X).dense == ("head", "mix")
+    assert "left to torch.compile: head, mix" in str(compiled.explain(A, X))
+    for found, expected in zip(gradients(compiled, (A, X)), gradients(net, (A, X)), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_dense_submodules_run_as_they_are_where_torch_cannot_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(function: Function, **options: Any) -> Function:
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("no compiler")
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", fake)
+    net, A, X = Net(), sparse(6, 6), dense(6, 3)
+    compiled = scorch.compile(net)
+    for _ in range(3):
+        same(compiled(A, X), net(A, X))
+    assert compiled.explain(A, X).dense[0] == "head (runs as it is; torch.compile: RuntimeError)"
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):  # the user's own
+        compiled(A, dense(6, 5))
+
+
+def test_submodules_that_meet_sparse_tensors_stay_with_us() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.A = torch.nn.Parameter(sparse(12, 12))
+            self.parts = torch.nn.ModuleList([torch.nn.ReLU(), torch.nn.Tanh()])
+
+        def forward(self, X: torch.Tensor) -> torch.Tensor:
+            return self.parts[1](self.parts[0]((self.A * 2) @ X))
+
+    model = torch.nn.Sequential(torch.nn.ReLU(), Layer())
+    compiled = scorch.compile(model)
+    for _ in range(2):
+        same(compiled(dense(12, 3)), model(dense(12, 3)))
+    found = compiled.explain(dense(12, 3))
+    assert found.dense == () and found.groups[0].calls == ("mul", "matmul", "relu", "tanh")
+
+
 def test_it_is_a_decorator() -> None:
     @scorch.compile(dynamic=True)
     def scaled(A: Any) -> Any:
@@ -383,12 +576,15 @@ ON_SPARSE: list[tuple[str, Function]] = [
     ("log_softmax", lambda S, t: torch.sparse.log_softmax(S, -1)),
     ("sampled", lambda S, t: torch.sparse.sampled_addmm(S, t["Q"], t["K"], alpha=0.5)),
     ("einsum", lambda S, t: scorch.einsum("ij,ik,kj->ij", S, t["Q"], t["K"])),
+    ("masked product", lambda S, t: S * (t["Q"] @ t["K"] * 0.5)),
+    ("evaluate", lambda S, t: scorch.evaluate("B[i,j] = -S[i,j] * r[i]", S=S, r=t["row"])),
 ]
 TO_DENSE: list[tuple[str, Function]] = [
     ("matmul", lambda S, t: S @ t["X"]),
     ("mm", lambda S, t: torch.sparse.mm(S, t["X"])),
     ("einsum to dense", lambda S, t: scorch.einsum("ij,jk,ik->ik", S, t["X"], t["Y"])),
     ("addmm", lambda S, t: torch.addmm(t["bias"], S, t["X"])),
+    ("row sums", lambda S, t: S.sum(1)[:, None] * t["Y"]),
 ]
 ON_DENSE: list[tuple[str, Function]] = [
     ("bias", lambda D, t: D + t["bias"]),

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from scorch.compiler.collect import Collector, Entries, Rows, Values
 from scorch.compiler.collect_in_place import Buckets, Slots
-from scorch.compiler.express import combine, converted
+from scorch.compiler.express import combine, converted, value_of
 from scorch.compiler.plan import LevelUse, Plan, Vectors
-from scorch.formats.scratch import DenseScratch, ListScratch, Scratch
+from scorch.formats.scratch import DenseScratch, ListScratch, Scratch, join_key
 from scorch.loops.nodes import (
     FALSE,
     TRUE,
@@ -43,6 +43,7 @@ from scorch.loops.nodes import (
     lane,
 )
 from scorch.loops.types import BOOL, INT64, Type
+from scorch.notation.nodes import Access
 from scorch.notation.operators import REDUCTIONS
 
 
@@ -187,7 +188,7 @@ class Assembly:
             name = self.sums[depth]
             value = self._sum(name) if by is None else combine("*", self._sum(name), by)
             if depth == self.ready:
-                done = self._in_lanes(block(before, self._deliver(value, position)))
+                done = self._in_lanes(block(before, self._deliver(self._applied(value), position)))
             else:
                 done = self._in_lanes(block(before, self._add(self._around(depth), value)))
             found = Var("found", BOOL)
@@ -252,6 +253,24 @@ class Assembly:
         number = Var(f"{tile.loop}_stretch")
         first = Declare(start, Binary("min", number * tile.width, size - tile.width, INT64))
         return For(number, Const(0), (size + (tile.width - 1)) // tile.width, block(first, inner))
+
+    def _applied(self, value: Expr) -> Expr:
+        """What is stored of a sum: the sum itself, or a function of it and of dense tensors."""
+        plan = self.plan
+        if plan.applied is None:
+            return value
+        total, function = plan.applied
+
+        def read(access: Access) -> Expr:
+            if access == total:
+                return value
+            operand = plan.operand(access.tensor)
+            uses = plan.uses_of(operand.format, access, operand.index)
+            place = join_key([use.coordinate for use in uses], [use.arrays.size for use in uses])
+            return Load(Array(f"{access.tensor}_vals", operand.element), place)
+
+        types = {total.tensor: plan.element} | {operand.name: operand.element for operand in plan.operands}
+        return converted(value_of(function, types, read), plan.element)
 
     def _deliver(self, value: Expr, position: Expr | None) -> Stmt:
         if self.scratch is not None:

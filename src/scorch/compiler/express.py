@@ -58,7 +58,7 @@ def _apply(name: str, args: tuple[notation.Expr, ...], types: Mapping[str, Type]
     result = type_of(Op(name, args), types).type.computes_in
     if operator.dtype == "where":
         condition = converted(values[0], BOOL)
-        return Select(condition, converted(values[1], wanted), converted(values[2], wanted))
+        return Select(condition, converted(values[1], wanted), converted(values[2], wanted), both=True)
     values = [converted(value, wanted) for value in values]
     if operator.arity == 1:
         return Unary(operator.loop, values[0], result)

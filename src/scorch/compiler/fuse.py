@@ -17,112 +17,36 @@ them, however many a step reads.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from scorch.compiler import lattice
 from scorch.compiler.collect import writes_everything
 from scorch.compiler.convert_operands import Conversion
+from scorch.compiler.group import Fused, FusionError, Group
 from scorch.compiler.infer_format import support_of
-from scorch.compiler.levels import STRIP_BEGIN
-from scorch.compiler.lower import lower
-from scorch.compiler.pipeline import Planned, as_statement, plan_step
-from scorch.compiler.plan import STRIP_START, Operand, Plan, Step
-from scorch.formats import Format, dense_format
-from scorch.loops.nodes import (
-    Allocate,
-    Array,
-    Assign,
-    Binary,
-    Block,
-    Comment,
-    Const,
-    Declare,
-    Expr,
-    For,
-    Free,
-    Function,
-    Kernel,
-    Load,
-    Parallel,
-    Stmt,
-    Var,
-    While,
-    block,
-    both,
-    wide,
-)
+from scorch.compiler.join_loops import inputs_of, joined, read_by
+from scorch.compiler.pipeline import Planned, plan_step
+from scorch.compiler.plan import Operand, Plan, Step
+from scorch.formats import dense_format
+from scorch.loops.nodes import Kernel
 from scorch.loops.simplify import simplify
-from scorch.loops.types import INT32, INT64, Type
+from scorch.loops.types import INT32, Type
 from scorch.notation import nodes as notation
-from scorch.notation.nodes import Access, Op
+from scorch.notation.nodes import Access, Literal, Op
 from scorch.notation.show import show
-from scorch.notation.trees import substitute
-
-LONGEST = Var("longest")  # entries of a strip: those of the longest row, if that is longer than others get
-STRIP_STOP = Var("strip_stop")
-ENTRIES = 2048  # of a strip: four results of so many stay in the first cache
-ROWS = 16  # of a strip
-FLAT = 1024  # elements of a strip, where rows are single elements
-
-
-class FusionError(Exception):
-    """Why steps cannot be one kernel, in words for people."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Steps to be joined, in order; the outermost index is the first of every result.
-
-    ``pattern``: the operand whose entries are walked, with the indices of its dimensions in ``walked``;
-    ``stored`` are the tensors that have their values there, those that steps give included.
-    ``operands``: the dense tensors that are read. ``kept``: the results that are asked for.
-    """
-
-    steps: tuple[Step, ...]
-    kept: tuple[str, ...]
-    pattern: Operand | None
-    walked: tuple[str, ...]
-    stored: frozenset[str]
-    operands: tuple[Operand, ...]
-    sizes: tuple[tuple[str, int], ...]
-    element: Type
-
-    @property
-    def outermost(self) -> str:
-        return self.steps[0].target.indices[0]
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        return tuple(step.target.tensor for step in self.steps)
-
-
-@dataclass(frozen=True)
-class Fused:
-    """One kernel for a group, and what must be passed to it.
-
-    ``group`` is what is left of the steps once some are parts of others; ``inputs`` are the dense tensors and
-    values in the order of the kernel's slots, each with the format it is copied to first, if it is;
-    ``in_strip``: the results that are never stored whole; ``work``: about how many operations it takes.
-    """
-
-    group: Group
-    kernel: Kernel
-    inputs: tuple[tuple[str, Format | None], ...]
-    in_strip: frozenset[str]
-    work: float
+from scorch.notation.trees import accesses, substitute
 
 
 def fuse(group: Group) -> Fused:
     """The kernel of ``group``; ``FusionError`` says why there is none."""
     group = replace(group, steps=inline(group.steps, group.kept))
-    in_strip = frozenset(group.results) - set(group.kept)
-    planned = [_planned(group, step, in_strip) for step in group.steps]
-    loops = [_loop_of(group, lower(each.plan)) for each in planned]
-    kernel = simplify(_joined(group, planned, loops, in_strip))
+    planned = apply_in_registers(group, [_planned(group, step) for step in group.steps])
+    group = replace(group, steps=tuple(each.plan.step for each in planned))
+    loops, in_strip = joined(group, planned)
+    kernel = simplify(loops)
     assert isinstance(kernel, Kernel)
-    inputs = _inputs(group, planned)
     work = sum(each.choice.chosen.total for each in planned)
-    return Fused(group, kernel, tuple(inputs.items()), in_strip, work)
+    return Fused(group, kernel, tuple(inputs_of(group, planned).items()), in_strip, work)
 
 
 # steps that become part of others --------------------------------------------------------------------
@@ -157,6 +81,70 @@ def _all_accesses(step: Step) -> Iterator[Access]:
             left += expr.args
 
 
+def apply_in_registers(group: Group, planned: Sequence[Planned]) -> list[Planned]:
+    """Elementwise steps that read nothing but one sum and dense tensors, as a part of storing that sum.
+
+    T[i,e] = sum(j, A[i,j] * X[j,e]);  R[i,e] = relu(T[i,e] + b[e])
+        ->
+    R[i,e] = relu(sum(j, A[i,j] * X[j,e]) + b[e])
+    """
+    left = list(planned)
+    for each in planned:
+        total = each.plan.step.target
+        readers = [other for other in left if any(a.tensor == total.tensor for a in read_by(other.plan))]
+        if total.tensor in group.kept or len(readers) != 1 or not each.plan.step.reduced:
+            continue
+        (reader,) = readers
+        found = _applied(each, reader)
+        if found is not None:
+            left[left.index(reader)] = found
+            left.remove(each)
+    return left
+
+
+def _applied(each: Planned, reader: Planned) -> Planned | None:
+    """The plan of a sum that stores what ``reader`` makes of it, if that can be done in registers."""
+    total, plan, value = each.plan.step.target, each.plan, reader.plan.value
+    assert value is not None
+    target = reader.plan.step.target
+    others = [access for access in accesses(value) if access != total]
+    if plan.applied is not None or reader.plan.step.reduced or target.indices != total.indices:
+        return None
+    if reader.conversions or any(access.tensor == total.tensor for access in others):
+        return None
+    operands = {operand.name: operand for operand in reader.plan.operands}
+    if any(operands[access.tensor].is_sparse for access in others):
+        return None
+    if plan.vectors is not None and plan.vectors.kind == "rows":
+        along = plan.vectors.loop
+        lies = all(
+            along not in access.indices or access.indices[operands[access.tensor].format.order[-1]] == along
+            for access in others
+        )
+        if not lies or not _is_in_vectors(value):
+            return None
+    new = [operands[access.tensor] for access in others if access.tensor not in map(_name, plan.operands)]
+    step = replace(plan.step, target=target)
+    plan = replace(plan, step=step, applied=(total, value), operands=(*plan.operands, *new))
+    return replace(each, plan=plan)
+
+
+def _name(operand: Operand) -> str:
+    return operand.name
+
+
+def _is_in_vectors(value: notation.Expr) -> bool:
+    """Whether vector registers can be given to all operators."""
+    match value:
+        case Access() | Literal():
+            return True
+        case Op("add" | "sub" | "mul" | "div" | "neg" | "relu", args):
+            return all(map(_is_in_vectors, args))
+        case Op("where", (Op("lt" | "gt" | "le" | "ge", (a, b)), x, y)):
+            return all(map(_is_in_vectors, (a, b, x, y)))
+    return False
+
+
 # plans -----------------------------------------------------------------------------------------------
 
 
@@ -169,7 +157,7 @@ def dense_operand(name: str, shape: Sequence[int], element: Type) -> Operand:
     return Operand(name, dense_format(len(shape)), element, INT32, tuple(shape), tuple(counts))
 
 
-def _planned(group: Group, step: Step, in_strip: frozenset[str]) -> Planned:
+def _planned(group: Group, step: Step) -> Planned:
     """``step`` planned as if it were alone, with one operand for all tensors on the pattern."""
     sizes = dict(group.sizes)
     tensors = {operand.name: operand for operand in group.operands}
@@ -200,7 +188,6 @@ def _planned(group: Group, step: Step, in_strip: frozenset[str]) -> Planned:
         plan,
         value=value,
         reads=tuple(reads.items()),
-        in_strip=in_strip,
         operands=(*plan.operands, *extra),
         vectors=plan.vectors
         and replace(
@@ -238,140 +225,3 @@ def _check(group: Group, plan: Plan) -> None:
         raise FusionError(f"{name} has entries of its own")
     if not plan.parallel or plan.splits.blocks or not writes_everything(plan):
         raise FusionError(f"the rows of {name} are not computed one by one")
-
-
-# loops -----------------------------------------------------------------------------------------------
-
-
-def _loop_of(group: Group, kernel: Kernel) -> tuple[Parallel, For]:
-    """The parallel loop of a kernel and the loop over rows inside it, if there is nothing else."""
-    (function,) = kernel.functions
-    match _statements(function.body):
-        case [Declare(), Declare(), Parallel(_, _, _, Block(()), Block(body), Block(())) as parallel]:
-            match body:
-                case [Declare(), Declare(), For(Var(name), Var("chunk_start"), Var("chunk_stop")) as loop]:
-                    if name == group.outermost:
-                        return parallel, loop
-    raise FusionError(f"the loops of {kernel.header.splitlines()[0]} are not one loop over rows")
-
-
-def _statements(stmt: Stmt) -> list[Stmt]:
-    return list(block(stmt).body)
-
-
-def _joined(
-    group: Group, planned: Sequence[Planned], loops: Sequence[tuple[Parallel, For]], in_strip: frozenset[str]
-) -> Kernel:
-    """One kernel whose outermost loop does for each row what those of all ``loops`` do."""
-    balanced = next((n for n, each in enumerate(planned) if each.plan.balance is not None), 0)
-    shell = loops[balanced][0]
-    scopes: list[Stmt] = []
-    for each, (_, loop) in zip(planned, loops, strict=True):
-        scopes += [Comment(show(_written(each.plan))), replace(loop, start=STRIP_START, stop=STRIP_STOP)]
-    before: list[Stmt] = []
-    scratch = [_strip_array(group, step) for step in group.steps if step.target.tensor in in_strip]
-    if any(count == LONGEST for _, count in scratch):
-        pos, r = _pos(group), Var("r")
-        longer = Binary("max", LONGEST, _entries(pos, r, r + 1), INT64)
-        rows_of = For(r, Const(0), Var(f"{group.outermost}_size"), Assign(LONGEST, longer))
-        before = [Declare(LONGEST, Const(ENTRIES)), rows_of]
-    chunk = Block((*_statements(shell.body)[:2], _strips(group, scopes)))
-    shared = replace(
-        shell,
-        prologue=block(*(Allocate(array, count) for array, count in scratch)),
-        body=chunk,
-        epilogue=block(*(Free(array) for array, _ in scratch)),
-    )
-    span = Var("span")
-    head = _statements(lower(planned[balanced].plan).functions[0].body)[:2]
-    assert isinstance(head[0], Declare) and head[0].var == span
-    params: list[Var | Array] = [Var("parallel_for"), Var("threads")]
-    params += [Var(f"{index}_size") for index, _ in group.sizes]
-    if group.pattern is not None:
-        params += [Array(f"{group.pattern.name}2_{part}", group.pattern.index) for part in ("pos", "crd")]
-    params += [Array(f"{name}_vals", group.element) for name in (*_inputs(group, planned), *group.kept)]
-    body = block(*before, *head, shared)
-    compute = Function("scorch_compute", tuple(params), body, exported=True)
-    return Kernel(_header(group, planned, in_strip), tuple(params), (compute,))
-
-
-def _strips(group: Group, loops: Sequence[Stmt]) -> Stmt:
-    """``loops`` for a few rows at a time: as many as have ``ENTRIES`` entries, or one."""
-    most = FLAT if group.pattern is None else ROWS
-    room = both(Var("chunk_stop") > STRIP_STOP, Const(most) > STRIP_STOP - STRIP_START)
-    begin: Stmt | None = None
-    if group.pattern is not None:
-        pos = _pos(group)
-        room = both(room, _entries(pos, STRIP_START, STRIP_STOP + 1) <= ENTRIES)
-        begin = Declare(STRIP_BEGIN, wide(Load(pos, STRIP_START)))
-    return block(
-        Declare(STRIP_START, Var("chunk_start")),
-        While(
-            Var("chunk_stop") > STRIP_START,
-            block(
-                Declare(STRIP_STOP, STRIP_START + 1),
-                While(room, Assign(STRIP_STOP, STRIP_STOP + 1)),
-                begin,
-                *loops,
-                Assign(STRIP_START, STRIP_STOP),
-            ),
-        ),
-    )
-
-
-def _pos(group: Group) -> Array:
-    assert group.pattern is not None
-    return Array(f"{group.pattern.name}2_pos", group.pattern.index)
-
-
-def _entries(pos: Array, start: Expr, stop: Expr) -> Expr:
-    """How many entries the rows from ``start`` to ``stop`` have."""
-    return wide(Load(pos, stop)) - wide(Load(pos, start))
-
-
-def _strip_array(group: Group, step: Step) -> tuple[Array, Expr]:
-    """Room for the rows at hand of a result."""
-    array = Array(f"{step.target.tensor}_vals", group.element)
-    if step.target.tensor in group.stored:
-        return array, LONGEST
-    count: Expr = Const(FLAT if group.pattern is None else ROWS)
-    for index in step.target.indices[1:]:
-        count = count * Var(f"{index}_size")
-    return array, count
-
-
-def _inputs(group: Group, planned: Sequence[Planned]) -> dict[str, Format | None]:
-    """What the kernel reads from outside, in order."""
-    formats: dict[str, Format | None] = {}
-    for each in planned:
-        copies = {conversion.name: conversion.format for conversion in each.conversions}
-        body = each.plan.value
-        assert body is not None
-        for access in Step(each.plan.step.target, body, "sum", ()).accesses:
-            if access.tensor in group.results:
-                continue
-            form = copies.get(access.tensor)
-            if formats.setdefault(access.tensor, form) != form:
-                raise FusionError(f"{access.tensor} is needed in two layouts")
-    return formats
-
-
-# words -----------------------------------------------------------------------------------------------
-
-
-def _written(plan: Plan) -> notation.Assign:
-    """What the plan computes, as it was given."""
-    assert plan.value is not None
-    return as_statement(replace(plan.step, body=plan.value))
-
-
-def _header(group: Group, planned: Sequence[Planned], in_strip: frozenset[str]) -> str:
-    lines = [show(_written(each.plan)) for each in planned]
-    lines.append(f"one loop over {group.outermost} for all, shared by threads")
-    if in_strip:
-        names = [name for name in group.results if name in in_strip]
-        lines.append(f"only for the rows at hand: {', '.join(names)}")
-    if group.pattern is not None:
-        names = [name for name in (*_inputs(group, planned), *group.results) if name in group.stored]
-        lines.append(f"at the entries of one pattern, {group.pattern.format}: {', '.join(names)}")
-    return "\n".join(lines)

@@ -212,6 +212,7 @@ class Plan:
     ``value`` and ``reads``: what is computed at each point, where that is not the body of ``step`` because
     several tensors have their values at the entries of one; each access with the one that is walked for it.
     ``in_strip``: tensors of which only the rows at hand are kept (``fuse``).
+    ``applied``: what becomes of each sum before it is stored: an access that stands for it, and the value.
     """
 
     step: Step
@@ -243,6 +244,7 @@ class Plan:
     value: notation.Expr | None = None
     reads: tuple[tuple[Access, Access], ...] = ()
     in_strip: frozenset[str] = frozenset()
+    applied: tuple[Access, notation.Expr] | None = None
 
     def operand(self, name: str) -> Operand:
         for operand in self.operands:

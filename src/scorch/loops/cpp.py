@@ -22,7 +22,7 @@ from scorch.loops.expressions import (
 )
 from scorch.loops.functions import EXTERNS, FUNCTIONS, TYPEDEFS, helpers, needed_by
 from scorch.loops.jam import renamed
-from scorch.loops.lanes import print_lanes, print_prefetch, print_tile, vector_typedef
+from scorch.loops.lanes import in_lanes, print_lanes, print_prefetch, print_tile, vector_typedef
 from scorch.loops.nodes import (
     MOST_TURNS,
     Allocate,
@@ -105,6 +105,7 @@ def print_kernel(kernel: Kernel) -> str:
     paired = dict.fromkeys((element, count) for element, _, count in printer.joint)
     static += [neighbours_helper(element, lanes) for element, lanes in paired]
     static += [totals_helper(*joint) for joint in printer.joint]
+    static += [in_lanes(*function) for function in printer.of_vectors]
     parts += [*static, *bodies, "#ifdef __cplusplus\n}\n#endif"]
     return "\n\n".join(parts) + "\n"
 
@@ -122,6 +123,7 @@ class _Printer:
         self.vectors: set[tuple[Type, int]] = set()
         self.totals: dict[tuple[Type, int], None] = {}  # in the order of their definitions
         self.joint: dict[tuple[Type, int, int], None] = {}
+        self.of_vectors: dict[tuple[str, Type, int], None] = {}
 
     def function(self, function: Function) -> str:
         self.outlined = []
@@ -192,6 +194,13 @@ class _Scope(ExpressionPrinter):
         if lanes > 1:
             self.printer.vectors.add((element, lanes))
         return vector_name(element, lanes)
+
+    def of_vectors(self, name: str, element: Type, lanes: int) -> str:
+        """The name of a function of vectors, which is then declared."""
+        if lanes == 1:
+            return self.use(f"{name}_{c_name(element)}")
+        self.printer.of_vectors[name, element, lanes] = None
+        return f"{name}_{self.vector(element, lanes)}"
 
     def total(self, element: Type, lanes: int) -> str:
         """The name of the function that adds the lanes of a register."""

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from scorch.loops.analysis import walk
 from scorch.loops.functions import C_NAMES, EXTERNS, callee, helpers
 from scorch.loops.nodes import Array, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
 from scorch.loops.routines import ROUTINES
@@ -84,6 +85,9 @@ class ExpressionPrinter:
                 return self.unary(op, x, t)
             case Binary(op, a, b, t):
                 return self.binary(op, a, b, t)
+            case Select(condition, a, b, True) if a.type.kind == "float" and (_loads(a) or _loads(b)):
+                given = ", ".join([self.expr(condition), self.converted(a), self.converted(b)])
+                return f"{self.use(f'where_{c_name(a.type)}')}({given})", ATOM
             case Select(condition, a, b):
                 test = self.expr(condition, TERNARY + 1)
                 return f"{test} ? {self.expr(a, TERNARY)} : {self.expr(b, TERNARY)}", TERNARY
@@ -177,6 +181,10 @@ class ExpressionPrinter:
         if t == BOOL:
             return f"{self.expr(x, PRECEDENCE['!='])} != 0", PRECEDENCE["!="]
         return f"({c_name(t)}){self.expr(x, PREFIX)}", PREFIX
+
+
+def _loads(e: Expr) -> bool:
+    return any(isinstance(part, Load) for part in walk(e))
 
 
 def _is_same(op: str, e: Expr) -> bool:

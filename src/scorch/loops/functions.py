@@ -193,6 +193,7 @@ static inline $t relu_$t($t x) { return x < 0 ? 0 : x; }
 static inline $t sign_$t($t x) { return ($t)((x > 0) - (x < 0)); }
 static inline $t square_$t($t x) { return x * x; }
 static inline $t reciprocal_$t($t x) { return 1 / x; }
+static inline $t where_$t(u8 choice, $t a, $t b) { return choice ? a : b; }
 static inline $t sigmoid_$t($t x) { return 1 / (1 + exp_$t(-x)); }
 static inline u8 isnan_$t($t x) { return x != x; }"""
 

@@ -20,7 +20,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from scorch.loops.analysis import walk
-from scorch.loops.expressions import ATOM, PRECEDENCE, PREFIX, c_name
+from scorch.loops.expressions import ATOM, PRECEDENCE, PREFIX, TERNARY, c_name
 from scorch.loops.nodes import (
     Array,
     Binary,
@@ -31,6 +31,7 @@ from scorch.loops.nodes import (
     Lanes,
     Load,
     Prefetch,
+    Select,
     Store,
     Tile,
     Unary,
@@ -49,6 +50,21 @@ def vector_typedef(element: Type, lanes: int) -> str:
     size = element.bytes * lanes
     attributes = f"vector_size({size}), aligned({element.bytes}), may_alias"
     return f"typedef {c_name(element)} {vector_name(element, lanes)} __attribute__(({attributes}));"
+
+
+def in_lanes(name: str, element: Type, lanes: int) -> str:
+    """A function of vectors: ``relu``, or ``where``, which picks by a mask, as C's ``?:`` cannot."""
+    vector = vector_name(element, lanes)
+    if name == "relu":
+        return (
+            f"static inline {vector} relu_{vector}({vector} x) {{\n"
+            f"  return ({vector})(~(x < 0) & (__typeof__(x < x))x);\n}}"
+        )
+    mask = f"__typeof__(({vector}){{0}} < ({vector}){{0}})"
+    return (
+        f"static inline {vector} where_{vector}({mask} mask, {vector} a, {vector} b) {{\n"
+        f"  return ({vector})((mask & ({mask})a) | (~mask & ({mask})b));\n}}"
+    )
 
 
 def print_tile(scope: _Scope, tile: Tile) -> list[str]:
@@ -149,7 +165,7 @@ class _LanePrinter:
                 assert array.element.computes_in == array.element, f"{array} is widened in lanes"
                 pointer = self.pointer(array, index, changed=False)
                 return _at(pointer, self.scope.vector(array.element, self.stmt.lanes), offset), PREFIX
-            case Binary("+" | "-" | "*" as op, a, b, _):
+            case Binary("+" | "-" | "*" | "/" as op, a, b, _):
                 level = PRECEDENCE[op]
                 left, right = self.text(a, slot, offset), self.text(b, slot, offset)
                 texts = [
@@ -160,6 +176,15 @@ class _LanePrinter:
             case Unary("-", x, _):
                 text, precedence = self.text(x, slot, offset)
                 return f"-{text}" if precedence > PREFIX else f"-({text})", PREFIX
+            case Unary("relu", x, t):
+                name = self.scope.of_vectors("relu", t, self.stmt.lanes)
+                return f"{name}({self.whole(x, slot, offset)})", ATOM
+            case Select(Binary("<" | ">" | "<=" | ">=" as op, a, b, _), x, y):
+                parts = [self.whole(part, slot, offset) for part in (a, b, x, y)]
+                if self.stmt.lanes == 1:
+                    return f"({parts[0]}) {op} ({parts[1]}) ? {parts[2]} : {parts[3]}", TERNARY
+                name = self.scope.of_vectors("where", x.type, self.stmt.lanes)
+                return f"{name}(({parts[0]}) {op} ({parts[1]}), {parts[2]}, {parts[3]})", ATOM
         raise AssertionError(f"{value!r} in lanes")
 
     def scalar(self, value: Expr) -> tuple[str, int]:

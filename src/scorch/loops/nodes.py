@@ -105,11 +105,15 @@ class Binary(Expr):
 
 @dataclass(frozen=True)
 class Select(Expr):
-    """``condition ? a : b``; only the chosen side is evaluated."""
+    """``condition ? a : b``; only the chosen side is evaluated, unless ``both`` may be.
+
+    Compilers put a choice into vectors only if nothing is loaded on one side alone.
+    """
 
     condition: Expr
     a: Expr
     b: Expr
+    both: bool = False
 
     @property
     def type(self) -> Type:  # type: ignore[override]

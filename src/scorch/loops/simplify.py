@@ -108,8 +108,8 @@ def _expr(e: Expr) -> Expr:
             return _unary(op, _expr(x), t)
         case Binary(op, a, b, t):
             return _binary(op, _expr(a), _expr(b), t)
-        case Select(condition, a, b):
-            return _select(_expr(condition), _expr(a), _expr(b))
+        case Select(condition, a, b, both):
+            return _select(_expr(condition), _expr(a), _expr(b), both)
         case Cast(x, t):
             return _cast(_expr(x), t)
         case Call(function, arguments, t):
@@ -193,10 +193,10 @@ def _is_constant(e: Expr, truth: Const) -> bool:
     return isinstance(e, Const) and e.type == BOOL and bool(e.value) == truth.value
 
 
-def _select(condition: Expr, a: Expr, b: Expr) -> Expr:
+def _select(condition: Expr, a: Expr, b: Expr, both: bool) -> Expr:
     if isinstance(condition, Const):
         return a if condition.value else b
-    return Select(condition, a, b)
+    return Select(condition, a, b, both)
 
 
 def _cast(x: Expr, t: Type) -> Expr:

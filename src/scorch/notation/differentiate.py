@@ -61,6 +61,17 @@ def gradients(
     return tuple(_gradient(access, value, scope, mask, work) for access, value, scope in found)
 
 
+def uses_of(body: Expr, tensor: str, incoming: Access) -> tuple[tuple[Access, Expr], ...]:
+    """Every use of ``tensor`` in ``body``, which holds no reduction, with what comes back to it.
+
+    >>> from scorch.notation.show import show
+    >>> product = Op("mul", (Access("A", ("i", "j")), Access("x", ("j",))))
+    >>> [show(value) for _, value in uses_of(product, "x", Access("g", ("i",)))]
+    ['g[i] * A[i,j]']
+    """
+    return tuple((access, value) for access, value, _ in _uses(body, tensor, incoming, (), _Work(False, set())))
+
+
 def tangent(
     assign: Assign, tangents: Mapping[str, str], sizes: Mapping[str, int], again: bool = False
 ) -> Tangent | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import textwrap
 from collections.abc import Callable
@@ -12,8 +13,11 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.utils._pytree import tree_leaves
 
+from scorch.ops.dense_parts import DenseParts
+from scorch.ops.fused import GroupPlan
 from scorch.ops.later import LATER, computed
-from scorch.ops.recording import Recorder, recorder
+from scorch.ops.recording import Node, Recorder, recorder
+from scorch.settings import current
 from scorch.tensor.sparse_tensor import SparseTensor
 
 
@@ -25,22 +29,28 @@ class GroupExplanation:
     statements: str
     source: str
     reason: str
+    gradients: str = ""  # how they are computed; "" if none are asked for
 
     def __str__(self) -> str:
         if self.reason:
             return f"one by one: {', '.join(self.calls)}\n  {self.reason}"
-        return f"one kernel: {', '.join(self.calls)}\n" + textwrap.indent(self.statements, "  ")
+        text = f"one kernel: {', '.join(self.calls)}\n" + textwrap.indent(self.statements, "  ")
+        if self.gradients:
+            text += "\n  gradients:\n" + textwrap.indent(self.gradients, "    ")
+        return text
 
 
 @dataclass(frozen=True)
 class FusionExplanation:
     """What became of the sparse calls of a compiled function.
 
-    ``groups`` in the order in which they ran; ``others``: calls on sparse tensors that were not recorded.
+    ``groups`` in the order in which they ran; ``others``: calls on sparse tensors that were not recorded;
+    ``dense``: submodules without sparse tensors, which ``torch.compile`` compiles from their second call on.
     """
 
     groups: tuple[GroupExplanation, ...]
     others: tuple[str, ...]
+    dense: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -51,6 +61,8 @@ class FusionExplanation:
         parts = [str(group) for group in self.groups]
         if self.others:
             parts.append(f"as outside, there is no rule to record them: {', '.join(self.others)}")
+        if self.dense:
+            parts.append(f"left to torch.compile: {', '.join(self.dense)}")
         return "\n\n".join(parts) or "no sparse calls"
 
 
@@ -58,7 +70,9 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
     """``model``, a function or module, with its calls on sparse tensors joined into few kernels.
 
     Takes what ``torch.compile`` takes. A function that meets no sparse tensor is compiled by
-    ``torch.compile`` with the same options. ``scorch.explain(compiled, *args)`` shows what was joined.
+    ``torch.compile`` with the same options, and so are submodules of a module that meet none; dense calls
+    between sparse ones run as they are. ``scorch.explain(compiled, *args)`` shows what was joined, how
+    gradients are computed, and what was left to torch.
 
     >>> import torch, scorch
     >>> A = scorch.from_torch(torch.eye(3), format="csr")
@@ -78,21 +92,25 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
 class Compiled:
     """A function whose sparse calls are recorded and joined."""
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], options: dict[str, Any], parts: DenseParts | None = None
+    ) -> None:
         self.function = function
         self.options = options
+        self.parts = parts
         self.is_dense = False  # the last call without sparse arguments met no sparse tensor
+        self.known: dict[Any, Node] = {}  # the calls that were made, by the settings that they depend on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if recorder() is not None or peek_interpreter_stack() is not None or torch.compiler.is_compiling():
             return self.function(*args, **kwargs)
-        given = any(isinstance(leaf, SparseTensor) for leaf in tree_leaves((args, kwargs)))
-        if not given and self.is_dense:
-            return self.by_torch(*args, **kwargs)
-        found, record = self._recorded(args, kwargs)
-        if not given:
-            self.is_dense = not record.sees_sparse
-        return found
+        if not self.is_dense:
+            found, record = self._recorded(args, kwargs)
+            self.is_dense = not record.met
+            return found
+        if any(isinstance(leaf, SparseTensor) for leaf in tree_leaves((args, kwargs))):
+            return self._recorded(args, kwargs)[0]
+        return self.by_torch(*args, **kwargs)
 
     @functools.cached_property
     def by_torch(self) -> Callable[..., Any]:
@@ -100,28 +118,37 @@ class Compiled:
         return torch.compile(self.function, **self.options)
 
     def _recorded(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Recorder]:
-        record = Recorder()
-        with record:
+        without = current().without
+        root = self.known.get(without)
+        if root is None or root.is_full:
+            root = self.known[without] = Node()
+        record = Recorder(root)
+        with record, self.parts or contextlib.nullcontext():
             found = self.function(*args, **kwargs)
-        record.compute([leaf._value for leaf in tree_leaves(found) if type(leaf) in LATER])
-        return computed(found), record
+        if type(found) in LATER:
+            found = found._value.tensor()
+        elif not isinstance(found, torch.Tensor):
+            record.compute([leaf._value for leaf in tree_leaves(found) if type(leaf) in LATER])
+            found = computed(found)
+        record.close()
+        return found, record
 
     def explain(self, *args: Any, **kwargs: Any) -> FusionExplanation:
         """What became of the sparse calls of ``self(*args, **kwargs)``, which is run."""
         _, record = self._recorded(args, kwargs)
-        groups = tuple(
-            GroupExplanation(
-                group.calls,
-                "" if group.kernel is None else group.kernel.header,
-                "" if group.kernel is None else group.kernel.source,
-                group.reason,
-            )
-            for group in record.groups
-        )
-        return FusionExplanation(groups, tuple(record.alone))
+        groups = tuple(_explained(group) for group in record.groups if group.walked >= 0)
+        others = tuple(name for name in record.alone if name != "__get__")
+        return FusionExplanation(groups, others, () if self.parts is None else self.parts.explain())
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
+
+
+def _explained(plan: GroupPlan) -> GroupExplanation:
+    if plan.kernel is None:
+        return GroupExplanation(plan.calls, "", "", plan.reason)
+    gradients = "" if plan.backward is None else plan.backward.explain()
+    return GroupExplanation(plan.calls, plan.kernel.header, plan.kernel.source, "", gradients)
 
 
 class CompiledModule(torch.nn.Module):
@@ -130,7 +157,7 @@ class CompiledModule(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, options: dict[str, Any]) -> None:
         super().__init__()
         self._orig_mod = module
-        self._compiled = Compiled(module.__call__, options)
+        self._compiled = Compiled(module.__call__, options, DenseParts(module, options))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._compiled(*args, **kwargs)

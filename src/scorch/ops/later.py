@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +15,14 @@ from scorch.notation.nodes import Access
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
 
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # a function and what it is given
+
 
 @dataclass(eq=False)
 class Source:
     """A tensor that was there before: the user's, or one that has been computed."""
 
+    number: int
     tensor: torch.Tensor
     version: int | None
 
@@ -31,32 +34,47 @@ class Source:
             )
 
 
-@dataclass(eq=False)
-class Value:
-    """A recorded result: the tensor that ``access`` stands for, and how to compute it.
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What is known of a recorded result before any number is: the same for all calls of the same kind.
 
-    ``pattern``: whose entries it has values at; None if it is dense. ``parents`` are the values and sources
-    that its ``steps`` read, by the names that they have there; ``views`` say how a source is read.
-    ``call``: the function and its arguments, for running it as outside. ``kind``: how its gradient is found:
-    ``elementwise`` (by running it again), ``sum`` (its step is a statement), ``softmax`` and ``log_softmax``
-    (from its result).
+    ``access`` stands for it in ``steps``. ``walked``: the number of the pattern whose entries are walked, -1
+    for a product of dense tensors that waits for the sparse tensor it is multiplied by; ``is_sparse``: it has
+    values at those entries. ``parents``: the numbers of the tensors that steps read, by the names that they
+    have there; ``views`` say which dimensions are read. ``kind``: how its gradient is found: ``elementwise``,
+    ``sum`` (its step is a sum of products), ``softmax`` and ``log_softmax`` (from the result), ``waits``.
     """
 
     access: Access
     shape: tuple[int, ...]
     dtype: torch.dtype
-    pattern: Pattern | None
-    walked: Pattern
+    is_sparse: bool
+    walked: int
     steps: tuple[Step, ...]
     sizes: dict[str, int]
-    parents: dict[str, Value | Source]
+    parents: dict[str, int]
     views: dict[str, tuple[int, ...]]
     learns: bool
     requires_grad: bool
     kind: str
-    call: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
-    result: torch.Tensor | None = None
-    recorder: Any = field(default=None, repr=False)
+
+
+class Value:
+    """A recorded result; ``call`` is what it is outside, with values and sources among the arguments."""
+
+    __slots__ = ("__weakref__", "call", "number", "recipe", "recorder", "result")
+
+    def __init__(self, recipe: Recipe, number: int, call: Call, recorder: Any) -> None:
+        self.recipe = recipe
+        self.number = number
+        self.call = call
+        self.recorder = recorder
+        self.result: torch.Tensor | None = None
+
+    @property
+    def walked(self) -> Pattern | None:
+        found: Pattern | None = None if self.recipe.walked < 0 else self.recorder.patterns[self.recipe.walked]
+        return found
 
     def tensor(self) -> torch.Tensor:
         """The result, computed now if it has not been."""
@@ -73,12 +91,12 @@ class Later(torch.Tensor):
 
     @staticmethod
     def __new__(cls, value: Value) -> Later:
-        learns = value.requires_grad
+        recipe = value.recipe
         made: Later = torch.Tensor._make_wrapper_subclass(
-            cls, value.shape, dtype=value.dtype, requires_grad=learns
+            cls, recipe.shape, dtype=recipe.dtype, requires_grad=recipe.requires_grad
         )
         made._value = value
-        if learns:  # whoever takes it for a leaf would lose gradients
+        if recipe.requires_grad:  # whoever takes it for a leaf would lose gradients
             with torch._C.DisableTorchFunctionSubclass():
                 made.register_hook(_refuse)
         return made
@@ -158,11 +176,7 @@ def _computed(item: Any) -> Any:
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
     """``function`` of all leaves of ``tree``; as ``tree_map``, but quicker for what most calls are given."""
-    if (
-        isinstance(tree, torch.Tensor | Value | Source)
-        or tree is None
-        or type(tree) in (int, float, bool, str)
-    ):
+    if tree is None or type(tree) in _LEAVES or isinstance(tree, torch.Tensor):
         return function(tree)
     if type(tree) in (tuple, list):
         return type(tree)([mapped(function, item) for item in tree])
@@ -172,6 +186,7 @@ def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 LATER = (Later, SparseLater)
+_LEAVES = {int, float, bool, str, slice, type(...), Value, Source}
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

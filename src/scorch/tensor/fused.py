@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from scorch.compiler.fuse import Fused, FusionError, Group, fuse
+from scorch.compiler.footprint import HUGE_PAGE
+from scorch.compiler.fuse import fuse
+from scorch.compiler.group import Fused, FusionError, Group
 from scorch.compiler.plan import Step
 from scorch.compiler.typing import dtype_of_type, type_of_dtype
 from scorch.errors import KernelError
@@ -19,12 +22,13 @@ from scorch.runtime.fill import MOST_SLOTS, builtins, pack, result_facts
 from scorch.runtime.kernel import Interpreted, build_together
 from scorch.runtime.transpose import laid_out
 from scorch.settings import current
-from scorch.tensor.budget import check_budget
+from scorch.tensor.budget import LARGE, check_budget
 from scorch.tensor.prepared import SERIAL_WORK, as_stored
 from scorch.tensor.run import key_of, operand_of
 from scorch.tensor.storage import Pattern, Storage
 
 MOST_GROUPS = 1024
+MOST_FACTS = 64
 PATTERN = "P"  # what kernels call the pattern; no tensor of a group is called so
 
 _kernels: OrderedDict[Hashable, FusedKernel | str] = OrderedDict()
@@ -93,8 +97,32 @@ def _planned(
         return str(reason)
 
 
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor with any values; a large one in pages that an earlier result has left, if there are some."""
+    made = builtins()
+    if made is None or math.prod(shape) * dtype.itemsize < HUGE_PAGE:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    facts = result_facts(type_of_dtype(dtype), shape, zero=False)
+    found: torch.Tensor = made.fill(_nothing(), pack([]), facts, None)
+    return found
+
+
+@functools.cache
+def _nothing() -> int:
+    """A kernel that leaves its result as it is."""
+    source = "long long scorch_compute(long long *args) { (void)args; return 0; }\n"
+    return jit.load(source, label="nothing").address("scorch_compute")
+
+
+def without_gaps(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as kernels read it, row by row."""
+    if tensor.is_contiguous():
+        return tensor
+    return empty(tensor.shape, tensor.dtype).copy_(tensor)
+
+
 class FusedKernel:
-    """The kernel of a group, compiled when it is first called."""
+    """The kernel of a group, compiled when it is first called; ``inputs`` are what it is given, in order."""
 
     def __init__(self, fused: Fused) -> None:
         self.fused = fused
@@ -102,15 +130,25 @@ class FusedKernel:
         self.header = fused.kernel.header
         group = fused.group
         sizes = dict(group.sizes)
+        self.inputs = tuple(name for name, _ in fused.inputs)
+        self.kept = group.kept
         self.sizes = [size for _, size in group.sizes]
+        self.is_flat = group.pattern is None
         targets = {step.target.tensor: step.target for step in group.steps}
         self.shapes: dict[str, tuple[int, ...] | None] = {
-            name: None if name in group.stored else tuple(sizes[index] for index in targets[name].indices)
+            name: None
+            if name in group.stored or self.is_flat
+            else tuple(sizes[index] for index in targets[name].indices)
             for name in group.kept
         }
         self.dtype = dtype_of_type(group.element)
+        self.dense_bytes = max(
+            (self.dtype.itemsize * math.prod(shape) for shape in self.shapes.values() if shape), default=0
+        )
         self.is_serial = fused.work < SERIAL_WORK
         self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
+        self._first: dict[tuple[int, int], bytes] = {}
+        self._facts: dict[int, bytes] = {}  # of the last result, by the number of entries
 
     @functools.cached_property
     def address(self) -> int:
@@ -120,73 +158,93 @@ class FusedKernel:
     def __call__(
         self, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """The results that are kept: dense tensors, and the values of sparse ones."""
+        """The results that are kept by name: dense tensors, and the values of sparse ones."""
+        arrays = [tensors[name] for name in self.inputs]
+        count = pattern.size if pattern is not None else arrays[0].numel()
+        return dict(zip(self.kept, self.run(pattern, arrays, count), strict=True))
+
+    def run(self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
+        """The results that are kept, of the inputs in their order and ``count`` entries."""
         threads = 1 if self.is_serial else current().threads or torch.get_num_threads()
-        shapes = {
-            name: (0 if pattern is None else pattern.size,) if shape is None else shape
-            for name, shape in self.shapes.items()
-        }
-        for name, shape in shapes.items():
-            if self.shapes[name] is not None:
-                size = self.dtype.itemsize
-                for extent in shape:
-                    size *= extent
-                check_budget(size, f"{name}, a result of fused calls,", "use fewer columns")
-        read = self._read(pattern, tensors, threads)
-        *first, last = shapes
-        found = {name: torch.empty(shapes[name], dtype=self.dtype, device="cpu") for name in first}
-        slots = [self.parallel_for, threads, *self.sizes]
+        if self.dense_bytes > LARGE or current().dense_budget is not None:
+            check_budget(self.dense_bytes, "a result of fused calls", "use fewer columns")
+        given = self._read(pattern, arrays, threads)
+        shapes = [(count,) if shape is None else shape for shape in self.shapes.values()]
+        found = [empty(shape, self.dtype) for shape in shapes[:-1]]
         made = builtins()
-        arguments = [*read, *found.values()]
-        if made is not None and len(slots) + len(arguments) < MOST_SLOTS:
-            facts = result_facts(self.fused.group.element, shapes[last], zero=False)
+        if made is not None and 2 + len(self.sizes) + len(given) + len(found) < MOST_SLOTS:
+            key = threads, count if self.is_flat else 0
+            first = self._first.get(key)
+            if first is None:
+                first = pack(self._slots(threads, count))
+                if len(self._first) < MOST_FACTS:
+                    self._first[key] = first
+            facts = self._facts.get(count)
+            if facts is None:
+                facts = result_facts(self.fused.group.element, shapes[-1], zero=False)
+                if len(self._facts) < MOST_FACTS:
+                    self._facts[count] = facts
             try:
-                found[last] = made.fill(self.address, pack(slots), facts, None, *arguments)
+                found.append(made.fill(self.address, first, facts, None, *given, *found))
             except MemoryError as error:
                 raise KernelError(f"{error} while computing {self.header.splitlines()[0]}") from error
         else:
-            found[last] = torch.empty(shapes[last], dtype=self.dtype, device="cpu")
-            slots += [array.data_ptr() for array in (*arguments, found[last])]
+            found.append(torch.empty(shapes[-1], dtype=self.dtype, device="cpu"))
+            slots = [*self._slots(threads, count), *(array.data_ptr() for array in (*given, *found))]
             if invoke.make_caller().call_back(self.address, slots):
                 raise KernelError(f"memory ran out while computing {self.header.splitlines()[0]}")
         if current().debug:
-            self._compare(pattern, tensors, found)
+            self._compare(pattern, arrays, count, found)
         return found
 
+    def _slots(self, threads: int, count: int) -> list[int]:
+        return [self.parallel_for, threads, *([count] if self.is_flat else self.sizes)]
+
     def _read(
-        self, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor], threads: int
+        self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], threads: int
     ) -> list[torch.Tensor]:
-        """The arrays that the kernel reads, in order."""
-        arrays: list[torch.Tensor] = []
+        """All arrays that the kernel reads."""
+        found: list[torch.Tensor] = []
         if pattern is not None:
             pos, crd = pattern.pos[1], pattern.crd[1]
             assert pos is not None and crd is not None
-            arrays += [pos, crd]
-        for name, form in self.fused.inputs:
-            tensor = tensors[name] if form is None else laid_out(tensors[name], form.order, threads)
-            arrays.append(as_stored(tensor))
-        return arrays
+            found += [pos, crd]
+        for array, (_, form) in zip(arrays, self.fused.inputs, strict=True):
+            found.append(as_stored(array if form is None else laid_out(array, form.order, threads)))
+        return found
 
     def interpret(
         self, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """The same through the interpreter, which checks every access, as if on two threads."""
+        """The same as a call through the interpreter, which checks every access, as if on two threads."""
+        arrays = [tensors[name] for name in self.inputs]
+        count = pattern.size if pattern is not None else arrays[0].numel()
+        return dict(zip(self.kept, self._interpreted(pattern, arrays, count), strict=True))
+
+    def _interpreted(
+        self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int
+    ) -> list[torch.Tensor]:
         engine = Interpreted(self.fused.kernel)
-        slots: list[object] = [self.parallel_for, 2, *self.sizes]
-        slots += [engine.slot(array.reshape(-1)) for array in self._read(pattern, tensors, 1)]
-        found = {}
-        for name, shape in self.shapes.items():
-            size = (0 if pattern is None else pattern.size,) if shape is None else shape
-            found[name] = torch.full(size, -101, dtype=self.dtype, device="cpu")
-            slots.append(engine.slot(found[name].view(-1)))
+        slots: list[object] = list(self._slots(2, count))
+        slots += [engine.slot(array.reshape(-1)) for array in self._read(pattern, arrays, 1)]
+        found = []
+        for shape in self.shapes.values():
+            found.append(
+                torch.full((count,) if shape is None else shape, -101, dtype=self.dtype, device="cpu")
+            )
+            slots.append(engine.slot(found[-1].view(-1)))
         if engine.call("scorch_compute", slots):
             raise KernelError(f"memory ran out while computing {self.header.splitlines()[0]}")
         return found
 
     def _compare(
-        self, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]
+        self,
+        pattern: Pattern | None,
+        arrays: Sequence[torch.Tensor],
+        count: int,
+        found: Sequence[torch.Tensor],
     ) -> None:
-        again = self.interpret(pattern, tensors)
-        for name, values in found.items():
-            if not torch.allclose(values, again[name], rtol=1e-4, atol=1e-5, equal_nan=True):
+        again = self._interpreted(pattern, arrays, count)
+        for name, values, others in zip(self.kept, found, again, strict=True):
+            if not torch.allclose(values, others, rtol=1e-4, atol=1e-5, equal_nan=True):
                 raise KernelError(f"the kernel and the interpreter differ in {name} of\n{self.header}")
