@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from scorch.errors import ArgumentError, OperandError, ShapeError
@@ -84,18 +83,13 @@ def mean_weights(graph: Graph, dtype: torch.dtype) -> Tensor:
 
 def total(weighted: Weighted, x: Tensor, bias: Tensor | None = None) -> Tensor:
     """``out[i,:] = w[i,j] * x[j,:] + bias``."""
-    if is_composed():
+    if is_transformed():
         values = weighted.learned
         matrix = weighted.matrix if values is None else sparse_of(weighted.graph.pattern, values)
         product: Any = matmul.mm(matrix, x)
         return product if bias is None else product + bias  # type: ignore[no-any-return]
     found: Tensor = apply(_Total, x, weighted.learned, bias, weighted)
     return found
-
-
-def is_composed() -> bool:
-    """Whether results are put together of functions that have all derivatives, for ``torch.func``."""
-    return is_transformed() or forward_ad._current_level >= 0
 
 
 class _Total(torch.autograd.Function):
@@ -152,7 +146,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def maximum(graph: Graph, x: Tensor) -> Tensor:
     """The largest of the rows of ``x`` that each target takes from; zeros where there are none."""
-    if is_composed():
+    if is_transformed():
         return _largest(graph, x)
     keep = torch.is_grad_enabled() and x.requires_grad
     found: Tensor = apply(_Maximum, x.contiguous(), graph, keep)
@@ -230,7 +224,7 @@ def attend(
             f"attention takes x (sources, heads, features) and scores (nodes, heads), not {tuple(x.shape)}, "
             f"{tuple(sources.shape)} and {tuple(targets.shape)}"
         )
-    if is_composed():
+    if is_transformed():
         return _attended(graph, x, sources, targets, edges, slope, dropout)
     seed = int(torch.randint(-(2**63), 2**63 - 1, ())) if dropout else 0
     given = [x.contiguous(), sources.contiguous(), targets.contiguous(), edges]
