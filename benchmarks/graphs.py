@@ -1,10 +1,12 @@
 """Graph networks beside PyG's: one training step and one inference, on Cora, PubMed and ogbn-arxiv.
 
     python -m benchmarks.graphs [--data DIR] [--json] [--threads N] [--seconds S] [--graphs cora,pubmed,arxiv]
+                                [--networks "GCN,SAGE max"]
 
 Networks of two layers with the same weights. PyG is shown at the best of its ways to hold a graph: an
 ``edge_index``, its sorted ``EdgeIndex``, a torch.sparse CSR matrix; its GCN keeps the normalised graph
-(``cached=True``). Results are compared before they are timed; contestants take turns.
+(``cached=True``). Results are compared before they are timed; contestants take turns. Each row is shown, on the
+error stream, as soon as it is measured; the table follows when all are.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,14 +170,19 @@ def interleaved(
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def measure(kind: str, data: Data, seconds: float, clock: Callable[[], float]) -> list[dict[str, Any]]:
+def measure(kind: str, data: Data, seconds: float, clock: Callable[[], float]) -> Iterator[dict[str, Any]]:
+    """Rows of the table, one after the other as they are measured."""
     able, failed = checked(kind, data)
-    rows = []
     for what in ("training step", "inference"):
         make = (lambda one: training_step(data, one)) if what == "training step" else inference
         times = interleaved({name: make(one) for name, one in able.items()}, seconds, clock)
-        rows.append({"graph": data.name, "network": kind, "what": what, "times": times, "failed": failed})
-    return rows
+        yield {"graph": data.name, "network": kind, "what": what, "times": times, "failed": failed}
+
+
+def shown(row: dict[str, Any]) -> str:
+    """A row as one line."""
+    times = ", ".join(f"{name} {time:.2f}" for name, time in row["times"].items())
+    return f"{row['graph']}, {row['network']}, {row['what']}: {times}"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -217,7 +225,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = load(name, options.data)
         made_up += [name] if data.is_made_up else []
         for kind in options.networks.split(","):
-            rows += measure(kind, data, options.seconds, clock)
+            for row in measure(kind, data, options.seconds, clock):
+                print(shown(row), file=sys.stderr, flush=True)
+                rows.append(row)
     if options.json:
         print(
             json.dumps(

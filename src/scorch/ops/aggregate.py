@@ -301,7 +301,10 @@ def _attended(
         weights = weights * is_kept / (1 - dropout)
     elif dropout:
         weights = F.dropout(weights, dropout)
-    matrix = sparse_of(graph.rows_of(x.shape[1]), weights.flatten())
+    whole, places = graph.merged
+    if places is not None:
+        weights = weights.new_zeros(whole.size, weights.shape[1]).index_add(0, places, weights)
+    matrix = sparse_of(whole.rows_of(x.shape[1]), weights.flatten())
     found = evaluate("O[i,h,k] = P[i,j,h] * X[j,h,k]", P=matrix, X=x, format="dense")
     assert isinstance(found, torch.Tensor)
     return found

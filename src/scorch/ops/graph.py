@@ -56,7 +56,7 @@ def is_learned(weights: torch.Tensor) -> bool:
 
 
 class Graph:
-    """Compressed rows of sources for each target, each pair once and in order.
+    """Compressed rows of sources for each target, in order, and each pair once unless edges have features.
 
     ``counts`` has how often each pair is an edge, None if once. ``given`` has for each edge as it was given
     the entry that it is part of; None where edges are entries.
@@ -130,6 +130,19 @@ class Graph:
         if self.counts is None:
             return self.pos.diff()
         return self.pos.new_zeros(self.shape[0]).index_add_(0, self.targets, self.counts.to(self.pos.dtype))
+
+    @functools.cached_property
+    @kept
+    def merged(self) -> tuple[Graph, torch.Tensor | None]:
+        """The graph with each pair once, and which of its entries each is part of; None if they are the same."""
+        if self.size < 2:
+            return self, None
+        is_same = (self.targets[1:] == self.targets[:-1]) & (self.crd[1:] == self.crd[:-1])
+        is_new = torch.cat([is_same.new_ones(1), ~is_same])
+        if bool(is_new.all()):
+            return self, None
+        pos = pointers_of(self.targets[is_new], self.shape[0]).to(self.pos.dtype)
+        return Graph(self.shape, pos, self.crd[is_new]), is_new.cumsum(0) - 1
 
     # other graphs ------------------------------------------------------------------------------------
 
