@@ -5,8 +5,8 @@
 
 Networks of two layers with the same weights. PyG is shown at the best of its ways to hold a graph: an
 ``edge_index``, its sorted ``EdgeIndex``, a torch.sparse CSR matrix; its GCN keeps the normalised graph
-(``cached=True``). Results are compared before they are timed; contestants take turns. Each row is shown, on the
-error stream, as soon as it is measured; the table follows when all are.
+(``cached=True``). Results are compared before they are timed; contestants take turns. Each row is shown, on
+the error stream, as soon as it is measured; the table follows when all are.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ warnings.filterwarnings("ignore")
 
 NETWORKS = ("GCN", "SAGE mean", "SAGE max", "GAT")
 ROUNDS = 5  # at least, of those that do not fit into the seconds
+Clock = Callable[[], float]
 
 
 class Network(torch.nn.Module):
@@ -154,14 +155,17 @@ def checked(kind: str, data: Data) -> tuple[dict[str, Contestant], dict[str, str
 
 
 def interleaved(
-    calls: dict[str, Callable[[], object]], seconds: float, clock: Callable[[], float] = time.perf_counter
+    calls: dict[str, Callable[[], object]],
+    seconds: float,
+    clock: Clock = time.perf_counter,
+    least: int = ROUNDS,
 ) -> dict[str, float]:
     """The median time of each in milliseconds; all together take about as many ``seconds``."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     end, rounds = time.perf_counter() + seconds, 0
-    while rounds < ROUNDS or time.perf_counter() < end:
+    while rounds < least or time.perf_counter() < end:
         for name, call in calls.items():
             start = clock()
             call()
@@ -170,12 +174,14 @@ def interleaved(
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def measure(kind: str, data: Data, seconds: float, clock: Callable[[], float]) -> Iterator[dict[str, Any]]:
+def measure(
+    kind: str, data: Data, seconds: float, clock: Clock, least: int = ROUNDS
+) -> Iterator[dict[str, Any]]:
     """Rows of the table, one after the other as they are measured."""
     able, failed = checked(kind, data)
     for what in ("training step", "inference"):
         make = (lambda one: training_step(data, one)) if what == "training step" else inference
-        times = interleaved({name: make(one) for name, one in able.items()}, seconds, clock)
+        times = interleaved({name: make(one) for name, one in able.items()}, seconds, clock, least)
         yield {"graph": data.name, "network": kind, "what": what, "times": times, "failed": failed}
 
 
@@ -210,6 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=3.0, help="for each row of the table")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="at least, however long they take")
     parser.add_argument("--graphs", default="cora,pubmed,arxiv", help=f"some of {', '.join(SIZES)}")
     parser.add_argument("--networks", default=",".join(NETWORKS), help=f"some of {', '.join(NETWORKS)}")
     options = parser.parse_args(arguments)
@@ -225,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = load(name, options.data)
         made_up += [name] if data.is_made_up else []
         for kind in options.networks.split(","):
-            for row in measure(kind, data, options.seconds, clock):
+            for row in measure(kind, data, options.seconds, clock, options.rounds):
                 print(shown(row), file=sys.stderr, flush=True)
                 rows.append(row)
     if options.json:

@@ -1,4 +1,4 @@
-"""Networks of graph layers inside of ``torch.compile`` and ``torch.export``: whole graphs, the same numbers."""
+"""Networks of graph layers inside of ``torch.compile`` and ``torch.export``: one graph, the same numbers."""
 
 from __future__ import annotations
 

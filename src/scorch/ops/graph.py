@@ -134,7 +134,7 @@ class Graph:
     @functools.cached_property
     @kept
     def merged(self) -> tuple[Graph, torch.Tensor | None]:
-        """The graph with each pair once, and which of its entries each is part of; None if they are the same."""
+        """The graph with each pair once, and which of its entries each is part of; None if it is this one."""
         if self.size < 2:
             return self, None
         is_same = (self.targets[1:] == self.targets[:-1]) & (self.crd[1:] == self.crd[:-1])
