@@ -64,8 +64,9 @@ def test_gradients_have_gradients(layer: Layer) -> None:
     assert torch.autograd.gradgradcheck(call, inputs)
 
 
-def test_dropped_weights_stay_dropped_in_gradients_of_gradients() -> None:
-    module = nn.GATConv(4, 3, heads=2, dropout=0.5).double()
+@pytest.mark.parametrize("dropout", [0.5, 1.0])
+def test_dropped_weights_stay_dropped_in_gradients_of_gradients(dropout: float) -> None:
+    module = nn.GATConv(4, 3, heads=2, dropout=dropout).double()
     x = torch.randn(NODES, 4, dtype=torch.float64, requires_grad=True)
 
     def call(x: torch.Tensor) -> torch.Tensor:

@@ -98,9 +98,10 @@ class GATConv(Module):
         features, of_sources, of_targets = self._scores(sources, targets, shape[0])
         dropout = self.dropout if self.training else 0.0
         scores = computed(of_sources), computed(of_targets)
-        options = self.negative_slope, dropout, self.add_self_loops
         edges = self._edges(edge_index, edge_attr)
-        found = attend_neighbours(edge_index, computed(features), *scores, *options, *edges)
+        found = attend_neighbours(
+            edge_index, computed(features), *scores, self.negative_slope, dropout, self.add_self_loops, *edges
+        )
         found = found.to(features.dtype)
         out = found.flatten(1) if self.concat else found.mean(1)
         if self.res is not None and targets is not None:

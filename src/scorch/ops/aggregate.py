@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch.compiler import is_compiling
 
-from scorch.errors import ArgumentError, OperandError, ShapeError
+from scorch.errors import OperandError, ShapeError
 from scorch.ops import matmul
 from scorch.ops.autograd import UNREAD
-from scorch.ops.graph import Graph, Weighted, graph_of, is_learned
+from scorch.ops.edge_weights import Weighted
+from scorch.ops.graph import Graph, graph_of, is_learned
 from scorch.ops.statement import evaluate
 from scorch.runtime import attend as kernels
 from scorch.runtime.neighbours import largest, largest_back
@@ -30,52 +31,6 @@ Tensor = torch.Tensor
 def computed(tensor: Tensor) -> Tensor:
     """A dense tensor in the precision that kernels compute in."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
-
-
-# weights ---------------------------------------------------------------------------------------------
-
-
-def edge_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A number for each entry: the values, or how often each pair is an edge."""
-    if values is not None:
-        return values.to(dtype)
-    counts = graph.counts_as(dtype)
-    return torch.ones(graph.size, dtype=dtype, device="cpu") if counts is None else counts
-
-
-def given_weights(graph: Graph, edge_weight: Tensor) -> Tensor:
-    """A number for each entry, from one for each edge; the weights of edges that repeat add up."""
-    if graph.given is None:
-        raise ArgumentError("edge_weight belongs to an edge_index; a sparse matrix has its weights as values")
-    if edge_weight.shape != graph.given.shape:
-        raise ShapeError(
-            f"edge_weight has shape {tuple(edge_weight.shape)}, but edge_index has {graph.given.numel()} "
-            "edges: give one weight for each"
-        )
-    return edge_weight.new_zeros(graph.size).index_add(0, graph.given, edge_weight)
-
-
-def normalised(graph: Graph, values: Tensor | None, dtype: torch.dtype, loop: float | None) -> Tensor:
-    """``d[i]^-1/2 * w[i,j] * d[j]^-1/2``, d the sum of each row, for each entry of the graph.
-
-    With a weight of loops, for each entry of ``graph.with_loops``; those already there keep their ``values``.
-    """
-    weights = edge_weights(graph, values, dtype)
-    if loop is not None:
-        within, places = graph.with_loops
-        is_new = places < 0
-        if values is None:
-            is_new = within.targets == within.sources
-        padded = torch.cat([weights, weights.new_zeros(1)])  # place -1
-        weights, graph = torch.where(is_new, loop, padded[places]), within
-    degree = weights.new_zeros(graph.shape[0]).index_add(0, graph.targets, weights)
-    factor = torch.where(degree == 0, 0.0, degree.pow(-0.5))
-    return factor[graph.targets] * weights * factor[graph.sources]
-
-
-def mean_weights(graph: Graph, dtype: torch.dtype) -> Tensor:
-    """The weights of which the sum is the mean over all edges that end at a target."""
-    return edge_weights(graph, None, dtype) / graph.degrees.to(dtype)[graph.targets]
 
 
 # sums ------------------------------------------------------------------------------------------------
@@ -108,7 +63,8 @@ class _Total(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         weighted: Weighted = ctx.weighted
-        x, values = ctx.saved_tensors or (None, None)
+        saved: Any = ctx.saved_tensors or (None, None)
+        x, values = saved
         of_x = of_values = of_bias = None
         if ctx.needs_input_grad[0]:
             is_fixed = values is None or not torch.is_grad_enabled()
@@ -268,7 +224,8 @@ def _attend_again(ctx: Any, given: Any, kept: Tensor, grad: Tensor) -> list[Tens
     """The gradients, from functions that have gradients again; what was dropped is dropped."""
     options = ctx.options
     is_kept = ~kept.signbit() if options.dropout else None
-    found = _attended(ctx.graph, *given, options.slope, options.dropout, is_kept)
+    x, sources, targets, edges = given
+    found = _attended(ctx.graph, x, sources, targets, edges, options.slope, options.dropout, is_kept)
     needed = ctx.needs_input_grad[: len(given)]
     wanted = [tensor for tensor, is_needed in zip(given, needed, strict=True) if is_needed]
     made = iter(torch.autograd.grad(found, wanted, grad, create_graph=True))
@@ -298,12 +255,12 @@ def _attended(
     sums = torch.zeros_like(targets).index_add(0, rows, weights)
     weights = weights / sums.index_select(0, rows)
     if is_kept is not None:
-        weights = weights * is_kept / (1 - dropout)
+        weights = weights * is_kept * (1 / (1 - dropout) if dropout < 1 else 0.0)
     elif dropout:
         weights = F.dropout(weights, dropout)
-    whole, places = graph.merged
-    if places is not None:
-        weights = weights.new_zeros(whole.size, weights.shape[1]).index_add(0, places, weights)
+    whole, parts = graph.merged
+    if parts is not None:
+        weights = torch.zeros_like(weights[: whole.size]).index_add(0, parts, weights)
     matrix = sparse_of(whole.rows_of(x.shape[1]), weights.flatten())
     found = evaluate("O[i,h,k] = P[i,j,h] * X[j,h,k]", P=matrix, X=x, format="dense")
     assert isinstance(found, torch.Tensor)

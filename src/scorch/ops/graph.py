@@ -22,7 +22,7 @@ from scorch.formats import as_format
 from scorch.runtime.attend import Rows
 from scorch.runtime.pointers import pointers_of
 from scorch.tensor.construct import from_torch
-from scorch.tensor.learning import sparse_of, values_of
+from scorch.tensor.learning import values_of
 from scorch.tensor.run import convert_cached
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
@@ -325,35 +325,3 @@ def kept_with(tensor: torch.Tensor, key: object, make: Callable[[], Made]) -> Ma
         known[1][key] = make()
     found: Made = known[1][key]
     return found
-
-
-# weights ---------------------------------------------------------------------------------------------
-
-
-class Weighted:
-    """A graph with a number for each entry, as matrices: targets x sources, and transposed.
-
-    ``learned`` are those numbers if gradients flow back to them.
-    """
-
-    def __init__(self, graph: Graph, values: torch.Tensor) -> None:
-        self.graph, self.values = graph, values.detach()
-        self.learned = values if is_learned(values) else None
-
-    @functools.cached_property
-    def matrix(self) -> SparseTensor:
-        return SparseTensor(Storage(self.graph.pattern, self.values))
-
-    @functools.cached_property
-    @kept
-    def turned(self) -> SparseTensor:
-        graph, places = self.graph.turned
-        values = self.values[places]
-        if graph.pos is self.graph.pos and torch.equal(values, self.values):
-            return self.matrix
-        return SparseTensor(Storage(graph.pattern, values))
-
-    def turned_by(self, values: torch.Tensor) -> SparseTensor:
-        """The transposed matrix, connected to its values, which are in the order of ``matrix``."""
-        graph, places = self.graph.turned
-        return sparse_of(graph.pattern, values[places])

@@ -13,17 +13,10 @@ import torch
 from torch.compiler import is_compiling
 
 from scorch.errors import ShapeError
-from scorch.ops.aggregate import (
-    attend,
-    edge_weights,
-    given_weights,
-    maximum,
-    mean_weights,
-    normalised,
-    total,
-)
+from scorch.ops.aggregate import attend, maximum, total
 from scorch.ops.edge_features import with_features
-from scorch.ops.graph import Graph, Weighted, graph_of
+from scorch.ops.edge_weights import Weighted, edge_weights, given_weights, mean_weights, normalised
+from scorch.ops.graph import Graph, graph_of
 
 Tensor = torch.Tensor
 
