@@ -83,6 +83,7 @@ def test_a_network_is_compiled_whole_and_learns_the_same(kind: str, form: str) -
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, about itself
 @pytest.mark.parametrize("kind", ["GCN", "SAGE max", "GAT"])
 def test_a_network_compiled_to_machine_code_gives_the_same(kind: str) -> None:
     network = Network(kind).eval()
@@ -123,6 +124,7 @@ def test_a_compiled_network_reads_a_graph_once(form: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("kind", ["GCN", "SAGE max", "GAT"])
 def test_a_whole_step_is_compiled(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compile(torch.relu, backend="eager")(torch.ones(1))  # loads torch's settings
     if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
         pytest.skip("this torch does not compile backward() itself")
     monkeypatch.setattr(torch._dynamo.config, "trace_autograd_ops", True)
