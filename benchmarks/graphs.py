@@ -1,10 +1,12 @@
 """Graph networks beside PyG's: one training step and one inference, on Cora, PubMed and ogbn-arxiv.
 
     python -m benchmarks.graphs [--data DIR] [--json] [--threads N] [--seconds S] [--graphs cora,pubmed,arxiv]
+                                [--networks "GCN,SAGE max"]
 
 Networks of two layers with the same weights. PyG is shown at the best of its ways to hold a graph: an
 ``edge_index``, its sorted ``EdgeIndex``, a torch.sparse CSR matrix; its GCN keeps the normalised graph
-(``cached=True``). Results are compared before they are timed; contestants take turns.
+(``cached=True``). Results are compared before they are timed; contestants take turns. Each row is shown, on
+the error stream, as soon as it is measured; the table follows when all are.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ warnings.filterwarnings("ignore")
 
 NETWORKS = ("GCN", "SAGE mean", "SAGE max", "GAT")
 ROUNDS = 5  # at least, of those that do not fit into the seconds
+Clock = Callable[[], float]
 
 
 class Network(torch.nn.Module):
@@ -151,14 +155,17 @@ def checked(kind: str, data: Data) -> tuple[dict[str, Contestant], dict[str, str
 
 
 def interleaved(
-    calls: dict[str, Callable[[], object]], seconds: float, clock: Callable[[], float] = time.perf_counter
+    calls: dict[str, Callable[[], object]],
+    seconds: float,
+    clock: Clock = time.perf_counter,
+    least: int = ROUNDS,
 ) -> dict[str, float]:
     """The median time of each in milliseconds; all together take about as many ``seconds``."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     end, rounds = time.perf_counter() + seconds, 0
-    while rounds < ROUNDS or time.perf_counter() < end:
+    while rounds < least or time.perf_counter() < end:
         for name, call in calls.items():
             start = clock()
             call()
@@ -167,14 +174,21 @@ def interleaved(
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def measure(kind: str, data: Data, seconds: float, clock: Callable[[], float]) -> list[dict[str, Any]]:
+def measure(
+    kind: str, data: Data, seconds: float, clock: Clock, least: int = ROUNDS
+) -> Iterator[dict[str, Any]]:
+    """Rows of the table, one after the other as they are measured."""
     able, failed = checked(kind, data)
-    rows = []
     for what in ("training step", "inference"):
         make = (lambda one: training_step(data, one)) if what == "training step" else inference
-        times = interleaved({name: make(one) for name, one in able.items()}, seconds, clock)
-        rows.append({"graph": data.name, "network": kind, "what": what, "times": times, "failed": failed})
-    return rows
+        times = interleaved({name: make(one) for name, one in able.items()}, seconds, clock, least)
+        yield {"graph": data.name, "network": kind, "what": what, "times": times, "failed": failed}
+
+
+def shown(row: dict[str, Any]) -> str:
+    """A row as one line."""
+    times = ", ".join(f"{name} {time:.2f}" for name, time in row["times"].items())
+    return f"{row['graph']}, {row['network']}, {row['what']}: {times}"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -202,6 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=3.0, help="for each row of the table")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="at least, however long they take")
     parser.add_argument("--graphs", default="cora,pubmed,arxiv", help=f"some of {', '.join(SIZES)}")
     parser.add_argument("--networks", default=",".join(NETWORKS), help=f"some of {', '.join(NETWORKS)}")
     options = parser.parse_args(arguments)
@@ -217,7 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = load(name, options.data)
         made_up += [name] if data.is_made_up else []
         for kind in options.networks.split(","):
-            rows += measure(kind, data, options.seconds, clock)
+            for row in measure(kind, data, options.seconds, clock, options.rounds):
+                print(shown(row), file=sys.stderr, flush=True)
+                rows.append(row)
     if options.json:
         print(
             json.dumps(

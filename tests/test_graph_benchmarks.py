@@ -19,7 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_networks_are_compared_and_timed(capsys: pytest.CaptureFixture[str]) -> None:
     threads = str(torch.get_num_threads())
     assert main(["--graphs", "tiny", "--seconds", "0.01", "--threads", threads, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert len(said.err.splitlines()) == len(found["rows"])  # each as soon as it was measured
+    assert said.err.startswith("tiny, GCN, training step: Scorch ")
     assert found["made up"] == ["tiny"]
     assert [(row["network"], row["what"]) for row in found["rows"][:2]] == [
         ("GCN", "training step"),

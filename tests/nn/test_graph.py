@@ -455,9 +455,7 @@ def test_wrong_arguments_are_refused() -> None:
         nn.GCNConv(4, 3, normalize=False, add_self_loops=True)
     with pytest.raises(scorch.errors.ArgumentError, match=r"between 0 and 1"):
         nn.GATConv(4, 3, dropout=2)
-    with pytest.raises(scorch.errors.UnsupportedError, match=r"edge_dim"):
-        nn.GATConv(4, 3, edge_dim=2)
-    with pytest.raises(scorch.errors.UnsupportedError, match=r"edge_attr"):
+    with pytest.raises(scorch.errors.ArgumentError, match=r"give GATConv their number as edge_dim"):
         nn.GATConv(4, 3)(x, SOME, torch.ones(SOME.shape[1], 1))
     with pytest.raises(scorch.errors.UnsupportedError, match=r"SAGEConv takes a pair"):
         nn.GCNConv(4, 3)((x, x), SOME)

@@ -88,6 +88,17 @@ def test_weights_of_edges_give_pyg_s_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize("fill", ["mean", "add", "max", "min", "mul", 0.7, None])
+def test_features_of_edges_give_pyg_s_numbers(fill: Any) -> None:
+    options = {"edge_dim": 3, "heads": 2, "add_self_loops": fill is not None, "fill_value": fill or "mean"}
+    theirs, ours = both("GATConv", (20, 6), options)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    edges = random_graph(60)
+    x = torch.randn(60, 20, dtype=torch.float64, requires_grad=True)
+    features = torch.randn(edges.shape[1], 3, dtype=torch.float64, requires_grad=True)
+    assert_same(theirs, ours, x, edges, features)
+
+
 @pytest.mark.parametrize(
     ("name", "options"), [("SAGEConv", {}), ("GATConv", {"add_self_loops": False, "heads": 2})]
 )

@@ -17,21 +17,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_exporting
 from torch.nn import Linear, Module, Parameter
 
 from scorch.errors import ArgumentError, ShapeError, UnsupportedError
-from scorch.ops.aggregate import (
-    check_nodes,
-    computed,
-    edge_weights,
-    given_weights,
-    linear,
-    maximum,
-    mean_weights,
-    normalised,
-    total,
-)
-from scorch.ops.graph import Graph, Weighted, graph_of
+from scorch.ops.aggregate import check_nodes, computed, linear
+from scorch.ops.neighbours import max_neighbours, sum_neighbours
 from scorch.tensor.sparse_tensor import SparseTensor
 
 Nodes = Tensor | tuple[Tensor, Tensor | None]
@@ -80,12 +71,6 @@ def nodes_of(
     return sources, targets, (count, sources.shape[0])
 
 
-def weighted_by(graph: Graph, name: str, dtype: torch.dtype) -> Weighted:
-    """A graph of which weighted sums are the ``sum`` or ``mean`` over all edges; made once."""
-    make = mean_weights if name == "mean" else lambda graph, dtype: edge_weights(graph, None, dtype)
-    return graph.keep(graph.crd, (name, dtype), lambda: Weighted(graph, make(graph, dtype)))
-
-
 class GCNConv(Module):
     """``D^-1/2 (A + I) D^-1/2 x W + b`` (Kipf and Welling), with the degrees D of A + I.
 
@@ -125,44 +110,29 @@ class GCNConv(Module):
         if isinstance(x, tuple | list):
             raise UnsupportedError("GCNConv has one kind of nodes; SAGEConv takes a pair (sources, targets)")
         check_nodes("x", x, self.in_channels)
-        weight = self.lin.weight
-        dtype = computed(weight).dtype
-        weighted, values = self._weights(edge_index, edge_weight, x.shape[0], dtype)
+        if self.cached:
+            edge_index, edge_weight = self._kept(edge_index, edge_weight)
+        nodes, weight = x.shape[0], self.lin.weight
+        loop = (2.0 if self.improved else 1.0) if self.add_self_loops else None
+        how = "normalised" if self.normalize else "weights"
         if not isinstance(x, SparseTensor) and self._sums_first(x):
-            return F.linear(total(weighted, computed(x), values).to(weight.dtype), weight, self.bias)
+            found = sum_neighbours(edge_index, computed(x), nodes, how, loop, edge_weight)
+            return F.linear(found.to(weight.dtype), weight, self.bias)
         product = computed(linear(x, weight))
         bias = None if self.bias is None else computed(self.bias)
-        return total(weighted, product, values, bias).to(weight.dtype)
+        return sum_neighbours(edge_index, product, nodes, how, loop, edge_weight, bias).to(weight.dtype)
+
+    def _kept(self, edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The graph of the first call, and its weights."""
+        if self._first is None and not is_exporting():
+            self._first = edge_index, edge_weight
+        return (edge_index, edge_weight) if self._first is None else self._first
 
     def _sums_first(self, x: Tensor) -> bool:
         """Whether (A x) W is less work than A (x W), with the way back."""
         learns = torch.is_grad_enabled() and self.lin.weight.requires_grad
         back = torch.is_grad_enabled() and x.requires_grad
         return self.in_channels * (1 + back) < self.out_channels * (1 + (back or learns))
-
-    def _weights(
-        self, adj: Tensor, edge_weight: Tensor | None, nodes: int, dtype: torch.dtype
-    ) -> tuple[Weighted, Tensor | None]:
-        """The matrix to multiply with, and its values if they need a gradient."""
-        if self.cached and self._first is not None and self._first[1] == dtype:
-            return self._first[0], None
-        graph, values = graph_of(adj, (nodes, nodes))
-        key = (self.normalize, self.add_self_loops, self.improved, dtype)
-        source = edge_weight if edge_weight is not None else values
-
-        def make() -> tuple[Weighted, Tensor]:
-            given = given_weights(graph, edge_weight) if edge_weight is not None else values
-            if not self.normalize:
-                made = edge_weights(graph, given, dtype)
-                return Weighted(graph, made), made
-            loop = (2.0 if self.improved else 1.0) if self.add_self_loops else None
-            made = normalised(graph, given, dtype, loop)
-            return Weighted(graph if loop is None else graph.with_loops[0], made), made
-
-        weighted, made = graph.keep(graph.crd if source is None else source, key, make)
-        if self.cached:
-            self._first = (weighted, dtype)
-        return weighted, made if made.requires_grad else None
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
@@ -206,26 +176,26 @@ class SAGEConv(Module):
         sources, targets, shape = nodes_of(x, self._channels, edge_index, size)
         if self.project:
             sources = linear(sources, self.lin.weight, self.lin.bias).relu()
-        found = self._neighbours(sources, graph_of(edge_index, shape)[0])
+        found = self._neighbours(sources, edge_index, shape[0])
         if self.root_weight and targets is not None:
             root = self.lin_r.weight
             is_sparse = isinstance(targets, SparseTensor)
             found = found + linear(targets, root) if is_sparse else torch.addmm(found, targets, root.t())
         return F.normalize(found, dim=-1) if self.normalize else found
 
-    def _neighbours(self, x: Tensor, graph: Graph) -> Tensor:
+    def _neighbours(self, x: Tensor, adj: Tensor, targets: int) -> Tensor:
         weight, bias = self.lin_l.weight, self.lin_l.bias
         dtype, is_sparse = weight.dtype, isinstance(x, SparseTensor)
         if self.aggr == "max":
             if is_sparse:
                 raise UnsupportedError("SAGEConv with aggr='max' takes dense features: x.to_dense()")
-            return F.linear(maximum(graph, computed(x)).to(dtype), weight, bias)
-        weighted = weighted_by(graph, "mean" if self.aggr == "mean" else "sum", computed(weight).dtype)
+            return F.linear(max_neighbours(adj, computed(x), targets).to(dtype), weight, bias)
+        how = "mean" if self.aggr == "mean" else "sum"
         if not is_sparse and weight.shape[1] <= weight.shape[0]:
-            return F.linear(total(weighted, computed(x)).to(dtype), weight, bias)
+            return F.linear(sum_neighbours(adj, computed(x), targets, how).to(dtype), weight, bias)
         # sums and means are linear, so they may be taken of the fewer features after the weight
         product, added = computed(linear(x, weight)), None if bias is None else computed(bias)
-        return total(weighted, product, bias=added).to(dtype)
+        return sum_neighbours(adj, product, targets, how, bias=added).to(dtype)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}"
@@ -259,8 +229,6 @@ class GINConv(Module):
         sources, targets, shape = nodes_of((first, second), (widths[0], widths[1]), edge_index, size)
         if isinstance(sources, SparseTensor) or isinstance(targets, SparseTensor):
             raise UnsupportedError("GINConv takes dense features: x.to_dense()")
-        plain = computed(sources)
-        weighted = weighted_by(graph_of(edge_index, shape)[0], "sum", plain.dtype)
-        found = total(weighted, plain).to(sources.dtype)
+        found = sum_neighbours(edge_index, computed(sources), shape[0]).to(sources.dtype)
         out: Tensor = self.nn(found if targets is None else found + (1 + self.eps) * targets)
         return out

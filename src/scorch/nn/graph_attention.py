@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 
-from scorch.errors import ArgumentError, UnsupportedError
+from scorch.errors import ArgumentError, OperandError
 from scorch.nn.graph import Nodes, check_channels, glorot, nodes_of, pair_of
-from scorch.ops.aggregate import attend, computed, linear
-from scorch.ops.graph import graph_of
+from scorch.ops.aggregate import computed, linear
+from scorch.ops.edge_features import FILLS
+from scorch.ops.neighbours import attend_neighbours
+from scorch.tensor.sparse_tensor import SparseTensor
 
 
 class GATConv(Module):
@@ -24,6 +26,13 @@ class GATConv(Module):
     nothing is made for each edge and feature.
     ``heads`` are put side by side, or averaged without ``concat``. In training, ``dropout`` drops weights
     after the softmax. ``add_self_loops`` makes each node a neighbour of itself, once.
+
+    With ``edge_dim`` edges have as many features, and scores have a term ``a_edge W_edge e[i,j]``. They are
+    ``edge_attr``: a row for each edge of an edge_index, or for each stored entry of a matrix in the order of
+    its ``values()`` (of a CSR matrix, row by row). Without it they are the values of the matrix, or of a
+    tensor (targets, sources, features) in format ``dsd``. Loops that are added get what ``fill_value``
+    (``mean``, ``add``, ``max``, ``min`` or ``mul``) makes of the features of all other edges that end at
+    their node; or it is a number, or a tensor of features.
     """
 
     def __init__(
@@ -43,12 +52,17 @@ class GATConv(Module):
         super().__init__()
         check_channels(out_channels=out_channels, heads=heads)
         if edge_dim is not None:
-            raise UnsupportedError("GATConv has no features of edges (edge_dim); leave it out")
+            check_channels(edge_dim=edge_dim)
+        if isinstance(fill_value, str) and fill_value not in FILLS:
+            raise ArgumentError(
+                f"fill_value is {fill_value!r}; it may be a number or one of {', '.join(FILLS)}"
+            )
         if not 0 <= dropout <= 1:
             raise ArgumentError(f"dropout is a probability between 0 and 1, not {dropout}")
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
         self.add_self_loops, self.residual = add_self_loops, residual
+        self.edge_dim, self.fill_value = edge_dim, fill_value
         sources, targets = self._channels = pair_of(in_channels)
         width = out_channels * heads
         self.lin = Linear(sources, width, bias=False) if isinstance(in_channels, int) else None
@@ -56,37 +70,62 @@ class GATConv(Module):
         self.lin_dst = None if self.lin is not None else Linear(targets, width, bias=False)
         self.att_src = Parameter(torch.empty(1, heads, out_channels))
         self.att_dst = Parameter(torch.empty(1, heads, out_channels))
+        self.lin_edge = None if edge_dim is None else Linear(edge_dim, width, bias=False)
+        self.att_edge = None if edge_dim is None else Parameter(torch.empty(1, heads, out_channels))
         last = width if concat else out_channels
         self.res = Linear(targets, last, bias=False) if residual else None
         self.bias = Parameter(torch.empty(last)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for part in (self.lin, self.lin_src, self.lin_dst, self.res):
+        for part in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
             if part is not None:
                 glorot(part.weight)
-        glorot(self.att_src)
-        glorot(self.att_dst)
+        for attention in (self.att_src, self.att_dst, self.att_edge):
+            if attention is not None:
+                glorot(attention)
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
 
     def forward(
-        self, x: Nodes, edge_index: Tensor, edge_attr: None = None, size: tuple[int, int] | None = None
+        self,
+        x: Nodes,
+        edge_index: Tensor,
+        edge_attr: Tensor | None = None,
+        size: tuple[int, int] | None = None,
     ) -> Tensor:
-        if edge_attr is not None:
-            raise UnsupportedError("GATConv has no features of edges (edge_attr); leave them out")
         sources, targets, shape = nodes_of(x, self._channels, edge_index, size)
-        graph = graph_of(edge_index, shape)[0]
-        if self.add_self_loops:
-            graph = graph.with_loops[0]
         features, of_sources, of_targets = self._scores(sources, targets, shape[0])
         dropout = self.dropout if self.training else 0.0
         scores = computed(of_sources), computed(of_targets)
-        found = attend(graph, computed(features), *scores, self.negative_slope, dropout).to(features.dtype)
+        edges = self._edges(edge_index, edge_attr)
+        found = attend_neighbours(
+            edge_index, computed(features), *scores, self.negative_slope, dropout, self.add_self_loops, *edges
+        )
+        found = found.to(features.dtype)
         out = found.flatten(1) if self.concat else found.mean(1)
         if self.res is not None and targets is not None:
             out = out + linear(targets, self.res.weight)
         return out if self.bias is None else out + self.bias
+
+    def _edges(self, adj: Tensor, edge_attr: Tensor | None) -> tuple[Any, ...]:
+        """Features of edges, what makes scores of them, and features of new loops, if there are any."""
+        if self.lin_edge is None or self.att_edge is None:
+            if edge_attr is not None or (isinstance(adj, SparseTensor) and adj.dim() == 3):
+                raise ArgumentError("edges have features (edge_attr): give GATConv their number as edge_dim")
+            return ()
+        if edge_attr is None and not isinstance(adj, SparseTensor):
+            return ()
+        if edge_attr is not None and (
+            not isinstance(edge_attr, Tensor) or isinstance(edge_attr, SparseTensor)
+        ):
+            raise OperandError("edge_attr is a dense tensor of features for each edge")
+        weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+        project = (weight * self.att_edge.view(self.heads, self.out_channels, 1)).sum(1).t()
+        if isinstance(self.fill_value, str):
+            return edge_attr, computed(project), self.fill_value
+        filled = torch.as_tensor(self.fill_value, dtype=project.dtype)
+        return edge_attr, computed(project), "mean", filled
 
     def _scores(self, sources: Tensor, targets: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """The features of sources, and the scores of sources and targets for each head."""

@@ -7,12 +7,14 @@ normalised weights) is kept as long as the tensor it comes from, and made anew w
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch.utils.weak import WeakIdKeyDictionary
 
 from scorch.errors import DtypeError, IndexRangeError, OperandError, ShapeError, UnsupportedError
@@ -24,28 +26,37 @@ from scorch.tensor.learning import values_of
 from scorch.tensor.run import convert_cached
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
-from scorch.tensor.tracking import is_learning
+from scorch.tensor.tracking import any_requires_grad, is_transformed, untracked
 
 CSR = as_format("csr", 2)
+ROWS = as_format("dsd", 3)
 MOST_KEPT = 8  # things made of weights that a graph remembers
 Made = TypeVar("Made")
 
 
-def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
-    """``make``, whose tensors outlive a block of ``torch.inference_mode`` and must not belong to it."""
+def kept(make: Callable[..., Made]) -> Callable[..., Made]:
+    """``make``, whose tensors outlive blocks of ``torch.inference_mode`` and ``torch.func``: not theirs."""
 
     @functools.wraps(make)
     def normally(*args: Any) -> Made:
-        if not torch.is_inference_mode_enabled():
+        is_inference = torch.is_inference_mode_enabled()
+        if not is_inference and not is_transformed():
             return make(*args)
-        with torch.inference_mode(False):
+        with torch.inference_mode(False) if is_inference else contextlib.nullcontext(), untracked():
             return make(*args)
 
     return normally
 
 
+def is_learned(weights: torch.Tensor) -> bool:
+    """Whether what is made of ``weights`` must be connected to them, for autograd or ``torch.func``."""
+    if isinstance(weights, SparseTensor) and is_wrapped(weights.storage.values):
+        return True
+    return (torch.is_grad_enabled() and any_requires_grad(weights)) or is_wrapped(weights)
+
+
 class Graph:
-    """Compressed rows of sources for each target, each pair once and in order.
+    """Compressed rows of sources for each target, in order, and each pair once unless edges have features.
 
     ``counts`` has how often each pair is an edge, None if once. ``given`` has for each edge as it was given
     the entry that it is part of; None where edges are entries.
@@ -74,39 +85,69 @@ class Graph:
         return Pattern(CSR, self.shape, (None, self.pos), (None, self.crd), (self.shape[0], self.size))
 
     @functools.cached_property
+    @kept
     def targets(self) -> torch.Tensor:
         """The target of each entry."""
         numbers = torch.arange(self.shape[0], device="cpu")
         return numbers.repeat_interleave(self.pos.diff(), output_size=self.size)
 
     @functools.cached_property
+    @kept
     def sources(self) -> torch.Tensor:
         """The source of each entry."""
         return self.crd.to(torch.int64)
 
+    @functools.cached_property
+    @kept
+    def each(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Target and source of each edge: of entries, as often as they count."""
+        if self.counts is None:
+            return self.targets, self.sources
+        return self.targets.repeat_interleave(self.counts), self.sources.repeat_interleave(self.counts)
+
+    def rows_of(self, size: int) -> Pattern:
+        """The pattern of a tensor with ``size`` numbers for each entry."""
+        shape, counts = (*self.shape, size), (self.shape[0], self.size, self.size * size)
+        return Pattern(ROWS, shape, (None, self.pos, None), (None, self.crd, None), counts)
+
     def counts_as(self, dtype: torch.dtype) -> torch.Tensor | None:
         """How often each pair is an edge."""
-        if self.counts is None:
+        counts = self.counts
+        if counts is None:
             return None
         found = self._cast.get(dtype)
         if found is None:
-            found = self._cast[dtype] = self.counts.to(dtype)
+            found = self._cast[dtype] = kept(lambda: counts.to(dtype))()
         return found
 
     def rows(self, dtype: torch.dtype) -> Rows:
         return Rows(self.pos, self.crd, self.counts_as(dtype))
 
     @functools.cached_property
+    @kept
     def degrees(self) -> torch.Tensor:
         """How many edges end at each target."""
         if self.counts is None:
             return self.pos.diff()
         return self.pos.new_zeros(self.shape[0]).index_add_(0, self.targets, self.counts.to(self.pos.dtype))
 
+    @functools.cached_property
+    @kept
+    def merged(self) -> tuple[Graph, torch.Tensor | None]:
+        """The graph with each pair once, and which of its entries each is part of; None if it is this one."""
+        if self.size < 2:
+            return self, None
+        is_same = (self.targets[1:] == self.targets[:-1]) & (self.crd[1:] == self.crd[:-1])
+        is_new = torch.cat([is_same.new_ones(1), ~is_same])
+        if bool(is_new.all()):
+            return self, None
+        pos = pointers_of(self.targets[is_new], self.shape[0]).to(self.pos.dtype)
+        return Graph(self.shape, pos, self.crd[is_new]), is_new.cumsum(0) - 1
+
     # other graphs ------------------------------------------------------------------------------------
 
     @functools.cached_property
-    @_kept
+    @kept
     def turned(self) -> tuple[Graph, torch.Tensor]:
         """The graph with all edges turned round, and which entry each of its entries is here.
 
@@ -126,7 +167,7 @@ class Graph:
         return Rows(graph.pos, graph.crd, graph.counts_as(dtype), places)
 
     @functools.cached_property
-    @_kept
+    @kept
     def with_loops(self) -> tuple[Graph, torch.Tensor]:
         """The graph in which each node is its own source, once, and where each entry was; -1 for new ones."""
         rows, columns = self.shape
@@ -151,14 +192,14 @@ class Graph:
 
     def keep(self, weights: torch.Tensor, key: object, make: Callable[[], Made]) -> Made:
         """What ``make`` gives for ``weights``, from the last time if they have not changed since."""
-        if weights.is_inference() or weights.requires_grad:
+        if weights.is_inference() or weights.requires_grad or is_wrapped(weights):
             return make()
         version = weights._version
         for tensor, seen, name, found in self._kept:
             if tensor is weights and seen == version and name == key:
-                kept: Made = found
-                return kept
-        made = _kept(make)()
+                known: Made = found
+                return known
+        made = kept(make)()
         self._kept = [(weights, version, key, made), *self._kept[: MOST_KEPT - 1]]
         return made
 
@@ -174,16 +215,22 @@ def graph_of(adj: Any, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor | No
 
     ``adj`` is a sparse matrix, or an ``edge_index`` of shape (2, edges).
     """
+    given = matrix_or_edges(adj)
+    if isinstance(given, SparseTensor):
+        return _of_matrix(given, shape)
+    return kept_with(given, shape, lambda: _of_edges(given, shape)), None
+
+
+def matrix_or_edges(adj: Any) -> torch.Tensor:
+    """A graph as one of the two things that it may be: a matrix of ours, or an ``edge_index``."""
+    if isinstance(adj, SparseTensor):
+        return adj
     if not isinstance(adj, torch.Tensor):
         raise OperandError(
             f"a graph is a sparse matrix or an edge_index of shape (2, edges), not a {type(adj).__name__}"
         )
-    if isinstance(adj, SparseTensor):
-        return _of_matrix(adj, shape)
     if adj.layout is not torch.strided:
-        made = _kept_with(adj, None, lambda: from_torch(adj))
-        assert isinstance(made, SparseTensor)
-        return _of_matrix(made, shape)
+        return kept_with(adj, None, lambda: from_torch(adj))
     if adj.dtype not in (torch.int64, torch.int32):
         raise DtypeError(
             f"a dense {tuple(adj.shape)} tensor of {adj.dtype} is no graph: edge_index has whole numbers, "
@@ -191,7 +238,7 @@ def graph_of(adj: Any, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor | No
         )
     if adj.dim() != 2 or adj.shape[0] != 2:
         raise ShapeError(f"edge_index has shape {tuple(adj.shape)}; it must be (2, number of edges)")
-    return _kept_with(adj, shape, lambda: _of_edges(adj, shape)), None
+    return adj
 
 
 def _of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
@@ -201,20 +248,30 @@ def _of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.
             "rows are targets: from_edge_index has them as columns, so take its .T"
         )
     storage = adj.storage
-    if is_learning(adj):
+    if is_learned(adj):
         return _of_learned(adj, shape)
     if storage.pattern.format.levels[-1].is_full:  # blocks are filled up with zeros, which are no edges
-        made = _kept_with(storage.values, storage.pattern, lambda: _entries(adj))
+        made = kept_with(storage.values, storage.pattern, lambda: _entries(adj))
         return _of_matrix(made, shape)
+    graph = _of_pattern(storage, shape)
+    if storage.pattern.format == CSR:
+        return graph, storage.values
+    return graph, graph.keep(storage.values, CSR, lambda: _in_rows(storage).values)
+
+
+def _of_pattern(storage: Storage, shape: tuple[int, int]) -> Graph:
     graph = _of_patterns.get(storage.pattern)
     if graph is None:
-        stored = convert_cached(storage, CSR).pattern
+        stored = _in_rows(storage).pattern
         pos, crd = stored.pos[1], stored.crd[1]
         assert pos is not None and crd is not None
         graph = _of_patterns[storage.pattern] = Graph(shape, pos, crd)
-    if storage.pattern.format == CSR:
-        return graph, storage.values
-    return graph, graph.keep(storage.values, CSR, lambda: convert_cached(storage, CSR).values)
+    return graph
+
+
+@kept
+def _in_rows(storage: Storage) -> Storage:
+    return convert_cached(storage, CSR)
 
 
 def _of_learned(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
@@ -223,18 +280,18 @@ def _of_learned(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch
         raise UnsupportedError("a graph whose weights are learned has no blocks: use .to_format('csr')")
     rows = adj.to_format(CSR)
     assert isinstance(rows, SparseTensor)
-    graph, _ = _of_matrix(SparseTensor(rows.storage), shape)
-    return graph, values_of(rows)
+    return _of_pattern(rows.storage, shape), values_of(rows)
 
 
+@kept
 def _entries(adj: SparseTensor) -> SparseTensor:
     found = SparseTensor(adj.storage).to_format(CSR)
     assert isinstance(found, SparseTensor)
     return found.eliminate_zeros()
 
 
-@_kept
-def _of_edges(edges: torch.Tensor, shape: tuple[int, int]) -> Graph:
+def ends_of(edges: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sources and targets of an edge_index, whose nodes must be within ``shape`` (targets, sources)."""
     rows, columns = shape
     sources, targets = edges.detach().to("cpu", torch.int64)
     for name, nodes, count in (("sources, row 0,", sources, columns), ("targets, row 1,", targets, rows)):
@@ -243,6 +300,13 @@ def _of_edges(edges: torch.Tensor, shape: tuple[int, int]) -> Graph:
                 f"edge_index names nodes {int(nodes.min())} to {int(nodes.max())} as {name} "
                 f"but x has {count} rows"
             )
+    return sources, targets
+
+
+@kept
+def _of_edges(edges: torch.Tensor, shape: tuple[int, int]) -> Graph:
+    rows, columns = shape
+    sources, targets = ends_of(edges, shape)
     keys, given, counts = torch.unique(targets * columns + sources, return_inverse=True, return_counts=True)
     found = keys.div(max(columns, 1), rounding_mode="floor")
     index = torch.int32 if max(rows, columns, keys.numel()) < 2**31 else torch.int64
@@ -250,7 +314,7 @@ def _of_edges(edges: torch.Tensor, shape: tuple[int, int]) -> Graph:
     return Graph(shape, pos, crd, counts if keys.numel() < edges.shape[1] else None, given)
 
 
-def _kept_with(tensor: torch.Tensor, key: object, make: Callable[[], Made]) -> Made:
+def kept_with(tensor: torch.Tensor, key: object, make: Callable[[], Made]) -> Made:
     """What ``make`` gives, from the last time if the tensor has not changed since."""
     if tensor.is_inference():
         return make()
@@ -261,26 +325,3 @@ def _kept_with(tensor: torch.Tensor, key: object, make: Callable[[], Made]) -> M
         known[1][key] = make()
     found: Made = known[1][key]
     return found
-
-
-# weights ---------------------------------------------------------------------------------------------
-
-
-class Weighted:
-    """A graph with a number for each entry, as matrices: targets x sources, and transposed."""
-
-    def __init__(self, graph: Graph, values: torch.Tensor) -> None:
-        self.graph, self.values = graph, values.detach()
-
-    @functools.cached_property
-    def matrix(self) -> SparseTensor:
-        return SparseTensor(Storage(self.graph.pattern, self.values))
-
-    @functools.cached_property
-    @_kept
-    def turned(self) -> SparseTensor:
-        graph, places = self.graph.turned
-        values = self.values[places]
-        if graph.pos is self.graph.pos and torch.equal(values, self.values):
-            return self.matrix
-        return SparseTensor(Storage(graph.pattern, values))

@@ -1,8 +1,10 @@
 """Graph attention over the stored entries of a sparse matrix, forwards and back, one row after the other.
 
-With scores of sources ``s[j,h]`` and of targets ``t[i,h]``, for each stored entry (i, j) and head h
+With scores of sources ``s[j,h]``, of targets ``t[i,h]`` and perhaps of entries ``e[i,j,h]``, for each stored
+entry (i, j) and head h
 
-    z = s[j,h] + t[i,h]      P[i,j,h] = softmax over j of leaky_relu(z)      out[i,h,:] = P[i,j,h] * X[j,h,:]
+    z = s[j,h] + t[i,h] + e[i,j,h]
+    P[i,j,h] = softmax over j of leaky_relu(z)      out[i,h,:] = P[i,j,h] * X[j,h,:]
 
 Nothing is as large as entries times features: a row's probabilities are made while its features are read.
 For the way back they are kept, one number for each entry and head; one that dropout has dropped has a minus.
@@ -43,10 +45,11 @@ class Options(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Of sources and of targets, (nodes, heads) each."""
+    """Of sources and of targets, (nodes, heads) each, and of edges, (entries, heads), if those have any."""
 
     sources: torch.Tensor
     targets: torch.Tensor
+    edges: torch.Tensor | None = None
 
 
 class Rows(NamedTuple):

@@ -1,8 +1,8 @@
 """The C text of ``runtime.attend``; heads and their features are numbers in it."""
 
 SOURCE = """\
-enum { COUNTS = FIRST, X, SOURCES, TARGETS, OUT, KEPT, SCRATCH, OWN, OPTIONS };
-enum { B_X = FIRST, B_SOURCES, B_TARGETS, B_KEPT, B_G, B_EACH, B_TOTAL, B_OPTIONS };
+enum { COUNTS = FIRST, X, SOURCES, TARGETS, EDGES, OUT, KEPT, SCRATCH, OWN, OPTIONS };
+enum { B_X = FIRST, B_SOURCES, B_TARGETS, B_EDGES, B_KEPT, B_G, B_EACH, B_TOTAL, B_OPTIONS };
 enum { C_PLACES = FIRST, C_KEPT, C_EACH, C_G, C_DX, C_TOTAL, C_OPTIONS };
 enum { SLOPE, BELOW, SEED, SCALE }; /* of options */
 #define ROW ((i64)KNOWN_HEADS * KNOWN_WIDTH)
@@ -178,6 +178,10 @@ static void attend_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worke
             const T *restrict source = sources + crd[e] * KNOWN_HEADS; \\
             EACH_HEAD p[e * KNOWN_HEADS + h] = source[h] + target[h]; \\
         } \\
+        if (args[EDGES]) { \\
+            const T *restrict own = (const T *)args[EDGES] + first * KNOWN_HEADS; \\
+            for (i64 k = 0; k < n * KNOWN_HEADS; k++) p[k] += own[k]; \\
+        } \\
         exponentials_##T(p, n, slope); \\
         for (i64 e = 0; counts && e < n; e++) EACH_HEAD p[e * KNOWN_HEADS + h] *= counts[e]; \\
         for (i64 e = 0; e < n; e++) EACH_HEAD total[h] += p[e * KNOWN_HEADS + h]; \\
@@ -225,11 +229,15 @@ static void scores_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worke
                 mean[h] += chance * flow; \\
             } \\
         } \\
+        const T *edges = args[B_EDGES] ? (const T *)args[B_EDGES] + first * KNOWN_HEADS : 0; \\
         for (i64 e = 0; e < n; e++) { \\
             const T *restrict source = sources + crd[e] * KNOWN_HEADS; \\
+            T score[KNOWN_HEADS]; \\
+            EACH_HEAD score[h] = source[h] + target[h]; \\
+            if (edges) EACH_HEAD score[h] += edges[e * KNOWN_HEADS + h]; \\
             EACH_HEAD { \\
                 const T chance = ABSOLUTE_##T(p[e * KNOWN_HEADS + h]); \\
-                const T z = source[h] + target[h] - LEAST_##T; /* 0 is below */ \\
+                const T z = score[h] - LEAST_##T; /* 0 is below */ \\
                 const T down = STEP(T, z, slope) * chance * (each[e * KNOWN_HEADS + h] - mean[h]); \\
                 each[e * KNOWN_HEADS + h] = down; \\
                 total[h] += down; \\

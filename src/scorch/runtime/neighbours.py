@@ -20,6 +20,23 @@ enum { B_COUNTS = FIRST, B_X, B_OUT, B_G, B_DX, B_WIDTH }; /* back: rows are tho
 
 #define PICK(T, mask, a, b) ((T##v)(((T##m)(a) & (mask)) | ((T##m)(b) & ~(mask))))
 
+/* The larger of both; what is not a number stays. One instruction of ARM does what takes four elsewhere. */
+#if defined(__aarch64__) && $VECTOR == 16
+#define IN_f32 "4s"
+#define IN_f64 "2d"
+#define LARGER(T) \\
+static inline T##v larger_##T(T##v a, T##v b) { \\
+    T##v most; \\
+    __asm__("fmax %0." IN_##T ", %1." IN_##T ", %2." IN_##T : "=w"(most) : "w"(a), "w"(b)); \\
+    return most; \\
+}
+#else
+#define LARGER(T) \\
+static inline T##v larger_##T(T##v a, T##v b) { return PICK(T, (a > b) | (a != a), a, b); }
+#endif
+LARGER(f32)
+LARGER(f64)
+
 /* Columns of N vectors: the largest, and with TIED how many entries reach it. */
 #define LARGEST(T, I, N, TIED) \\
 static void largest_##T##_##I##_##N##_##TIED(const I *crd, const T *counts, i64 n, i64 left, const T *x, \\
@@ -33,9 +50,10 @@ static void largest_##T##_##I##_##N##_##TIED(const I *crd, const T *counts, i64 
         FETCH(later, N * sizeof(T##v)) \\
         UNROLL for (int v = 0; v < N; v++) { \\
             const T##v here = *(const T##v *)(from + v * LANES); \\
-            const T##m more = (here > best[v]) | (here != here), same = here == best[v]; \\
-            best[v] = PICK(T, more, here, best[v]); \\
-            if (TIED) reached[v] = PICK(T, more, times, reached[v] + (T##v)((T##m)times & same)); \\
+            const T##v most = larger_##T(here, best[v]); \\
+            const T##m stays = most == best[v], comes = most == here; \\
+            if (TIED) reached[v] = (T##v)((T##m)reached[v] & stays) + (T##v)((T##m)times & comes); \\
+            best[v] = most; \\
         } \\
     } \\
     UNROLL for (int v = 0; v < N; v++) { \\

@@ -33,6 +33,7 @@ PRODUCTS = {  # functions whose gradients do not depend on what they give
     torch.Tensor.mv, torch.Tensor.bmm,
 }  # fmt: skip
 
+_NORMAL = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 _library = torch.library.Library("scorch", "DEF")
 _library.define("call(str program, Tensor[] arrays, SymInt[] sizes) -> Tensor[]")
 _library.define(
@@ -68,7 +69,7 @@ def _gradients(
     needed: Sequence[bool],
 ) -> list[torch.Tensor]:
     program = read_program(text)
-    with torch.enable_grad(), torch._C._EnableTorchFunction(), _seeded(program, arrays):
+    with _tracked(), torch.enable_grad(), torch._C._EnableTorchFunction(), _seeded(program, arrays):
         given = [
             array.detach().requires_grad_() if is_needed else array
             for array, is_needed in zip(arrays, needed, strict=True)
@@ -103,6 +104,13 @@ def _fresh(gradient: torch.Tensor, seeds: Sequence[torch.Tensor]) -> torch.Tenso
         gradient = gradient.to_dense()
     is_given = any(gradient.untyped_storage()._cdata == seed.untyped_storage()._cdata for seed in seeds)
     return gradient.clone(memory_format=torch.contiguous_format) if is_given else gradient.contiguous()
+
+
+def _tracked() -> contextlib.AbstractContextManager[Any]:
+    """Where autograd works, also if torch runs a graph while it is making it, with autograd switched off."""
+    guard: Any = torch._C._ForceDispatchKeyGuard
+    made: contextlib.AbstractContextManager[Any] = guard(*_NORMAL)
+    return made
 
 
 @contextlib.contextmanager
