@@ -146,6 +146,16 @@ def test_gradients_of_constructors():
     assert dense_matrix.grad.tolist() == [[0.0, 5.0], [5.0, 0.0]], "of what was taken"
 
 
+def test_the_power_zero_has_a_gradient_of_zeros():
+    for form in ("csr", "coo", "bsr(2,2)"):
+        S = drawn(6, 6, form)
+        unit = torch.matrix_power(S, 0)
+        torch.testing.assert_close(unit.detach().to_dense(), torch.eye(6, dtype=torch.float64))
+        (found,) = torch.autograd.grad(unit.sum(), S)
+        assert found.nnz == S.nnz and not bool(found.values().any())
+        assert torch.autograd.gradcheck(lambda S: torch.matrix_power(S, 0) @ S, (S,))
+
+
 def test_row_sparse_gradients():
     S, x = drawn(4, 6, "csr").detach(), dense(6, 2)
     scorch.einsum("ij,jk->ik", S[:1], x, sparse_grad=True).sum().backward()
