@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 import scorch
@@ -54,6 +55,18 @@ OVER_DENSE = {
     "addmm": lambda A: grad(lambda x: torch.addmm(G, A, x).square().sum())(X),
     "linear": lambda A: grad(lambda w: torch.nn.functional.linear(A, w).square().sum())(X.t().contiguous()),
     "einsum": lambda A: vmap(lambda x: scorch.einsum("ij,jk->ik", A, x))(BATCH),
+    "jacrev of a transposed": lambda A: jacrev(lambda x: x @ A.t())(X.t()),
+    "jacfwd of a transposed": lambda A: jacfwd(lambda x: x @ A.t())(X.t()),
+    "jacobian of a batch": lambda A: jacrev(lambda x: torch.matmul(x, A.t()))(BATCH.mT),
+    "jacobian in chunks": lambda A: jacrev(lambda v: A @ v, chunk_size=2)(X[:, 0]),
+    "hessian of a matrix": lambda A: hessian(lambda x: (x @ A.t()).pow(3).sum())(X.t()),
+    "forward over forward": lambda A: jacfwd(jacfwd(lambda v: torch.tanh(A @ v)))(X[:, 0]),
+    "reverse over forward": lambda A: jacrev(jacfwd(lambda v: torch.tanh(A @ v)))(X[:, 0]),
+    "reverse over reverse": lambda A: jacrev(jacrev(lambda v: torch.tanh(A @ v)))(X[:, 0]),
+    "forward over vjp": lambda A: jvp(lambda x: vjp(lambda y: torch.tanh(A @ y), x)[1](G)[0], (X,), (X,)),
+    "vmap of a jacobian": lambda A: vmap(jacrev(lambda v: torch.sin(A @ v)))(X.t()),
+    "vmap of a hessian": lambda A: vmap(hessian(lambda v: torch.sin(A @ v).sum()))(X.t()),
+    "vmap of vmap": lambda A: vmap(vmap(lambda v: A @ v))(BATCH.mT),
     "evaluate": lambda A: grad(lambda x: scorch.evaluate("y[i,k] = exp(A[i,j] * x[j,k])", A=A, x=x).sum())(X),
 }
 
@@ -63,6 +76,13 @@ OVER_VALUES = {
     "vmap": lambda make: vmap(lambda v: make(v) @ X)(SEVERAL),
     "vmap of grad": lambda make: vmap(grad(lambda v: (make(v) @ X).square().sum()))(SEVERAL),
     "hessian": lambda make: hessian(lambda v: (make(v) @ X).pow(3).sum())(VALUES),
+    "jacrev": lambda make: jacrev(lambda v: X.t() @ make(v).t())(VALUES),
+    "jacfwd": lambda make: jacfwd(lambda v: X.t() @ make(v).t())(VALUES),
+    "hessian of both": lambda make: hessian(lambda v, x: (make(v) @ x).pow(3).sum(), argnums=(0, 1))(
+        VALUES, X[:, 0]
+    ),
+    "vmap of both": lambda make: vmap(lambda v, x: make(v) @ x)(SEVERAL, BATCH[:3]),
+    "jacfwd of a function": lambda make: jacfwd(lambda v: torch.tanh(make(v)).to_dense())(VALUES),
     "a sparse product": lambda make: grad(lambda v: (make(v) @ make(v).t()).square().sum())(VALUES),
     "a sparse result": lambda make: vmap(lambda v: (make(v) * 2).to_dense())(SEVERAL),
     "relu": lambda make: grad(lambda v: torch.relu(make(v)).sum())(VALUES),
@@ -70,6 +90,18 @@ OVER_VALUES = {
     "sums of rows": lambda make: vmap(lambda v: make(v).sum(1))(SEVERAL),
     "a slice": lambda make: grad(lambda v: (make(v)[1:4] @ X).square().sum())(VALUES),
     "concatenated": lambda make: grad(lambda v: (torch.cat([make(v), make(v)]) @ X).square().sum())(VALUES),
+}
+
+
+OVER_SPARSE = {
+    "grad": lambda A: grad(lambda A: (A @ X).square().sum())(A),
+    "grad of both": lambda A: grad(lambda A, x: (A @ x).square().sum(), argnums=(0, 1))(A, X),
+    "grad of grad": lambda A: grad(lambda A: grad(lambda A: (A @ X).pow(3).sum())(A).sum())(A),
+    "vjp": lambda A: vjp(lambda A: A @ X, A)[1](G),
+    "jvp": lambda A: jvp(lambda A: A @ X, (A,), (2 * A,)),
+    "jacrev": lambda A: jacrev(lambda A: A @ X[:, 0])(A),
+    "jacfwd": lambda A: jacfwd(lambda A: A @ X[:, 0])(A),
+    "hessian": lambda A: hessian(lambda A: (A @ X[:, 0]).pow(3).sum())(A),
 }
 
 
@@ -86,6 +118,19 @@ def test_over_dense_arguments(name):
 @pytest.mark.parametrize("name", OVER_VALUES)
 def test_over_values(name):
     same(OVER_VALUES[name](sparse), OVER_VALUES[name](dense))
+
+
+@pytest.mark.parametrize("name", OVER_SPARSE)
+def test_over_a_sparse_argument_as_over_a_dense_one(name):
+    same(OVER_SPARSE[name](S), OVER_SPARSE[name](D))
+
+
+def test_graphs_of_torch_fx_run_the_call_again():
+    for function in (lambda x: S @ x, lambda x: (S * x[:, 0]).sum(1)):
+        graph = make_fx(function)(X)
+        torch.testing.assert_close(graph(BATCH[0]), function(BATCH[0]))
+    with pytest.raises(UnsupportedError, match=r"torch\.func\.jvp"):
+        linearize(lambda x: torch.sin(S @ x), X)
 
 
 def test_unsorted_and_repeated_entries():
@@ -112,7 +157,18 @@ def test_parameters_of_a_module():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.weight @ x
 
-    torch.testing.assert_close(functional_call(Layer(), {"weight": S * 2}, (X,)), 2 * D @ X)
+    layer = Layer()
+    torch.testing.assert_close(functional_call(layer, {"weight": S * 2}, (X,)), 2 * D @ X)
+
+    def loss(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return functional_call(layer, {"weight": weight}, (x,)).square().sum()
+
+    same(grad(loss)(S, X), grad(loss)(D, X))
+    same(
+        grad(lambda values: loss(sparse(values), X))(VALUES),
+        grad(lambda values: loss(dense(values), X))(VALUES),
+    )
+    same(vmap(grad(loss, argnums=1), (None, 0))(S, BATCH), vmap(grad(loss, argnums=1), (None, 0))(D, BATCH))
 
 
 def test_patterns_that_depend_on_values_are_refused():

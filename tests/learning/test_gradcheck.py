@@ -52,19 +52,57 @@ def test_first_and_second_order(name, form):
     assert gradgradcheck(CHAINS[name], (S, x))
 
 
-def test_a_wrong_gradient_is_found():
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, values):
-            return values * 2
+@pytest.mark.parametrize("fast_mode", [False, True])
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", ["product", "sparse product", "chain", "slices", "normalized", "dense"])
+def test_torchs_own_checks(name, form, fast_mode):
+    """Of sparse inputs and results; the inputs are afterwards what they were."""
+    S, x = drawn(4, 6, form), dense(6, 2)
+    before, pattern = S.detach().clone(), S.storage.pattern
+    assert torch.autograd.gradcheck(CHAINS[name], (S, x), fast_mode=fast_mode)
+    assert torch.autograd.gradgradcheck(CHAINS[name], (S, x), fast_mode=fast_mode)
+    assert S.storage.pattern is pattern and torch.equal(S.values(), before.values())
 
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * 3
 
+def test_torchs_own_checks_of_other_tensors():
+    T = scorch.rand(3, 4, 2, density=0.4, format="csf", dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda T: (T * T).sum(1), T)
+    C = scorch.rand(4, 5, density=0.5, format="csr", dtype=torch.complex128).requires_grad_()
+    y = torch.randn(5, 2, dtype=torch.complex128, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda C, y: C @ y, (C, y))
+    assert torch.autograd.gradcheck(torch.abs, C)
+    empty = scorch.zeros(3, 4, format="csr", dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda S: S.sin(), empty)
+
+
+class Wrong(torch.autograd.Function):
+    """Twice the values, with a gradient that is three times."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return values * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
+@pytest.mark.parametrize("check", [gradcheck, torch.autograd.gradcheck])
+@pytest.mark.parametrize("fast_mode", [False, True])
+def test_a_wrong_gradient_is_found(check, fast_mode):
     S = drawn(4, 6, "csr")
     with pytest.raises(RuntimeError, match="Jacobian mismatch"):
-        gradcheck(lambda S: Wrong.apply(S.values()), (S,))
+        check(lambda S: Wrong.apply(S.values()), (S,), fast_mode=fast_mode)
+
+
+def test_a_change_in_place_before_the_gradient_is_told_as_it_is():
+    S = drawn(4, 6, "csr")
+    T = S * 1
+    product = T.values().square()
+    with torch.no_grad():
+        T.values().mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(product.sum(), S)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -106,6 +144,16 @@ def test_gradients_of_constructors():
     dense_matrix = torch.tensor([[0.0, 2.0], [3.0, 0.0]], dtype=torch.float64, requires_grad=True)
     (scorch.from_torch(dense_matrix, format="csr") * 5).sum().backward()
     assert dense_matrix.grad.tolist() == [[0.0, 5.0], [5.0, 0.0]], "of what was taken"
+
+
+def test_the_power_zero_has_a_gradient_of_zeros():
+    for form in ("csr", "coo", "bsr(2,2)"):
+        S = drawn(6, 6, form)
+        unit = torch.matrix_power(S, 0)
+        torch.testing.assert_close(unit.detach().to_dense(), torch.eye(6, dtype=torch.float64))
+        (found,) = torch.autograd.grad(unit.sum(), S)
+        assert found.nnz == S.nnz and not bool(found.values().any())
+        assert torch.autograd.gradcheck(lambda S: torch.matrix_power(S, 0) @ S, (S,))
 
 
 def test_row_sparse_gradients():

@@ -290,12 +290,31 @@ def test_normal_in_place():
 
 
 def test_rrelu():
-    for training in (False, True):
-        torch.manual_seed(3)
-        found = F.rrelu(scorch.from_torch(thin(4, 6), format="csr"), training=training)
-        torch.manual_seed(3)
-        same(found, F.rrelu(thin(4, 6), training=training), EXACT)
-        assert isinstance(found, SparseTensor)
+    found = F.rrelu(scorch.from_torch(thin(4, 6), format="csr"))
+    same(found, F.rrelu(thin(4, 6)), EXACT)
+    assert isinstance(found, SparseTensor)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("learns", [False, True])
+def test_rrelu_draws_a_slope_for_each_negative_entry(inplace, learns):
+    dense = torch.randn(300, 40, dtype=torch.float64) * (torch.rand(300, 40) < 0.3)
+    S = scorch.from_torch(dense, format="csr")
+    leaf = S.clone().requires_grad_(learns)
+    torch.manual_seed(3)
+    found = F.rrelu(leaf * 1.0, 0.2, 0.3, training=True, inplace=inplace)
+    slopes = found.detach().values() / S.values()
+    below = S.values() < 0
+    assert bool((slopes[~below] == 1).all()) and len(slopes[below].unique()) > 1000
+    assert bool(((slopes[below] >= 0.2) & (slopes[below] <= 0.3)).all())
+    if learns:
+        found.sum().backward()
+        torch.testing.assert_close(leaf.grad.values(), slopes)
+
+
+def test_rrelu_of_a_huge_tensor_draws_for_its_entries_only():
+    S = -scorch.rand(10**6, 10**6, density=1e-10, format="coo").requires_grad_()
+    assert F.rrelu(S, training=True).nnz == 100
 
 
 # numbers ---------------------------------------------------------------------------------------------

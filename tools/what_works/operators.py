@@ -22,7 +22,7 @@ LEFT_OUT = {
     "internal to torch": r"_\w+(?<!__)|torch\..*|jiterator\w*",
     "the values are whatever lies in memory": r"(new_)?empty\w*|resize_\w*",
     "random numbers are drawn for stored entries only": (
-        r"rand(n|int)?_like|normal|uniform|bernoulli|nn\.functional\.dropout"
+        r"rand(n|int)?_like|normal|uniform|bernoulli|nn\.functional\.(dropout|rrelu)"
     ),
 }
 PRODUCTS, TRANSFORMS = "Products and linear algebra", "Fourier transforms"

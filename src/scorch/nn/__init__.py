@@ -1,6 +1,6 @@
 """``scorch.nn``: all of ``torch.nn``, and layers that have sparse weights or work on sparse tensors."""
 
-from scorch.nn import masks
+from scorch.nn import data_parallel, masks
 from scorch.nn.autoencoder import TopKAutoencoder
 from scorch.nn.dynamic import SET, RigL
 from scorch.nn.embedding import SparseEmbedding
@@ -32,3 +32,5 @@ __all__ = [
     "load_sparse",
     "masks",
 ]
+
+data_parallel.install()

@@ -196,7 +196,9 @@ def carry_state(optimizers: Any, parameter: torch.Tensor, places: torch.Tensor, 
 
 def fingerprint(pattern: Pattern) -> int:
     """A number that differs, all but certainly, for other places or another format."""
-    total = hash_of(str(pattern.format)) ^ (pattern.shape[0] << 20) ^ pattern.shape[1]
+    total = hash_of(str(pattern.format))
+    for size in pattern.shape:
+        total = (total * 1_000_003 ^ size) & (2**62 - 1)
     for number, array in enumerate(pattern.arrays):
         weights = torch.arange(1, array.numel() + 1, device="cpu")
         mixed = (array.to(torch.int64) + 1 + number) * 0x9E3779B97F4A7C1 ^ (weights * 0x2545F4914F6CDD1D)

@@ -69,7 +69,9 @@ def uses_of(body: Expr, tensor: str, incoming: Access) -> tuple[tuple[Access, Ex
     >>> [show(value) for _, value in uses_of(product, "x", Access("g", ("i",)))]
     ['g[i] * A[i,j]']
     """
-    return tuple((access, value) for access, value, _ in _uses(body, tensor, incoming, (), _Work(False, set())))
+    return tuple(
+        (access, value) for access, value, _ in _uses(body, tensor, incoming, (), _Work(False, set()))
+    )
 
 
 def tangent(

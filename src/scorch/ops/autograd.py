@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch._C._functorch import is_legacy_batchedtensor
 
 from scorch.errors import UnsupportedError
 from scorch.formats import Format, as_format
@@ -117,6 +118,8 @@ def _computed(
     call = Call(text, names, patterns, format, run, sparse_grad, sources)
     if is_learning(*arrays):
         return Piece(apply(_Statement, call, *arrays), call.pattern)
+    if any(map(is_legacy_batchedtensor, arrays)):
+        return Piece(_gradients_of_batch(call, arrays), call.pattern)
     return Piece(_forward(call, arrays), call.pattern)
 
 
@@ -391,6 +394,21 @@ def _batched(
     outer = _shallower(found.pattern)
     call.pattern = outer
     return found.array.reshape(outer.size, size), 1
+
+
+def _gradients_of_batch(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The same for the batches of gradients of ``torch.autograd.grad(is_grads_batched=True)``."""
+    torch._C._vmapmode_increment_nesting()
+    level = torch._C._vmapmode_decrement_nesting()
+    in_dims = [0 if is_legacy_batchedtensor(array) else None for array in arrays]
+    plain = [
+        array if dim is None else torch._remove_batch_dim(array, level, 1, 0)
+        for array, dim in zip(arrays, in_dims, strict=True)
+    ]
+    size = next(array.shape[0] for array, dim in zip(plain, in_dims, strict=True) if dim is not None)
+    found, dim = _batched(call, plain, in_dims, size)
+    assert dim is not None
+    return torch._add_batch_dim(found, dim, level)
 
 
 def _pieces(call: Call, arrays: Sequence[torch.Tensor]) -> list[Piece]:

@@ -14,7 +14,9 @@ from scorch.ops.generic import all_sparse, densely, replace_by, stored
 from scorch.ops.matmul import is_turned, matmul
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Entries, entries_of, format_for, from_entries
-from scorch.tensor.sparse_tensor import SparseTensor, with_values
+from scorch.tensor.learning import sparse_of, values_of
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.tracking import is_learning
 
 aten = torch.ops.aten
 
@@ -75,16 +77,16 @@ def stft(input: Any, *args: Any, **kwargs: Any) -> Any:
     return densely(torch.stft, (input, *args), kwargs)
 
 
-@implements(F.rrelu, torch.rrelu)
+@implements(F.rrelu, torch.rrelu, learns=True)
 def rrelu(
     input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Any:
-    """Zero for zero; in training a slope is drawn for every element, as with dense tensors."""
-    if training:
-        found = stored(densely(torch.rrelu, (input, lower, upper, True), {}), input)
-    else:
-        found = with_values(input, torch.rrelu(input.storage.values, lower, upper, False))
-    return replace_by(input, found, "rrelu") if inplace else found
+    """Zero for zero; in training a slope is drawn for every stored element that is negative."""
+    values = torch.rrelu(values_of(input), lower, upper, training)
+    found = sparse_of(input.storage.pattern, values)
+    if not inplace:
+        return found
+    return input.copy_(found) if is_learning(input) else replace_by(input, found, "rrelu")
 
 
 @implements(F.multi_head_attention_forward)

@@ -110,8 +110,7 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func.namespace == "c10d":
         raise UnsupportedError(
             f"{name_of(func)} sends dense tensors to other processes, and a sparse tensor is several; send "
-            "S.values() and keep the places, or in modules that DistributedDataParallel is given make the "
-            "values a parameter, as scorch.nn.SparseLinear does"
+            "S.values() and keep the places, as DistributedDataParallel does for sparse parameters"
         )
     if kwargs.get("out") is not None:
         return _into(kwargs.pop("out"), func, args, kwargs)

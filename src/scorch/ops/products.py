@@ -13,6 +13,7 @@ from scorch.ops import matmul
 from scorch.ops.einsum import einsum
 from scorch.tensor.dispatch import implements, implements_learning, implements_operator
 from scorch.tensor.entries import Entries, format_for, from_entries
+from scorch.tensor.learning import placed, sparse_of, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
@@ -146,11 +147,22 @@ def chain_matmul(*matrices: Any, out: Any = None) -> Any:
     return functools.reduce(matmul.mm, matrices)
 
 
+def _unit(input: Any, unit: Any) -> Any:
+    """A unit matrix connected to the matrix that it is a power of, on which it does not depend."""
+    if not isinstance(input, SparseTensor) or not isinstance(unit, SparseTensor):
+        return torch.where(torch.ones_like(unit, dtype=torch.bool), unit, input.to_dense())
+    stored = unit.storage
+    own = placed(values_of(input), input.storage.pattern, stored.pattern)
+    return sparse_of(stored.pattern, torch.where(stored.pattern.present, stored.values, own))
+
+
 @implements_learning(torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power)
 def learned_power(input: Any, n: int, *, out: Any = None) -> Any:
     """As ``matrix_power``, by squaring, each product sampled at the pattern of what it is learned from."""
-    if n < 1:
-        return matrix_power(input.detach(), n) if n == 0 else torch.matrix_power(input.to_dense(), n)
+    if n < 0:
+        return torch.matrix_power(input.to_dense(), n)
+    if n == 0:
+        return _unit(input, matrix_power(input.detach(), 0))
     found = None
     while n:
         if n % 2:

@@ -123,6 +123,11 @@ def traced_shell(kind: type[torch.Tensor], storage: TracedStorage) -> torch.Tens
     return made  # type: ignore[no-any-return]
 
 
+def is_tracing() -> bool:
+    """Whether torch writes down what operators are called with, which kernels are not."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
 LIVE: set[weakref.ref[TracedStorage]] = set()  # empty but for the time in which graphs are made
 RECORD: list[Callable[..., Any]] = []  # ``ops.capture.record``, which makes a call a part of the graph
 

@@ -10,7 +10,8 @@ on its pattern: it is a ``SparseTensor`` that shares it. Three functions connect
 ``placed`` is its own kind of adjoint: sampling a dense gradient at a pattern, and spreading values over a
 dense tensor, are one function with both patterns exchanged. So all of them have gradients of any order.
 
-Inside ``torch.func`` there are no gradients on the tensor itself: its values are what is tracked.
+Inside ``torch.func`` there are no gradients on the tensor itself: its values are what is tracked. So it is in
+forward mode (``tensor/forward.py``).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_map
 
@@ -33,6 +35,7 @@ from scorch.notation.nodes import Access, Op
 from scorch.tensor.dispatch import WHEN_LEARNING
 from scorch.tensor.entries import Entries, entries_of
 from scorch.tensor.flatten import spelled
+from scorch.tensor.forward import check_formula
 from scorch.tensor.relevel import releveled, shares_entries
 from scorch.tensor.run import Task, convert, converted_pattern, copy_step, from_dense, run_step, values_from
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -383,6 +386,8 @@ def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` differentiated by torch's own formula."""
+    if forward_ad._current_level >= 0:
+        check_formula(func, args, kwargs)
     own = _own_arguments(func)
     if own >= 0:
         args = (*args[:own], *tree_map(used, args[own:]))

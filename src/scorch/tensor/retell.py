@@ -53,6 +53,7 @@ SIGNS = {
 }
 SMALL = 1 << 20  # bytes
 MOST_DIMS = 16
+DIFFERENTIATING = {torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward}
 ALLOCATING = {"tolist", "unbind"}  # functions for which torch takes memory even where tensors have none
 
 
@@ -75,7 +76,10 @@ def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, A
         size = int(refused[1])
         return _made(DensityError, name, f"{size:,} bytes of dense memory are more than there is", tensors)
     is_too_large = isinstance(error, DensityError)  # if not an operand, then the result
-    dense, is_exact = _error_of_dense(func, args, kwargs, tensors, is_too_large)
+    if func in DIFFERENTIATING:  # what it differentiates was computed before, from these very tensors
+        dense, is_exact = None, False
+    else:
+        dense, is_exact = _error_of_dense(func, args, kwargs, tensors, is_too_large)
     if isinstance(error, AssertionError) and not isinstance(dense, AssertionError):
         return error  # one of our own
     if dense is None:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
+from torch.fx import _symbolic_trace
 
 from scorch.errors import OperandError, ShapeError
 from scorch.formats import Format, as_format
@@ -23,6 +25,7 @@ from scorch.tensor.flatten import (
     TracedStorage,
     any_traced,
     array_of,
+    is_tracing,
     names_of,
     remember,
     traced_shell,
@@ -33,6 +36,7 @@ from scorch.tensor.run import convert
 from scorch.tensor.storage import Pattern, Storage
 from scorch.tensor.tracking import (
     any_requires_grad,
+    has_tangents,
     is_asked_by,
     is_grad_enabled,
     is_learning,
@@ -125,12 +129,19 @@ class SparseTensor(torch.Tensor):
         if func in dispatch.FACTS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        if _symbolic_trace._is_fx_tracing_flag and is_tracing():
+            return RECORD[0](func, args, kwargs or {})
         handler = dispatch.FUNCTIONS.get(func)
         try:
-            if func not in dispatch.LEARNING and _is_differentiated(func, args, kwargs or {}):
-                from scorch.tensor.learning import differentiated
+            if func not in dispatch.LEARNING:
+                if _is_differentiated(func, args, kwargs or {}):
+                    from scorch.tensor.learning import differentiated
 
-                return differentiated(func, args, kwargs or {})
+                    return differentiated(func, args, kwargs or {})
+                if forward_ad._current_level >= 0 and has_tangents(args, kwargs):
+                    from scorch.tensor.forward import carried_forward
+
+                    return carried_forward(func, args, kwargs or {})
             if handler is not None:
                 return handler(*args, **(kwargs or {}))
             with torch._C.DisableTorchFunctionSubclass():

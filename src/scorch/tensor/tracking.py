@@ -9,9 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._C._functorch import peek_interpreter_stack
+from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
+
+from scorch.errors import UnsupportedError
 
 _depth = threading.local()
+
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 any_requires_grad = torch._C._any_requires_grad
 is_grad_enabled = torch.is_grad_enabled
@@ -26,7 +33,35 @@ def is_learning(*tensors: Any, **named: Any) -> bool:
     """Whether a result of these tensors must be connected to them, for autograd or ``torch.func``."""
     if peek_interpreter_stack() is not None:
         return True
-    return is_grad_enabled() and any_requires_grad(*tensors, **named)
+    if is_grad_enabled() and any_requires_grad(*tensors, **named):
+        return True
+    return forward_ad._current_level >= 0 and has_tangents(tensors, named)
+
+
+def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The direction of a forward derivative: that of its values, if a tensor is sparse."""
+    storage = tensor.__dict__.get("storage")
+    array: torch.Tensor = tensor if storage is None else storage.values
+    if is_legacy_batchedtensor(array):
+        raise UnsupportedError(
+            "forward derivatives of a batch, as torch.autograd.functional.jacobian asks for with "
+            "vectorize=True; use torch.func.jacfwd, or strategy='reverse-mode'"
+        )
+    tangent: torch.Tensor | None = forward_ad.unpack_dual(array).tangent
+    return tangent
+
+
+def has_tangents(*given: Any) -> bool:
+    """Whether forward derivatives of tensors among ``given`` are asked for.
+
+    Inside of an operator torch has taken care of them, and ``torch.func`` has levels of its own.
+    """
+    if forward_ad._current_level < 0 or peek_interpreter_stack() is not None:
+        return False
+    if _is_excluded(_AUTOGRAD):
+        return False
+    tensors = (value for value in tree_leaves(given) if isinstance(value, torch.Tensor))
+    return any(tangent_of(tensor) is not None for tensor in tensors)
 
 
 def untracked() -> contextlib.AbstractContextManager[Any]:

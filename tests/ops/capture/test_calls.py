@@ -112,7 +112,7 @@ def test_a_call_in_a_graph_of_known_sizes(name: str) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda A, B: A.clone().mul_(2) @ B.T,
+        lambda A, B: A.clone().copy_(B) @ B.T,
         lambda A, B: A * 2 if torch.equal(A, B) else B,
         lambda A, B: A * B.sum().item(),
     ],
@@ -123,6 +123,31 @@ def test_what_no_graph_can_hold_ends_the_graph(function: Callable[..., Any]) -> 
     torch.compiler.reset()
     with pytest.raises(Exception, match=r"sparse|depends on numbers|not known"):
         torch.compile(function, fullgraph=True, backend="aot_eager")(A, B)
+
+
+IN_PLACE: dict[str, Callable[..., Any]] = {
+    "times": lambda A, x: A.mul_(2) @ x,
+    "operators": lambda A, x: _operators(A) @ x,
+    "chain": lambda A, x: A.add_(A, alpha=2).clamp_(max=1).relu_() @ x,
+    "of a copy": lambda A, x: A.clone().mul_(2) @ x + A @ x,
+}
+
+
+def _operators(A: Any) -> Any:
+    A *= 3
+    A -= 0.5 * A
+    A /= 2
+    return A
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_changes_of_stored_values_reach_the_argument(name: str) -> None:
+    function = IN_PLACE[name]
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    ours, theirs = A.clone(), A.clone()
+    for _ in range(2):
+        check_same(compiled(ours, x), function(theirs, x))
+        check_same(ours, theirs)
 
 
 def test_a_result_that_breaks_its_promise_is_refused() -> None:

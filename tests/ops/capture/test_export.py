@@ -63,6 +63,41 @@ def test_a_sparse_argument_and_a_batch_of_any_size() -> None:
         torch.testing.assert_close(program.module()(A, x), torch.relu(F.linear(x, A)))
 
 
+class Learned(nn.Module):
+    """Parameters that are sparse tensors themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.weight = nn.Parameter(scorch.randn(7, 5, density=0.4, format="csr"))
+        self.other = nn.Parameter(scorch.randn(3, 7, density=0.5, format="coo"))
+        self.bias = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(torch.relu(x @ self.weight.t()), self.other, self.bias)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_sparse_parameters_reach_another_process(tmp_path: Path, strict: bool) -> None:
+    model, x = Learned(), torch.randn(6, 5)
+    torch.export.save(torch.export.export(model, (x,), strict=strict), tmp_path / "model.pt2")
+    torch.save((x, model(x)), tmp_path / "numbers.pt")
+    program = f"""
+import torch, scorch
+x, wanted = torch.load({str(tmp_path / "numbers.pt")!r})
+torch.testing.assert_close(torch.export.load({str(tmp_path / "model.pt2")!r}).module()(x), wanted)
+print("same")
+"""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.stdout.strip() == "same", run.stderr
+
+
 @pytest.mark.long
 def test_a_process_without_scorch_is_told_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"

@@ -24,6 +24,7 @@ from scorch.tensor.learning import values_at, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
 from scorch.tensor.traced import same_arrays
+from scorch.tensor.tracking import has_tangents
 
 Arrays = Sequence[torch.Tensor]
 
@@ -252,6 +253,11 @@ def _connected_call(text: str, arrays: Arrays, sizes: Sequence[Any]) -> list[tor
     """A call whose result is connected to the arrays."""
     if torch.is_grad_enabled() and any(array.requires_grad for array in arrays):
         return list(_Call.apply(text, sizes, *arrays))
+    if has_tangents(arrays):
+        raise UnsupportedError(
+            "calls on sparse tensors in graphs have no forward derivatives, which torch.func.linearize makes "
+            "a graph of; use torch.func.jvp"
+        )
     with torch._C._AutoDispatchBelowAutograd():
         found: list[torch.Tensor] = torch.ops.scorch.call(text, arrays, sizes)
     return found

@@ -64,10 +64,31 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = getattr(func, "__name__", "")
     is_in_place = name.endswith("_") and not name.endswith("__")
     if is_in_place or name.startswith("__i") or name == "__setitem__" or kwargs.get("out") is not None:
-        raise unsupported(f"{name} changes a sparse tensor in place; compiled graphs make new ones")
+        return _in_place(func, name, args, kwargs)
     call = _Call(func, args, kwargs)
     found = call.on_values()
     return call.recorded() if found is None else found
+
+
+def _in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``S.mul_(2)`` as new values for S, which is possible where the result has the pattern of S."""
+    plain = name.removeprefix("__i").strip("_")
+    functional = getattr(torch.Tensor, plain, None)
+    target = args[0]
+    if plain == "copy" and any(is_asked_by("torch._functorch._aot_autograd", depth) for depth in range(3, 7)):
+        target.storage.values.copy_(args[1].storage.values)  # an argument that was changed as below
+        return target
+    if name != "__setitem__" and functional is not None and "out" not in kwargs and is_traced(target):
+        found = record(functional, args, kwargs)
+        pattern = target.storage.pattern
+        if is_traced(found) and same_arrays(found.storage.pattern, pattern) and found.dtype == target.dtype:
+            if torch.is_grad_enabled() and (found.requires_grad or target.requires_grad):
+                raise unsupported(f"{name} changes a sparse tensor that is learned in place; use {plain}")
+            target.storage.values.copy_(found.storage.values)
+            return target
+    raise unsupported(
+        f"{name} changes a sparse tensor in place, where compiled graphs know changes of stored values only"
+    )
 
 
 def _is_fact(func: Any) -> bool:
