@@ -201,6 +201,12 @@ def test_other_uses_are_refused() -> None:
         (W @ x).sum().backward()
 
 
+def test_sparse_results_are_refused() -> None:
+    W = scorch.rand(20, 30, density=0.1, format="csr", requires_grad=True)
+    with pytest.raises(errors.UnsupportedError, match="for a sparse"), scorch.grad_topk(W, k=5):
+        ((W + W) @ torch.randn(30, 7)).square().sum().backward()
+
+
 def test_a_step_inside_the_block_is_refused() -> None:
     W, V = matrix(5, 5), torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([V], lr=0.1)

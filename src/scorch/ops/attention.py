@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from scorch.errors import ArgumentError, DtypeError, ShapeError
 from scorch.ops import attention_entries
+from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.generic import densely
 from scorch.ops.pairs import Pairs, pairs_of
 from scorch.runtime import attention as routine
@@ -48,6 +49,8 @@ def scaled_dot_product_attention(
     memory, within the dense budget.
     """
     options = {"scale": scale, "enable_gqa": enable_gqa}
+    if is_autocast():
+        query, key, value = cast(query, key, value)
     if not _is_pairs(attn_mask, query, key):
         given = (query, key, value, attn_mask, dropout_p, is_causal)
         return _densely(*given, **options)

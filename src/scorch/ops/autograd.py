@@ -25,7 +25,15 @@ from scorch.notation.indexing import parse
 from scorch.notation.nodes import Access, Assign, Expr
 from scorch.notation.show import show
 from scorch.notation.trees import accesses, substitute
-from scorch.tensor.learning import apply, learned_of, placed, sparse_of, values_of, watcher_of
+from scorch.tensor.learning import (
+    apply,
+    learned_of,
+    placed,
+    sparse_of,
+    unknown_outside,
+    values_of,
+    watcher_of,
+)
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 from scorch.tensor.tracking import is_learning, untracked
@@ -182,6 +190,8 @@ class _Statement(torch.autograd.Function):
             is_float = arrays[place].is_floating_point() or arrays[place].is_complex()
             watcher = watcher_of(call.sources[place]) if needed and call.sources else None
             if watcher is not None:
+                if call.pattern is not None:  # what comes back is known at the places of the result alone
+                    raise unknown_outside()
                 watcher(call, arrays, place, incoming.detach())
             found.append(_gradient(call, arrays, place, incoming) if needed and is_float else None)
         return None, *found

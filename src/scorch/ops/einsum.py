@@ -13,6 +13,7 @@ from scorch.compiler.steps import split
 from scorch.formats import Format, as_format
 from scorch.notation.einsum import Einsum, parse_einsum, sublists_to_equation
 from scorch.notation.show import show
+from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.autograd import learned, run_text
 from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_learned, as_operand, shape_of, squeezed
@@ -44,6 +45,8 @@ def einsum(
     record = recorder()
     if record is not None:
         return record.called(einsum, args, {"format": format, "sparse_grad": sparse_grad})  # type: ignore[no-any-return]
+    if is_autocast():
+        args = cast(*args)
     head = (args[0], format) if args and isinstance(args[0], str) else None
     if is_learning(*args[1:] if head else args):
         return _learned(args, format, sparse_grad)

@@ -51,7 +51,15 @@ def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
             values = parameter.storage.values.detach().requires_grad_(parameter.requires_grad)
             pairs.append((parameter, values))
             if parameter in optimizer.state:
-                states.append((parameter, values, _state_of(parameter, optimizer.state[parameter])))
+                states.append(
+                    (
+                        parameter,
+                        values,
+                        _state_of(
+                            parameter, optimizer.state[parameter], isinstance(optimizer, torch.optim.LBFGS)
+                        ),
+                    )
+                )
     _exchange(optimizer, pairs)
     for parameter, values, state in states:
         del optimizer.state[parameter]
@@ -114,14 +122,17 @@ def _guard(optimizer: Optimizer) -> None:
         optimizer.__dict__[name] = guarded(name)
 
 
-def _state_of(parameter: SparseTensor, state: dict[str, Any]) -> dict[str, Any]:
+def _state_of(parameter: SparseTensor, state: dict[str, Any], is_joint: bool) -> dict[str, Any]:
     """What an optimizer keeps, as values at the places that the parameter has now.
 
     A tensor like the parameter was made when the optimizer was. If the parameter was given other places since
-    the last step, what was kept for those that stay is kept, and new ones begin at zero.
+    the last step, what was kept for those that stay is kept, and new ones begin at zero. A state that
+    ``is_joint``, of all parameters together, is begun anew then.
     """
     pattern = parameter.storage.pattern
     before = _learned_at.get(parameter, pattern)
+    if is_joint:
+        return dict(state) if before is pattern else {}
     found = {}
     for name, value in state.items():
         if not isinstance(value, torch.Tensor) or not value.dim():

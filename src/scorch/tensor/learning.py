@@ -73,11 +73,17 @@ def watcher_of(tensor: weakref.ref[torch.Tensor] | None) -> Callable[..., None] 
 
 def _check_watched(tensor: weakref.ref[torch.Tensor] | None) -> None:
     if watcher_of(tensor) is not None:
-        raise UnsupportedError(
-            "grad_topk knows gradients outside of the pattern from einsum, evaluate, matmul and linear; this "
-            "tensor was used otherwise too (transposed, converted, elementwise): write the product as one "
-            "einsum, and take a penalty on the weights outside of the with block"
-        )
+        raise unknown_outside()
+
+
+def unknown_outside() -> UnsupportedError:
+    """What is said where gradients outside of a pattern are asked for and not known."""
+    return UnsupportedError(
+        "grad_topk knows gradients outside of the pattern from einsum, evaluate, matmul and linear with "
+        "dense results; this tensor was used otherwise too (transposed, converted, elementwise, for a sparse "
+        "result): write the product as one einsum, as in scorch.einsum('bj,ij->bi', x, W), and take a "
+        "penalty on the weights outside of the with block"
+    )
 
 
 # a tensor and its values -----------------------------------------------------------------------------
