@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scorch
+from properties.drawing import FEWER
 from scorch.errors import InPlaceError, UnsupportedError
 from scorch.ops.compile import FusionExplanation
 from scorch.tensor.construct import from_torch
@@ -612,6 +613,7 @@ def chains(draw: Any) -> list[tuple[str, Function]]:
     return found
 
 
+@FEWER
 @given(
     chains(),
     st.sampled_from(["csr", "csr", "csr", "coo", "csc", "dcsr"]),

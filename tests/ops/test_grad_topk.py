@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scorch
-from properties.drawing import sizes_for, tensors
+from properties.drawing import FEWER, sizes_for, tensors
 from scorch import SparseTensor, errors
 from scorch.tensor.storage import Storage
 
@@ -53,6 +53,7 @@ def cases(draw):
     return f"{','.join(terms)}->{output}", drawn, draw(st.integers(0, 6)), draw(st.sampled_from([1, 3, 1000]))
 
 
+@FEWER
 @given(cases())
 def test_any_einsum(case) -> None:
     equation, drawn, k, tile = case

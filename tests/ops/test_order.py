@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scorch
-from properties.drawing import formats, random_dense
+from properties.drawing import FEWER, formats, random_dense
 from scorch import SparseTensor
 from scorch.errors import DensityError, ScorchError
 
@@ -70,6 +70,7 @@ def points_at(found: Any, dense: torch.Tensor, dim: int, keepdim: bool = True) -
 # sorting ---------------------------------------------------------------------------------------------
 
 
+@FEWER
 @given(pairs(), st.data())
 def test_sort(pair, data):
     dense, S = pair
@@ -85,6 +86,7 @@ def test_sort(pair, data):
     same(torch.msort(S), torch.msort(dense))
 
 
+@FEWER
 @given(pairs(), st.data())
 def test_topk(pair, data):
     dense, S = pair
@@ -100,6 +102,7 @@ def test_topk(pair, data):
     assert not bool((places.diff(dim=dim) == 0).any()), "each place is taken once"
 
 
+@FEWER
 @given(pairs(), st.data())
 def test_one_element_of_each_line(pair, data):
     dense, S = pair
@@ -122,6 +125,7 @@ def test_one_element_of_each_line(pair, data):
             same(call(S), call(dense))
 
 
+@FEWER
 @given(pairs(FLOATS), st.data())
 def test_quantiles(pair, data):
     dense, S = pair
@@ -178,6 +182,7 @@ def test_results_are_written_to_out():
 # counts ----------------------------------------------------------------------------------------------
 
 
+@FEWER
 @given(pairs(), st.booleans())
 def test_unique(pair, is_sorted):
     dense, S = pair
@@ -191,6 +196,7 @@ def test_unique(pair, is_sorted):
     same(S.unique(return_counts=True)[1], wanted[2])
 
 
+@FEWER
 @given(pairs())
 def test_unique_consecutive(pair):
     dense, S = pair
@@ -201,6 +207,7 @@ def test_unique_consecutive(pair):
     same(S.unique_consecutive(), wanted[0])
 
 
+@FEWER
 @given(pairs(), st.data())
 def test_histc(pair, data):
     dense, S = pair
@@ -210,6 +217,7 @@ def test_histc(pair, data):
         same(torch.histc(S, bins, low, high), torch.histc(dense, bins, low, high))
 
 
+@FEWER
 @given(pairs(FLOATS, with_nan=False), st.data())
 def test_histogram(pair, data):
     dense, S = pair
@@ -239,6 +247,7 @@ def test_bincount(size, seed, density, minlength, data):
         same(found, torch.bincount(dense, weights=weights, minlength=minlength))
 
 
+@FEWER
 @given(pairs(with_nan=False), st.booleans(), st.sampled_from([[-9, 0, 1], [1, 2], [0], [-1, 2, 2]]))
 def test_places_in_a_sorted_list(pair, right, bounds):
     dense, S = pair
@@ -330,6 +339,7 @@ def test_parts_along_every_dimension(form):
     same(rows[2], dense[2])
 
 
+@FEWER
 @given(pairs(with_nan=False), st.data())
 def test_parts_of_any_format(pair, data):
     dense, S = pair

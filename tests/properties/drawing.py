@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from properties.packing import pack
@@ -27,6 +28,7 @@ DTYPES = [
     torch.bool,
 ]
 SIZES = [0, 1, 2, 3, 5, 7]
+FEWER = settings(max_examples=max(1, settings.default.max_examples // 4))  # where a case takes long
 
 
 @st.composite

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scorch
@@ -76,6 +76,7 @@ def check_gradient(found: torch.Tensor | None, wanted: torch.Tensor | None, oper
     torch.testing.assert_close(to_dense(found), wanted)
 
 
+@settings(max_examples=max(1, settings.default.max_examples // 2))
 @given(case=cases())
 def test_gradients_of_einsum(case):
     ours = [
@@ -184,6 +185,7 @@ def expressions(draw) -> tuple[str, dict[str, torch.Tensor], int]:
     return text, tensors, seed
 
 
+@settings(max_examples=max(1, settings.default.max_examples // 2))
 @given(case=expressions())
 def test_gradients_of_expressions(case):
     text, tensors, seed = case
