@@ -115,3 +115,25 @@ def test_right_hand_sides_and_second_derivatives():
     inputs = (S.values().clone().requires_grad_(), RIGHT.clone().requires_grad_())
     assert torch.autograd.gradcheck(solution, inputs)
     assert torch.autograd.gradgradcheck(solution, inputs)
+
+
+# extremes in index notation --------------------------------------------------------------------------
+
+TIES = torch.tensor(
+    [[1.0, 1, 0, 2], [0, -1, -1, 0], [-1, -2, -1, -1], [0, 0, 0, 0], [2, 2, 1, 0]], dtype=torch.float64
+)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr(2,2)"])
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("text", ["y[i] = {}(j, S[i,j])", "y[j] = {}(i, S[i,j])", "y = {}(i, j, S[i,j])"])
+def test_extremes_share_gradients_among_ties(text, op, form):
+    """Zeros that are not stored are ties too if the extreme is zero."""
+    kept = {"y[i]": 1, "y[j]": 0}.get(text[:4], (0, 1))
+
+    def call(x, _):
+        if isinstance(x, SparseTensor):
+            return scorch.evaluate(text.format(op), S=x)
+        return getattr(torch, f"a{op}")(x, kept)
+
+    check(call, TIES, None, form)
