@@ -6,7 +6,7 @@ torch's formulas for them expand, compare or fill tensors of the whole shape. Wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -73,7 +73,8 @@ def glu(input: Any, dim: int = -1) -> Any:
     """The first half times the sigmoid of the second, at the entries of the first."""
     if not _is_plain(input) or input.shape[dim] % 2:
         return by_formula(F.glu, (input, dim), {})
-    first, second = torch.chunk(input, 2, dim)
+    halves: Any = torch.chunk(input, 2, dim)
+    first, second = halves
     pattern = first.storage.pattern
     return sparse_of(pattern, values_of(first) * torch.sigmoid(values_at(second, pattern)))
 
@@ -91,11 +92,12 @@ def diff(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any
 # functions of several tensors ------------------------------------------------------------------------
 
 
-def united_pattern(tensors: list[SparseTensor]) -> Pattern:
+def united_pattern(tensors: Sequence[Any]) -> Pattern:
     """The places where any of the tensors, which have one shape, has an entry."""
     patterns = [tensor.storage.pattern for tensor in tensors]
     if all(pattern is patterns[0] for pattern in patterns):
-        return patterns[0]
+        same: Pattern = patterns[0]
+        return same
     with torch.no_grad(), untracked():
         total: Any = SparseTensor(Storage(patterns[0], patterns[0].present))
         for pattern in patterns[1:]:

@@ -134,7 +134,7 @@ def min(S: SparseTensor, dim: Any = None, keepdim: bool = False) -> Any:
 def _first(S: SparseTensor, dim: int, keepdim: bool, how: str) -> torch.Tensor:
     """The extreme entry of each line whose place is told too; it alone has a gradient."""
     if not is_learning(S):
-        return {"amax": amax, "amin": amin}[how](S, dim, keepdim)
+        return amax(S, dim, keepdim) if how == "amax" else amin(S, dim, keepdim)
 
     def body(groups: Groups, values: torch.Tensor) -> torch.Tensor:
         fixed = values.detach()
@@ -185,7 +185,8 @@ def std(
     *,
     correction: float | None = None,
 ) -> torch.Tensor:
-    return _root(var(S, dim, unbiased, keepdim, correction=correction), 2)
+    found: torch.Tensor = _root(var(S, dim, unbiased, keepdim, correction=correction), 2)
+    return found
 
 
 def _root(powers: Any, order: float) -> Any:
@@ -212,7 +213,8 @@ def norm(
             return groups.reduce(sizes, "amax" if order > 0 else "amin")
         if order == 0:
             return groups.sum(torch.where(sizes != 0, 1, sizes))
-        return _root(groups.sum(sizes**order), order)
+        found: torch.Tensor = _root(groups.sum(sizes**order), order)
+        return found
 
     return _reduced(S, dim, keepdim, wanted, math.inf if order < 0 else 0.0, body)
 

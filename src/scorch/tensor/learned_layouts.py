@@ -26,7 +26,7 @@ class _Layout(torch.autograd.Function):
         return sparse_of(ctx.pattern, values_at(given, ctx.pattern))
 
 
-def to_torch(tensor: SparseTensor) -> torch.Tensor:
+def to_torch(S: SparseTensor) -> torch.Tensor:
     """As one of torch's own layouts, connected to the tensor."""
-    found: torch.Tensor = apply(_Layout, tensor)
+    found: torch.Tensor = apply(_Layout, S)
     return found
