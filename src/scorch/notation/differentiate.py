@@ -234,12 +234,32 @@ def _through(op: str, indices: tuple[str, ...], body: Expr, incoming: Expr, work
         case "sum":
             return incoming
         case "max" | "min":  # shared evenly among all places that have the extreme value, as in torch
-            is_extreme = Op("eq", (body, Reduce(op, indices, body)))
-            count = Reduce("sum", indices, Op("where", (is_extreme, Literal(1.0), Literal(0.0))))
-            return Op("where", (is_extreme, Op("div", (incoming, count)), zero))
+            extreme = Reduce(op, indices, body)
+            share = Op("div", (incoming, _ties(indices, body, extreme, work)))
+            return Op("where", (Op("eq", (body, extreme)), share, zero))
         case "prod":
             return _times(incoming, _others(indices, body, work) if work.again else _divided(indices, body))
     raise UnsupportedError(f"{op}(...) in an expression has no gradient; take .detach() of its tensors")
+
+
+def _ties(indices: tuple[str, ...], body: Expr, extreme: Expr, work: _Work) -> Expr:
+    """How many places have the extreme value, counted where the body is not zero only.
+
+    If it is zero, those are all places but the others.
+    """
+    zero, one = Literal(0.0), Literal(1.0)
+    is_zero = Op("eq", (extreme, zero))
+    hit = Op("where", (Op("eq", (body, extreme)), one, zero))
+    counted = Op("sub", (hit, Op("where", (is_zero, one, zero))))
+    ties = Reduce("sum", indices, Op("where", (Op("ne", (body, zero)), counted, zero)))
+    places = _product([_size(index, work) for index in indices])
+    return _plus(ties, Op("where", (is_zero, places, zero)))
+
+
+def _size(index: str, work: _Work) -> Expr:
+    """The size of an index: the sum of its identity matrix."""
+    name, own = work.diagonal(index), (work.fresh(), work.fresh())
+    return Reduce("sum", own, Access(name, own))
 
 
 def _divided(indices: tuple[str, ...], body: Expr) -> Expr:

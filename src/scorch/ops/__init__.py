@@ -14,6 +14,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     generic,
     index,
     join,
+    learned_composed,
     learned_functions,
     learned_reductions,
     like,
@@ -41,7 +42,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
 from scorch.ops.compile import compile
 from scorch.ops.einsum import einsum
 from scorch.ops.grad_topk import grad_topk
-from scorch.ops.linalg import norms, solve  # noqa: F401
+from scorch.ops.linalg import learned_solve, norms, solve  # noqa: F401
 from scorch.ops.rearrange import rearrange
 from scorch.ops.statement import evaluate
 

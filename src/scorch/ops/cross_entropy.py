@@ -17,9 +17,11 @@ import torch.nn.functional as F
 from scorch.errors import ArgumentError, IndexRangeError, ShapeError
 from scorch.ops.matmul import mv
 from scorch.ops.reduce import logsumexp
-from scorch.tensor.dispatch import implements, implements_operator
-from scorch.tensor.entries import entries_of
+from scorch.tensor.dispatch import implements, implements_learning, implements_operator
+from scorch.tensor.learned_entries import learned_entries
+from scorch.tensor.learning import by_formula
 from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.tracking import is_learning
 
 aten = torch.ops.aten
 _REDUCTIONS = ("none", "mean", "sum")
@@ -59,7 +61,7 @@ def cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise ArgumentError(f"label_smoothing lies between 0 and 1; it is {label_smoothing}")
     of_classes = torch.ones(input.shape[1], dtype=input.dtype) if weight is None else weight
-    total = logsumexp(input, [1])
+    total = torch.logsumexp(input, 1) if is_learning(input) else logsumexp(input, [1])
     if target.is_floating_point():
         loss, weights = _soft(input, target, of_classes, total), torch.ones_like(total)
     else:
@@ -71,6 +73,15 @@ def cross_entropy(
             even = torch.where(target == ignore_index, torch.zeros_like(even), even)
         loss = (1 - label_smoothing) * loss + label_smoothing / input.shape[1] * even
     return _reduced(loss, reduction, weights.sum())
+
+
+@implements_learning(F.cross_entropy)
+def learned_cross_entropy(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """The same composed, if the scores alone are learned."""
+    is_served = isinstance(input, SparseTensor) and input.dim() == 2 and input.numel()
+    if not is_served or (isinstance(target, torch.Tensor) and target.requires_grad):
+        return by_formula(F.cross_entropy, (input, target, *args), kwargs)
+    return cross_entropy(input, target, *args, **kwargs)
 
 
 def _soft(x: SparseTensor, target: Any, weight: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
@@ -108,7 +119,7 @@ def _picked(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     inside = torch.where((target >= 0) & (target < x.shape[1]), target, 0)
     if not isinstance(x, SparseTensor):
         return x[torch.arange(len(inside)), inside]
-    return entries_of(x).at(torch.arange(len(inside)) * x.shape[1] + inside)
+    return learned_entries(x).at(torch.arange(len(inside)) * x.shape[1] + inside)
 
 
 def _reduced(loss: torch.Tensor, reduction: str, weight: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,8 @@
 
 What is found where nothing is stored is what ``torch.masked`` gives: 0 for sums and norms, 1 for products,
 infinities for extremes, NaN for means, variances and medians. ``softmax``, ``log_softmax``, ``cumsum`` and
-``cumprod`` have a value for each stored entry, so their results have the pattern of their operand.
+``cumprod`` have a value for each stored entry, so their results have the pattern of their operand. All of
+them but places have gradients, at the stored entries.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from scorch.errors import ArgumentError, OperandError, ShapeError
 from scorch.ops.reduce import Groups
 from scorch.ops.sparse_functions import as_sparse
 from scorch.tensor.broadcast import expanded
-from scorch.tensor.entries import Entries, entries_of, format_for, from_entries
+from scorch.tensor.entries import Entries, entries_of, format_for
+from scorch.tensor.learned_entries import from_learned_entries, learned_entries
 from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.tracking import is_learning
 
 Dims = Sequence[int] | int | None
 Body = Callable[[Groups, torch.Tensor], torch.Tensor]
@@ -32,7 +35,7 @@ def _reduced(
     S: SparseTensor, dim: Dims, keepdim: bool, dtype: torch.dtype, identity: float, body: Body
 ) -> torch.Tensor:
     """One value for each group of entries, in ``dtype``; ``identity`` for groups without entries."""
-    groups = Groups(S, dim)
+    groups = Groups(S, dim, learned_entries(S))
     values = groups.entries.values
     computed = torch.promote_types(values.dtype, dtype) if dtype != torch.bool else values.dtype
     found = body(groups, values.to(_WIDE.get(computed, computed)))
@@ -118,14 +121,30 @@ def max(S: SparseTensor, dim: Any = None, keepdim: bool = False) -> Any:
     if dim is None:
         return amax(S)
     _check_line(dim, "max")
-    return torch.return_types.max((amax(S, dim, keepdim), argmax(S, dim, keepdim)))
+    return torch.return_types.max((_first(S, dim, keepdim, "amax"), argmax(S, dim, keepdim)))
 
 
 def min(S: SparseTensor, dim: Any = None, keepdim: bool = False) -> Any:
     if dim is None:
         return amin(S)
     _check_line(dim, "min")
-    return torch.return_types.min((amin(S, dim, keepdim), argmin(S, dim, keepdim)))
+    return torch.return_types.min((_first(S, dim, keepdim, "amin"), argmin(S, dim, keepdim)))
+
+
+def _first(S: SparseTensor, dim: int, keepdim: bool, how: str) -> torch.Tensor:
+    """The extreme entry of each line whose place is told too; it alone has a gradient."""
+    if not is_learning(S):
+        return amax(S, dim, keepdim) if how == "amax" else amin(S, dim, keepdim)
+
+    def body(groups: Groups, values: torch.Tensor) -> torch.Tensor:
+        fixed = values.detach()
+        best = groups.reduce(fixed, how)[groups.group]
+        is_best = (fixed == best) | (fixed.isnan() & best.isnan())
+        numbers = torch.arange(values.numel())
+        return values[groups.reduce(torch.where(is_best, numbers, values.numel()), "amin")]
+
+    bound = _bound(S.dtype, -1 if how == "amax" else 1)
+    return _reduced(S, dim, keepdim, S.dtype, bound, body)
 
 
 def _check_line(dim: Any, name: str) -> None:
@@ -151,7 +170,9 @@ def var(
     def body(groups: Groups, values: torch.Tensor) -> torch.Tensor:
         center = groups.sum(values) / groups.stored
         squares = groups.sum((values - center[groups.group]).abs() ** 2)
-        return torch.div(squares, (groups.stored - subtracted).clamp(min=0))
+        count = (groups.stored - subtracted).clamp(min=0)
+        none = squares.detach() / count  # infinity or NaN, without a gradient
+        return torch.where(count > 0, squares / torch.where(count > 0, count, 1), none)
 
     return _reduced(S, dim, keepdim, wanted, math.nan, body)
 
@@ -164,7 +185,16 @@ def std(
     *,
     correction: float | None = None,
 ) -> torch.Tensor:
-    return torch.sqrt(var(S, dim, unbiased, keepdim, correction=correction))
+    found: torch.Tensor = _root(var(S, dim, unbiased, keepdim, correction=correction), 2)
+    return found
+
+
+def _root(powers: Any, order: float) -> Any:
+    """The root; its gradient is 0 where the root is, as that of torch's norms and deviations."""
+    if not is_learning(powers) or isinstance(powers, SparseTensor) or order < 0:
+        return powers ** (1 / order)
+    is_zero = powers == 0
+    return torch.where(is_zero, 0, torch.where(is_zero, 1, powers) ** (1 / order))
 
 
 def norm(
@@ -182,8 +212,9 @@ def norm(
         if math.isinf(order):
             return groups.reduce(sizes, "amax" if order > 0 else "amin")
         if order == 0:
-            return groups.sum((sizes != 0).to(sizes.dtype))
-        return groups.sum(sizes**order) ** (1 / order)
+            return groups.sum(torch.where(sizes != 0, 1, sizes))
+        found: torch.Tensor = _root(groups.sum(sizes**order), order)
+        return found
 
     return _reduced(S, dim, keepdim, wanted, math.inf if order < 0 else 0.0, body)
 
@@ -192,7 +223,7 @@ def logsumexp(S: SparseTensor, dim: Dims, keepdim: bool = False) -> torch.Tensor
     wanted = _dtype_of(torch.logsumexp, S, dim, keepdim)
 
     def body(groups: Groups, values: torch.Tensor) -> torch.Tensor:
-        top = groups.reduce(values, "amax")
+        top = groups.reduce(values.detach(), "amax")
         top = torch.where(top.isinf(), 0.0, top)
         return torch.log(groups.sum(torch.exp(values - top[groups.group]))) + top
 
@@ -239,7 +270,7 @@ def cumprod(S: SparseTensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
 
 
 def _running(S: SparseTensor, dim: int, dtype: torch.dtype, combine: Callable[..., Any]) -> torch.Tensor:
-    groups = Groups(S, dim)
+    groups = Groups(S, dim, learned_entries(S))
     order = torch.argsort(groups.group, stable=True)
     values = groups.entries.values[order].to(dtype)
     first = torch.cumsum(groups.stored, 0) - groups.stored
@@ -247,12 +278,11 @@ def _running(S: SparseTensor, dim: int, dtype: torch.dtype, combine: Callable[..
     step = 1
     while step <= (int(rank.max()) if rank.numel() else 0):  # of 2, 4, 8 ... neighbours in a line
         at = torch.nonzero(rank >= step, as_tuple=True)[0]
-        values[at] = combine(values[at], values[at - step])
+        values = values.index_put((at,), combine(values[at], values[at - step]))
         step *= 2
-    made = torch.empty_like(values)
-    made[order] = values
+    made = torch.empty_like(values).index_put((order,), values)
     shape = groups.entries.shape
-    return from_entries(Entries(groups.entries.keys, made, shape), format_for(S, shape))
+    return from_learned_entries(Entries(groups.entries.keys, made, shape), format_for(S, shape))
 
 
 # all of them --------------------------------------------------------------------------------------
@@ -278,4 +308,4 @@ def only_at(input: Any, mask: torch.Tensor) -> SparseTensor:
         raise ShapeError(f"a mask of shape {sizes} cannot be broadcast to a tensor of shape {shape}")
     valid = expanded(entries_of(as_sparse("mask", mask)), shape)
     keys = valid.keys[valid.values.to(torch.bool)]
-    return from_entries(Entries(keys, entries_of(S).at(keys), shape), format_for(S, shape))
+    return from_learned_entries(Entries(keys, learned_entries(S).at(keys), shape), format_for(S, shape))

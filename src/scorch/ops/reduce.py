@@ -18,7 +18,8 @@ from scorch.ops.einsum import einsum
 from scorch.ops.generic import densely
 from scorch.tensor.budget import check_budget
 from scorch.tensor.dispatch import implements, implements_operator
-from scorch.tensor.entries import Entries, coordinates_of, entries_of, format_for, from_entries, keys_of
+from scorch.tensor.entries import Entries, coordinates_of, entries_of, format_for, keys_of
+from scorch.tensor.learned_entries import from_learned_entries
 from scorch.tensor.learning import differentiated, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
 
@@ -31,9 +32,9 @@ Shape = tuple[int, ...]
 class Groups:
     """The entries of ``tensor`` grouped by the dimensions that are kept when ``dim`` is reduced."""
 
-    def __init__(self, tensor: SparseTensor, dim: Dims) -> None:
+    def __init__(self, tensor: SparseTensor, dim: Dims, entries: Entries | None = None) -> None:
         self.tensor = tensor
-        self.entries = _without_padding(tensor)
+        self.entries = _without_padding(tensor, entries_of(tensor) if entries is None else entries)
         shape = self.entries.shape
         given = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
         reduced = sorted({d % len(shape) for d in given}) or list(range(len(shape)))
@@ -51,12 +52,12 @@ class Groups:
         self.has_zeros = self.stored < self.places
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(self.count).index_add_(0, self.group, values)
+        return values.new_zeros(self.count).index_add(0, self.group, values)
 
     def reduce(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """``amax``, ``amin`` or ``prod`` of the values of each group."""
         start = values.new_zeros(self.count)
-        return start.scatter_reduce_(0, self.group, values, reduce=how, include_self=False)
+        return start.scatter_reduce(0, self.group, values, reduce=how, include_self=False)
 
     def result(self, values: torch.Tensor, shape: Shape, dtype: Any, fill: float = 0.0) -> torch.Tensor:
         """One value for each group, ``fill`` for all others."""
@@ -64,16 +65,14 @@ class Groups:
         size = math.prod(shape)
         is_dense = fill != 0 or len(self.kept_shape) < 2 or size <= 2 * self.entries.keys.numel()
         if not is_dense:
-            return from_entries(Entries(self.keys, values, shape), format_for(self.tensor, shape))
+            return from_learned_entries(Entries(self.keys, values, shape), format_for(self.tensor, shape))
         check_budget(size * values.element_size(), f"a reduction to shape {shape}", "reduce more dimensions")
-        made = torch.full(shape, fill, dtype=dtype)
-        made.view(-1)[self.keys] = values
-        return made
+        made = torch.full((size,), fill, dtype=dtype)
+        return made.index_put((self.keys,), values).view(shape)
 
 
-def _without_padding(tensor: SparseTensor) -> Entries:
+def _without_padding(tensor: SparseTensor, entries: Entries) -> Entries:
     """The entries of a tensor; of one stored in blocks without the zeros that fill them."""
-    entries = entries_of(tensor)
     if not tensor.format.is_blocked:
         return entries
     kept = entries.values != 0

@@ -239,7 +239,10 @@ class SparseTensor(torch.Tensor):
 
     def to_torch(self) -> torch.Tensor:
         """As one of torch's own layouts: COO, CSR, CSC, BSR or BSC where the format is one, else COO."""
-        from scorch.tensor.interop import to_torch
+        if is_grad_enabled() and any_requires_grad(self) and not is_transformed():
+            from scorch.tensor.learned_layouts import to_torch
+        else:
+            from scorch.tensor.interop import to_torch
 
         return to_torch(self)
 

@@ -15,12 +15,13 @@ import torch
 from scorch.errors import ArgumentError, DtypeError, FormatError, OperandError, ShapeError
 from scorch.formats import Format
 from scorch.tensor.build import compressed_format
-from scorch.tensor.check import as_values
+from scorch.tensor.check import as_learned_values
 from scorch.tensor.construct import COMPRESSED, from_torch
 from scorch.tensor.coordinates import coordinates, inside
 from scorch.tensor.dispatch import Handler, implements
 from scorch.tensor.entries import Entries, entries_of, from_entries, keys_of
 from scorch.tensor.interop import compressed_kind, split_pointers
+from scorch.tensor.learned_entries import from_learned_entries, learned_entries
 from scorch.tensor.learning import sparse_of, values_at, values_of
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
 from scorch.tensor.storage import Storage
@@ -349,7 +350,7 @@ def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
         raise ArgumentError(
             f"k is {k}, but a matrix of shape {shape} has diagonals {1 - shape[0]} to {shape[1] - 1}"
         )
-    given = as_values("values", values)
+    given = as_learned_values("values", values)
     if not torch.can_cast(given.dtype, S.dtype):
         raise DtypeError(
             f"values are {given.dtype}, which a tensor of {S.dtype} cannot hold; convert one of them"
@@ -357,10 +358,11 @@ def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
     if given.dim() > 1:
         raise ShapeError(f"values has shape {tuple(given.shape)}; a diagonal is one number or a list of them")
     given = (given.expand(length) if given.dim() == 0 else given[:length]).to(S.dtype)
-    entries = entries_of(S)
+    entries = learned_entries(S)
     rows, columns = entries.coordinates
     number = torch.arange(given.numel(), device="cpu")
     diagonal = keys_of([number + max(-k, 0), number + max(k, 0)], shape)
     kept = (columns - rows != k) | (rows >= max(-k, 0) + given.numel())
     keys = torch.cat([entries.keys[kept], diagonal])
-    return from_entries(Entries(keys, torch.cat([entries.values[kept], given]), shape), S.format, False)
+    changed = Entries(keys, torch.cat([entries.values[kept], given]), shape)
+    return from_learned_entries(changed, S.format, in_order=False)

@@ -1,0 +1,139 @@
+"""Functions whose gradients follow the entries equal those of dense torch at the stored places."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import scorch
+from scorch import SparseTensor
+
+GENERATOR = torch.Generator().manual_seed(7)
+
+
+def random(*shape: int) -> torch.Tensor:
+    values = torch.randn(shape, generator=GENERATOR, dtype=torch.float64)
+    return values * (torch.rand(shape, generator=GENERATOR) < 0.4)
+
+
+OTHER, CLASSES = random(5, 6), torch.tensor([1, 0, 5, -100, 2])
+WEIGHTS = torch.linspace(0.5, 2, 6, dtype=torch.float64)
+CALLS = {
+    "normalize": lambda x, o: F.normalize(x),
+    "normalize by columns": lambda x, o: F.normalize(x, p=1.5, dim=0),
+    "norm": lambda x, o: x.norm(),
+    "norm of rows": lambda x, o: x.norm(dim=1),
+    "norm of columns": lambda x, o: torch.norm(x, 3, 0, True),
+    "largest": lambda x, o: x.norm(float("inf"), dim=1),
+    "cosine_similarity": lambda x, o: F.cosine_similarity(x, o),
+    "cosine_similarity of columns": lambda x, o: torch.cosine_similarity(o, x, 0),
+    "nansum": lambda x, o: x.nansum(1),
+    "nansum of all": lambda x, o: torch.nansum(x),
+    "maximum": torch.maximum,
+    "minimum": lambda x, o: torch.minimum(o, x),
+    "fmax": torch.fmax,
+    "fmin": torch.fmin,
+    "lerp": lambda x, o: torch.lerp(x, o, 0.3),
+    "addcmul": lambda x, o: torch.addcmul(x, x, o, value=2),
+    "glu": lambda x, o: F.glu(x),
+    "diff": lambda x, o: x.diff(),
+    "second diff of columns": lambda x, o: torch.diff(x, 2, 0),
+    "cross_entropy": lambda x, o: F.cross_entropy(x, CLASSES),
+    "weighted cross_entropy": lambda x, o: F.cross_entropy(x, CLASSES, WEIGHTS, label_smoothing=0.1),
+    "cross_entropy of each row": lambda x, o: F.cross_entropy(x, CLASSES, reduction="none"),
+    "cross_entropy of probabilities": lambda x, o: F.cross_entropy(x, o.abs()),
+}
+
+
+def check(call, given: torch.Tensor, other, form: str) -> None:
+    S, D = scorch.from_torch(given, format=form).requires_grad_(), given.clone().requires_grad_()
+    other_sparse = scorch.from_torch(other, format="csr") if other is not None else None
+    found, wanted = call(S, other_sparse), call(D, other)
+    plain = found.to_dense() if isinstance(found, SparseTensor) else found
+    torch.testing.assert_close(plain, wanted)
+    weights = torch.linspace(1, 2, wanted.numel(), dtype=torch.float64).reshape(wanted.shape)
+    (plain * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    assert S.grad.storage.pattern is S.storage.pattern
+    stored = SparseTensor(type(S.storage)(S.storage.pattern, torch.ones(S.nnz))).to_dense() != 0
+    torch.testing.assert_close(S.grad.to_dense(), torch.where(stored, D.grad, 0))
+
+
+@pytest.mark.parametrize("form", ["csr", "coo", "bsr(2,2)"])
+@pytest.mark.parametrize("name", CALLS)
+def test_gradient(name, form):
+    given = random(5, 6)
+    given[3] = 0
+    check(CALLS[name], given, OTHER, form)
+
+
+def test_hypot():
+    given = random(5, 6)
+    S, D = scorch.from_torch(given, format="csr").requires_grad_(), given.clone().requires_grad_()
+    torch.hypot(S, scorch.from_torch(OTHER, format="csr")).sum().backward()
+    torch.hypot(D, OTHER).sum().backward()
+    torch.testing.assert_close(S.grad.to_dense(), torch.where(given != 0, D.grad, 0))
+
+
+def test_nansum_leaves_numbers_that_are_none_out():
+    S = scorch.from_torch(torch.tensor([[1.0, 0, torch.nan], [0, 2, 0]]), format="csr").requires_grad_()
+    S.nansum(1).sum().backward()
+    assert S.grad.values().tolist() == [1, 0, 1]
+
+
+# equations -------------------------------------------------------------------------------------------
+
+RIGHT = torch.randn(5, 2, generator=GENERATOR, dtype=torch.float64)
+SOLVED = {
+    "a vector": lambda x: torch.linalg.solve(x, RIGHT[:, 0]),
+    "a matrix": lambda x: torch.linalg.solve(x, RIGHT),
+    "from the right": lambda x: torch.linalg.solve(x, RIGHT.T, left=False),
+    "spsolve": lambda x: (
+        torch.sparse.spsolve(x, RIGHT[:, 0])
+        if isinstance(x, SparseTensor)
+        else torch.linalg.solve(x, RIGHT[:, 0])
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr(5,5)"])
+@pytest.mark.parametrize("name", SOLVED)
+def test_equations(name, form):
+    given = random(5, 5) + 4 * torch.eye(5, dtype=torch.float64)
+    check(lambda x, _: SOLVED[name](x), given, None, form)
+
+
+def test_right_hand_sides_and_second_derivatives():
+    given = random(5, 5) + 4 * torch.eye(5, dtype=torch.float64)
+    S = scorch.from_torch(given, format="csr")
+    pointers, columns = S.crow_indices(), S.col_indices()
+
+    def solution(values: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve(scorch.sparse_csr_tensor(pointers, columns, values, (5, 5)), right)
+
+    inputs = (S.values().clone().requires_grad_(), RIGHT.clone().requires_grad_())
+    assert torch.autograd.gradcheck(solution, inputs)
+    assert torch.autograd.gradgradcheck(solution, inputs)
+
+
+# extremes in index notation --------------------------------------------------------------------------
+
+TIES = torch.tensor(
+    [[1.0, 1, 0, 2], [0, -1, -1, 0], [-1, -2, -1, -1], [0, 0, 0, 0], [2, 2, 1, 0]], dtype=torch.float64
+)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr(2,2)"])
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("text", ["y[i] = {}(j, S[i,j])", "y[j] = {}(i, S[i,j])", "y = {}(i, j, S[i,j])"])
+def test_extremes_share_gradients_among_ties(text, op, form):
+    """Zeros that are not stored are ties too if the extreme is zero."""
+    kept = {"y[i]": 1, "y[j]": 0}.get(text[:4], (0, 1))
+
+    def call(x, _):
+        if isinstance(x, SparseTensor):
+            return scorch.evaluate(text.format(op), S=x)
+        return getattr(torch, f"a{op}")(x, kept)
+
+    check(call, TIES, None, form)
