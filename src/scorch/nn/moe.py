@@ -14,7 +14,7 @@ import torch
 
 from scorch.errors import ArgumentError, ShapeError
 from scorch.formats import as_format
-from scorch.ops.topk import topk_sparse
+from scorch.ops.topk import in_places, largest_places
 from scorch.tensor.learning import sparse_of, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
@@ -54,22 +54,23 @@ class TopKGate(torch.nn.Module):
         if self.noise and self.training:
             scores = scores + self.noise * torch.randn_like(scores)
         likely = torch.softmax(scores, -1)
-        gates = topk_sparse(likely, self.k)
-        self.balance_loss = _balance(gates, likely)
-        if not self.renormalize:
-            return gates
-        values = values_of(gates).reshape(-1, self.k)
-        return sparse_of(gates.storage.pattern, (values / values.sum(1, keepdim=True)).reshape(-1))
+        places = largest_places(likely, self.k)
+        self.balance_loss = _balance(places, likely)
+        values = likely.gather(-1, places)
+        if self.renormalize:
+            values = values / values.sum(1, keepdim=True)
+        return in_places(places, values, tuple(likely.shape))
 
     def extra_repr(self) -> str:
         return f"experts={self.experts}, k={self.k}, renormalize={self.renormalize}"
 
 
-def _balance(gates: SparseTensor, likely: torch.Tensor) -> torch.Tensor:
+def _balance(places: torch.Tensor, likely: torch.Tensor) -> torch.Tensor:
     """The share of tokens that each expert sees times its mean probability, summed and scaled."""
     tokens, experts = likely.shape
-    used = torch.bincount(_experts_of(gates), minlength=experts).to(likely.dtype)
-    return experts * (used / max(gates.nnz, 1) * likely.sum(0) / max(tokens, 1)).sum()
+    chosen = places.reshape(-1)
+    used = likely.new_zeros(experts).index_add(0, chosen, likely.new_ones(chosen.shape))
+    return experts * (used / max(chosen.numel(), 1) * likely.sum(0) / max(tokens, 1)).sum()
 
 
 def _experts_of(gates: SparseTensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from scorch.formats import Format
 from scorch.notation.indexing import parse
 from scorch.notation.trees import accesses
+from scorch.ops import masked
 from scorch.ops.capture.operators import PRODUCTS
 from scorch.ops.capture.promises import SHAPED, STANDS_FOR
 from scorch.ops.capture.record import RENAMED, record
@@ -37,7 +38,7 @@ _library = torch.library.Library("scorch", "FRAGMENT")
 Tensors = Sequence[torch.Tensor]
 
 
-def _operator(schema: str, shaped: Callable[..., Any]) -> Callable[[Any], Any]:
+def operator(schema: str, shaped: Callable[..., Any]) -> Callable[[Any], Any]:
     """Make a function an operator; ``shaped`` gives, for dense tensors, one of the result's shape."""
 
     def define(function: Any) -> Any:
@@ -79,7 +80,7 @@ def _like_evaluate(expression: str, names: list[str], tensors: Tensors, format: 
     return torch.empty([sizes[index] for index in assign.target.indices])
 
 
-@_operator("einsum(str equation, Tensor[] operands, str? format=None) -> Tensor", _like_einsum)
+@operator("einsum(str equation, Tensor[] operands, str? format=None) -> Tensor", _like_einsum)
 def _einsum(equation: str, operands: Tensors, format: str | None = None) -> Any:
     return einsum(equation, *operands, format=_format(format))
 
@@ -87,7 +88,7 @@ def _einsum(equation: str, operands: Tensors, format: str | None = None) -> Any:
 PRODUCTS.add(_einsum)
 
 
-@_operator(
+@operator(
     "evaluate(str expression, str[] names, Tensor[] tensors, str? format=None) -> Tensor", _like_evaluate
 )
 def _evaluate(expression: str, names: list[str], tensors: Tensors, format: str | None = None) -> Any:
@@ -95,7 +96,7 @@ def _evaluate(expression: str, names: list[str], tensors: Tensors, format: str |
     return evaluate(expression, format=_format(format), **named)
 
 
-@_operator("from_torch(Tensor t, str? format=None) -> Tensor", lambda t, format=None: t)
+@operator("from_torch(Tensor t, str? format=None) -> Tensor", lambda t, format=None: t)
 def _from_torch(t: torch.Tensor, format: str | None = None) -> Any:
     return from_torch(t, format=_format(format))
 
@@ -109,7 +110,7 @@ def _empty(
     return from_coordinates(nowhere, torch.zeros(0, dtype=values.dtype, device="cpu"), size, format=form)
 
 
-@_operator(
+@operator(
     "sparse(str kind, Tensor[] index, Tensor values, SymInt[] size, str? format=None) -> Tensor",
     lambda kind, index, values, size, format=None: values.new_empty(size),
 )
@@ -137,6 +138,15 @@ def _format(text: str | None) -> Format | str | None:
     return read_spelled(text) if text is not None and ":" in text else text
 
 
+def _like_masked(name: str) -> Callable[..., Any]:
+    """A function of dense tensors with the shapes of a reduction over stored entries."""
+    like = {"prod": "sum", "median": "nansum"}.get(name, name)
+    return lambda S, *args, **kwargs: getattr(torch, like)(S, *args, **kwargs)
+
+
+for _name, _masked in {**masked.OPERATIONS, **masked.PER_ENTRY}.items():
+    OURS[f"scorch.masked.{_name}"] = _masked
+    SHAPED[_masked] = _like_masked(_name)
 SHAPED[SparseTensor.to_format] = lambda tensor, format: tensor
 SHAPED[sampled] = lambda tensor, mask: mask
 SHAPED[torch.sparse.mm] = torch.mm
