@@ -98,7 +98,7 @@ def _largest(tensor: SparseTensor, k: int, uses: Sequence[_Use]) -> tuple[torch.
     shape = tuple(tensor.shape)
     if not uses:
         raise CallError(
-            "no backward pass with a product of the tensor was heard since grad_topk began to listen (in RigL: "
+            "no backward pass with a product of the tensor was heard since grad_topk began (in RigL: "
             "since the last step()); of a model that torch.compile has made one graph of, products with the "
             "tensor itself are heard, but not with what is computed from it: take this step without the graph"
         )

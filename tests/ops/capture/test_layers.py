@@ -53,6 +53,14 @@ LAYERS: dict[str, tuple[Callable[[], Any], Callable[..., Any], torch.Tensor]] = 
 }
 
 
+def embedding() -> torch.nn.Module:
+    table: Any = scorch.rand(20, 6, density=0.3, format="csr", dtype=torch.float64)
+    return scorch.nn.SparseEmbedding.from_weight(table, padding_idx=1)
+
+
+LAYERS["embedding"] = (embedding, lambda layer, x: layer(x), torch.randint(0, 20, (4, 5)))
+
+
 @pytest.fixture(autouse=True)
 def forget_graphs() -> None:
     torch.compiler.reset()
@@ -97,3 +105,11 @@ def test_a_mask_is_made_inside_of_a_graph() -> None:
 
     q = drawn(2, 16, 8)
     torch.testing.assert_close(torch.compile(attend, fullgraph=True, backend="aot_eager")(q), attend(q))
+
+
+def test_a_sparse_embedding_is_exported() -> None:
+    layer, rows = embedding(), torch.randint(0, 20, (4, 5))
+    program = torch.export.export(layer, (rows,)).module()
+    torch.testing.assert_close(program(rows.flip(0)), layer(rows.flip(0)))
+    with pytest.raises(IndexError, match="numbered from 0 to 19"):
+        program(rows + 20)
