@@ -60,6 +60,19 @@ def embedding() -> torch.nn.Module:
 
 LAYERS["embedding"] = (embedding, lambda layer, x: layer(x), torch.randint(0, 20, (4, 5)))
 
+BAGS: Any = scorch.rand(4, 20, density=0.3, format="csr", dtype=torch.float64)
+for _mode in ("sum", "mean", "max"):
+    LAYERS[f"bags of a matrix, {_mode}"] = (
+        lambda mode=_mode: scorch.nn.SparseEmbeddingBag(20, 3, mode, padding_idx=2, dtype=torch.float64),
+        lambda layer, x: layer(x),
+        BAGS,
+    )
+LAYERS["bags of rows"] = (
+    lambda: scorch.nn.SparseEmbeddingBag(20, 3, dtype=torch.float64),
+    lambda layer, x: layer(x, torch.tensor([0, 2, 5])),
+    torch.randint(0, 20, (8,)),
+)
+
 
 @pytest.fixture(autouse=True)
 def forget_graphs() -> None:
