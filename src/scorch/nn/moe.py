@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from scorch.errors import ArgumentError, ShapeError
+from scorch.errors import ArgumentError, ShapeError, UnsupportedError
 from scorch.formats import as_format
 from scorch.ops.topk import in_places, largest_places
 from scorch.tensor.learning import sparse_of, values_of
@@ -131,6 +131,11 @@ class MoE(torch.nn.Module):
         if input.dim() == 0 or input.shape[-1] != self.features:
             raise ShapeError(
                 f"the input has shape {tuple(input.shape)}, but the layer takes {self.features} features"
+            )
+        if torch.compiler.is_exporting():
+            raise UnsupportedError(
+                "a MoE cannot be exported: how many tokens an expert sees depends on their numbers; export "
+                "the gate and the experts by themselves"
             )
         tokens = input.reshape(-1, self.features)
         gates = self.gate(tokens)

@@ -95,6 +95,7 @@ def results(function: Callable[..., Any], layer: Any, x: Any) -> list[torch.Tens
     return [torch.tensor([kind is SparseTensor for kind in kinds]), *numbers]
 
 
+@pytest.mark.filterwarnings("ignore:sparse_grad")
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_in_a_graph_gives_and_learns_the_same(name: str) -> None:
     make, function, x = LAYERS[name]
@@ -126,3 +127,18 @@ def test_a_sparse_embedding_is_exported() -> None:
     torch.testing.assert_close(program(rows.flip(0)), layer(rows.flip(0)))
     with pytest.raises(IndexError, match="numbered from 0 to 19"):
         program(rows + 20)
+
+
+def test_a_dense_gradient_in_place_of_a_sparse_one_is_told() -> None:
+    layer = scorch.nn.Linear(20, 3, sparse_grad=True, dtype=torch.float64)
+    layer(BAGS).sum().backward()
+    wanted: Any = layer.weight.grad
+    layer.weight.grad = None
+    with pytest.warns(UserWarning, match="sparse_grad=True"):
+        torch.compile(layer, fullgraph=True, backend="aot_eager")(BAGS).sum().backward()
+    torch.testing.assert_close(layer.weight.grad, wanted.to_dense())
+
+
+def test_a_mixture_of_experts_says_that_it_cannot_be_exported() -> None:
+    with pytest.raises(scorch.errors.UnsupportedError, match="cannot be exported"):
+        torch.export.export(scorch.nn.MoE(8, 4, 2), (torch.randn(3, 8),))

@@ -8,6 +8,7 @@ made, it is converted. ``scorch::gradients`` runs the call again, tracked, and a
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -130,6 +131,11 @@ def _copying(watcher: Callable[..., None]) -> Callable[..., None]:
 def _fresh(gradient: torch.Tensor, seeds: Sequence[torch.Tensor]) -> torch.Tensor:
     """A gradient with memory of its own: operators of graphs hand out nothing that they were given."""
     if isinstance(gradient, SparseTensor):
+        warnings.warn(
+            "sparse_grad=True: inside of a graph of torch.compile the gradient of a dense weight is dense; "
+            "call the layer without the graph for one that stores only what the batch meets",
+            stacklevel=2,
+        )
         gradient = gradient.to_dense()
     is_given = any(gradient.untyped_storage()._cdata == seed.untyped_storage()._cdata for seed in seeds)
     return gradient.clone(memory_format=torch.contiguous_format) if is_given else gradient.contiguous()

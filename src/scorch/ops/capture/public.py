@@ -68,7 +68,9 @@ def _is_traced(args: Any) -> bool:
     return False
 
 
-def _like_einsum(equation: str, operands: Tensors, format: Any = None) -> torch.Tensor:
+def _like_einsum(
+    equation: str, operands: Tensors, format: Any = None, sparse_grad: bool = False
+) -> torch.Tensor:
     return torch.einsum(equation, *operands)
 
 
@@ -80,9 +82,12 @@ def _like_evaluate(expression: str, names: list[str], tensors: Tensors, format: 
     return torch.empty([sizes[index] for index in assign.target.indices])
 
 
-@operator("einsum(str equation, Tensor[] operands, str? format=None) -> Tensor", _like_einsum)
-def _einsum(equation: str, operands: Tensors, format: str | None = None) -> Any:
-    return einsum(equation, *operands, format=_format(format))
+@operator(
+    "einsum(str equation, Tensor[] operands, str? format=None, bool sparse_grad=False) -> Tensor",
+    _like_einsum,
+)
+def _einsum(equation: str, operands: Tensors, format: str | None = None, sparse_grad: bool = False) -> Any:
+    return einsum(equation, *operands, format=_format(format), sparse_grad=sparse_grad)
 
 
 PRODUCTS.add(_einsum)
