@@ -161,3 +161,12 @@ def test_the_autoencoder_finds_the_directions_data_is_made_of() -> None:
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.2 * first
+
+
+def test_copies_after_a_call():
+    layer = scorch.nn.MoE(16, 4, 2)
+    x = torch.randn(3, 16)
+    wanted = layer(x)
+    copied = copy.deepcopy(layer)
+    torch.testing.assert_close(copied(x), wanted)
+    assert layer.balance_loss.requires_grad

@@ -70,3 +70,23 @@ def test_wrong_calls_are_named() -> None:
         scorch.topk_sparse(scorch.eye(3, format="csr"), 1)
     with pytest.raises(DtypeError):
         scorch.topk_sparse(h.to(torch.complex64), 1)
+
+
+@pytest.mark.parametrize("abs", [False, True])
+def test_in_vmap_each_sample_keeps_its_own(abs: bool) -> None:
+    h, W = torch.randn(3, 4, 10, dtype=torch.float64), torch.randn(10, 2, dtype=torch.float64)
+
+    def kept(h: torch.Tensor) -> torch.Tensor:
+        return scorch.topk_sparse(h, 3, abs=abs).to_dense()
+
+    wanted = torch.stack([kept(sample) for sample in h])
+    torch.testing.assert_close(torch.vmap(kept)(h), wanted)
+    torch.testing.assert_close(torch.vmap(kept, 2, 2)(h.movedim(0, 2)).movedim(2, 0), wanted)
+    torch.testing.assert_close(torch.vmap(torch.vmap(kept))(h), wanted)
+    products = torch.vmap(lambda h: scorch.topk_sparse(h, 3, abs=abs) @ W)(h)
+    torch.testing.assert_close(products, wanted @ W)
+    for gradient in (
+        torch.vmap(torch.func.grad(lambda h: kept(h).square().sum()))(h),
+        torch.func.grad(lambda h: torch.vmap(kept)(h).square().sum())(h),
+    ):
+        torch.testing.assert_close(gradient, 2 * wanted)

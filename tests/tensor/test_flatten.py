@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transfor
 import scorch
 from scorch import Format, SparseTensor
 from scorch.tensor.flatten import read_spelled, spelled
+from scorch.tensor.storage import Storage
 
 
 @pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr", "bsr(2,2)"])
@@ -68,3 +69,13 @@ def test_a_sparse_parameter_can_be_parametrized() -> None:
     torch.testing.assert_close(linear(x), wanted)
     linear(x).sum().backward()
     assert isinstance(linear.parametrizations.weight.original.grad, SparseTensor)
+
+
+def test_a_storage_has_its_values_without_gaps() -> None:
+    made: Any = scorch.eye(4, format="csr")
+    pattern = made.storage.pattern
+    S = SparseTensor(Storage(pattern, torch.tensor(2.0).expand(4)))
+    assert S.storage.values.stride() == (1,)
+    torch.testing.assert_close(S @ torch.ones(4), torch.full((4,), 2.0))
+    S.storage.take(pattern, torch.arange(8.0)[::2])
+    torch.testing.assert_close(S @ torch.ones(4), torch.tensor([0.0, 2, 4, 6]))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from scorch.errors import CallError, IndexRangeError
 from scorch.nn.linear import SparseLinear
+from scorch.ops.capture.promises import STANDS_FOR
+from scorch.ops.capture.public import operator
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.tracking import untracked
 
@@ -54,30 +58,58 @@ class SparseEmbedding(torch.nn.Module):
         """The rows numbered by ``input``, one more dimension than it has."""
         if input.is_floating_point() or input.is_complex() or input.dtype == torch.bool:
             raise CallError(f"rows are numbered by integers, not by {input.dtype}")
-        with untracked():
-            wanted = input.reshape(-1).to(torch.int64)
-            if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.num_embeddings:
-                raise IndexRangeError(
-                    f"rows are numbered from 0 to {self.num_embeddings - 1}, but there are "
-                    f"{int(wanted.min())} and {int(wanted.max())}"
-                )
-            pattern = self.table.pattern
-            pos, columns = pattern.pos[-1], pattern.crd[-1]
-            assert pos is not None and columns is not None
-            begin = pos[wanted].to(torch.int64)
-            lengths = pos[wanted + 1].to(torch.int64) - begin
-            ends = lengths.cumsum(0)
-            number = torch.arange(wanted.numel()).repeat_interleave(lengths)
-            source = torch.arange(number.numel()) + (begin - ends + lengths)[number]
-            target = number * self.embedding_dim + columns[source]
-        values = self.table.values
-        if self.padding_idx is not None:  # its row is not learned
-            kept = wanted[number] != self.padding_idx % self.num_embeddings
-            picked = torch.where(kept, values[source], values.detach()[source])
-        else:
-            picked = values[source]
-        found = picked.new_zeros(wanted.numel() * self.embedding_dim).scatter(0, target, picked)
-        return found.view(*input.shape, self.embedding_dim)
+        pattern = self.table.pattern
+        pos, columns = pattern.pos[-1], pattern.crd[-1]
+        assert pos is not None and columns is not None
+        padding = None if self.padding_idx is None else self.padding_idx % self.num_embeddings
+        pick = torch.ops.scorch.embedding if torch.compiler.is_compiling() else _picked
+        found: torch.Tensor = pick(input, pos, columns, self.table.values, self.embedding_dim, padding)
+        return found
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+@operator(
+    "embedding(Tensor input, Tensor pos, Tensor columns, Tensor values, SymInt size, int? padding) -> Tensor",
+    lambda input, pos, columns, values, size, padding: values.new_empty((*input.shape, size)),
+)
+def _picked(
+    input: torch.Tensor,
+    pos: torch.Tensor,
+    columns: torch.Tensor,
+    values: torch.Tensor,
+    size: int,
+    padding: int | None,
+) -> torch.Tensor:
+    """The rows numbered by ``input`` of a csr matrix with ``size`` columns."""
+    with untracked():
+        wanted = input.reshape(-1).to(torch.int64)
+        rows = pos.numel() - 1
+        if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < rows:
+            raise IndexRangeError(
+                f"rows are numbered from 0 to {rows - 1}, but there are "
+                f"{int(wanted.min())} and {int(wanted.max())}"
+            )
+        begin = pos[wanted].to(torch.int64)
+        lengths = pos[wanted + 1].to(torch.int64) - begin
+        ends = lengths.cumsum(0)
+        number = torch.arange(wanted.numel()).repeat_interleave(lengths)
+        source = torch.arange(number.numel()) + (begin - ends + lengths)[number]
+        target = number * size + columns[source]
+    if padding is not None:  # its row is not learned
+        kept = wanted[number] != padding
+        picked = torch.where(kept, values[source], values.detach()[source])
+    else:
+        picked = values[source]
+    found = picked.new_zeros(wanted.numel() * size).scatter(0, target, picked)
+    return found.view(*input.shape, size)
+
+
+def _zeros(
+    input: torch.Tensor, pos: Any, columns: Any, values: torch.Tensor, size: int, padding: int | None
+) -> torch.Tensor:
+    return torch.zeros((), dtype=values.dtype, device="cpu").expand(*input.shape, size)
+
+
+STANDS_FOR[_picked] = _zeros

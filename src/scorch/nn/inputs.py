@@ -7,6 +7,7 @@ when it is next met.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
 from scorch.formats import as_format
+from scorch.ops.capture.public import operator
 from scorch.ops.einsum import einsum
 from scorch.ops.embedding import bags_of
 from scorch.tensor.build import from_coordinates
@@ -28,7 +30,8 @@ class Linear(torch.nn.Linear):
 
     With ``sparse_grad`` the gradient of the weight stores only the columns of features that the batch has,
     and optimizers update only these, with all they keep for them: as ``torch.optim.SparseAdam``, momentum and
-    weight decay of a column go on when it is next met. Without, the gradient is dense.
+    weight decay of a column go on when it is next met. Without, and in graphs of ``torch.compile``, the
+    gradient is dense.
 
     >>> import scorch
     >>> layer = scorch.nn.Linear(10000, 4, sparse_grad=True)
@@ -73,7 +76,8 @@ class SparseEmbeddingBag(torch.nn.Module):
     ``input`` is a sparse matrix with a row for each bag and a column for each row of the table; its values
     are weights. ``torch.nn.EmbeddingBag``'s inputs work too: a matrix of row numbers, or a list with
     ``offsets``, and ``per_sample_weights``, in every mode. A mean is divided by the number of rows in the
-    bag; a bag without rows gives zeros. With ``sparse_grad`` only rows that a batch has are updated.
+    bag; a bag without rows gives zeros. With ``sparse_grad`` only rows that a batch has are updated;
+    the gradient is dense in graphs of ``torch.compile``.
 
     >>> import torch, scorch
     >>> bag = scorch.nn.SparseEmbeddingBag(1000, 16, mode="sum")
@@ -128,6 +132,46 @@ class SparseEmbeddingBag(torch.nn.Module):
         input: torch.Tensor,
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        bagged = torch.ops.scorch.embedding_bag if torch.compiler.is_compiling() else _bagged
+        found: torch.Tensor = bagged(
+            input,
+            offsets,
+            per_sample_weights,
+            self.weight,
+            self.mode,
+            self.sparse_grad,
+            self.include_last_offset,
+            self.padding_idx,
+        )
+        return found
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}, sparse_grad={self.sparse_grad}"
+        )
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The table of an embedding bag, and how its rows are put together."""
+
+    weight: torch.Tensor
+    mode: str
+    sparse_grad: bool
+    include_last_offset: bool
+    padding_idx: int | None
+
+    @property
+    def num_embeddings(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def embedding_dim(self) -> int:
+        return self.weight.shape[1]
+
+    def bagged(
+        self, input: torch.Tensor, offsets: torch.Tensor | None, per_sample_weights: torch.Tensor | None
     ) -> torch.Tensor:
         bag, row, weights, count = self._samples(input, offsets, per_sample_weights)
         if self.padding_idx is not None:
@@ -189,7 +233,35 @@ class SparseEmbeddingBag(torch.nn.Module):
         index = bag.unsqueeze(1).expand_as(picked)
         return found.scatter_reduce(0, index, picked, "amax", include_self=False)
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}, sparse_grad={self.sparse_grad}"
-        )
+
+def _like_bags(
+    input: torch.Tensor,
+    offsets: Any,
+    given: Any,
+    table: torch.Tensor,
+    mode: str,
+    grad: bool,
+    has_last: bool,
+    _: Any,
+) -> torch.Tensor:
+    count = input.shape[0] if input.dim() == 2 else offsets.shape[0] - (1 if has_last else 0)
+    return table.new_empty((count, table.shape[1]))
+
+
+@operator(
+    "embedding_bag(Tensor input, Tensor? offsets, Tensor? given, Tensor table, str mode, bool sparse_grad, "
+    "bool has_last, int? padding) -> Tensor",
+    _like_bags,
+)
+def _bagged(
+    input: torch.Tensor,
+    offsets: torch.Tensor | None,
+    given: torch.Tensor | None,
+    table: torch.Tensor,
+    mode: str,
+    sparse_grad: bool,
+    has_last: bool,
+    padding: int | None,
+) -> torch.Tensor:
+    """Rows of ``table`` put together by bags."""
+    return _Table(table, mode, sparse_grad, has_last, padding).bagged(input, offsets, given)

@@ -16,11 +16,11 @@ import operator
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from scorch.errors import ArgumentError, DtypeError, ShapeError
-from scorch.formats import as_format
+from scorch.tensor.rows import rows_tensor
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Pattern, Storage
 
 __all__ = ["bigbird", "causal", "from_function", "global_tokens", "random_blocks", "window"]
 
@@ -235,17 +235,9 @@ def in_rows(
     pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
 ) -> SparseTensor:
     """A csr tensor of this shape, whose rows are those of all matrices of the batch one after the other."""
-    entries = crd.numel()
-    index = torch.int32 if max(entries, shape[-1]) < 2**31 else torch.int64
-    counts: list[int] = []
-    for size in shape[:-1]:
-        counts.append(size * (counts[-1] if counts else 1))
-    nothing = (None,) * (len(shape) - 1)
-    arrays = pos.to(index), crd.to(index)
-    pattern = Pattern(
-        as_format("csr", len(shape)), shape, (*nothing, arrays[0]), (*nothing, arrays[1]), (*counts, entries)
-    )
-    return SparseTensor(Storage(pattern, values))
+    is_small = not is_dynamo_compiling() and max(crd.numel(), shape[-1]) < 2**31  # not known in a graph
+    index = torch.int32 if is_small else torch.int64
+    return rows_tensor(pos.to(index), crd.to(index), values, shape)
 
 
 def _union(a: SparseTensor, b: SparseTensor) -> SparseTensor:

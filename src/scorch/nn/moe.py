@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from scorch.errors import ArgumentError, ShapeError
+from scorch.errors import ArgumentError, ShapeError, UnsupportedError
 from scorch.formats import as_format
-from scorch.ops.topk import topk_sparse
+from scorch.ops.topk import in_places, largest_places
 from scorch.tensor.learning import sparse_of, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
@@ -54,22 +54,27 @@ class TopKGate(torch.nn.Module):
         if self.noise and self.training:
             scores = scores + self.noise * torch.randn_like(scores)
         likely = torch.softmax(scores, -1)
-        gates = topk_sparse(likely, self.k)
-        self.balance_loss = _balance(gates, likely)
-        if not self.renormalize:
-            return gates
-        values = values_of(gates).reshape(-1, self.k)
-        return sparse_of(gates.storage.pattern, (values / values.sum(1, keepdim=True)).reshape(-1))
+        places = largest_places(likely, self.k)
+        self.balance_loss = _balance(places, likely)
+        values = likely.gather(-1, places)
+        if self.renormalize:
+            values = values / values.sum(1, keepdim=True)
+        return in_places(places, values, tuple(likely.shape))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and files have: the last loss without what it was computed from."""
+        return {**self.__dict__, "balance_loss": self.balance_loss.detach()}
 
     def extra_repr(self) -> str:
         return f"experts={self.experts}, k={self.k}, renormalize={self.renormalize}"
 
 
-def _balance(gates: SparseTensor, likely: torch.Tensor) -> torch.Tensor:
+def _balance(places: torch.Tensor, likely: torch.Tensor) -> torch.Tensor:
     """The share of tokens that each expert sees times its mean probability, summed and scaled."""
     tokens, experts = likely.shape
-    used = torch.bincount(_experts_of(gates), minlength=experts).to(likely.dtype)
-    return experts * (used / max(gates.nnz, 1) * likely.sum(0) / max(tokens, 1)).sum()
+    chosen = places.reshape(-1)
+    used = likely.new_zeros(experts).index_add(0, chosen, likely.new_ones(chosen.shape))
+    return experts * (used / max(chosen.numel(), 1) * likely.sum(0) / max(tokens, 1)).sum()
 
 
 def _experts_of(gates: SparseTensor) -> torch.Tensor:
@@ -130,6 +135,11 @@ class MoE(torch.nn.Module):
         if input.dim() == 0 or input.shape[-1] != self.features:
             raise ShapeError(
                 f"the input has shape {tuple(input.shape)}, but the layer takes {self.features} features"
+            )
+        if torch.compiler.is_exporting():
+            raise UnsupportedError(
+                "a MoE cannot be exported: how many tokens an expert sees depends on their numbers; export "
+                "the gate and the experts by themselves"
             )
         tokens = input.reshape(-1, self.features)
         gates = self.gate(tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -9,7 +11,8 @@ from scorch.errors import DtypeError, ShapeError
 from scorch.nn.masks import in_rows, pointers
 from scorch.ops import attention_entries
 from scorch.ops.attention import attend, heads_of
-from scorch.ops.pairs import Pairs, pairs_of
+from scorch.ops.capture.public import operator
+from scorch.ops.pairs import pairs_of
 from scorch.ops.statement import evaluate
 from scorch.tensor.budget import check_budget
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -76,13 +79,14 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         mask = _for_heads(mask, (q.shape[0], self.num_heads), (q.shape[2], key.shape[1]))
         skipped = _skipped(key_padding_mask, key)
         k, v, mask, skipped = self._more_keys(k, v, mask, skipped)
-        pairs = pairs_of(mask, is_causal)
         dropout = self.dropout if self.training else 0.0
-        batch = (q.shape[0], self.num_heads)
         hidden = None if skipped is None else skipped[:, None]
-        heads = attend(q, k, v, pairs, batch, dropout=dropout, skipped=hidden)
+        is_captured = torch.compiler.is_compiling()
+        attend = torch.ops.scorch.masked_attention if is_captured else _attend
+        weigh = torch.ops.scorch.attention_weights if is_captured else _weights
+        heads = attend(q, k, v, mask, is_causal, dropout, hidden)
         out = self.out_proj(heads.transpose(1, 2).flatten(2))
-        weights = _weights(q, k, pairs, batch, hidden, average_attn_weights) if need_weights else None
+        weights = weigh(q, k, mask, is_causal, hidden, average_attn_weights) if need_weights else None
         if not is_batched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
@@ -176,15 +180,47 @@ def _skipped(padding: torch.Tensor | None, key: torch.Tensor) -> torch.Tensor | 
     return padding.to_dense() if isinstance(padding, SparseTensor) else padding
 
 
+@operator(
+    "masked_attention(Tensor q, Tensor k, Tensor v, Tensor mask, bool is_causal, float dropout, "
+    "Tensor? skipped) -> Tensor",
+    lambda q, k, v, *_: q.new_empty((*q.shape[:-1], v.shape[-1])),
+)
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: SparseTensor,
+    is_causal: bool,
+    dropout: float,
+    skipped: torch.Tensor | None,
+) -> torch.Tensor:
+    """What each head gives, (N, heads, L, features)."""
+    batch = (q.shape[0], q.shape[1])
+    return attend(q, k, v, pairs_of(mask, is_causal), batch, dropout=dropout, skipped=skipped)
+
+
+def _like_weights(
+    q: torch.Tensor, k: torch.Tensor, mask: Any, is_causal: bool, skipped: Any, is_mean: bool
+) -> torch.Tensor:
+    batch = q.shape[:1] if is_mean else q.shape[:2]
+    return q.new_empty((*batch, q.shape[2], k.shape[2]))
+
+
+@operator(
+    "attention_weights(Tensor q, Tensor k, Tensor mask, bool is_causal, Tensor? skipped, bool is_mean) "
+    "-> Tensor",
+    _like_weights,
+)
 def _weights(
     q: torch.Tensor,
     k: torch.Tensor,
-    pairs: Pairs,
-    batch: tuple[int, int],
+    mask: SparseTensor,
+    is_causal: bool,
     skipped: torch.Tensor | None,
     is_mean: bool,
 ) -> torch.Tensor:
     """What each query gives to each key, (N, heads, L, S), or the mean over the heads."""
+    pairs, batch = pairs_of(mask, is_causal), (q.shape[0], q.shape[1])
     heads = heads_of(pairs, batch, q.shape[-1], None, skipped=skipped)
     Q, K = (
         tensor.detach() if tensor.dtype == torch.float64 else tensor.detach().float() for tensor in (q, k)

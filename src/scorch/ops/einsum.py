@@ -41,7 +41,8 @@ def einsum(
     """
     if is_dynamo_compiling():
         equation, operands = _arguments(args)
-        return torch.ops.scorch.einsum(equation, list(operands), spelled(format))  # type: ignore[no-any-return]
+        spoken = equation, list(operands), spelled(format), sparse_grad
+        return torch.ops.scorch.einsum(*spoken)  # type: ignore[no-any-return]
     record = recorder()
     if record is not None:
         return record.called(einsum, args, {"format": format, "sparse_grad": sparse_grad})  # type: ignore[no-any-return]

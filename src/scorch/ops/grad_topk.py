@@ -97,7 +97,11 @@ class grad_topk:  # noqa: N801 - it is used like a function
 def _largest(tensor: SparseTensor, k: int, uses: Sequence[_Use]) -> tuple[torch.Tensor, torch.Tensor]:
     shape = tuple(tensor.shape)
     if not uses:
-        raise CallError("no backward pass inside the with block of grad_topk used the tensor")
+        raise CallError(
+            "no backward pass with a product of the tensor was heard since grad_topk began (in RigL: "
+            "since the last step()); of a model that torch.compile has made one graph of, products with the "
+            "tensor itself are heard, but not with what is computed from it: take this step without the graph"
+        )
     for use in uses:
         _check_unchanged(use)
     stored = entries_of(tensor).keys

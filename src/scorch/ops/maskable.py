@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from scorch.ops.masked import OPERATIONS, PER_ENTRY
 from scorch.ops.sparse_functions import as_sparse
+from scorch.tensor.flatten import LIVE, RECORD, any_traced
 from scorch.tensor.sparse_tensor import SparseTensor
 
 _NUMPY = {"axis": "dim", "keepdims": "keepdim", "input": "S"}  # torch takes these names too
@@ -30,8 +32,12 @@ def _with_masked(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
             if is_method:  # without the way through torch
                 return SparseTensor.__torch_function__(plain, (), args, kwargs)
             return plain(*args, **kwargs)
+        if not is_method and is_dynamo_compiling():  # which calls methods without reading them
+            return getattr(args[0], name)(*args[1:], masked=True, **kwargs)
         named = {_NUMPY.get(key, key): value for key, value in kwargs.items()}
         tensor = as_sparse(f"{name} with masked=True", args[0] if args else named.pop("S", None))
+        if LIVE and any_traced((tensor,)):
+            return RECORD[0](operation, (tensor, *args[1:]), named)
         return operation(tensor, *args[1:], **named)
 
     call.__doc__ = (

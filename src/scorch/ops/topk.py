@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import torch
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    maybe_get_bdim,
+)
+from torch.compiler import is_dynamo_compiling
 
 from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError
-from scorch.formats import Format
-from scorch.tensor.learning import sparse_of
+from scorch.tensor.rows import rows_tensor
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Pattern
 from scorch.tensor.tracking import untracked
 
 LEAST_WIDTH = 16  # of groups, from which on looking at their maxima first pays
@@ -41,11 +47,54 @@ def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) ->
         raise ArgumentError(f"k is a number from 0 to {size}, the size of dimension {dim}, not {k!r}")
     if dim % h.dim() != h.dim() - 1:
         return topk_sparse(h.movedim(dim, -1), k, abs=abs).movedim(-1, dim)  # type: ignore[return-value]
+    if not is_dynamo_compiling() and _is_batched(h):
+        return _of_batch(h, k, abs)
+    places = largest_places(h, k, abs)
+    return in_places(places, h.gather(-1, places), tuple(h.shape))
+
+
+def largest_places(h: torch.Tensor, k: int, abs: bool = False) -> torch.Tensor:
+    """Where the ``k`` largest elements of each row are, in order."""
     score = h.detach().abs() if abs else h.detach()
+    with contextlib.nullcontext() if is_dynamo_compiling() else untracked():
+        return _largest(score, k).sort().values
+
+
+def in_places(places: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> SparseTensor:
+    """The tensor with these values at ``places``, as many in every row and in order."""
+    with contextlib.nullcontext() if is_dynamo_compiling() else untracked():
+        pos, crd = _arrays(places, shape, places.shape[-1])
+    return rows_tensor(pos, crd, values.reshape(-1), shape)
+
+
+def _is_batched(h: torch.Tensor) -> bool:
+    """Whether ``torch.vmap`` batches it, at any level."""
+    while is_functorch_wrapped_tensor(h):
+        if is_batchedtensor(h):
+            return True
+        h = get_unwrapped(h)
+    return False
+
+
+def _of_batch(h: torch.Tensor, k: int, abs: bool) -> SparseTensor:
+    """Inside of ``torch.vmap``, where one pattern serves all: it has the places of all, with zeros."""
+    score = h.detach().abs() if abs else h.detach()
+    kept = torch.zeros_like(score, dtype=torch.bool).scatter(-1, score.topk(k, sorted=False).indices, True)
+    used, batches = kept, []
+    while is_functorch_wrapped_tensor(used):
+        if is_batchedtensor(used):
+            batches.append(maybe_get_bdim(used))
+        used = get_unwrapped(used)
     with untracked():
-        places = _largest(score, k).sort().values
-        pattern = _pattern(places, tuple(h.shape), k)
-    return sparse_of(pattern, h.gather(-1, places).reshape(-1))
+        for dim in reversed(batches):  # the innermost was wrapped first
+            used = used.any(dim)
+        flat = used.reshape(-1, h.shape[-1])
+        rows, columns = flat.nonzero(as_tuple=True)
+        dtype = torch.int32 if max(*h.shape, rows.numel()) < 2**31 else torch.int64
+        pos = torch.cat([torch.zeros(1, dtype=torch.int64), flat.sum(1).cumsum(0)])
+        pos, columns = pos.to(dtype), columns.to(dtype)
+        places = rows * h.shape[-1] + columns
+    return rows_tensor(pos, columns, torch.where(kept, h, 0).reshape(-1)[places], tuple(h.shape))
 
 
 def _largest(score: torch.Tensor, k: int) -> torch.Tensor:
@@ -67,15 +116,11 @@ def _largest(score: torch.Tensor, k: int) -> torch.Tensor:
     return places.gather(-1, score.gather(-1, places).topk(k, sorted=False).indices)
 
 
-def _pattern(places: torch.Tensor, shape: tuple[int, ...], k: int) -> Pattern:
-    """``k`` entries in every row, which ``places`` has in order."""
-    counts: list[int] = []
+def _arrays(places: torch.Tensor, shape: tuple[int, ...], k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where rows begin and their columns: ``k`` in every row, which ``places`` has in order."""
+    rows = 1
     for size in shape[:-1]:
-        counts.append((counts[-1] if counts else 1) * size)
-    rows = counts[-1] if counts else 1
+        rows = rows * size
     dtype = torch.int32 if max(*shape, rows * k, 1) < 2**31 else torch.int64
     pos = torch.arange(0, rows * k + 1, k, dtype=dtype) if k else torch.zeros(rows + 1, dtype=dtype)
-    nothing: tuple[None, ...] = (None,) * len(counts)
-    form = Format("d" * len(counts) + "s")
-    crd = places.reshape(-1).to(dtype)
-    return Pattern(form, shape, (*nothing, pos), (*nothing, crd), (*counts, rows * k))
+    return pos, places.reshape(-1).to(dtype)

@@ -76,6 +76,9 @@ def _key(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tensor]) -
 
 def pattern_of(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tensor]) -> Pattern:
     """The pattern with these arrays, in the order of ``Pattern.arrays``."""
+    is_memory = all(type(array) is torch.Tensor for array in arrays)
+    if is_memory:  # kernels read them one after the other
+        arrays = [array.contiguous() for array in arrays]
     known = _known.get(_key(format, shape, arrays)) if all(type(size) is int for size in shape) else None
     if known is not None:
         return known
@@ -91,7 +94,7 @@ def pattern_of(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tens
             size = format.level_size(level, shape)
             counts.append(counts[-1] * size if counts else size)
     made = Pattern(format, tuple(shape), pos, crd, tuple(counts))
-    if all(type(array) is torch.Tensor for array in arrays):
+    if is_memory:
         remember(made)
     return made
 
@@ -105,7 +108,7 @@ class TracedStorage(Storage):
     """The storage of a tensor inside of a graph that is being made: arrays with shapes, but no memory yet."""
 
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
-        super().__init__(pattern, values)
+        self.pattern, self.values = pattern, values
         LIVE.add(weakref.ref(self, LIVE.discard))
 
 

@@ -91,4 +91,4 @@ def unpack_dual(tensor: SparseTensor, level: int) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return torch._VF._unpack_dual(tensor, level=level)
     values, change = torch._VF._unpack_dual(tensor.storage.values, level=level)
-    return with_values(tensor, values), None if change is None else with_values(tensor, change)
+    return (tensor, None) if change is None else (with_values(tensor, values), with_values(tensor, change))

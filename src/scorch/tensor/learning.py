@@ -39,7 +39,7 @@ from scorch.tensor.forward import check_formula
 from scorch.tensor.relevel import releveled, shares_entries
 from scorch.tensor.run import Task, convert, converted_pattern, copy_step, from_dense, run_step, values_from
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.storage import Pattern, Storage, plain
 from scorch.tensor.tracking import any_requires_grad, fixed_patterns, is_learning, untracked
 
 _apply: Any = torch._C._FunctionBase.__dict__["apply"]
@@ -110,7 +110,7 @@ class _Wrap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, pattern: Pattern) -> SparseTensor:
         ctx.pattern = pattern
-        return SparseTensor(Storage(pattern, _plain(values.detach())))
+        return SparseTensor(Storage(pattern, plain(values.detach())))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -166,14 +166,7 @@ def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
         found: SparseTensor = apply(_Wrap, values, pattern)
         found.made_of = values
         return found
-    return SparseTensor(Storage(pattern, _plain(values)))
-
-
-def _plain(values: torch.Tensor) -> torch.Tensor:
-    """Values as kernels read them: one for each entry, without gaps, with nothing left to do."""
-    if values._is_zerotensor():  # torch's gradient of a function with steps
-        return torch.zeros(values.numel(), dtype=values.dtype, device="cpu")
-    return values.resolve_conj().resolve_neg().reshape(-1).contiguous()
+    return SparseTensor(Storage(pattern, plain(values)))
 
 
 def used(tensor: Any) -> Any:

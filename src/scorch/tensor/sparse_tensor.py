@@ -33,7 +33,7 @@ from scorch.tensor.flatten import (
 )
 from scorch.tensor.frames import unread, unread_all
 from scorch.tensor.run import convert
-from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.storage import Pattern, Storage, plain
 from scorch.tensor.tracking import (
     any_requires_grad,
     has_tangents,
@@ -347,7 +347,9 @@ class SparseTensor(torch.Tensor):
     ) -> SparseTensor:
         """The tensor that was taken apart, or one that is traced if its arrays are."""
         pattern, values = unflattened(inner, format, shape), inner[VALUES]
-        return SparseTensor((Storage if type(values) is torch.Tensor else TracedStorage)(pattern, values))
+        if type(values) is not torch.Tensor:
+            return SparseTensor(TracedStorage(pattern, values))
+        return SparseTensor(Storage(pattern, plain(values)))
 
     def _stable_hash_for_caching(self) -> str:
         """What a compiled graph depends on, for torch's cache of graphs on disk."""

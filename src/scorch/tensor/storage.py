@@ -141,6 +141,14 @@ class Pattern:
         return self
 
 
+def plain(values: torch.Tensor) -> torch.Tensor:
+    """Values as kernels read them: one for each entry, without gaps, with nothing left to do."""
+    if values._is_zerotensor():  # torch's gradient of a function with steps
+        return torch.zeros(values.numel(), dtype=values.dtype, device="cpu")
+    listed = values if values.dim() == 1 else values.reshape(-1)
+    return listed.resolve_conj().resolve_neg().contiguous()
+
+
 class Storage:
     """A pattern and its values, one for every position of the last level, without gaps in memory.
 
@@ -156,7 +164,7 @@ class Storage:
 
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
         self.pattern = pattern
-        self.values = values
+        self.values = values if values.is_contiguous() else values.contiguous()
 
     @functools.cached_property
     def key(self) -> int:
@@ -174,7 +182,8 @@ class Storage:
 
     def take(self, pattern: Pattern, values: torch.Tensor) -> None:
         """Have other entries, without telling anyone."""
-        self.pattern, self.values = pattern, values
+        self.pattern = pattern
+        self.values = values if values.is_contiguous() else values.contiguous()
         for name in ("key", "tensors", "forgotten"):
             self.__dict__.pop(name, None)
 

@@ -53,6 +53,11 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "sum": (lambda A: A.sum(1), (A,)),
     "mean": (lambda A: A.mean(), (A,)),
     "max": (lambda A: A.max(1), (A,)),
+    "sum of entries": (lambda A: A.sum(1, masked=True), (A,)),
+    "mean of entries": (lambda A: scorch.mean(A, 0, keepdim=True, masked=True), (Q,)),
+    "largest entries": (lambda A: A.amax((0, 1), masked=True), (A,)),
+    "deviation of entries": (lambda A: A.std(1, masked=True), (Q,)),
+    "running sum of entries": (lambda A: A.cumsum(1, masked=True), (A,)),
     "softmax": (lambda A: torch.softmax(A, 1), (A,)),
     "stored softmax": (lambda A: torch.sparse.softmax(A, 1), (A,)),
     "cumsum": (lambda A: A.cumsum(1), (A,)),
@@ -88,7 +93,7 @@ def check_same(got: Any, wanted: Any) -> None:
     for one, other in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         assert type(one) is type(other)
         assert getattr(one, "format", None) == getattr(other, "format", None)
-        torch.testing.assert_close(dense(one), dense(other))
+        torch.testing.assert_close(dense(one), dense(other), equal_nan=True)
 
 
 @pytest.fixture(autouse=True)

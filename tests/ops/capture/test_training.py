@@ -198,3 +198,38 @@ def test_dropout_drops_entries() -> None:
     assert isinstance(found, SparseTensor)
     kept = found.detach().values() != 0
     torch.testing.assert_close(found.detach().values()[kept], 2 * A.detach().values()[kept])
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "bsr(2,2)"])
+def test_gradients_that_torch_expands_have_a_value_for_each_entry(format: str) -> None:
+    A = drawn(6, 6, format=format).requires_grad_()
+    torch.compile(lambda A: A.values().sum(), backend="aot_eager")(A).backward()
+    assert A.grad.values().is_contiguous()
+    wanted = torch.autograd.grad(A.values().sum(), A)[0].to_dense()
+    torch.testing.assert_close(A.grad.to_dense(), wanted)
+    torch.testing.assert_close((A.grad @ torch.ones(6, 1, dtype=A.dtype)).sum(), wanted.sum())
+
+
+def test_rigl_hears_a_compiled_model() -> None:
+    def trained(backend: str | None) -> Any:
+        torch.manual_seed(0)
+        layer = scorch.nn.SparseLinear(16, 8)
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        exchange = scorch.nn.RigL(layer, optimizer, every=2, until=10)
+        model = layer if backend is None else torch.compile(layer, fullgraph=True, backend=backend)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(4, 16)).square().sum().backward()
+            optimizer.step()
+            exchange.step()
+        exchange.close()
+        return layer.weight.detach().to_dense()
+
+    torch.testing.assert_close(trained("aot_eager"), trained(None))
+
+
+def test_growth_that_no_graph_tells_of_is_refused() -> None:
+    W = drawn(6, 5).requires_grad_()
+    compiled = torch.compile(lambda W: ((W * 2) @ torch.ones(5, 2, dtype=W.dtype)).sum(), backend="aot_eager")
+    with pytest.raises(scorch.errors.CallError, match="without the graph"), scorch.grad_topk(W, k=2):
+        compiled(W).backward()

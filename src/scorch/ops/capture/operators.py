@@ -8,7 +8,8 @@ made, it is converted. ``scorch::gradients`` runs the call again, tracked, and a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from scorch.ops.autograd import UNREAD
 from scorch.ops.capture.program import Program, Result, read_program
 from scorch.tensor.construct import from_torch
 from scorch.tensor.flatten import pattern_of
-from scorch.tensor.learning import values_at, values_of
+from scorch.tensor.learning import WATCHED, values_at, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
 from scorch.tensor.traced import same_arrays
@@ -80,6 +81,7 @@ def _gradients(
             found = program.run(given, sizes)
         finally:
             UNREAD.reset(token)
+        heard = _heard(program, arrays, given)
         outputs, seeds, place = [], [], 0
         for result, tensor in zip(program.results, found, strict=True):
             place += 0 if result.format is None or result.is_on_operand else len(result.arrays)
@@ -91,7 +93,12 @@ def _gradients(
                 outputs.append(_as_promised(program, result, tensor, given, sizes)[0])
                 seeds.append(seed)
         wanted = [array for array, is_needed in zip(given, needed, strict=True) if is_needed]
-        gradients = torch.autograd.grad(outputs, wanted, seeds, allow_unused=True) if outputs else ()
+        WATCHED.update(heard)
+        try:
+            gradients = torch.autograd.grad(outputs, wanted, seeds, allow_unused=True) if outputs else ()
+        finally:
+            for number in heard:
+                del WATCHED[number]
     made = gradients or [None] * len(wanted)
     return [
         torch.zeros_like(array) if found is None else _fresh(found, seeds)
@@ -99,9 +106,38 @@ def _gradients(
     ]
 
 
+def _heard(program: Program, arrays: Arrays, given: Arrays) -> dict[int, Callable[..., None]]:
+    """By the ids of values that are ``given``, what listens to the tensors that have them (``grad_topk``).
+
+    Graphs hand over arrays, so a tensor is known by the memory of its values. What is heard is copied: graphs
+    use their memory again.
+    """
+    found: dict[int, Callable[..., None]] = {}
+    for watcher in WATCHED.values():
+        values = watcher.__self__.tensor.storage.values  # type: ignore[attr-defined] # it is ``grad_topk``'s
+        for operand in program.operands:
+            array = arrays[operand.values]
+            is_same = array.data_ptr() == values.data_ptr() and array.numel() == values.numel()
+            if operand.format is not None and is_same and array.dtype == values.dtype:
+                found[id(given[operand.values])] = _copying(watcher)
+    return found
+
+
+def _copying(watcher: Callable[..., None]) -> Callable[..., None]:
+    def hear(call: Any, arrays: Arrays, place: int, incoming: torch.Tensor) -> None:
+        watcher(call, [array.detach().clone() for array in arrays], place, incoming.clone())
+
+    return hear
+
+
 def _fresh(gradient: torch.Tensor, seeds: Sequence[torch.Tensor]) -> torch.Tensor:
     """A gradient with memory of its own: operators of graphs hand out nothing that they were given."""
     if isinstance(gradient, SparseTensor):
+        warnings.warn(
+            "sparse_grad=True: inside of a graph of torch.compile the gradient of a dense weight is dense; "
+            "call the layer without the graph for one that stores only what the batch meets",
+            stacklevel=2,
+        )
         gradient = gradient.to_dense()
     is_given = any(gradient.untyped_storage()._cdata == seed.untyped_storage()._cdata for seed in seeds)
     return gradient.clone(memory_format=torch.contiguous_format) if is_given else gradient.contiguous()

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from scorch.formats import Format
 from scorch.notation.indexing import parse
 from scorch.notation.trees import accesses
+from scorch.ops import masked
 from scorch.ops.capture.operators import PRODUCTS
 from scorch.ops.capture.promises import SHAPED, STANDS_FOR
 from scorch.ops.capture.record import RENAMED, record
@@ -67,7 +68,9 @@ def _is_traced(args: Any) -> bool:
     return False
 
 
-def _like_einsum(equation: str, operands: Tensors, format: Any = None) -> torch.Tensor:
+def _like_einsum(
+    equation: str, operands: Tensors, format: Any = None, sparse_grad: bool = False
+) -> torch.Tensor:
     return torch.einsum(equation, *operands)
 
 
@@ -79,9 +82,12 @@ def _like_evaluate(expression: str, names: list[str], tensors: Tensors, format: 
     return torch.empty([sizes[index] for index in assign.target.indices])
 
 
-@operator("einsum(str equation, Tensor[] operands, str? format=None) -> Tensor", _like_einsum)
-def _einsum(equation: str, operands: Tensors, format: str | None = None) -> Any:
-    return einsum(equation, *operands, format=_format(format))
+@operator(
+    "einsum(str equation, Tensor[] operands, str? format=None, bool sparse_grad=False) -> Tensor",
+    _like_einsum,
+)
+def _einsum(equation: str, operands: Tensors, format: str | None = None, sparse_grad: bool = False) -> Any:
+    return einsum(equation, *operands, format=_format(format), sparse_grad=sparse_grad)
 
 
 PRODUCTS.add(_einsum)
@@ -137,6 +143,15 @@ def _format(text: str | None) -> Format | str | None:
     return read_spelled(text) if text is not None and ":" in text else text
 
 
+def _like_masked(name: str) -> Callable[..., Any]:
+    """A function of dense tensors with the shapes of a reduction over stored entries."""
+    like = {"prod": "sum", "median": "nansum"}.get(name, name)
+    return lambda S, *args, **kwargs: getattr(torch, like)(S, *args, **kwargs)
+
+
+for _name, _masked in {**masked.OPERATIONS, **masked.PER_ENTRY}.items():
+    OURS[f"scorch.masked.{_name}"] = _masked
+    SHAPED[_masked] = _like_masked(_name)
 SHAPED[SparseTensor.to_format] = lambda tensor, format: tensor
 SHAPED[sampled] = lambda tensor, mask: mask
 SHAPED[torch.sparse.mm] = torch.mm
