@@ -6,6 +6,7 @@ Sums, differences and products of floating-point tensors are generated kernels.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -137,6 +138,12 @@ def sub(input: Any, other: Any, **kwargs: Any) -> Any:
 
 def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: dict[str, Any]) -> Any:
     """``a sign b`` of two sparse tensors, or for a product of a sparse and a dense one, by a kernel."""
+    if sign in "+-" and not kwargs and type(a) is SparseTensor and type(b) is SparseTensor:
+        mine, given = a.storage, b.storage
+        shape, form, dtype = mine.pattern.shape, mine.pattern.format, mine.values.dtype
+        is_alike = shape == given.pattern.shape and dtype == given.values.dtype and dtype in _FLOATS
+        if is_alike and 0 < len(shape) <= len(_LETTERS) and not form.is_blocked:
+            return evaluate(_sum_of(sign, len(shape)), A=a, B=b, format=form)
     both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if kwargs or not both or not _is_plain(a, b, sign):
         return _general(function, a, b, **kwargs)
@@ -152,6 +159,13 @@ def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: 
     target = ",".join(_LETTERS[: len(shape)])
     text = f"C[{target}] = {left[0]} {sign} {right[0]}"
     return evaluate(text, A=left[1], B=right[1], format=sparse.format)
+
+
+@functools.cache
+def _sum_of(sign: str, rank: int) -> str:
+    """``C[a,b] = A[a,b] + B[a,b]``."""
+    indices = ",".join(_LETTERS[:rank])
+    return f"C[{indices}] = A[{indices}] {sign} B[{indices}]"
 
 
 def _broadcasts(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
