@@ -58,10 +58,9 @@ def trained(data: Data, epochs: int) -> GCN:
     return model.eval()
 
 
-def by_hand(model: GCN, graph: Any, x: Any) -> torch.Tensor:
+def by_hand(weights: Sequence[torch.Tensor], graph: Any, x: Any) -> torch.Tensor:
     """The network as one writes it without a library: products with the normalised adjacency matrix."""
-    weights = [(layer.lin.weight.t(), layer.bias) for layer in (model.first, model.second)]
-    (W1, b1), (W2, b2) = weights
+    W1, b1, W2, b2 = weights
     hidden = torch.relu(graph @ (x @ W1) + b1)
     return graph @ (hidden @ W2) + b2
 
@@ -78,26 +77,28 @@ def normalised(graph: scorch.SparseTensor) -> scorch.SparseTensor:
 def contestants(model: GCN, data: Data) -> dict[str, Callable[[], torch.Tensor]]:
     """Scorch's layers and by hand, torch.sparse, PyG and dense torch, all with the weights of ``model``."""
     graph, x, words = data.matrix(), data.x, data.words
+    layers = (model.first, model.second)
+    weights = [part for layer in layers for part in (layer.lin.weight.t().contiguous(), layer.bias)]
     hat = normalised(graph)
     given = x if words is None else words
     fused = scorch.compile(by_hand)
     found: dict[str, Callable[[], torch.Tensor]] = {
-        "Scorch, by hand": lambda: by_hand(model, hat, given),
+        "Scorch, by hand": lambda: by_hand(weights, hat, given),
         "Scorch, GCNConv": lambda: model(given, graph),
-        "Scorch, compiled": lambda: fused(model, hat, given),
+        "Scorch, compiled": lambda: fused(weights, hat, given),
     }
     csr = hat.to_torch()
     coo = csr.to_sparse_coo().coalesce()
-    found["torch CSR"] = lambda: by_hand(model, csr, x)
-    found["torch COO"] = lambda: by_hand(model, coo, x)
+    found["torch CSR"] = lambda: by_hand(weights, csr, x)
+    found["torch COO"] = lambda: by_hand(weights, coo, x)
     if words is not None:
         sparse = words.to_torch()
         listed = sparse.to_sparse_coo().coalesce()
-        found["torch CSR, x too"] = lambda: by_hand(model, csr, sparse)
-        found["torch COO, x too"] = lambda: by_hand(model, coo, listed)
+        found["torch CSR, x too"] = lambda: by_hand(weights, csr, sparse)
+        found["torch COO, x too"] = lambda: by_hand(weights, coo, listed)
     if data.nodes**2 * 4 <= MOST_DENSE:
         dense = hat.to_dense()
-        found["dense"] = lambda: by_hand(model, dense, x)
+        found["dense"] = lambda: by_hand(weights, dense, x)
     return found | pyg_contestants(model, data)
 
 
