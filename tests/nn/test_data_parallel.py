@@ -6,7 +6,6 @@ import contextlib
 import copy
 import io
 import os
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import scorch
+from processes import in_two_processes
 from scorch.errors import CallError, UnsupportedError
 from scorch.nn import SparseLinear
 
@@ -288,18 +287,10 @@ def refuse(rank: int, port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def run(work: Any, folder: Path) -> list[Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(work, (port, str(folder)), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
-
-
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[torch.Tensor]]]:
     """What both processes found, for all names of work."""
-    return run(work_together, tmp_path_factory.mktemp("together"))
+    return in_two_processes(work_together, tmp_path_factory.mktemp("together"))
 
 
 @pytest.mark.parametrize("name", WORKS)
@@ -312,7 +303,7 @@ def test_two_processes_learn_what_one_learns_of_the_joined_batch(together: Any, 
 
 
 def test_places_that_differ_are_refused_in_all_processes(tmp_path: Path) -> None:
-    for said in run(refuse, tmp_path):
+    for said in in_two_processes(refuse, tmp_path):
         assert len(said) == 4
         assert "'w' has another" in said[0] and "seed" in said[0]
         assert "'v' has another format" in said[1]

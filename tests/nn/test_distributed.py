@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 import scorch
+from processes import in_two_processes
 from scorch.errors import CallError, UnsupportedError
 from scorch.nn import Linear, SparseEmbeddingBag, SparseLinear
 
@@ -96,16 +95,8 @@ def refuse(rank: int, port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def run(work: Any, folder: Path) -> list[Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(work, (port, str(folder)), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
-
-
 def test_two_processes_learn_what_one_learns_of_the_joined_batch(tmp_path: Path) -> None:
-    first, second = run(train_together, tmp_path)
+    first, second = in_two_processes(train_together, tmp_path)
     alone = train(make(), slice(None))
     for one, other, expected in zip(first, second, alone, strict=True):
         assert torch.equal(one, other)
@@ -113,7 +104,7 @@ def test_two_processes_learn_what_one_learns_of_the_joined_batch(tmp_path: Path)
 
 
 def test_other_places_and_sparse_tensors_that_cannot_be_sent_are_refused(tmp_path: Path) -> None:
-    first, second = run(refuse, tmp_path)
+    first, second = in_two_processes(refuse, tmp_path)
     assert len(first) == 1 and "S.values()" in first[0]
     assert len(second) == 2 and "seed all processes alike" in second[0]
     assert "S.values()" in second[1]

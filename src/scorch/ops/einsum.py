@@ -14,9 +14,10 @@ from scorch.formats import Format, as_format
 from scorch.notation.einsum import Einsum, parse_einsum, sublists_to_equation
 from scorch.notation.show import show
 from scorch.ops.autocast import cast, is_autocast
-from scorch.ops.autograd import learned, run_text
+from scorch.ops.autograd import learned
 from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_learned, as_operand, shape_of, squeezed
+from scorch.ops.pieces import run_text
 from scorch.ops.recording import recorder
 from scorch.ops.statement import run_statement
 from scorch.tensor.flatten import spelled

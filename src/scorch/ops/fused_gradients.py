@@ -24,9 +24,9 @@ from scorch.notation.differentiate import uses_of
 from scorch.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
 from scorch.notation.show import show
 from scorch.notation.trees import accesses, free_indices, walk
-from scorch.ops.autograd import RUN
 from scorch.ops.groups import names_read, rows_of, steps_on, viewed
 from scorch.ops.later import Value
+from scorch.ops.pieces import RUN
 from scorch.tensor.fused import FusedKernel, fused_kernel, without_gaps
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage

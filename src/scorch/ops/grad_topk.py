@@ -18,8 +18,9 @@ from scorch.errors import ArgumentError, CallError, InPlaceError, OperandError
 from scorch.notation.nodes import Access, Assign, Expr
 from scorch.notation.show import show
 from scorch.notation.trees import accesses, substitute
-from scorch.ops.autograd import Call, Piece, diagonals, rules, seeded
+from scorch.ops.pieces import Call, Piece
 from scorch.ops.statement import evaluate
+from scorch.ops.statement_gradients import diagonals, rules, seeded
 from scorch.tensor.entries import coordinates_of, entries_of
 from scorch.tensor.learning import WATCHED, learned_of
 from scorch.tensor.sparse_tensor import SparseTensor

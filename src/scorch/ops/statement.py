@@ -17,9 +17,10 @@ from scorch.formats import Format, as_format
 from scorch.notation.indexing import Statement, parse
 from scorch.notation.trees import accesses
 from scorch.notation.verify import shapes_of
-from scorch.ops.autograd import RUN, learned, run_text
+from scorch.ops.autograd import learned
 from scorch.ops.calls import keep_call, repeat_call
 from scorch.ops.operands import as_learned, as_operand, shape_of
+from scorch.ops.pieces import RUN, run_text
 from scorch.ops.recording import recorder
 from scorch.tensor.flatten import spelled
 from scorch.tensor.run import Task, operand_of, run_step, single_kernel

@@ -7,7 +7,8 @@ function again; so there are derivatives of any order, forwards too, and batches
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from scorch.errors import UnsupportedError
 from scorch.tensor.learning import sparse_of, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Pattern
 
 Arrays = tuple[torch.Tensor, ...]
 Function = Callable[..., Arrays]
@@ -39,7 +41,7 @@ def as_a_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaf.storage.values if isinstance(leaf, SparseTensor) else leaf
         for leaf in (leaves[place] for place in places)
     ]
-    shape: list[Any] = []  # how the result is put together, once it is known
+    results: list[Any] = []  # the leaves of the result, which say how it is put together, and its form
 
     def function(*given: torch.Tensor) -> Arrays:
         filled = list(leaves)
@@ -48,32 +50,34 @@ def as_a_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             filled[place] = array if pattern is None else sparse_of(pattern, array)
         own_args, own_kwargs = tree_unflatten(filled, spec)
         found, form = tree_flatten(func(*own_args, **own_kwargs))
+        results[:] = [[_Outline.of(leaf) for leaf in found], form]
         tensors = [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
-        shape[:] = [
-            form,
-            [
-                leaf.storage.pattern
-                if isinstance(leaf, SparseTensor)
-                else leaf
-                if not isinstance(leaf, torch.Tensor)
-                else None
-                for leaf in found
-            ],
-            [isinstance(leaf, torch.Tensor) for leaf in found],
-        ]
         return tuple(values_of(leaf) if isinstance(leaf, SparseTensor) else leaf for leaf in tensors)
 
     outputs = iter(_Whole.apply(function, *arrays))
-    form, parts, are_tensors = shape
-    made = []
-    for part, is_tensor in zip(parts, are_tensors, strict=True):
-        if not is_tensor:
-            made.append(part)
-        elif part is None:
-            made.append(next(outputs))
-        else:
-            made.append(sparse_of(part, next(outputs)))
-    return tree_unflatten(made, form)
+    outlines, form = results
+    return tree_unflatten([outline.filled(outputs) for outline in outlines], form)
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """A leaf of a result without its numbers: a tensor, dense or on a ``pattern``, or something ``other``."""
+
+    is_tensor: bool
+    pattern: Pattern | None = None
+    other: Any = None
+
+    @staticmethod
+    def of(leaf: Any) -> _Outline:
+        if isinstance(leaf, SparseTensor):
+            return _Outline(True, leaf.storage.pattern)
+        return _Outline(True) if isinstance(leaf, torch.Tensor) else _Outline(False, other=leaf)
+
+    def filled(self, arrays: Iterator[torch.Tensor]) -> Any:
+        """The leaf with the next of ``arrays``."""
+        if not self.is_tensor:
+            return self.other
+        return next(arrays) if self.pattern is None else sparse_of(self.pattern, next(arrays))
 
 
 class _Whole(torch.autograd.Function):
