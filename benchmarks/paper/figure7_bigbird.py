@@ -5,7 +5,8 @@
 The paper's Table 3: embeddings and hidden states of 128, intermediate 256, 2 layers, 4 heads, blocks of 16, 2
 global tokens, 2 random and 2 sliding blocks. Trained once at the shortest length (5 epochs of AdamW with a
 learning rate of 0.001, batches of 64); the weights are copied to all contestants, which classify batches of
-the test set. Texts shorter than the length are repeated, so that no token is padding.
+the test set. Texts shorter than the length are repeated, so that no token is padding. ``--weights DIR`` keeps
+what was learned, so that the next run need not learn it again.
 
 Contestants: sparse attention as one routine and as three calls (sampled product, softmax, product); dense
 torch with the mask, written out and as ``F.scaled_dot_product_attention``, and FlexAttention if it runs here:
@@ -217,6 +218,23 @@ def trained(texts: Texts, lengths: Sequence[int], epochs: int, name: str) -> Big
     return model.eval()
 
 
+def learned(texts: Texts, lengths: Sequence[int], options: argparse.Namespace, name: str) -> BigBird:
+    """The model with weights kept from a run before, or trained now."""
+    kept = None if options.weights is None else options.weights / f"{name.replace(' ', '_')}.pt"
+    if kept is None or not kept.is_file():
+        model = trained(texts, lengths, 1 if options.quick else 5, name)
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(model.state_dict(), kept)
+        return model
+    model = BigBird(texts.classes, max(lengths))
+    try:
+        model.load_state_dict(torch.load(kept, weights_only=True))
+    except RuntimeError as error:
+        raise SystemExit(f"{kept} was trained for other --lengths: remove it ({error})") from None
+    return model.eval()
+
+
 def accuracy(model: BigBird, texts: Texts, attention: Attention, length: int, most: int) -> float:
     """The share of texts of the test set whose class is found."""
     right = 0
@@ -230,7 +248,7 @@ def measure(name: str, options: argparse.Namespace, report: Report) -> None:
     texts = load(name, options)
     report.sources[name] = texts.source
     lengths = [64, 128] if options.quick else options.lengths
-    model = trained(texts, lengths, 1 if options.quick else 5, name)
+    model = learned(texts, lengths, options, name)
     runs, warm_ups = (2, 1) if options.quick else (options.runs, 5)
     for length in lengths:
         size = max(1, min(options.batch, 4096 * options.batch // length // 8))
@@ -257,6 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options_of.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
     options_of.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
     options_of.add_argument("--batch", type=int, default=8, help="texts at once, at the shortest length")
+    options_of.add_argument("--weights", type=Path, metavar="DIR", help="keep trained weights there")
     options_of.add_argument(
         "--flex", action="store_true", help="with FlexAttention, which takes long to compile"
     )

@@ -7,6 +7,7 @@ torch is here too, so that a program may say ``import scorch as torch``.
 from typing import TYPE_CHECKING, Any
 
 from scorch import errors, namespace
+from scorch.doctor import doctor
 from scorch.explain import explain
 from scorch.explanation import Explanation
 from scorch.formats import Format
@@ -84,6 +85,7 @@ __all__ = [
     "diag",
     "diag_embed",
     "diagflat",
+    "doctor",
     "draw",
     "einsum",
     "empty",

@@ -7,39 +7,31 @@ result a later step reads are run, since that one's formats depend on it; the la
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
 import torch
 
 from scorch.compiler.contract import factors_of, ways
-from scorch.compiler.cost import Cost
 from scorch.compiler.densify import prices
-from scorch.compiler.describe import (
-    describe_assembly,
-    describe_conversion,
-    describe_dearer,
-    describe_inner,
-    describe_threads,
-    workspace_loops,
-)
 from scorch.compiler.pipeline import as_statement
-from scorch.compiler.plan import Operand, Plan, Step
+from scorch.compiler.plan import Operand, Step
 from scorch.compiler.steps import split
 from scorch.compiler.typing import dtype_of_type, result_type
 from scorch.errors import NotationError
-from scorch.explanation import MOST_REJECTED, Explanation, OrderCost, StepExplanation, TensorFacts
+from scorch.explain_function import RUNS, Explainer
+from scorch.explain_kernel import Tensors, explain_kernel, facts, shape_of_result, word_of
+from scorch.explanation import Explanation, StepExplanation, TensorFacts
 from scorch.formats import Format, as_format, dense_format
+from scorch.function_explanation import FunctionExplanation
 from scorch.notation.einsum import parse_einsum
 from scorch.notation.nodes import Access
 from scorch.notation.show import show
 from scorch.ops.compile import Compiled, CompiledModule, FusionExplanation
 from scorch.ops.operands import as_operand, shape_of, squeezed
 from scorch.ops.statement import kept_format, read_statement
-from scorch.settings import current, enabled
-from scorch.tensor.footprint import footprint
-from scorch.tensor.prepared import Prepared
+from scorch.settings import enabled
 from scorch.tensor.run import (
     Task,
     copy_step,
@@ -51,8 +43,6 @@ from scorch.tensor.run import (
     stored_steps,
 )
 from scorch.tensor.storage import Storage
-
-Tensors = Mapping[str, Storage | torch.Tensor]
 
 _MENDED = (
     "over the stored entries only",
@@ -68,13 +58,24 @@ def explain(
 
 
 @overload
-def explain(text: Compiled | CompiledModule, /, *operands: Any, **tensors: Any) -> FusionExplanation: ...
+def explain(text: Callable[..., Any], /, *, runs: int = RUNS) -> Explainer: ...
 
 
-def explain(text: Any, /, *operands: Any, format: str | Format | None = None, **tensors: Any) -> Any:
+@overload
+def explain(
+    text: Callable[..., Any], /, *operands: Any, **tensors: Any
+) -> FunctionExplanation | FusionExplanation | Explainer: ...
+
+
+def explain(
+    text: Any, /, *operands: Any, format: str | Format | None = None, runs: int = RUNS, **tensors: Any
+) -> Any:
     """How ``einsum(text, *operands)`` or ``evaluate(text, **tensors)`` is computed, without computing it.
 
-    A function made by ``scorch.compile`` in place of a text is called, and shown is which calls it joined.
+    In place of a text, a function or module: ``explain(fn)(*args)`` calls it (``2 * runs + 2`` times) and
+    shows every kernel that ran, with formats, bytes, predicted and measured time, what was joined, what was
+    converted, and how to avoid that. ``explain(compiled, *args)``, of a function that ``scorch.compile``
+    made, shows which calls it joined.
 
     >>> import torch, scorch
     >>> A = scorch.from_torch(torch.eye(3), format="csr")
@@ -82,10 +83,15 @@ def explain(text: Any, /, *operands: Any, format: str | Format | None = None, **
     >>> found.loop_order, found.result_format
     (('i', 'j', 'k'), Format('dense'))
     """
-    if isinstance(text, Compiled | CompiledModule):
+    if isinstance(text, Compiled | CompiledModule) and (operands or tensors):
         return text.explain(*operands, **tensors)
+    if callable(text):
+        explainer = Explainer(text, runs)
+        return explainer(*operands, **tensors) if operands or tensors else explainer
     if not isinstance(text, str):
-        raise NotationError(f"explain takes an equation such as 'ij,jk->ik' as a text, not {text!r}")
+        raise NotationError(
+            f"explain takes an equation such as 'ij,jk->ik' as a text, or a function, not {text!r}"
+        )
     if "=" in text or "[" in text:
         if operands:
             raise NotationError(f"the tensors of {text!r} are passed by name, such as A=A")
@@ -172,19 +178,19 @@ def _explain_step(
     task = Task(step, given, sizes, requested)
     full = made_dense(task)
     if full is None and any(isinstance(tensor, Storage) for tensor in given.values()):
-        yield _explain_kernel(prepare(task), step, given, sizes, purpose)
+        yield explain_kernel(prepare(task), step, given, sizes, purpose)
         return
     operands = {name: operand_of(name, tensor) for name, tensor in given.items()}
     dtype = dtype_of_type(result_type(step, {name: operand.element for name, operand in operands.items()}))
-    form, shape = dense_format(len(step.target.indices)), _shape(step, sizes)
+    form, shape = dense_format(len(step.target.indices)), shape_of_result(step, sizes)
     is_copied = requested is not None and not requested.is_dense
     target = step.target if not is_copied else Access(f"{step.target.tensor}_dense", step.target.indices)
     yield StepExplanation(
         statement=show(as_statement(replace(step, target=target))),
         kind="torch",
         purpose=purpose,
-        operands=tuple(map(_facts, operands.values())),
-        result=TensorFacts(target.tensor, form, shape, None, _word(dtype)),
+        operands=tuple(map(facts, operands.values())),
+        result=TensorFacts(target.tensor, form, shape, None, word_of(dtype)),
         reasons=("all operands are dense: torch computes it",)
         if full is None
         else _fullness(step, operands[full], sizes),
@@ -214,7 +220,7 @@ def _explain_copy(
     copy = copy_step(dense.dim())
     sizes = dict(zip(copy.target.indices, dense.shape, strict=True))
     prepared = prepare(Task(copy, {"A": dense}, sizes, requested, skip_zeros=True))
-    found = _explain_kernel(
+    found = explain_kernel(
         prepared, copy, {"A": dense}, sizes, "its nonzeros are taken; A and B in the source"
     )
     return replace(
@@ -223,53 +229,6 @@ def _explain_copy(
         operands=tuple(replace(operand, name=source.tensor) for operand in found.operands),
         result=replace(found.result, name=target.tensor),
     )
-
-
-def _explain_kernel(
-    prepared: Prepared, step: Step, tensors: Tensors, sizes: Mapping[str, int], purpose: str
-) -> StepExplanation:
-    planned = prepared.planned
-    plan, choice = planned.plan, planned.choice
-    form = plan.result
-    nnz = None if plan.pattern is None else plan.operand(plan.pattern.tensor).nnz
-    return StepExplanation(
-        statement=show(as_statement(step)),
-        kind="kernel",
-        purpose=purpose,
-        operands=tuple(_facts(operand_of(name, tensor)) for name, tensor in tensors.items()),
-        result=TensorFacts(step.target.tensor, form, _shape(step, sizes), nnz, _word(prepared.dtype)),
-        reasons=planned.inferred.reasons,
-        conversions=tuple(map(describe_conversion, planned.conversions)),
-        loop_order=plan.order,
-        cost=_order_cost(choice.chosen, choice.chosen, plan),
-        paper=_order_cost(choice.paper, choice.chosen, plan),
-        rejected=tuple(_order_cost(c, choice.chosen, plan) for c in choice.rejected[:MOST_REJECTED]),
-        assembly=describe_assembly(plan),
-        workspace=plan.workspace and f"{plan.workspace} over {workspace_loops(plan)}",
-        inner=describe_inner(plan),
-        parallel=plan.parallel,
-        memory=footprint(prepared, tensors),
-        threads=describe_threads(plan, prepared.threads(), current().threads or torch.get_num_threads()),
-        source=prepared.kernel.source,
-    )
-
-
-def _facts(operand: Operand) -> TensorFacts:
-    dtype = _word(dtype_of_type(operand.element))
-    return TensorFacts(operand.name, operand.format, operand.shape, operand.nnz, dtype)
-
-
-def _shape(step: Step, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(sizes[index] for index in step.target.indices)
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _order_cost(cost: Cost, chosen: Cost, plan: Plan) -> OrderCost:
-    reason = "" if cost.order == chosen.order else describe_dearer(cost, chosen, plan)
-    return OrderCost(cost.order, cost.total, cost.work, cost.assembly, cost.transposition, reason)
 
 
 def _short(number: float) -> str:

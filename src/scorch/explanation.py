@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import math
 import textwrap
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+from scorch import explanation_html as page
 from scorch.compiler.describe import describe_format
 from scorch.compiler.footprint import HUGE_PAGE, Footprint
 from scorch.compiler.order_loops import MOST_LOOPS
@@ -133,7 +133,7 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Everything as dictionaries, lists, numbers and texts, for JSON."""
         facts = {"result_format": str(self.result_format), "loop_order": list(self.loop_order)}
-        return {**_plain(self), **facts}
+        return {**plain(self), **facts}
 
     def __str__(self) -> str:
         return self.report()
@@ -146,7 +146,27 @@ class Explanation:
         return f"Explanation({self.text!r}: {given} -> {self.result_format}; loops {loops}; {number})"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        head = ["", "computes", "reads", "makes", "loops", "converts"]
+        return page.page(
+            f"<p>{page.code(self.text)}</p>",
+            page.table(head, [_html_row(number, step) for number, step in enumerate(self.steps, 1)]),
+            page.source("everything", self.report(source=False)),
+            page.source("C source", self.source),
+        )
+
+
+def _html_row(number: int, step: StepExplanation) -> list[str]:
+    operands = "<br>".join(map(page.text, step.operands))
+    conversions = "<br>".join(map(page.text, step.conversions)) or "nothing"
+    loops = ", ".join(step.loop_order) or "by torch"
+    return [
+        str(number),
+        page.code(step.statement),
+        operands,
+        page.text(step.result),
+        page.text(loops),
+        conversions,
+    ]
 
 
 # the report ------------------------------------------------------------------------------------------
@@ -204,18 +224,18 @@ def _memory_in_words(memory: Footprint) -> str:
     parts = []
     if memory.each_thread:
         each = f" for each of {memory.threads} threads" if memory.threads > 1 else ""
-        parts.append(_bytes(memory.each_thread) + each)
+        parts.append(in_bytes(memory.each_thread) + each)
     if memory.once:
-        parts.append(_bytes(memory.once) + (" for all" if parts else ""))
+        parts.append(in_bytes(memory.once) + (" for all" if parts else ""))
     if memory.copies:
-        parts.append(f"{_bytes(memory.copies)} for copies of operands")
+        parts.append(f"{in_bytes(memory.copies)} for copies of operands")
     most = "" if memory.exact else "up to "
-    sizes = f"operands {_bytes(memory.operands)}, result {most}{_bytes(memory.result)}"
+    sizes = f"operands {in_bytes(memory.operands)}, result {most}{in_bytes(memory.result)}"
     kept = "; once it is freed, large arrays serve the next results" if memory.result >= HUGE_PAGE else ""
     return f"{sizes}, workspace {' and '.join(parts) or 'none'}{kept}"
 
 
-def _bytes(size: float) -> str:
+def in_bytes(size: float) -> str:
     """``1.2 MB``: three digits at most."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if size < 999.5:
@@ -248,11 +268,12 @@ def _labelled(label: str, text: str) -> list[str]:
     return [f"  {name:{_LABEL - 2}}{part}" for name, part in named]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as dictionaries, lists, numbers and texts."""
     if isinstance(value, Format):
         return str(value)
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value

@@ -23,6 +23,7 @@ from torch.nn import Parameter
 from scorch.compiler.typing import type_of_dtype
 from scorch.formats import Format
 from scorch.runtime.fill import tensor_facts
+from scorch.runtime.watch import LISTENERS
 from scorch.settings import DEFAULT, Settings, current
 from scorch.tensor.prepared import Prepared, Tensor, has_no_gaps, stride_order
 from scorch.tensor.run import DenseProduct
@@ -57,7 +58,7 @@ def repeat_call(head: tuple[Any, ...], operands: Operands) -> Result | None:
     except TypeError:  # a format that is none: the long way will say so
         return None
     is_usual = in_force is DEFAULT or _is_usual(in_force)
-    if recent is not None and is_usual and not _len_torch_dispatch_stack():
+    if recent is not None and is_usual and not LISTENERS and not _len_torch_dispatch_stack():
         found = recent(operands)
         if found is not None:
             return found

@@ -8,6 +8,7 @@ anything else              on dense copies, within the dense budget
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map
 from scorch.errors import DeviceError, InPlaceError, UnsupportedError
 from scorch.ops.elementwise import elementwise, is_elementwise
 from scorch.ops.views import written_through
+from scorch.runtime.watch import LISTENERS, tell
 from scorch.tensor import dispatch
 from scorch.tensor.budget import check_budget
 from scorch.tensor.construct import from_torch
@@ -198,7 +200,11 @@ def densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     def dense(value: Any) -> Any:
         return value.to_dense() if isinstance(value, SparseTensor) else value
 
-    return func(*tree_map(dense, tuple(args)), **tree_map(dense, kwargs))
+    start = time.perf_counter()
+    found = func(*tree_map(dense, tuple(args)), **tree_map(dense, kwargs))
+    if LISTENERS:
+        tell("dense copy", name_of(func), sparse, found, start)
+    return found
 
 
 # in place --------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from scorch.loops.target import target
 from scorch.runtime import by_rows
 from scorch.runtime.attend_source import SOURCE
 from scorch.runtime.by_rows import address, empty
+from scorch.runtime.watch import told
 
 _WHAT = "attention over the neighbours in a graph"
 
@@ -64,6 +65,7 @@ class Rows(NamedTuple):
     places: torch.Tensor | None = None
 
 
+@told("attention of neighbours")
 def attend(
     rows: Rows, x: torch.Tensor, scores: Scores, options: Options, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -84,6 +86,7 @@ def attend(
     return out, kept
 
 
+@told("gradients of neighbours' scores")
 def scores_back(
     rows: Rows, x: torch.Tensor, scores: Scores, options: Options, kept: torch.Tensor, grad: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,6 +100,7 @@ def scores_back(
     return each, total
 
 
+@told("gradients of neighbours' features")
 def features_back(
     columns: Rows, options: Options, kept: torch.Tensor, each: torch.Tensor, grad: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

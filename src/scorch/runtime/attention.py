@@ -18,6 +18,7 @@ from scorch.runtime import invoke, jit
 from scorch.runtime.attention_blocks import Blocks
 from scorch.runtime.attention_source import source
 from scorch.runtime.attention_tiles import CHUNK, ROWS
+from scorch.runtime.watch import told
 
 EACH = 1 << 12  # pairs for each thread
 _ELEMENTS = {torch.float32: "float", torch.float64: "double"}
@@ -77,6 +78,7 @@ def is_able(dtype: torch.dtype) -> bool:
     return bool(_address(dtype, "forward"))
 
 
+@told("attention at the entries of a mask")
 def forward(
     Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, heads: Heads
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,6 +92,7 @@ def forward(
     return out, state
 
 
+@told("gradients of attention at the entries of a mask")
 def backward(
     Q: torch.Tensor,
     K: torch.Tensor,

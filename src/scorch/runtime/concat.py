@@ -11,6 +11,7 @@ import torch
 
 from scorch.runtime import jit
 from scorch.runtime.fill import BITS, MOST_SLOTS, builtins, pack, result_facts
+from scorch.runtime.watch import told
 
 SOURCE = """\
 typedef long long i64;
@@ -42,6 +43,7 @@ i64 scorch_concat(i64 *args) {
 LEAST = 1 << 18  # bytes from which on torch's own cat, which allocates anew, is slower
 
 
+@told("arrays joined")
 def joined(arrays: Sequence[torch.Tensor], further: Sequence[int] | None = None) -> torch.Tensor:
     """``arrays`` of one dtype one after the other, in each what ``further`` says added to all elements."""
     size, count = arrays[0].element_size(), sum([array.numel() for array in arrays])

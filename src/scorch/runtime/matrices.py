@@ -13,6 +13,7 @@ import torch
 from scorch.loops.types import FLOAT32, FLOAT64, INT32, INT64
 from scorch.runtime import invoke, jit
 from scorch.runtime.fill import BITS, MOST_SLOTS, builtins, pack, slot_facts
+from scorch.runtime.watch import told
 
 SOURCE = """\
 typedef long long i64;
@@ -123,6 +124,7 @@ def beside(matrices: Sequence[Arrays], widths: Sequence[int], rows: int, entries
     return _run("beside", matrices, widths, rows, entries)
 
 
+@told("matrices put together")
 def _run(
     what: str, matrices: Sequence[Arrays], sizes: Sequence[int], rows: int, entries: int
 ) -> Arrays | None:

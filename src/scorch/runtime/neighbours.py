@@ -13,6 +13,7 @@ import torch
 
 from scorch.runtime import by_rows
 from scorch.runtime.by_rows import address, empty
+from scorch.runtime.watch import told
 
 _SOURCE = """\
 enum { COUNTS = FIRST, X, OUT, TIES, WIDTH };        /* forwards */
@@ -175,6 +176,7 @@ _WHAT = "the largest of picked rows"
 Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # pos, crd, how often each entry counts
 
 
+@told("largest of the neighbours")
 def largest(rows: Arrays, x: torch.Tensor, with_ties: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The largest of the rows of ``x`` that each row picks, and how many reach it if that is asked for."""
     pos, crd, counts = rows
@@ -186,6 +188,7 @@ def largest(rows: Arrays, x: torch.Tensor, with_ties: bool) -> tuple[torch.Tenso
     return out, ties
 
 
+@told("gradient of the largest of the neighbours")
 def largest_back(rows: Arrays, x: torch.Tensor, out: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
     """What flows back to ``x``; ``rows`` are transposed, ``shared`` is the gradient by the number of ties."""
     pos, crd, counts = rows

@@ -15,6 +15,7 @@ import numpy as np
 
 from scorch.errors import CompilationError, CompilerNotFoundError
 from scorch.runtime import invoke, jit
+from scorch.runtime.watch import told
 
 Array = np.ndarray[Any, Any]
 _BLANK = 2
@@ -247,6 +248,7 @@ i64 scorch_read_rows(i64 *args) {
 """
 
 
+@told("a file read")
 def parse_table(
     data: bytes, begin: int, sizes: tuple[int, ...], parts: int, whole: bool
 ) -> tuple[Array, Array] | None:

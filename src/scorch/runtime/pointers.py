@@ -7,6 +7,7 @@ import torch
 from scorch.loops.types import INT32, INT64
 from scorch.runtime import invoke, jit
 from scorch.runtime.fill import builtins, pack, result_facts, slot_facts
+from scorch.runtime.watch import told
 
 SOURCE = """\
 typedef long long i64;
@@ -64,6 +65,7 @@ EACH = 1 << 14  # entries for each thread
 _TYPES = {torch.int32: INT32, torch.int64: INT64}
 
 
+@told("row pointers")
 def pointers_of(rows: torch.Tensor, count: int) -> torch.Tensor:
     """Where each of ``count`` rows begins among entries with the sorted numbers ``rows``, and the end."""
     made, address = builtins(), _address("pointers", rows.dtype)
@@ -73,6 +75,7 @@ def pointers_of(rows: torch.Tensor, count: int) -> torch.Tensor:
     return made.fill(address, _first(count, rows.numel()), facts, None, rows)
 
 
+@told("rows of entries")
 def rows_of(pos: torch.Tensor, crd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Where the list of all entries begins and ends, and for each of the entries ``crd`` its row."""
     made, address = builtins(), _address("rows", pos.dtype)

@@ -12,6 +12,7 @@ import torch
 
 from scorch.runtime import jit
 from scorch.runtime.fill import BITS, builtins, pack, row_facts
+from scorch.runtime.watch import told
 
 SOURCE = """\
 typedef long long i64;
@@ -72,6 +73,7 @@ i64 scorch_copy_rows(i64 *args) {
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+@told("rows taken out")
 def picked_rows(
     pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, picked: torch.Tensor
 ) -> Rows | None:

@@ -13,6 +13,7 @@ import torch
 
 from scorch.errors import CompilationError, CompilerNotFoundError
 from scorch.runtime import invoke, jit
+from scorch.runtime.watch import told
 
 _SORT = """\
 typedef struct { i64 count, dims; const INDEX *const *columns; const i64 *sizes; } INDEX##_list;
@@ -105,6 +106,7 @@ SOURCE = "typedef long long i64;\ntypedef unsigned u32;\ntypedef int i32;\n\n" +
 MOST = 2**31 - 1  # entries that 32 bits number
 
 
+@told("entries sorted")
 def sort_entries(
     columns: Sequence[torch.Tensor], sizes: Sequence[int]
 ) -> tuple[torch.Tensor, list[torch.Tensor]] | bool:

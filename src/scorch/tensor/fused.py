@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from scorch.runtime import invoke, jit
 from scorch.runtime.fill import MOST_SLOTS, builtins, pack, result_facts
 from scorch.runtime.kernel import Interpreted, build_together
 from scorch.runtime.transpose import laid_out
+from scorch.runtime.watch import LISTENERS, tell
 from scorch.settings import current
 from scorch.tensor.budget import LARGE, check_budget
 from scorch.tensor.prepared import SERIAL_WORK, as_stored
@@ -165,6 +167,14 @@ class FusedKernel:
 
     def run(self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
         """The results that are kept, of the inputs in their order and ``count`` entries."""
+        if not LISTENERS:
+            return self._run(pattern, arrays, count)
+        start = time.perf_counter()
+        found = self._run(pattern, arrays, count)
+        tell("fused", self, (pattern, *arrays), found, start)
+        return found
+
+    def _run(self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
         threads = 1 if self.is_serial else current().threads or torch.get_num_threads()
         if self.dense_bytes > LARGE or current().dense_budget is not None:
             check_budget(self.dense_bytes, "a result of fused calls", "use fewer columns")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from scorch.runtime.fill import (
 )
 from scorch.runtime.kernel import CompiledKernel, Engine, Schedule
 from scorch.runtime.transpose import laid_out
+from scorch.runtime.watch import LISTENERS, tell
 from scorch.settings import DEFAULT, current
 from scorch.tensor.budget import LARGE, check_budget
 from scorch.tensor.storage import Pattern, Storage
@@ -95,8 +97,21 @@ class Prepared:
 
         ``contiguous``: the caller knows that all dense ones are.
         """
-        threads = self.threads()
+        if LISTENERS:
+            return self._watched(sources)
         operands = sources if contiguous and not self.converts else self._converted(sources)
+        return self._run(operands)
+
+    def _watched(self, sources: Sequence[Tensor]) -> Tensor:
+        start = time.perf_counter()
+        operands = self._converted(sources)
+        converted = time.perf_counter() - start
+        found = self._run(operands)
+        tell("kernel", self, sources, found, start, converted)
+        return found
+
+    def _run(self, operands: Sequence[Tensor]) -> Tensor:
+        threads = self.threads()
         if self.is_direct:
             return self._direct(operands, threads)
         inputs: list[Any] = [self.parallel_for, threads, *self.sizes]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from scorch.notation.operators import REDUCTIONS
 from scorch.notation.trees import substitute
 from scorch.runtime.kernel import Schedule, build_together
 from scorch.runtime.schedules import Problem, find_contraction, find_schedule, new_schedule
+from scorch.runtime.watch import LISTENERS, tell
 from scorch.settings import current, enabled
 from scorch.tensor.budget import is_within_budget
 from scorch.tensor.dense import matrix_product, run_dense
@@ -184,7 +186,10 @@ def _dense_copy(tensor: Tensor) -> torch.Tensor:
 
 def _run_dense(task: Task) -> Tensor:
     tensors = {name: tensor for name, tensor in task.tensors.items() if isinstance(tensor, torch.Tensor)}
+    start = time.perf_counter()
     dense = run_dense(task.step, tensors, task.sizes)
+    if LISTENERS:
+        tell("torch", task.step, tuple(tensors.values()), dense, start)
     return dense if task.requested is None else convert(dense, task.requested)
 
 
@@ -249,7 +254,12 @@ class DenseProduct:
         tensors = {}
         for (name, _), tensor in zip(self.sources, sources, strict=True):
             tensors[name] = _dense_copy(tensor) if isinstance(tensor, Storage) else tensor
-        return run_dense(self.step, tensors, self.sizes) if self.multiply is None else self.multiply(tensors)
+        start = time.perf_counter()
+        multiply = functools.partial(run_dense, self.step, sizes=self.sizes)
+        found = (self.multiply or multiply)(tensors)
+        if LISTENERS:
+            tell("torch", self.step, tuple(tensors.values()), found, start)
+        return found
 
 
 def prepare(task: Task) -> Prepared:

@@ -1,0 +1,418 @@
+"""``scorch.explain(fn)``: a whole function is called, and every kernel that ran is told.
+
+The function is called once to compile what it needs, then several times without being watched, for the time
+of the whole, and several times more while kernels tell when they run (``runtime.watch``) and a mode of torch
+sees the calls they are part of. What is shown is the last of these calls, with median times.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from scorch.compiler.pipeline import as_statement
+from scorch.compiler.plan import Step
+from scorch.errors import ArgumentError
+from scorch.explain_kernel import explain_kernel, facts
+from scorch.explanation import TensorFacts
+from scorch.function_explanation import CallExplanation, FunctionExplanation, KernelExplanation, groups_of
+from scorch.notation.nodes import Access
+from scorch.notation.show import show
+from scorch.ops.compile import Compiled, CompiledModule
+from scorch.ops.later import LATER
+from scorch.runtime.watch import LISTENERS, Event
+from scorch.speed import predicted, speed
+from scorch.tensor.fused import FusedKernel
+from scorch.tensor.prepared import Prepared, has_no_gaps
+from scorch.tensor.run import operand_of
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Storage
+
+RUNS = 5
+_TORCHS = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(__file__) + os.sep
+_FUNCTION: CodeType = SparseTensor.__torch_function__.__func__.__code__  # type: ignore[attr-defined]
+_INVISIBLE = {
+    "__get__",
+    "__set__",
+    "dim",
+    "size",
+    "numel",
+    "stride",
+    "is_floating_point",
+    "is_complex",
+    "__len__",
+}
+
+
+class Explainer:
+    """A function to be called with arguments, which gives a ``FunctionExplanation`` of that call."""
+
+    def __init__(self, function: Callable[..., Any], runs: int = RUNS) -> None:
+        if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
+            raise ArgumentError(f"runs is how often the function is measured, from 1 on, not {runs!r}")
+        self.function = function
+        self.runs = runs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> FunctionExplanation:
+        """Call the function ``2 * runs + 1`` times, and once to see what ``scorch.compile`` would join."""
+        call = functools.partial(self.function, *args, **kwargs)
+        call()
+        times = []
+        for _ in range(self.runs):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        traces = [_traced(call) for _ in range(self.runs)]
+        joined, joinable = _fusion(self.function, args, kwargs)
+        return FunctionExplanation(
+            _name_of(self.function),
+            _explained(traces),
+            statistics.median(times),
+            self.runs,
+            joined,
+            joinable,
+            traces[-1].result,
+        )
+
+    def __repr__(self) -> str:
+        return f"<call it with the arguments of {_name_of(self.function)} to see what it does>"
+
+
+def _name_of(function: Any) -> str:
+    if isinstance(function, functools.partial):
+        return _name_of(function.func)
+    if isinstance(function, CompiledModule):
+        return type(function._orig_mod).__name__
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return str(name).replace("<locals>.", "").removeprefix("_VariableFunctionsClass.")
+
+
+def _fusion(
+    function: Any, args: Any, kwargs: Any
+) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
+    """The calls that are one kernel, and those that ``scorch.compile`` would make one."""
+    is_compiled = isinstance(function, Compiled | CompiledModule)
+    try:
+        compiled = function if is_compiled else Compiled(function, {})
+        found = compiled.explain(*args, **kwargs)
+    except Exception:
+        if is_compiled:
+            raise
+        return (), ()  # what cannot be recorded is not worth a word
+    groups = groups_of([group.calls for group in found.groups if not group.reason])
+    return (groups, ()) if is_compiled else ((), groups)
+
+
+# watching --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Call:
+    name: str
+    where: str
+    line: str
+    is_sparse: bool
+    start: float = 0.0
+    end: float = 0.0
+    entry: FrameType | None = None  # of a function of Scorch that is none of torch's
+    names: dict[int, str] = field(default_factory=dict)  # what the caller calls its tensors, by address
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass
+class _Trace:
+    calls: list[_Call]
+    result: Any
+
+
+class _Watch(TorchFunctionMode):
+    """The calls of torch's functions, and the kernels that ran in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_Call] = []
+        self.open: _Call | None = None
+        self.thread = threading.get_ident()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in _INVISIBLE or self.open is not None:
+            return func(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs))
+        is_sparse = any(isinstance(leaf, SparseTensor) for leaf in leaves)
+        call = self.open = _call_at(_plain_name(func), is_sparse, _place(sys._getframe(1)).user)
+        call.start = time.perf_counter()
+        try:
+            found = func(*args, **(kwargs or {}))
+        finally:
+            call.end = time.perf_counter()
+            self.open = None
+        if call.events or any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(found)):
+            call.is_sparse |= any(isinstance(leaf, SparseTensor) for leaf in tree_leaves(found))
+            self.calls.append(call)
+        return found
+
+    def heard(self, event: Event) -> None:
+        if threading.get_ident() != self.thread:
+            return
+        call = self.open
+        if call is None:
+            place = _place(sys._getframe(1))
+            last = self.calls[-1] if self.calls else None
+            if last is not None and last.entry is not None and last.entry is place.entry:
+                call = last
+            else:
+                name = "joined calls" if event.kind == "fused" else place.name
+                call = _call_at(name, True, place.user)
+                call.start, call.entry = event.start, place.entry
+                self.calls.append(call)
+            call.end = event.end
+        call.events.append(event)
+
+
+def _traced(call: Callable[[], Any]) -> _Trace:
+    watch = _Watch()
+    LISTENERS.append(watch.heard)
+    try:
+        with watch:
+            found = call()
+    finally:
+        LISTENERS.remove(watch.heard)
+    for seen in watch.calls:
+        seen.entry = None
+    return _Trace(watch.calls, found)
+
+
+_TRACED: CodeType = _traced.__code__
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where something ran: the outermost call of Scorch, its name, and the user's function around it."""
+
+    entry: FrameType | None
+    name: str
+    user: FrameType | None
+
+
+def _place(frame: FrameType | None) -> _Place:
+    """Where ``frame`` is, as the user sees it."""
+    entry: FrameType | None = None
+    function = ""
+    while frame is not None and frame.f_code is not _TRACED:
+        path = frame.f_code.co_filename
+        if path.startswith(_OURS):
+            entry = frame
+            if frame.f_code is _FUNCTION:
+                function = _plain_name(frame.f_locals.get("func"))
+        elif not path.startswith(_TORCHS):
+            break
+        frame = frame.f_back
+    user = None if frame is None or frame.f_code is _TRACED else frame
+    name = "" if entry is None else entry.f_code.co_qualname.removesuffix(".forward")
+    return _Place(entry, function if not name or "<locals>" in name else name, user)
+
+
+def _plain_name(function: Any) -> str:
+    return str(getattr(function, "__name__", function)).strip("_")
+
+
+def _call_at(name: str, is_sparse: bool, user: FrameType | None) -> _Call:
+    if user is None:
+        return _Call(name, "", "", is_sparse)
+    path, number = user.f_code.co_filename, user.f_lineno
+    line = linecache.getline(path, number).strip()
+    return _Call(name, f"{os.path.basename(path)}:{number}", line, is_sparse, names=_names(user))
+
+
+def _names(frame: FrameType) -> dict[int, str]:
+    """What a function calls its tensors: its variables, and attributes of its ``self``."""
+    found: dict[int, str] = {}
+    variables = dict(frame.f_locals)
+    owner = variables.pop("self", None)
+    if isinstance(owner, torch.nn.Module):
+        inside = {**owner._parameters, **owner._buffers, **vars(owner)}
+        variables.update({f"self.{name}": value for name, value in inside.items()})
+    for name, value in variables.items():
+        if type(value) in LATER:
+            continue
+        if isinstance(value, SparseTensor):
+            found.setdefault(id(value.storage.pattern), name)
+        elif isinstance(value, torch.Tensor) and value.layout == torch.strided and value.is_cpu:
+            found.setdefault(value.data_ptr(), name)
+    return found
+
+
+# in words --------------------------------------------------------------------------------------------
+
+
+def _explained(traces: list[_Trace]) -> tuple[CallExplanation, ...]:
+    """The last trace, with medians of all that ran the same calls."""
+    last = traces[-1]
+    alike = [trace for trace in traces if _shape(trace) == _shape(last)]
+    found = []
+    for number, call in enumerate(last.calls):
+        spent = statistics.median(trace.calls[number].end - trace.calls[number].start for trace in alike)
+        kernels = []
+        for place, event in enumerate(call.events):
+            same = [trace.calls[number].events[place] for trace in alike]
+            kernels.append(_kernel(event, same, call))
+        found.append(CallExplanation(call.name, call.where, call.line, call.is_sparse, spent, tuple(kernels)))
+    return tuple(found)
+
+
+def _shape(trace: _Trace) -> list[tuple[str, int]]:
+    return [(call.name, len(call.events)) for call in trace.calls]
+
+
+def _kernel(event: Event, same: list[Event], call: _Call) -> KernelExplanation:
+    measured = statistics.median(each.end - each.start - each.converted for each in same)
+    converting = statistics.median(each.converted for each in same)
+    size = sum(map(_bytes, (*event.operands, event.result)))
+    subject = event.subject
+    if isinstance(subject, Prepared):
+        return _generated(subject, event, call, measured, converting)
+    if isinstance(subject, FusedKernel):
+        header, loops = subject.header, subject.fused.group.walked
+        threads = 1 if subject.is_serial else torch.get_num_threads()
+        statement = "; ".join(line.strip() for line in header.splitlines() if "=" in line)
+        expected = speed(threads).predict(subject.fused.work, size, is_new_pattern=False)
+        return KernelExplanation(
+            "fused", statement, (), None, loops, threads, size, expected, measured, source=subject.source
+        )
+    statement = show(as_statement(subject)) if isinstance(subject, Step) else str(subject)
+    operands = tuple(
+        facts(operand_of(_user_name(tensor, call) or "", tensor))
+        for tensor in map(_stored, event.operands)
+        if isinstance(tensor, Storage)
+        or (isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided)
+    )
+    advice: tuple[str, ...] = ()
+    if event.kind == "dense copy":
+        advice = (
+            f"{call.name} has no form for sparse tensors and works on dense copies ({size:,} bytes): "
+            "take it out of the loop, or use functions of the guide's page on torch's functions",
+        )
+    named = tuple(operand for operand in operands if operand.shape)
+    return KernelExplanation(
+        event.kind, statement, named, None, (), torch.get_num_threads(), size, None, measured, 0.0, (), advice
+    )
+
+
+def _generated(
+    prepared: Prepared, event: Event, call: _Call, measured: float, converting: float
+) -> KernelExplanation:
+    plan = prepared.planned.plan
+    names = [name for name, _ in prepared.sources]
+    tensors = dict(zip(names, event.operands, strict=True))
+    sizes = dict(zip(dict.fromkeys(plan.step.indices), prepared.sizes, strict=True))
+    step = explain_kernel(prepared, plan.step, tensors, sizes, call.name)
+    known = {name: found for name in names if (found := _user_name(tensors[name], call))}
+    memory = step.memory
+    assert memory is not None
+    size = memory.operands + memory.workspace + _bytes(event.result)
+    converted, advice = [], []
+    for text, conversion in zip(step.conversions, prepared.planned.conversions, strict=True):
+        converted.append(text)
+        origin = known.get(conversion.tensor, conversion.tensor)
+        advice.append(_advice(origin, conversion.format, tensors.get(conversion.tensor)))
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and not has_no_gaps(tensor):
+            origin = known.get(name, name)
+            converted.append(f"{origin} has gaps in memory, as slices have: copied at each call")
+            advice.append(
+                f"{origin}: keep {origin}.contiguous() instead of a slice that is copied at each call"
+            )
+    copied = _copies(plan.step, call, known)
+    result = step.result
+    return KernelExplanation(
+        "kernel",
+        step.statement,
+        tuple(_renamed(operand, known) for operand in step.operands),
+        _counted(result, event.result),
+        step.loop_order,
+        prepared.threads(),
+        size,
+        predicted(prepared, memory.operands + _bytes(event.result)),
+        measured,
+        converting,
+        tuple(converted),
+        (*(text for text in advice if text), *copied),
+        step,
+        step.source,
+    )
+
+
+def _advice(name: str, form: Any, tensor: Any) -> str:
+    if isinstance(tensor, Storage):
+        return (
+            f"{name}: keep it as {form} ({name} = {name}.to_format({str(form)!r}), once, before the calls), "
+            "and it is read as it is"
+        )
+    copied = f"{name} is copied at each call: if it stays the same, keep"
+    if form.dims == 2 and form.order == (1, 0):
+        return f"{copied} {name}.T.contiguous().T, which lies by columns"
+    if form.order == tuple(range(form.dims)):
+        return f"{copied} {name}.contiguous()"
+    return f"{copied} it with its dimensions in the order {form.order} in memory"
+
+
+def _copies(step: Step, call: _Call, known: dict[str, str]) -> tuple[str, ...]:
+    """What to say of a kernel that only stores a tensor otherwise."""
+    body = step.body
+    if not isinstance(body, Access) or step.reduced or sorted(body.indices) != sorted(step.target.indices):
+        return ()
+    name = known.get(body.tensor, "a tensor")
+    return (
+        f"{call.name} stores {name} otherwise: if {name} stays the same, do it once, outside of the function",
+    )
+
+
+def _renamed(operand: TensorFacts, known: dict[str, str]) -> TensorFacts:
+    mine = known.get(operand.name)
+    if mine is None or mine == operand.name:
+        return operand
+    return TensorFacts(f"{operand.name} ({mine})", operand.format, operand.shape, operand.nnz, operand.dtype)
+
+
+def _counted(result: TensorFacts, found: Any) -> TensorFacts:
+    """The result with the number of entries that it came to have."""
+    if not isinstance(found, Storage):
+        return result
+    return TensorFacts(result.name, result.format, result.shape, found.pattern.size, result.dtype)
+
+
+def _user_name(tensor: Any, call: _Call) -> str | None:
+    if isinstance(tensor, Storage):
+        return call.names.get(id(tensor.pattern))
+    return call.names.get(tensor.data_ptr()) if isinstance(tensor, torch.Tensor) and tensor.numel() else None
+
+
+def _stored(value: Any) -> Any:
+    return value.storage if isinstance(value, SparseTensor) else value
+
+
+def _bytes(value: Any) -> int:
+    value = _stored(value)
+    if isinstance(value, Storage):
+        return sum(array.nbytes for array in value.tensors)
+    if isinstance(value, torch.Tensor):
+        return value.nbytes if value.layout == torch.strided else 0
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes, value))
+    return 0

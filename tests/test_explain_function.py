@@ -1,0 +1,229 @@
+"""``scorch.explain(fn)(*args)``: every kernel of a function is told, with what could be spared."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import scorch
+from scorch.errors import ArgumentError, NotationError, ShapeError
+from scorch.function_explanation import FunctionExplanation
+from scorch.runtime.watch import LISTENERS
+
+
+def sparse(format: str = "csr", size: int = 60) -> scorch.SparseTensor:
+    draw = torch.Generator().manual_seed(7)
+    dense = torch.rand(size, size, generator=draw) * (torch.rand(size, size, generator=draw) < 0.1)
+    return scorch.from_torch(dense, format=format)
+
+
+def propagate(A, x, W):
+    h = torch.relu(A @ (x @ W))
+    return scorch.einsum("ij,jk->ik", A, h)
+
+
+def test_every_kernel_of_a_function_is_listed() -> None:
+    A, x, W = sparse(), torch.rand(60, 8), torch.rand(8, 4)
+    found = scorch.explain(propagate, runs=2)(A, x, W)
+    assert isinstance(found, FunctionExplanation)
+    assert found.name == "propagate" and found.runs == 2
+    assert [call.name for call in found.calls] == ["matmul", "matmul", "relu", "einsum"]
+    assert [call.is_sparse for call in found.calls] == [False, True, False, True]
+    first, second = found.kernels
+    for kernel in (first, second):
+        assert kernel.kind == "kernel" and kernel.loop_order == ("i", "j", "k")
+        assert kernel.measured > 0 and kernel.predicted is not None and kernel.predicted > 0
+        assert kernel.bytes >= A.nnz * 8 + 60 * 4 * 4 * 2
+        assert str(kernel.operands[0].format) == "csr" and kernel.operands[0].nnz == A.nnz
+        assert not kernel.converted and "scorch_compute" in kernel.source
+    assert second.operands[1].name == "B (h)"  # what the kernel calls it, and what the function does
+    torch.testing.assert_close(found.result, propagate(A, x, W))
+
+
+def test_calls_are_found_in_the_text_of_the_function() -> None:
+    found = scorch.explain(propagate, runs=1)(sparse(), torch.rand(60, 8), torch.rand(8, 4))
+    assert found.calls[-1].line == 'return scorch.einsum("ij,jk->ik", A, h)'
+    assert found.calls[-1].where.startswith("test_explain_function.py:")
+
+
+def test_what_is_transposed_is_told_with_a_cure_that_works() -> None:
+    A, B = sparse("csr"), sparse("csc")
+
+    def product(A, B):
+        return A @ B
+
+    found = scorch.explain(product, runs=2)(A, B)
+    [kernel] = found.kernels
+    assert "transposed to csr" in kernel.converted[0]
+    assert kernel.result is not None and kernel.result.nnz == (A @ B).nnz
+    assert "B = B.to_format('csr')" in found.advice[0]
+    again = scorch.explain(product, runs=2)(A, B.to_format("csr"))
+    assert not again.advice and not again.kernels[0].converted
+
+
+def test_slices_that_are_copied_are_told() -> None:
+    wide = torch.rand(60, 20)
+
+    def product(A, x):
+        return A @ x
+
+    found = scorch.explain(product, runs=1)(sparse(), wide[:, :7])
+    assert "gaps in memory" in found.kernels[0].converted[0]
+    assert "x.contiguous()" in found.advice[0]
+
+
+def test_conversions_inside_the_function_are_told() -> None:
+    def product(A, x):
+        B = A.to_format("csc")
+        return x @ B
+
+    found = scorch.explain(product, runs=1)(sparse(), torch.rand(3, 60))
+    assert any("stores A otherwise" in text for text in found.advice)
+
+
+def test_dense_copies_are_told() -> None:
+    def inverse(A):
+        return torch.linalg.inv(A)
+
+    eye = scorch.eye(20, format="csr")
+    found = scorch.explain(inverse, runs=1)(eye)
+    assert "dense copy" in {kernel.kind for kernel in found.kernels}
+    assert any("dense copies" in text for text in found.advice)
+
+
+def layer(A, d, X):
+    return torch.relu((A * d[:, None]) @ X)
+
+
+def test_what_compile_would_join_is_said() -> None:
+    args = sparse(), torch.rand(60), torch.rand(60, 8)
+    found = scorch.explain(layer, runs=1)(*args)
+    assert found.joinable == (("mul", "matmul", "relu"),) and not found.joined
+    assert any("scorch.compile" in text for text in found.advice)
+
+
+def test_what_compile_has_joined_is_said() -> None:
+    args = sparse(), torch.rand(60), torch.rand(60, 8)
+    found = scorch.explain(scorch.compile(layer), runs=2)(*args)
+    assert found.joined == (("mul", "matmul", "relu"),) and not found.joinable
+    assert [kernel.kind for kernel in found.kernels] == ["fused"]
+    assert found.kernels[0].predicted is not None
+    torch.testing.assert_close(found.result, layer(*args))
+
+
+def test_modules_and_their_gradients() -> None:
+    torch.manual_seed(0)
+    conv = scorch.nn.GCNConv(8, 4)
+    A, x = sparse(), torch.rand(60, 8)
+
+    def step(x, A):
+        conv.zero_grad()
+        conv(x, A).square().sum().backward()
+
+    found = scorch.explain(step, runs=1)(x, A)
+    names = [call.name for call in found.calls if call.kernels]
+    assert names == ["GCNConv", "backward"]
+    of_module = scorch.explain(conv, runs=1)(x, A)
+    assert of_module.name == "GCNConv" and len(of_module.kernels) == 1
+
+
+def test_routines_are_told() -> None:
+    mask = scorch.nn.masks.window(32, 4)
+    Q = torch.rand(1, 2, 32, 8)
+
+    def attend(Q, mask):
+        return F.scaled_dot_product_attention(Q, Q, Q, attn_mask=mask)
+
+    found = scorch.explain(attend, runs=1)(Q, mask)
+    assert any(k.kind == "routine" and "attention" in k.statement for k in found.kernels)
+
+
+def test_functions_without_kernels() -> None:
+    found = scorch.explain(torch.relu, runs=1)(sparse())
+    assert found.name == "relu" and not found.kernels
+    assert "no kernel" in str(found)
+    dense = scorch.explain(lambda x: x + 1, runs=1)(torch.ones(2))
+    assert not dense.kernels and dense.result.sum() == 4
+
+
+def test_report_json_and_html() -> None:
+    found = scorch.explain(propagate, runs=1)(sparse(), torch.rand(60, 8), torch.rand(8, 4))
+    report = str(found)
+    for words in (
+        "2 kernels",
+        "loops",
+        "predicted",
+        "measured",
+        "csr, 60 x 60",
+        "h = torch.relu(A @ (x @ W))",
+    ):
+        assert words in report
+    assert max(map(len, report.splitlines())) <= 115
+    read = json.loads(json.dumps(found.to_dict()))
+    assert read["calls"][1]["kernels"][0]["loop_order"] == ["i", "j", "k"]
+    html = found._repr_html_()
+    assert html.count("<details>") >= 3 and "sum(j, A[i,j] * B[j,k])" in html and "<script" not in html
+    of_text = scorch.explain("ij,jk->ik", sparse(), torch.rand(60, 2))._repr_html_()
+    assert "<table>" in of_text and "scorch_compute" in of_text
+
+
+def test_html_escapes_what_users_write() -> None:
+    def compare(A, x):
+        return (A @ x) if "<b>" < "<c>" else None
+
+    html = scorch.explain(compare, runs=1)(sparse(), torch.rand(60))._repr_html_()
+    assert "<b>&quot;" not in html and "&lt;b&gt;" in html
+
+
+def test_errors_of_the_function_are_its_own_and_nobody_listens_afterwards() -> None:
+    with pytest.raises(ShapeError):
+        scorch.explain(propagate)(sparse(), torch.rand(61, 8), torch.rand(8, 4))
+    state = iter([0, 0, 1])
+
+    def fails_while_watched(A, x):
+        if next(state):
+            raise ZeroDivisionError
+        return A @ x
+
+    with pytest.raises(ZeroDivisionError):
+        scorch.explain(fails_while_watched, runs=1)(sparse(), torch.rand(60))
+    assert not LISTENERS
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ArgumentError, match="runs"):
+        scorch.explain(propagate, runs=0)
+    with pytest.raises(NotationError, match="or a function"):
+        scorch.explain(3)
+
+
+def test_kernels_of_other_threads_are_not_told() -> None:
+    A, x = sparse(), torch.rand(60, 3)
+
+    def product(A, x):
+        other = threading.Thread(target=lambda: sparse("csc") @ torch.rand(60, 5))
+        other.start()
+        other.join()
+        return A @ x
+
+    assert len(scorch.explain(product, runs=1)(A, x).kernels) == 1
+
+
+def test_watching_changes_no_numbers() -> None:
+    A, x, W = sparse(), torch.rand(60, 8, requires_grad=True), torch.rand(8, 4)
+    plain = propagate(A, x, W)
+    plain.sum().backward()
+    expected, x.grad = x.grad, None
+
+    def step():
+        x.grad = None
+        propagate(A, x, W).sum().backward()
+        return x.grad
+
+    found = scorch.explain(step, runs=2)()
+    torch.testing.assert_close(found.result, expected)
+    assert [call.name for call in found.calls if call.kernels] == ["matmul", "einsum", "backward"]
