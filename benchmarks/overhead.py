@@ -1,6 +1,6 @@
 """What a call costs apart from the work: warm calls of small kernels, cold kernels, kernels found on disk.
 
-    python -m benchmarks.overhead [--json] [--cold] [--loaded]
+    python -m benchmarks.overhead [--json] [--warm] [--cold] [--loaded]
 
 Contestants are interleaved and the median over many rounds is taken; torch is at the best of its layouts.
 """
@@ -238,13 +238,14 @@ def machine() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.add_argument("--warm", action="store_true", help="warm calls only")
     parser.add_argument("--cold", action="store_true", help="first calls only")
     parser.add_argument("--loaded", action="store_true", help="only calls while all cores are busy")
     arguments = parser.parse_args()
-    only = arguments.cold or arguments.loaded
-    warm = [] if only else warm_calls()
-    cold = [] if arguments.loaded else cold_kernels()
-    loaded = loaded_calls() if arguments.loaded or not only else []
+    every = not (arguments.warm or arguments.cold or arguments.loaded)
+    warm = warm_calls() if arguments.warm or every else []
+    cold = cold_kernels() if arguments.cold or every else []
+    loaded = loaded_calls() if arguments.loaded or every else []
     if arguments.json:
         print(json.dumps({"machine": machine(), "warm": warm, "cold": cold, "loaded": loaded}, indent=2))
         return

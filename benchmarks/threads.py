@@ -1,11 +1,12 @@
 """How kernels scale with threads, on a generated power-law matrix.
 
-python -m benchmarks.threads [--rows 200000] [--entries 4000000]
+python -m benchmarks.threads [--rows 200000] [--entries 4000000] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import time
@@ -47,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--entries", type=int, default=4_000_000)
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     arguments = parser.parse_args()
     A = power_law(arguments.rows, arguments.entries)
     small = power_law(arguments.rows // 10, arguments.entries // 20)
@@ -62,15 +64,20 @@ def main() -> None:
         ("SpMSpM", lambda: scorch.einsum("ij,jk->ik", small, small)),
     ]
     counts = [n for n in (1, 2, 4, 8, 16, 32) if n <= (os.cpu_count() or 1)]
-    print(machine())
-    print(f"{A.nnz:,} entries in {arguments.rows:,} rows; milliseconds\n")
-    print(f"{'case':<20}" + "".join(f"{count:>10}" for count in counts))
+    rows: dict[str, dict[int, float]] = {}
+    if not arguments.json:
+        print(machine())
+        print(f"{A.nnz:,} entries in {arguments.rows:,} rows; milliseconds\n")
+        print(f"{'case':<20}" + "".join(f"{count:>10}" for count in counts))
     for name, call in cases:
-        row = []
+        row = rows[name] = {}
         for count in counts:
             torch.set_num_threads(count)
-            row.append(milliseconds(call))
-        print(f"{name:<20}" + "".join(f"{value:>10.2f}" for value in row), flush=True)
+            row[count] = milliseconds(call)
+        if not arguments.json:
+            print(f"{name:<20}" + "".join(f"{value:>10.2f}" for value in row.values()), flush=True)
+    if arguments.json:
+        print(json.dumps({"machine": machine(), "entries": A.nnz, "milliseconds": rows}, indent=2))
 
 
 if __name__ == "__main__":

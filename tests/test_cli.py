@@ -12,6 +12,7 @@ import pytest
 
 import scorch
 from scorch import __main__ as cli
+from scorch import bench
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -37,7 +38,7 @@ def test_alone_prints_help() -> None:
     done = run()
     assert done.returncode == 0
     assert "usage: python -m scorch" in done.stdout
-    for command in ("env", "cache", "explain", "demo"):
+    for command in ("env", "cache", "explain", "demo", "bench"):
         assert command in done.stdout
 
 
@@ -162,3 +163,58 @@ def test_wrong_input_is_said_plainly(
     assert out == ""
     assert err.startswith(message)
     assert "Traceback" not in err
+
+
+# benchmarks ------------------------------------------------------------------------------------------
+
+
+def test_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "bench")
+    assert code == 0 and "figure5" in out and "kernels" in out
+    code, out, _ = call(capsys, "bench", "--json")
+    assert code == 0 and set(json.loads(out)) == set(bench.SUITES)
+
+
+@pytest.mark.parametrize("name", bench.SUITES)
+def test_every_suite_has_its_module(name: str) -> None:
+    parts = bench.SUITES[name].module.split(".")
+    place = bench.find_folder() / "benchmarks"
+    assert (
+        place.joinpath(*parts).with_suffix(".py").is_file()
+        or (place.joinpath(*parts) / "__main__.py").is_file()
+    )
+
+
+def test_a_suite_prints_json_alone() -> None:
+    done = run("bench", "threads", "--quick", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "SpMM k=32" in json.loads(done.stdout)["milliseconds"]
+
+
+def test_a_suite_that_writes_a_file_prints_json_alone() -> None:
+    done = run("bench", "beyond", "--quick", "--json", "--only", "codes")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"]
+
+
+def test_help_of_a_suite_is_its_own() -> None:
+    done = run("bench", "figure6", "--help")
+    assert done.returncode == 0 and "--download" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bench", "figure4"], "there is no suite 'figure4'"),
+        (["bench", "--runs=3"], "name a suite before --runs=3"),
+    ],
+)
+def test_wrong_suites(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    code, _, err = call(capsys, *arguments)
+    assert code == 2 and said in err
+
+
+def test_unknown_arguments_of_other_commands_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["env", "--loud"])
+    assert "--loud" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``python -m scorch``: the machine, the cache, an explanation or a demonstration, from a shell."""
+"""``python -m scorch``: the machine, the cache, explanations, benchmarks, a demonstration, from a shell."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import scorch
-from scorch import demo, warm
-from scorch.errors import FormatError, NotationError, ScorchError, ShapeError
+from scorch import bench, demo, warm
+from scorch.errors import ArgumentError, FormatError, NotationError, ScorchError, ShapeError
 from scorch.explain import explain
 from scorch.explanation import Explanation
 from scorch.formats import as_format
@@ -37,10 +37,23 @@ examples:
 """
 
 
+BENCH_EPILOG = """\
+examples:
+  python -m scorch bench
+  python -m scorch bench overhead --json
+  python -m scorch bench figure5 --data DIR --threads 2 --runs 50
+  python -m scorch bench kernels --help        # of the suite
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 2 where the input is at fault."""
     parser = make_parser()
-    options = parser.parse_args(arguments)
+    options, further = parser.parse_known_args(arguments)
+    if options.command is run_benchmark:
+        options.further = further
+    elif further:
+        parser.error(f"unrecognized arguments: {' '.join(further)}")
     if options.command is None:
         parser.print_help()
         return 0
@@ -67,7 +80,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(command=None)
     parser.add_argument("--version", action="version", version=f"scorch {scorch.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="{env,cache,explain,demo}")
+    commands = parser.add_subparsers(title="commands", metavar="{env,cache,explain,demo,bench}")
 
     env = commands.add_parser("env", help="show the compiler, processor and versions in use")
     env.set_defaults(command=show_environment)
@@ -96,7 +109,20 @@ def make_parser() -> argparse.ArgumentParser:
     shows.add_argument("--small", action="store_true", help="on small tensors, where times say little")
     shows.set_defaults(command=show_demo)
 
-    for command in (env, kept, shown, shows):
+    suites = commands.add_parser(
+        "bench",
+        help="run a suite of benchmarks, or list them",
+        description="Run a suite of benchmarks, which takes further arguments itself; without a name, list them.",
+        epilog=BENCH_EPILOG,
+        add_help=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    suites.add_argument("suite", nargs="?", metavar="SUITE", help=f"one of {', '.join(bench.SUITES)}")
+    suites.add_argument("--quick", action="store_true", help="a run of seconds, to see that it works")
+    suites.add_argument("-h", "--help", action="store_true", help="of this command, or of the suite named")
+    suites.set_defaults(command=run_benchmark, print_help=suites.print_help)
+
+    for command in (env, kept, shown, shows, suites):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -144,6 +170,20 @@ def show_explanation(options: argparse.Namespace) -> int:
 
 def show_demo(options: argparse.Namespace) -> int:
     return demo.main(small=options.small, as_json=options.json)
+
+
+def run_benchmark(options: argparse.Namespace) -> int:
+    if options.help and options.suite is None:
+        options.print_help()
+        return 0
+    if options.help:
+        return bench.run(options.suite, ["--help"])
+    if options.suite is None:
+        if options.further:
+            raise ArgumentError(f"name a suite before {options.further[0]}: one of {', '.join(bench.SUITES)}")
+        _print_facts(bench.describe(), options.json)
+        return 0
+    return bench.run(options.suite, options.further, quick=options.quick, as_json=options.json)
 
 
 def _print_facts(facts: Mapping[str, Any], as_json: bool) -> None:
