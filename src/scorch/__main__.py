@@ -112,7 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
     suites = commands.add_parser(
         "bench",
         help="run a suite of benchmarks, or list them",
-        description="Run a suite of benchmarks, which takes further arguments itself; without a name, list them.",
+        description="Run a suite of benchmarks, with arguments of its own; without a name, list them.",
         epilog=BENCH_EPILOG,
         add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,

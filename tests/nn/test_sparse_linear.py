@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -362,3 +363,51 @@ def test_other_places_in_another_process_are_noticed() -> None:
     layer.seal.copy_(other.seal)  # as DistributedDataParallel does
     with pytest.raises(CallError, match="seed all processes alike"):
         layer(torch.ones(2, 9))
+
+
+def test_inference_follows_every_change_of_the_layer() -> None:
+    torch.manual_seed(0)
+    layer, x = SparseLinear(12, 7, sparsity=0.5), torch.rand(3, 12)
+
+    def check() -> None:
+        expected = torch.nn.functional.linear(
+            x.to(layer.values.dtype), layer.weight.detach().to_dense(), layer.bias
+        )
+        with torch.no_grad():
+            torch.testing.assert_close(layer(x.to(layer.values.dtype)), expected)
+
+    check()
+    with torch.no_grad():
+        layer.values.mul_(3)
+    check()
+    layer.values.data = torch.rand_like(layer.values)
+    check()
+    copied = copy.deepcopy(layer)
+    with torch.no_grad():
+        copied.values.zero_()
+        assert torch.equal(copied(x), copied.bias.expand(3, 7))
+    check()
+    layer.load_state_dict(SparseLinear(12, 7, sparsity=0.5).state_dict())
+    check()
+    layer.rewire(torch.rand(7, 12) < 0.3, new=0.5)
+    check()
+    layer.double()
+    check()
+    assert "_known" in vars(layer) and b"_known" not in pickle.dumps(layer)
+    again = pickle.loads(pickle.dumps(layer))
+    with torch.no_grad():
+        assert torch.equal(again(x.double()), layer(x.double()))
+
+
+def test_inference_is_seen_by_modes_of_torch() -> None:
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    layer = SparseLinear(12, 7, sparsity=0.5)
+    with torch.no_grad(), Mode():
+        layer(torch.rand(3, 12))
+    assert torch.nn.functional.linear in seen

@@ -30,9 +30,11 @@ from scorch.nn.pattern import (
     weight_format,
 )
 from scorch.nn.saved import pattern_from, pattern_to
+from scorch.ops.functional import linear
 from scorch.tensor.learning import sparse_of, values_at
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Pattern
+from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.tracking import is_plain_inference
 
 
 class SparseLinear(torch.nn.Module):
@@ -177,8 +179,24 @@ class SparseLinear(torch.nn.Module):
             raise ShapeError(
                 f"the input has shape {tuple(input.shape)}, but the layer takes {self.in_features} features"
             )
+        if type(input) is torch.Tensor and is_plain_inference(input, self.values, self.bias):
+            return linear(input, self._as_it_is(), self.bias)  # type: ignore[no-any-return]
         found: torch.Tensor = F.linear(input, self.weight, self.bias)
         return found
+
+    def _as_it_is(self) -> SparseTensor:
+        """The weight, made once for the same places and memory of values, where nobody keeps track."""
+        known: SparseTensor | None = self.__dict__.get("_known")
+        if known is not None:
+            storage = known.storage
+            if storage.pattern is self.pattern and storage.values.data_ptr() == self.values.data_ptr():
+                return known
+        weight = self.weight
+        made = self.__dict__["_known"] = SparseTensor(Storage(weight.storage.pattern, self.values.detach()))
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_known"}
 
     def _check_seal(self) -> None:
         """Another process has sent its seal, if not its pattern."""

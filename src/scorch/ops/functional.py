@@ -26,10 +26,11 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     """``input @ weight.T + bias``."""
     if is_autocast():
         input, weight, bias = cast(input, weight, bias)
-    if weight.dim() == 1:
-        product = matmul(input, weight)
-    elif isinstance(weight, SparseTensor) and not isinstance(input, SparseTensor) and input.dim():
+    is_rows = isinstance(weight, SparseTensor) and not isinstance(input, SparseTensor) and input.dim()
+    if is_rows and len(weight.storage.pattern.shape) == 2:  # asking the tensor itself takes longer
         product = _rows_by_weight(input, weight)
+    elif weight.dim() == 1:
+        product = matmul(input, weight)
     elif isinstance(weight, SparseTensor) and input.dim() == 1:
         product = matmul(weight, input)
     else:

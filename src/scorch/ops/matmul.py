@@ -114,13 +114,10 @@ def is_turned(left: Any, right: Any) -> bool:
     Kernels go along rows of a dense operand. Those of ``left.T`` are met by one entry of a sparse ``right``
     each, and stay in registers; along rows of ``left`` values would be picked one by one.
     """
-    return (
-        isinstance(right, SparseTensor)
-        and not isinstance(left, SparseTensor)
-        and left.dim() == right.dim() == 2
-        and left.shape[0] >= FEW_ROWS
-        and left.shape[0] * right.nnz >= MUCH_WORK
-    )
+    if not isinstance(right, SparseTensor) or isinstance(left, SparseTensor) or left.dim() != 2:
+        return False
+    pattern, rows = right.storage.pattern, left.shape[0]
+    return len(pattern.shape) == 2 and rows >= FEW_ROWS and rows * pattern.size >= MUCH_WORK
 
 
 def turned(left: Any, right: Any) -> Any:

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_leaves
 
 from scorch.errors import UnsupportedError
@@ -36,6 +38,13 @@ def is_learning(*tensors: Any, **named: Any) -> bool:
     if is_grad_enabled() and any_requires_grad(*tensors, **named):
         return True
     return forward_ad._current_level >= 0 and has_tangents(tensors, named)
+
+
+def is_plain_inference(*tensors: Any) -> bool:
+    """Whether nobody keeps track of calls on these tensors: no gradients, transforms or modes of torch."""
+    if _len_torch_function_stack() or _len_torch_dispatch_stack() or is_dynamo_compiling():
+        return False
+    return not is_learning(*tensors)
 
 
 def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
