@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from scorch.notation.nodes import Access, Expr, Literal, Op, Reduce
 from scorch.notation.operators import OPERATORS
+from scorch.notation.trees import accesses
 
 Support = frozenset[frozenset[Access]]
 
@@ -76,6 +77,11 @@ def support(expr: Expr, of: Callable[[Access], Support]) -> Support:
             return support(body, of)
         case Op("everywhere", _):
             return EVERYWHERE
+        case Op("vanishing", (body,)):  # zero where none of its accesses is stored (``at_zero``)
+            found = NOWHERE
+            for access in accesses(body):
+                found = either(found, of(access))
+            return found
         case Op(name, args):
             return _support_of_op(name, args, of)
     raise AssertionError(f"no support for {expr!r}")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from scorch.compiler import lattice
 from scorch.compiler.assign_slots import assign_slots
+from scorch.compiler.at_zero import mark_vanishing
 from scorch.compiler.convert_operands import (
     Conversion,
     lay_out,
@@ -74,7 +75,7 @@ def plan_step(
     ``unsorted``: the entries of the only operand come in any order and may repeat.
     """
     operands = {access: tensors[access.tensor] for access in step.accesses}
-    step = replace(step, body=_visit_divisors(step.body, operands))
+    step = replace(step, body=_marked(step.body, operands))
     inferred = infer_format(step, operands, sizes)
     if requested is not None:
         inferred = Inferred(requested, ("asked for",))
@@ -98,13 +99,18 @@ def plan_step(
 def result_format(step: Step, tensors: Mapping[str, Operand], sizes: Mapping[str, int]) -> Format:
     """The format that ``plan_step`` gives the result if none is requested."""
     operands = {access: tensors[access.tensor] for access in step.accesses}
-    step = replace(step, body=_visit_divisors(step.body, operands))
+    step = replace(step, body=_marked(step.body, operands))
     return infer_format(step, operands, sizes).format
 
 
 def index_type(shape: Sequence[int], nnz: int = 0) -> Type:
     """The narrowest type for coordinates and positions: int32 while both fit."""
     return INT32 if max((*shape, nnz), default=0) <= 2**31 - 1 else INT64
+
+
+def _marked(body: Expr, operands: Mapping[Access, Operand]) -> Expr:
+    """``body`` with what ``lattice.support`` cannot see said by marks."""
+    return mark_vanishing(_visit_divisors(body, operands), operands)
 
 
 def _visit_divisors(body: Expr, operands: Mapping[Access, Operand]) -> Expr:
@@ -125,8 +131,8 @@ def _visit_divisors(body: Expr, operands: Mapping[Access, Operand]) -> Expr:
 
 
 def _as_written(body: Expr) -> Expr:
-    """``body`` without the marks of ``_visit_divisors``."""
-    if isinstance(body, Op) and body.name == "everywhere":
+    """``body`` without the marks of ``_marked``."""
+    if isinstance(body, Op) and body.name in ("everywhere", "vanishing"):
         return _as_written(body.args[0])
     return with_children(body, tuple(_as_written(part) for part in children(body)))
 

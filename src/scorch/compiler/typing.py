@@ -68,7 +68,7 @@ def type_of(expr: Expr, types: Mapping[str, Type]) -> Typed:
             return Typed(kind, NUMBER)
         case Op("present", _):
             return Typed(INT64, TENSOR)
-        case Op("everywhere", (part,)):
+        case Op("everywhere" | "vanishing", (part,)):
             return type_of(part, types)
         case Op(name, args):
             return _type_of_op(name, [type_of(arg, types) for arg in args])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from scorch.compiler import lattice
+from scorch.compiler.at_zero import value_at_zero
 from scorch.compiler.densify import nearly_full
 from scorch.compiler.infer_format import infer_format, support_of
 from scorch.compiler.lattice import EVERYWHERE
@@ -26,9 +26,8 @@ from scorch.compiler.typing import dtype_of_type, result_type, type_of_dtype
 from scorch.errors import ShapeError
 from scorch.formats import Format, dense_format
 from scorch.loops.types import INT32
-from scorch.notation.nodes import Access, Expr, Literal, Op
+from scorch.notation.nodes import Access, Expr, Op
 from scorch.notation.operators import REDUCTIONS
-from scorch.notation.trees import substitute
 from scorch.runtime.kernel import Schedule, build_together
 from scorch.runtime.schedules import Problem, find_contraction, find_schedule, new_schedule
 from scorch.runtime.watch import LISTENERS, tell
@@ -300,7 +299,9 @@ def _mended(task: Task) -> tuple[Step, ...] | None:
         empty = [index for index in step.reduced if sizes[index] == 0]
         raise ShapeError(f"{step.reduction} over index {empty[0]!r} of size 0 has no value")
     if total > 0 and support_of(step, operands) == EVERYWHERE:
-        fill = lattice.constant(substitute(step.body, {access: Literal(0) for access in sparse}))
+        fill = value_at_zero(step.body, operands)
+        if fill == 0 and REDUCTIONS[step.reduction].skips_zero:
+            return None
         room = math.prod(sizes[index] for index in step.indices)
         if (
             fill is None
