@@ -252,6 +252,11 @@ def test_iterative_methods_say_what_is_wrong():
         scorch.linalg.gmres(S, b, maxiter=1, restart=2)
     with pytest.raises(LinAlgError, match="not positive definite"):
         scorch.linalg.cg(-S, b)
+    for method in (scorch.linalg.cg, scorch.linalg.gmres):
+        with pytest.raises(ShapeError, match=r"gave \(25, 25\) for columns of shape \(25,\)"):
+            method(S, b, M=lambda x: x / b[:, None])
+        with pytest.raises(ShapeError, match="gave NoneType for columns"):
+            method(lambda x: None, b)
     with pytest.raises(LinAlgError, match="not finite"):
         scorch.linalg.cg(S * math.nan, b)
     with pytest.raises(ConvergenceError):

@@ -29,8 +29,8 @@ def cg(
     """The solution of ``A @ x = b`` by conjugate gradients; ``A`` is symmetric and positive definite.
 
     ``b`` has one column or several. ``A`` and ``M``, which is close to the inverse of ``A``, are matrices or
-    functions of columns. ``tol`` is relative to ``b``: 1e-10, in float32 1e-5. It cannot be
-    differentiated: for what is learned use ``torch.linalg.solve``.
+    functions of tensors of the shape of ``b``. ``tol`` is relative to ``b``: 1e-10, in float32 1e-5. It
+    cannot be differentiated: for what is learned use ``torch.linalg.solve``.
 
     >>> import torch, scorch
     >>> A = scorch.from_torch(torch.tensor([[4.0, 1.0], [1.0, 3.0]]), format="csr")

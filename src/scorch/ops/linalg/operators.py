@@ -64,13 +64,28 @@ def as_columns(name: str, b: Any, rows: int | None = None, dtype: torch.dtype | 
 def product_with(name: str, A: Any, rows: int | None = None) -> Product:
     """``x -> A @ x``; ``A`` may be a function that says so itself."""
     if callable(A) and not isinstance(A, torch.Tensor):
-        return A  # type: ignore[no-any-return]
+        return _checked(name, A)
     matrix = as_square(name, A)
     if rows is not None and matrix.shape[0] != rows:
         raise ShapeError(f"{name}: a matrix of shape {tuple(matrix.shape)} does not go with {rows} rows")
     if isinstance(matrix, SparseTensor):
         return lambda x: matmul.matmul(matrix, x)
     return lambda x: matrix @ x
+
+
+def _checked(name: str, function: Callable[[torch.Tensor], Any]) -> Product:
+    """A user's function, which must give what a square matrix would: columns of the same shape."""
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        found = function(x)
+        if not isinstance(found, torch.Tensor) or found.shape != x.shape:
+            kind = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            raise ShapeError(
+                f"{name}: the function gave {kind} for columns of shape {tuple(x.shape)}; give the same shape"
+            )
+        return found
+
+    return product
 
 
 def tolerance(tol: float | None, dtype: torch.dtype) -> float:
