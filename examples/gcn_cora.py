@@ -1,93 +1,142 @@
-"""A graph network classifies papers by their words and citations: GCN on Cora, 200 epochs in seconds.
-
-    python examples/gcn_cora.py --data DIR
-
-``DIR`` has ``planetoid/cora.npz`` (the adjacency matrix as ``adj_indptr`` and ``adj_indices``, words as
-``x_indptr``, ``x_indices`` and ``x_data``, classes ``y``, and ``train_idx`` and ``test_idx``). Without it the
-script makes up a graph of the same size, and says so. Words and citations are sparse matrices throughout.
 """
+A graph network on Cora
+=======================
 
-from __future__ import annotations
+Papers are classified by their words and citations with two graph convolutions. Words and citations are sparse
+matrices throughout, dropout included. Ends in a table: accuracy, and time beside the same network with
+``torch.sparse``.
+
+    python examples/gcn_cora.py --data DIR --plot gcn.png
+
+``DIR`` has ``planetoid/cora.npz``. Without it a graph of the same size is made up.
+"""
 
 import argparse
 import time
 from pathlib import Path
-from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+import torch
+import torch.nn.functional as F
 
-import scorch as torch
-import scorch.nn.functional as F
-from scorch import nn
+import scorch
+
+parser = argparse.ArgumentParser(description="GCN on Cora")
+parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that has planetoid/cora.npz")
+parser.add_argument("--quick", action="store_true", help="a few epochs")
+parser.add_argument("--plot", metavar="FILE", help="save the picture")
+options = parser.parse_args()
+epochs = 50 if options.quick else 200
+torch.manual_seed(0)
+
+# %%
+# The graph
+# ---------
+# Read from a file of NumPy arrays, or made up: papers that cite and share words mostly within their class.
+
+if options.data is not None:
+    with np.load(options.data / "planetoid" / "cora.npz") as file:
+        arrays = {name: torch.from_numpy(file[name]) for name in file.files}
+    graph, words = (
+        scorch.sparse_csr_tensor(
+            arrays[f"{part}_indptr"],
+            arrays[f"{part}_indices"],
+            arrays.get(f"{part}_data", torch.ones(arrays[f"{part}_indices"].numel())),
+            arrays[f"{part}_shape"].tolist(),
+        )
+        for part in ("adj", "x")
+    )
+    y, train, test = (arrays[name].long() for name in ("y", "train_idx", "test_idx"))
+else:
+    print("No --data was given: this is a made up graph of Cora's size, not Cora.")
+    y = torch.randint(7, (2708,)).sort().values
+    cited = torch.randint(2708, (2, 5278))
+    near = (cited[0] + torch.randint(-80, 80, (5278,))).clamp(0, 2707)
+    cited[1] = torch.where(torch.rand(5278) < 0.8, near, cited[1])
+    cited = cited[:, cited[0] != cited[1]]
+    graph = scorch.from_edge_index(torch.cat([cited, cited.flip(0)], 1), size=2708, format="csr").clamp(max=1)
+    paper = torch.arange(2708).repeat_interleave(18)
+    own = y[paper] * 204 + torch.randint(204, paper.shape)
+    word = torch.where(torch.rand(paper.shape) < 0.3, own, torch.randint(1433, paper.shape))
+    words = scorch.from_edge_index(torch.stack([paper, word]), size=(2708, 1433), format="csr")
+    train, test = torch.randperm(2708)[:1140].split([140, 1000])
+x = words / words.sum(1, keepdim=True).to_dense().clamp(min=1)  # shares of words: still sparse
+print(f"{graph.shape[0]:,} papers, {graph.nnz:,} citations (both ways), {x.nnz:,} words of {x.shape[1]:,}")
 
 
-class GCN(nn.Module):
-    def __init__(self, words: int, classes: int) -> None:
+# %%
+# Two networks
+# ------------
+# ``scorch.nn.GCNConv`` has PyG's parameters and numbers; it takes the graph and sparse features as they are.
+# The other one is written with ``torch.sparse``: the graph is normalised by hand, dropout is taken of values,
+# and both matrices are in torch's COO layout, in which it trains faster than in CSR.
+
+
+class GCN(torch.nn.Module):
+    def __init__(self) -> None:
         super().__init__()
-        self.first = nn.GCNConv(words, 16)
-        self.second = nn.GCNConv(16, classes)
+        self.first, self.second = scorch.nn.GCNConv(x.shape[1], 16), scorch.nn.GCNConv(16, int(y.max()) + 1)
 
-    def forward(self, x: Any, graph: Any) -> Any:
+    def forward(self, x: torch.Tensor, graph: torch.Tensor) -> torch.Tensor:
         hidden = self.first(F.dropout(x, 0.5, self.training), graph).relu()
         return self.second(F.dropout(hidden, 0.5, self.training), graph)
 
 
-def read(path: Path) -> dict[str, Any]:
-    with np.load(path) as file:
-        arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-    sizes = {part: tuple(arrays[f"{part}_shape"].tolist()) for part in ("adj", "x")}
-    ones = torch.ones(arrays["adj_indices"].numel())
-    graph = torch.sparse_csr_tensor(arrays["adj_indptr"], arrays["adj_indices"], ones, sizes["adj"])
-    x = torch.sparse_csr_tensor(arrays["x_indptr"], arrays["x_indices"], arrays["x_data"], sizes["x"])
-    return {"graph": graph, "x": x, **{name: arrays[name].long() for name in ("y", "train_idx", "test_idx")}}
+class TorchGCN(GCN):
+    def forward(self, x: torch.Tensor, graph: torch.Tensor) -> torch.Tensor:
+        values = F.dropout(x.values(), 0.5, self.training)
+        x = torch.sparse_coo_tensor(x.indices(), values, x.shape, is_coalesced=True)
+        hidden = torch.sparse.mm(x, self.first.lin.weight.t())
+        hidden = (torch.sparse.mm(graph, hidden) + self.first.bias).relu()
+        hidden = F.dropout(hidden, 0.5, self.training) @ self.second.lin.weight.t()
+        return torch.sparse.mm(graph, hidden) + self.second.bias
 
 
-def make_up(nodes: int = 2708, words: int = 1433, classes: int = 7, edges: int = 5278) -> dict[str, Any]:
-    """Papers that cite and share words mostly within their class."""
-    y = torch.randint(classes, (nodes,)).sort().values
-    source = torch.randint(nodes, (edges,))
-    near = (source + torch.randint(-100, 100, (edges,))).clamp(0, nodes - 1)
-    target = torch.where(torch.rand(edges) < 0.9, near, torch.randint(nodes, (edges,)))
-    pairs = torch.cat([torch.stack([source, target]), torch.stack([target, source])], 1)
-    paper = torch.arange(nodes).repeat_interleave(18)
-    own = y[paper] * (words // classes) + torch.randint(words // classes, (paper.numel(),))
-    word = torch.where(torch.rand(paper.numel()) < 0.3, own, torch.randint(words, (paper.numel(),)))
-    x = torch.sparse_coo_tensor(torch.stack([paper, word]), torch.ones(paper.numel()), (nodes, words))
-    order = torch.randperm(nodes)
-    graph = torch.from_edge_index(pairs, size=nodes, format="csr")
-    return {"graph": graph, "x": x, "y": y, "train_idx": order[:140], "test_idx": order[-1000:]}
+looped = graph + scorch.eye(graph.shape[0], format="csr")
+scale = looped.sum(1).to_dense().rsqrt()
+normalised = (scale[:, None] * looped * scale).to_format("coo").to_torch()
 
+# %%
+# Train both
+# ----------
+# They begin with the same weights. Before training, both give the same numbers.
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--data", type=Path, metavar="DIR")
-    parser.add_argument("--epochs", type=int, default=200)
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    path = None if options.data is None else options.data / "planetoid" / "cora.npz"
-    if path is None:
-        print("No --data was given: this is a made up graph of Cora's size, not Cora.")
-    data = make_up() if path is None else read(path)
-    graph, y, train, test = data["graph"], data["y"], data["train_idx"], data["test_idx"]
-    x = data["x"] / data["x"].sum(1, keepdim=True).to_dense().clamp(min=1)
-    print(f"{graph.shape[0]:,} papers, {graph.nnz:,} citations, {x.nnz:,} words of {x.shape[1]:,}")
+models = {
+    "scorch": (GCN(), x, graph),
+    "torch.sparse": (TorchGCN(), x.to_format("coo").to_torch(), normalised),
+}
+models["torch.sparse"][0].load_state_dict(models["scorch"][0].state_dict())
+before = [model.eval()(features, matrix) for model, features, matrix in models.values()]
+torch.testing.assert_close(before[0], before[1], rtol=1e-4, atol=1e-5)
+print("both networks agree before training")
 
-    model = GCN(x.shape[1], int(y.max()) + 1)
+losses = {}
+print(f"\n{'':14} {'loss':>6} {'test accuracy':>14} {'an epoch':>12}")
+for name, (model, features, matrix) in models.items():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
-    start = time.perf_counter()
-    for epoch in range(1, options.epochs + 1):
-        model.train()
+    losses[name], times = [], []
+    for _ in range(epochs):
+        start = time.perf_counter()
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x, graph)[train], y[train])
+        loss = F.cross_entropy(model.train()(features, matrix)[train], y[train])
         loss.backward()
         optimizer.step()
-        if epoch % 50 == 0:
-            print(f"epoch {epoch}: loss {loss.item():.3f}")
-    seconds = time.perf_counter() - start
-    with torch.no_grad():
-        right = model.eval()(x, graph)[test].argmax(1) == y[test]
-    print(f"{options.epochs} epochs in {seconds:.1f} s; test accuracy {right.float().mean().item():.1%}")
+        times.append(time.perf_counter() - start)
+        losses[name].append(loss.item())
+    right = model.eval()(features, matrix)[test].argmax(1) == y[test]
+    print(f"{name:14} {loss:>6.3f} {right.float().mean():>14.1%} {np.median(times) * 1e3:>9.2f} ms")
 
+# %%
+# Papers sorted by class: most citations stay within one. The losses differ by what dropout draws.
 
-if __name__ == "__main__":
-    main()
+figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", width_ratios=[1, 1.2])
+order = y.argsort()
+scorch.spy(graph[order][:, order], axes[0], cells=200)
+axes[0].set(title="citations, papers sorted by class", xlabel="cited paper", ylabel="citing paper")
+for name, values in losses.items():
+    axes[1].plot(values, label=name)
+axes[1].set(xlabel="epoch", ylabel="training loss")
+axes[1].legend()
+if options.plot:
+    figure.savefig(options.plot, dpi=120)

@@ -1,119 +1,146 @@
-"""Train a 95 % sparse network on handwritten digits by RigL, and a dense one beside it.
-
-    python examples/rigl_mnist.py --data DIR [--epochs 30] [--sparsity 0.95] [--growth gradient|random]
-
-DIR has ``images/mnist.npz`` with the arrays train_x, train_y, test_x and test_y. Without it digits are
-generated: ten random prototypes with noise, of the same shape, which says nothing about real ones.
 """
+Training that is sparse from the start
+======================================
 
-from __future__ import annotations
+A network with 5 % of the weights learns digits by RigL: every now and then small weights are dropped, and new
+ones grow where the gradient is largest. A dense network learns beside it. Ends in a table and a picture of
+where the first layer has its weights before and after: they move to where the digits are.
+
+    python examples/rigl_mnist.py --data DIR --plot rigl.png
+
+``DIR`` has ``images/mnist.npz``. Without it digits of a pocket calculator are made up.
+"""
 
 import argparse
 import itertools
 import time
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 import scorch
 
-Split = tuple[torch.Tensor, torch.Tensor]
+parser = argparse.ArgumentParser(description="RigL beside dense training")
+parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that has images/mnist.npz")
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--sparsity", type=float, default=0.95)
+parser.add_argument("--growth", choices=["gradient", "random"], default="gradient", help="RigL or SET")
+parser.add_argument("--widths", type=int, nargs="+", default=[784, 512, 256, 10])
+parser.add_argument("--quick", action="store_true", help="few images, a narrow network, two epochs")
+parser.add_argument("--plot", metavar="FILE", help="save the picture")
+options = parser.parse_args()
+count = 1000 if options.quick else 10_000
+epochs, widths = (2, [784, 64, 10]) if options.quick else (options.epochs, options.widths)
+torch.manual_seed(0)
 
 
-def digits(folder: Path | None, limit: int | None = None) -> tuple[Split, Split]:
-    """Training and test images as rows of 784 numbers, with their classes."""
-    file = None if folder is None else folder / "images" / "mnist.npz"
-    if file is not None and file.exists():
-        arrays = np.load(file)
-        found = [(torch.from_numpy(arrays[f"{part}_x"]), arrays[f"{part}_y"]) for part in ("train", "test")]
-        splits = [(x.reshape(len(x), -1).float() / 255, torch.from_numpy(y).long()) for x, y in found]
-        print(f"MNIST from {file}")
-    else:
-        print("no mnist.npz: generated digits, ten prototypes with noise")
-        prototypes = torch.rand(10, 784)
-        splits = []
-        for count in (10_000, 2_000):
-            y = torch.randint(10, (count,))
-            splits.append(((prototypes[y] + torch.randn(count, 784)).clamp(0, 1), y))
-    train, test = [(x[:limit], y[:limit]) for x, y in splits]
-    mean, spread = train[0].mean(), train[0].std()
-    return ((train[0] - mean) / spread, train[1]), ((test[0] - mean) / spread, test[1])
+def calculator_digits(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noisy digits made of seven bars, moved about, 28 x 28, and which they are."""
+    corners = "04060919 04140911 04141719 13150919 14240911 14241719 22240919"  # top, bottom, left, right
+    bars = torch.zeros(7, 28, 28)
+    for bar, text in zip(bars, corners.split(), strict=True):
+        top, bottom, left, right = (int(text[i : i + 2]) for i in range(0, 8, 2))
+        bar[top:bottom, left:right] = 1
+    lit = "1110111 0010010 1011101 1011011 0111010 1101011 1101111 1010010 1111111 1111011"
+    shapes = torch.stack([bars[[i for i in range(7) if digit[i] == "1"]].amax(0) for digit in lit.split()])
+    y = torch.randint(10, (count,))
+    shifts = torch.randint(-3, 4, (count, 2)).tolist()
+    images = [
+        shapes[digit].roll(tuple(shift), (0, 1)) for digit, shift in zip(y.tolist(), shifts, strict=True)
+    ]
+    return (torch.stack(images) + 0.4 * torch.randn(count, 28, 28)).clamp(0, 1), y
 
 
-def network(widths: tuple[int, ...]) -> torch.nn.Sequential:
-    layers: list[torch.nn.Module] = []
-    for number, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
-        layers += [torch.nn.ReLU()] * (number > 0) + [torch.nn.Linear(inputs, outputs)]
-    return torch.nn.Sequential(*layers)
+if options.data is not None:
+    with np.load(options.data / "images" / "mnist.npz") as file:
+        x, test_x = (torch.from_numpy(file[f"{part}_x"][:count]).float() / 255 for part in ("train", "test"))
+        y, test_y = (torch.from_numpy(file[f"{part}_y"][:count]).long() for part in ("train", "test"))
+else:
+    print("No --data was given: digits of a pocket calculator, made up, not MNIST.")
+    (x, y), (test_x, test_y) = calculator_digits(count), calculator_digits(count)
+mean_image = x.mean(0)
+x, test_x = ((part.reshape(count, 784) - x.mean()) / x.std() for part in (x, test_x))
+
+# %%
+# Two networks
+# ------------
+# The sparse one begins with weights at random places, a larger share in small layers (``erk``). Weights,
+# gradients and what Adam keeps exist for its stored entries only.
+
+layers: list[torch.nn.Module] = []
+for inputs, outputs in itertools.pairwise(widths):
+    layers += [torch.nn.ReLU()] * bool(layers) + [torch.nn.Linear(inputs, outputs)]
+dense = torch.nn.Sequential(*layers)
+sparse = scorch.sparsify(dense, options.sparsity, method="random", distribution="erk", prefer="size")
+for layer in sparse[::2]:
+    layer.reset_parameters()  # scaled to the entries of each row
 
 
-def train(
-    model: torch.nn.Module, splits: tuple[Split, Split], epochs: int, growth: str | None
-) -> dict[str, float]:
-    """Accuracy in percent, bytes of what is learned and kept for it, and milliseconds a step."""
-    (x, y), (test_x, test_y) = splits
-    batch = 128
-    steps = epochs * -(-len(x) // batch)
+def weights_at_pixels() -> torch.Tensor:
+    """How many weights of the first layer read each pixel."""
+    return torch.bincount(sparse[0].weight.col_indices(), minlength=784).reshape(28, 28)
+
+
+before = weights_at_pixels()
+
+# %%
+# Train
+# -----
+# ``exchange.step()`` after ``optimizer.step()`` is all that RigL needs.
+
+
+def train(name: str, model: torch.nn.Module) -> tuple[float, int, float]:
+    """Accuracy in percent, bytes of weights, gradients and optimizer, and milliseconds a step."""
+    steps = epochs * -(-count // 128)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
-    exchange = None
-    if growth is not None:
-        kind = scorch.nn.RigL if growth == "gradient" else scorch.nn.SET
-        exchange = kind(model, optimizer, every=50, until=max(2, steps * 3 // 4), fraction=0.3)
+    kind = scorch.nn.RigL if options.growth == "gradient" else scorch.nn.SET
+    every = max(2, min(50, steps // 10))
+    is_sparse = model is sparse
+    exchange = (
+        kind(model, optimizer, every=every, until=max(2, steps * 3 // 4), fraction=0.3) if is_sparse else None
+    )
     times = []
-    for _ in range(epochs):
-        for part in torch.randperm(len(x)).split(batch):
+    for epoch in range(epochs):
+        for part in torch.randperm(count).split(128):
             start = time.perf_counter()
             optimizer.zero_grad()
-            F.cross_entropy(model(x[part]), y[part], label_smoothing=0.05).backward()
+            loss = F.cross_entropy(model(x[part]), y[part], label_smoothing=0.05)
+            loss.backward()
             optimizer.step()
             if exchange is not None:
                 exchange.step()
             schedule.step()
             times.append(time.perf_counter() - start)
-    with torch.no_grad():
-        accuracy = float((model(test_x).argmax(1) == test_y).float().mean()) * 100
-    return {
-        "accuracy": accuracy,
-        "bytes": learned_bytes(model, optimizer),
-        "ms": float(np.median(times)) * 1e3,
-    }
+        with torch.no_grad():
+            accuracy = float((model(test_x).argmax(1) == test_y).float().mean()) * 100
+        print(f"{name}: epoch {epoch + 1}, accuracy {accuracy:.1f} %, {sum(times):.1f} s", flush=True)
+    kept = [*model.state_dict().values(), *(p.grad for p in model.parameters())]
+    kept += [
+        value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)
+    ]
+    return accuracy, sum(t.numel() * t.element_size() for t in kept), float(np.median(times)) * 1e3
 
 
-def learned_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Weights with their index arrays, gradients, and what the optimizer keeps."""
-    kept = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    for state in optimizer.state.values():
-        kept += [value for value in state.values() if torch.is_tensor(value)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in [*model.state_dict().values(), *kept])
+results = {name: train(name, model) for name, model in (("dense", dense), ("sparse", sparse))}
+print(f"\n{'':12} {'accuracy':>9} {'bytes':>12} {'a step':>9}")
+for name, (accuracy, size, ms) in results.items():
+    print(f"{name:12} {accuracy:>7.2f} % {size:>12,} {ms:>6.2f} ms")
 
+# %%
+# Where the weights went
+# ----------------------
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", type=Path, help="the folder that has images/mnist.npz")
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--sparsity", type=float, default=0.95)
-    parser.add_argument("--growth", choices=["gradient", "random"], default="gradient")
-    parser.add_argument("--widths", type=int, nargs="+", default=[784, 1024, 512, 10])
-    parser.add_argument("--limit", type=int, help="at most so many images")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    splits = digits(options.data, options.limit)
-    dense = network(tuple(options.widths))
-    sparse = scorch.sparsify(dense, options.sparsity, method="random", distribution="erk", prefer="size")
-    for layer in sparse:
-        if isinstance(layer, scorch.nn.SparseLinear):
-            layer.reset_parameters()  # scaled to the entries of each row
-    results = {
-        "dense": train(dense, splits, options.epochs, None),
-        f"{options.sparsity:.0%} sparse": train(sparse, splits, options.epochs, options.growth),
-    }
-    print(f"{'':12} {'accuracy':>9} {'bytes':>12} {'a step':>9}")
-    for name, found in results.items():
-        print(f"{name:12} {found['accuracy']:>7.2f} % {found['bytes']:>12,} {found['ms']:>6.2f} ms")
-
-
-if __name__ == "__main__":
-    main()
+figure, axes = plt.subplots(1, 3, figsize=(9.5, 3.2), layout="constrained")
+after = weights_at_pixels()
+axes[0].imshow(mean_image, cmap="Greys")
+for ax, image in ((axes[1], before), (axes[2], after)):
+    picture = ax.imshow(image, cmap="viridis", vmin=0, vmax=int(torch.quantile(after.float(), 0.99)))
+figure.colorbar(picture, ax=axes[1:], label="weights that read a pixel")
+for ax, title in zip(axes, ("the mean of all images", "weights before training", "after"), strict=True):
+    ax.set(title=title, xticks=[], yticks=[])
+if options.plot:
+    figure.savefig(options.plot, dpi=120)

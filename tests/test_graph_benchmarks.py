@@ -1,18 +1,13 @@
-"""The benchmark of graph networks and its made up graphs, and the example that learns Cora."""
+"""The benchmark of graph networks and its made up graphs."""
 
 from __future__ import annotations
 
 import json
-import runpy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from benchmarks.graph_data import made_up
 from benchmarks.graphs import main, table
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.filterwarnings("ignore")  # what PyG warns of, where it is installed
@@ -46,13 +41,3 @@ def test_made_up_graphs_are_symmetric_and_have_no_loops() -> None:
     assert torch.equal(dense, dense.T) and not dense.diagonal().any()
     assert data.words is not None and torch.equal(data.words.to_dense(), data.x)
     assert not set(data.train.tolist()) & set(data.test.tolist())
-
-
-def test_the_example_learns_a_made_up_graph(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["gcn_cora.py", "--epochs", "50"])
-    runpy.run_path(str(ROOT / "examples" / "gcn_cora.py"), run_name="__main__")
-    shown = capsys.readouterr().out
-    assert "made up graph of Cora's size, not Cora" in shown
-    assert float(shown.rsplit("test accuracy ", 1)[1].rstrip("%\n")) > 30

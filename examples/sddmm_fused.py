@@ -1,0 +1,98 @@
+"""
+A fused product: SDDMM
+======================
+
+``S * (Q @ K.T)`` needs the product at the entries of ``S`` only. Written in torch, the whole product is made
+first and most of it is thrown away. As one einsum, Scorch computes just what is kept. Ends in a table and a
+picture of time and memory over the size.
+
+    python examples/sddmm_fused.py --plot sddmm.png
+"""
+
+import argparse
+
+import matplotlib.pyplot as plt
+import torch
+from torch.utils.benchmark import Timer
+
+import scorch
+
+parser = argparse.ArgumentParser(description="Sampled dense-dense matrix product")
+parser.add_argument("--quick", action="store_true", help="small sizes")
+parser.add_argument("--plot", metavar="FILE", help="save the picture")
+options = parser.parse_args()
+sizes = [128, 256, 512] if options.quick else [512, 1024, 2048, 4096, 8192]
+width, in_row = 64, 32  # columns of Q and K, and entries in a row of S
+torch.manual_seed(0)
+
+# %%
+# Three ways to write it
+# ----------------------
+# ``torch.sparse.sampled_addmm`` is torch's own name for it, for its CSR layout; there the values of ``S`` are
+# multiplied afterwards.
+
+torch_only = torch.sparse.sampled_addmm
+ways = {
+    "dense first": lambda S, T, Q, K: S * (Q @ K.T),
+    "sampled_addmm": lambda S, T, Q, K: torch_only(T, Q, K.T, beta=0.0).values() * T.values(),
+    "einsum": lambda S, T, Q, K: scorch.einsum("ij,ik,jk->ij", S, Q, K),
+}
+
+# %%
+# Time and memory
+# ---------------
+# Each row of ``S`` has 32 entries. Memory is counted: operands, result and what is made on the way, which
+# is n x n numbers more in the first way. Results are compared with dense torch before they are timed.
+
+times: dict[str, list[float]] = {name: [] for name in ways}
+memory: dict[str, list[float]] = {"dense first": [], "einsum": []}
+print(f"{'':9}" + "".join(f"{name:>17}" for name in ways) + f"{'memory: dense':>17}{'einsum':>11}")
+for n in sizes:
+    S = scorch.rand(n, n, density=in_row / n, format="csr")
+    T, Q, K = S.to_torch(), torch.randn(n, width), torch.randn(n, width)
+    wanted = ways["dense first"](S, T, Q, K).values()
+    for name, way in ways.items():
+        result = way(S, T, Q, K)
+        result = result.values() if isinstance(result, scorch.SparseTensor) else result
+        torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
+        timer = Timer(
+            "way(S, T, Q, K)",
+            globals={"way": way, "S": S, "T": T, "Q": Q, "K": K},
+            num_threads=torch.get_num_threads(),
+        )
+        times[name].append(timer.blocked_autorange(min_run_time=0.3).median * 1e3)
+    needs = scorch.explain("ij,ik,jk->ij", S, Q, K).steps[0].memory
+    memory["einsum"].append((needs.operands + needs.result + needs.workspace) / 2**20)
+    memory["dense first"].append(memory["einsum"][-1] + 4 * n * n / 2**20)
+    print(f"n = {n:<5,}" + "".join(f"{spent[-1]:>14.2f} ms" for spent in times.values()), end="")
+    print(f"{memory['dense first'][-1]:>13.1f} MiB{memory['einsum'][-1]:>7.1f} MiB")
+print("all ways agree")
+
+# %%
+# One grows with the square of the size, the others with the number of entries.
+
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+for ax, found, label in ((axes[0], times, "milliseconds"), (axes[1], memory, "MiB")):
+    for name, values in found.items():
+        ax.loglog(sizes, values, marker="o", label=name, color=f"C{list(ways).index(name)}")
+    ax.set(xlabel="rows and columns of S", ylabel=label, xticks=sizes, xticklabels=sizes)
+    ax.minorticks_off()
+    ax.legend()
+if options.plot:
+    figure.savefig(options.plot, dpi=120)
+
+# %%
+# More in one kernel
+# ------------------
+# What comes next can be joined: under ``scorch.compile`` the product, a relu and a product with a third
+# matrix are one loop over rows, and the sparse matrix in between exists for the rows at hand only.
+
+
+@scorch.compile
+def layer(S: torch.Tensor, Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
+    return scorch.einsum("ij,ik,jk->ij", S, Q, K).relu() @ V
+
+
+V = torch.randn(n, width)
+torch.testing.assert_close(layer(S, Q, K, V), (S * (Q @ K.T)).relu() @ V, rtol=1e-3, atol=1e-3)
+print(scorch.explain(layer, S, Q, K, V))
