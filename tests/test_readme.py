@@ -39,3 +39,9 @@ def test_first_screen_gives_exactly_two_commands() -> None:
     commands = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
     assert commands == ["python3 start.py demo", "python3 start.py test"]
     assert FIRST_SCREEN.count("python3 ") == FIRST_SCREEN.count("start.py") == 2
+
+
+def test_links_lead_somewhere() -> None:
+    root = Path(__file__).resolve().parent.parent
+    links = re.findall(r"\]\(([^)#]+)", README)
+    assert [link for link in links if "://" not in link and not (root / link).exists()] == []

@@ -15,14 +15,22 @@ WORTH = 1.05  # times as fast, from where on it is called a gain
 class LayerDiagnosis:
     """One layer on the input that the example gave it; times in seconds.
 
-    ``seconds``        inside of the model, all of its calls together
-    ``weight_density``, ``input_density``: the shares of nonzeros
-    ``dense``          of the layer alone
-    ``stored``         stored sparse, with those weights that are not zero
-    ``sparse_input``   with its input made sparse first
-    ``sparse``         with so many of its smallest weights taken out, by share
-    ``norm_kept``      the share of the weight's norm that stays then
-    ``advice``         what follows from that, in a sentence
+    ``seconds``
+        inside of the model, all of its calls together
+    ``weight_density``, ``input_density``
+        the shares of nonzeros
+    ``dense``
+        of the layer alone
+    ``stored``
+        stored sparse, with those weights that are not zero
+    ``sparse_input``
+        with its input made sparse first
+    ``sparse``
+        with so many of its smallest weights taken out, by share
+    ``norm_kept``
+        the share of the weight's norm that stays then
+    ``advice``
+        what follows from that, in a sentence
     """
 
     name: str

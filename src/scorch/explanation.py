@@ -57,17 +57,28 @@ class OrderCost:
 class StepExplanation:
     """One generated kernel (``kind`` is ``kernel``), or one call of torch where all operands are dense.
 
-    ``statement``    what is computed, in index notation
-    ``purpose``      why the step is there, where it is not all of what was asked for
-    ``operands``     name, format, shape, nnz and dtype of what it reads, as it was given
-    ``result``       the same of what it makes; ``reasons`` say why its format
-    ``conversions``  sentences: which operands are stored otherwise first, and why
-    ``loop_order``   outermost first, and its ``cost``; ``paper``: Algorithm 1's order; ``rejected``: the best
-    ``assembly``     how the result is built; ``workspace``: what gathers entries that come out of order
-    ``inner``        how the innermost loop runs: vectors, partial sums, what stands outside it
-    ``parallel``     whether threads share the outermost loop; ``threads`` says how, or why not
-    ``memory``       bytes of operands, result and workspace, which together are the most a kernel needs
-    ``source``       the C text of the kernel
+    ``statement``
+        what is computed, in index notation
+    ``purpose``
+        why the step is there, where it is not all of what was asked for
+    ``operands``
+        name, format, shape, nnz and dtype of what it reads, as it was given
+    ``result``
+        the same of what it makes; ``reasons`` say why its format
+    ``conversions``
+        sentences: which operands are stored otherwise first, and why
+    ``loop_order``
+        outermost first, and its ``cost``; ``paper``: Algorithm 1's order; ``rejected``: the best
+    ``assembly``
+        how the result is built; ``workspace``: what gathers entries that come out of order
+    ``inner``
+        how the innermost loop runs: vectors, partial sums, what stands outside it
+    ``parallel``
+        whether threads share the outermost loop; ``threads`` says how, or why not
+    ``memory``
+        bytes of operands, result and workspace, which together are the most a kernel needs
+    ``source``
+        the C text of the kernel
     """
 
     statement: str
@@ -94,12 +105,18 @@ class StepExplanation:
 class Explanation:
     """What a call does, step by step; print it to read it.
 
-    ``text``           the equation or expression as it was written
-    ``steps``          a ``StepExplanation`` for each kernel or call of torch, in order
-    ``formats``        the format of every tensor by name, temporaries and the result included
-    ``result_format``  that of the result
-    ``loop_order``     of the last step, outermost first
-    ``source``         the C texts of all kernels
+    ``text``
+        the equation or expression as it was written
+    ``steps``
+        a ``StepExplanation`` for each kernel or call of torch, in order
+    ``formats``
+        the format of every tensor by name, temporaries and the result included
+    ``result_format``
+        that of the result
+    ``loop_order``
+        of the last step, outermost first
+    ``source``
+        the C texts of all kernels
     """
 
     text: str

@@ -27,15 +27,24 @@ KINDS = {
 class KernelExplanation:
     """One kernel, routine or dense product that ran.
 
-    ``kind``        ``kernel``, ``fused``, ``routine``, ``torch`` or ``dense copy``
-    ``statement``   what was computed, in index notation, or the name of the routine
-    ``operands``    what it read, as it was given, and ``result``: what it made
-    ``loop_order``  outermost first, and on how many ``threads``
-    ``bytes``       of operands, result and workspace
-    ``predicted``   seconds, by the cost model and the speed of this machine; None if there is no model for it
-    ``measured``    seconds, the median, without ``converting``: what went into storing operands otherwise
-    ``converted``   what was stored otherwise first, or transposed, and why; ``advice``: how to avoid it
-    ``step``        all that ``explain`` of the statement alone would show
+    ``kind``
+        ``kernel``, ``fused``, ``routine``, ``torch`` or ``dense copy``
+    ``statement``
+        what was computed, in index notation, or the name of the routine
+    ``operands``
+        what it read, as it was given, and ``result``: what it made
+    ``loop_order``
+        outermost first, and on how many ``threads``
+    ``bytes``
+        of operands, result and workspace
+    ``predicted``
+        seconds, by the cost model and the speed of this machine; None if there is no model for it
+    ``measured``
+        seconds, the median, without ``converting``: what went into storing operands otherwise
+    ``converted``
+        what was stored otherwise first, or transposed, and why; ``advice``: how to avoid it
+    ``step``
+        all that ``explain`` of the statement alone would show
     """
 
     kind: str
@@ -70,11 +79,16 @@ class CallExplanation:
 class FunctionExplanation:
     """What a function did when it was called; print it to read it.
 
-    ``calls``     in order, those without sparse tensors too
-    ``seconds``   of the whole call: the median of ``runs``
-    ``joined``    calls that became one kernel, because ``scorch.compile`` made the function
-    ``joinable``  calls that would become one kernel if it did
-    ``result``    what the last call returned
+    ``calls``
+        in order, those without sparse tensors too
+    ``seconds``
+        of the whole call: the median of ``runs``
+    ``joined``
+        calls that became one kernel, because ``scorch.compile`` made the function
+    ``joinable``
+        calls that would become one kernel if it did
+    ``result``
+        what the last call returned
     """
 
     name: str

@@ -39,12 +39,12 @@ OPTIMIZATIONS = {
 class Settings:
     """The values in force; ``current()`` returns them.
 
-    ``threads``: how many threads a kernel may use (None: as many as torch).
-    ``cache_directory``: where compiled kernels are kept (None: ``SCORCH_CACHE_DIR`` or the user's cache).
-    ``cache_bytes``: the size that the kernels on disk may reach before old ones are removed.
-    ``dense_budget``: bytes of dense memory that a result may newly need (None: a quarter of free memory).
-    ``debug``: run every kernel through the bounds-checked interpreter too and compare.
-    ``without``: the names of ``OPTIMIZATIONS`` that are switched off (``"all"`` for naive loops).
+    - ``threads``: how many threads a kernel may use (None: as many as torch).
+    - ``cache_directory``: where compiled kernels are kept (None: ``SCORCH_CACHE_DIR`` or the user's cache).
+    - ``cache_bytes``: the size that the kernels on disk may reach before old ones are removed.
+    - ``dense_budget``: bytes of dense memory that a result may newly need (None: a quarter of free memory).
+    - ``debug``: run every kernel through the bounds-checked interpreter too and compare.
+    - ``without``: the names of ``OPTIMIZATIONS`` that are switched off (``"all"`` for naive loops).
     """
 
     threads: int | None = None

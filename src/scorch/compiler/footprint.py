@@ -49,11 +49,15 @@ HUGE_PAGE = 2 << 20  # results from this size on lie in pages of their own, whic
 class Footprint:
     """The bytes of a step; its peak is no more than ``operands + result + workspace``.
 
-    ``operands``   as they were given
-    ``result``     what is allocated for it: all of it if ``exact``, else the most there may be
-    ``workspace``  everything else: ``each_thread`` for every one of ``threads``, ``copies`` of operands that
-                   are stored otherwise first, and the rest once
-    ``values``     how many values the result has at most
+    ``operands``
+        as they were given
+    ``result``
+        what is allocated for it: all of it if ``exact``, else the most there may be
+    ``workspace``
+        everything else: ``each_thread`` for every one of ``threads``, ``copies`` of operands that
+        are stored otherwise first, and the rest once
+    ``values``
+        how many values the result has at most
     """
 
     operands: int

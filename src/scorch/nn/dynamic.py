@@ -141,12 +141,14 @@ class DynamicSparsity:
 class SET(DynamicSparsity):
     """Sparse evolutionary training: new weights are grown at random places.
 
-    exchange = scorch.nn.SET(model, optimizer, every=100, until=7500)
-    for x, y in batches:
-        optimizer.zero_grad()
-        loss(model(x), y).backward()
-        optimizer.step()
-        exchange.step()
+    ::
+
+        exchange = scorch.nn.SET(model, optimizer, every=100, until=7500)
+        for x, y in batches:
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+            exchange.step()
     """
 
 

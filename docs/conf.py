@@ -1,0 +1,82 @@
+"""How the site is built.
+
+python -m sphinx -W docs build/docs                     with the gallery: runs every example, takes minutes
+python -m sphinx -W -D plot_gallery=0 docs build/docs   without running examples
+
+Nothing is fetched from a network. Examples are given the folder ``SCORCH_DATA`` as ``--data``, where it
+is set; name it from the root, since examples run elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "docs")]
+
+project = "Scorch"
+author = "The Scorch developers"
+copyright = "The Scorch developers"
+release = version = "0.1"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_design", "sphinx_gallery.gen_gallery"]
+exclude_patterns = ["**/sg_execution_times.rst", "sg_execution_times.rst"]
+
+# -- Pages ----------------------------------------------------------------------------------------------
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+smartquotes_action = "qe"  # the -- of options stays
+myst_heading_anchors = 3  # [words](page.md#a-heading)
+
+# -- Reference ------------------------------------------------------------------------------------------
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_class_signature = "mixed"
+toc_object_entries_show_parents = "hide"
+autodoc_default_options = {"inherited-members": False, "undoc-members": False}
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 90
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", ".*")]  # types in signatures are not links; links between pages are checked
+
+# -- Gallery --------------------------------------------------------------------------------------------
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"\.py$",
+    "ignore_pattern": r"__init__\.py$",
+    "default_thumb_file": str(ROOT / "docs" / "_static" / "logo.svg"),
+    "within_subsection_order": "gallery_options.ExampleOrder",
+    "reset_argv": "gallery_options.example_arguments",
+    "capture_repr": (),  # what is printed, not the value of the last line
+    "remove_config_comments": True,
+    "download_all_examples": False,
+    "show_memory": False,
+    "abort_on_example_error": True,
+}
+
+# -- Look -----------------------------------------------------------------------------------------------
+
+html_theme = "pydata_sphinx_theme"
+html_title = "Scorch"
+html_static_path = ["_static"]
+html_logo = html_favicon = "_static/logo.svg"
+html_css_files = ["scorch.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {
+    "logo": {"text": "Scorch", "alt_text": "Scorch"},
+    "show_toc_level": 2,
+    "show_prev_next": True,
+    "navigation_with_keys": False,
+    "header_links_before_dropdown": 8,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    # Pages with code beside algorithms have room for its lines instead.
+    "secondary_sidebar_items": {"[!hm]**": ["page-toc"], "how/*": [], "migrate/*": []},
+}
+html_sidebars = {"what-works": [], "results": [], "faq": [], "index": []}

@@ -1,0 +1,143 @@
+"""The documentation shows what really happens: its Python runs, and the site builds without a warning."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import scorch
+from pages import fences, python_blocks
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] != "gallery")
+WITH_CODE = [page for page in PAGES if python_blocks(page.read_text(encoding="utf-8"))]
+OPTIONAL = ("scipy", "torch_geometric", "safetensors", "networkx", "matplotlib")
+LANGUAGES = {"python", "text", "sh", "c"}  # only the first is run, so nothing else may look like it
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(DOCS).as_posix()
+
+
+def environment() -> dict[str, str]:
+    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": paths, "PYTHONUTF8": "1"}
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+def test_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    code = "\n".join(block.code for block in python_blocks(page.read_text(encoding="utf-8")))
+    for module in OPTIONAL:
+        if re.search(rf"^\s*(import|from) {module}\b", code, re.MULTILINE):
+            pytest.importorskip(module)
+    command = [sys.executable, ROOT / "tests" / "pages.py", page]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, cwd=tmp_path, env=environment()
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_page_has_no_other_kinds_of_code(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    words = {fence["language"].strip() for fence in fences(text)}
+    assert {word for word in words if not word.startswith("{")} <= LANGUAGES
+    assert text.count("```") == 2 * len(fences(text)), "a fence that is not closed"
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("```python\nx = 1\n```\n\n```python\nprint(x)\n```\n\n```text\n1\n```\n", ""),
+        ("```python\nprint(1)\n```\n\nSo it is.\n\n```text\n2\n```\n", ""),
+        ("Words.\n\n```python\nprint(1)\n```\n\n```text\n2\n```\n", "block 1 (line 4) printed\n1\n"),
+        ("```python\nx = 1\n```\n\n```python\ny\n```\n", "block 2 (line 6) failed"),
+    ],
+)
+def test_wrong_page_is_found_out(page: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(page)
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests" / "pages.py", "page.md"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == bool(message)
+    assert message in done.stderr
+
+
+def own_names(module: ModuleType) -> list[str]:
+    """The names of ``module`` that are not torch's."""
+    found = {name: getattr(module, name) for name in module.__all__ if not name.startswith("_")}
+    return [
+        name for name, value in found.items() if (getattr(value, "__module__", "") or "").startswith("scorch")
+    ]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        scorch,
+        scorch.nn,
+        scorch.nn.masks,
+        scorch.linalg,
+        scorch.masked,
+        scorch.sparse,
+        scorch.autograd,
+        scorch.utils.data,
+    ],
+    ids=lambda module: module.__name__,
+)
+def test_reference_has_every_name(module: ModuleType) -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    names = own_names(module)
+    assert names
+    missing = [name for name in names if not re.search(rf"(:: (\w+\.)*|`){name}\b", text)]
+    assert missing == [], "add them to a page of docs/reference"
+
+
+def gallery_options() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gallery_options", DOCS / "gallery_options.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_examples_that_take_data_are_given_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = gallery_options().example_arguments
+    takes, plain = tmp_path / "takes.py", tmp_path / "plain.py"
+    takes.write_text('parser.add_argument("--data")')
+    plain.write_text("print(1)")
+    monkeypatch.setenv("SCORCH_DATA", "folder")
+    assert arguments({}, {"src_file": str(takes)}) == ["--data", "folder"]
+    assert arguments({}, {"src_file": str(plain)}) == []
+    monkeypatch.delenv("SCORCH_DATA")
+    assert arguments({}, {"src_file": str(takes)}) == []
+
+
+def test_gallery_orders_examples_that_exist() -> None:
+    options = gallery_options()
+    scripts = {script.stem for script in (ROOT / "examples").glob("*.py")}
+    assert set(options.ORDER) >= scripts - {"__init__"}, (
+        "give new examples their place in docs/gallery_options.py"
+    )
+    assert set(options.ORDER) <= scripts
+    order = options.ExampleOrder("")
+    assert sorted(["gat.py", "zz.py", "first_steps.py"], key=order) == ["first_steps.py", "gat.py", "zz.py"]
+
+
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    # The examples are run by test_examples.py, so the gallery shows their text only.
+    options = ["-q", "-W", "--keep-going", "-n", "-D", "plot_gallery=0", "-d", tmp_path / "doctrees"]
+    command = [sys.executable, "-m", "sphinx", *options, DOCS, tmp_path / "site"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT, env=environment())
+    assert done.returncode == 0, done.stderr
+    for page in ("index", "guide/first-steps", "reference/index", "what-works", "results"):
+        assert (tmp_path / "site" / f"{page}.html").exists()
