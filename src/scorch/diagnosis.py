@@ -75,12 +75,13 @@ class Diagnosis:
 
     def seconds_at(self, sparsity: float) -> float:
         """What the model would take with that share taken out of those layers that gain from it."""
-        spared = 0.0
+        spared = left = 0.0
         for layer in self.layers:
             gain = layer.gain(sparsity)
             if gain is not None and gain >= WORTH:
                 spared += layer.seconds * (1 - 1 / gain)
-        return max(self.seconds - spared, 0.0)
+                left += layer.seconds / gain
+        return max(self.seconds - spared, left)
 
     @property
     def advice(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -91,17 +91,11 @@ class _Visit:
     given: Any = None
     calls: int = 0
     started: float = 0.0
-    spent: float = 0.0
+    spent: list[float] = field(default_factory=list)  # in each round
 
 
 def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[float, list[_Visit]]:
     """How long the model takes, and the layers with weights of their own, in the order they ran."""
-    call()
-    times = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
     order: list[_Visit] = []
     visits = {
         module: _Visit(name, module)
@@ -118,13 +112,22 @@ def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[float, li
         visit.started = time.perf_counter()
 
     def after(module: torch.nn.Module, given: Any, found: Any) -> None:
-        visits[module].spent += time.perf_counter() - visits[module].started
+        visit = visits[module]
+        visit.spent[-1] += time.perf_counter() - visit.started
 
-    hooks = [
-        hook for m in visits for hook in (m.register_forward_pre_hook(before), m.register_forward_hook(after))
-    ]
+    call()
+    hooks = [module.register_forward_pre_hook(before) for module in visits]
+    hooks += [module.register_forward_hook(after) for module in visits]
+    times = []
     try:
-        call()
+        for _ in range(ROUNDS):
+            for visit in visits.values():
+                visit.calls = 0
+                visit.spent.append(0.0)
+            order.clear()
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
     finally:
         for hook in hooks:
             hook.remove()
@@ -145,7 +148,7 @@ def _diagnosed(visit: _Visit, sparsities: Sequence[float]) -> LayerDiagnosis:
         tuple(weight.shape),
         tuple(x.shape) if isinstance(x, torch.Tensor) else (),
         visit.calls,
-        visit.spent,
+        statistics.median(visit.spent),
         _density(weight),
         _density(x),
     )
