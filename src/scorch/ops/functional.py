@@ -11,7 +11,7 @@ from scorch.errors import CallError, ShapeError
 from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import all_sparse, densely, replace_by, stored
-from scorch.ops.matmul import is_turned, matmul
+from scorch.ops.matmul import is_turned, matmul, turned_over
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch.tensor.learning import sparse_of, values_of
@@ -44,7 +44,7 @@ def _rows_by_weight(input: Any, weight: SparseTensor) -> Any:
         return einsum("j,kj->k", input, weight, format="dense")
     rows = input if input.dim() == 2 else input.flatten(0, -2)
     if is_turned(rows, weight):
-        found = einsum("kj,ji->ki", weight, rows.t().contiguous(), format="dense").t().contiguous()
+        found = turned_over(einsum("kj,ji->ki", weight, turned_over(rows), format="dense"))
     else:
         found = einsum("ij,kj->ik", rows, weight, format="dense")
     return found if input.dim() == 2 else found.unflatten(0, input.shape[:-1])

@@ -17,10 +17,12 @@ from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.calls import keep_as, repeat_call
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import write_out
+from scorch.runtime.transpose import laid_out
+from scorch.settings import current
 from scorch.tensor.construct import from_torch
 from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.tracking import is_learning
+from scorch.tensor.tracking import is_learning, is_plain_inference
 
 Result = SparseTensor | torch.Tensor
 _BATCH = "abcdefgh"
@@ -124,8 +126,14 @@ def turned(left: Any, right: Any) -> Any:
     """``left @ right`` for which ``is_turned``, once sizes were checked."""
     if left.shape[1] != right.shape[0]:
         return None
-    product = einsum("jk,ji->ki", right, left.t().contiguous(), format="dense")
-    return product.t().contiguous()
+    return turned_over(einsum("jk,ji->ki", right, turned_over(left), format="dense"))
+
+
+def turned_over(matrix: torch.Tensor) -> torch.Tensor:
+    """The transpose of a dense matrix, row by row in memory."""
+    if type(matrix) is not torch.Tensor or not is_plain_inference(matrix):
+        return matrix.t().contiguous()
+    return laid_out(matrix, (1, 0), current().threads or torch.get_num_threads())
 
 
 def _as_sparse(tensor: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Generated kernels read dense operands along the innermost loop, and one that lies across is copied first.
 torch copies one element after the other on one thread; here 128 columns of four rows at a time are turned
-in registers, so that whole cache lines are read and what is written stays near; threads share the columns.
+in registers, so that whole cache lines are read and what is written stays near; threads share parts of both.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from scorch.runtime import invoke, jit
 from scorch.runtime.fill import BITS, builtins, pack, result_facts
 
-LEAST = 1 << 15  # elements from which on it pays to copy them here
-EACH = 1 << 16  # elements for each thread
+LEAST = 1 << 13  # elements from which on it pays to copy them here
+EACH = 1 << 15  # elements for each thread
 
 SOURCE = """\
 typedef long long i64;
@@ -27,6 +27,7 @@ typedef struct {
 } task_t;
 
 #define WIDTH 128
+#define HEIGHT 256
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
 
 #if defined(__clang__) || __GNUC__ >= 12
@@ -47,37 +48,37 @@ typedef struct {
 }
 #endif
 
-/* Columns first..last of a matrix become rows; all but a few in squares of four by four. */
+/* A part of a matrix becomes columns; all but a few elements in squares of four by four. */
 #define TRANSPOSE(T) \\
 typedef T T##x4 __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias)); \\
-static void turn_##T(const T *all_from, T *all_to, i64 rows, i64 columns, i64 first, i64 last) { \\
-    for (i64 start = first; start < last; start += WIDTH) { \\
-        const i64 stop = LEAST(start + WIDTH, last); \\
-        i64 row = 0; \\
-        for (; row + 4 <= rows; row += 4) { \\
-            i64 column = start; \\
-            for (; column + 4 <= stop; column += 4) { \\
-                const T *from = all_from + row * columns + column; \\
-                T *to = all_to + column * rows + row; \\
-                TURN(T, T##x4) \\
-            } \\
-            for (; column < stop; column++) \\
-                for (int k = 0; k < 4; k++) \\
-                    all_to[column * rows + row + k] = all_from[(row + k) * columns + column]; \\
+static void turn_##T(const T *all_from, T *all_to, i64 rows, i64 columns, \\
+                     i64 top, i64 bottom, i64 left, i64 right) { \\
+    i64 row = top; \\
+    for (; row + 4 <= bottom; row += 4) { \\
+        i64 column = left; \\
+        for (; column + 4 <= right; column += 4) { \\
+            const T *from = all_from + row * columns + column; \\
+            T *to = all_to + column * rows + row; \\
+            TURN(T, T##x4) \\
         } \\
-        for (; row < rows; row++) \\
-            for (i64 column = start; column < stop; column++) \\
-                all_to[column * rows + row] = all_from[row * columns + column]; \\
+        for (; column < right; column++) \\
+            for (int k = 0; k < 4; k++) \\
+                all_to[column * rows + row + k] = all_from[(row + k) * columns + column]; \\
     } \\
+    for (; row < bottom; row++) \\
+        for (i64 column = left; column < right; column++) \\
+            all_to[column * rows + row] = all_from[row * columns + column]; \\
 } \\
 static void work_##T(i64 begin, i64 end, void *context) { \\
     const task_t *task = context; \\
-    const i64 rows = task->rows, columns = task->columns, parts = (columns + WIDTH - 1) / WIDTH; \\
-    const i64 all = task->batch * parts; \\
+    const i64 rows = task->rows, columns = task->columns; \\
+    const i64 across = (columns + WIDTH - 1) / WIDTH, down = (rows + HEIGHT - 1) / HEIGHT; \\
+    const i64 all = task->batch * across * down; \\
     for (i64 part = all * begin / task->threads; part < all * end / task->threads; part++) { \\
-        const i64 skip = part / parts * rows * columns, start = part % parts * WIDTH; \\
+        const i64 skip = part / (across * down) * rows * columns; \\
+        const i64 left = part / down % across * WIDTH, top = part % down * HEIGHT; \\
         turn_##T((const T *)task->from + skip, (T *)task->to + skip, rows, columns, \\
-                 start, LEAST(start + WIDTH, columns)); \\
+                 top, LEAST(top + HEIGHT, rows), left, LEAST(left + WIDTH, columns)); \\
     } \\
 } \\
 i64 scorch_transpose_##T(i64 *args) { \\

@@ -25,7 +25,7 @@ from scorch.runtime.transpose import laid_out
 from scorch.runtime.watch import LISTENERS, tell
 from scorch.settings import current
 from scorch.tensor.budget import LARGE, check_budget
-from scorch.tensor.prepared import SERIAL_WORK, as_stored
+from scorch.tensor.prepared import SERIAL_WORK, as_stored, threads_for
 from scorch.tensor.run import key_of, operand_of
 from scorch.tensor.storage import Pattern, Storage
 
@@ -175,7 +175,7 @@ class FusedKernel:
         return found
 
     def _run(self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
-        threads = 1 if self.is_serial else current().threads or torch.get_num_threads()
+        threads = 1 if self.is_serial else threads_for(self.fused.work, SERIAL_WORK)
         if self.dense_bytes > LARGE or current().dense_budget is not None:
             check_budget(self.dense_bytes, "a result of fused calls", "use fewer columns")
         given = self._read(pattern, arrays, threads)

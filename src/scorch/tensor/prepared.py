@@ -260,11 +260,8 @@ class Prepared:
         return tuple(counts[1:])
 
     def threads(self) -> int:
-        """How many threads a call uses now: all, or one where there is too little work to wake them for."""
-        if self.is_serial:
-            return 1
-        wanted = _threads()
-        return wanted if 2 * self.work >= wanted * self.least_work else 1
+        """How many threads a call uses now: as many as there is work to wake them for."""
+        return 1 if self.is_serial else threads_for(self.work, self.least_work)
 
     def first_slots(self, threads: int) -> bytes:
         """The argument slots before those of the tensors."""
@@ -327,6 +324,11 @@ class Prepared:
         plan = self.planned.plan
         what = f"{plan.header.splitlines()[0]} in format {plan.result}"
         check_budget(size, what, "ask for a sparser format such as 'coo' or 'dcsr'")
+
+
+def threads_for(work: float, least: float) -> int:
+    """How many threads share ``work``, where two cost less than one from ``least`` on."""
+    return max(1, min(_threads(), int(2 * work / least)))
 
 
 def _threads() -> int:
