@@ -84,7 +84,7 @@ def _has_all_indices(plan: Plan, access: Access, operand: Operand) -> bool:
 
 
 def _has_rows_of_result(plan: Plan, access: Access, operand: Operand) -> bool:
-    """Whether the entries of ``access`` lie below the rows of the result, in their order."""
+    """Whether the entries of ``access`` are listed below the rows of the result, in their order."""
     result, form = plan.result_uses, operand.format
     uses = plan.splits.uses(form, access.indices, access.tensor, operand.index)
     if not operand.is_sparse or len(uses) < len(result):
@@ -93,4 +93,5 @@ def _has_rows_of_result(plan: Plan, access: Access, operand: Operand) -> bool:
         return False
     last = len(result) - 1
     same = all(a.loop is not None and a.loop == b.loop for a, b in zip(uses, result, strict=False))
-    return same and not form.levels[last].is_full and form.starts_run(last)
+    kind = form.levels[last]
+    return same and not kind.is_full and not kind.is_coded and form.starts_run(last)

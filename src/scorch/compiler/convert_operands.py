@@ -109,7 +109,8 @@ def unblocked_format(form: Format) -> Format:
     letters = ""
     for dim in order:
         parts = [level for level, stored in zip(form.levels, form.order, strict=True) if stored == dim]
-        letters += parts[0].letter if len(parts) == 1 else "d" if all(p.is_full for p in parts) else "s"
+        is_single = len(parts) == 1 and not parts[0].is_coded
+        letters += parts[0].letter if is_single else "d" if all(p.is_full for p in parts) else "s"
     return Format(letters, order=order)
 
 

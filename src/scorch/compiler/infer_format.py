@@ -79,7 +79,8 @@ def infer_format(step: Step, operands: Mapping[Access, Operand], sizes: Mapping[
         names = ", ".join(dict.fromkeys(access.tensor for access in sparse))
         (common,) = forms
         assert common is not None
-        return Inferred(common, (f"{names} all have this format",))
+        if not common.is_coded:  # whose levels may not hold all that several have
+            return Inferred(common, (f"{names} all have this format",))
     return _by_index(step, operands, sizes, sparse)
 
 

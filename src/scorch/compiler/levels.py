@@ -68,13 +68,25 @@ class Levels:
             state, uses = states[access], self.uses[access]
             if state.level == len(uses) or state.present == FALSE:
                 continue
-            use, form = uses[state.level], self.plan.operand(access.tensor).format
+            use, level = uses[state.level], self.plan.operand(access.tensor).format.levels[state.level]
             is_searched = (access, state.level) in self.plan.searched
-            if use.loop == x and not form.levels[state.level].is_full and not is_searched:
-                position = Var(f"p{self.labels[access]}{state.level + 1}")
-                end = Var(f"{position.name}_end")
-                found[access] = Cursor(access, use, position, end, form.is_unique(state.level))
+            if use.loop == x and not level.is_full and not is_searched:
+                found[access] = self._cursor(access, state)
         return found
+
+    def _cursor(self, access: Access, state: State) -> Cursor:
+        """The next level of ``access``, opened by ``open``."""
+        form = self.plan.operand(access.tensor).format
+        position = Var(f"p{self.labels[access]}{state.level + 1}")
+        return Cursor(
+            access,
+            self.uses[access][state.level],
+            form.levels[state.level],
+            state.start,
+            position,
+            Var(f"{position.name}_end"),
+            form.is_unique(state.level),
+        )
 
     def stored_at(self, access: Access, states: States, cursors: Mapping[Access, Cursor]) -> Support:
         if states[access].present == FALSE:
@@ -131,8 +143,7 @@ class Levels:
         start, stop = self.entries(cursor.access, states[cursor.access])
         if begin is None or begin == Const(0):
             return block(Declare(cursor.position, start), Declare(cursor.end, stop))
-        level = self.plan.operand(cursor.access.tensor).format.levels[cursor.use.level]
-        search = level.search(cursor.use.arrays, start, stop, begin)
+        search = cursor.kind.search(cursor.use.arrays, start, stop, begin, cursor.parent)
         return block(Declare(cursor.position, search), Declare(cursor.end, stop))
 
     def follow(self, loop: Loop) -> tuple[Stmt, dict[Access, State]]:
@@ -170,12 +181,11 @@ class Levels:
                     found[access] = State(state.level + 1, position, None, state.present)
                     continue
                 start, stop = self.entries(access, state)
-                cursor = Cursor(
-                    access, use, position, Var(f"{position.name}_end"), form.is_unique(state.level)
-                )
+                cursor = self._cursor(access, state)
+                found_at = level.search(use.arrays, start, cursor.end, use.coordinate, cursor.parent)
                 statements += [
                     Declare(cursor.end, stop),
-                    Declare(position, level.search(use.arrays, start, cursor.end, use.coordinate)),
+                    Declare(position, found_at),
                     Declare(cursor.flag, both(cursor.has_more, cursor.front.equals(use.coordinate))),
                 ]
                 if not cursor.is_unique:

@@ -79,11 +79,12 @@ def _row_length(operand: Operand) -> float:
 def _prefetched(
     plan: Plan, vectors: Vectors, operands: Mapping[Access, Operand], sizes: Mapping[str, int]
 ) -> tuple[tuple[Access, int], ...]:
-    """Dense operands too large for the cache whose rows a stored level picks."""
+    """Dense operands too large for the cache whose rows a level picks that lists its coordinates."""
     if len(plan.order) < 2:
         return ()
     x = plan.order[-2]
-    if not any(_walks(plan, access, operand, x) for access, operand in operands.items()):
+    walked = [operand for access, operand in operands.items() if _walks(plan, access, operand, x)]
+    if not walked or any(operand.format.is_coded for operand in walked):
         return ()
     most = FETCHED // plan.element.bytes
     count = vectors.width if vectors.kind == "rows" else min(sizes[vectors.loop], most)

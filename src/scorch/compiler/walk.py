@@ -7,20 +7,19 @@ from dataclasses import dataclass
 
 from scorch.compiler.lattice import Support
 from scorch.compiler.plan import LevelUse
+from scorch.formats import Level
 from scorch.loops.nodes import (
     FALSE,
     TRUE,
     Assign,
     Declare,
     Expr,
-    Load,
     Stmt,
     Var,
     While,
     block,
     both,
     either,
-    wide,
 )
 from scorch.loops.types import BOOL
 from scorch.notation.nodes import Access
@@ -47,10 +46,12 @@ Check = tuple[Support, Flags]  # a condition, and the flags it is about
 
 @dataclass(frozen=True)
 class Cursor:
-    """A stored level being walked: its position, where it ends, and where the run at the front ends."""
+    """A stored level walked below ``parent``: its position, its end, and where the run at the front ends."""
 
     access: Access
     use: LevelUse
+    kind: Level
+    parent: Expr
     position: Var
     end: Var
     is_unique: bool
@@ -61,7 +62,7 @@ class Cursor:
 
     @property
     def front(self) -> Expr:
-        return wide(Load(self.use.arrays.crd, self.position))
+        return self.kind.coordinate(self.use.arrays, self.position, self.parent)
 
     @property
     def run_end(self) -> Var:
@@ -75,7 +76,8 @@ class Cursor:
         """Set ``run_end`` behind the entries with coordinate ``x`` at the front (levels with repeats)."""
         if self.is_unique:
             return None
-        more = both(self.run_end < self.end, wide(Load(self.use.arrays.crd, self.run_end)).equals(x))
+        there = self.kind.coordinate(self.use.arrays, self.run_end, self.parent)
+        more = both(self.run_end < self.end, there.equals(x))
         return block(
             Declare(self.run_end, self.position),
             While(more, Assign(self.run_end, self.run_end + 1)),

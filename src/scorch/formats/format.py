@@ -101,6 +101,11 @@ class Format:
     def is_dense(self) -> bool:
         return all(level.is_full for level in self.levels)
 
+    @functools.cached_property
+    def is_coded(self) -> bool:
+        """Whether kernels read the coordinates of a level from another array: see ``Level.code``."""
+        return any(level.is_coded for level in self.levels)
+
     @property
     def is_blocked(self) -> bool:
         return bool(self.blocks)
@@ -125,9 +130,8 @@ class Format:
 
     def starts_run(self, level: int) -> bool:
         """Whether the level has entries of its own (and so keeps ``pos``), not those of the level above."""
-        return self.levels[level].letter == "s" or (
-            self.levels[level].letter == "o" and (level == 0 or self.levels[level - 1].letter != "o")
-        )
+        kind = self.levels[level]
+        return kind.keeps_pos and (kind.letter != "o" or level == 0 or self.levels[level - 1].letter != "o")
 
     def is_unique(self, level: int) -> bool:
         """Whether a coordinate occurs once below each position: all levels but those inside a run."""

@@ -4,14 +4,21 @@ A tensor is stored as a tree, one level per dimension. A level takes a *position
 gives the coordinates stored below it, each with a position of its own; the positions of the last level
 number the values. What a kernel does with a level is said here as loop expressions, so that the
 compiler never asks which kind a level is: it asks what the level promises and what it can do.
+
+Levels can be written outside of Scorch: see ``examples/new_level_format.py``. Such a level is *coded*: it has
+the entries of a compressed level, and kernels read their coordinates from another array, made by ``code``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from scorch.loops.nodes import Array, Call, Expr, Load, Var, wide
 from scorch.loops.types import Type
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ class Level:
     is_full: bool  # every coordinate is there
     keeps_crd: bool
     keeps_pos: bool  # unless it continues a run of coordinate levels: see Format.starts_run
+    is_coded: bool = False  # kernels get what ``code`` makes of the coordinates
 
     def __repr__(self) -> str:
         return self.name
@@ -58,12 +66,19 @@ class Level:
         """The range of entries below position ``parent`` (levels that keep coordinates)."""
         return wide(Load(arrays.pos, parent)), wide(Load(arrays.pos, parent + 1))
 
-    def coordinate(self, arrays: LevelArrays, position: Expr) -> Expr:
-        """The coordinate of the entry at ``position``."""
+    def code(self, pos: torch.Tensor, crd: torch.Tensor) -> torch.Tensor:
+        """What kernels get as ``crd``, from the coordinates ``crd[pos[p]] ...`` below each position p.
+
+        A level that cannot hold them raises ``FormatError``.
+        """
+        return crd
+
+    def coordinate(self, arrays: LevelArrays, position: Expr, parent: Expr) -> Expr:
+        """The coordinate of the entry at ``position``, which is one of those below ``parent``."""
         return wide(Load(arrays.crd, position))
 
-    def search(self, arrays: LevelArrays, start: Expr, stop: Expr, coordinate: Expr) -> Expr:
-        """The first entry in ``start..stop`` whose coordinate is not below ``coordinate``."""
+    def search(self, arrays: LevelArrays, start: Expr, stop: Expr, coordinate: Expr, parent: Expr) -> Expr:
+        """The first entry in ``start..stop``, those below ``parent``, not before ``coordinate``."""
         name = f"lower_bound_{_suffix(arrays.crd.element)}"
         return Call(name, (arrays.crd, start, stop, coordinate))
 

@@ -15,7 +15,7 @@ import torch
 
 from scorch.compiler.pipeline import index_type
 from scorch.compiler.typing import dtype_of_type, type_of_dtype
-from scorch.errors import FileError
+from scorch.errors import FileError, UnsupportedError
 from scorch.formats import Format
 from scorch.tensor.check import (
     as_indices,
@@ -55,6 +55,10 @@ def arrays_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def format_facts(form: Format) -> Facts:
+    if form.is_coded:
+        raise UnsupportedError(
+            f"files keep Scorch's own levels only, not those of format {form}; save S.to_format('csr')"
+        )
     facts: Facts = {"levels": form.letters, "order": list(form.order)}
     if form.blocks:
         facts["blocks"] = [list(block) for block in form.blocks]

@@ -16,7 +16,7 @@ import torch
 from scorch.compiler.plan import Operand, fullness
 from scorch.compiler.typing import type_of_dtype
 from scorch.errors import UnsupportedError
-from scorch.formats import Format
+from scorch.formats import Format, Level
 from scorch.loops.types import INT32, INT64
 from scorch.tensor.tracking import untracked
 
@@ -57,6 +57,8 @@ class Pattern:
         self.converted: dict[Format, tuple[Pattern, torch.Tensor]] = {}
         self.masks: dict[torch.dtype, torch.Tensor] = {}
         self.relatives: dict[tuple[Format, tuple[int, ...]], Pattern] = {}
+        if format.is_coded:  # refused here if a level cannot hold its coordinates
+            _ = self.arrays
 
     @functools.cached_property
     def index_dtype(self) -> torch.dtype:
@@ -69,11 +71,11 @@ class Pattern:
     def arrays(self) -> tuple[torch.Tensor, ...]:
         """The arrays in the order in which kernels take them."""
         found = []
-        for pos, crd in zip(self.pos, self.crd, strict=True):
+        for kind, pos, crd in zip(self.format.levels, self.pos, self.crd, strict=True):
             if pos is not None:
                 found.append(pos)
             if crd is not None:
-                found.append(crd)
+                found.append(_coded(kind, pos, crd) if kind.is_coded else crd)
         return tuple(found)
 
     @functools.cached_property
@@ -127,7 +129,9 @@ class Pattern:
         return self.relatives.setdefault((form, shape), found)
 
     def bytes(self) -> int:
-        return sum(array.numel() * array.element_size() for array in self.arrays)
+        coded = [crd for kind, crd in zip(self.format.levels, self.crd, strict=True) if kind.is_coded]
+        kept = [*self.arrays, *(crd for crd in coded if crd is not None)]
+        return sum(array.numel() * array.element_size() for array in kept)
 
     def __reduce__(self) -> tuple[Any, ...]:
         from scorch.tensor.saved import reduce_pattern
@@ -139,6 +143,13 @@ class Pattern:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
         return self
+
+
+def _coded(kind: Level, pos: torch.Tensor | None, crd: torch.Tensor) -> torch.Tensor:
+    """The coordinates of a level as kernels read them."""
+    assert pos is not None, f"a {kind.name} level has entries of its own"
+    with untracked():
+        return kind.code(pos, crd).to(crd.dtype).contiguous()
 
 
 def plain(values: torch.Tensor) -> torch.Tensor:
