@@ -20,6 +20,7 @@ ORDER = [
     "gat",
     "bigbird",
     "mixture_of_experts",
+    "new_level_format",
 ]
 
 

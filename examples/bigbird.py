@@ -6,7 +6,7 @@ In BigBird's attention a token sees its neighbourhood, some random blocks and a 
 a sparse matrix, and attention costs what its pairs cost. Ends in a table and a picture: the mask, and time
 beside dense attention as sequences grow.
 
-    python examples/bigbird.py --plot bigbird.png
+Run it with ``python examples/bigbird.py --plot bigbird.png``.
 """
 
 import argparse

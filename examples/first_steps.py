@@ -5,7 +5,7 @@ First steps
 Make sparse tensors, use torch's functions on them, multiply them with einsum, and learn one by its gradient.
 Ends in a table of what each call gave, checked against dense torch.
 
-    python examples/first_steps.py
+Run it with ``python examples/first_steps.py``.
 """
 
 import argparse

@@ -6,7 +6,7 @@ One small matrix in five formats: what each level stores, as a tree, and what th
 of different kinds. A format is one level per dimension: ``d`` dense (every coordinate is there), ``s``
 compressed (the coordinates below each parent), ``o`` coordinate (one coordinate per entry).
 
-    python examples/formats_drawn.py --plot formats.png
+Run it with ``python examples/formats_drawn.py --plot formats.png``.
 """
 
 import argparse

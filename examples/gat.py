@@ -5,7 +5,7 @@ Graph attention, looked at
 ``GATConv`` learns how much each neighbour of a paper counts. It is trained on Cora; then the weights that it
 has learned are computed as a sparse matrix, one for each citation, and drawn around one paper.
 
-    python examples/gat.py --data DIR --plot gat.png
+Run it with ``python examples/gat.py --data DIR --plot gat.png``.
 
 ``DIR`` has ``planetoid/cora.npz``. Without it a graph of the same size is made up.
 """
@@ -44,8 +44,9 @@ else:
     print("No --data was given: this is a made up graph of Cora's size, not Cora.")
     y = torch.randint(7, (2708,)).sort().values
     cited = torch.randint(2708, (2, 5278))
-    near = (cited[0] + torch.randint(-80, 80, (5278,))).clamp(0, 2707)
-    cited[1] = torch.where(torch.rand(5278) < 0.8, near, cited[1])
+    sizes = y.bincount()
+    near = (sizes.cumsum(0) - sizes)[y[cited[0]]] + (torch.rand(5278) * sizes[y[cited[0]]]).long()
+    cited[1] = torch.where(torch.rand(5278) < 0.8, near, cited[1])  # mostly of the same class
     cited = cited[:, cited[0] != cited[1]]
     graph = scorch.from_edge_index(torch.cat([cited, cited.flip(0)], 1), size=2708, format="csr").clamp(max=1)
     paper = torch.arange(2708).repeat_interleave(18)

@@ -6,7 +6,7 @@ A sparse matrix is written to a Matrix Market file and read again, goes to SciPy
 it is solved by conjugate gradients. Ends in a table and a picture of the matrix and the solution: the
 temperature of a plate whose edges are held at zero while one corner is heated.
 
-    python examples/matrix_market_scipy.py --plot plate.png
+Run it with ``python examples/matrix_market_scipy.py --plot plate.png``.
 
 With ``--data DIR`` the matrix is ``suitesparse/bcsstk16.mtx.gz`` of that folder, the stiffness of a dam.
 Needs SciPy (``pip install "scorch-sparse[scipy]"``).

@@ -6,7 +6,7 @@ Each token is seen by two of sixteen experts. Which ones is a sparse matrix with
 column for each expert. A small mixture learns a function that differs from region to region, and the picture
 shows that each region gets experts of its own. Ends in a table: time beside computing all experts.
 
-    python examples/mixture_of_experts.py --plot experts.png
+Run it with ``python examples/mixture_of_experts.py --plot experts.png``.
 """
 
 import argparse

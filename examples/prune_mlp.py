@@ -6,7 +6,7 @@ A network learns digits, and ``scorch.sparsify`` takes its smallest weights out:
 is left is stored sparse in the layers where that is faster, measured on this machine. Ends in a table and a
 picture of accuracy, speed and size.
 
-    python examples/prune_mlp.py --data DIR --plot pruned.png
+Run it with ``python examples/prune_mlp.py --data DIR --plot pruned.png``.
 
 ``DIR`` has ``images/mnist.npz``. Without it digits of a pocket calculator are made up.
 """

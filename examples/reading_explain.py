@@ -6,7 +6,7 @@ Reading an explanation
 the order of the loops and which were rejected, what is stored otherwise first, memory, and the C text. Here
 an einsum is explained in two formats. One of them costs a transposition, which is measured and avoided.
 
-    python examples/reading_explain.py --plot explain.png
+Run it with ``python examples/reading_explain.py --plot explain.png``.
 """
 
 import argparse
@@ -95,6 +95,26 @@ for name, make in ways.items():
 print("\nall results agree with dense torch; medians of measured times")
 for name, ms in spent.items():
     print(f"{name:28} {ms:>8.2f} ms")
+
+# %%
+# Whole functions
+# ---------------
+# ``explain(fn)(*args)`` calls a function and tells of every kernel: predicted and measured time, what was
+# transposed, which calls ``scorch.compile`` would make one kernel of.
+
+
+def scored(A: scorch.SparseTensor, B: scorch.SparseTensor, d: torch.Tensor) -> torch.Tensor:
+    """Something that does more than it has to."""
+    product = (A * d[:, None]) @ B
+    return torch.relu(product.sum(1))
+
+
+whole = scorch.explain(scored)(A, B_columns, torch.rand(A.shape[0]))
+print(f"\n{'kernel':42} {'predicted':>10} {'measured':>10}")
+for kernel in whole.kernels:
+    times = f"{kernel.predicted * 1e6:>7.0f} us {kernel.measured * 1e6:>7.0f} us" if kernel.predicted else ""
+    print(f"{kernel.statement:42} {times}")
+print("\n".join(f"- {sentence}" for sentence in whole.advice))
 
 # %%
 # The picture: what was expected, and what was measured.

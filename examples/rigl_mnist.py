@@ -6,7 +6,7 @@ A network with 5 % of the weights learns digits by RigL: every now and then smal
 ones grow where the gradient is largest. A dense network learns beside it. Ends in a table and a picture of
 where the first layer has its weights before and after: they move to where the digits are.
 
-    python examples/rigl_mnist.py --data DIR --plot rigl.png
+Run it with ``python examples/rigl_mnist.py --data DIR --plot rigl.png``.
 
 ``DIR`` has ``images/mnist.npz``. Without it digits of a pocket calculator are made up.
 """
@@ -25,7 +25,7 @@ import scorch
 
 parser = argparse.ArgumentParser(description="RigL beside dense training")
 parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that has images/mnist.npz")
-parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--sparsity", type=float, default=0.95)
 parser.add_argument("--growth", choices=["gradient", "random"], default="gradient", help="RigL or SET")
 parser.add_argument("--widths", type=int, nargs="+", default=[784, 512, 256, 10])

@@ -3,10 +3,10 @@ A fused product: SDDMM
 ======================
 
 ``S * (Q @ K.T)`` needs the product at the entries of ``S`` only. Written in torch, the whole product is made
-first and most of it is thrown away. As one einsum, Scorch computes just what is kept. Ends in a table and a
-picture of time and memory over the size.
+first and most of it is thrown away. Under ``scorch.compile``, or as one einsum, only what is kept is
+computed. Ends in a table and a picture of time and memory over the size.
 
-    python examples/sddmm_fused.py --plot sddmm.png
+Run it with ``python examples/sddmm_fused.py --plot sddmm.png``.
 """
 
 import argparse
@@ -26,15 +26,22 @@ width, in_row = 64, 32  # columns of Q and K, and entries in a row of S
 torch.manual_seed(0)
 
 # %%
-# Three ways to write it
-# ----------------------
+# Four ways
+# ---------
 # ``torch.sparse.sampled_addmm`` is torch's own name for it, for its CSR layout; there the values of ``S`` are
-# multiplied afterwards.
+# multiplied afterwards. The compiled function is the first one, as it stands.
 
+
+def dense_first(S: torch.Tensor, Q: torch.Tensor, K: torch.Tensor) -> torch.Tensor:
+    return S * (Q @ K.T)
+
+
+compiled = scorch.compile(dense_first)
 torch_only = torch.sparse.sampled_addmm
 ways = {
-    "dense first": lambda S, T, Q, K: S * (Q @ K.T),
+    "dense first": lambda S, T, Q, K: dense_first(S, Q, K),
     "sampled_addmm": lambda S, T, Q, K: torch_only(T, Q, K.T, beta=0.0).values() * T.values(),
+    "compiled": lambda S, T, Q, K: compiled(S, Q, K),
     "einsum": lambda S, T, Q, K: scorch.einsum("ij,ik,jk->ij", S, Q, K),
 }
 
@@ -84,15 +91,15 @@ if options.plot:
 # %%
 # More in one kernel
 # ------------------
-# What comes next can be joined: under ``scorch.compile`` the product, a relu and a product with a third
-# matrix are one loop over rows, and the sparse matrix in between exists for the rows at hand only.
+# What comes next can be joined: under ``scorch.compile`` the sampled product, a relu and a product with a
+# third matrix are one loop over rows, and the sparse matrix in between exists for the rows at hand only.
 
 
 @scorch.compile
 def layer(S: torch.Tensor, Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
-    return scorch.einsum("ij,ik,jk->ij", S, Q, K).relu() @ V
+    return (S * (Q @ K.T)).relu() @ V
 
 
 V = torch.randn(n, width)
-torch.testing.assert_close(layer(S, Q, K, V), (S * (Q @ K.T)).relu() @ V, rtol=1e-3, atol=1e-3)
+torch.testing.assert_close(layer(S, Q, K, V), dense_first(S, Q, K).relu() @ V, rtol=1e-3, atol=1e-3)
 print(scorch.explain(layer, S, Q, K, V))

@@ -6,7 +6,7 @@ Images of digits are mostly black, so they are stored as sparse rows. One networ
 numbers; another may use only 16 of its 256 for each image, so that its codes are sparse too. Ends in a table
 and a picture of what comes out again.
 
-    python examples/sparse_autoencoder.py --data DIR --plot autoencoder.png
+Run it with ``python examples/sparse_autoencoder.py --data DIR --plot autoencoder.png``.
 
 ``DIR`` has ``images/mnist.npz``. Without it digits of a pocket calculator are made up.
 """

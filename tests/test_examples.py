@@ -29,7 +29,7 @@ SAYS = {  # what each prints: that it was compared with something else, and what
     "prune_mlp": ["made up, not MNIST", "agree with dense ones", "stored sparse"],
     "reading_explain": ["transposed to csr", "all results agree with dense torch"],
     "rigl_mnist": ["made up, not MNIST", "a step"],
-    "sddmm_fused": ["all ways agree", "one kernel: einsum, relu, matmul"],
+    "sddmm_fused": ["all ways agree", "one kernel: mul, relu, matmul"],
     "sparse_autoencoder": ["made up, not MNIST", "16 of 256"],
 }
 DATA = {  # where an example looks in the folder of --data
