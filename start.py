@@ -30,7 +30,7 @@ STAMP = VENV / "scorch-start.json"
 OLDEST_PYTHON = (3, 11)
 # Installed first and alone: a bare "torch" may bring gigabytes of GPU libraries.
 TORCH = "torch==2.13.0"
-EXTRAS = {"demo": {"scipy"}, "test": {"scipy", "test", "lint", "docs"}}
+EXTRAS = {"demo": {"scipy", "plots"}, "test": {"scipy", "test", "lint", "docs"}}
 MODULES = {
     "demo": ["torch", "numpy", "scipy", "scorch"],
     "test": [

@@ -9,7 +9,7 @@ temperature of a plate whose edges are held at zero while one corner is heated.
 Run it with ``python examples/matrix_market_scipy.py --plot plate.png``.
 
 With ``--data DIR`` the matrix is ``suitesparse/bcsstk16.mtx.gz`` of that folder, the stiffness of a dam.
-Needs SciPy (``pip install "scorch-sparse[scipy]"``).
+Needs SciPy (``pip install scipy``).
 """
 
 import argparse

@@ -112,5 +112,21 @@ def test_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(OperandError, match=r"torch\.nn\.Module"):
         scorch.doctor(torch.relu, torch.rand(3))  # type: ignore[arg-type]
+    found = scorch.doctor(network(), torch.rand(5, 64), sparsities=0.5, quiet=True)
+    assert set(found.layers[0].sparse) == {0.5}
     with pytest.raises(ArgumentError, match="between 0 and 1"):
         scorch.doctor(network(), torch.rand(5, 64), sparsities=(90,))
+
+
+def test_unrest_is_said() -> None:
+    assert "other work" in str(Diagnosis("Model", 2.0, 2, (), 1.8))
+    assert "other work" not in str(Diagnosis("Model", 2.0, 2, (), 1.0))
+
+
+def test_layers_that_cannot_be_timed_say_why() -> None:
+    dense = torch.nn.Linear(60, 3)
+    given = scorch.rand(4, 60, density=0.1, format="csr")
+    assert scorch.doctor(dense, given, quiet=True).layers[0].advice == "its input is sparse already"
+    assert "empty" in scorch.doctor(dense, torch.rand(0, 60), quiet=True).layers[0].advice
+    recurrent = scorch.doctor(torch.nn.LSTM(4, 3), torch.rand(2, 1, 4), quiet=True)
+    assert "recurrent" in recurrent.layers[0].advice

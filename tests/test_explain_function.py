@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import weakref
 
 import pytest
 import torch
@@ -60,7 +62,7 @@ def test_what_is_transposed_is_told_with_a_cure_that_works() -> None:
     [kernel] = found.kernels
     assert "transposed to csr" in kernel.converted[0]
     assert kernel.result is not None and kernel.result.nnz == (A @ B).nnz
-    assert "B = B.to_format('csr')" in found.advice[0]
+    assert "keep B.to_format('csr')" in found.advice[0]
     again = scorch.explain(product, runs=2)(A, B.to_format("csr"))
     assert not again.advice and not again.kernels[0].converted
 
@@ -227,3 +229,90 @@ def test_watching_changes_no_numbers() -> None:
     found = scorch.explain(step, runs=2)()
     torch.testing.assert_close(found.result, expected)
     assert [call.name for call in found.calls if call.kernels] == ["matmul", "einsum", "backward"]
+
+
+def test_functions_inside_of_torch_func() -> None:
+    A, x = sparse(), torch.rand(60, 3)
+
+    def gradient(x):
+        return torch.func.grad(lambda z: (A @ z).sum())(x)
+
+    found = scorch.explain(gradient, runs=1)(x)
+    torch.testing.assert_close(found.result, gradient(x))
+    batched = scorch.explain(lambda V: torch.vmap(lambda v: A @ v)(V), runs=1)(torch.rand(4, 60))
+    assert batched.result.shape == (4, 60)
+
+
+def test_transposes_are_called_by_their_names() -> None:
+    def by_columns(A, x):
+        return A @ x.T
+
+    [text] = scorch.explain(by_columns, runs=1)(sparse(size=400), torch.rand(64, 400)).advice
+    assert "keep x.T.contiguous()" in text
+
+    def turned(A, x):
+        return A.T @ x
+
+    for text in scorch.explain(turned, runs=1)(sparse(size=400), torch.rand(400, 4)).advice:
+        assert "A.T" in text
+
+
+def test_nothing_is_advised_of_what_only_gradients_read() -> None:
+    A, x = sparse(), torch.rand(60, 8, requires_grad=True)
+
+    def step(A, x):
+        x.grad = None
+        (A @ x).sum().backward()
+
+    for form in ("csr", "csc"):
+        assert not scorch.explain(step, runs=1)(A.to_format(form), x).advice
+
+
+def test_calls_that_scorch_makes_itself_are_no_calls_of_the_user() -> None:
+    def product(A, B):
+        return scorch.einsum("ij,jk->ik", A, B)
+
+    found = scorch.explain(product, runs=1)(sparse("csr"), sparse("csc"))
+    assert [call.name for call in found.calls] == ["einsum"]
+
+
+def test_what_is_drawn_afterwards_does_not_change() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    scorch.explain(lambda A: A @ torch.rand(60), runs=2)(sparse())
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_functions_that_torch_compiled() -> None:
+    compiled = torch.compile(lambda A, x: torch.relu(A @ x), backend="eager")
+    A, x = sparse(), torch.rand(60, 3)
+    found = scorch.explain(compiled, runs=1)(A, x)
+    assert len(found.kernels) == 1
+    torch.testing.assert_close(found.result, torch.relu(A @ x))
+
+
+def test_only_the_last_run_keeps_tensors() -> None:
+    seen = []
+
+    def product(A, x):
+        found = A @ x
+        seen.append(weakref.ref(found))
+        return found
+
+    explained = scorch.explain(product, runs=3)(sparse(), torch.rand(60, 3))
+    gc.collect()
+    assert explained.result is not None
+    assert sum(reference() is not None for reference in seen) == 1
+
+
+def test_shares_are_of_the_watched_time() -> None:
+    found = scorch.explain(propagate, runs=3)(sparse(), torch.rand(60, 8), torch.rand(8, 4))
+    assert "while watched" in str(found) or found.watched <= 1.1 * found.seconds
+
+
+def test_generators_are_said_to_do_nothing() -> None:
+    def products(A, x):
+        yield A @ x
+
+    assert "generator" in str(scorch.explain(products, runs=1)(sparse(), torch.rand(60)))

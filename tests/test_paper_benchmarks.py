@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -104,3 +105,31 @@ def test_what_is_fetched_is_read_as_its_authors_wrote_it() -> None:
 def test_download_needs_a_directory() -> None:
     with pytest.raises(SystemExit, match="--download needs --data DIR"):
         figure5_gcn.main(["--download", "--quick"])
+
+
+def test_every_section_of_the_results_has_a_date() -> None:
+    text = (Path(__file__).resolve().parent.parent / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    for section in text.split("\n## ")[1:]:
+        name, body = section.split("\n", 1)
+        assert "\n|" not in body or re.search(r"\d+ \w+ 20\d\d", body), f"when was {name!r} measured?"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--data", "/no/such/folder"], "there is no folder"),
+        (["--plot", "picture.gif"], "a file that ends in"),
+        (["--json", "/no/such/folder/numbers.json"], "there is no folder"),
+        (["--threads", "0"], "from 1 on"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_measured(arguments: list[str], said: str) -> None:
+    with pytest.raises(SystemExit, match=said):
+        figure6_autoencoder.main(["--quick", *arguments])
+
+
+def test_dense_that_is_faster_is_said() -> None:
+    report = Report("Figure 0", 1, rows=[Row("A", "x", {"Scorch": 2.0, "torch": 4.0, "dense": 1.0})])
+    assert report.rows[0].ratio == 2.0
+    assert any("dense is faster: A, x (0.50)" in line for line in report.summary())
+    assert "ratio: the best of torch over the best of Scorch" in report.show()

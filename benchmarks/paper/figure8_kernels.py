@@ -2,8 +2,8 @@
 
     python -m benchmarks.paper.figure8_kernels --data DIR [--threads N] [--json FILE] [--plot DIR] [--quick]
 
-All other options of ``python -m benchmarks.kernels`` are taken too. Plots show, for each matrix by its number
-of entries, how many times as fast as torch Scorch is.
+All other options of ``python -m benchmarks.kernels`` are taken too. There are several plots, so ``--plot``
+names a folder: for each matrix, by its number of entries, the milliseconds of each contestant.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import torch
 from benchmarks.overhead import machine
 
 Item = TypeVar("Item")
+PICTURES = (".png", ".svg", ".pdf")
 
 
 @dataclass
@@ -48,6 +49,12 @@ class Row:
         ours, theirs = self.best(self.ours), self.best(self.theirs)
         return None if ours is None or theirs is None else theirs / ours
 
+    @property
+    def to_dense(self) -> float | None:
+        """The same against a contestant called dense, which may be none of theirs."""
+        ours, dense = self.best(self.ours), self.best("dense")
+        return None if ours is None or dense is None else dense / ours
+
 
 @dataclass
 class Report:
@@ -74,12 +81,20 @@ class Report:
             found.append(f"geometric mean of the ratios: {geometric_mean(ratios.values()):.2f}")
         lost = [f"{name} ({ratio:.2f})" for name, ratio in ratios.items() if ratio < 1]
         found.append(f"losses: {', '.join(lost) if lost else 'none'}")
+        dense = {f"{row.on}, {row.what}": row.to_dense for row in self.rows if row.to_dense is not None}
+        faster = [f"{name} ({ratio:.2f})" for name, ratio in dense.items() if ratio < 1]
+        if faster:
+            found.append(f"dense is faster: {', '.join(faster)}")
         out = {f"{name}: {why}": None for row in self.rows for name, why in row.left_out.items()}
         return [*found, *(f"left out: {text}" for text in out), *self.notes]
+
+    def _theirs(self) -> str:
+        return " or ".join(dict.fromkeys(row.theirs for row in self.rows)) or "the others"
 
     def show(self) -> str:
         sources = "; ".join(f"{name}: {source}" for name, source in self.sources.items())
         head = f"{self.title}\n{machine()}, {self.threads} threads; medians in milliseconds\n{sources}\n"
+        head += f"ratio: the best of {self._theirs()} over the best of Scorch; above 1 Scorch is faster\n"
         return "\n".join([head, self.table(), "", *(f"- {line}" for line in self.summary())])
 
 
@@ -120,6 +135,16 @@ def started(options: argparse.Namespace, title: str) -> Report:
     """Threads set and a report begun."""
     if options.download and options.data is None:
         raise SystemExit("--download needs --data DIR, where to keep what is fetched")
+    if options.data is not None and not options.data.is_dir() and not options.download:
+        raise SystemExit(f"--data: there is no folder {options.data}; without --data, data is made up")
+    if options.threads < 1 or options.runs < 1:
+        raise SystemExit("--threads and --runs are numbers from 1 on")
+    for name in ("json", "plot"):
+        file = getattr(options, name)
+        if file is not None and not file.absolute().parent.is_dir():
+            raise SystemExit(f"--{name}: there is no folder {file.parent}")
+    if options.plot is not None and options.plot.suffix not in PICTURES:
+        raise SystemExit(f"--plot: a file that ends in {', '.join(PICTURES)}, not {options.plot}")
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     return Report(title + (" (--quick: not for numbers)" if options.quick else ""), options.threads)
@@ -132,13 +157,18 @@ def finished(report: Report, options: argparse.Namespace) -> int:
         found = {
             "machine": machine(),
             "date": datetime.date.today().isoformat(),
-            "command": " ".join(sys.argv),
+            "command": " ".join(["python -m", _module(), *sys.argv[1:]]),
             **asdict(report),
         }
         options.json.write_text(json.dumps(found, indent=2) + "\n")
     if options.plot is not None:
         plot(report, options.plot)
     return 0
+
+
+def _module() -> str:
+    """The script that runs, as ``python -m`` knows it."""
+    return f"benchmarks.paper.{Path(sys.argv[0]).stem}"
 
 
 def progress(items: Sequence[Item], what: str) -> Iterator[Item]:
@@ -210,15 +240,17 @@ def agreeing(
 def plot(report: Report, path: Path) -> None:
     """Bars of how many times faster each contestant is than the best of theirs; a line at one."""
     try:
+        from matplotlib import colormaps
         from matplotlib.figure import Figure
     except ImportError:
-        print('no plot: it needs matplotlib (pip install "scorch-sparse[plots]")', file=sys.stderr)
+        print("no plot: it needs matplotlib (pip install matplotlib)", file=sys.stderr)
         return
     names = list(dict.fromkeys(name for row in report.rows for name in row.times))
     width = 0.8 / len(names)
     figure = Figure(figsize=(2.5 + 0.35 * len(names) * len(report.rows), 4.2), layout="constrained")
     axes = figure.subplots()
-    colours = {name: f"C{number}" for number, name in enumerate(names)}
+    shades = colormaps["tab20" if len(names) > 10 else "tab10"].colors  # type: ignore[attr-defined]
+    colours = {name: shades[number % len(shades)] for number, name in enumerate(names)}
     for place, row in enumerate(report.rows):
         base = row.best(row.theirs) or next(iter(row.times.values()))
         for number, (name, found) in enumerate(row.times.items()):
@@ -230,6 +262,6 @@ def plot(report: Report, path: Path) -> None:
     axes.set_ylabel("times as fast as the best of torch")
     axes.set_title(report.title, fontsize=10)
     handles = [axes.plot([], [], color=colours[name], linewidth=6, label=name)[0] for name in names]
-    axes.legend(handles=handles, fontsize=7)
+    figure.legend(handles=handles, fontsize=7, loc="outside right upper")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)

@@ -8,6 +8,7 @@ from typing import Any
 from scorch import explanation_html as page
 from scorch.function_explanation import in_seconds
 
+RESTLESS = 1.3
 WORTH = 1.05  # times as fast, from where on it is called a gain
 
 
@@ -72,6 +73,7 @@ class Diagnosis:
     seconds: float
     threads: int
     layers: tuple[LayerDiagnosis, ...]
+    unrest: float = 1.0  # how much times vary, or how many other processes each core has
 
     def seconds_at(self, sparsity: float) -> float:
         """What the model would take with that share taken out of those layers that gain from it."""
@@ -117,7 +119,9 @@ class Diagnosis:
                 lines.append(
                     f"about {in_seconds(whole)} ({gain}) with {sparsity:.0%} of the weights taken out"
                 )
-        if len(lines) > 1:
+        if self.unrest > RESTLESS:
+            lines.append("times vary or other work is running: gains on a quiet machine are others")
+        if len(lines) > 1 and tried:
             lines.append(
                 "scorch.sparsify(model, sparsity=...) does that; accuracy must be tried, or trained back"
             )
@@ -136,7 +140,8 @@ class Diagnosis:
                 lines.append("  ".join(cells).rstrip())
             lines.insert(1, "-" * max(map(len, lines)))
             lines.append(
-                "nonzero: of the weight / of the input; out: times as fast with so many weights taken out"
+                "nonzero: of the weight / of the input; alone: the layer by itself; "
+                "out: times as fast with so many weights taken out"
             )
         else:
             lines.append("no layer with weights was called")

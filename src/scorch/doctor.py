@@ -6,6 +6,7 @@ timed on that input as it is, and with its smallest weights taken out. Nothing i
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ def doctor(
     model: torch.nn.Module,
     example: Any,
     *,
-    sparsities: Sequence[float] = SPARSITIES,
+    sparsities: float | Sequence[float] = SPARSITIES,
     quiet: bool = False,
 ) -> Diagnosis:
     """Print which layers of a model would gain from sparsity, on an example of what the model is given.
@@ -50,6 +51,7 @@ def doctor(
     """
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"doctor takes a torch.nn.Module, not a {type(model).__name__}")
+    sparsities = (sparsities,) if isinstance(sparsities, int | float) else tuple(sparsities)
     for sparsity in sparsities:
         if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 < sparsity < 1:
             raise ArgumentError(f"sparsities are shares of weights, between 0 and 1, not {sparsity!r}")
@@ -59,16 +61,26 @@ def doctor(
     try:
         model.eval()
         with torch.no_grad():
-            seconds, seen = _observe(model, call)
+            times, seen = _observe(model, call)
             layers = [_diagnosed(visit, sorted(sparsities)) for visit in seen]
     finally:
         for module, mode in modes.items():
             module.training = mode
         torch.set_rng_state(state)
-    found = Diagnosis(type(model).__name__, seconds, torch.get_num_threads(), tuple(layers))
+    spread = statistics.median(times) / min(times) if min(times) else 1.0
+    name, threads = type(model).__name__, torch.get_num_threads()
+    found = Diagnosis(name, statistics.median(times), threads, tuple(layers), max(spread, _load()))
     if not quiet:
         print(found)
     return found
+
+
+def _load() -> float:
+    """How many processes there are for each core, beside this one; 0 where the system does not say."""
+    try:
+        return max(os.getloadavg()[0] - 1, 0.0) / (os.cpu_count() or 1)
+    except (OSError, AttributeError):
+        return 0.0
 
 
 def _call_of(model: torch.nn.Module, example: Any) -> Callable[[], Any]:
@@ -94,8 +106,8 @@ class _Visit:
     spent: list[float] = field(default_factory=list)  # in each round
 
 
-def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[float, list[_Visit]]:
-    """How long the model takes, and the layers with weights of their own, in the order they ran."""
+def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[list[float], list[_Visit]]:
+    """How long the model took each time, and the layers with weights of their own, in the order they ran."""
     order: list[_Visit] = []
     visits = {
         module: _Visit(name, module)
@@ -131,7 +143,7 @@ def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[float, li
     finally:
         for hook in hooks:
             hook.remove()
-    return statistics.median(times), order
+    return times, order
 
 
 # judging ---------------------------------------------------------------------------------------------
@@ -230,8 +242,14 @@ def _other(module: torch.nn.Module, x: Any) -> str:
         )
     if isinstance(module, torch.nn.modules.conv._ConvNd):
         return "there is no sparse convolution here: it stays dense"
-    if isinstance(module, SparseLinear) or isinstance(x, SparseTensor):
+    if isinstance(module, SparseLinear):
         return "sparse already; scorch.report compares it with the dense one"
+    if isinstance(x, SparseTensor):
+        return "its input is sparse already"
+    if isinstance(module, torch.nn.RNNBase):
+        return "there is no sparse form of recurrent layers here: it stays dense"
+    if isinstance(x, torch.Tensor) and not x.numel():
+        return "its input is empty: nothing was timed"
     return ""
 
 

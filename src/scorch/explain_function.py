@@ -7,6 +7,7 @@ sees the calls they are part of. What is shown is the last of these calls, with 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import linecache
 import os
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -44,7 +45,9 @@ from scorch.tensor.storage import Storage
 RUNS = 5
 _TORCHS = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(__file__) + os.sep
+_FOR_USERS = (os.path.join(_OURS, "nn") + os.sep, os.path.join(_OURS, "ops", "recording.py"))
 _FUNCTION: CodeType = SparseTensor.__torch_function__.__func__.__code__  # type: ignore[attr-defined]
+_BACKWARD = {"backward", "grad"}
 _INVISIBLE = {
     "__get__",
     "__set__",
@@ -68,23 +71,35 @@ class Explainer:
         self.runs = runs
 
     def __call__(self, *args: Any, **kwargs: Any) -> FunctionExplanation:
-        """Call the function ``2 * runs + 1`` times, and once to see what ``scorch.compile`` would join."""
+        """Call the function ``2 * runs + 1`` times, and once to see what ``scorch.compile`` would join.
+
+        So a training step is taken as often; what is drawn at random afterwards does not change.
+        """
         call = functools.partial(self.function, *args, **kwargs)
+        state = torch.get_rng_state()
         call()
         times = []
         for _ in range(self.runs):
             start = time.perf_counter()
             call()
             times.append(time.perf_counter() - start)
-        traces = [_traced(call) for _ in range(self.runs)]
+        traces: list[_Trace] = []
+        for _ in range(self.runs):
+            if traces:
+                traces[-1].forget_tensors()
+            traces.append(_traced(call, with_calls=not _is_compiled_by_torch(self.function)))
         joined, joinable = _fusion(self.function, args, kwargs)
+        torch.set_rng_state(state)
+        calls = _explained(traces)
+        is_joined = any(kernel.kind == "fused" for found in calls for kernel in found.kernels)
         return FunctionExplanation(
             _name_of(self.function),
-            _explained(traces),
+            calls,
             statistics.median(times),
+            statistics.median(trace.seconds for trace in traces),
             self.runs,
             joined,
-            joinable,
+            () if is_joined else joinable,
             traces[-1].result,
         )
 
@@ -99,6 +114,11 @@ def _name_of(function: Any) -> str:
         return type(function._orig_mod).__name__
     name = getattr(function, "__qualname__", type(function).__name__)
     return str(name).replace("<locals>.", "").removeprefix("_VariableFunctionsClass.")
+
+
+def _is_compiled_by_torch(function: Any) -> bool:
+    """Whether ``torch.compile`` made it: its calls are not seen, only kernels."""
+    return hasattr(function, "_torchdynamo_orig_callable") or hasattr(function, "_orig_mod")
 
 
 def _fusion(
@@ -129,7 +149,7 @@ class _Call:
     start: float = 0.0
     end: float = 0.0
     entry: FrameType | None = None  # of a function of Scorch that is none of torch's
-    names: dict[int, str] = field(default_factory=dict)  # what the caller calls its tensors, by address
+    names: dict[str, Any] = field(default_factory=dict)  # the caller's tensors by the names it has for them
     events: list[Event] = field(default_factory=list)
 
 
@@ -137,6 +157,14 @@ class _Call:
 class _Trace:
     calls: list[_Call]
     result: Any
+    seconds: float
+
+    def forget_tensors(self) -> None:
+        """Keep times only."""
+        self.result = None
+        for call in self.calls:
+            call.names.clear()
+            call.events = [replace(event, operands=(), result=None) for event in call.events]
 
 
 class _Watch(TorchFunctionMode):
@@ -151,11 +179,16 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") in _INVISIBLE or self.open is not None:
+        caller = sys._getframe(1)
+        path = caller.f_code.co_filename
+        is_ours = path.startswith(_OURS) and not path.startswith(_FOR_USERS)
+        if getattr(func, "__name__", "") in _INVISIBLE or self.open is not None or is_ours:
             return func(*args, **(kwargs or {}))
-        leaves = tree_leaves((args, kwargs))
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         is_sparse = any(isinstance(leaf, SparseTensor) for leaf in leaves)
-        call = self.open = _call_at(_plain_name(func), is_sparse, _place(sys._getframe(1)).user)
+        is_torchs = not is_sparse and any(leaf.layout != torch.strided for leaf in leaves)
+        name = _plain_name(func) + (" of torch.sparse" if is_torchs else "")
+        call = self.open = _call_at(name, is_sparse, _place(caller).user)
         call.start = time.perf_counter()
         try:
             found = func(*args, **(kwargs or {}))
@@ -185,17 +218,19 @@ class _Watch(TorchFunctionMode):
         call.events.append(event)
 
 
-def _traced(call: Callable[[], Any]) -> _Trace:
+def _traced(call: Callable[[], Any], with_calls: bool) -> _Trace:
     watch = _Watch()
     LISTENERS.append(watch.heard)
+    start = time.perf_counter()
     try:
-        with watch:
+        with watch if with_calls else contextlib.nullcontext():
             found = call()
     finally:
         LISTENERS.remove(watch.heard)
+    spent = time.perf_counter() - start
     for seen in watch.calls:
         seen.entry = None
-    return _Trace(watch.calls, found)
+    return _Trace(watch.calls, found, spent)
 
 
 _TRACED: CodeType = _traced.__code__
@@ -240,22 +275,18 @@ def _call_at(name: str, is_sparse: bool, user: FrameType | None) -> _Call:
     return _Call(name, f"{os.path.basename(path)}:{number}", line, is_sparse, names=_names(user))
 
 
-def _names(frame: FrameType) -> dict[int, str]:
-    """What a function calls its tensors: its variables, and attributes of its ``self``."""
-    found: dict[int, str] = {}
+def _names(frame: FrameType) -> dict[str, Any]:
+    """The tensors of a function by their names: its variables, and attributes of its ``self``."""
     variables = dict(frame.f_locals)
     owner = variables.pop("self", None)
     if isinstance(owner, torch.nn.Module):
         inside = {**owner._parameters, **owner._buffers, **vars(owner)}
         variables.update({f"self.{name}": value for name, value in inside.items()})
-    for name, value in variables.items():
-        if type(value) in LATER:
-            continue
-        if isinstance(value, SparseTensor):
-            found.setdefault(id(value.storage.pattern), name)
-        elif isinstance(value, torch.Tensor) and value.layout == torch.strided and value.is_cpu:
-            found.setdefault(value.data_ptr(), name)
-    return found
+    return {
+        name: _stored(value)
+        for name, value in variables.items()
+        if isinstance(value, torch.Tensor) and type(value) not in LATER
+    }
 
 
 # in words --------------------------------------------------------------------------------------------
@@ -272,6 +303,8 @@ def _explained(traces: list[_Trace]) -> tuple[CallExplanation, ...]:
         for place, event in enumerate(call.events):
             same = [trace.calls[number].events[place] for trace in alike]
             kernels.append(_kernel(event, same, call))
+        if any(event.kind == "dense copy" for event in call.events):  # what is said of it is enough
+            kernels = [replace(k, advice=()) if k.kind == "kernel" else k for k in kernels]
         found.append(CallExplanation(call.name, call.where, call.line, call.is_sparse, spent, tuple(kernels)))
     return tuple(found)
 
@@ -306,7 +339,7 @@ def _kernel(event: Event, same: list[Event], call: _Call) -> KernelExplanation:
     if event.kind == "dense copy":
         advice = (
             f"{call.name} has no form for sparse tensors and works on dense copies ({size:,} bytes): "
-            "take it out of the loop, or use functions of the guide's page on torch's functions",
+            "call it once, or see the guide's page on torch's functions for what is sparse",
         )
     named = tuple(operand for operand in operands if operand.shape)
     return KernelExplanation(
@@ -329,15 +362,16 @@ def _generated(
     converted, advice = [], []
     for text, conversion in zip(step.conversions, prepared.planned.conversions, strict=True):
         converted.append(text)
-        origin = known.get(conversion.tensor, conversion.tensor)
-        advice.append(_advice(origin, conversion.format, tensors.get(conversion.tensor)))
+        named = known.get(conversion.tensor)
+        advice.append(_advice(named, conversion.format, tensors.get(conversion.tensor), call))
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and not has_no_gaps(tensor):
-            origin = known.get(name, name)
+            origin = known.get(name, f"an operand of {call.name}")
             converted.append(f"{origin} has gaps in memory, as slices have: copied at each call")
-            advice.append(
-                f"{origin}: keep {origin}.contiguous() instead of a slice that is copied at each call"
-            )
+            if name in known:
+                advice.append(f"{origin} has gaps and is copied at each call: keep {origin}.contiguous()")
+    if call.name in _BACKWARD:  # what a gradient reads is made inside
+        advice.clear()
     copied = _copies(plan.step, call, known)
     result = step.result
     return KernelExplanation(
@@ -358,13 +392,15 @@ def _generated(
     )
 
 
-def _advice(name: str, form: Any, tensor: Any) -> str:
+def _advice(name: str | None, form: Any, tensor: Any, call: _Call) -> str:
+    """How to spare a conversion to ``form``."""
+    of = name or f"an operand of {call.name}"
     if isinstance(tensor, Storage):
-        return (
-            f"{name}: keep it as {form} ({name} = {name}.to_format({str(form)!r}), once, before the calls), "
-            "and it is read as it is"
-        )
-    copied = f"{name} is copied at each call: if it stays the same, keep"
+        kept = f"{name}.to_format({str(form)!r})" if name else f"it as {form}"
+        return f"{of} is stored otherwise first: keep {kept} from before the calls, and it is read as it is"
+    copied = f"{of} is copied at each call: if it stays the same, keep"
+    if name is None:
+        return f"{copied} a copy that lies in memory as it is read"
     if form.dims == 2 and form.order == (1, 0):
         return f"{copied} {name}.T.contiguous().T, which lies by columns"
     if form.order == tuple(range(form.dims)):
@@ -398,9 +434,28 @@ def _counted(result: TensorFacts, found: Any) -> TensorFacts:
 
 
 def _user_name(tensor: Any, call: _Call) -> str | None:
-    if isinstance(tensor, Storage):
-        return call.names.get(id(tensor.pattern))
-    return call.names.get(tensor.data_ptr()) if isinstance(tensor, torch.Tensor) and tensor.numel() else None
+    """What the user calls a tensor, or its transpose; None if it has no name there."""
+    for name, value in call.names.items():
+        if isinstance(tensor, Storage) and isinstance(value, Storage):
+            if value.pattern is tensor.pattern:
+                return name
+            if any(relative is tensor.pattern for relative in value.pattern.relatives.values()):
+                return f"{name}.T" if value.pattern.shape[::-1] == tensor.pattern.shape else None
+        elif isinstance(tensor, torch.Tensor) and isinstance(value, torch.Tensor):
+            if _is_same_memory(tensor, value):
+                return name
+            if value.dim() == 2 and _is_same_memory(tensor, value.T):
+                return f"{name}.T"
+    return None
+
+
+def _is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a is b or a.shape != b.shape or a.layout != torch.strided or b.layout != torch.strided:
+        return a is b
+    try:
+        return a.stride() == b.stride() and a.data_ptr() == b.data_ptr() != 0
+    except RuntimeError:  # a shell of torch.func or of a compiler
+        return False
 
 
 def _stored(value: Any) -> Any:

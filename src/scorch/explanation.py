@@ -35,7 +35,8 @@ class TensorFacts:
         if self.nnz is not None and not self.format.is_dense:
             places = math.prod(self.shape)
             stored = f", {self.nnz:,} stored" + (f" ({100 * self.nnz / places:.3g}%)" if places else "")
-        return f"{self.name}: {describe_format(self.format)}, {sizes}{stored}, {self.dtype}"
+        name = f"{self.name}: " if self.name else ""
+        return f"{name}{describe_format(self.format)}, {sizes}{stored}, {self.dtype}"
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class FunctionExplanation:
     ``calls``
         in order, those without sparse tensors too
     ``seconds``
-        of the whole call: the median of ``runs``
+        of the whole call: the median of ``runs``; ``watched``: while being looked at
     ``joined``
         calls that became one kernel, because ``scorch.compile`` made the function
     ``joinable``
@@ -94,6 +94,7 @@ class FunctionExplanation:
     name: str
     calls: tuple[CallExplanation, ...]
     seconds: float
+    watched: float
     runs: int
     joined: tuple[tuple[str, ...], ...] = ()
     joinable: tuple[tuple[str, ...], ...] = ()
@@ -124,7 +125,7 @@ class FunctionExplanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the result as dictionaries, lists, numbers and texts, for JSON."""
-        facts = {name: plain(getattr(self, name)) for name in ("name", "calls", "seconds", "runs")}
+        facts = {name: plain(getattr(self, name)) for name in ("name", "calls", "seconds", "watched", "runs")}
         return {
             **facts,
             "joined": plain(self.joined),
@@ -139,7 +140,8 @@ class FunctionExplanation:
         return f"<{_title(self)}; print it to read it>"
 
     def _repr_html_(self) -> str:
-        rows = [_html_row(number, call, self.seconds) for number, call in enumerate(self.calls, 1)]
+        shown, _ = _shown(self)
+        rows = [_html_row(number, call, self.watched) for number, call in enumerate(shown, 1)]
         return page.page(
             page.heading(_title(self)),
             page.table(["", "call", "", "time", "share"], rows, {3}),
@@ -190,23 +192,36 @@ def _html_kernel(kernel: KernelExplanation) -> str:
 def _title(found: FunctionExplanation) -> str:
     kernels = len(found.kernels)
     number = f"{kernels} kernel{'' if kernels == 1 else 's'}"
-    return f"{found.name}: {number}, {in_seconds(found.seconds)} (median of {found.runs} calls)"
+    watched = f"; {in_seconds(found.watched)} while watched" if found.watched > 1.1 * found.seconds else ""
+    times = "call" if found.runs == 1 else "calls"
+    return f"{found.name}: {number}, {in_seconds(found.seconds)} (median of {found.runs} {times}{watched})"
+
+
+def _shown(found: FunctionExplanation) -> tuple[list[CallExplanation], list[CallExplanation]]:
+    """The calls to be shown one by one, and short dense ones."""
+    shown: list[CallExplanation] = []
+    short: list[CallExplanation] = []
+    for call in found.calls:
+        is_short = not call.is_sparse and not call.kernels and call.seconds < SMALL * found.watched
+        (short if is_short else shown).append(call)
+    return shown, short
 
 
 def _report(found: FunctionExplanation) -> list[str]:
     lines = [_title(found)]
-    small: list[CallExplanation] = []
-    number = 0
-    for call in found.calls:
-        if not call.is_sparse and not call.kernels and call.seconds < SMALL * found.seconds:
-            small.append(call)
-            continue
-        number += 1
-        lines += ["", *_call_lines(call, number, found.seconds)]
-    if small:
-        spent = in_seconds(sum(call.seconds for call in small))
-        names = ", ".join(dict.fromkeys(call.name for call in small))
-        lines += ["", *_wrapped(f"and {len(small)} short dense calls of torch, {spent}: {names}", "")]
+    shown, short = _shown(found)
+    for number, call in enumerate(shown, 1):
+        lines += ["", *_call_lines(call, number, found.watched)]
+    if short:
+        spent = in_seconds(sum(call.seconds for call in short))
+        names = ", ".join(dict.fromkeys(call.name for call in short))
+        number_of = f"{len(short)} short dense call{'' if len(short) == 1 else 's'} of torch"
+        lines += ["", *_wrapped(f"and {number_of}, {spent}: {names}", "")]
+    if not found.kernels and not shown:
+        lines += [
+            "",
+            *_wrapped("no kernel of Scorch ran in this thread (a generator must be consumed)", ""),
+        ]
     for group in found.joined:
         lines += ["", *_wrapped(f"one kernel for: {', '.join(group)}", "")]
     if found.advice:
@@ -217,7 +232,7 @@ def _report(found: FunctionExplanation) -> list[str]:
 
 def _call_lines(call: CallExplanation, number: int, whole: float) -> list[str]:
     share = f", {100 * call.seconds / whole:.0f}%" if whole else ""
-    kind = "" if call.is_sparse or call.kernels else ", dense"
+    kind = "" if call.is_sparse or call.kernels or "torch.sparse" in call.name else ", dense"
     place = f"  ({call.where})" if call.where else ""
     lines = [f"{number}. {call.name}{kind}: {in_seconds(call.seconds)}{share}{place}"]
     if call.line:

@@ -59,8 +59,7 @@ def all_operators() -> dict[str, list[Any]]:
         from torch.testing._internal.common_methods_invocations import op_db
     except ImportError as error:
         raise MissingPackageError(
-            f"torch's samples of its operators need the package {error.name!r}: "
-            "pip install 'scorch-sparse[operators]', or pip install expecttest"
+            f"torch's samples of its operators need the package {error.name!r}: pip install expecttest"
         ) from error
     found: dict[str, list[Any]] = {}
     for info in op_db:

@@ -31,7 +31,7 @@ This page is made by
 
     {command}
 
-with torch {torch}, in {minutes} minutes; `pip install 'scorch-sparse[operators]'` brings what it needs.
+with torch {torch}, in {minutes} minutes; `pip install expecttest scipy` brings what it needs.
 Vectors are stored in the format that is closest to the one in the heading (`s`, `o` or blocks of `s`),
 tensors of more dimensions as batches, and `csf` gets samples of order 3 and more where an operator has them.
 Formats and dtypes take turns with the samples of an operator.

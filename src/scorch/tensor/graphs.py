@@ -140,7 +140,7 @@ def _networkx() -> ModuleType:
         import networkx
     except ImportError:
         raise UnsupportedError(
-            "this needs networkx, which is not installed; get it with: pip install 'scorch-sparse[graphs]'"
+            "this needs networkx, which is not installed; get it with: pip install networkx"
         ) from None
     module: ModuleType = networkx
     return module

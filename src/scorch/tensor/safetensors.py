@@ -136,7 +136,7 @@ def _safetensors() -> ModuleType:
     except ImportError:
         raise UnsupportedError(
             "this needs safetensors, which is not installed; get it with: "
-            "pip install 'scorch-sparse[files]' (or save as .npz)"
+            "pip install safetensors (or save as .npz)"
         ) from None
     module: ModuleType = safetensors.torch
     return module

@@ -139,7 +139,7 @@ def _pyplot() -> ModuleType:
         import matplotlib.pyplot
     except ImportError:
         raise UnsupportedError(
-            "this needs matplotlib, which is not installed; get it with: pip install 'scorch-sparse[plots]'"
+            "this needs matplotlib, which is not installed; get it with: pip install matplotlib"
         ) from None
     module: ModuleType = matplotlib.pyplot
     return module
