@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import scorch
 from nn import dense_graphs as dense
+from properties.drawing import FEWER
 from scorch import nn
 from scorch.ops.graph import graph_of
 
@@ -133,6 +134,7 @@ def test_gin_is_its_formula(edge_index: torch.Tensor, train_eps: bool) -> None:
     assert_same(layer(x, edge_index), wanted, [x, *layer.parameters()])
 
 
+@FEWER
 @given(graphs(), st.integers(1, 17), st.integers(1, 20), st.booleans(), st.booleans(), st.booleans())
 def test_gat_is_its_formula(
     edge_index: torch.Tensor, heads: int, width: int, concat: bool, loops: bool, more: bool

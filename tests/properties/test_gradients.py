@@ -76,7 +76,7 @@ def check_gradient(found: torch.Tensor | None, wanted: torch.Tensor | None, oper
     torch.testing.assert_close(to_dense(found), wanted)
 
 
-@settings(max_examples=max(1, settings.default.max_examples // 2))
+@settings(max_examples=max(1, settings.default.max_examples // 4))
 @given(case=cases())
 def test_gradients_of_einsum(case):
     ours = [
@@ -185,7 +185,7 @@ def expressions(draw) -> tuple[str, dict[str, torch.Tensor], int]:
     return text, tensors, seed
 
 
-@settings(max_examples=max(1, settings.default.max_examples // 2))
+@settings(max_examples=max(1, settings.default.max_examples // 4))
 @given(case=expressions())
 def test_gradients_of_expressions(case):
     text, tensors, seed = case

@@ -328,7 +328,7 @@ class Prepared:
 
 def threads_for(work: float, least: float) -> int:
     """How many threads share ``work``, where two cost less than one from ``least`` on."""
-    return max(1, min(_threads(), int(2 * work / least)))
+    return max(1, min(_threads(), int(2 * work / least))) if least else _threads()
 
 
 def _threads() -> int:

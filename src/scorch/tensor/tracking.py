@@ -42,7 +42,9 @@ def is_learning(*tensors: Any, **named: Any) -> bool:
 
 def is_plain_inference(*tensors: Any) -> bool:
     """Whether nobody keeps track of calls on these tensors: no gradients, transforms or modes of torch."""
-    if _len_torch_function_stack() or _len_torch_dispatch_stack() or is_dynamo_compiling():
+    if is_dynamo_compiling():
+        return False
+    if _len_torch_function_stack() or _len_torch_dispatch_stack():
         return False
     return not is_learning(*tensors)
 
