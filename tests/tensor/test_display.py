@@ -187,5 +187,5 @@ def test_spy():
 def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'scorch-sparse\[plots\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install matplotlib"):
         scorch.spy(scorch.from_torch(DENSE))

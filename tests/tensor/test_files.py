@@ -506,5 +506,5 @@ def test_what_cannot_be_saved(tmp_path):
 def test_without_safetensors(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'scorch-sparse\[files\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install safetensors"):
         save(tmp_path / "a.safetensors", torch.eye(3))

@@ -163,5 +163,5 @@ def test_what_is_no_graph(networkx):
 
 def test_without_networkx(monkeypatch):
     monkeypatch.setitem(sys.modules, "networkx", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'scorch-sparse\[graphs\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install networkx"):
         scorch.from_networkx(None)
