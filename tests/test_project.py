@@ -150,8 +150,8 @@ def test_machine_without_compiler_gets_zig(start: ModuleType, monkeypatch: pytes
     start.VENV.mkdir()
     commands = fail_with(start, monkeypatch, "", when="never")
     start.install("demo")
-    assert [command[-1] for command in commands] == [start.TORCH, ".[scipy]", ".[zig]"]
-    assert json.loads(start.STAMP.read_text())["extras"] == ["scipy", "zig"]
+    assert [command[-1] for command in commands] == [start.TORCH, ".[plots,scipy]", ".[zig]"]
+    assert json.loads(start.STAMP.read_text())["extras"] == ["plots", "scipy", "zig"]
 
 
 def test_no_compiler_at_all_is_explained(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_nothing_is_installed_twice(start: ModuleType, monkeypatch: pytest.Monke
     start.install("demo")
     assert not [command for command in commands if "install" in command]
     start.install("test")
-    assert commands[-1][-1] == ".[docs,lint,scipy,test]"
+    assert commands[-1][-1] == ".[docs,lint,plots,scipy,test]"
     (start.ROOT / "pyproject.toml").write_text("[project]\n# changed\n")
     del commands[:]
     start.install("demo")
@@ -199,7 +199,7 @@ def test_nothing_is_installed_twice(start: ModuleType, monkeypatch: pytest.Monke
 def test_interrupted_installation_is_begun_again(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "find_compiler", lambda: "cc")
     start.VENV.mkdir()
-    fail_with(start, monkeypatch, "Read timed out", when=".[scipy]")
+    fail_with(start, monkeypatch, "Read timed out", when=".[plots,scipy]")
     with pytest.raises(start.SetupError, match="network"):
         start.install("demo")
     commands = fail_with(start, monkeypatch, "", when="never")
