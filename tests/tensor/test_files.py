@@ -468,6 +468,12 @@ def test_damaged_files_are_refused_or_read_as_valid_tensors(folder, suffix, data
             check_storage(tensor)
 
 
+def test_a_file_of_signs_that_are_no_numbers_is_refused(tmp_path):
+    (tmp_path / "a.tns").write_bytes(b"\0")
+    with pytest.raises(FileError, match="line 1"):
+        load(tmp_path / "a.tns")
+
+
 # what is refused -------------------------------------------------------------------------------------
 
 

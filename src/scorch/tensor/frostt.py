@@ -64,6 +64,6 @@ def _order(table: Table) -> int:
     if not first:
         raise FileError(f"{table.path} has no entries, so nobody knows the sizes of its tensor")
     if len(first) < 2:
-        line = table.row_line(0)
+        line = table.row_line(0) if table.rows else table.line(0)  # signs that are no numbers make no row
         raise FileError(f"{table.path}, line {line}: an entry has at least one coordinate and a value")
     return len(first) - 1
