@@ -109,7 +109,14 @@ def make_parser() -> argparse.ArgumentParser:
     shows.add_argument("--small", action="store_true", help="on small tensors, where times say little")
     shows.set_defaults(command=show_demo)
 
-    suites = commands.add_parser(
+    suites = _add_bench(commands)
+    for command in (env, kept, shown, shows, suites):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _add_bench(commands: Any) -> argparse.ArgumentParser:
+    suites: argparse.ArgumentParser = commands.add_parser(
         "bench",
         help="run a suite of benchmarks, or list them",
         description="Run a suite of benchmarks, with arguments of its own; without a name, list them.",
@@ -121,10 +128,7 @@ def make_parser() -> argparse.ArgumentParser:
     suites.add_argument("--quick", action="store_true", help="a run of seconds, to see that it works")
     suites.add_argument("-h", "--help", action="store_true", help="of this command, or of the suite named")
     suites.set_defaults(command=run_benchmark, print_help=suites.print_help)
-
-    for command in (env, kept, shown, shows, suites):
-        command.add_argument("--json", action="store_true", help="print JSON")
-    return parser
+    return suites
 
 
 # the commands ----------------------------------------------------------------------------------------

@@ -7,22 +7,14 @@ sees the calls they are part of. What is shown is the last of these calls, with 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import linecache
-import os
 import statistics
-import sys
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from types import CodeType, FrameType
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from scorch.compiler.pipeline import as_statement
 from scorch.compiler.plan import Step
@@ -33,32 +25,16 @@ from scorch.function_explanation import CallExplanation, FunctionExplanation, Ke
 from scorch.notation.nodes import Access
 from scorch.notation.show import show
 from scorch.ops.compile import Compiled, CompiledModule
-from scorch.ops.later import LATER
-from scorch.runtime.watch import LISTENERS, Event
+from scorch.runtime.watch import Event
 from scorch.speed import predicted, speed
 from scorch.tensor.fused import FusedKernel
 from scorch.tensor.prepared import Prepared, has_no_gaps
 from scorch.tensor.run import operand_of
-from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
+from scorch.watched_calls import Call, Trace, stored, traced
 
 RUNS = 5
-_TORCHS = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(__file__) + os.sep
-_FOR_USERS = (os.path.join(_OURS, "nn") + os.sep, os.path.join(_OURS, "ops", "recording.py"))
-_FUNCTION: CodeType = SparseTensor.__torch_function__.__func__.__code__  # type: ignore[attr-defined]
 _BACKWARD = {"backward", "grad"}
-_INVISIBLE = {
-    "__get__",
-    "__set__",
-    "dim",
-    "size",
-    "numel",
-    "stride",
-    "is_floating_point",
-    "is_complex",
-    "__len__",
-}
 
 
 class Explainer:
@@ -83,11 +59,11 @@ class Explainer:
             start = time.perf_counter()
             call()
             times.append(time.perf_counter() - start)
-        traces: list[_Trace] = []
+        traces: list[Trace] = []
         for _ in range(self.runs):
             if traces:
                 traces[-1].forget_tensors()
-            traces.append(_traced(call, with_calls=not _is_compiled_by_torch(self.function)))
+            traces.append(traced(call, with_calls=not _is_compiled_by_torch(self.function)))
         joined, joinable = _fusion(self.function, args, kwargs)
         torch.set_rng_state(state)
         calls = _explained(traces)
@@ -137,162 +113,10 @@ def _fusion(
     return (groups, ()) if is_compiled else ((), groups)
 
 
-# watching --------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Call:
-    name: str
-    where: str
-    line: str
-    is_sparse: bool
-    start: float = 0.0
-    end: float = 0.0
-    entry: FrameType | None = None  # of a function of Scorch that is none of torch's
-    names: dict[str, Any] = field(default_factory=dict)  # the caller's tensors by the names it has for them
-    events: list[Event] = field(default_factory=list)
-
-
-@dataclass
-class _Trace:
-    calls: list[_Call]
-    result: Any
-    seconds: float
-
-    def forget_tensors(self) -> None:
-        """Keep times only."""
-        self.result = None
-        for call in self.calls:
-            call.names.clear()
-            call.events = [replace(event, operands=(), result=None) for event in call.events]
-
-
-class _Watch(TorchFunctionMode):
-    """The calls of torch's functions, and the kernels that ran in them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[_Call] = []
-        self.open: _Call | None = None
-        self.thread = threading.get_ident()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        caller = sys._getframe(1)
-        path = caller.f_code.co_filename
-        is_ours = path.startswith(_OURS) and not path.startswith(_FOR_USERS)
-        if getattr(func, "__name__", "") in _INVISIBLE or self.open is not None or is_ours:
-            return func(*args, **(kwargs or {}))
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        is_sparse = any(isinstance(leaf, SparseTensor) for leaf in leaves)
-        is_torchs = not is_sparse and any(leaf.layout != torch.strided for leaf in leaves)
-        name = _plain_name(func) + (" of torch.sparse" if is_torchs else "")
-        call = self.open = _call_at(name, is_sparse, _place(caller).user)
-        call.start = time.perf_counter()
-        try:
-            found = func(*args, **(kwargs or {}))
-        finally:
-            call.end = time.perf_counter()
-            self.open = None
-        if call.events or any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(found)):
-            call.is_sparse |= any(isinstance(leaf, SparseTensor) for leaf in tree_leaves(found))
-            self.calls.append(call)
-        return found
-
-    def heard(self, event: Event) -> None:
-        if threading.get_ident() != self.thread:
-            return
-        call = self.open
-        if call is None:
-            place = _place(sys._getframe(1))
-            last = self.calls[-1] if self.calls else None
-            if last is not None and last.entry is not None and last.entry is place.entry:
-                call = last
-            else:
-                name = "joined calls" if event.kind == "fused" else place.name
-                call = _call_at(name, True, place.user)
-                call.start, call.entry = event.start, place.entry
-                self.calls.append(call)
-            call.end = event.end
-        call.events.append(event)
-
-
-def _traced(call: Callable[[], Any], with_calls: bool) -> _Trace:
-    watch = _Watch()
-    LISTENERS.append(watch.heard)
-    start = time.perf_counter()
-    try:
-        with watch if with_calls else contextlib.nullcontext():
-            found = call()
-    finally:
-        LISTENERS.remove(watch.heard)
-    spent = time.perf_counter() - start
-    for seen in watch.calls:
-        seen.entry = None
-    return _Trace(watch.calls, found, spent)
-
-
-_TRACED: CodeType = _traced.__code__
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where something ran: the outermost call of Scorch, its name, and the user's function around it."""
-
-    entry: FrameType | None
-    name: str
-    user: FrameType | None
-
-
-def _place(frame: FrameType | None) -> _Place:
-    """Where ``frame`` is, as the user sees it."""
-    entry: FrameType | None = None
-    function = ""
-    while frame is not None and frame.f_code is not _TRACED:
-        path = frame.f_code.co_filename
-        if path.startswith(_OURS):
-            entry = frame
-            if frame.f_code is _FUNCTION:
-                function = _plain_name(frame.f_locals.get("func"))
-        elif not path.startswith(_TORCHS):
-            break
-        frame = frame.f_back
-    user = None if frame is None or frame.f_code is _TRACED else frame
-    name = "" if entry is None else entry.f_code.co_qualname.removesuffix(".forward")
-    return _Place(entry, function if not name or "<locals>" in name else name, user)
-
-
-def _plain_name(function: Any) -> str:
-    return str(getattr(function, "__name__", function)).strip("_")
-
-
-def _call_at(name: str, is_sparse: bool, user: FrameType | None) -> _Call:
-    if user is None:
-        return _Call(name, "", "", is_sparse)
-    path, number = user.f_code.co_filename, user.f_lineno
-    line = linecache.getline(path, number).strip()
-    return _Call(name, f"{os.path.basename(path)}:{number}", line, is_sparse, names=_names(user))
-
-
-def _names(frame: FrameType) -> dict[str, Any]:
-    """The tensors of a function by their names: its variables, and attributes of its ``self``."""
-    variables = dict(frame.f_locals)
-    owner = variables.pop("self", None)
-    if isinstance(owner, torch.nn.Module):
-        inside = {**owner._parameters, **owner._buffers, **vars(owner)}
-        variables.update({f"self.{name}": value for name, value in inside.items()})
-    return {
-        name: _stored(value)
-        for name, value in variables.items()
-        if isinstance(value, torch.Tensor) and type(value) not in LATER
-    }
-
-
 # in words --------------------------------------------------------------------------------------------
 
 
-def _explained(traces: list[_Trace]) -> tuple[CallExplanation, ...]:
+def _explained(traces: list[Trace]) -> tuple[CallExplanation, ...]:
     """The last trace, with medians of all that ran the same calls."""
     last = traces[-1]
     alike = [trace for trace in traces if _shape(trace) == _shape(last)]
@@ -309,11 +133,11 @@ def _explained(traces: list[_Trace]) -> tuple[CallExplanation, ...]:
     return tuple(found)
 
 
-def _shape(trace: _Trace) -> list[tuple[str, int]]:
+def _shape(trace: Trace) -> list[tuple[str, int]]:
     return [(call.name, len(call.events)) for call in trace.calls]
 
 
-def _kernel(event: Event, same: list[Event], call: _Call) -> KernelExplanation:
+def _kernel(event: Event, same: list[Event], call: Call) -> KernelExplanation:
     measured = statistics.median(each.end - each.start - each.converted for each in same)
     converting = statistics.median(each.converted for each in same)
     size = sum(map(_bytes, (*event.operands, event.result)))
@@ -331,7 +155,7 @@ def _kernel(event: Event, same: list[Event], call: _Call) -> KernelExplanation:
     statement = show(as_statement(subject)) if isinstance(subject, Step) else str(subject)
     operands = tuple(
         facts(operand_of(_user_name(tensor, call) or "", tensor))
-        for tensor in map(_stored, event.operands)
+        for tensor in map(stored, event.operands)
         if isinstance(tensor, Storage)
         or (isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided)
     )
@@ -348,7 +172,7 @@ def _kernel(event: Event, same: list[Event], call: _Call) -> KernelExplanation:
 
 
 def _generated(
-    prepared: Prepared, event: Event, call: _Call, measured: float, converting: float
+    prepared: Prepared, event: Event, call: Call, measured: float, converting: float
 ) -> KernelExplanation:
     plan = prepared.planned.plan
     names = [name for name, _ in prepared.sources]
@@ -392,7 +216,7 @@ def _generated(
     )
 
 
-def _advice(name: str | None, form: Any, tensor: Any, call: _Call) -> str:
+def _advice(name: str | None, form: Any, tensor: Any, call: Call) -> str:
     """How to spare a conversion to ``form``."""
     of = name or f"an operand of {call.name}"
     if isinstance(tensor, Storage):
@@ -408,7 +232,7 @@ def _advice(name: str | None, form: Any, tensor: Any, call: _Call) -> str:
     return f"{copied} it with its dimensions in the order {form.order} in memory"
 
 
-def _copies(step: Step, call: _Call, known: dict[str, str]) -> tuple[str, ...]:
+def _copies(step: Step, call: Call, known: dict[str, str]) -> tuple[str, ...]:
     """What to say of a kernel that only stores a tensor otherwise."""
     body = step.body
     if not isinstance(body, Access) or step.reduced or sorted(body.indices) != sorted(step.target.indices):
@@ -433,7 +257,7 @@ def _counted(result: TensorFacts, found: Any) -> TensorFacts:
     return TensorFacts(result.name, result.format, result.shape, found.pattern.size, result.dtype)
 
 
-def _user_name(tensor: Any, call: _Call) -> str | None:
+def _user_name(tensor: Any, call: Call) -> str | None:
     """What the user calls a tensor, or its transpose; None if it has no name there."""
     for name, value in call.names.items():
         if isinstance(tensor, Storage) and isinstance(value, Storage):
@@ -458,12 +282,8 @@ def _is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
 
 
-def _stored(value: Any) -> Any:
-    return value.storage if isinstance(value, SparseTensor) else value
-
-
 def _bytes(value: Any) -> int:
-    value = _stored(value)
+    value = stored(value)
     if isinstance(value, Storage):
         return sum(array.nbytes for array in value.tensors)
     if isinstance(value, torch.Tensor):
