@@ -75,6 +75,10 @@ class MissingFileError(ScorchError, FileNotFoundError):
     """A file that does not exist."""
 
 
+class TorchVersionError(ScorchError, ImportError):
+    """A version of torch that lacks what Scorch is built on."""
+
+
 class CompilerNotFoundError(ScorchError, RuntimeError):
     """No C compiler on this machine."""
 

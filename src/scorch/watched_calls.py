@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
+from scorch._src.torch_internals import tree_leaves
 from scorch.ops.later import LATER
 from scorch.runtime.watch import LISTENERS, Event
 from scorch.tensor.sparse_tensor import SparseTensor

@@ -16,10 +16,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from torch._C import _len_torch_dispatch_stack
-from torch._C._functorch import peek_interpreter_stack
 from torch.nn import Parameter
 
+from scorch._src.torch_internals import len_torch_dispatch_stack, peek_interpreter_stack
 from scorch.compiler.typing import type_of_dtype
 from scorch.formats import Format
 from scorch.runtime.fill import tensor_facts
@@ -58,11 +57,11 @@ def repeat_call(head: tuple[Any, ...], operands: Operands) -> Result | None:
     except TypeError:  # a format that is none: the long way will say so
         return None
     is_usual = in_force is DEFAULT or _is_usual(in_force)
-    if recent is not None and is_usual and not LISTENERS and not _len_torch_dispatch_stack():
+    if recent is not None and is_usual and not LISTENERS and not len_torch_dispatch_stack():
         found = recent(operands)
         if found is not None:
             return found
-    if peek_interpreter_stack() is not None or _len_torch_dispatch_stack():
+    if peek_interpreter_stack() is not None or len_torch_dispatch_stack():
         return None
     key = _full_key(quick, operands)
     is_known = key is not None and not in_force.debug and in_force.without == DEFAULT.without

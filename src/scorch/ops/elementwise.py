@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
 
+from scorch._src.torch_internals import is_functorch_wrapped_tensor
 from scorch.tensor.broadcast import common_keys, expanded, values_at
 from scorch.tensor.budget import check_budget
 from scorch.tensor.dispatch import implements

@@ -14,8 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from scorch._src.torch_internals import (
+    DisableTorchDispatch,
+    DispatchKey,
+    has_kernel_for_dispatch_key,
+    tree_map,
+)
 from scorch.errors import DeviceError, InPlaceError, UnsupportedError
 from scorch.ops.elementwise import elementwise, is_elementwise
 from scorch.ops.views import written_through
@@ -117,7 +122,7 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("out") is not None:
         return _into(kwargs.pop("out"), func, args, kwargs)
     if name_of(func).startswith("_foreach_"):  # a list of tensors: one after the other
-        return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
     if func._schema.is_mutable:
         found = _into_several(func, args, kwargs)
         return _in_place(func, args, kwargs) if found is None else found
@@ -127,10 +132,10 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if view is not None:
         return tree_map(_of_its_own, view(*args, **kwargs))
     if func.overloadpacket in DECOMPOSED:
-        from torch._decomp import decomposition_table  # imports half of torch's compiler
+        from scorch._src.torch_internals import decomposition_table  # imports half of torch's compiler
 
         return decomposition_table[func](*args, **kwargs)
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+    if has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return func.decompose(*args, **kwargs)
     found = densely(func, args, kwargs)
     is_zero_for_zero = func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor)
@@ -248,7 +253,7 @@ def _reshape(target: SparseTensor, view: Any, name: str) -> SparseTensor:
             f"{name} would make a sparse tensor dense; use {name.removesuffix('_')} and its result"
         )
     strides = torch.empty(tuple(view.shape), device="meta").stride()
-    with torch._C._DisableTorchDispatch():
+    with DisableTorchDispatch():
         aten.as_strided_.default(target, tuple(view.shape), strides)
     target.storage = view.storage
     return target

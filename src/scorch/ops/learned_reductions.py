@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import torch_sparse_sum
 from scorch.ops.reduce import Dims, shape_without
 from scorch.tensor.budget import check_budget
 from scorch.tensor.coordinates import coordinates, inside
@@ -263,12 +264,12 @@ def stored_softmax(input: SparseTensor, dim: int, is_log: bool) -> SparseTensor:
     return sparse_of(input.storage.pattern, found)
 
 
-@implements_learning(torch._sparse_sum)
+@implements_learning(torch_sparse_sum)
 def sparse_sum(input: Any, dim: Any = None, *, dtype: torch.dtype | None = None) -> Any:
     """The sum over dimensions, sparse as ``torch.sparse.sum`` gives it."""
     tensor = input if dtype is None else input.to(dtype)
     with torch.no_grad():
-        like: Any = torch._sparse_sum(tensor) if dim is None else torch._sparse_sum(tensor, dim)
+        like: Any = torch_sparse_sum(tensor) if dim is None else torch_sparse_sum(tensor, dim)
     dims = dim if dim is not None else tuple(range(input.dim()))
     total = torch.sum(tensor, dims if isinstance(dims, int) else tuple(dims))
     if not isinstance(like, SparseTensor):

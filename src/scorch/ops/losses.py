@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.tensor.dispatch import implements
 from scorch.tensor.entries import entries_of, united
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -30,7 +31,7 @@ def _by_entries(function: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if not _is_summed(bound.arguments):
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
         return _summed(function, bound.arguments)
 

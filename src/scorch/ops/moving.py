@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from scorch._src.torch_internals import tree_flatten, tree_map, tree_unflatten
 from scorch.tensor.dispatch import implements_learning
 from scorch.tensor.learning import by_formula, dense_of, sparse_of, values_of
 from scorch.tensor.sparse_tensor import SparseTensor

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import ShapeError
 from scorch.ops import matmul
 from scorch.ops.einsum import einsum
@@ -72,7 +73,7 @@ def matrix_power(input: Any, n: int, *, out: Any = None) -> Any:
         ones = torch.ones(size, dtype=input.dtype)
         places = Entries(torch.arange(size, device="cpu") * (size + 1), ones, (size, size))
         return from_entries(places, format_for(input, (size, size)))
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return torch.matrix_power(input, n) if out is None else torch.matrix_power(input, n, out=out)
 
 

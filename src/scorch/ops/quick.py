@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.compiler import is_dynamo_compiling
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.ops.elementwise import is_finite, not_expanded
 from scorch.ops.index import index
 from scorch.ops.shape import permute, select
@@ -62,7 +63,7 @@ _LETTERS = "abcdefghijklmnop"
 def _on_values(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def apply(input: SparseTensor, **kwargs: Any) -> torch.Tensor:
         if kwargs:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return function(input, **kwargs)
         return _with(input, function(values_of(input)))
 
@@ -97,7 +98,7 @@ def _general(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The rule for all functions (``ops.elementwise``)."""
     if is_learning(*args, **kwargs):
         return differentiated(function, args, kwargs)
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return function(*args, **kwargs)
 
 

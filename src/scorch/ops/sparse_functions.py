@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from scorch._src.torch_internals import torch_sparse_sum
 from scorch.compiler.plan import Step
 from scorch.errors import ArgumentError, IndexRangeError, OperandError, ShapeError
 from scorch.formats import Format, as_format
@@ -181,7 +182,7 @@ def sampled_addmm(
 # sums ------------------------------------------------------------------------------------------------
 
 
-@implements(torch._sparse_sum)
+@implements(torch_sparse_sum)
 @implements_operator(aten._sparse_sum)
 def sum(input: SparseTensor, dim: Any = None, *, dtype: torch.dtype | None = None) -> Any:
     """The sum over dimensions: sparse as long as a sparse dimension is left, else dense."""

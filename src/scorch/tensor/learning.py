@@ -23,11 +23,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
-from torch.utils._pytree import tree_map
 
+from scorch._src.torch_internals import (
+    DisableTorchFunctionSubclass,
+    FunctionBase,
+    any_requires_grad,
+    is_functorch_wrapped_tensor,
+    peek_interpreter_stack,
+    tree_map,
+)
 from scorch.compiler.plan import Step
 from scorch.errors import UnsupportedError
 from scorch.formats import Format, dense_format
@@ -40,9 +46,9 @@ from scorch.tensor.relevel import releveled, shares_entries
 from scorch.tensor.run import Task, convert, converted_pattern, copy_step, from_dense, run_step, values_from
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage, plain
-from scorch.tensor.tracking import any_requires_grad, fixed_patterns, is_learning, untracked
+from scorch.tensor.tracking import fixed_patterns, is_learning, untracked
 
-_apply: Any = torch._C._FunctionBase.__dict__["apply"]
+_apply: Any = FunctionBase.__dict__["apply"]
 
 Place = Pattern | tuple[int, ...]  # where values are: at the entries of a pattern, or everywhere in a shape
 
@@ -391,5 +397,5 @@ def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if own >= 0:
         args = (*args[:own], *tree_map(used, args[own:]))
         kwargs = tree_map(used, kwargs)
-    with torch._C.DisableTorchFunctionSubclass(), fixed_patterns():
+    with DisableTorchFunctionSubclass(), fixed_patterns():
         return func(*args, **kwargs)

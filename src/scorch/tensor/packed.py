@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import new_shared_storage
 from scorch.errors import FileError
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
@@ -28,7 +29,7 @@ def packed(tensor: SparseTensor) -> SparseTensor:
     for array in arrays:
         pieces.append((array.dtype, size, array.numel()))
         size += -(-array.numel() * array.element_size() // ALIGNED) * ALIGNED
-    memory = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size, device="cpu"))
+    memory = torch.empty(0, dtype=torch.uint8).set_(new_shared_storage(size, device="cpu"))
     copies = [_cut(memory, piece) for piece in pieces]
     for array, copied in zip(arrays, copies, strict=True):
         copied.copy_(array)

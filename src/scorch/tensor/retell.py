@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from scorch._src.torch_internals import len_torch_dispatch_stack, tree_flatten, tree_map, tree_unflatten
 from scorch.errors import (
     ArgumentError,
     CallError,
@@ -61,7 +61,7 @@ def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, A
     """What the user is told when ``func`` failed with ``error``: another error, or the same one."""
     if not isinstance(error, ScorchError) and type(error) not in KINDS:
         return error
-    if torch._C._len_torch_dispatch_stack():  # a compiler or a tracer at work, which reads torch's errors
+    if len_torch_dispatch_stack():  # a compiler or a tracer at work, which reads torch's errors
         return error
     tensors = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, torch.Tensor)]
     elsewhere = _mixed_devices(tensors)

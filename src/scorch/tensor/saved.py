@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import legacy_load
 from scorch.errors import FileError, InPlaceError
 from scorch.formats.compressed import Compressed
 from scorch.formats.coordinate import Coordinate
@@ -125,7 +126,7 @@ _unchecked: weakref.WeakSet[Storage] = weakref.WeakSet()
 def _is_filled_later() -> bool:
     """Whether torch reads a file of its old format, whose arrays it fills when all tensors are made."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not torch.serialization._legacy_load.__code__:
+    while frame is not None and frame.f_code is not legacy_load.__code__:
         frame = frame.f_back
     return frame is not None
 

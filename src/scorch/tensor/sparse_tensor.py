@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
-from torch.fx import _symbolic_trace
 
+from scorch._src.torch_internals import (
+    DisableTorchFunctionSubclass,
+    any_requires_grad,
+    len_torch_dispatch_stack,
+    make_wrapper_subclass,
+)
 from scorch.errors import OperandError, ShapeError
 from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
@@ -35,7 +40,6 @@ from scorch.tensor.frames import unread, unread_all
 from scorch.tensor.run import convert
 from scorch.tensor.storage import Pattern, Storage, plain
 from scorch.tensor.tracking import (
-    any_requires_grad,
     has_tangents,
     is_asked_by,
     is_grad_enabled,
@@ -47,7 +51,6 @@ if TYPE_CHECKING:
     import scipy.sparse
 
 
-_make_wrapper = torch.Tensor._make_wrapper_subclass
 _default_dtype = torch.get_default_dtype
 
 
@@ -109,7 +112,9 @@ class SparseTensor(torch.Tensor):
         try:  # naming what is the default costs as much again; all storages are on the CPU
             is_default = dtype is _default_dtype()
             made: SparseTensor = (
-                _make_wrapper(cls, shape) if is_default else _make_wrapper(cls, shape, dtype=dtype)
+                make_wrapper_subclass(cls, shape)
+                if is_default
+                else make_wrapper_subclass(cls, shape, dtype=dtype)
             )
         except RuntimeError:
             raise ShapeError(
@@ -127,9 +132,9 @@ class SparseTensor(torch.Tensor):
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return RECORD[0](func, args, kwargs or {})
         if func in dispatch.FACTS:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        if _symbolic_trace._is_fx_tracing_flag and is_tracing():
+        if len_torch_dispatch_stack() and is_tracing():
             return RECORD[0](func, args, kwargs or {})
         handler = dispatch.FUNCTIONS.get(func)
         try:
@@ -144,7 +149,7 @@ class SparseTensor(torch.Tensor):
                     return carried_forward(func, args, kwargs or {})
             if handler is not None:
                 return handler(*args, **(kwargs or {}))
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         except Exception as error:
             from scorch.tensor.retell import of_our_kind, retold

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
-from torch.utils._python_dispatch import _disable_current_modes
 
+from scorch._src.torch_internals import (
+    FAKE_TENSOR_MAKER,
+    GRAPH_MAKER,
+    DisableTorchFunctionSubclass,
+    detect_fake_mode,
+    disable_current_modes,
+    tree_unflatten,
+)
 from scorch.errors import UnsupportedError
 from scorch.ops.capture import operators  # noqa: F401 - they are called below
 from scorch.ops.capture.program import Operand, Program, Result, filled_in
@@ -55,11 +61,11 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func(*args, **kwargs)`` of traced tensors, connected to them."""
     func = RENAMED.get(func, func)
     if func == _IS_SPARSE:
-        return not is_asked_by("torch._subclasses.meta_utils", 2)
+        return not is_asked_by(FAKE_TENSOR_MAKER, 2)
     if func in _SAME:
         return SparseTensor(args[0].storage)
     if _is_fact(func):
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     name = getattr(func, "__name__", "")
     is_in_place = name.endswith("_") and not name.endswith("__")
@@ -75,7 +81,7 @@ def _in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any
     plain = name.removeprefix("__i").strip("_")
     functional = getattr(torch.Tensor, plain, None)
     target = args[0]
-    if plain == "copy" and any(is_asked_by("torch._functorch._aot_autograd", depth) for depth in range(3, 7)):
+    if plain == "copy" and any(is_asked_by(GRAPH_MAKER, depth) for depth in range(3, 7)):
         target.storage.values.copy_(args[1].storage.values)  # an argument that was changed as below
         return target
     if name != "__setitem__" and functional is not None and "out" not in kwargs and is_traced(target):
@@ -141,7 +147,7 @@ class _Call:
         return traced(pattern, found)
 
     def _keeps_zeros(self) -> bool:
-        with _disable_current_modes(), torch.no_grad():
+        with disable_current_modes(), torch.no_grad():
             found = self._called(
                 [torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype) for tensor in self.tensors]
             )
@@ -175,9 +181,7 @@ class _Call:
             arrays.append(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
         program = Program(name_of(self.func), self.args, self.kwargs, tuple(operands), tuple(results), seed)
         found = torch.ops.scorch.call(program.write(), arrays, sizes) if _is_computed(results) else []
-        return torch.utils._pytree.tree_unflatten(
-            _collected(results, list(found), arrays, sizes), outcome.spec
-        )
+        return tree_unflatten(_collected(results, list(found), arrays, sizes), outcome.spec)
 
     def _operands(self) -> tuple[list[torch.Tensor], list[Operand]]:
         """All arrays, each once, and which of them each argument has."""
