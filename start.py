@@ -3,7 +3,7 @@
     python3 start.py demo     install, then show Scorch at work
     python3 start.py test     install, then run every check and test
 
-Needs Python 3.11 or newer with pip; everything else goes into .venv beside this file. Further
+Needs Python 3.10 or newer with pip; everything else goes into .venv beside this file. Further
 arguments are handed on, to the demonstration or to pytest. Where something is missing, the script says
 what it is and what to do.
 
@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "scorch-start.json"
-OLDEST_PYTHON = (3, 11)
+OLDEST_PYTHON = (3, 10)
 # Installed first and alone: a bare "torch" may bring gigabytes of GPU libraries.
 TORCH = "torch==2.13.0"
 EXTRAS = {"demo": {"scipy", "plots"}, "test": {"scipy", "test", "lint", "docs"}}

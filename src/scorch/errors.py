@@ -6,6 +6,8 @@ the builtin a user would expect to catch, and each message names the operand, th
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 
@@ -13,6 +15,14 @@ class ScorchError(Exception):
     """Base of all errors raised by Scorch."""
 
     is_retold: bool = False  # whether it tells what torch says of a call
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Say where an error comes from: in a note, or below the message in Python 3.10, which has no notes."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        error.args = (f"{error}\n{note}", *error.args[1:])
 
 
 class CallError(ScorchError, RuntimeError):

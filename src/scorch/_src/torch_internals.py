@@ -1,9 +1,9 @@
 """Every private name of torch that Scorch uses, and what replaces it in other versions.
 
 torch may rename or remove a name that begins with an underscore in any release. They are all looked up here,
-once, when Scorch is imported: to support a new torch, run ``tests/test_torch_internals.py`` on it and add the
-new place of a name in front of the old one. A name that is nowhere stops the import with an error that lists
-everything that is missing, instead of failing in the middle of somebody's program.
+once, when Scorch is imported. To support a new torch, run ``tests/_src/test_torch_internals.py`` on it and
+add the new place of a name in front of the old one. A name that is nowhere stops the import with an error
+that lists everything that is missing, instead of failing in the middle of somebody's program.
 
     name = _find("torch.new.place", "torch.old.place")      the first one that this torch has
 
@@ -15,7 +15,7 @@ belongs to an object: ``module._buffers``, ``aten._to_copy``.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -173,13 +173,13 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         *("_indices", "_values", "_dimI", "_dimV"),
     ),
     "torch.UntypedStorage": ("_cdata",),
-    "torch._ops.OpOverload": ("_op_dk",),
-    "torch.ops.aten.add.Tensor": ("_schema", "_overloadname"),
+    "torch.ops.aten.add.Tensor": ("_schema", "_overloadname", "_op_dk"),
     "torch.nn.Module": (
         *("_call_impl", "_compiled_call_impl", "_load_from_state_dict", "_save_to_state_dict"),
         *("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"),
     ),
     "torch.autograd.forward_ad": ("_current_level",),  # a number that changes: read it there each time
+    "torch.compile": ("_torchdynamo_orig_callable",),  # of what it returns
     "torch._library.fake_impl.FakeImplCtx": ("_shape_env",),
     "torch.nn.parallel.DistributedDataParallel": (
         *("_build_params_for_reducer", "_build_debug_param_to_name_mapping"),
@@ -205,10 +205,9 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def all_places() -> Iterator[tuple[str, ...]]:
+def all_places() -> list[tuple[str, ...]]:
     """For every private name that is looked up here, where it may be."""
-    yield from _found.values()
-    yield from LAZY.values()
+    return [*_found.values(), *LAZY.values()]
 
 
 if _missing:

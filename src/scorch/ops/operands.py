@@ -9,7 +9,7 @@ import torch
 
 from scorch._src.torch_internals import FAKE_MODE, get_dispatch_mode, is_functorch_wrapped_tensor
 from scorch.compiler.typing import type_of_dtype
-from scorch.errors import DtypeError, OperandError, UnsupportedError
+from scorch.errors import DtypeError, OperandError, UnsupportedError, add_note
 from scorch.formats import Format
 from scorch.tensor.construct import from_torch
 from scorch.tensor.run import convert
@@ -34,7 +34,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     try:
         type_of_dtype(value.dtype)
     except DtypeError as error:
-        error.add_note(f"in {name}")
+        add_note(error, f"in {name}")
         raise
     if value.layout != torch.strided:
         found = from_torch(value)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from scorch.compiler.typing import type_of_dtype
-from scorch.errors import DtypeError, IndexRangeError, OperandError, ShapeError, UnsupportedError
+from scorch.errors import DtypeError, IndexRangeError, OperandError, ShapeError, UnsupportedError, add_note
 from scorch.tensor.tracking import is_learning
 
 LARGEST = 2**63 - 1
@@ -97,7 +97,7 @@ def _checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
     try:
         type_of_dtype(wanted)
     except DtypeError as error:
-        error.add_note(f"in {name}")
+        add_note(error, f"in {name}")
         raise
     return wanted
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from scorch.errors import FileError, MissingFileError, OperandError, ScorchError
+from scorch.errors import FileError, MissingFileError, OperandError, ScorchError, add_note
 from scorch.formats import Format
 from scorch.tensor.construct import from_torch
 from scorch.tensor.frostt import read_frostt, write_frostt
@@ -71,7 +71,7 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
         return kind.read(found, format, **options)
     except ScorchError as error:
         if str(found) not in str(error):
-            error.add_note(f"in the file {found}")
+            add_note(error, f"in the file {found}")
         raise
 
 

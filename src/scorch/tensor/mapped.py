@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from scorch.compiler.pipeline import index_type
 from scorch.compiler.typing import dtype_of_type
-from scorch.errors import FileError, IndexRangeError, OperandError, UnsupportedError
+from scorch.errors import FileError, IndexRangeError, OperandError, UnsupportedError, add_note
 from scorch.formats import as_format
 from scorch.tensor.arrays import as_dtype, as_stored_format
 from scorch.tensor.check import as_shape, check_coordinates, is_sorted_below
@@ -108,7 +108,7 @@ class MappedRows(Dataset[Any]):
         try:
             check_coordinates("crd1", places, 1, self.shape[1])
         except IndexRangeError as error:
-            error.add_note(f"in the file {self.path}")
+            add_note(error, f"in the file {self.path}")
             raise
         if not is_sorted_below(pointers, places):
             raise FileError(f"{self.path} is damaged: the columns of a row are not in order, or one repeats")
