@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from scorch.errors import CompilerNotFoundError
-from scorch.runtime import jit
+from scorch.errors import CompilationError, CompilerNotFoundError
+from scorch.runtime import jit, openmp
 from scorch.settings import current
 
 _TRAMPOLINE = """\
@@ -154,7 +154,7 @@ def make_caller() -> Caller:
 
 @functools.cache
 def parallel_runtime() -> int:
-    """The address of torch's ``torch_parallel_for``, or 0 where kernels have to run on one thread.
+    """The address of torch's ``torch_parallel_for`` or its like; 0 where kernels have to run on one thread.
 
     Kernels share torch's threads instead of starting their own: two pools spinning on the same cores make
     both slow, and ``torch.set_num_threads`` is obeyed for free.
@@ -164,8 +164,10 @@ def parallel_runtime() -> int:
     name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
-        return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value or 0
-    except (OSError, AttributeError):
+        if hasattr(library, "torch_parallel_for"):  # from torch 2.10 on
+            return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value or 0
+        return openmp.parallel_for(library)
+    except (OSError, AttributeError, CompilationError):
         return 0
 
 

@@ -87,8 +87,16 @@ def _read(facts: dict[str, Any], arrays: Mapping[str, torch.Tensor]) -> SparseTe
     if as_dtype(facts.get("dtype")).is_complex and "values" in own:
         if own["values"].shape[-1:] != (2,) or not own["values"].is_floating_point():
             raise FileError("its complex values are not kept as pairs")
-        own["values"] = torch.view_as_complex(own["values"])
-    return from_arrays(facts, own)
+        own["values"] = torch.view_as_complex(_aligned(own["values"], 2))
+    return from_arrays(facts, {part: _aligned(array) for part, array in own.items()})
+
+
+def _aligned(array: torch.Tensor, elements: int = 1) -> torch.Tensor:
+    """``array``, copied where it does not begin at a multiple of so many elements, as torch expects.
+
+    In a file arrays follow each other without gaps, and torch crashes on complex numbers that lie in between.
+    """
+    return array.clone() if array.data_ptr() % (elements * array.element_size()) else array
 
 
 def _shared(read: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
