@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from scorch.ops.reduce import Dims, shape_without
+from scorch.ops.reduce import Dims, shape_without, summed_by
 from scorch.tensor.budget import check_budget
 from scorch.tensor.coordinates import coordinates, inside
 from scorch.tensor.dispatch import implements_learning
@@ -52,7 +52,7 @@ class StoredGroups:
         return values if self.inside is None else values[self.inside]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(self.keys.numel()).index_add(0, self.group, values)
+        return summed_by(self.group, values, self.keys.numel())
 
     def extreme(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """``amax`` or ``amin`` of the values of each group."""
@@ -147,7 +147,9 @@ def var(
     values = groups.values(input)
     middle = groups.sum(values) / groups.places
     distances = groups.sum((values - middle[groups.group]).square()) + groups.zeros * middle.square()
-    return groups.result(input, distances / max(groups.places - off, 0), _shape(input, dim, keepdim))
+    divisor = max(groups.places - off, 0)
+    fill = 0.0 if divisor else math.nan
+    return groups.result(input, distances / divisor, _shape(input, dim, keepdim), fill)
 
 
 @reduction(torch.std, torch.Tensor.std)
@@ -157,6 +159,30 @@ def std(input: SparseTensor, *args: Any, **kwargs: Any) -> Any:
 
 
 # extremes --------------------------------------------------------------------------------------------
+
+
+class _Changes(torch.autograd.Function):
+    """Zero, which changes as the values do: what ``values - values.detach()`` is, for infinities too."""
+
+    @staticmethod
+    def forward(values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient
+
+    @staticmethod
+    def jvp(ctx: Any, change: torch.Tensor) -> Any:
+        return change.clone()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, values: torch.Tensor) -> Any:
+        return _Changes.apply(values), in_dims[0]
 
 
 def _extreme(input: SparseTensor, dim: Dims, keepdim: bool, how: str) -> Any:
@@ -169,9 +195,8 @@ def _extreme(input: SparseTensor, dim: Dims, keepdim: bool, how: str) -> Any:
     found = torch.where(groups.has_zeros, clamped, found)
     hits = (fixed == found[groups.group]).to(values.dtype)
     count = groups.sum(hits) + torch.where((found == 0) & groups.has_zeros, groups.zeros, 0)
-    shared = groups.sum(values * (hits / count[groups.group]))
-    exact = shared + (found - shared).detach()
-    return groups.result(input, exact, _shape(input, dim, keepdim))
+    shared = groups.sum(_Changes.apply(values) * (hits / count[groups.group]))
+    return groups.result(input, found + shared, _shape(input, dim, keepdim))
 
 
 @reduction(torch.amax, torch.Tensor.amax)
@@ -195,7 +220,7 @@ def _chosen(name: str) -> Function:
         if not args or isinstance(args[0], torch.Tensor):
             return None
         with torch.no_grad():
-            found = function(input, *args, **kwargs)
+            found = function(input.detach(), *args, **kwargs)  # without tangents of forward mode either
         place = 1 if name in ("topk", "kthvalue") else 0
         dim = kwargs.get("dim", args[place] if len(args) > place else -1)
         indices = found.indices
@@ -226,7 +251,7 @@ def vector_norm(x: SparseTensor, ord: Any = 2, dim: Dims = None, keepdim: bool =
         return _extreme(sparse_of(x.storage.pattern, values_of(x).abs()), dim, keepdim, "amax")
     groups = groups_of(x, dim)
     sizes = groups.values(x).abs()
-    if ord == 1:
+    if ord == 1 or groups.places == 1:
         return groups.result(x, groups.sum(sizes), _shape(x, dim, keepdim))
     total = groups.sum(sizes**ord)
     is_zero = total == 0
