@@ -54,6 +54,10 @@ class StoredGroups:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return summed_by(self.group, values, self.keys.numel())
 
+    def of_zeros(self, each: torch.Tensor) -> torch.Tensor:
+        """What the zeros that are not stored add to a sum: ``each`` of them so much; none nothing."""
+        return self.zeros * torch.where(self.has_zeros, each, 0)
+
     def extreme(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """``amax`` or ``amin`` of the values of each group."""
         start = values.new_zeros(self.keys.numel())
@@ -140,22 +144,35 @@ def var(
     correction: Any = None,
 ) -> Any:
     """The mean squared distance from the mean, of all elements."""
-    if isinstance(dim, bool) or not isinstance(unbiased, bool):
+    found = _variance(input, dim, unbiased, keepdim, correction)
+    return None if found is None else found.to(input.dtype)
+
+
+def _variance(input: SparseTensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
+    """The variance in float64, as torch computes it."""
+    if isinstance(dim, bool) or not isinstance(unbiased, bool) or input.is_complex():
         return None
     off = correction if correction is not None else 1 if unbiased else 0
     groups = groups_of(input, dim)
-    values = groups.values(input)
+    values = groups.values(input).double()
     middle = groups.sum(values) / groups.places
-    distances = groups.sum((values - middle[groups.group]).square()) + groups.zeros * middle.square()
+    distances = groups.sum((values - middle[groups.group]).square()) + groups.of_zeros(middle.square())
     divisor = max(groups.places - off, 0)
     fill = 0.0 if divisor else math.nan
     return groups.result(input, distances / divisor, _shape(input, dim, keepdim), fill)
 
 
 @reduction(torch.std, torch.Tensor.std)
-def std(input: SparseTensor, *args: Any, **kwargs: Any) -> Any:
-    found = var(input, *args, **kwargs)
-    return None if found is None else torch.sqrt(found)
+def std(
+    input: SparseTensor,
+    dim: Any = None,
+    unbiased: Any = True,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> Any:
+    found = _variance(input, dim, unbiased, keepdim, correction)
+    return None if found is None else torch.sqrt(found).to(input.dtype)
 
 
 # extremes --------------------------------------------------------------------------------------------
@@ -267,7 +284,7 @@ def logsumexp(input: SparseTensor, dim: Any, keepdim: bool = False) -> Any:
     largest = torch.where(groups.has_zeros, largest.clamp(min=0), largest)
     if not bool(torch.isfinite(largest).all()):
         return None
-    powers = groups.sum(torch.exp(values - largest[groups.group])) + groups.zeros * torch.exp(-largest)
+    powers = groups.sum(torch.exp(values - largest[groups.group])) + groups.of_zeros(torch.exp(-largest))
     return groups.result(input, largest + powers.log(), _shape(input, dim, keepdim), math.log(groups.places))
 
 

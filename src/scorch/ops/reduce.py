@@ -54,6 +54,10 @@ class Groups:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return summed_by(self.group, values, self.count)
 
+    def of_zeros(self, each: torch.Tensor) -> torch.Tensor:
+        """What the zeros that are not stored add to a sum: ``each`` of them so much; none nothing."""
+        return (self.places - self.stored) * torch.where(self.has_zeros, each, 0)
+
     def reduce(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """``amax``, ``amin`` or ``prod`` of the values of each group."""
         start = values.new_zeros(self.count)
@@ -212,7 +216,9 @@ def prod(self: SparseTensor, dim: Any = None, keepdim: bool = False, *, dtype: A
 
 def _product(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
     found = groups.reduce(values, "prod")
-    return torch.where(groups.has_zeros, found * 0, found), 0.0  # infinity times zero is not a number
+    is_odd = groups.reduce((~values.isfinite()).to(torch.uint8), "amax") > 0
+    with_zeros = torch.where(is_odd, found * 0, 0)  # infinity times zero is not a number; a large one is 0
+    return torch.where(groups.has_zeros, with_zeros, found), 0.0
 
 
 def _extreme(how: str) -> Body:
@@ -382,11 +388,19 @@ def _with_mean(func: Any, spread: Any, self: SparseTensor, dim: Dims, correction
 
 def _spread(func: Any, self: SparseTensor, dim: Dims, correction: Any, keepdim: bool, last: Any) -> Any:
     def body(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
-        center = groups.sum(values) / groups.places
-        squares = groups.sum((values - center[groups.group]).abs() ** 2)
-        squares = squares + (groups.places - groups.stored) * center.abs() ** 2
         divisor = max(0.0, groups.places - float(1 if correction is None else correction))
-        return last(squares / divisor), 0.0 if divisor else math.nan
+
+        def spread(part: torch.Tensor) -> torch.Tensor:
+            wide = part.double()  # in which torch computes it too
+            center = groups.sum(wide) / groups.places
+            squares = groups.sum((wide - center[groups.group]) ** 2) + groups.of_zeros(center**2)
+            return squares / divisor
+
+        if values.is_complex():
+            found = spread(values.real).to(values.real.dtype) + spread(values.imag).to(values.real.dtype)
+        else:
+            found = spread(values)
+        return last(found), 0.0 if divisor else math.nan
 
     kwargs = {"correction": correction, "keepdim": keepdim}
     return _reduce(func, self, dim, (dim,), kwargs, body)
@@ -422,7 +436,7 @@ def logsumexp(self: SparseTensor, dim: Dims, keepdim: bool = False) -> Any:
         top, _ = _extreme("amax")(groups, values)
         top = torch.where(top.isinf(), 0.0, top)
         total = groups.sum(torch.exp(values - top[groups.group]))
-        total = total + (groups.places - groups.stored) * torch.exp(-top)
+        total = total + groups.of_zeros(torch.exp(-top))
         return torch.log(total) + top, math.log(groups.places)
 
     return _reduce(aten.logsumexp.default, self, dims, (dims, keepdim), {}, body)
