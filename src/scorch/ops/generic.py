@@ -32,7 +32,7 @@ from scorch.tensor.entries import entries_of, format_for
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
-from scorch.tensor.tracking import are_patterns_fixed
+from scorch.tensor.tracking import any_requires_grad, are_patterns_fixed
 
 aten = torch.ops.aten
 
@@ -140,7 +140,9 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     found = densely(func, args, kwargs)
     is_zero_for_zero = func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor)
     is_zero_for_zeros = func.overloadpacket in KEEP_ZEROS_OF_ALL and args[1] is not None and all_sparse(args)
-    is_sparse = (is_zero_for_zero or is_zero_for_zeros) and not are_patterns_fixed()
+    is_connected = torch.is_grad_enabled() and any_requires_grad(*args)  # zeros may be there by chance
+    is_fixed = are_patterns_fixed() or is_connected
+    is_sparse = (is_zero_for_zero or is_zero_for_zeros) and not is_fixed
     return stored(found, args[0]) if is_sparse else found
 
 
