@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.tensor.check_call import check_out
 from scorch._src.torch_internals import (
     DisableTorchDispatch,
     DispatchKey,
@@ -50,7 +51,6 @@ DECOMPOSED = {
     aten.renorm,
     aten.rot90,
     aten.smooth_l1_loss,
-    aten.soft_margin_loss,
 }
 
 # Operators that work on dense copies, but whose result is zero where the input is: it is stored sparse.
@@ -295,6 +295,7 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
 def _into(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of ``func`` written to ``out``, one tensor or several."""
     functional: Callable[..., Any] = getattr(func.overloadpacket, _without_out(func))
+    check_out(func, functional, out, args, kwargs)
     found = functional(*args, **kwargs)
     if isinstance(out, tuple | list):
         return type(out)(write_out(o, f, name_of(func)) for o, f in zip(out, found, strict=True))

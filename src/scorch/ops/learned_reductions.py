@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.tensor.check_call import check_call
 from scorch._src.torch_internals import torch_sparse_sum
 from scorch.ops.reduce import Dims, shape_without, summed_by
 from scorch.tensor.budget import check_budget
@@ -26,6 +27,7 @@ from scorch.tensor.storage import Pattern
 from scorch.tensor.tracking import untracked
 
 Function = Callable[..., Any]
+COUNTING = ("kthvalue", "topk")  # how many of a line: torch's own function, which they call, compares with it
 
 
 class StoredGroups:
@@ -106,7 +108,11 @@ def reduction(*functions: Function) -> Callable[[Function], Function]:
 
             def handler(input: Any, *args: Any, function: Function = function, **kwargs: Any) -> Any:
                 is_served = isinstance(input, SparseTensor) and input.dim() and input.numel()
-                found = body(input, *args, **kwargs) if is_served and _has_no_options(kwargs) else None
+                if not is_served or not _has_no_options(kwargs):
+                    return by_formula(function, (input, *args), kwargs)
+                if function.__name__ not in COUNTING:
+                    check_call(function, input, *args, **kwargs)
+                found = body(input, *args, **kwargs)
                 return by_formula(function, (input, *args), kwargs) if found is None else found
 
             implements_learning(function)(handler)

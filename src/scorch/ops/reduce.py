@@ -123,16 +123,16 @@ def sum(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: A
 
 
 @implements(torch.sum, torch.Tensor.sum, learns=True)
-def quick_sum(input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+def quick_sum(input: Any, *args: Any, **kwargs: Any) -> Any:
     """The sum over some dimensions by a kernel, without asking torch; everything else as torch takes it."""
-    is_plain = type(input) is SparseTensor and not args and not kwargs
+    dim = args[0] if args else kwargs.get("dim")
+    is_plain = type(input) is SparseTensor and len(args) + len(kwargs) == (bool(args) or "dim" in kwargs)
     is_plain = is_plain and (dim is None or type(dim) in (int, tuple))
     if is_plain and input.storage.values.dtype in (torch.float32, torch.float64) and input.numel():
         found = _quick_sum(input, (dim,) if type(dim) is int else dim, False)
         if found is not None:
             return found
-    given = (input, *args) if dim is None else (input, dim, *args)
-    return differentiated(torch.sum, given, kwargs)
+    return differentiated(torch.sum, (input, *args), kwargs)
 
 
 @implements_operator(aten.nansum)
