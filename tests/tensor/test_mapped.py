@@ -89,6 +89,18 @@ def test_written_files_are_read_by_load_and_by_the_library(tmp_path):
         assert {"values", "crd1", "pos1"} <= set(library.load_file(path))
 
 
+@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex_values_are_mapped_wherever_they_begin(tmp_path, dtype, before):
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    S = scorch.from_torch(random_dense((5, 7), dtype, 0.4, 3), "csr")
+    part = torch.ones(before, dtype=dtype.to_real())
+    scorch.save(tmp_path / "a.safetensors", {"a": part, "b": S})
+    rows = MappedRows(tmp_path / "a.safetensors", "b")
+    assert torch.equal(rows[[4, 0, 1]].to_dense(), S.to_dense()[[4, 0, 1]])
+    assert torch.equal(rows[:].to_dense(), S.to_dense())
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_saved_matrices_are_mapped(tmp_path, dtype):
     pytest.importorskip("safetensors", reason="safetensors is not installed")

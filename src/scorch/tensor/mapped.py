@@ -138,7 +138,7 @@ class MappedRows(Dataset[Any]):
     def _copied(self, rows: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> Storage:
         pos, crd, values = self._opened()
         form, columns = as_format("csr", 2), self.shape[1]
-        if pos.dtype == crd.dtype:
+        if pos.dtype == crd.dtype and values.dtype == self.dtype:
             whole = Pattern(form, tuple(self.shape), (None, pos), (None, crd), (len(self), crd.numel()))
             found = rows_of(Storage(whole, values), rows)
             if found is not None:
@@ -148,7 +148,8 @@ class MappedRows(Dataset[Any]):
         index = torch.repeat_interleave(begin - pointers[:-1], lengths) + torch.arange(int(pointers[-1]))
         counts = (rows.numel(), index.numel())
         pattern = Pattern(form, (rows.numel(), columns), (None, pointers), (None, crd[index]), counts)
-        return Storage(pattern, values[index])
+        picked = values[index]
+        return Storage(pattern, picked if picked.dtype == self.dtype else torch.view_as_complex(picked))
 
     # the file ----------------------------------------------------------------------------------------
 
@@ -181,8 +182,10 @@ class MappedRows(Dataset[Any]):
             pos, crd, values = (
                 mapped_array(mapped, self._places[part]) for part in ("pos1", "crd1", "values")
             )
-            if self.dtype.is_complex:
-                values = torch.view_as_complex(values.reshape(-1, 2))
+            if self.dtype.is_complex:  # torch crashes on complex numbers between aligned addresses
+                values = values.reshape(-1, 2)
+                is_aligned = values.data_ptr() % self.dtype.itemsize == 0
+                values = torch.view_as_complex(values) if is_aligned else values
             self._arrays = pos, crd, values
         return self._arrays
 
