@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
-from scorch.errors import ArgumentError, IndexRangeError, ShapeError
+from scorch.errors import ArgumentError, CallError, IndexRangeError, ShapeError
 from scorch.ops.matmul import mv
 from scorch.ops.reduce import logsumexp
 from scorch.tensor.dispatch import implements, implements_learning, implements_operator
@@ -33,6 +33,8 @@ def nll_loss_forward(
     self: Any, target: Any, weight: Any, reduction: int, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Minus the scores of the targets, weighted; and the sum of the weights."""
+    if target.dtype not in (torch.int64, torch.uint8):
+        raise CallError(f"nll_loss takes targets of dtype int64 or uint8, not {target.dtype}; use .long()")
     x, places = (self, target) if self.dim() == 2 else (self.unsqueeze(0), target.reshape(1))
     weights = _weights(places, weight, ignore_index, x)
     loss = -_picked(x, places) * weights

@@ -189,8 +189,7 @@ class _Call:
         packet = self.func.overloadpacket
         if packet in DIVISIONS:
             divisor = self.dense.get(1, self.args[1])
-            is_safe = not isinstance(divisor, SparseTensor) and bool(torch.as_tensor(divisor).all())
-            return (0,) if is_safe else ()
+            return (0,) if not isinstance(divisor, SparseTensor) and divides_zero(divisor) else ()
         zeroing = ANNIHILATORS.get(packet, ())
         stored = (tensor.storage.values for tensor in self.sparse.values())
         if zeroing and not all(is_finite(tensor) for tensor in (*self.dense.values(), *stored)):
@@ -239,7 +238,15 @@ def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no element is infinite or NaN; False too where they are so large that their sum is."""
     if is_functorch_wrapped_tensor(tensor):
         return True  # inside of torch.func nothing can be asked of values
+    if tensor.dtype.is_complex:
+        tensor = torch.view_as_real(tensor.detach().resolve_conj())
     return not tensor.dtype.is_floating_point or math.isfinite(float(tensor.detach().sum()))
+
+
+def divides_zero(divisor: Any) -> bool:
+    """Whether zero divided by each element is zero: none is zero or NaN."""
+    numbers = torch.as_tensor(divisor)
+    return bool(numbers.all()) and not bool(numbers.isnan().any())
 
 
 def not_expanded(tensor: torch.Tensor) -> torch.Tensor:

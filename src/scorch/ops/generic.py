@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.tensor.check_call import check_out
 from scorch._src.torch_internals import (
     DisableTorchDispatch,
     DispatchKey,
@@ -32,7 +33,7 @@ from scorch.tensor.entries import entries_of, format_for
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
-from scorch.tensor.tracking import are_patterns_fixed
+from scorch.tensor.tracking import any_requires_grad, are_patterns_fixed
 
 aten = torch.ops.aten
 
@@ -50,7 +51,6 @@ DECOMPOSED = {
     aten.renorm,
     aten.rot90,
     aten.smooth_l1_loss,
-    aten.soft_margin_loss,
 }
 
 # Operators that work on dense copies, but whose result is zero where the input is: it is stored sparse.
@@ -140,7 +140,9 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     found = densely(func, args, kwargs)
     is_zero_for_zero = func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor)
     is_zero_for_zeros = func.overloadpacket in KEEP_ZEROS_OF_ALL and args[1] is not None and all_sparse(args)
-    is_sparse = (is_zero_for_zero or is_zero_for_zeros) and not are_patterns_fixed()
+    is_connected = torch.is_grad_enabled() and any_requires_grad(*args)  # zeros may be there by chance
+    is_fixed = are_patterns_fixed() or is_connected
+    is_sparse = (is_zero_for_zero or is_zero_for_zeros) and not is_fixed
     return stored(found, args[0]) if is_sparse else found
 
 
@@ -293,6 +295,7 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
 def _into(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of ``func`` written to ``out``, one tensor or several."""
     functional: Callable[..., Any] = getattr(func.overloadpacket, _without_out(func))
+    check_out(func, functional, out, args, kwargs)
     found = functional(*args, **kwargs)
     if isinstance(out, tuple | list):
         return type(out)(write_out(o, f, name_of(func)) for o, f in zip(out, found, strict=True))

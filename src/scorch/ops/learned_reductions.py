@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from scorch._src.tensor.check_call import check_call
 from scorch._src.torch_internals import torch_sparse_sum
-from scorch.ops.reduce import Dims, shape_without
+from scorch.ops.reduce import Dims, shape_without, summed_by
 from scorch.tensor.budget import check_budget
 from scorch.tensor.coordinates import coordinates, inside
 from scorch.tensor.dispatch import implements_learning
@@ -26,6 +27,7 @@ from scorch.tensor.storage import Pattern
 from scorch.tensor.tracking import untracked
 
 Function = Callable[..., Any]
+COUNTING = ("kthvalue", "topk")  # how many of a line: torch's own function, which they call, compares with it
 
 
 class StoredGroups:
@@ -53,7 +55,11 @@ class StoredGroups:
         return values if self.inside is None else values[self.inside]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(self.keys.numel()).index_add(0, self.group, values)
+        return summed_by(self.group, values, self.keys.numel())
+
+    def of_zeros(self, each: torch.Tensor) -> torch.Tensor:
+        """What the zeros that are not stored add to a sum: ``each`` of them so much; none nothing."""
+        return self.zeros * torch.where(self.has_zeros, each, 0)
 
     def extreme(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """``amax`` or ``amin`` of the values of each group."""
@@ -102,7 +108,11 @@ def reduction(*functions: Function) -> Callable[[Function], Function]:
 
             def handler(input: Any, *args: Any, function: Function = function, **kwargs: Any) -> Any:
                 is_served = isinstance(input, SparseTensor) and input.dim() and input.numel()
-                found = body(input, *args, **kwargs) if is_served and _has_no_options(kwargs) else None
+                if not is_served or not _has_no_options(kwargs):
+                    return by_formula(function, (input, *args), kwargs)
+                if function.__name__ not in COUNTING:
+                    check_call(function, input, *args, **kwargs)
+                found = body(input, *args, **kwargs)
                 return by_formula(function, (input, *args), kwargs) if found is None else found
 
             implements_learning(function)(handler)
@@ -141,23 +151,62 @@ def var(
     correction: Any = None,
 ) -> Any:
     """The mean squared distance from the mean, of all elements."""
-    if isinstance(dim, bool) or not isinstance(unbiased, bool):
+    found = _variance(input, dim, unbiased, keepdim, correction)
+    return None if found is None else found.to(input.dtype)
+
+
+def _variance(input: SparseTensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
+    """The variance in float64, as torch computes it."""
+    if isinstance(dim, bool) or not isinstance(unbiased, bool) or input.is_complex():
         return None
     off = correction if correction is not None else 1 if unbiased else 0
     groups = groups_of(input, dim)
-    values = groups.values(input)
+    values = groups.values(input).double()
     middle = groups.sum(values) / groups.places
-    distances = groups.sum((values - middle[groups.group]).square()) + groups.zeros * middle.square()
-    return groups.result(input, distances / max(groups.places - off, 0), _shape(input, dim, keepdim))
+    distances = groups.sum((values - middle[groups.group]).square()) + groups.of_zeros(middle.square())
+    divisor = max(groups.places - off, 0)
+    fill = 0.0 if divisor else math.nan
+    return groups.result(input, distances / divisor, _shape(input, dim, keepdim), fill)
 
 
 @reduction(torch.std, torch.Tensor.std)
-def std(input: SparseTensor, *args: Any, **kwargs: Any) -> Any:
-    found = var(input, *args, **kwargs)
-    return None if found is None else torch.sqrt(found)
+def std(
+    input: SparseTensor,
+    dim: Any = None,
+    unbiased: Any = True,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> Any:
+    found = _variance(input, dim, unbiased, keepdim, correction)
+    return None if found is None else torch.sqrt(found).to(input.dtype)
 
 
 # extremes --------------------------------------------------------------------------------------------
+
+
+class _Changes(torch.autograd.Function):
+    """Zero, which changes as the values do: what ``values - values.detach()`` is, for infinities too."""
+
+    @staticmethod
+    def forward(values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient
+
+    @staticmethod
+    def jvp(ctx: Any, change: torch.Tensor) -> Any:
+        return change.clone()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, values: torch.Tensor) -> Any:
+        return _Changes.apply(values), in_dims[0]
 
 
 def _extreme(input: SparseTensor, dim: Dims, keepdim: bool, how: str) -> Any:
@@ -170,9 +219,8 @@ def _extreme(input: SparseTensor, dim: Dims, keepdim: bool, how: str) -> Any:
     found = torch.where(groups.has_zeros, clamped, found)
     hits = (fixed == found[groups.group]).to(values.dtype)
     count = groups.sum(hits) + torch.where((found == 0) & groups.has_zeros, groups.zeros, 0)
-    shared = groups.sum(values * (hits / count[groups.group]))
-    exact = shared + (found - shared).detach()
-    return groups.result(input, exact, _shape(input, dim, keepdim))
+    shared = groups.sum(_Changes.apply(values) * (hits / count[groups.group]))
+    return groups.result(input, found + shared, _shape(input, dim, keepdim))
 
 
 @reduction(torch.amax, torch.Tensor.amax)
@@ -196,7 +244,7 @@ def _chosen(name: str) -> Function:
         if not args or isinstance(args[0], torch.Tensor):
             return None
         with torch.no_grad():
-            found = function(input, *args, **kwargs)
+            found = function(input.detach(), *args, **kwargs)  # without tangents of forward mode either
         place = 1 if name in ("topk", "kthvalue") else 0
         dim = kwargs.get("dim", args[place] if len(args) > place else -1)
         indices = found.indices
@@ -227,7 +275,7 @@ def vector_norm(x: SparseTensor, ord: Any = 2, dim: Dims = None, keepdim: bool =
         return _extreme(sparse_of(x.storage.pattern, values_of(x).abs()), dim, keepdim, "amax")
     groups = groups_of(x, dim)
     sizes = groups.values(x).abs()
-    if ord == 1:
+    if ord == 1 or groups.places == 1:
         return groups.result(x, groups.sum(sizes), _shape(x, dim, keepdim))
     total = groups.sum(sizes**ord)
     is_zero = total == 0
@@ -243,7 +291,7 @@ def logsumexp(input: SparseTensor, dim: Any, keepdim: bool = False) -> Any:
     largest = torch.where(groups.has_zeros, largest.clamp(min=0), largest)
     if not bool(torch.isfinite(largest).all()):
         return None
-    powers = groups.sum(torch.exp(values - largest[groups.group])) + groups.zeros * torch.exp(-largest)
+    powers = groups.sum(torch.exp(values - largest[groups.group])) + groups.of_zeros(torch.exp(-largest))
     return groups.result(input, largest + powers.log(), _shape(input, dim, keepdim), math.log(groups.places))
 
 

@@ -69,10 +69,11 @@ def _summed(function: Callable[..., Any], given: dict[str, Any]) -> torch.Tensor
     stored = at({name: entries.at(keys) for name, entries in sparse.items()}, keys.numel())
     shape = next(iter(sparse.values())).shape
     others = math.prod(shape) - keys.numel()
-    total = stored.sum(dtype=torch.float64)
+    wide = torch.complex128 if stored.is_complex() else torch.float64
+    total = stored.sum(dtype=wide)
     if others:
         zero = at({name: entries.values.new_zeros(1) for name, entries in sparse.items()}, 1)
-        total = total + others * zero.reshape(()).double()
+        total = total + others * zero.reshape(()).to(wide)
     divisor = {"sum": 1, "mean": math.prod(shape), "batchmean": shape[0] if shape else 1}
     return torch.div(total, divisor[given["reduction"]]).to(stored.dtype)
 

@@ -99,6 +99,8 @@ for _name in ("T", "mT"):
 
 @implements_learning(torch.trace, torch.Tensor.trace)
 def trace(input: Any) -> Any:
+    if input.dim() != 2:
+        return by_formula(torch.trace, (input,), {})  # says what is wrong
     return torch.diagonal(input).sum()
 
 

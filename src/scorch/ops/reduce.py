@@ -16,7 +16,7 @@ import torch
 
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import densely
-from scorch.tensor.budget import check_budget
+from scorch.tensor.budget import check_budget, is_within_budget
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Entries, coordinates_of, entries_of, format_for, keys_of
 from scorch.tensor.learned_entries import from_learned_entries
@@ -52,7 +52,11 @@ class Groups:
         self.has_zeros = self.stored < self.places
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(self.count).index_add(0, self.group, values)
+        return summed_by(self.group, values, self.count)
+
+    def of_zeros(self, each: torch.Tensor) -> torch.Tensor:
+        """What the zeros that are not stored add to a sum: ``each`` of them so much; none nothing."""
+        return (self.places - self.stored) * torch.where(self.has_zeros, each, 0)
 
     def reduce(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """``amax``, ``amin`` or ``prod`` of the values of each group."""
@@ -69,6 +73,14 @@ class Groups:
         check_budget(size * values.element_size(), f"a reduction to shape {shape}", "reduce more dimensions")
         made = torch.full((size,), fill, dtype=dtype)
         return made.index_put((self.keys,), values).view(shape)
+
+
+def summed_by(group: torch.Tensor, values: torch.Tensor, count: int) -> torch.Tensor:
+    """The sum of the values of each of ``count`` groups, connected to them."""
+    if values.is_complex():  # index_add multiplies by one, which makes NaN of the other part of an infinity
+        parts = torch.view_as_real(values)
+        return torch.view_as_complex(parts.new_zeros(count, 2).index_add(0, group, parts))
+    return values.new_zeros(count).index_add(0, group, values)
 
 
 def _without_padding(tensor: SparseTensor, entries: Entries) -> Entries:
@@ -111,16 +123,16 @@ def sum(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: A
 
 
 @implements(torch.sum, torch.Tensor.sum, learns=True)
-def quick_sum(input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+def quick_sum(input: Any, *args: Any, **kwargs: Any) -> Any:
     """The sum over some dimensions by a kernel, without asking torch; everything else as torch takes it."""
-    is_plain = type(input) is SparseTensor and not args and not kwargs
+    dim = args[0] if args else kwargs.get("dim")
+    is_plain = type(input) is SparseTensor and len(args) + len(kwargs) == (bool(args) or "dim" in kwargs)
     is_plain = is_plain and (dim is None or type(dim) in (int, tuple))
     if is_plain and input.storage.values.dtype in (torch.float32, torch.float64) and input.numel():
         found = _quick_sum(input, (dim,) if type(dim) is int else dim, False)
         if found is not None:
             return found
-    given = (input, *args) if dim is None else (input, dim, *args)
-    return differentiated(torch.sum, given, kwargs)
+    return differentiated(torch.sum, (input, *args), kwargs)
 
 
 @implements_operator(aten.nansum)
@@ -204,7 +216,9 @@ def prod(self: SparseTensor, dim: Any = None, keepdim: bool = False, *, dtype: A
 
 def _product(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
     found = groups.reduce(values, "prod")
-    return torch.where(groups.has_zeros, found * 0, found), 0.0  # infinity times zero is not a number
+    is_odd = groups.reduce((~values.isfinite()).to(torch.uint8), "amax") > 0
+    with_zeros = torch.where(is_odd, found * 0, 0)  # infinity times zero is not a number; a large one is 0
+    return torch.where(groups.has_zeros, with_zeros, found), 0.0
 
 
 def _extreme(how: str) -> Body:
@@ -356,22 +370,37 @@ def std(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim
 
 @implements_operator(aten.var_mean.correction)
 def var_mean(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    return var(self, dim, correction=correction, keepdim=keepdim), mean(self, dim, keepdim)
+    return _with_mean(aten.var_mean.correction, var, self, dim, correction, keepdim)
 
 
 @implements_operator(aten.std_mean.correction)
 def std_mean(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    return std(self, dim, correction=correction, keepdim=keepdim), mean(self, dim, keepdim)
+    return _with_mean(aten.std_mean.correction, std, self, dim, correction, keepdim)
+
+
+def _with_mean(func: Any, spread: Any, self: SparseTensor, dim: Dims, correction: Any, keepdim: bool) -> Any:
+    """The variance or deviation, and the mean; beside infinities torch's mean follows the order of elements."""
+    is_plain = bool(self.storage.values.isfinite().all())
+    if not is_plain and is_within_budget(self.numel() * self.storage.values.element_size()):
+        return densely(func, (self, dim), {"correction": correction, "keepdim": keepdim})
+    return spread(self, dim, correction=correction, keepdim=keepdim), mean(self, dim, keepdim)
 
 
 def _spread(func: Any, self: SparseTensor, dim: Dims, correction: Any, keepdim: bool, last: Any) -> Any:
     def body(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
-        center = groups.sum(values) / groups.places
-        squares = groups.sum((values - center[groups.group]).abs() ** 2)
-        squares = squares + (groups.places - groups.stored) * center.abs() ** 2
         divisor = max(0.0, groups.places - float(1 if correction is None else correction))
-        fill = 0.0 if divisor else math.nan
-        return last(squares / divisor if divisor else torch.where(squares == 0, math.nan, math.inf)), fill
+
+        def spread(part: torch.Tensor) -> torch.Tensor:
+            wide = part.double()  # in which torch computes it too
+            center = groups.sum(wide) / groups.places
+            squares = groups.sum((wide - center[groups.group]) ** 2) + groups.of_zeros(center**2)
+            return squares / divisor
+
+        if values.is_complex():
+            found = spread(values.real).to(values.real.dtype) + spread(values.imag).to(values.real.dtype)
+        else:
+            found = spread(values)
+        return last(found), 0.0 if divisor else math.nan
 
     kwargs = {"correction": correction, "keepdim": keepdim}
     return _reduce(func, self, dim, (dim,), kwargs, body)
@@ -385,13 +414,13 @@ def vector_norm(
 
     def body(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
         sizes = values.abs()
-        if ord == math.inf:
-            return groups.reduce(sizes, "amax"), 0.0
         if ord == 0:
             return groups.sum((sizes != 0).to(sizes.dtype)), 0.0
-        if ord == -math.inf or ord < 0:
+        if ord == math.inf or groups.places == 1:
+            return groups.reduce(sizes, "amax"), 0.0
+        if ord < 0:
             found = groups.reduce(sizes, "amin") if ord == -math.inf else groups.sum(sizes**ord) ** (1 / ord)
-            return found.masked_fill(groups.has_zeros, 0), 0.0
+            return found.masked_fill(groups.has_zeros & ~found.isnan(), 0), 0.0
         return groups.sum(sizes**ord) ** (1 / ord), 0.0
 
     return _reduce(aten.linalg_vector_norm.default, self, dims, (ord, dims, keepdim), {"dtype": dtype}, body)
@@ -407,7 +436,7 @@ def logsumexp(self: SparseTensor, dim: Dims, keepdim: bool = False) -> Any:
         top, _ = _extreme("amax")(groups, values)
         top = torch.where(top.isinf(), 0.0, top)
         total = groups.sum(torch.exp(values - top[groups.group]))
-        total = total + (groups.places - groups.stored) * torch.exp(-top)
+        total = total + groups.of_zeros(torch.exp(-top))
         return torch.log(total) + top, math.log(groups.places)
 
     return _reduce(aten.logsumexp.default, self, dims, (dims, keepdim), {}, body)

@@ -25,7 +25,10 @@ typedef unsigned long long u64;
 typedef int i32;
 typedef float f32;
 typedef double f64;
-#define VECTOR(T, N) typedef T N __attribute__((vector_size($VECTOR), aligned(sizeof(T)), may_alias))
+/* In registers, and as it lies in memory: for loads and stores only, never by value. */
+#define VECTOR(T, N) \\
+typedef T N __attribute__((vector_size($VECTOR))); \\
+typedef T N##_at __attribute__((vector_size($VECTOR), aligned(sizeof(T)), may_alias))
 VECTOR(f32, f32v);
 VECTOR(f64, f64v);
 VECTOR(i32, f32m); /* what comparisons of vectors give */

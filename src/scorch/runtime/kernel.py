@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 
+from scorch._src.backends.cpu.print.scalar import print_scalar
 from scorch.compiler.assemble import identity_of
 from scorch.compiler.collect import writes_everything
 from scorch.compiler.names import safe_tensor
@@ -125,8 +126,12 @@ class CompiledKernel:
     @functools.cached_property
     def native(self) -> Native:
         build_together([self.source])
-        library = jit.load(self.source, label=self.label)
+        library = jit.load(self.source, self.label, self.scalar_source)
         return Native({name: library.address(name) for name in self.schedule.functions})
+
+    def scalar_source(self) -> str:
+        """The kernel without vectors, for compilers that fail at them."""
+        return print_scalar(self.schedule.planned.kernel())
 
     @property
     def label(self) -> str:

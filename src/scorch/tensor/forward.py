@@ -1,8 +1,9 @@
 """Forward derivatives by ``torch.autograd.forward_ad``: tensors that carry a tangent, a direction of change.
 
 The values of a sparse tensor carry that of the tensor, and statements, functions of values and what is made
-of them hand it on. torch's own formulas know tangents of dense tensors only; where one of a sparse tensor
-would be lost on the way, the call is refused. ``torch.func.jvp`` has levels of its own.
+of them hand it on. torch's own formulas know tangents of dense tensors only; functions without a rule of
+their own are one step whose derivative is that of autograd (``tensor/whole.py``), and what writes to a sparse
+tensor with a tangent is refused. ``torch.func.jvp`` has levels of its own.
 """
 
 from __future__ import annotations
@@ -22,37 +23,45 @@ from scorch.tensor.tracking import has_tangents, is_asked_by, is_transformed
 
 
 def carried_forward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``func`` of tensors with tangents: by its handler that knows them, or by torch if they are dense."""
+    """``func`` of tensors with tangents: by its handler that knows them, by torch, or as one step."""
     known = WHEN_LEARNING.get(func)
     if known is not None:
         return known(*args, **kwargs)
     if func is torch.Tensor.detach:
         return unpack_dual(args[0], forward_ad._current_level)[0]
-    handler = FUNCTIONS.get(func)
-    is_dense = not _has_sparse_tangents(args, kwargs)
-    try:
-        if handler is not None and not is_dense:
-            found = handler(*args, **kwargs)
-        else:
-            with DisableTorchFunctionSubclass():
-                found = func(*args, **kwargs)
-    except RuntimeError as error:
-        raise _refused(func) from error
     name = str(getattr(func, "__name__", ""))
     is_fact = name == "requires_grad_" or name.endswith("_like") or name.startswith("new_")
+    if has_sparse_tangents(args, kwargs):
+        return _plainly(func, args, kwargs) if is_fact else as_one_step(func, args, kwargs)
+    try:
+        with DisableTorchFunctionSubclass():
+            found = func(*args, **kwargs)
+    except RuntimeError as error:
+        raise _refused(func) from error
     numbers = [value for value in tree_leaves(found) if _is_number(value)]
-    if is_fact or not numbers or (is_dense and has_tangents(numbers)):
-        return found
-    raise _refused(func)
+    return found if is_fact or not numbers or has_tangents(numbers) else as_one_step(func, args, kwargs)
 
 
-def check_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse to differentiate by torch's formula what carries tangents in its values."""
-    if _has_sparse_tangents(args, kwargs):
+def as_one_step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func`` differentiated as a function of arrays; what writes to its arguments is refused."""
+    from scorch.tensor.learning import own_arguments
+    from scorch.tensor.whole import as_a_whole
+
+    own = own_arguments(func)
+    if own > 0:
         raise _refused(func)
+    return as_a_whole(func, args, kwargs) if own == 0 else _plainly(func, args, kwargs)
 
 
-def _has_sparse_tangents(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _plainly(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    handler = FUNCTIONS.get(func)
+    if handler is not None:
+        return handler(*args, **kwargs)
+    with DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+def has_sparse_tangents(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return has_tangents([value for value in tree_leaves((args, kwargs)) if isinstance(value, SparseTensor)])
 
 
@@ -63,7 +72,8 @@ def _is_number(value: Any) -> bool:
 def _refused(func: Any) -> UnsupportedError:
     return UnsupportedError(
         f"{getattr(func, '__name__', func)} of sparse tensors has no derivative in torch.autograd.forward_ad"
-        "; torch.func.jvp and torch.func.jacfwd know more functions, backward() and torch.func.vjp all"
+        "; use the function that returns its result instead of writing it (mul for mul_), torch.func.jvp, or "
+        "torch.func.vjp"
     )
 
 

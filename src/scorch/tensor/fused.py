@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scorch._src.backends.cpu.print.scalar import print_scalar
 from scorch.compiler.footprint import HUGE_PAGE
 from scorch.compiler.fuse import fuse
 from scorch.compiler.group import Fused, FusionError, Group
@@ -155,7 +156,9 @@ class FusedKernel:
     @functools.cached_property
     def address(self) -> int:
         build_together([self.source])
-        return jit.load(self.source, label=self.header.splitlines()[0]).address("scorch_compute")
+        label = self.header.splitlines()[0]
+        library = jit.load(self.source, label, lambda: print_scalar(self.fused.kernel))
+        return library.address("scorch_compute")
 
     def __call__(
         self, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]

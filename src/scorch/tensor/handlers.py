@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass
 from scorch.compiler.typing import type_of_dtype
@@ -46,8 +47,11 @@ def to_copy(
     pin_memory: bool | None = None,
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
-) -> SparseTensor:
+) -> torch.Tensor:
     """A copy in another dtype: what ``.to(dtype)``, ``.double()`` and their like come down to."""
+    if device is not None and device.type == "meta" and forward_ad._current_level >= 0:
+        # torch's forward formulas ask so for the shape and dtype of a sum or product with a tangent of zeros
+        return torch.empty(tuple(self.shape), dtype=dtype or self.dtype, device="meta")
     if device is not None and device.type != "cpu":
         raise DeviceError(
             f"asked for a sparse tensor on device {device}, but Scorch computes on the cpu; "

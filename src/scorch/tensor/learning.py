@@ -41,7 +41,7 @@ from scorch.notation.nodes import Access, Op
 from scorch.tensor.dispatch import WHEN_LEARNING
 from scorch.tensor.entries import Entries, entries_of
 from scorch.tensor.flatten import spelled
-from scorch.tensor.forward import check_formula
+from scorch.tensor.forward import as_one_step, has_sparse_tangents
 from scorch.tensor.relevel import releveled, shares_entries
 from scorch.tensor.run import Task, convert, converted_pattern, copy_step, from_dense, run_step, values_from
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -366,7 +366,7 @@ ITSELF = {  # methods that are about the tensor and no functions of its values
 
 
 @functools.cache
-def _own_arguments(func: Any) -> int:
+def own_arguments(func: Any) -> int:
     """How many of the first arguments must stay the tensors that they are: all (-1), the first, or none."""
     attribute = getattr(getattr(func, "__self__", None), "__name__", None)
     if type(func).__name__ == "method-wrapper":
@@ -380,7 +380,7 @@ def _own_arguments(func: Any) -> int:
 
 def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` as torch takes it apart and differentiates it, some of its arguments being learned."""
-    if peek_interpreter_stack() is not None and _own_arguments(func) == 0:
+    if peek_interpreter_stack() is not None and own_arguments(func) == 0:
         from scorch.tensor.whole import as_a_whole, is_tracked
 
         if is_tracked(args, kwargs):
@@ -391,9 +391,9 @@ def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` differentiated by torch's own formula."""
-    if forward_ad._current_level >= 0:
-        check_formula(func, args, kwargs)
-    own = _own_arguments(func)
+    if forward_ad._current_level >= 0 and has_sparse_tangents(args, kwargs):
+        return as_one_step(func, args, kwargs)
+    own = own_arguments(func)
     if own >= 0:
         args = (*args[:own], *tree_map(used, args[own:]))
         kwargs = tree_map(used, kwargs)

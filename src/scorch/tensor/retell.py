@@ -59,8 +59,6 @@ ALLOCATING = {"tolist", "unbind"}  # functions for which torch takes memory even
 
 def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception:
     """What the user is told when ``func`` failed with ``error``: another error, or the same one."""
-    if not isinstance(error, ScorchError) and type(error) not in KINDS:
-        return error
     if len_torch_dispatch_stack():  # a compiler or a tracer at work, which reads torch's errors
         return error
     tensors = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, torch.Tensor)]
@@ -83,9 +81,8 @@ def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, A
     if isinstance(error, AssertionError) and not isinstance(dense, AssertionError):
         return error  # one of our own
     if dense is None:
-        return (
-            error if isinstance(error, ScorchError) else _made(KINDS[type(error)], name, str(error), tensors)
-        )
+        is_ours = isinstance(error, ScorchError) or type(error) not in KINDS
+        return error if is_ours else _made(KINDS[type(error)], name, str(error), tensors)
     is_refusal = isinstance(error, DensityError | UnsupportedError)
     is_own = isinstance(error, ScorchError) and not error.is_retold and not is_refusal
     if is_own and (isinstance(error, type(dense)) or not is_exact):
@@ -183,12 +180,12 @@ def _error_on(
 
 
 def _made(kind: type[ScorchError], name: str, text: str, tensors: Sequence[torch.Tensor]) -> ScorchError:
-    error = kind(f"{name}: {_cleaned(text, name)}{_described(tensors)}")
+    error = kind(f"{name}: {cleaned(text, name)}{described(tensors)}")
     error.is_retold = True
     return error
 
 
-def _cleaned(text: str, name: str) -> str:
+def cleaned(text: str, name: str) -> str:
     """torch's words without those of its inside."""
     first = text.strip().split("\n")[0].strip()
     first = first.replace("aten::", "").replace("(sparse_coo)", "")
@@ -196,7 +193,7 @@ def _cleaned(text: str, name: str) -> str:
     return re.sub(rf"^(torch\.)?{re.escape(name)}_?(\(\))?: ", "", first)
 
 
-def _described(tensors: Sequence[torch.Tensor]) -> str:
+def described(tensors: Sequence[torch.Tensor]) -> str:
     """What the call was given."""
     if not tensors:
         return ""

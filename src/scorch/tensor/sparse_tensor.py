@@ -175,7 +175,7 @@ class SparseTensor(torch.Tensor):
             if not any(isinstance(value, SparseTensor) for value in (*args, *(kwargs or {}).values())):
                 return func(*args, **(kwargs or {}))
         handler = dispatch.OPERATORS.get(func) or dispatch.OPERATORS.get(func.overloadpacket)
-        if handler is None:
+        if handler is None or (kwargs and "out" in kwargs):  # the result of the handler is written to out
             return dispatch.FALLBACKS[0](func, args, dict(kwargs or {}))
         found = handler(*args, **(kwargs or {}))
         return as_view(found, func, args, kwargs) if func.is_view else found
