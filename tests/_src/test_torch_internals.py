@@ -73,6 +73,19 @@ def test_lazy_names_are_found_once() -> None:
         _ = torch_internals.no_such_name
 
 
+@pytest.mark.parametrize("name", torch_internals.OPTIONAL)
+def test_optional_names_are_there_or_none(name: str) -> None:
+    vars(torch_internals).pop(name, None)
+    found = getattr(torch_internals, name)
+    assert found is None or callable(found)
+
+
+def test_optional_name_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(torch_internals.OPTIONAL, "never", ("torch._no_such_module.name",))
+    assert torch_internals.never is None
+    del vars(torch_internals)["never"]
+
+
 # what is said where one is missing -------------------------------------------------------------------
 
 

@@ -8,8 +8,8 @@ that lists everything that is missing, instead of failing in the middle of someb
     name = _find("torch.new.place", "torch.old.place")      the first one that this torch has
 
 ``LAZY`` lists names whose modules are slow to import: ``from scorch._src.torch_internals import name`` inside
-of a function. ``ATTRIBUTES`` and ``OPERATORS`` list what other modules may use by its own name, since it
-belongs to an object: ``module._buffers``, ``aten._to_copy``.
+of a function; ``OPTIONAL`` those that only some versions have. ``ATTRIBUTES`` and ``OPERATORS`` list what
+other modules may use by its own name, since it belongs to an object: ``module._buffers``, ``aten._to_copy``.
 """
 
 from __future__ import annotations
@@ -161,6 +161,12 @@ LAZY: dict[str, tuple[str, ...]] = {
     "without_interpreters": ("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",),
 }
 
+# The same, but None where this torch does not have it: what is not possible without is not done.
+OPTIONAL: dict[str, tuple[str, ...]] = {
+    # computes a size in a graph from others; without it only sizes of arguments are known there
+    "build_proxy_for_size": ("torch.fx.experimental.proxy_tensor._build_proxy_for_sym_expr",),
+}
+
 # Modules that are recognised where they call a method of a tensor.
 FAKE_TENSOR_MAKER = "torch._subclasses.meta_utils"
 GRAPH_MAKER = "torch._functorch._aot_autograd"
@@ -198,10 +204,16 @@ _missing += [f"torch.ops.aten.{name}" for name in OPERATORS if not hasattr(torch
 
 
 def __getattr__(name: str) -> Any:
-    """A name of ``LAZY``."""
-    if name not in LAZY:
+    """A name of ``LAZY`` or ``OPTIONAL``."""
+    if name not in LAZY and name not in OPTIONAL:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = first_of(*LAZY[name])
+    try:
+        value = first_of(*(LAZY.get(name) or OPTIONAL[name]))
+    except TorchVersionError:
+        if name in LAZY:
+            raise
+        value = None
+    globals()[name] = value
     return value
 
 

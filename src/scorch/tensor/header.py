@@ -102,10 +102,24 @@ def place_of(path: Path, header: Mapping[str, Any], key: str, begin: int) -> Pla
     return place
 
 
+def is_aligned(array: torch.Tensor, elements: int = 1) -> bool:
+    """Whether an array begins at a multiple of so many of its elements.
+
+    In a file arrays follow each other without gaps. Compiled code, also that of torch, crashes on complex
+    numbers that begin between two places for them.
+    """
+    return array.data_ptr() % (elements * array.element_size()) == 0
+
+
+def aligned(array: torch.Tensor, elements: int = 1) -> torch.Tensor:
+    """``array``, copied where it is not aligned."""
+    return array if is_aligned(array, elements) else array.clone()
+
+
 def mapped_array(mapped: mmap.mmap, place: Place) -> torch.Tensor:
     """The array at ``place``, to be read only."""
     if not place.count:
         return torch.empty(0, dtype=place.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it cannot be written to: nobody does, and nobody else gets it
-        return torch.frombuffer(mapped, dtype=place.dtype, count=place.count, offset=place.offset)
+        return aligned(torch.frombuffer(mapped, dtype=place.dtype, count=place.count, offset=place.offset))

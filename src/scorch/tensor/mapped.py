@@ -23,7 +23,7 @@ from scorch.errors import FileError, IndexRangeError, OperandError, UnsupportedE
 from scorch.formats import as_format
 from scorch.tensor.arrays import as_dtype, as_stored_format
 from scorch.tensor.check import as_shape, check_coordinates, is_sorted_below
-from scorch.tensor.header import facts_in, mapped_array, place_of, read_header
+from scorch.tensor.header import facts_in, is_aligned, mapped_array, place_of, read_header
 from scorch.tensor.parts import rows_of
 from scorch.tensor.samples import Batch
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -138,7 +138,7 @@ class MappedRows(Dataset[Any]):
     def _copied(self, rows: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> Storage:
         pos, crd, values = self._opened()
         form, columns = as_format("csr", 2), self.shape[1]
-        if pos.dtype == crd.dtype and values.dtype == self.dtype:
+        if pos.dtype == crd.dtype and values.dim() == 1:
             whole = Pattern(form, tuple(self.shape), (None, pos), (None, crd), (len(self), crd.numel()))
             found = rows_of(Storage(whole, values), rows)
             if found is not None:
@@ -149,7 +149,7 @@ class MappedRows(Dataset[Any]):
         counts = (rows.numel(), index.numel())
         pattern = Pattern(form, (rows.numel(), columns), (None, pointers), (None, crd[index]), counts)
         picked = values[index]
-        return Storage(pattern, picked if picked.dtype == self.dtype else torch.view_as_complex(picked))
+        return Storage(pattern, picked if picked.dim() == 1 else torch.view_as_complex(picked))
 
     # the file ----------------------------------------------------------------------------------------
 
@@ -182,10 +182,9 @@ class MappedRows(Dataset[Any]):
             pos, crd, values = (
                 mapped_array(mapped, self._places[part]) for part in ("pos1", "crd1", "values")
             )
-            if self.dtype.is_complex:  # torch crashes on complex numbers between aligned addresses
-                values = values.reshape(-1, 2)
-                is_aligned = values.data_ptr() % self.dtype.itemsize == 0
-                values = torch.view_as_complex(values) if is_aligned else values
+            if self.dtype.is_complex:
+                pairs = values.reshape(-1, 2)
+                values = torch.view_as_complex(pairs) if is_aligned(pairs, 2) else pairs
             self._arrays = pos, crd, values
         return self._arrays
 

@@ -20,6 +20,7 @@ import torch
 from scorch.errors import FileError, OperandError, ScorchError, UnsupportedError
 from scorch.formats import Format
 from scorch.tensor.arrays import arrays_of, as_dtype, facts_of, from_arrays
+from scorch.tensor.header import aligned
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 
@@ -87,16 +88,8 @@ def _read(facts: dict[str, Any], arrays: Mapping[str, torch.Tensor]) -> SparseTe
     if as_dtype(facts.get("dtype")).is_complex and "values" in own:
         if own["values"].shape[-1:] != (2,) or not own["values"].is_floating_point():
             raise FileError("its complex values are not kept as pairs")
-        own["values"] = torch.view_as_complex(_aligned(own["values"], 2))
-    return from_arrays(facts, {part: _aligned(array) for part, array in own.items()})
-
-
-def _aligned(array: torch.Tensor, elements: int = 1) -> torch.Tensor:
-    """``array``, copied where it does not begin at a multiple of so many elements, as torch expects.
-
-    In a file arrays follow each other without gaps, and torch crashes on complex numbers that lie in between.
-    """
-    return array.clone() if array.data_ptr() % (elements * array.element_size()) else array
+        own["values"] = torch.view_as_complex(aligned(own["values"], 2))
+    return from_arrays(facts, {part: aligned(array) for part, array in own.items()})
 
 
 def _shared(read: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:

@@ -235,7 +235,20 @@ class _Call:
             raise unsupported(
                 f"the shape of {name_of(self.func)} of sparse tensors with sizes that are not known"
             )
+        if _are_new(found, [*self.sizes, *(size for shape, _ in given for size in shape)]):
+            raise unsupported(
+                f"sizes that {name_of(self.func)} computes of sizes that are not known, in this torch"
+            )
         return found
+
+
+def _are_new(shapes: list[tuple[Any, ...]], known: list[Any]) -> bool:
+    """Whether a graph would have to compute sizes among ``shapes``, which this torch cannot do."""
+    from scorch._src.torch_internals import build_proxy_for_size
+
+    symbols = {size.node.expr for size in known if isinstance(size, torch.SymInt)}
+    computed = [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
+    return build_proxy_for_size is None and any(size.node.expr not in symbols for size in computed)
 
 
 def _result(promise: Promise, operands: list[Operand], shape: tuple[int, int]) -> Result:
