@@ -239,7 +239,8 @@ def _other(module: torch.nn.Module, x: Any) -> str:
         return "looking up dense rows is hard to beat; sparse rows save memory only"
     if isinstance(module, torch.nn.MultiheadAttention):
         return (
-            "where tokens see few others, scorch.nn.MultiheadAttention takes a sparse mask (scorch.nn.masks)"
+            "where tokens see few others, scorch.nn.MultiheadAttention takes the pairs that attend "
+            "(pairs=, scorch.nn.masks)"
         )
     if isinstance(module, ConvNd):
         return "there is no sparse convolution here: it stays dense"

@@ -130,6 +130,45 @@ def _contraction(expr: Expr) -> tuple[tuple[str, ...], tuple[Expr, ...]]:
     return (), ()
 
 
+def common_type(expr: Expr, types: Mapping[str, Type], all_tensors: bool = False) -> Type | None:
+    """The dtype that the operands of a product are converted to before it is computed; None if no need.
+
+    A product of several tensors is computed in some order, partial sums first. In mixed dtypes a partial
+    result may be narrower than the result: the sum of A over j is one in float32 in
+
+    y[] = A[i,j] * x[i]    (A in float32, x in float64)
+
+    With ``all_tensors`` operands without dimensions count as tensors in promotion, as in ``torch.einsum``.
+    """
+    factors, has_partial = _factors(expr)
+    if not factors or len({types[factor.tensor] for factor in factors}) < 2:
+        return None
+    own = [types[factor.tensor] for factor in factors]
+    found = type_of(expr, types).type
+    wanted = functools.reduce(promote, own) if all_tensors else found
+    if found != wanted:
+        return wanted
+    partial = {promote(a, b) for n, a in enumerate(own) for b in own[n + 1 :]} if len(own) > 2 else set()
+    if has_partial:
+        partial |= set(own)
+    return wanted if partial - {BOOL, wanted} else None
+
+
+def _factors(expr: Expr) -> tuple[list[Access], bool]:
+    """The tensors of a sum of products, and whether a factor is a sum; none if it is anything else."""
+    match expr:
+        case Access():
+            return [expr], False
+        case Reduce("sum", _, body):
+            return _factors(body)
+        case Op("mul", args):
+            parts = [_factors(arg) for arg in args]
+            if all(factors for factors, _ in parts):
+                is_sum = any(isinstance(arg, Reduce) for arg in args) or any(part for _, part in parts)
+                return [factor for factors, _ in parts for factor in factors], is_sum
+    return [], False
+
+
 def _fitted(part: Expr, wanted: Type) -> Expr:
     match part:
         case Literal(int(value)) if not isinstance(value, bool):

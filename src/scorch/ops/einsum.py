@@ -10,13 +10,14 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch.compiler.steps import split
+from scorch.compiler.typing import common_type, dtype_of_type, type_of_dtype
 from scorch.formats import Format, as_format
 from scorch.notation.einsum import Einsum, parse_einsum, sublists_to_equation
 from scorch.notation.show import show
 from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.autograd import learned
 from scorch.ops.calls import keep_call, repeat_call
-from scorch.ops.operands import as_learned, as_operand, shape_of, squeezed
+from scorch.ops.operands import as_learned, as_operand, converted, shape_of, squeezed
 from scorch.ops.pieces import run_text
 from scorch.ops.recording import recorder
 from scorch.ops.statement import run_statement
@@ -61,8 +62,11 @@ def einsum(
         return torch.einsum(equation, *operands)
     tensors = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
     parsed = parse_einsum(equation, [shape_of(tensor) for tensor in tensors])
+    dtype = _common_dtype(parsed, operands)
+    if dtype is not None:
+        tensors = [converted(tensor, dtype) for tensor in tensors]
     result = run_einsum(parsed, tensors, format)
-    if head is not None and not any(operand.squeeze for operand in parsed.operands):
+    if head is not None and dtype is None and not any(operand.squeeze for operand in parsed.operands):
         requested = None if format is None else as_format(format, len(parsed.statement.target.indices))
         names = [operand.access.tensor for operand in parsed.operands]
         given = dict(zip(names, tensors, strict=True))
@@ -81,6 +85,9 @@ def _learned(
         return torch.einsum(equation, *operands)
     operands = tuple(as_learned(f"operand {n}", operand) for n, operand in enumerate(operands))
     parsed, text, names = _parsed(equation, tuple(tuple(operand.shape) for operand in operands))
+    dtype = _common_dtype(parsed, operands)
+    if dtype is not None:
+        operands = tuple(operand.to(dtype) for operand in operands)
     if not any(operand.squeeze for operand in parsed.operands):
         return learned(
             text, names, operands, format, lambda *given: einsum(equation, *given, format=format), sparse_grad
@@ -90,6 +97,17 @@ def _learned(
         for value, operand in zip(operands, parsed.operands, strict=True)
     ]
     return learned(text, names, narrow, format, run_text(text, names, format), sparse_grad)
+
+
+def _common_dtype(parsed: Einsum, operands: Sequence[Any]) -> torch.dtype | None:
+    """What operands of several dtypes are converted to; None where the kernel does it, or there is one."""
+    dtypes = [operand.dtype for operand in operands if isinstance(operand, torch.Tensor)]
+    if len(dtypes) < len(operands) or len(set(dtypes)) < 2:  # a number has no dtype of its own
+        return None
+    names = (operand.access.tensor for operand in parsed.operands)
+    types = dict(zip(names, map(type_of_dtype, dtypes), strict=True))
+    found = common_type(parsed.statement.value, types, all_tensors=True)
+    return None if found is None else dtype_of_type(found)
 
 
 @functools.lru_cache(maxsize=1024)

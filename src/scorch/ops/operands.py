@@ -89,6 +89,13 @@ def shape_of(tensor: Storage | torch.Tensor) -> tuple[int, ...]:
     return tensor.pattern.shape if isinstance(tensor, Storage) else tuple(tensor.shape)
 
 
+def converted(tensor: Storage | torch.Tensor, dtype: torch.dtype) -> Storage | torch.Tensor:
+    """``tensor`` in another dtype."""
+    if isinstance(tensor, Storage):
+        return Storage(tensor.pattern, tensor.values.to(dtype))
+    return tensor.to(dtype)
+
+
 def squeezed(tensor: Storage | torch.Tensor, dims: tuple[int, ...]) -> Storage | torch.Tensor:
     """``tensor`` without the dimensions ``dims``, which all have size 1."""
     if not dims:
@@ -116,3 +123,7 @@ def _without_outer_levels(tensor: Storage, number: int, shape: tuple[int, ...]) 
     order = [sorted(kept).index(dim) for dim in kept]
     form = Format(pattern.format.levels[number:], order=order)
     return Storage(Pattern(form, shape, tuple(pos), tuple(crd), pattern.counts[number:]), tensor.values)
+
+
+def dtype_of(tensor: Storage | torch.Tensor) -> torch.dtype:
+    return tensor.values.dtype if isinstance(tensor, Storage) else tensor.dtype

@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from scorch.compiler.plan import Step
 from scorch.compiler.steps import split
-from scorch.compiler.typing import settle
+from scorch.compiler.typing import common_type, dtype_of_type, settle
 from scorch.errors import NotationError
 from scorch.formats import Format, as_format
 from scorch.notation.indexing import Statement, parse
@@ -19,7 +19,7 @@ from scorch.notation.trees import accesses
 from scorch.notation.verify import shapes_of
 from scorch.ops.autograd import learned
 from scorch.ops.calls import keep_call, repeat_call
-from scorch.ops.operands import as_learned, as_operand, shape_of
+from scorch.ops.operands import as_learned, as_operand, converted, dtype_of, shape_of
 from scorch.ops.pieces import RUN, run_text
 from scorch.ops.recording import recorder
 from scorch.tensor.flatten import spelled
@@ -64,7 +64,9 @@ def evaluate(
     requested = kept_format(statement, named, requested)
     steps = split(statement.assign)
     result = run_statement(steps, named, sizes, requested)
-    keep_call(head, operands, single_kernel(steps, named, sizes, requested), list(tensors))
+    given = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+    if all(dtype_of(named[name]) == value.dtype for name, value in given.items()):
+        keep_call(head, operands, single_kernel(steps, named, sizes, requested), list(tensors))
     return wrap(result)
 
 
@@ -93,6 +95,9 @@ def read_statement(expression: str, tensors: Mapping[str, Any]) -> tuple[Stateme
     sizes = shapes_of(statement, {name: shape_of(tensor) for name, tensor in named.items()})
     types = {name: operand_of(name, tensor).element for name, tensor in named.items()}
     assign = replace(statement.assign, value=settle(statement.assign.value, types))
+    wanted = common_type(assign.value, types)
+    if wanted is not None:
+        named = {name: converted(tensor, dtype_of_type(wanted)) for name, tensor in named.items()}
     return replace(statement, assign=assign), named, sizes
 
 
