@@ -180,6 +180,8 @@ def gather(self: SparseTensor, dim: int, index: torch.Tensor, *, sparse_grad: bo
 
 @implements_operator(aten.take)
 def take(self: SparseTensor, index: torch.Tensor) -> Any:
+    if index.dtype != torch.int64:
+        raise CallError(f"take finds elements by numbers of int64, not of {index.dtype}; use .long()")
     _checked(index, self.numel(), 0)
     return _looked_up(self, index % max(self.numel(), 1), tuple(index.shape))
 
