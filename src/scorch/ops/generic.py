@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.tensor.check_call import check_out
+from scorch._src.tensor.check_call import check_call, check_out
 from scorch._src.torch_internals import (
     DisableTorchDispatch,
     DispatchKey,
@@ -52,6 +52,9 @@ DECOMPOSED = {
     aten.rot90,
     aten.smooth_l1_loss,
 }
+
+# Those that divide sizes by a number.
+DIVIDING = {aten.channel_shuffle, aten.pixel_shuffle, aten.pixel_unshuffle}
 
 # Operators that work on dense copies, but whose result is zero where the input is: it is stored sparse.
 KEEP_ZEROS = {
@@ -109,7 +112,10 @@ KEEP_ZEROS_OF_ALL = {
 }
 
 # Operators that write in place and whose functional form has another name.
-FUNCTIONAL = {aten.normal_: aten.normal_functional}
+FUNCTIONAL = {
+    aten.normal_: aten.normal_functional,
+    aten.polygamma_: lambda self, n: aten.polygamma(n, self),
+}
 
 
 def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -131,7 +137,11 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     view = _view_of(func)
     if view is not None:
         return tree_map(_of_its_own, view(*args, **kwargs))
+    if func.overloadpacket in DIVIDING and (min(args[1:2], default=1) < 1 or not args[0].numel()):
+        return densely(func, args, kwargs)
     if func.overloadpacket in DECOMPOSED:
+        if func.overloadpacket not in DIVIDING:
+            check_call(func, *args, **kwargs)
         from scorch._src.torch_internals import decomposition_table  # imports half of torch's compiler
 
         return decomposition_table[func](*args, **kwargs)
@@ -335,9 +345,9 @@ def write_out(out: torch.Tensor, result: Any, name: str) -> torch.Tensor:
 
 def _without_out(func: Any) -> str:
     """The overload that returns what ``func`` writes to its argument ``out``."""
-    names = [a.name for a in func._schema.arguments if not a.is_out]
+    names = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
     for overload in func.overloadpacket.overloads():
         schema = getattr(func.overloadpacket, overload)._schema
-        if [a.name for a in schema.arguments] == names:
+        if [(a.name, str(a.type)) for a in schema.arguments] == names:
             return str(overload)
     raise UnsupportedError(f"{name_of(func)} with out= does not work on sparse tensors; use the result")

@@ -17,7 +17,7 @@ from scorch.formats import Format
 from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.calls import keep_as, repeat_call
 from scorch.ops.einsum import einsum
-from scorch.ops.generic import write_out
+from scorch.ops.generic import densely, write_out
 from scorch.runtime.transpose import laid_out
 from scorch.settings import current
 from scorch.tensor.construct import from_torch
@@ -76,6 +76,8 @@ def _product(function: Any, left: Any, right: Any, out: Any) -> Result:
     if known is not None:
         return known
     check_call(function, left, right, out=out)
+    if left.dtype != right.dtype:  # which torch accepts where there is nothing to add up
+        return densely(function, (left, right), {} if out is None else {"out": out})  # type: ignore[no-any-return]
     subscripts = _subscripts(left.dim(), right.dim())
     left, right = _as_sparse(left), _as_sparse(right)
     found = turned(left, right) if is_turned(left, right) else None

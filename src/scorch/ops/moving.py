@@ -40,8 +40,8 @@ def moved(func: Callable[..., Any]) -> Callable[..., Any]:
     def handler(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = tree_flatten((args, kwargs))
         sparse = [leaf for leaf in leaves if isinstance(leaf, SparseTensor)]
-        dense = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-        is_mixed = len(dense) > len([leaf for leaf in sparse if leaf.is_floating_point()])
+        numbers = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and _is_tracked_kind(leaf)]
+        is_mixed = any(not isinstance(leaf, SparseTensor) for leaf in numbers)
         if (
             not sparse
             or is_mixed
@@ -65,6 +65,10 @@ def moved(func: Callable[..., Any]) -> Callable[..., Any]:
         return tree_map(placed, found)
 
     return handler
+
+
+def _is_tracked_kind(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _numbered(tensors: list[SparseTensor]) -> list[SparseTensor]:

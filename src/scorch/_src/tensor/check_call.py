@@ -3,8 +3,8 @@
 A handler that computes by other means than torch's own function (a product as an einsum, a gradient by a rule
 of its own) would accept what its means accept: einsum broadcasts an index of size 1, and mixes dtypes. So
 torch is asked, once for all calls with the same shapes, dtypes and numbers, on small dense tensors in which
-equal sizes stay equal, and 0 and 1 stay what they are. That is exact for functions that compare sizes with each
-other and with nothing else.
+equal sizes stay equal, and 0, 1 and 3 (of a cross product) stay what they are. That is exact for functions that
+compare sizes with each other and with nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from scorch._src.torch_internals import DisableTorchDispatch, is_any_autocast_enabled, tree_leaves, tree_map
-from scorch.errors import CallError, ScorchError, ShapeError
+from scorch.errors import ScorchError, ShapeError
 from scorch.tensor.retell import KINDS, SMALL, cleaned, described, name_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.tracking import untracked
@@ -67,13 +67,13 @@ def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | N
     """What the answer depends on; None where it is not remembered."""
     if is_any_autocast_enabled() or kwargs.get("out") is not None:
         return None
-    parts: list[Any] = [func]
+    parts: list[Any] = [func, torch.is_grad_enabled()]
     for value in (*args, *kwargs.values()):
         if type(value) is SparseTensor:
             storage = value.storage
-            parts += (storage.pattern.shape, storage.values.dtype)
+            parts += (storage.pattern.shape, storage.values.dtype, value.requires_grad)
         elif isinstance(value, torch.Tensor):
-            parts += (value.shape, value.dtype)
+            parts += (value.shape, value.dtype, value.requires_grad)
         elif value is None or type(value) in (int, float, bool, str, torch.dtype):
             parts += (type(value), value)
         elif type(value) in (tuple, list) and all(type(item) is int for item in value):
@@ -87,11 +87,11 @@ def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | N
 def _error_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | None:
     """What torch raises for a call on small dense tensors; None if it accepts them."""
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-    sizes = dict.fromkeys(size for tensor in tensors for size in tensor.shape if size > 1)
-    small = {size: number + 2 for number, size in enumerate(sizes)} | {0: 0, 1: 1}
+    sizes = dict.fromkeys(size for tensor in tensors for size in tensor.shape if size not in (0, 1, 3))
+    small = {0: 0, 1: 1, 3: 3} | dict(zip(sizes, (2, *range(4, len(sizes) + 3)), strict=False))
     elements = 1
-    for size in small.values():
-        elements *= max(size, 1)
+    for size in sizes:
+        elements *= small[size]
     device = "cpu" if elements <= MOST_ELEMENTS else "meta"
     error = _error_on(func, args, kwargs, small, {}, device)
     if not isinstance(error, NotImplementedError):
@@ -117,7 +117,7 @@ def _error_on(
             return value
         shape = tuple(value.shape) if sizes is None else tuple(sizes[size] for size in value.shape)
         dtype = dtypes.get(value.dtype, value.dtype)
-        is_tracked = kwargs.get("out") is not None and value.requires_grad
+        is_tracked = value.requires_grad and (dtype.is_floating_point or dtype.is_complex)
         return torch.zeros(shape, dtype=dtype, device=device, requires_grad=is_tracked)
 
     try:
@@ -139,7 +139,7 @@ def _as_ours(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str,
         error = exact
     kind = KINDS[type(error)]
     same = {tensor.dtype: torch.float32 for tensor in tensors}
-    if kind is CallError and _error_on(func, args, {}, None, same, device) is not None:
+    if issubclass(ShapeError, type(error)) and _error_on(func, args, {}, None, same, device) is not None:
         kind = ShapeError  # whatever the dtypes and numbers are
     name = name_of(func)
     return kind(f"{name}: {cleaned(str(error), name)}{described(tensors)}")

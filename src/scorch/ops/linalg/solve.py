@@ -82,6 +82,7 @@ def solve_triangular(
     linalg = scipy_linalg()
     if linalg is None or not isinstance(A, SparseTensor) or A.dim() != 2 or out is not None:
         kwargs = {"upper": upper, "left": left, "unitriangular": unitriangular}
+        kwargs |= {} if out is None else {"out": out}
         found: torch.Tensor = densely(torch.linalg.solve_triangular, (A, B), kwargs)
         return found
     matrix = as_square("solve_triangular", A)
@@ -153,19 +154,19 @@ def inv(A: Any, *, out: Any = None) -> torch.Tensor:
 
 
 @implements(torch.linalg.det, torch.det, torch.Tensor.det)
-def det(A: Any) -> torch.Tensor:
-    if not _is_factored(A):
-        found: torch.Tensor = densely(torch.linalg.det, (A,), {})
+def det(A: Any, *, out: Any = None) -> torch.Tensor:
+    if not _is_factored(A) or out is not None:
+        found: torch.Tensor = densely(torch.linalg.det, (A,), {} if out is None else {"out": out})
         return found
     pivots, sign = _pivots(as_square("det", A))
     return torch.prod(pivots) * sign
 
 
 @implements(torch.linalg.slogdet, torch.slogdet, torch.Tensor.slogdet)
-def slogdet(A: Any) -> Any:
+def slogdet(A: Any, *, out: Any = None) -> Any:
     """The sign of the determinant, and the logarithm of its size."""
-    if not _is_factored(A):
-        return densely(torch.linalg.slogdet, (A,), {})
+    if not _is_factored(A) or out is not None:
+        return densely(torch.linalg.slogdet, (A,), {} if out is None else {"out": out})
     pivots, sign = _pivots(as_square("slogdet", A))
     sizes = pivots.abs()
     signs = torch.where(sizes == 0, 0, pivots / sizes)
