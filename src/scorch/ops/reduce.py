@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from scorch.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
 LETTERS = "abcdefghijklmnop"
+FEW_DIMS = 10  # of which a tensor with two places in each is still small
 Dims = Sequence[int] | int | None
 Shape = tuple[int, ...]
 
@@ -97,7 +99,13 @@ def _on_small(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any
     (A shell of the same shape would do, but torch imports its compilers to look at one.)
     """
     pattern, dtype = tensor.storage.pattern, tensor.storage.values.dtype
-    return func(torch.zeros((2,) * len(pattern.shape), dtype=dtype), *args, **kwargs)
+    rank = len(pattern.shape)
+    small = torch.zeros([2 if dim < FEW_DIMS else 1 for dim in range(rank)], dtype=dtype)
+    if rank <= FEW_DIMS:
+        return func(small, *args, **kwargs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the spread of one number
+        return func(small, *args, **kwargs)
 
 
 Body = Callable[[Groups, torch.Tensor], tuple[torch.Tensor, float]]
