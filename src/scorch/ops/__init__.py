@@ -39,6 +39,7 @@ from scorch.ops import (  # noqa: F401 - they fill the tables of functions and o
     sparse_functions,
     windows,
 )
+from scorch._src.tensor import in_place  # noqa: F401
 from scorch.ops.compile import compile
 from scorch.ops.einsum import einsum
 from scorch.ops.grad_topk import grad_topk
