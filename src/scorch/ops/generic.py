@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from scorch._src.tensor.check_call import check_call, check_out
+from scorch._src.tensor.views import mark_changed, write_entries
 from scorch._src.torch_internals import (
     DisableTorchDispatch,
     DispatchKey,
@@ -24,12 +25,11 @@ from scorch._src.torch_internals import (
 )
 from scorch.errors import DeviceError, InPlaceError, UnsupportedError
 from scorch.ops.elementwise import elementwise, is_elementwise
-from scorch.ops.views import written_through
 from scorch.runtime.watch import LISTENERS, tell
 from scorch.tensor import dispatch
 from scorch.tensor.budget import check_budget
 from scorch.tensor.construct import from_torch
-from scorch.tensor.entries import entries_of, format_for
+from scorch.tensor.entries import format_for
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
@@ -295,10 +295,8 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
     is_same = isinstance(given, Storage) and given.pattern is target.storage.pattern
     stored = given if is_same else convert(given, target.format)
     assert isinstance(stored, Storage)
-    before = None if target.storage.origin is None else entries_of(target)
-    target.storage.become(Storage(stored.pattern, stored.values.to(target.dtype)))
-    if before is not None:
-        written_through(target, before)
+    write_entries(target.storage, stored.pattern, stored.values.to(target.dtype))
+    mark_changed(target)
     return target
 
 

@@ -23,7 +23,7 @@ from scorch.ops.statement import evaluate
 from scorch.tensor.dispatch import implements
 from scorch.tensor.learning import differentiated, sparse_of, values_of
 from scorch.tensor.parts import element
-from scorch.tensor.sparse_tensor import SparseTensor, as_view
+from scorch.tensor.sparse_tensor import SparseTensor, as_view, without_base
 from scorch.tensor.storage import Storage
 from scorch.tensor.tracking import is_learning, is_transformed
 
@@ -99,7 +99,7 @@ def _general(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if is_learning(*args, **kwargs):
         return differentiated(function, args, kwargs)
     with DisableTorchFunctionSubclass():
-        return function(*args, **kwargs)
+        return without_base(function(*args, **kwargs))
 
 
 def _is_number(value: Any) -> bool:

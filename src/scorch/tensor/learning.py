@@ -38,7 +38,7 @@ from scorch.compiler.plan import Step
 from scorch.errors import UnsupportedError
 from scorch.formats import Format, dense_format
 from scorch.notation.nodes import Access, Op
-from scorch.tensor.dispatch import WHEN_LEARNING
+from scorch.tensor.dispatch import MOVES, WHEN_LEARNING
 from scorch.tensor.entries import Entries, entries_of
 from scorch.tensor.flatten import spelled
 from scorch.tensor.forward import as_one_step, has_sparse_tangents
@@ -137,7 +137,7 @@ class _Use(torch.autograd.Function):
             return tensor.detach()
         ctx.pattern = tensor.storage.pattern
         ctx.other = weakref.ref(learned_of(tensor))
-        return SparseTensor(tensor.storage)
+        return SparseTensor(Storage(ctx.pattern, tensor.storage.values))  # later writes leave it alone
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -380,13 +380,31 @@ def own_arguments(func: Any) -> int:
 
 def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` as torch takes it apart and differentiates it, some of its arguments being learned."""
+    handler = WHEN_LEARNING.get(func)
+    if handler in MOVES:
+        return handler(*args, **kwargs)
     if peek_interpreter_stack() is not None and own_arguments(func) == 0:
+        return by_torch(func, args, kwargs)
+    if handler is not None:
+        return handler(*args, **kwargs)
+    if own_arguments(func) == 1:
+        from scorch._src.tensor.in_place import write
+
+        return write(func, args, kwargs)
+    return by_formula(func, args, kwargs)
+
+
+def by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func`` without a handler that only moves entries: as one step of ``torch.func``, or by a formula."""
+    if peek_interpreter_stack() is not None:
         from scorch.tensor.whole import as_a_whole, is_tracked
 
         if is_tracked(args, kwargs):
             return as_a_whole(func, args, kwargs)
     handler = WHEN_LEARNING.get(func)
-    return by_formula(func, args, kwargs) if handler is None else handler(*args, **kwargs)
+    if handler is None or handler in MOVES:
+        return by_formula(func, args, kwargs)
+    return handler(*args, **kwargs)
 
 
 def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -57,9 +57,12 @@ def reduce_pattern(pattern: Pattern) -> Reduced:
     return make_pattern, (format_facts(pattern.format), tuple(pattern.shape), pos, crd)
 
 
+_OWN = ("storage", "view_of", "viewed_by")  # a view is saved as a tensor of its own
+
+
 def _attributes(tensor: SparseTensor) -> dict[str, Any]:
     """What was set on a tensor, such as the mark that it is a parameter."""
-    return {name: value for name, value in vars(tensor).items() if name != "storage"}
+    return {name: value for name, value in vars(tensor).items() if name not in _OWN}
 
 
 def _alone(array: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
@@ -160,6 +160,16 @@ def plain(values: torch.Tensor) -> torch.Tensor:
     return listed.resolve_conj().resolve_neg().contiguous()
 
 
+_Any = TypeVar("_Any")
+
+
+def add_weak(references: list[weakref.ref[_Any]], value: _Any) -> None:
+    """Add a weak reference, and drop the dead ones now and then."""
+    references.append(weakref.ref(value))
+    if len(references) >= MANY and len(references) & (len(references) - 1) == 0:
+        references[:] = [reference for reference in references if reference() is not None]
+
+
 class Storage:
     """A pattern and its values, one for every position of the last level, without gaps in memory.
 
@@ -206,17 +216,17 @@ class Storage:
         source = origin.source
         if source.followers is None:
             source.followers = []
-        followers = source.followers
-        followers.append(weakref.ref(self))
-        if len(followers) >= MANY and len(followers) & (len(followers) - 1) == 0:
-            followers[:] = [follower for follower in followers if follower() is not None]
+        add_weak(source.followers, self)
+
+    def shell(self) -> torch.Tensor:
+        """A dense tensor without memory that lies in memory as a tensor of this storage would."""
+        return torch.empty(self.pattern.shape, device="meta") if self.origin is None else self.origin.shell()
 
     def _tell_followers(self) -> None:
         for follower in self.followers or ():
             found = follower()
             if found is not None:
                 found._forget()
-                found._tell_followers()  # one that was written to itself is newer than what it comes from
 
     def _forget(self) -> None:
         if self.forgotten is None:
@@ -231,13 +241,8 @@ class Storage:
             raise AttributeError(f"a storage has no {name!r}")
         if forgotten is None or origin is None:  # another thread has made it anew
             return self.__dict__[name]
-        before, values = forgotten
-        found = origin.again(before)
-        if found is None:  # no view of the same memory in dense tensors: a copy, which stays
-            self.origin = None
-            self.take(before, values)
-        else:
-            self.take(found.pattern, found.values)
+        found = origin.again(forgotten[0])
+        self.take(found.pattern, found.values)
         return self.__dict__[name]
 
     def __call__(self) -> NoReturn:

@@ -31,6 +31,13 @@ def is_tracked(args: Any, kwargs: Any) -> bool:
     )
 
 
+def is_any_tracked(args: Any, kwargs: Any) -> bool:
+    """Whether a tensor, sparse or dense, is tracked by ``torch.func``."""
+    leaves = tree_leaves((args, kwargs))
+    arrays = (leaf.storage.values if isinstance(leaf, SparseTensor) else leaf for leaf in leaves)
+    return any(isinstance(array, torch.Tensor) and is_functorch_wrapped_tensor(array) for array in arrays)
+
+
 def as_a_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` of sparse tensors whose values are tracked by ``torch.func``."""
     leaves, spec = tree_flatten((args, kwargs))
