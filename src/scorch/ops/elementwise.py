@@ -22,6 +22,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from scorch.tensor.broadcast import common_keys, expanded, values_at
 from scorch.tensor.budget import check_budget
+from scorch.tensor.check import refuse_freed
 from scorch.tensor.dispatch import implements
 from scorch.tensor.entries import (
     Entries,
@@ -239,6 +240,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no element is infinite or NaN; False too where they are so large that their sum is."""
     if is_functorch_wrapped_tensor(tensor):
         return True  # inside of torch.func nothing can be asked of values
+    refuse_freed(tensor)
     return not tensor.dtype.is_floating_point or math.isfinite(float(tensor.detach().sum()))
 
 

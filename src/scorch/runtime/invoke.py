@@ -16,11 +16,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from scorch.errors import CompilerNotFoundError
+from scorch.errors import CompilerNotFoundError, FreedError
 from scorch.runtime import jit
 from scorch.settings import current
+
+if TYPE_CHECKING:
+    import torch
 
 _TRAMPOLINE = """\
 typedef long long (*kernel_t)(long long *);
@@ -167,6 +170,17 @@ def parallel_runtime() -> int:
         return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
         return 0
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where the elements of ``tensor`` are; refused where its memory was taken away."""
+    found = tensor.data_ptr()
+    if not found and tensor.numel():
+        raise FreedError(
+            f"an operand of shape {tuple(tensor.shape)} has no memory: its storage was resized or freed; "
+            "make it anew"
+        )
+    return found
 
 
 def threads_for(work: int, each: int, most: int | None = None) -> tuple[int, int]:

@@ -14,9 +14,10 @@ import torch
 from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace
 
-from scorch.errors import OperandError, ShapeError
+from scorch.errors import OperandError, ShapeError, UnsupportedError
 from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
+from scorch.tensor.check import own, refuse_freed
 from scorch.tensor.flatten import (
     ALL_NAMES,
     LIVE,
@@ -143,6 +144,8 @@ class SparseTensor(torch.Tensor):
 
                     return carried_forward(func, args, kwargs or {})
             if handler is not None:
+                if func not in dispatch.DIRECT:
+                    refuse_freed(*args, *(kwargs or {}).values())
                 return handler(*args, **(kwargs or {}))
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -164,6 +167,7 @@ class SparseTensor(torch.Tensor):
     ) -> Any:
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return RECORD[0](func, args, kwargs or {})
+        refuse_freed(*args, *(kwargs or {}).values())
         place = dispatch.place_of_index(func)
         if place is not None and len(args) > place and isinstance(args[place], SparseTensor):
             args = (*args[:place], args[place].to_dense(), *args[place + 1 :])
@@ -197,17 +201,19 @@ class SparseTensor(torch.Tensor):
 
     @property
     def levels(self) -> tuple[dict[str, Any], ...]:
-        """For each level its kind, dimension and arrays, outermost first."""
+        """For each level its kind, dimension and arrays, which are copies, outermost first."""
         pattern = self.storage.pattern
         return tuple(
             {
                 "kind": level.name,
                 "dim": pattern.format.order[number],
                 "size": pattern.format.level_size(number, pattern.shape),
-                "pos": pattern.pos[number],
-                "crd": pattern.crd[number],
+                "pos": None if pos is None else own(pos),
+                "crd": None if crd is None else own(crd),
             }
-            for number, level in enumerate(pattern.format.levels)
+            for number, (level, pos, crd) in enumerate(
+                zip(pattern.format.levels, pattern.pos, pattern.crd, strict=True)
+            )
         )
 
     # other forms -------------------------------------------------------------------------------------
@@ -230,9 +236,20 @@ class SparseTensor(torch.Tensor):
             return with_values(self, found.values)
         return SparseTensor(found) if isinstance(found, Storage) else found
 
-    def to_dense(self, dtype: torch.dtype | None = None) -> torch.Tensor:  # type: ignore[override]
-        """The same tensor as a plain dense one."""
+    def to_dense(  # type: ignore[override]
+        self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None
+    ) -> torch.Tensor:
+        """The same tensor as a plain dense one; its gradient has the entries that are stored.
+
+        That is torch's ``masked_grad=True``; False, a gradient for every place, is refused if there is one.
+        """
         from scorch.tensor.learning import values_of
+
+        if masked_grad is False and is_learning(self):
+            raise UnsupportedError(
+                "the gradient of a sparse tensor has its entries only (masked_grad=True); for one of every "
+                "place make the dense tensor the parameter: S.detach().to_dense().requires_grad_()"
+            )
 
         found = self.to_format("dense") if self.storage.pattern.shape else values_of(self).reshape(())
         return found if dtype is None else found.to(dtype)
