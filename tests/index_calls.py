@@ -36,14 +36,15 @@ class Call:
 
 
 class Draw:
-    """Random arguments; one in six is wrong in some way."""
+    """Random arguments, often wrong in some way; with ``is_plain`` for a matrix of float32 in csr or coo."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, is_plain: bool = False) -> None:
         self.random = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
-        self.shape = tuple(self.random.choice(SIZES) for _ in range(self.random.choice((1, 2, 2, 2, 3))))
-        self.format = self.random.choice(FORMATS[len(self.shape)])
-        self.dtype = self.random.choice(DTYPES)
+        dims = 2 if is_plain else self.random.choice((1, 2, 2, 2, 3))
+        self.shape = tuple(self.random.choice(SIZES) for _ in range(dims))
+        self.format = self.random.choice(("csr", "coo") if is_plain else FORMATS[dims])
+        self.dtype = torch.float32 if is_plain else self.random.choice(DTYPES)
         self.is_sparse_source = self.rarely(3)
         self.said: list[str] = []
 
@@ -108,13 +109,12 @@ def kind(*names: str) -> Callable[[Callable[[Draw, str], Run]], Callable[[Draw, 
     return register
 
 
-def draw_call(seed: int, name: str | None = None) -> tuple[Call, Draw]:
-    """The call of ``name``, or any, that ``seed`` stands for."""
-    draw = Draw(seed)
-    chosen = draw.random.choice(sorted(KINDS)) if name is None else name
+def draw_call(seed: int, name: str, is_plain: bool = False) -> tuple[Call, Draw]:
+    """The call of ``name`` that ``seed`` stands for."""
+    draw = Draw(seed, is_plain)
     dense = draw.tensor(draw.shape, draw.dtype)
-    run = KINDS[chosen](draw)
-    about = f"{chosen} of {dense.tolist()} {tuple(dense.shape)} {dense.dtype} {draw.format}"
+    run = KINDS[name](draw)
+    about = f"{name} of {dense.tolist()} {tuple(dense.shape)} {dense.dtype} {draw.format}"
 
     def whole(make: Make) -> Any:
         source = make if draw.is_sparse_source else torch.clone

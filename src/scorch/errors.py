@@ -65,6 +65,10 @@ class OperandError(ScorchError, TypeError):
     """An operand that is not a tensor, or lives on another device."""
 
 
+class FreedError(ScorchError, RuntimeError):
+    """A dense operand whose memory was taken away; torch raises a ``RuntimeError``."""
+
+
 class ArgumentError(ScorchError, ValueError):
     """An argument outside of the range that it has."""
 

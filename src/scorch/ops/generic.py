@@ -28,6 +28,7 @@ from scorch.ops.elementwise import elementwise, is_elementwise
 from scorch.runtime.watch import LISTENERS, tell
 from scorch.tensor import dispatch
 from scorch.tensor.budget import check_budget
+from scorch.tensor.check import refuse_freed
 from scorch.tensor.construct import from_torch
 from scorch.tensor.entries import format_for
 from scorch.tensor.run import convert
@@ -286,6 +287,7 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
     if not torch.can_cast(result.dtype, target.dtype):
         raise InPlaceError(f"{name} gives {result.dtype}, which a tensor of {target.dtype} cannot take")
     if not isinstance(target, SparseTensor):
+        refuse_freed(target)
         return target.copy_(result.to_dense() if isinstance(result, SparseTensor) else result)
     if tuple(result.shape) != tuple(target.shape):
         raise InPlaceError(

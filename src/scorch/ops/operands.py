@@ -9,7 +9,7 @@ import torch
 
 from scorch._src.torch_internals import FAKE_MODE, get_dispatch_mode, is_functorch_wrapped_tensor
 from scorch.compiler.typing import type_of_dtype
-from scorch.errors import DtypeError, OperandError, UnsupportedError, add_note
+from scorch.errors import DtypeError, FreedError, OperandError, UnsupportedError, add_note
 from scorch.formats import Format
 from scorch.tensor.construct import from_torch
 from scorch.tensor.run import convert
@@ -42,7 +42,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
         return found.storage
     if value.numel() and value.data_ptr() == 0:
         if not value._is_zerotensor():
-            raise OperandError(f"{name} has no memory: its storage was resized or freed; make it anew")
+            raise FreedError(f"{name} has no memory: its storage was resized or freed; make it anew")
         value = torch.zeros(value.shape, dtype=value.dtype, device="cpu")
     plain: torch.Tensor = value.detach() if value.requires_grad else value
     return plain

@@ -106,7 +106,7 @@ def address(source: str, what: str, name: str, dtype: torch.dtype, index: torch.
 def run(at: int, work: int, rows: int, arrays: Sequence[torch.Tensor | None], numbers: Sequence[int]) -> None:
     """Call the function at an address: ``arrays`` begin with pos and crd, ``numbers`` follow them."""
     parallel, threads = invoke.threads_for(work, EACH)
-    places = [0 if array is None else array.data_ptr() for array in arrays]
+    places = [0 if array is None else invoke.address_of(array) for array in arrays]
     invoke.make_caller().call(at, parallel, threads, rows, *places, *numbers)
 
 

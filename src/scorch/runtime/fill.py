@@ -133,7 +133,8 @@ static int gather(object *const *given, long count, long long *slots, long *used
         }
         if (!seen.data && has_elements(&seen)) { /* its memory was taken away */
             if (facts) return 1;
-            PyErr_SetString(PyExc_RuntimeError, "an operand has no memory");
+            PyErr_SetString(PyExc_RuntimeError,
+                            "an operand has no memory: its storage was resized or freed; make it anew");
             return -1;
         }
         if (facts) { /* a fact of length 0: not to be checked */

@@ -16,11 +16,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from scorch.errors import CompilationError, CompilerNotFoundError
+from scorch.errors import CompilationError, CompilerNotFoundError, FreedError
 from scorch.runtime import jit, openmp
 from scorch.settings import current
+
+if TYPE_CHECKING:
+    import torch
 
 _TRAMPOLINE = """\
 typedef long long (*kernel_t)(long long *);
@@ -169,6 +172,17 @@ def parallel_runtime() -> int:
         return openmp.parallel_for(library)
     except (OSError, AttributeError, CompilationError):
         return 0
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where the elements of ``tensor`` are; refused where its memory was taken away."""
+    found = tensor.data_ptr()
+    if not found and tensor.numel():
+        raise FreedError(
+            f"an operand of shape {tuple(tensor.shape)} has no memory: its storage was resized or freed; "
+            "make it anew"
+        )
+    return found
 
 
 def threads_for(work: int, each: int, most: int | None = None) -> tuple[int, int]:

@@ -57,7 +57,7 @@ class Native:
         self.call_back = invoke.make_caller().call_back
 
     def slot(self, tensor: torch.Tensor) -> int:
-        return tensor.data_ptr()
+        return invoke.address_of(tensor)
 
     def call(self, function: str, slots: list[Any]) -> int:
         return self.call_back(self.addresses[function], slots)

@@ -28,6 +28,15 @@ FACTS: set[Any] = {  # what tells facts of a tensor, which its shell knows
         for name in ("dim", "is_complex", "is_floating_point", "ndimension", "numel", "size", "stride")
     ),
 }
+DIRECT: set[Any] = {  # short calls whose operands only kernels read, which refuse those without memory
+    *(getattr(torch, name) for name in ("add", "matmul", "mm", "mul", "mv", "sub")),
+    *(getattr(torch.Tensor, name) for name in ("add", "matmul", "mm", "mul", "mv", "sub")),
+    *(
+        getattr(torch.Tensor, f"__{side}{name}__")
+        for name in ("add", "matmul", "mul", "sub")
+        for side in ("", "r")
+    ),
+}
 FALLBACKS: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # for operators in neither
 
 

@@ -203,7 +203,7 @@ class FusedKernel:
                 raise KernelError(f"{error} while computing {self.header.splitlines()[0]}") from error
         else:
             found.append(torch.empty(shapes[-1], dtype=self.dtype, device="cpu"))
-            slots = [*self._slots(threads, count), *(array.data_ptr() for array in (*given, *found))]
+            slots = [*self._slots(threads, count), *map(invoke.address_of, (*given, *found))]
             if invoke.make_caller().call_back(self.address, slots):
                 raise KernelError(f"memory ran out while computing {self.header.splitlines()[0]}")
         if current().debug:

@@ -65,8 +65,10 @@ def to_copy(
 
 
 @implements(torch.Tensor.to_dense, learns=True)
-def to_dense(self: SparseTensor, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    return SparseTensor.to_dense(self, dtype)
+def to_dense(
+    self: SparseTensor, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None
+) -> torch.Tensor:
+    return SparseTensor.to_dense(self, dtype, masked_grad=masked_grad)
 
 
 @implements(torch.is_same_size, learns=True)

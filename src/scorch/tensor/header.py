@@ -64,7 +64,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
             raise FileError(f"{path} is no whole .safetensors file: it has no header")
         try:
             header = json.loads(file.read(length))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise FileError(f"{path} is no .safetensors file: its header is not JSON") from None
     if not isinstance(header, dict):
         raise FileError(f"{path} is no .safetensors file: its header names no arrays")
@@ -78,7 +78,7 @@ def facts_in(path: Path, header: Mapping[str, Any], name: str) -> Mapping[str, A
         raise FileError(f"{path} has no sparse tensors: scorch.save or RowWriter write such files")
     try:
         named = json.loads(text)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise FileError(f"{path}: its metadata are not as Scorch writes them") from None
     if not isinstance(named, dict) or not isinstance(named.get(name), dict):
         held = ", ".join(repr(found) for found in named if found) if isinstance(named, dict) else ""

@@ -53,8 +53,9 @@ def pieces_of(storage: Storage) -> tuple[torch.Tensor, list[Piece]] | None:
 def cut(memory: torch.Tensor, pieces: Sequence[Piece]) -> list[torch.Tensor]:
     """The arrays in ``memory``, if they lie inside it."""
     for dtype, begin, count in pieces:
-        is_inside = 0 <= begin <= begin + count * dtype.itemsize <= memory.numel()
-        if memory.dtype != torch.uint8 or memory.dim() != 1 or begin % dtype.itemsize or not is_inside:
+        is_piece = isinstance(dtype, torch.dtype) and type(begin) is type(count) is int
+        is_inside = is_piece and 0 <= begin <= begin + count * dtype.itemsize <= memory.numel()
+        if memory.dtype != torch.uint8 or memory.dim() != 1 or not is_inside or begin % dtype.itemsize:
             raise FileError(
                 "an array of a sparse tensor does not lie in the memory that it is said to lie in"
             )

@@ -119,9 +119,9 @@ class Prepared:
             if isinstance(tensor, Storage):
                 for array in tensor.pattern.arrays:
                     inputs.append(array.data_ptr())
-                inputs.append(tensor.values.data_ptr())
+                inputs.append(invoke.address_of(tensor.values))
             else:
-                inputs.append(tensor.data_ptr())
+                inputs.append(invoke.address_of(tensor))
         return self._result(self.kernel.native, inputs, operands)
 
     def _direct(self, sources: Sequence[Tensor], threads: int) -> Tensor:

@@ -20,6 +20,7 @@ from scorch.errors import (
     CallError,
     DensityError,
     DeviceError,
+    FreedError,
     IndexRangeError,
     LinAlgError,
     MissingDeviceError,
@@ -27,6 +28,7 @@ from scorch.errors import (
     ScorchError,
     UnsupportedError,
 )
+from scorch.tensor.check import is_freed
 from scorch.tensor.construct import from_torch
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.tracking import is_transformed
@@ -62,6 +64,13 @@ def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, A
     if len_torch_dispatch_stack():  # a compiler or a tracer at work, which reads torch's errors
         return error
     tensors = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, torch.Tensor)]
+    freed = next((tensor for tensor in tensors if is_freed(tensor)), None)
+    if freed is not None:  # which torch must not read
+        shape = tuple(freed.shape)
+        told = (
+            f"a dense tensor of shape {shape} has no memory: its storage was resized or freed; make it anew"
+        )
+        return _made(FreedError, name_of(func), told, tensors)
     elsewhere = _mixed_devices(tensors)
     name = name_of(func)
     if elsewhere is not None:

@@ -71,7 +71,7 @@ def read_safetensors(path: Path, format: str | Format | None = None) -> Any:
     try:
         facts = json.loads(text)
         found = _shared({name: (own, _read(own, arrays)) for name, own in facts.items()})
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         if isinstance(error, ScorchError):
             raise
         raise FileError(f"{path}: its metadata are not as Scorch writes them: {error!r}") from None

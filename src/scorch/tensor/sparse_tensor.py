@@ -20,9 +20,10 @@ from scorch._src.torch_internals import (
     len_torch_dispatch_stack,
     make_wrapper_subclass,
 )
-from scorch.errors import OperandError, ShapeError
+from scorch.errors import OperandError, ShapeError, UnsupportedError
 from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
+from scorch.tensor.check import own, refuse_freed
 from scorch.tensor.flatten import (
     ALL_NAMES,
     LIVE,
@@ -160,6 +161,8 @@ class SparseTensor(torch.Tensor):
 
                     return carried_forward(func, args, kwargs or {})
             if handler is not None:
+                if func not in dispatch.DIRECT:
+                    refuse_freed(*args, *(kwargs or {}).values())
                 return handler(*args, **(kwargs or {}))
             with DisableTorchFunctionSubclass():
                 return without_base(func(*args, **(kwargs or {})))
@@ -181,6 +184,7 @@ class SparseTensor(torch.Tensor):
     ) -> Any:
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return RECORD[0](func, args, kwargs or {})
+        refuse_freed(*args, *(kwargs or {}).values())
         if dispatch.is_in_place(func):
             check_write(func, args, kwargs)
         place = dispatch.place_of_index(func)
@@ -217,17 +221,19 @@ class SparseTensor(torch.Tensor):
 
     @property
     def levels(self) -> tuple[dict[str, Any], ...]:
-        """For each level its kind, dimension and arrays, outermost first."""
+        """For each level its kind, dimension and arrays, which are copies, outermost first."""
         pattern = self.storage.pattern
         return tuple(
             {
                 "kind": level.name,
                 "dim": pattern.format.order[number],
                 "size": pattern.format.level_size(number, pattern.shape),
-                "pos": pattern.pos[number],
-                "crd": pattern.crd[number],
+                "pos": None if pos is None else own(pos),
+                "crd": None if crd is None else own(crd),
             }
-            for number, level in enumerate(pattern.format.levels)
+            for number, (level, pos, crd) in enumerate(
+                zip(pattern.format.levels, pattern.pos, pattern.crd, strict=True)
+            )
         )
 
     # other forms -------------------------------------------------------------------------------------
@@ -250,9 +256,20 @@ class SparseTensor(torch.Tensor):
             return with_values(self, found.values)
         return SparseTensor(found) if isinstance(found, Storage) else found
 
-    def to_dense(self, dtype: torch.dtype | None = None) -> torch.Tensor:  # type: ignore[override]
-        """The same tensor as a plain dense one."""
+    def to_dense(  # type: ignore[override]
+        self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None
+    ) -> torch.Tensor:
+        """The same tensor as a plain dense one; its gradient has the entries that are stored.
+
+        That is torch's ``masked_grad=True``; False, a gradient for every place, is refused if there is one.
+        """
         from scorch.tensor.learning import values_of
+
+        if masked_grad is False and is_learning(self):
+            raise UnsupportedError(
+                "the gradient of a sparse tensor has its entries only (masked_grad=True); for one of every "
+                "place make the dense tensor the parameter: S.detach().to_dense().requires_grad_()"
+            )
 
         found = self.to_format("dense") if self.storage.pattern.shape else values_of(self).reshape(())
         return found if dtype is None else found.to(dtype)
@@ -424,7 +441,12 @@ for _name in ALL_NAMES:
 
 _aten = torch.ops.aten
 _DETACHED = {_aten.detach.default, _aten.lift_fresh.default}
-_RESHAPED = {_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default, _aten.reshape.default}
+_RESHAPED = {
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten._reshape_alias.default,
+    _aten.reshape.default,
+}
 
 
 def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -168,6 +169,7 @@ def add_weak(references: list[weakref.ref[_Any]], value: _Any) -> None:
     references.append(weakref.ref(value))
     if len(references) >= MANY and len(references) & (len(references) - 1) == 0:
         references[:] = [reference for reference in references if reference() is not None]
+Check = Callable[[Pattern, torch.Tensor], Pattern]
 
 
 class Storage:
@@ -175,6 +177,7 @@ class Storage:
 
     That of a view has an ``origin``, and is one of the ``followers`` of the storage that it is a view of.
     When that becomes another one, a follower forgets what it has; it is made anew when it is asked for it.
+    One whose arrays are still to be read from a file is ``deferred``: they are checked when first asked for.
     """
 
     pattern: Pattern
@@ -182,6 +185,7 @@ class Storage:
     origin: Origin | None = None
     followers: list[weakref.ref[Storage]] | None = None
     forgotten: tuple[Pattern, torch.Tensor] | None = None
+    deferred: tuple[Check, Pattern, torch.Tensor] | None = None
 
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
         self.pattern = pattern
@@ -207,6 +211,10 @@ class Storage:
         self.values = values if values.is_contiguous() else values.contiguous()
         for name in ("key", "tensors", "forgotten"):
             self.__dict__.pop(name, None)
+
+    def defer(self, check: Check) -> None:
+        """Have ``check`` look at the arrays when they are first asked for; it says which pattern they are."""
+        self.deferred = check, self.__dict__.pop("pattern"), self.__dict__.pop("values")
 
     # views -------------------------------------------------------------------------------------------
 
@@ -235,8 +243,13 @@ class Storage:
                 self.__dict__.pop(name, None)
 
     def __getattr__(self, name: str) -> Any:
-        """What a view has forgotten; every other attribute is found without this."""
-        forgotten, origin = self.forgotten, self.origin
+        """What a view has forgotten, or is still to be checked; other attributes are found without this."""
+        forgotten, origin, deferred = self.forgotten, self.origin, self.deferred
+        if deferred is not None and name in ("pattern", "values"):
+            check, pattern, values = deferred
+            self.take(check(pattern, values), values)
+            self.deferred = None
+            return self.__dict__[name]
         if name not in ("pattern", "values") or (name not in self.__dict__ and forgotten is None):
             raise AttributeError(f"a storage has no {name!r}")
         if forgotten is None or origin is None:  # another thread has made it anew
