@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from scorch._src.backends.cpu.private_files import NotPrivateError, temporary_folder
-from scorch.errors import CompilationError
+from scorch.errors import CompilationError, CompilerNotFoundError
 from scorch.runtime import cache, toolchain
 from scorch.runtime.cache import ScorchWarning
 from scorch.runtime.toolchain import Toolchain, find_toolchain, run_compiler
@@ -84,9 +84,17 @@ def load(source: str, label: str = "", scalar: Callable[[], str] | None = None) 
     return library
 
 
-@functools.cache
 def function_address(source: str, label: str, name: str) -> int:
-    """Where the function ``name`` of ``source`` is; 0 if this compiler cannot make it."""
+    """Where the function ``name`` of ``source`` is; 0 if no compiler can make it."""
+    try:
+        return _function_address(source, label, name)
+    except CompilerNotFoundError:
+        toolchain.has_compiler()  # raises where somebody has named one that does not work
+        return 0
+
+
+@functools.cache
+def _function_address(source: str, label: str, name: str) -> int:
     try:
         return load(source, label).address(name)
     except CompilationError:
