@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import torch
 
-from scorch.loops.target import target
 from scorch._src.backends.by_torch import rows as by_torch
+from scorch.loops.target import target
 from scorch.runtime import by_rows
 from scorch.runtime.attend_source import SOURCE
 from scorch.runtime.by_rows import address, empty

@@ -31,6 +31,8 @@ from scorch.loops.types import INT32
 from scorch.runtime import fill, invoke, jit, toolchain
 from scorch.runtime.cache import ScorchWarning
 
+_has_warned = False
+
 
 @dataclass(frozen=True)
 class Arrays:
@@ -114,6 +116,19 @@ def build_together(sources: Sequence[str]) -> None:
         jit.build(wanted)
 
 
+def warn_not_compiled(error: CompilationError) -> None:
+    """Say, once in a process, that a kernel had to be run without machine code."""
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        warnings.warn(
+            f"no C compiler of this machine can make a kernel, so it and others like it are run by torch, "
+            f"slowly: {error}",
+            ScorchWarning,
+            stacklevel=2,
+        )
+
+
 class CompiledKernel:
     """The kernel of a plan; compiled when it is first called."""
 
@@ -135,7 +150,7 @@ class CompiledKernel:
         return Native({name: library.address(name) for name in self.schedule.functions})
 
     def is_ready(self) -> bool:
-        """Whether there is machine code to call; None can be made without a compiler, or if all fail at it."""
+        """Whether there is machine code to call, which takes a compiler that does not fail at it."""
         if "native" in self.__dict__:
             return True
         if self._failure is not None:
@@ -146,11 +161,7 @@ class CompiledKernel:
             return bool(self.native.addresses)
         except CompilationError as error:
             self._failure = error
-            warnings.warn(
-                f"no C compiler of this machine can make a kernel, so it is run by torch, slowly: {error}",
-                ScorchWarning,
-                stacklevel=2,
-            )
+            warn_not_compiled(error)
             return False
 
     def scalar_source(self) -> str:

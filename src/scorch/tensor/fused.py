@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import time
-import warnings
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +20,8 @@ from scorch.compiler.typing import dtype_of_type, type_of_dtype
 from scorch.errors import CompilationError, KernelError
 from scorch.loops.cpp import print_kernel
 from scorch.runtime import invoke, jit, toolchain
-from scorch.runtime.cache import ScorchWarning
 from scorch.runtime.fill import MOST_SLOTS, builtins, pack, result_facts
-from scorch.runtime.kernel import Interpreted, build_together
+from scorch.runtime.kernel import Interpreted, build_together, warn_not_compiled
 from scorch.runtime.transpose import laid_out
 from scorch.runtime.watch import LISTENERS, tell
 from scorch.settings import current
@@ -174,8 +172,7 @@ class FusedKernel:
                 return bool(self.address)
             except CompilationError as error:
                 self._failed = True
-                message = f"no C compiler can make a kernel of fused calls, so it is interpreted, slowly: {error}"
-                warnings.warn(message, ScorchWarning, stacklevel=2)
+                warn_not_compiled(error)
         return False
 
     def __call__(

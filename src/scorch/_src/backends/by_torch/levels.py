@@ -1,8 +1,8 @@
 """The arrays of a tensor in any format, made from sorted entries by torch.
 
 Levels are built from the outermost in. A full level computes positions, ``parent * size + coordinate``; any
-other numbers the pairs of a parent and a coordinate that occur. Levels of a run of coordinates have entries in
-common, so the pairs are those of all their coordinates.
+other numbers the pairs of a parent and a coordinate that occur. Levels of a run of coordinates have the same
+entries, so the pairs are those of all their coordinates.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def pack(
     """
     crds = level_coordinates(form, columns)
     entries = values.numel()
-    at = torch.zeros(entries, dtype=torch.int64, device="cpu")  # the position of each entry in the level above
+    at = torch.zeros(
+        entries, dtype=torch.int64, device="cpu"
+    )  # the position of each entry in the level above
     positions, level = 1, 0
     pos: list[torch.Tensor | None] = [None] * len(form)
     crd: list[torch.Tensor | None] = [None] * len(form)

@@ -31,7 +31,9 @@ class Relation:
     count: int
 
     @staticmethod
-    def of(access: object, indices: Sequence[str], coordinates: Sequence[torch.Tensor], count: int) -> Relation:
+    def of(
+        access: object, indices: Sequence[str], coordinates: Sequence[torch.Tensor], count: int
+    ) -> Relation:
         """The entries of one access; with an index that stands twice, those on the diagonal."""
         columns: dict[str, torch.Tensor] = {}
         kept: torch.Tensor | None = None
@@ -123,7 +125,7 @@ def find(points: Columns, count: int, relation: Relation, sizes: Sizes) -> tuple
 
 
 def union(relations: Sequence[Relation], indices: Sequence[str], sizes: Sizes) -> Relation:
-    """The points of several relations that have all of ``indices``, each once; where they came from is lost."""
+    """The points of several relations that have all of ``indices``, each once."""
     if not indices:
         return Relation({}, {}, int(any(relation.count for relation in relations)))
     together = torch.cat(keys([relation.columns for relation in relations], indices, sizes))
@@ -131,7 +133,9 @@ def union(relations: Sequence[Relation], indices: Sequence[str], sizes: Sizes) -
     count = int(inverse.max()) + 1 if inverse.numel() else 0
     first = torch.zeros(count, dtype=torch.int64, device="cpu")
     first[inverse] = torch.arange(inverse.numel(), device="cpu")  # any of those that are alike
-    columns = {index: torch.cat([r.columns[index].to(torch.int64) for r in relations])[first] for index in indices}
+    columns = {
+        index: torch.cat([r.columns[index].to(torch.int64) for r in relations])[first] for index in indices
+    }
     return Relation(columns, {}, count)
 
 

@@ -42,7 +42,9 @@ def maxima(row: Tensor, values: Tensor, count: int) -> Tensor:
 # the largest of picked rows ------------------------------------------------------------------------------
 
 
-def largest(pos: Tensor, crd: Tensor, counts: Tensor | None, x: Tensor, with_ties: bool) -> tuple[Tensor, Tensor | None]:
+def largest(
+    pos: Tensor, crd: Tensor, counts: Tensor | None, x: Tensor, with_ties: bool
+) -> tuple[Tensor, Tensor | None]:
     """The largest of the rows of ``x`` that each row picks, and how many reach it if that is asked for."""
     count, row, picked = pos.numel() - 1, rows_of(pos, crd.numel()), x[crd.long()]
     out = maxima(row, picked, count)
@@ -55,7 +57,9 @@ def largest(pos: Tensor, crd: Tensor, counts: Tensor | None, x: Tensor, with_tie
     return out.masked_fill_(is_empty, 0), ties
 
 
-def largest_back(pos: Tensor, crd: Tensor, counts: Tensor | None, x: Tensor, out: Tensor, shared: Tensor) -> Tensor:
+def largest_back(
+    pos: Tensor, crd: Tensor, counts: Tensor | None, x: Tensor, out: Tensor, shared: Tensor
+) -> Tensor:
     """What flows back to ``x``; the rows are transposed."""
     row, column = rows_of(pos, crd.numel()), crd.long()
     flow = torch.where(x[row] == out[column], shared[column], torch.zeros((), dtype=x.dtype, device="cpu"))
@@ -89,15 +93,21 @@ def attend(
 
 
 def scores_back(
-    pos: Tensor, crd: Tensor, x: Tensor, scores: Tensor, slope: float, scale: float, kept: Tensor, grad: Tensor
+    pos: Tensor,
+    crd: Tensor,
+    x: Tensor,
+    scores: Tensor,
+    slope: float,
+    scale: float,
+    kept: Tensor,
+    grad: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of each score, (entries, heads), and its sum for each row."""
     count, row = pos.numel() - 1, rows_of(pos, crd.numel())
     dots = (grad[row] * x[crd.long()]).sum(2)
     flow = torch.where(kept.signbit(), torch.zeros((), dtype=x.dtype, device="cpu"), dots * scale)
     mean = sums(row, kept * flow, count)[row]
-    down = torch.where(scores > 0, 1.0, slope).to(x.dtype)
-    each = down * kept.abs() * (flow - mean)
+    each = torch.where(scores > 0, flow - mean, slope * (flow - mean)) * kept.abs()
     return each, sums(row, each, count)
 
 

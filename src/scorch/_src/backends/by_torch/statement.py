@@ -130,12 +130,7 @@ class Statement:
             found = torch.where(values[0] != 0, values[1].to(wanted), values[2].to(wanted))
         else:
             found = FUNCTIONS[name](*(value.to(wanted) for value in values))
-        found = found.to(dtype_of_type(type_of(expr, self.types).type.computes_in))
-        if name in ("mul", "div", "where") and self.support(expr) != EVERYWHERE:  # 0 * inf is 0 there
-            holds = self._holds(expr, rows)
-            if not bool(holds.all()):
-                found = torch.where(self._shaped(holds), found, torch.zeros((), dtype=found.dtype, device="cpu"))
-        return found
+        return found.to(dtype_of_type(type_of(expr, self.types).type.computes_in))
 
     def _holds(self, expr: Expr, rows: slice) -> torch.Tensor:
         """At which points the entries are there without which ``expr`` is zero."""
@@ -168,7 +163,9 @@ class Statement:
         tensor, labels = self.dense[access], list(access.indices)
         while len(set(labels)) < len(labels):
             twice = next(index for index in labels if labels.count(index) > 1)
-            first, second = (dim for dim, index in enumerate(labels) if index == twice and labels.count(index) > 1)
+            first, second = (
+                dim for dim, index in enumerate(labels) if index == twice and labels.count(index) > 1
+            )
             tensor = tensor.diagonal(dim1=first, dim2=second)
             labels = [index for dim, index in enumerate(labels) if dim not in (first, second)] + [twice]
         picked = [index for index in labels if index in self.joined]
@@ -247,7 +244,9 @@ class Statement:
                 out.scatter_reduce_(0, places, value, how)
 
 
-def all_places(places: Places, order: Sequence[str], sizes: Mapping[str, int]) -> tuple[list[torch.Tensor], torch.Tensor]:
+def all_places(
+    places: Places, order: Sequence[str], sizes: Mapping[str, int]
+) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The coordinates in each index of ``order``, and the values, of all places one by one."""
     found = Relation(places.columns, {}, places.values.shape[0])
     for index in places.trailing:
