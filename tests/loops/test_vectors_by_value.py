@@ -19,7 +19,15 @@ from scorch._src.backends.cpu.print.scalar import print_scalar
 from scorch.loops.cpp import print_kernel
 from scorch.loops.nodes import Kernel
 from scorch.loops.target import Target
-from scorch.runtime import attend_source, attention_source, by_rows, matrices, neighbours, schedules, transpose
+from scorch.runtime import (
+    attend_source,
+    attention_source,
+    by_rows,
+    matrices,
+    neighbours,
+    schedules,
+    transpose,
+)
 
 TARGETS = {bytes: Target("", bytes, 32 if bytes != 32 else 16, 2, 1 << 20, 8 << 20) for bytes in (16, 32, 64)}
 FORMATS = ("csr", "csc", "coo", "dcsr", "bsr(4,4)")
@@ -106,7 +114,12 @@ def test_scalar_form_has_no_vectors(machine: Target) -> None:
 
 
 CROSS = next(
-    (found for name in ("aarch64-linux-gnu-gcc-16", "aarch64-linux-gnu-gcc") if (found := shutil.which(name))), None
+    (
+        found
+        for name in ("aarch64-linux-gnu-gcc-16", "aarch64-linux-gnu-gcc")
+        if (found := shutil.which(name))
+    ),
+    None,
 )
 
 

@@ -48,10 +48,10 @@ def write_compiler(path: Path, failure: str, when: str = "*kernel.c*", has: str 
     """A compiler that works, but for sources that contain ``has``."""
     if not failure:
         when = "nothing at all"
-    test = f'grep -q {shlex.quote(has)} kernel.c && ' if has else ""
+    test = f"grep -q {shlex.quote(has)} kernel.c && " if has else ""
     path.write_text(f"""#!/bin/sh
 out=kernel.so
-case "$*" in {when.replace(" ", "_")}) {test}{{ {failure or ':'}; exit $?; }};; esac
+case "$*" in {when.replace(" ", "_")}) {test}{{ {failure or ":"}; exit $?; }};; esac
 exec {REAL} "$@"
 """)
     path.chmod(0o700)
@@ -104,7 +104,10 @@ def test_compiler_that_hung_is_asked_once(programs: Path) -> None:
 
 def test_nothing_that_a_hanging_compiler_started_is_left(programs: Path) -> None:
     write_compiler(programs / "clang", "(sleep 3; touch $0.alive) & sleep 1000")
-    with settings(compiler_seconds=1), pytest.raises(CompilationError, match="did not finish within 1 second"):
+    with (
+        settings(compiler_seconds=1),
+        pytest.raises(CompilationError, match="did not finish within 1 second"),
+    ):
         jit.load(constant(1))
     time.sleep(3)
     assert not (programs / "clang.alive").exists()
@@ -229,3 +232,20 @@ def test_scalar_form_serves_where_vectors_fail(text: str, programs: Path, new_pl
     has_vectors = "vector_size" in scorch.explain(text, A=S, **given).source
     assert has_vectors or "relu" in text or width == 1
     assert len(messages) == int(has_vectors) and all(str(bad) in message for message in messages)
+
+
+def test_torch_serves_where_every_compiler_fails(
+    programs: Path, new_plans: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that nothing can compile are run by torch; one warning names the compiler that fails."""
+    monkeypatch.setattr("scorch.runtime.kernel._has_warned", False)
+    bad = write_compiler(programs / "gcc", FAILURES["refuse"], has="scorch_compute")
+    A, B = drawn(6, 7), drawn(7, 5, seed=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        S = scorch.from_torch(A, format="csr")
+        for _ in range(2):
+            torch.testing.assert_close((S @ B), A @ B)
+        torch.testing.assert_close((S + S).to_dense(), A + A)
+    (message,) = [str(w.message) for w in caught if "run by torch" in str(w.message)]
+    assert str(bad) in message and "I do not like it" in message

@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 
 from scorch._src.backends.cpu import private_files
-from scorch._src.backends.cpu.private_files import NotPrivateError, make_private, read_private, resolve_private
+from scorch._src.backends.cpu.private_files import (
+    NotPrivateError,
+    make_private,
+    read_private,
+    resolve_private,
+)
 from scorch.runtime import cache, jit, toolchain
 from scorch.runtime.cache import ScorchWarning
 from scorch.settings import settings
@@ -94,7 +99,9 @@ def test_missing_directories_are_made_private_whatever_the_umask(tmp_path: Path)
         made = make_private(tmp_path / "a" / "b" / "c")
     finally:
         os.umask(before)
-    assert {stat.S_IMODE(place.stat().st_mode) for place in (made, made.parent, made.parent.parent)} == {0o700}
+    assert {stat.S_IMODE(place.stat().st_mode) for place in (made, made.parent, made.parent.parent)} == {
+        0o700
+    }
 
 
 @needs_root

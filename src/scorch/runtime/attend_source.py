@@ -111,7 +111,8 @@ static void sums_##T##_##I##_##B##_##V(const I *crd, i64 n, i64 left, const I *p
         if (places) __builtin_prefetch(weights + places[CLAMP(e + AHEAD, left - 1)] * KNOWN_HEADS); \\
         T##v times[B]; \\
         UNROLL for (int h = 0; h < B; h++) times[h] = ALL(T, POSITIVE(T, weight[h])); \\
-        UNROLL for (int v = 0; v < B * V; v++) sum[v] += times[v / V] * *(const T##v_at *)(from + v * LANES); \\
+        UNROLL for (int v = 0; v < B * V; v++) \\
+            sum[v] += times[v / V] * *(const T##v_at *)(from + v * LANES); \\
     } \\
     UNROLL for (int v = 0; v < B * V; v++) *(T##v_at *)(out + v * LANES) = sum[v] * scale; \\
 }

@@ -91,16 +91,20 @@ _NOTHING = "long long scorch_nothing(long long *args) { return 0; }\n"
 _TYPES = {torch.float32: FLOAT32, torch.float64: FLOAT64}
 
 
-@functools.cache
 def address(source: str, what: str, name: str, dtype: torch.dtype, index: torch.dtype) -> int:
-    """Where a function of a routine is, for numbers and indices of these types.
+    """Where a function of a routine is, for numbers and indices of these types; 0 if none can be made.
 
     ``source`` ends with the macro ``ROUTINES(T, I)``, of which just the types that are used are compiled.
     """
     number, integer = "f32" if dtype == torch.float32 else "f64", "i32" if index == torch.int32 else "i64"
+    return jit.function_address(text_of(source, number, integer), what, f"scorch_{name}_{number}_{integer}")
+
+
+@functools.cache
+def text_of(source: str, number: str, integer: str) -> str:
+    """All of a routine's text for these types."""
     text = f"{PRELUDE}{source}ROUTINES({number}, {integer})\n"
-    library = jit.load(text.replace("$VECTOR", str(target().vector_bytes)), what)
-    return library.address(f"scorch_{name}_{number}_{integer}")
+    return text.replace("$VECTOR", str(target().vector_bytes))
 
 
 def run(at: int, work: int, rows: int, arrays: Sequence[torch.Tensor | None], numbers: Sequence[int]) -> None:

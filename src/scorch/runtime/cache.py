@@ -44,7 +44,13 @@ from scorch.settings import current
 
 LAYOUT = "1"  # part of every key: raise it when the files or the way of calling kernels change
 
-_SUFFIXES = (".json", ".so", ".c", ".log", ".note")  # the manifest goes first, so that half a removal is no entry
+_SUFFIXES = (
+    ".json",
+    ".so",
+    ".c",
+    ".log",
+    ".note",
+)  # the manifest goes first, so that half a removal is no entry
 _CHECKSUM = hashlib.sha256().digest_size  # bytes at the beginning of a note
 _TEMPORARY = ".writing-"
 _ABANDONED_SECONDS = 3600.0
@@ -200,9 +206,9 @@ def warn_unusable(place: Path, error: OSError) -> None:
 def _warn_refused(place: Path, error: NotPrivateError) -> None:
     _warn_once(
         place,
-        f"compiled kernels in {place} are not used, because they are code and {error}. This process keeps its "
-        f"kernels in a private temporary directory and the next one compiles them again. Set SCORCH_CACHE_DIR "
-        f"to a directory of your own that nobody else can write to or replace.",
+        f"compiled kernels in {place} are not used, because they are code and {error}. This process keeps "
+        f"kernels in a private temporary directory and the next one compiles them again. Set "
+        f"SCORCH_CACHE_DIR to a directory of your own that nobody else can write to or replace.",
     )
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from scorch._src.backends.cpu.private_files import NotPrivateError, temporary_folder
-from scorch.errors import CompilationError
+from scorch.errors import CompilationError, CompilerNotFoundError
 from scorch.runtime import cache, toolchain
 from scorch.runtime.cache import ScorchWarning
 from scorch.runtime.toolchain import Toolchain, find_toolchain, run_compiler
@@ -84,9 +84,17 @@ def load(source: str, label: str = "", scalar: Callable[[], str] | None = None) 
     return library
 
 
-@functools.cache
 def function_address(source: str, label: str, name: str) -> int:
-    """Where the function ``name`` of ``source`` is; 0 if this compiler cannot make it."""
+    """Where the function ``name`` of ``source`` is; 0 if no compiler can make it."""
+    try:
+        return _function_address(source, label, name)
+    except CompilerNotFoundError:
+        toolchain.has_compiler()  # raises where somebody has named one that does not work
+        return 0
+
+
+@functools.cache
+def _function_address(source: str, label: str, name: str) -> int:
     try:
         return load(source, label).address(name)
     except CompilationError:
@@ -132,7 +140,7 @@ def forget() -> None:
 
 def _find_or_build(source: str, label: str, scalar: Callable[[], str] | None) -> Library:
     """The library of the first text that a compiler can make one of."""
-    failures: list[_Failure] = []
+    failures: list[_FailedError] = []
     for make_text in (lambda: source, scalar):
         if make_text is None:
             continue
@@ -140,7 +148,7 @@ def _find_or_build(source: str, label: str, scalar: Callable[[], str] | None) ->
         for tools in _compilers(failures):
             try:
                 library = _find_or_compile(tools, text, label)
-            except _Failure as failure:
+            except _FailedError as failure:
                 failures.append(failure)
                 continue
             if failures:
@@ -152,7 +160,7 @@ def _find_or_build(source: str, label: str, scalar: Callable[[], str] | None) ->
     raise failures[0]
 
 
-def _compilers(failures: list[_Failure]) -> Iterator[Toolchain]:
+def _compilers(failures: list[_FailedError]) -> Iterator[Toolchain]:
     """All compilers, each once; where one has vanished since it was found, they are looked for again."""
     tried: set[tuple[str, ...]] = set()
     while True:
@@ -168,7 +176,7 @@ def _compilers(failures: list[_Failure]) -> Iterator[Toolchain]:
             return
 
 
-def _warn_passed_over(failure: _Failure, used: Toolchain, is_scalar: bool) -> None:
+def _warn_passed_over(failure: _FailedError, used: Toolchain, is_scalar: bool) -> None:
     """Say, once for each compiler, that another one or another text had to serve."""
     with _lock:
         if failure.tools.command in _passed_over or failure.vanished:
@@ -176,9 +184,9 @@ def _warn_passed_over(failure: _Failure, used: Toolchain, is_scalar: bool) -> No
         _passed_over.add(failure.tools.command)
     how = "in scalar form, which is slower, " if is_scalar else ""
     warnings.warn(
-        f"{failure.reason} by {shlex.join(failure.tools.command)} ({failure.tools.version}); it is compiled {how}"
-        f"with {shlex.join(used.command)} instead, as are others like it. What the compiler said: {failure.log}. "
-        f"Set SCORCH_CXX to the compiler to use.",
+        f"{failure.reason} by {shlex.join(failure.tools.command)} ({failure.tools.version}); it is compiled "
+        f"{how}with {shlex.join(used.command)} instead, as are others like it. What the compiler said is in "
+        f"{failure.log}. Set SCORCH_CXX to the compiler to use.",
         ScorchWarning,
         stacklevel=2,
     )
@@ -198,7 +206,9 @@ def _find_or_compile(tools: Toolchain, source: str, label: str) -> Library:
         path, handle = _store_and_open(key, library, source)
     except OSError as error:
         cache.remove(key)
-        raise _Failure("a compiled kernel cannot be loaded", str(error), tools, source, key, label) from error
+        raise _FailedError(
+            "a compiled kernel cannot be loaded", str(error), tools, source, key, label
+        ) from error
     return Library(path, "compiled", time.perf_counter() - begin, handle)
 
 
@@ -231,15 +241,15 @@ def _compile(tools: Toolchain, source: str, key: str, label: str) -> bytes:
     except subprocess.TimeoutExpired as error:
         toolchain.pass_over(tools)
         limit = f"it did not finish within {error.timeout:g} seconds"
-        raise _Failure("a kernel was not compiled in time", limit, tools, source, key, label) from error
+        raise _FailedError("a kernel was not compiled in time", limit, tools, source, key, label) from error
     except NotPrivateError as error:
         raise CompilationError(f"a kernel cannot be compiled safely: {error}") from error
     except OSError as error:
-        failure = _Failure("a kernel could not be compiled", str(error), tools, source, key, label)
+        failure = _FailedError("a kernel could not be compiled", str(error), tools, source, key, label)
         failure.vanished = not os.access(tools.command[0], os.X_OK)
         raise failure from error
     reason = "a kernel was refused" if status >= 0 else f"a kernel was given up, on signal {-status},"
-    raise _Failure(reason, said, tools, source, key, label)
+    raise _FailedError(reason, said, tools, source, key, label)
 
 
 def is_cut_off(library: bytes) -> bool:
@@ -255,10 +265,10 @@ def is_cut_off(library: bytes) -> bool:
     for part in range(count):
         begin, length = _ELF_PART.unpack_from(library, parts + size * part)
         ends.append(begin + length)
-    return max(ends) > len(library)
+    return any(end > len(library) for end in ends)
 
 
-class _Failure(CompilationError):
+class _FailedError(CompilationError):
     """A compiler that could not make a library of a text: how it failed, and where its log is."""
 
     def __init__(self, reason: str, said: str, tools: Toolchain, source: str, key: str, label: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from scorch._src.backends.by_torch import rows as by_torch
 from scorch.runtime import by_rows
 from scorch.runtime.by_rows import address, empty
 from scorch.runtime.watch import told
@@ -181,9 +182,11 @@ def largest(rows: Arrays, x: torch.Tensor, with_ties: bool) -> tuple[torch.Tenso
     """The largest of the rows of ``x`` that each row picks, and how many reach it if that is asked for."""
     pos, crd, counts = rows
     count, width = pos.numel() - 1, x.shape[1]
+    at = address(_SOURCE, _WHAT, "largest", x.dtype, crd.dtype)
+    if not at:
+        return by_torch.largest(pos, crd, counts, x, with_ties)
     out = empty(x.dtype, count, width)
     ties = empty(x.dtype, count, width) if with_ties else None
-    at = address(_SOURCE, _WHAT, "largest", x.dtype, crd.dtype)
     by_rows.run(at, (crd.numel() + count) * width, count, (pos, crd, counts, x, out, ties), [width])
     return out, ties
 
@@ -192,8 +195,10 @@ def largest(rows: Arrays, x: torch.Tensor, with_ties: bool) -> tuple[torch.Tenso
 def largest_back(rows: Arrays, x: torch.Tensor, out: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
     """What flows back to ``x``; ``rows`` are transposed, ``shared`` is the gradient by the number of ties."""
     pos, crd, counts = rows
-    dx = empty(x.dtype, *x.shape)
     at = address(_SOURCE, _WHAT, "back", x.dtype, crd.dtype)
+    if not at:
+        return by_torch.largest_back(pos, crd, counts, x, out, shared)
+    dx = empty(x.dtype, *x.shape)
     width = x.shape[1]
     work = 2 * crd.numel() * width + x.numel()
     by_rows.run(at, work, x.shape[0], (pos, crd, counts, x, out, shared, dx), [width])

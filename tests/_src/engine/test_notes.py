@@ -67,7 +67,11 @@ def plans() -> list[Schedule]:
         for form in FORMATS:
             A, B = scorch.from_torch(dense, format=form), scorch.from_torch(dense, format="csr")
             for text in STATEMENTS:
-                given = {"A": A} | ({"B": B} if "B[" in text else {}) | ({"X": dense.T.contiguous()} if "X[" in text else {})
+                given = (
+                    {"A": A}
+                    | ({"B": B} if "B[" in text else {})
+                    | ({"X": dense.T.contiguous()} if "X[" in text else {})
+                )
                 scorch.explain(text, **given)
     assert len(found) >= len(FORMATS) * len(STATEMENTS)
     return found
@@ -89,15 +93,21 @@ def drawn_expression(draw: random.Random, depth: int) -> Expr:
     if kind == 0:
         return Access(draw.choice("ABC"), tuple(draw.sample("ijk", draw.randrange(4))))
     if kind == 1:
-        return Literal(draw.choice([0, 1, True, False, -3, 1.0, 0.1, 1e300, float("inf"), float("-inf"), 2**70]))
-    return Op(draw.choice(["add", "mul", "où"]), tuple(drawn_expression(draw, depth - 1) for _ in range(draw.randrange(1, 4))))
+        return Literal(
+            draw.choice([0, 1, True, False, -3, 1.0, 0.1, 1e300, float("inf"), float("-inf"), 2**70])
+        )
+    return Op(
+        draw.choice(["add", "mul", "où"]),
+        tuple(drawn_expression(draw, depth - 1) for _ in range(draw.randrange(1, 4))),
+    )
 
 
 def test_drawn_steps_are_read_as_they_were() -> None:
     draw = random.Random(5)
     for _ in range(200):
         steps = tuple(
-            Step(Access("R", ("i",)), drawn_expression(draw, 4), "sum", ("j",)) for _ in range(draw.randrange(3))
+            Step(Access("R", ("i",)), drawn_expression(draw, 4), "sum", ("j",))
+            for _ in range(draw.randrange(3))
         )
         again = notes.read(notes.write(steps), tuple[Step, ...])
         assert again == steps and repr(again) == repr(steps)
@@ -105,7 +115,8 @@ def test_drawn_steps_are_read_as_they_were() -> None:
 
 HOSTILE: list[Any] = [
     None, True, -1, 2**80, 1.5, "", "os.system", "builtins.eval", "__class__", [], {}, [[]],
-    ["os.system", "touch hostile"], ["Schedule"], ["Plan", 1, 2], ["Format", "ds"], ["Literal", ["Literal", 1]],
+    ["os.system", "touch hostile"], ["Schedule"], ["Plan", 1, 2], ["Format", "ds"],
+    ["Literal", ["Literal", 1]],
     ["Op", "add", "ab"], {"__reduce__": ["os.system"]}, ["Access", "A", "ij"], ["scorch.runtime.jit", "load"],
 ]  # fmt: skip
 
@@ -199,7 +210,9 @@ def test_drawn_damage_on_disk_changes_no_result(place: Path) -> None:
         assert torch.equal(A @ X, expected)
 
 
-def test_planted_notes_with_the_right_checksum_run_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_notes_with_the_right_checksum_run_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(place.parent)
     A, X = scorch.from_torch(torch.eye(5), format="csr"), torch.rand(5, 3)
     expected = A @ X
@@ -219,12 +232,19 @@ def test_note_under_another_name_is_foreign(place: Path) -> None:
     assert cache.read_note(other) is None
 
 
-# versions ----------------------------------------------------------------------------------------------------
+# versions ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["a.py", "loops/a.py", "_src/backends/cpu/print/a.py", "x/y/z/w/a.py"])
 def test_changed_source_is_another_version_however_deep(where: str, tmp_path: Path) -> None:
-    for name in ("a.py", "loops/a.py", "_src/backends/cpu/print/a.py", "x/y/z/w/a.py", "x/__pycache__/a.py", "x/a.c"):
+    for name in (
+        "a.py",
+        "loops/a.py",
+        "_src/backends/cpu/print/a.py",
+        "x/y/z/w/a.py",
+        "x/__pycache__/a.py",
+        "x/a.c",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     before = schedules.sources_version(tmp_path)

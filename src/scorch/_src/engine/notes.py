@@ -1,8 +1,8 @@
 """Plans as plain data: JSON that can be read back into Scorch's own nodes and into nothing else.
 
 Every value stands where the annotation of its field says what it may be. So a note is read by those
-annotations: a tuple is a list, a node is ``["Name", field, ...]`` with a name of the table below, and a number
-or a text is itself. Whatever does not fit, and whatever a node itself refuses, is no note: nobody runs what
+annotations: a tuple is a list, a node is ``["Name", field, ...]`` with a name of the table below, a number or
+a text is itself. Whatever does not fit, and whatever a node itself refuses, is no note: nobody runs what
 was read to find out.
 """
 
@@ -59,7 +59,15 @@ def read(text: bytes, kind: Any) -> Any:
         return decoder(kind)(json.loads(text))
     except NoteError:
         raise
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ) as error:
         raise NoteError(str(error)) from error
 
 
@@ -173,12 +181,12 @@ def _node(kind: type, value: Any) -> Any:
     node = NODES.get(value[0])
     if node is None or not issubclass(node, kind):
         raise NoteError(f"{value[0]!r:.40} is no {kind.__name__}")
-    fields = _fields(node)
+    fields = _fields(typing.cast(Any, node))
     return node(*[read_field(part) for read_field, part in zip(fields, value[1:], strict=True)])
 
 
 @functools.cache
-def _fields(node: type) -> tuple[Decoder, ...]:
+def _fields(node: Any) -> tuple[Decoder, ...]:
     """What reads each field of a node, by its annotations."""
     hints = typing.get_type_hints(node)
     return tuple(decoder(hints[field.name]) for field in dataclasses.fields(node))

@@ -89,6 +89,16 @@ def temporary_folder(prefix: str = "scorch-") -> Iterator[str]:
         shutil.rmtree(place, ignore_errors=True)
 
 
+def is_link_of_others(path: Path) -> bool:
+    """Whether ``path`` is a link that neither we nor the owner of its folder have made."""
+    try:
+        link, folder = os.lstat(path), os.stat(path.parent)
+    except OSError:
+        return False
+    trusted = not HAS_OWNERS or link.st_uid in (*_trusted(), folder.st_uid)
+    return stat.S_ISLNK(link.st_mode) and not trusted
+
+
 def _resolved(path: Path, is_shared_parent: bool) -> Path:
     """``path`` without links, each folder on the way checked; with ``is_shared_parent`` the last as those."""
     path = Path(os.path.join(os.getcwd(), path))
