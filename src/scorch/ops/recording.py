@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
+from scorch._src.bounded import BoundedCache
 from scorch.ops.fused import GroupPlan, plan_group
 from scorch.ops.later import (
     LATER,
@@ -38,6 +39,7 @@ from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
 from scorch.tensor.tracking import any_requires_grad
 
+MOST_PLANS = 64  # of what is computed at one node
 MOST_NODES = 4096  # of one compiled function; then it begins anew
 
 Rule = Callable[..., Any]
@@ -84,7 +86,7 @@ class Node:
         self.first: tuple[int, ...] = ()
         self.names: dict[tuple[int, tuple[int, ...] | None], str] = {}
         self.counter = 0
-        self.plans: dict[Any, GroupPlan] = {}
+        self.plans: BoundedCache[Any, GroupPlan] = BoundedCache(MOST_PLANS)
         self.size = [0]  # nodes of the whole tree
 
     @property

@@ -88,7 +88,7 @@ _NOTHING = "long long scorch_nothing(long long *args) { return 0; }\n"
 _TYPES = {torch.float32: FLOAT32, torch.float64: FLOAT64}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def address(source: str, what: str, name: str, dtype: torch.dtype, index: torch.dtype) -> int:
     """Where a function of a routine is, for numbers and indices of these types.
 

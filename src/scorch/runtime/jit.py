@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from scorch._src.bounded import BoundedCache
 from scorch.errors import CompilationError
 from scorch.runtime import cache
 from scorch.runtime.toolchain import Toolchain, find_toolchain, run_compiler
@@ -29,8 +30,9 @@ Progress = Callable[[int, int], None]  # how many of how many
 
 _SHOWN_LINES = 40
 
-_libraries: dict[str, Library] = {}
-_building: dict[str, threading.Lock] = {}
+MOST_LIBRARIES = 4096  # which stay loaded while kernels use them
+_libraries: BoundedCache[str, Library] = BoundedCache(MOST_LIBRARIES)
+_building: BoundedCache[str, threading.Lock] = BoundedCache(MOST_LIBRARIES)
 _lock = threading.Lock()
 
 
@@ -73,7 +75,7 @@ def load(source: str, label: str = "") -> Library:
     return library
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def function_address(source: str, label: str, name: str) -> int:
     """Where the function ``name`` of ``source`` is; 0 if this compiler cannot make it."""
     try:

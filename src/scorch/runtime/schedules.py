@@ -16,12 +16,12 @@ import io
 import os
 import pickle
 import platform
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scorch._src.bounded import BoundedCache
 from scorch.compiler.contract import contract
 from scorch.compiler.pipeline import plan_step, result_format
 from scorch.compiler.plan import Operand, Step
@@ -38,8 +38,8 @@ MOST_SCHEDULES = 4096
 MOST_BITS = 62  # of all sizes together: beyond, keys and index types may depend on the very sizes
 MOST_SIZE_BITS = 30
 
-_schedules: OrderedDict[Hashable, Schedule] = OrderedDict()
-_contractions: OrderedDict[Hashable, tuple[Step, ...]] = OrderedDict()
+_schedules: BoundedCache[Hashable, Schedule] = BoundedCache(MOST_SCHEDULES)
+_contractions: BoundedCache[Hashable, tuple[Step, ...]] = BoundedCache(MOST_SCHEDULES)
 
 Found = TypeVar("Found")
 
@@ -67,7 +67,6 @@ def find_schedule(problem: Problem) -> Schedule:
     found = _schedules.get(name)
     if found is None:
         found = _schedules[name] = _noted(problem, "schedule", Schedule, new_schedule, _without_rejected)
-        _drop_oldest(_schedules)
     return found
 
 
@@ -77,7 +76,6 @@ def find_contraction(problem: Problem) -> tuple[Step, ...]:
     found = _contractions.get(name)
     if found is None:
         found = _contractions[name] = _noted(problem, "contraction", tuple, new_contraction)
-        _drop_oldest(_contractions)
     return found
 
 
@@ -99,11 +97,6 @@ def forget() -> None:
     """Ask the disk again for every schedule."""
     _schedules.clear()
     _contractions.clear()
-
-
-def _drop_oldest(kept: OrderedDict[Hashable, Any]) -> None:
-    if len(kept) > MOST_SCHEDULES:
-        kept.popitem(last=False)
 
 
 def class_of(problem: Problem) -> Hashable:
