@@ -85,7 +85,8 @@ def _parse(text: str) -> Statement:
         return _Parser(text).statement()
     except RecursionError:
         raise NotationError(
-            f"the expression nests more than {MOST_NESTED} parentheses, calls or signs; compute parts of it first"
+            f"the expression nests more than {MOST_NESTED} parentheses, calls or signs; "
+            "compute parts of it first"
         ) from None
 
 
@@ -375,7 +376,7 @@ def _from_left(links: Sequence[tuple[str, Expr]]) -> Expr:
 
 
 def check_size(value: Expr) -> None:
-    """Refuse what is too large to plan: passes walk trees by recursion, and each short statement takes time."""
+    """Refuse what is too large to plan: passes walk trees by recursion, and every statement takes time."""
     level, depth, count = [value], 0, 0
     while level:
         depth += 1

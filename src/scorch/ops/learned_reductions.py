@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.bounded import BoundedCache
 from scorch._src.tensor.check_call import check_call
 from scorch._src.torch_internals import torch_sparse_sum
 from scorch.ops.reduce import Dims, shape_without, summed_by
@@ -84,7 +85,10 @@ class StoredGroups:
         return sparse_of(placed.storage.pattern, values[placed.storage.values])
 
 
-_groups: weakref.WeakKeyDictionary[Pattern, dict[tuple[int, ...], StoredGroups]] = weakref.WeakKeyDictionary()
+MOST_GROUPINGS = 64  # of one pattern, by the dimensions reduced
+_groups: weakref.WeakKeyDictionary[Pattern, BoundedCache[tuple[int, ...], StoredGroups]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def groups_of(tensor: SparseTensor, dim: Dims) -> StoredGroups:
@@ -93,11 +97,14 @@ def groups_of(tensor: SparseTensor, dim: Dims) -> StoredGroups:
     rank = len(pattern.shape)
     given = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
     reduced = tuple(sorted({d % rank for d in given})) or tuple(range(rank))
-    known = _groups.setdefault(pattern, {})
-    if reduced not in known:
+    known = _groups.get(pattern)
+    if known is None:
+        known = _groups.setdefault(pattern, BoundedCache(MOST_GROUPINGS))
+    found = known.get(reduced)
+    if found is None:
         with untracked():
-            known[reduced] = StoredGroups(pattern, reduced)
-    return known[reduced]
+            found = known[reduced] = StoredGroups(pattern, reduced)
+    return found
 
 
 def reduction(*functions: Function) -> Callable[[Function], Function]:

@@ -162,7 +162,7 @@ def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: 
     return evaluate(text, A=left[1], B=right[1], format=sparse.format)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _sum_of(sign: str, rank: int) -> str:
     """``C[a,b] = A[a,b] + B[a,b]``."""
     indices = ",".join(_LETTERS[:rank])

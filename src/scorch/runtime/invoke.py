@@ -222,7 +222,7 @@ def builtin(name: bytes, address: int) -> Callable[..., Any]:
 def _through_ctypes() -> Caller:
     kernel_type = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_void_p)
 
-    @functools.cache
+    @functools.lru_cache(maxsize=4096)
     def kernel_at(address: int) -> Callable[[Any], int]:
         if not address:
             raise ValueError("the address of a kernel is 0")

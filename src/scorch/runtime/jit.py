@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from scorch._src.backends.cpu.private_files import NotPrivateError, temporary_folder
+from scorch._src.bounded import BoundedCache
 from scorch.errors import CompilationError, CompilerNotFoundError
 from scorch.runtime import cache, toolchain
 from scorch.runtime.cache import ScorchWarning
@@ -38,8 +39,9 @@ _SHOWN_LINES = 40
 _ELF_HEADER = struct.Struct("<32x2Q6x4H2x")  # where parts and sections are described, and how many
 _ELF_PART = struct.Struct("<8xQ16xQ16x")  # where a part begins in the file, and its length
 
-_libraries: dict[str, Library] = {}
-_building: dict[str, threading.Lock] = {}
+MOST_LIBRARIES = 4096  # which stay loaded while kernels use them
+_libraries: BoundedCache[str, Library] = BoundedCache(MOST_LIBRARIES)
+_building: BoundedCache[str, threading.Lock] = BoundedCache(MOST_LIBRARIES)
 _passed_over: set[tuple[str, ...]] = set()  # compilers that a warning has named
 _lock = threading.Lock()
 
@@ -93,7 +95,7 @@ def function_address(source: str, label: str, name: str) -> int:
         return 0
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _function_address(source: str, label: str, name: str) -> int:
     try:
         return load(source, label).address(name)

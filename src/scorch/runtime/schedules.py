@@ -15,12 +15,12 @@ import functools
 import hashlib
 import os
 import platform
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scorch._src.bounded import BoundedCache
 from scorch._src.engine import notes
 from scorch.compiler.contract import contract
 from scorch.compiler.pipeline import plan_step, result_format
@@ -38,8 +38,8 @@ MOST_SCHEDULES = 4096
 MOST_BITS = 62  # of all sizes together: beyond, keys and index types may depend on the very sizes
 MOST_SIZE_BITS = 30
 
-_schedules: OrderedDict[Hashable, Schedule] = OrderedDict()
-_contractions: OrderedDict[Hashable, tuple[Step, ...]] = OrderedDict()
+_schedules: BoundedCache[Hashable, Schedule] = BoundedCache(MOST_SCHEDULES)
+_contractions: BoundedCache[Hashable, tuple[Step, ...]] = BoundedCache(MOST_SCHEDULES)
 
 Found = TypeVar("Found")
 notes.register(Schedule)
@@ -68,7 +68,6 @@ def find_schedule(problem: Problem) -> Schedule:
     found = _schedules.get(name)
     if found is None:
         found = _schedules[name] = _noted(problem, "schedule", Schedule, new_schedule, _without_rejected)
-        _drop_oldest(_schedules)
     return found
 
 
@@ -78,7 +77,6 @@ def find_contraction(problem: Problem) -> tuple[Step, ...]:
     found = _contractions.get(name)
     if found is None:
         found = _contractions[name] = _noted(problem, "contraction", tuple[Step, ...], new_contraction)
-        _drop_oldest(_contractions)
     return found
 
 
@@ -100,11 +98,6 @@ def forget() -> None:
     """Ask the disk again for every schedule."""
     _schedules.clear()
     _contractions.clear()
-
-
-def _drop_oldest(kept: OrderedDict[Hashable, Any]) -> None:
-    if len(kept) > MOST_SCHEDULES:
-        kept.popitem(last=False)
 
 
 def class_of(problem: Problem) -> Hashable:

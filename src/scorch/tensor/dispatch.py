@@ -86,7 +86,7 @@ def implements_operator(*operators: Any) -> Callable[[Handler], Handler]:
     return register
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def place_of_index(func: Any) -> int | None:
     """Where an operator takes a tensor of places, which is made dense: all of its zeros are places too."""
     names = [argument.name for argument in func._schema.arguments if not argument.kwarg_only]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from scorch._src.backends.cpu.print.scalar import print_scalar
+from scorch._src.bounded import BoundedCache
 from scorch.compiler.footprint import HUGE_PAGE
 from scorch.compiler.fuse import fuse
 from scorch.compiler.group import Fused, FusionError, Group
@@ -34,7 +34,7 @@ MOST_GROUPS = 1024
 MOST_FACTS = 64
 PATTERN = "P"  # what kernels call the pattern; no tensor of a group is called so
 
-_kernels: OrderedDict[Hashable, FusedKernel | str] = OrderedDict()
+_kernels: BoundedCache[Hashable, FusedKernel | str] = BoundedCache(MOST_GROUPS)
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,6 @@ def fused_kernel(
     found = _kernels.get(key)
     if found is None:
         found = _kernels[key] = _planned(wanted, pattern, tensors, dense)
-        if len(_kernels) > MOST_GROUPS:
-            _kernels.popitem(last=False)
     return found
 
 

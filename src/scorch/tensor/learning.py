@@ -316,7 +316,7 @@ def _sampled(dense: torch.Tensor, target: Pattern) -> torch.Tensor:
     return found.values
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _sample_step(dims: int, kept: tuple[int, ...]) -> Step:
     """``B[i,j] = P[i,j] * A[i,j]``, with the dimensions of A that are ``kept``."""
     copy = copy_step(dims)
@@ -365,7 +365,7 @@ ITSELF = {  # methods that are about the tensor and no functions of its values
 }
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def own_arguments(func: Any) -> int:
     """How many of the first arguments must stay the tensors that they are: all (-1), the first, or none."""
     attribute = getattr(getattr(func, "__self__", None), "__name__", None)

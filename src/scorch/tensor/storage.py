@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
+from scorch._src.bounded import BoundedCache
 from scorch.compiler.plan import Operand, fullness
 from scorch.compiler.typing import type_of_dtype
 from scorch.errors import UnsupportedError
@@ -26,12 +27,18 @@ if TYPE_CHECKING:
 
 MANY = 64  # followers, of which the dead are looked for from here on
 
-_numbers: dict[object, int] = {}
+MOST_NUMBERS = 1 << 14
+MOST_RELATIVES = 64  # forms of one pattern that are kept with it
+_numbers: BoundedCache[object, int] = BoundedCache(MOST_NUMBERS)
 _counter = itertools.count()  # threads never draw the same number
 
 
 def _number(facts: object) -> int:
-    """A small number for ``facts``, always the same one: cheap to hash at every call."""
+    """A small number for ``facts``, cheap to hash at every call.
+
+    No other facts ever get it. Facts that were not heard of for long get another one, and with it new entries
+    in the caches that are looked up by numbers.
+    """
     return _numbers.setdefault(facts, next(_counter))
 
 
@@ -55,9 +62,9 @@ class Pattern:
         self.pos = pos
         self.crd = crd
         self.counts = counts
-        self.converted: dict[Format, tuple[Pattern, torch.Tensor]] = {}
+        self.converted: BoundedCache[Format, tuple[Pattern, torch.Tensor]] = BoundedCache(MOST_RELATIVES)
         self.masks: dict[torch.dtype, torch.Tensor] = {}
-        self.relatives: dict[tuple[Format, tuple[int, ...]], Pattern] = {}
+        self.relatives: BoundedCache[tuple[Format, tuple[int, ...]], Pattern] = BoundedCache(MOST_RELATIVES)
         if format.is_coded:  # refused here if a level cannot hold its coordinates
             _ = self.arrays
 

@@ -186,7 +186,7 @@ def _name(function: Any) -> str:
 _SIGNS = {"truediv": "div", "radd": "add", "rmul": "mul", "rtruediv": "div", "rpow": "pow"}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def is_pointwise(function: Any) -> bool:
     """Whether torch says that a function is applied to each element by itself."""
     if isinstance(function, OpOverload):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.bounded import BoundedCache
 from scorch._src.torch_internals import (
     FAKE_TENSOR_MAKER,
     GRAPH_MAKER,
@@ -54,7 +55,7 @@ _IS_SPARSE = torch.Tensor.is_sparse.__get__  # type: ignore[attr-defined]
 _SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 _ON_VALUES = {"clone", "_to_copy", "to", "float", "double", "half", "bfloat16", "dropout"}
 RENAMED: dict[Any, Any] = {}  # operators of ours that stand for a function
-_outcomes: dict[Any, Outcome] = {}
+_outcomes: BoundedCache[Any, Outcome] = BoundedCache(1024)
 
 
 def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -218,9 +219,10 @@ class _Call:
             key = (name_of(self.func), repr(write(self.args)), repr(write(self.kwargs)), tuple(kinds), sizes)
         except UnsupportedError as error:
             raise unsupported(str(error)) from error
-        if key not in _outcomes:
-            _outcomes[key] = tried(self.func, self.args, self.kwargs, kinds, sizes)
-        return _outcomes[key]
+        found = _outcomes.get(key)
+        if found is None:
+            found = _outcomes[key] = tried(self.func, self.args, self.kwargs, kinds, sizes)
+        return found
 
     def _shapes(self, outcome: Outcome) -> list[tuple[Any, ...]]:
         """The shapes of the results, in symbols where those of the arguments are."""
