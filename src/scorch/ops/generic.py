@@ -20,6 +20,7 @@ from scorch._src.tensor.views import mark_changed, write_entries
 from scorch._src.torch_internals import (
     DisableTorchDispatch,
     DispatchKey,
+    any_requires_grad,
     has_kernel_for_dispatch_key,
     tree_map,
 )
@@ -34,7 +35,7 @@ from scorch.tensor.entries import format_for
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
-from scorch.tensor.tracking import any_requires_grad, are_patterns_fixed
+from scorch.tensor.tracking import are_patterns_fixed
 
 aten = torch.ops.aten
 
