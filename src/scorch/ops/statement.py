@@ -49,7 +49,7 @@ def evaluate(
     tensor([2., 2., 2.])
     """
     operands = list(tensors.values())
-    if len(expression) > LONG_TEXT and is_long(expression):
+    if isinstance(expression, str) and len(expression) > LONG_TEXT and is_long(expression):
         return _in_parts(expression, tensors, format, sparse_grad)
     if is_dynamo_compiling():
         given = expression, list(tensors), operands, spelled(format)
