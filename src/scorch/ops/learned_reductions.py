@@ -146,7 +146,7 @@ def var(
     correction: Any = None,
 ) -> Any:
     """The mean squared distance from the mean, of all elements."""
-    if isinstance(dim, bool) or not isinstance(unbiased, bool):
+    if isinstance(dim, bool) or not isinstance(unbiased, bool) or input.is_complex():
         return None
     off = correction if correction is not None else 1 if unbiased else 0
     groups = groups_of(input, dim)
