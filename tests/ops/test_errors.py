@@ -63,10 +63,10 @@ SAID = [
     (lambda x: x + torch.ones(5), "add: ... (6) ... (5) ... csr (4, 6) float32, dense (5,) float32"),
     (lambda x: x.sum(2), "sum: ... [-2, 1] ... got 2 ... csr (4, 6)"),
     (lambda x: torch.stack([x, x.T]), "stack: ... [4, 6] ... [6, 4]"),
-    (lambda x: x @ torch.ones(5, 2), "6 in operand 0 ... shape (4, 6) ... 5 in operand 1 ... shape (5, 2)"),
+    (lambda x: x @ torch.ones(5, 2), "matmul: ... (4x6 and 5x2) ... csr (4, 6) ... dense (5, 2)"),
     (lambda x: x[4], "S[...]: index 4 is out of bounds for dimension 0 with size 4"),
     (lambda x: x.__setitem__(0, torch.ones(5)), "S[...] = value: ... 5 ... csr (4, 6)"),
-    (lambda x: F.cross_entropy(x, torch.tensor([0])), "cross_entropy: ... 4 rows ... (1,)"),
+    (lambda x: F.cross_entropy(x, torch.tensor([0])), "cross_entropy: ... (4) ... (1) ... csr (4, 6)"),
     (lambda x: x.long().mean(), "mean: ... dtype ... Long"),
 ]
 

@@ -112,7 +112,7 @@ def test_wrong_classes_are_refused():
     S = scorch.from_torch(drawn(3, 5), format="csr")
     with pytest.raises(IndexRangeError, match="target 5 is out of bounds for 5 classes"):
         F.cross_entropy(S, torch.tensor([0, 5, 1]))
-    with pytest.raises(ShapeError, match="there are 3 rows of scores"):
+    with pytest.raises(ShapeError, match=r"batch_size \(3\)"):
         F.cross_entropy(S, torch.tensor([0, 1]))
     with pytest.raises(ShapeError, match="target has shape"):
         F.cross_entropy(S, torch.rand(3, 4, dtype=torch.float64))

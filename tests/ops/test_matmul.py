@@ -109,9 +109,9 @@ def test_batches_are_broadcast(dense: torch.Tensor) -> None:
 
 def test_shapes_that_do_not_fit_are_named(dense: torch.Tensor) -> None:
     S = scorch.from_torch(dense, format="csr")
-    with pytest.raises(ShapeError, match="index 'j' is 6 in operand 0"):
+    with pytest.raises(ShapeError, match="5x6 and 5x2"):
         S @ torch.randn(5, 2, dtype=torch.float64)
-    with pytest.raises(ShapeError, match="not scalars"):
+    with pytest.raises(ShapeError, match="at least 1D"):
         S @ torch.tensor(2.0)
 
 
@@ -128,13 +128,13 @@ def test_names_of_arguments_are_those_of_torch(dense: torch.Tensor) -> None:
 def test_what_torch_refuses_is_refused(dense: torch.Tensor) -> None:
     S = scorch.from_torch(dense, format="csr")
     v = torch.randn(6, dtype=torch.float64)
-    with pytest.raises(CallError, match="one dtype"):
+    with pytest.raises(CallError, match="same dtype"):
         torch.mm(S, torch.ones(6, 2))
-    with pytest.raises(ShapeError, match="mm takes a tensor of 2 dimensions here"):
+    with pytest.raises(ShapeError, match="mm: mat2 must be a matrix"):
         torch.mm(S, v)
-    with pytest.raises(ShapeError, match="mv takes a tensor of 1 dimensions here"):
+    with pytest.raises(ShapeError, match="mv: vector"):
         torch.mv(S, dense.T)
-    with pytest.raises(ShapeError, match="bmm takes a tensor of 3 dimensions here"):
+    with pytest.raises(ShapeError, match="bmm: batch1 must be a 3D tensor"):
         torch.bmm(S, dense.T)
     with pytest.raises(TypeError, match="ndarray"):
         torch.mm(S, np.ones((6, 2)))
@@ -149,7 +149,7 @@ def test_repeated_products_under_torchs_names_are_checked_again():
         torch.testing.assert_close(S @ v, dense @ v)
         torch.testing.assert_close(S @ B[:, :2], dense @ B[:, :2])
         torch.testing.assert_close((S @ S.T).to_dense(), dense @ dense.T)
-        with pytest.raises(ScorchError, match="dimensions"):
+        with pytest.raises(ScorchError, match="matrix"):
             torch.mm(S, v)
         with pytest.raises(ScorchError, match="dtype"):
             torch.mm(S, B.float())

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from scorch._src.torch_internals import tree_map
 from scorch.tensor.learning import sparse_of, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
 

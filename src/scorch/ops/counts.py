@@ -145,7 +145,7 @@ def bincount(self: Any, weights: Any = None, minlength: int = 0) -> Any:
     if not isinstance(self, SparseTensor):
         return densely(aten.bincount.default, (self, weights, minlength), {})
     aten.bincount.default(torch.zeros((1,) * self.dim(), dtype=self.dtype))  # says what is wrong
-    if weights is not None and tuple(weights.shape) != tuple(self.shape):
+    if weights is not None and self.numel() and tuple(weights.shape) != tuple(self.shape):
         given = tuple(weights.shape)
         raise ShapeError(f"bincount: weights have shape {given}, but the numbers {tuple(self.shape)}")
     entries, zeros = _nonzero(self)

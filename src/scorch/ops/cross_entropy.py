@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.tensor.check_call import check_call
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import ArgumentError, IndexRangeError, ShapeError
 from scorch.ops.matmul import mv
 from scorch.ops.reduce import logsumexp
@@ -32,6 +34,7 @@ def nll_loss_forward(
     self: Any, target: Any, weight: Any, reduction: int, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Minus the scores of the targets, weighted; and the sum of the weights."""
+    check_call(aten.nll_loss_forward.default, self, target, weight, reduction, ignore_index)
     x, places = (self, target) if self.dim() == 2 else (self.unsqueeze(0), target.reshape(1))
     weights = _weights(places, weight, ignore_index, x)
     loss = -_picked(x, places) * weights
@@ -54,10 +57,12 @@ def cross_entropy(
     """The cross entropy of rows of scores and classes, or probabilities of classes."""
     is_matrix = isinstance(input, SparseTensor) and input.dim() == 2 and input.is_floating_point()
     if not is_matrix or size_average is not None or reduce is not None or reduction not in _REDUCTIONS:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return F.cross_entropy(
                 input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
             )
+    options = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing}
+    check_call(F.cross_entropy, input, target, **options)
     if not 0 <= label_smoothing <= 1:
         raise ArgumentError(f"label_smoothing lies between 0 and 1; it is {label_smoothing}")
     of_classes = torch.ones(input.shape[1], dtype=input.dtype) if weight is None else weight

@@ -17,7 +17,8 @@ from scorch.tensor.sparse_tensor import SparseTensor, with_values
 def dropout(input: SparseTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """The tensor with some of its stored values set to zero and the others scaled; it keeps its pattern."""
     values = input.storage.values
-    found = with_values(input, F.dropout(values, p, training) if training else values.clone())
+    dropped = F.dropout(values, p, training)  # which refuses what torch does
+    found = with_values(input, dropped if training else values.clone())
     return replace_by(input, found, "dropout_") if inplace else found
 
 
@@ -54,6 +55,7 @@ def _of_all(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """``function`` changes zeros too: a number is drawn for every element, and the result is dense."""
 
     def drop(input: SparseTensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+        function(input.storage.values[:0], p, training)  # which refuses what torch does
         found = densely(function, (input, p, True), {}) if training else input.clone()
         return replace_by(input, found, function.__name__) if inplace else found
 

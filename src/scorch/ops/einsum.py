@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from scorch._src.statements.contraction import MOST_OPERANDS, Contraction, contractions
 from scorch.compiler.steps import split
 from scorch.compiler.typing import dtype_of_type, type_of_dtype, widened
 from scorch.formats import Format, as_format
-from scorch.notation.einsum import Einsum, parse_einsum, sublists_to_equation
+from scorch.notation.einsum import Einsum, parse_einsum, read_indices, sublists_to_equation
 from scorch.notation.show import show
 from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.autograd import learned
@@ -41,6 +42,10 @@ def einsum(
     >>> scorch.einsum("ij,jk->ik", A, A)
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
     """
+    if len(args) > MOST_OPERANDS or (len(args) == 2 and type(args[1]) in (list, tuple)):
+        equation, operands = _arguments(args)
+        if len(operands) > MOST_OPERANDS:
+            return _in_parts(equation, operands, format, sparse_grad)
     if is_dynamo_compiling():
         equation, operands = _arguments(args)
         spoken = equation, list(operands), spelled(format), sparse_grad
@@ -73,6 +78,30 @@ def einsum(
         prepared = single_kernel(split(parsed.statement), given, parsed.sizes, requested)
         keep_call(head, operands, prepared, names)
     return wrap(result)
+
+
+def _in_parts(
+    equation: str, operands: Sequence[Any], format: str | Format | None, sparse_grad: bool
+) -> SparseTensor | torch.Tensor:
+    """As ``einsum`` of many operands: a few at a time, all in the dtype of the result."""
+    if format is None and all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands):
+        return torch.einsum(equation, *operands)
+    for number, operand in enumerate(operands):
+        as_operand(f"operand {number}", operand)
+    dtype = functools.reduce(torch.promote_types, [operand.dtype for operand in operands])
+    given = [operand if operand.dtype == dtype else operand.to(dtype) for operand in operands]
+    *parts, last = planned_contractions(equation, tuple(tuple(operand.shape) for operand in operands))
+    for part in parts:
+        given.append(einsum(part.equation, *(given[n] for n in part.takes), sparse_grad=sparse_grad))
+        for number in part.takes:
+            given[number] = None  # which nothing else takes
+    return einsum(last.equation, *(given[n] for n in last.takes), format=format, sparse_grad=sparse_grad)
+
+
+@functools.lru_cache(maxsize=256)
+def planned_contractions(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Contraction, ...]:
+    """The einsums of a few operands each that one of many is computed as."""
+    return tuple(contractions(*read_indices(equation, shapes)))
 
 
 def _learned(

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
 
+from scorch._src.torch_internals import is_functorch_wrapped_tensor
 from scorch.tensor.broadcast import common_keys, expanded, values_at
 from scorch.tensor.budget import check_budget
+from scorch.tensor.check import refuse_freed
 from scorch.tensor.dispatch import implements
 from scorch.tensor.entries import (
     Entries,
@@ -238,6 +239,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no element is infinite or NaN; False too where they are so large that their sum is."""
     if is_functorch_wrapped_tensor(tensor):
         return True  # inside of torch.func nothing can be asked of values
+    refuse_freed(tensor)
     if tensor.dtype.is_complex:
         tensor = torch.view_as_real(tensor.detach().resolve_conj())
     return not tensor.dtype.is_floating_point or math.isfinite(float(tensor.detach().sum()))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.tensor.check_call import check_call
 from scorch.errors import ArgumentError, IndexRangeError, ShapeError, UnsupportedError
 from scorch.ops.generic import densely, replace_by
 from scorch.ops.index import index_select
@@ -54,11 +55,16 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Any:
     """Bags of rows of ``weight``, each summed, averaged, or its maximum taken."""
+    input, offsets = (x.to_dense() if isinstance(x, SparseTensor) else x for x in (input, offsets))
+    given = (input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse)
+    more = (per_sample_weights, include_last_offset, padding_idx)
+    if not isinstance(offsets, torch.Tensor) or offsets.numel():  # for no bags torch may crash
+        check_call(F.embedding_bag, *given, *more)
+    if not any(isinstance(x, SparseTensor) for x in (weight, per_sample_weights)):
+        return F.embedding_bag(*given, *more)
     if max_norm is not None:  # which rewrites rows of the table
         table = weight.to_dense() if isinstance(weight, SparseTensor) else weight
-        given = (input, table, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse)
-        more = (per_sample_weights, include_last_offset, padding_idx)
-        found = densely(F.embedding_bag, (*given, *more), {})
+        found = densely(F.embedding_bag, (input, table, *given[2:], *more), {})
         if isinstance(weight, SparseTensor):
             replace_by(weight, table, "embedding_bag")
         return found

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.tensor.check_call import check_call
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import CallError, ShapeError
 from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.einsum import einsum
-from scorch.ops.generic import all_sparse, densely, replace_by, stored
+from scorch.ops.generic import all_sparse, densely, replace_by, stored, write_out
 from scorch.ops.matmul import is_turned, matmul, turned_over
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Entries, entries_of, format_for, from_entries
@@ -22,10 +24,15 @@ aten = torch.ops.aten
 
 
 @implements(F.linear, learns=True)
-def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+def linear(input: Any, weight: Any, bias: Any = None, *, out: Any = None) -> Any:
     """``input @ weight.T + bias``."""
+    if out is not None:
+        check_call(F.linear, input, weight, bias, out=out)
+        return write_out(out, linear(input, weight, bias), "linear")
     if is_autocast():
         input, weight, bias = cast(input, weight, bias)
+    if not _fits(input, weight, bias):
+        check_call(F.linear, input, weight, bias)
     is_rows = isinstance(weight, SparseTensor) and not isinstance(input, SparseTensor) and input.dim()
     if is_rows and len(weight.storage.pattern.shape) == 2:  # asking the tensor itself takes longer
         product = _rows_by_weight(input, weight)
@@ -35,7 +42,17 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
         product = matmul(weight, input)
     else:
         product = matmul(input, torch.transpose(weight, 0, 1))
-    return product if bias is None else product + bias
+    return product if bias is None else (product + bias).reshape(product.shape)
+
+
+def _fits(input: Any, weight: Any, bias: Any) -> bool:
+    """Whether sizes and dtypes agree as in almost all calls; asking torch takes longer."""
+    if not isinstance(weight, SparseTensor) or isinstance(input, SparseTensor):
+        return False
+    shape, dtype = weight.storage.pattern.shape, weight.storage.values.dtype
+    if len(shape) != 2 or input.dtype is not dtype or input.shape[-1:] != shape[1:]:
+        return False
+    return bias is None or (bias.dtype is dtype and bias.shape == shape[:1])
 
 
 def _rows_by_weight(input: Any, weight: SparseTensor) -> Any:
@@ -53,6 +70,7 @@ def _rows_by_weight(input: Any, weight: SparseTensor) -> Any:
 @implements(F.bilinear, learns=True)
 def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     """``input1 @ weight[k] @ input2`` for every k."""
+    check_call(F.bilinear, input1, input2, weight, bias)
     batch = "abcdefg"[: input1.dim() - 1]
     product = einsum(f"{batch}i,kij,{batch}j->{batch}k", input1, weight, input2)
     return product if bias is None else product + bias
@@ -93,7 +111,7 @@ def rrelu(
 @implements(F.multi_head_attention_forward)
 def multi_head_attention_forward(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     """The result is sparse if all tensors are, above all the weights of the last projection."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         found, weights = F.multi_head_attention_forward(query, key, value, *args, **kwargs)
     given = (query, key, value, *args, *kwargs.values())
     floats = [tensor for tensor in given if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
@@ -110,5 +128,5 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
             raise CallError(f"one_hot: classes are counted from 0, but there is {least}")
         if -1 != num_classes <= most:
             raise CallError(f"one_hot: class {most} is not one of {num_classes} classes")
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return F.one_hot(tensor, num_classes)

@@ -14,20 +14,28 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from scorch._src.tensor.check_call import check_call, check_out
+from scorch._src.tensor.views import mark_changed, write_entries
+from scorch._src.torch_internals import (
+    DisableTorchDispatch,
+    DispatchKey,
+    any_requires_grad,
+    has_kernel_for_dispatch_key,
+    tree_map,
+)
 from scorch.errors import DeviceError, InPlaceError, UnsupportedError
 from scorch.ops.elementwise import elementwise, is_elementwise
-from scorch.ops.views import written_through
 from scorch.runtime.watch import LISTENERS, tell
 from scorch.tensor import dispatch
 from scorch.tensor.budget import check_budget
+from scorch.tensor.check import refuse_freed
 from scorch.tensor.construct import from_torch
-from scorch.tensor.entries import entries_of, format_for
+from scorch.tensor.entries import format_for
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
-from scorch.tensor.tracking import any_requires_grad, are_patterns_fixed
+from scorch.tensor.tracking import are_patterns_fixed
 
 aten = torch.ops.aten
 
@@ -45,8 +53,10 @@ DECOMPOSED = {
     aten.renorm,
     aten.rot90,
     aten.smooth_l1_loss,
-    aten.soft_margin_loss,
 }
+
+# Those that divide sizes by a number.
+DIVIDING = {aten.channel_shuffle, aten.pixel_shuffle, aten.pixel_unshuffle}
 
 # Operators that work on dense copies, but whose result is zero where the input is: it is stored sparse.
 KEEP_ZEROS = {
@@ -104,7 +114,10 @@ KEEP_ZEROS_OF_ALL = {
 }
 
 # Operators that write in place and whose functional form has another name.
-FUNCTIONAL = {aten.normal_: aten.normal_functional}
+FUNCTIONAL = {
+    aten.normal_: aten.normal_functional,
+    aten.polygamma_: lambda self, n: aten.polygamma(n, self),
+}
 
 
 def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -117,7 +130,7 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("out") is not None:
         return _into(kwargs.pop("out"), func, args, kwargs)
     if name_of(func).startswith("_foreach_"):  # a list of tensors: one after the other
-        return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
     if func._schema.is_mutable:
         found = _into_several(func, args, kwargs)
         return _in_place(func, args, kwargs) if found is None else found
@@ -126,11 +139,15 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     view = _view_of(func)
     if view is not None:
         return tree_map(_of_its_own, view(*args, **kwargs))
+    if func.overloadpacket in DIVIDING and (min(args[1:2], default=1) < 1 or not args[0].numel()):
+        return densely(func, args, kwargs)
     if func.overloadpacket in DECOMPOSED:
-        from torch._decomp import decomposition_table  # imports half of torch's compiler
+        if func.overloadpacket not in DIVIDING:
+            check_call(func, *args, **kwargs)
+        from scorch._src.torch_internals import decomposition_table  # imports half of torch's compiler
 
         return decomposition_table[func](*args, **kwargs)
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+    if has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return func.decompose(*args, **kwargs)
     found = densely(func, args, kwargs)
     is_zero_for_zero = func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor)
@@ -250,7 +267,7 @@ def _reshape(target: SparseTensor, view: Any, name: str) -> SparseTensor:
             f"{name} would make a sparse tensor dense; use {name.removesuffix('_')} and its result"
         )
     strides = torch.empty(tuple(view.shape), device="meta").stride()
-    with torch._C._DisableTorchDispatch():
+    with DisableTorchDispatch():
         aten.as_strided_.default(target, tuple(view.shape), strides)
     target.storage = view.storage
     return target
@@ -271,6 +288,7 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
     if not torch.can_cast(result.dtype, target.dtype):
         raise InPlaceError(f"{name} gives {result.dtype}, which a tensor of {target.dtype} cannot take")
     if not isinstance(target, SparseTensor):
+        refuse_freed(target)
         return target.copy_(result.to_dense() if isinstance(result, SparseTensor) else result)
     if tuple(result.shape) != tuple(target.shape):
         raise InPlaceError(
@@ -280,16 +298,15 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
     is_same = isinstance(given, Storage) and given.pattern is target.storage.pattern
     stored = given if is_same else convert(given, target.format)
     assert isinstance(stored, Storage)
-    before = None if target.storage.origin is None else entries_of(target)
-    target.storage.become(Storage(stored.pattern, stored.values.to(target.dtype)))
-    if before is not None:
-        written_through(target, before)
+    write_entries(target.storage, stored.pattern, stored.values.to(target.dtype))
+    mark_changed(target)
     return target
 
 
 def _into(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of ``func`` written to ``out``, one tensor or several."""
     functional: Callable[..., Any] = getattr(func.overloadpacket, _without_out(func))
+    check_out(func, functional, out, args, kwargs)
     found = functional(*args, **kwargs)
     if isinstance(out, tuple | list):
         return type(out)(write_out(o, f, name_of(func)) for o, f in zip(out, found, strict=True))
@@ -329,9 +346,9 @@ def write_out(out: torch.Tensor, result: Any, name: str) -> torch.Tensor:
 
 def _without_out(func: Any) -> str:
     """The overload that returns what ``func`` writes to its argument ``out``."""
-    names = [a.name for a in func._schema.arguments if not a.is_out]
+    names = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
     for overload in func.overloadpacket.overloads():
         schema = getattr(func.overloadpacket, overload)._schema
-        if [a.name for a in schema.arguments] == names:
+        if [(a.name, str(a.type)) for a in schema.arguments] == names:
             return str(overload)
     raise UnsupportedError(f"{name_of(func)} with out= does not work on sparse tensors; use the result")

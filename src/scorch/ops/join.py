@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.formats import as_format
 from scorch.ops.generic import densely
 from scorch.ops.shape import made_at
@@ -34,7 +35,7 @@ def quick_cat(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         found = _like_parts(tensors, dim)
         if found is not None:
             return found
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return torch.cat(tensors, *args, **kwargs)
 
 

@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 
+from scorch._src.bounded import BoundedCache
+from scorch._src.tensor.check_call import check_call
+from scorch._src.torch_internals import torch_sparse_sum
 from scorch.ops.reduce import Dims, shape_without, summed_by
 from scorch.tensor.budget import check_budget
 from scorch.tensor.coordinates import coordinates, inside
@@ -25,6 +28,7 @@ from scorch.tensor.storage import Pattern
 from scorch.tensor.tracking import untracked
 
 Function = Callable[..., Any]
+COUNTING = ("kthvalue", "topk")  # how many of a line: torch's own function, which they call, compares with it
 
 
 class StoredGroups:
@@ -81,7 +85,10 @@ class StoredGroups:
         return sparse_of(placed.storage.pattern, values[placed.storage.values])
 
 
-_groups: weakref.WeakKeyDictionary[Pattern, dict[tuple[int, ...], StoredGroups]] = weakref.WeakKeyDictionary()
+MOST_GROUPINGS = 64  # of one pattern, by the dimensions reduced
+_groups: weakref.WeakKeyDictionary[Pattern, BoundedCache[tuple[int, ...], StoredGroups]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def groups_of(tensor: SparseTensor, dim: Dims) -> StoredGroups:
@@ -90,11 +97,14 @@ def groups_of(tensor: SparseTensor, dim: Dims) -> StoredGroups:
     rank = len(pattern.shape)
     given = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
     reduced = tuple(sorted({d % rank for d in given})) or tuple(range(rank))
-    known = _groups.setdefault(pattern, {})
-    if reduced not in known:
+    known = _groups.get(pattern)
+    if known is None:
+        known = _groups.setdefault(pattern, BoundedCache(MOST_GROUPINGS))
+    found = known.get(reduced)
+    if found is None:
         with untracked():
-            known[reduced] = StoredGroups(pattern, reduced)
-    return known[reduced]
+            found = known[reduced] = StoredGroups(pattern, reduced)
+    return found
 
 
 def reduction(*functions: Function) -> Callable[[Function], Function]:
@@ -105,7 +115,11 @@ def reduction(*functions: Function) -> Callable[[Function], Function]:
 
             def handler(input: Any, *args: Any, function: Function = function, **kwargs: Any) -> Any:
                 is_served = isinstance(input, SparseTensor) and input.dim() and input.numel()
-                found = body(input, *args, **kwargs) if is_served and _has_no_options(kwargs) else None
+                if not is_served or not _has_no_options(kwargs):
+                    return by_formula(function, (input, *args), kwargs)
+                if function.__name__ not in COUNTING:
+                    check_call(function, input, *args, **kwargs)
+                found = body(input, *args, **kwargs)
                 return by_formula(function, (input, *args), kwargs) if found is None else found
 
             implements_learning(function)(handler)
@@ -305,12 +319,12 @@ def stored_softmax(input: SparseTensor, dim: int, is_log: bool) -> SparseTensor:
     return sparse_of(input.storage.pattern, found)
 
 
-@implements_learning(torch._sparse_sum)
+@implements_learning(torch_sparse_sum)
 def sparse_sum(input: Any, dim: Any = None, *, dtype: torch.dtype | None = None) -> Any:
     """The sum over dimensions, sparse as ``torch.sparse.sum`` gives it."""
     tensor = input if dtype is None else input.to(dtype)
     with torch.no_grad():
-        like: Any = torch._sparse_sum(tensor) if dim is None else torch._sparse_sum(tensor, dim)
+        like: Any = torch_sparse_sum(tensor) if dim is None else torch_sparse_sum(tensor, dim)
     dims = dim if dim is not None else tuple(range(input.dim()))
     total = torch.sum(tensor, dims if isinstance(dims, int) else tuple(dims))
     if not isinstance(like, SparseTensor):

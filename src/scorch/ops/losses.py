@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.tensor.check_call import check_call
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.tensor.dispatch import implements
 from scorch.tensor.entries import entries_of, united
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -30,8 +32,9 @@ def _by_entries(function: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if not _is_summed(bound.arguments):
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
+        check_call(function, *args, **kwargs)
         return _summed(function, bound.arguments)
 
     return loss

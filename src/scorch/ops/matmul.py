@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from scorch.errors import CallError, OperandError, ShapeError
+from scorch._src.tensor.check_call import check_call
+from scorch.errors import ShapeError
 from scorch.formats import Format
 from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.calls import keep_as, repeat_call
 from scorch.ops.einsum import einsum
-from scorch.ops.generic import write_out
+from scorch.ops.generic import densely, write_out
 from scorch.runtime.transpose import laid_out
 from scorch.settings import current
 from scorch.tensor.construct import from_torch
@@ -33,31 +34,31 @@ MUCH_WORK = 1 << 14  # multiplications from which on it is
 @implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, learns=True)
 def matmul(input: Any, other: Any, *, out: Any = None) -> Result:
     """``input @ other`` for vectors, matrices and batches of matrices."""
-    return _product("matmul", input, other, out)
+    return _product(torch.matmul, input, other, out)
 
 
 @implements(torch.mm, torch.Tensor.mm, learns=True)
 def mm(input: Any, mat2: Any, *, out: Any = None) -> Result:
     """The product of two matrices."""
-    return _product("mm", input, mat2, out, 2, 2)
+    return _product(torch.mm, input, mat2, out)
 
 
 @implements(torch.mv, torch.Tensor.mv, learns=True)
 def mv(input: Any, vec: Any, *, out: Any = None) -> Result:
     """The product of a matrix and a vector."""
-    return _product("mv", input, vec, out, 2, 1)
+    return _product(torch.mv, input, vec, out)
 
 
 @implements(torch.bmm, torch.Tensor.bmm, learns=True)
 def bmm(input: Any, mat2: Any, *, out: Any = None) -> Result:
     """The products of two batches of matrices."""
-    return _product("bmm", input, mat2, out, 3, 3)
+    return _product(torch.bmm, input, mat2, out)
 
 
 @implements(torch.Tensor.__rmatmul__, learns=True)
 def rmatmul(input: Any, other: Any) -> Result:
     """``other @ input``, where ``other`` is the dense tensor on the left."""
-    return _product("matmul", other, input, None)
+    return _product(torch.matmul, other, input, None)
 
 
 @implements(torch.einsum, learns=True)
@@ -65,34 +66,23 @@ def torch_einsum(*args: Any) -> Result:
     return einsum(*cast(*args)) if is_autocast() else einsum(*args)
 
 
-def _product(
-    name: str, left: Any, right: Any, out: Any, left_dims: int | None = None, right_dims: int | None = None
-) -> Result:
+def _product(function: Any, left: Any, right: Any, out: Any) -> Result:
+    """``function`` of both; only calls that were checked are remembered under its name."""
     if is_autocast():
         left, right = cast(left, right)
+    name = function.__name__
     is_new = out is not None or is_learning(left, right)
     known = None if is_new else repeat_call(((name,), None), (left, right))
     if known is not None:
         return known
-    for side, wanted in ((left, left_dims), (right, right_dims)):
-        if not isinstance(side, torch.Tensor):
-            raise OperandError(f"{name} takes tensors, not a {type(side).__name__}; use torch.as_tensor")
-        if wanted is not None and side.dim() != wanted:
-            raise ShapeError(
-                f"{name} takes a tensor of {wanted} dimensions here, not of {side.dim()} "
-                f"(shape {tuple(side.shape)}); matmul takes any"
-            )
-    if left_dims == 3 and left.shape[0] != right.shape[0]:
-        raise ShapeError(f"{name} takes batches of one length, not {left.shape[0]} and {right.shape[0]}")
-    first, second, result = _subscripts(left.dim(), right.dim())
-    if left.dtype != right.dtype:
-        raise CallError(
-            f"{name} takes tensors of one dtype, not {left.dtype} and {right.dtype}; use .to(dtype)"
-        )
+    check_call(function, left, right, out=out)
+    if left.dtype != right.dtype:  # which torch accepts where there is nothing to add up
+        return densely(function, (left, right), {} if out is None else {"out": out})  # type: ignore[no-any-return]
+    subscripts = _subscripts(left.dim(), right.dim())
     left, right = _as_sparse(left), _as_sparse(right)
     found = turned(left, right) if is_turned(left, right) else None
     if found is None:
-        found = _multiplied(name, (first, second, result), left, right)
+        found = _multiplied(name, subscripts, left, right)
     return found if out is None else write_out(out, found, name)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from scorch.errors import ShapeError
+from scorch._src.tensor.check_call import check_call
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.ops import matmul
 from scorch.ops.einsum import einsum
 from scorch.tensor.dispatch import implements, implements_learning, implements_operator
@@ -37,24 +38,28 @@ def _added(self: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> 
 @implements_learning(torch.addmm, torch.Tensor.addmm)
 @implements_operator(aten.addmm.default)
 def addmm(self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    check_call(torch.addmm, self, mat1, mat2, beta=beta, alpha=alpha)
     return _added(self, matmul.mm(mat1, mat2), beta, alpha)
 
 
 @implements_learning(torch.addmv, torch.Tensor.addmv)
 @implements_operator(aten.addmv.default)
 def addmv(self: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    check_call(torch.addmv, self, mat, vec, beta=beta, alpha=alpha)
     return _added(self, matmul.mv(mat, vec), beta, alpha)
 
 
 @implements_learning(torch.baddbmm, torch.Tensor.baddbmm)
 @implements_operator(aten.baddbmm.default)
 def baddbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    check_call(torch.baddbmm, self, batch1, batch2, beta=beta, alpha=alpha)
     return _added(self, matmul.bmm(batch1, batch2), beta, alpha)
 
 
 @implements_learning(torch.addbmm, torch.Tensor.addbmm)
 @implements_operator(aten.addbmm.default)
 def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    check_call(torch.addbmm, self, batch1, batch2, beta=beta, alpha=alpha)
     return _added(self, einsum("bij,bjk->ik", batch1, batch2), beta, alpha)
 
 
@@ -72,13 +77,16 @@ def matrix_power(input: Any, n: int, *, out: Any = None) -> Any:
         ones = torch.ones(size, dtype=input.dtype)
         places = Entries(torch.arange(size, device="cpu") * (size + 1), ones, (size, size))
         return from_entries(places, format_for(input, (size, size)))
-    with torch._C.DisableTorchFunctionSubclass():
+    if out is not None and isinstance(n, int) and n >= 0:
+        check_call(torch.matrix_power, input, n, out=out)
+    with DisableTorchFunctionSubclass():
         return torch.matrix_power(input, n) if out is None else torch.matrix_power(input, n, out=out)
 
 
 @implements_learning(torch.dot, torch.Tensor.dot)
 @implements_operator(aten.dot.default)
 def dot(self: Any, tensor: Any) -> Any:
+    check_call(torch.dot, self, tensor)
     return einsum("i,i->", self, tensor)
 
 
@@ -86,6 +94,7 @@ def dot(self: Any, tensor: Any) -> Any:
 @implements_operator(aten.vdot.default)
 def vdot(self: Any, other: Any) -> Any:
     """As ``dot``, of the first vector's complex conjugate."""
+    check_call(torch.vdot, self, other)
     return einsum("i,i->", self.conj() if self.is_complex() else self, other)
 
 
@@ -108,6 +117,7 @@ def kron(input: Any, other: Any) -> Any:
 @implements_learning(torch.inner, torch.Tensor.inner)
 def inner(input: Any, other: Any) -> Any:
     """The sum of products along the last dimensions of both."""
+    check_call(torch.inner, input, other)
     if not input.dim() or not other.dim():
         return input * other
     a, b = "abcdefgh"[: input.dim() - 1], "ijklmnop"[: other.dim() - 1]
@@ -116,6 +126,7 @@ def inner(input: Any, other: Any) -> Any:
 
 @implements_learning(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger)
 def outer(input: Any, vec2: Any) -> Any:
+    check_call(torch.outer, input, vec2)
     return einsum("i,j->ij", input, vec2)
 
 
@@ -124,11 +135,10 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
     """The sum of products over pairs of dimensions, or over the last of ``a`` and the first of ``b``."""
     if isinstance(dims, torch.Tensor):
         dims = dims.tolist()
+    check_call(torch.tensordot, a, b, dims, out=out)
     if isinstance(dims, int):
         dims = (list(range(a.dim() - dims, a.dim())), list(range(dims)))
     over_a, over_b = ([d % t.dim() for d in own] for own, t in zip(dims, (a, b), strict=True))
-    if len(over_a) != len(over_b):
-        raise ShapeError(f"tensordot sums over pairs of dimensions, not over {len(over_a)} and {len(over_b)}")
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     first = [next(letters) for _ in range(a.dim())]
     second = [first[over_a[over_b.index(d)]] if d in over_b else next(letters) for d in range(b.dim())]
@@ -139,11 +149,13 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
 
 @implements_learning(torch.linalg.multi_dot)
 def multi_dot(tensors: Sequence[Any], *, out: Any = None) -> Any:
+    check_call(torch.linalg.multi_dot, tensors, out=out)
     return functools.reduce(matmul.matmul, tensors)
 
 
 @implements_learning(torch.chain_matmul)
 def chain_matmul(*matrices: Any, out: Any = None) -> Any:
+    check_call(torch.chain_matmul, *matrices, out=out)
     return functools.reduce(matmul.mm, matrices)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from scorch.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
 LETTERS = "abcdefghijklmnop"
+FEW_DIMS = 10  # of which a tensor with two places in each is still small
 Dims = Sequence[int] | int | None
 Shape = tuple[int, ...]
 
@@ -97,7 +99,13 @@ def _on_small(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any
     (A shell of the same shape would do, but torch imports its compilers to look at one.)
     """
     pattern, dtype = tensor.storage.pattern, tensor.storage.values.dtype
-    return func(torch.zeros((2,) * len(pattern.shape), dtype=dtype), *args, **kwargs)
+    rank = len(pattern.shape)
+    small = torch.zeros([2 if dim < FEW_DIMS else 1 for dim in range(rank)], dtype=dtype)
+    if rank <= FEW_DIMS:
+        return func(small, *args, **kwargs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the spread of one number
+        return func(small, *args, **kwargs)
 
 
 Body = Callable[[Groups, torch.Tensor], tuple[torch.Tensor, float]]
@@ -123,16 +131,16 @@ def sum(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: A
 
 
 @implements(torch.sum, torch.Tensor.sum, learns=True)
-def quick_sum(input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+def quick_sum(input: Any, *args: Any, **kwargs: Any) -> Any:
     """The sum over some dimensions by a kernel, without asking torch; everything else as torch takes it."""
-    is_plain = type(input) is SparseTensor and not args and not kwargs
+    dim = args[0] if args else kwargs.get("dim")
+    is_plain = type(input) is SparseTensor and len(args) + len(kwargs) == (bool(args) or "dim" in kwargs)
     is_plain = is_plain and (dim is None or type(dim) in (int, tuple))
     if is_plain and input.storage.values.dtype in (torch.float32, torch.float64) and input.numel():
         found = _quick_sum(input, (dim,) if type(dim) is int else dim, False)
         if found is not None:
             return found
-    given = (input, *args) if dim is None else (input, dim, *args)
-    return differentiated(torch.sum, given, kwargs)
+    return differentiated(torch.sum, (input, *args), kwargs)
 
 
 @implements_operator(aten.nansum)

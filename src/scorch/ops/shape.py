@@ -329,6 +329,8 @@ def flip(self: SparseTensor, dims: Sequence[int]) -> Any:
 
 @implements_operator(aten.roll)
 def roll(self: SparseTensor, shifts: Any, dims: Any = ()) -> Any:
+    if not self.numel():  # torch does not look at dims then
+        return self.clone()
     shape = shape_after(aten.roll.default, self, shifts, dims)
     moves = [shifts] if isinstance(shifts, int) else list(shifts)
     along = [dims] if isinstance(dims, int) else list(dims)

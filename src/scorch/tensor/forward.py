@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_leaves
 
+from scorch._src import torch_internals as internals
+from scorch._src.torch_internals import DisableTorchFunctionSubclass, tree_leaves
 from scorch.errors import UnsupportedError
 from scorch.tensor.dispatch import FUNCTIONS, WHEN_LEARNING, implements
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
@@ -33,7 +34,7 @@ def carried_forward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if has_sparse_tangents(args, kwargs):
         return _plainly(func, args, kwargs) if is_fact else as_one_step(func, args, kwargs)
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             found = func(*args, **kwargs)
     except RuntimeError as error:
         raise _refused(func) from error
@@ -56,7 +57,7 @@ def _plainly(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     handler = FUNCTIONS.get(func)
     if handler is not None:
         return handler(*args, **kwargs)
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
 
 
@@ -76,29 +77,29 @@ def _refused(func: Any) -> UnsupportedError:
     )
 
 
-@implements(torch._VF._make_dual, learns=True)
+@implements(internals.make_dual, learns=True)
 def make_dual(tensor: SparseTensor, tangent: torch.Tensor, level: int) -> torch.Tensor:
     """A tensor and a direction, which counts at the places of the tensor."""
     from scorch.tensor.learning import values_at
 
     if is_transformed():
-        with torch._C.DisableTorchFunctionSubclass():
-            return torch._VF._make_dual(tensor, tangent, level=level)
+        with DisableTorchFunctionSubclass():
+            return internals.make_dual(tensor, tangent, level=level)
     if any(is_asked_by("torch.autograd.gradcheck", depth) for depth in range(2, 6)):
         raise UnsupportedError(
             "torch.autograd.gradcheck sets the elements of a tangent, which is as sparse as its tensor; "
             "scorch.autograd.gradcheck checks forward derivatives of sparse tensors"
         )
     change = values_at(tangent, tensor.storage.pattern)
-    values = torch._VF._make_dual(tensor.storage.values, change, level=level)
+    values = internals.make_dual(tensor.storage.values, change, level=level)
     return SparseTensor(Storage(tensor.storage.pattern, values))
 
 
-@implements(torch._VF._unpack_dual, learns=True)
+@implements(internals.unpack_dual, learns=True)
 def unpack_dual(tensor: SparseTensor, level: int) -> Any:
     """A tensor, and the derivative that it carries."""
     if is_transformed():
-        with torch._C.DisableTorchFunctionSubclass():
-            return torch._VF._unpack_dual(tensor, level=level)
-    values, change = torch._VF._unpack_dual(tensor.storage.values, level=level)
+        with DisableTorchFunctionSubclass():
+            return internals.unpack_dual(tensor, level=level)
+    values, change = internals.unpack_dual(tensor.storage.values, level=level)
     return (tensor, None) if change is None else (with_values(tensor, values), with_values(tensor, change))

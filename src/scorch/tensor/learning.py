@@ -23,16 +23,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
-from torch.utils._pytree import tree_map
 
+from scorch._src.torch_internals import (
+    DisableTorchFunctionSubclass,
+    FunctionBase,
+    any_requires_grad,
+    is_functorch_wrapped_tensor,
+    peek_interpreter_stack,
+    tree_map,
+)
 from scorch.compiler.plan import Step
 from scorch.errors import UnsupportedError
 from scorch.formats import Format, dense_format
 from scorch.notation.nodes import Access, Op
-from scorch.tensor.dispatch import WHEN_LEARNING
+from scorch.tensor.dispatch import MOVES, WHEN_LEARNING
 from scorch.tensor.entries import Entries, entries_of
 from scorch.tensor.flatten import spelled
 from scorch.tensor.forward import as_one_step, has_sparse_tangents
@@ -40,9 +46,9 @@ from scorch.tensor.relevel import releveled, shares_entries
 from scorch.tensor.run import Task, convert, converted_pattern, copy_step, from_dense, run_step, values_from
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage, plain
-from scorch.tensor.tracking import any_requires_grad, fixed_patterns, is_learning, untracked
+from scorch.tensor.tracking import fixed_patterns, is_learning, untracked
 
-_apply: Any = torch._C._FunctionBase.__dict__["apply"]
+_apply: Any = FunctionBase.__dict__["apply"]
 
 Place = Pattern | tuple[int, ...]  # where values are: at the entries of a pattern, or everywhere in a shape
 
@@ -131,7 +137,7 @@ class _Use(torch.autograd.Function):
             return tensor.detach()
         ctx.pattern = tensor.storage.pattern
         ctx.other = weakref.ref(learned_of(tensor))
-        return SparseTensor(tensor.storage)
+        return SparseTensor(Storage(ctx.pattern, tensor.storage.values))  # later writes leave it alone
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -310,7 +316,7 @@ def _sampled(dense: torch.Tensor, target: Pattern) -> torch.Tensor:
     return found.values
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _sample_step(dims: int, kept: tuple[int, ...]) -> Step:
     """``B[i,j] = P[i,j] * A[i,j]``, with the dimensions of A that are ``kept``."""
     copy = copy_step(dims)
@@ -360,7 +366,7 @@ ITSELF = {  # methods that are about the tensor and no functions of its values
 }
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def own_arguments(func: Any) -> int:
     """How many of the first arguments must stay the tensors that they are: all (-1), the first, or none."""
     attribute = getattr(getattr(func, "__self__", None), "__name__", None)
@@ -375,13 +381,31 @@ def own_arguments(func: Any) -> int:
 
 def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` as torch takes it apart and differentiates it, some of its arguments being learned."""
+    handler = WHEN_LEARNING.get(func)
+    if handler in MOVES:
+        return handler(*args, **kwargs)
     if peek_interpreter_stack() is not None and own_arguments(func) == 0:
+        return by_torch(func, args, kwargs)
+    if handler is not None:
+        return handler(*args, **kwargs)
+    if own_arguments(func) == 1:
+        from scorch._src.tensor.in_place import write
+
+        return write(func, args, kwargs)
+    return by_formula(func, args, kwargs)
+
+
+def by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func`` without a handler that only moves entries: as one step of ``torch.func``, or by a formula."""
+    if peek_interpreter_stack() is not None:
         from scorch.tensor.whole import as_a_whole, is_tracked
 
         if is_tracked(args, kwargs):
             return as_a_whole(func, args, kwargs)
     handler = WHEN_LEARNING.get(func)
-    return by_formula(func, args, kwargs) if handler is None else handler(*args, **kwargs)
+    if handler is None or handler in MOVES:
+        return by_formula(func, args, kwargs)
+    return handler(*args, **kwargs)
 
 
 def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -392,5 +416,5 @@ def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if own >= 0:
         args = (*args[:own], *tree_map(used, args[own:]))
         kwargs = tree_map(used, kwargs)
-    with torch._C.DisableTorchFunctionSubclass(), fixed_patterns():
+    with DisableTorchFunctionSubclass(), fixed_patterns():
         return func(*args, **kwargs)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
+from scorch._src.torch_internals import tree_leaves, tree_map
 from scorch.formats import Format
 from scorch.ops.capture.text import Slot, function_named, read, read_format, write, write_format
 from scorch.tensor.flatten import pattern_of

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.ops.linalg.eigen import SMALL, lanczos
 from scorch.ops.matmul import matmul
 from scorch.tensor.dispatch import implements
@@ -46,7 +47,7 @@ def norm(
 
 
 def _torchs(function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         found: torch.Tensor = function(*args, **kwargs)
     return found
 

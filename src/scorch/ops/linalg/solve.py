@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from scorch.errors import ArgumentError, LinAlgError, ShapeError
-from scorch.ops.generic import densely
+from scorch.errors import CallError, LinAlgError, ShapeError
+from scorch.ops.generic import densely, write_out
 from scorch.ops.linalg.krylov import cg, gmres, lsmr
 from scorch.ops.linalg.operators import (
     as_columns,
@@ -40,11 +40,14 @@ DENSE_PLACES = 1 << 22
 def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> torch.Tensor:
     """The dense solution of ``A @ X = B``, or with ``left=False`` of ``X @ A = B``."""
     if out is not None:
-        raise ArgumentError("solve with out= does not work on sparse tensors; use the result instead")
+        found = solve(A, B, left=left)
+        if out.dtype != found.dtype:
+            raise CallError(f"solve gives {found.dtype}, but out is of {out.dtype}")
+        return write_out(out, found, "solve")
     is_sparse = isinstance(A, SparseTensor) or A.layout is not torch.strided
     if not is_sparse or A.dim() != 2 or B.dim() > 2:
-        found: torch.Tensor = densely(torch.linalg.solve, (A, B), {"left": left})
-        return found
+        dense: torch.Tensor = densely(torch.linalg.solve, (A, B), {"left": left})
+        return dense
     matrix = as_square("solve", A)
     assert isinstance(matrix, SparseTensor)
     if not left and B.dim() == 1:
@@ -61,7 +64,7 @@ def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> torch.Tensor
     if factors is not None:
         return torch.from_numpy(factors.solve(columns.contiguous().numpy()))
     if matrix.shape[0] <= DENSE_ROWS:
-        dense: torch.Tensor = densely(torch.linalg.solve, (matrix, columns), {})
+        dense = densely(torch.linalg.solve, (matrix, columns), {})
         return dense
     return _iteratively(matrix, columns)
 
@@ -79,6 +82,7 @@ def solve_triangular(
     linalg = scipy_linalg()
     if linalg is None or not isinstance(A, SparseTensor) or A.dim() != 2 or out is not None:
         kwargs = {"upper": upper, "left": left, "unitriangular": unitriangular}
+        kwargs |= {} if out is None else {"out": out}
         found: torch.Tensor = densely(torch.linalg.solve_triangular, (A, B), kwargs)
         return found
     matrix = as_square("solve_triangular", A)
@@ -150,19 +154,19 @@ def inv(A: Any, *, out: Any = None) -> torch.Tensor:
 
 
 @implements(torch.linalg.det, torch.det, torch.Tensor.det)
-def det(A: Any) -> torch.Tensor:
-    if not _is_factored(A):
-        found: torch.Tensor = densely(torch.linalg.det, (A,), {})
+def det(A: Any, *, out: Any = None) -> torch.Tensor:
+    if not _is_factored(A) or out is not None:
+        found: torch.Tensor = densely(torch.linalg.det, (A,), {} if out is None else {"out": out})
         return found
     pivots, sign = _pivots(as_square("det", A))
     return torch.prod(pivots) * sign
 
 
 @implements(torch.linalg.slogdet, torch.slogdet, torch.Tensor.slogdet)
-def slogdet(A: Any) -> Any:
+def slogdet(A: Any, *, out: Any = None) -> Any:
     """The sign of the determinant, and the logarithm of its size."""
-    if not _is_factored(A):
-        return densely(torch.linalg.slogdet, (A,), {})
+    if not _is_factored(A) or out is not None:
+        return densely(torch.linalg.slogdet, (A,), {} if out is None else {"out": out})
     pivots, sign = _pivots(as_square("slogdet", A))
     sizes = pivots.abs()
     signs = torch.where(sizes == 0, 0, pivots / sizes)

@@ -1,0 +1,1 @@
+"""The implementation of Scorch; users import nothing from here."""

@@ -1,0 +1,1 @@
+"""Sparse tensors as torch sees them: what they answer and what they refuse."""
