@@ -1,7 +1,7 @@
-"""Forward derivatives of every call, by ``torch.func.jvp`` and ``torch.autograd.forward_ad``, as of dense tensors.
+"""Forward derivatives of every call are those of dense tensors: ``torch.func.jvp`` and dual numbers.
 
-A direction is stored where the tensor is, or at other places. ``torch.func.jvp`` counts all of it, ``make_dual``
-what lies at the places of the tensor.
+A direction is stored where the tensor is, or at other places. ``torch.func.jvp`` counts all of it,
+``make_dual`` what lies at the places of the tensor.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from ops import calls_of_torch
 from torch.autograd import forward_ad
 from torch.func import jvp
 from torch.utils._pytree import tree_leaves
 
 import scorch
+from ops import calls_of_torch
 from scorch import SparseTensor
 from scorch.errors import UnsupportedError
 
@@ -26,7 +26,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 DTYPE = torch.float64
 FAMILIES = ("ELEMENTWISE", "WITH_DENSE", "REDUCTIONS", "SHAPES", "INDEXING")
-CALLS = {f"{family} {name}": call for family in FAMILIES for name, call in getattr(calls_of_torch, family).items()}
+CALLS = {
+    f"{family} {name}": call for family in FAMILIES for name, call in getattr(calls_of_torch, family).items()
+}
 CALLS |= {
     "SHAPES div": lambda x: torch.div(x, x * x + 1),
     "SHAPES where": lambda x: torch.where(x > 0.5, x, 2 * x),
@@ -58,15 +60,17 @@ def drawn(seed: int) -> tuple[SparseTensor, SparseTensor]:
 
 
 def numbers(result: Any) -> list[torch.Tensor]:
-    leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    leaves = [
+        leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ]
     return [leaf.to_dense() if isinstance(leaf, SparseTensor) else leaf for leaf in leaves]
 
 
-def attempt(function: Callable[[], Any]) -> Any:
+def attempt(function: Callable[..., Any], *args: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return function()
+            return function(*args)
         except Exception as error:
             return error
 
@@ -88,8 +92,8 @@ def test_jvp_of_a_sparse_argument(name: str, cases: int) -> None:
         S, change = drawn(seed)
         _, elsewhere = drawn(seed + 1)
         for step in (change, elsewhere):
-            found = attempt(lambda d=step: jvp(CALLS[name], (S,), (d,)))
-            same(name, found, attempt(lambda d=step: jvp(CALLS[name], (S.to_dense(),), (d.to_dense(),))))
+            found = attempt(jvp, CALLS[name], (S,), (step,))
+            same(name, found, attempt(jvp, CALLS[name], (S.to_dense(),), (step.to_dense(),)))
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if not name.endswith("in place")])
@@ -107,7 +111,11 @@ def test_jvp_over_values(name: str, cases: int) -> None:
             return numbers(CALLS[name](torch.zeros(4, 6).index_put((rows, columns), v)))
 
         step = (values.cos(),)
-        same(name, attempt(lambda v=values: jvp(sparse, (v,), step)), attempt(lambda v=values: jvp(dense, (v,), step)))
+        same(
+            name,
+            attempt(jvp, sparse, (values,), step),
+            attempt(jvp, dense, (values,), step),
+        )
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -117,18 +125,22 @@ def test_dual_numbers(name: str, cases: int) -> None:
     def tangents(x: torch.Tensor, change: torch.Tensor) -> Any:
         with forward_ad.dual_level():
             found = CALLS[name](forward_ad.make_dual(x, change))
-            parts = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+            parts = [
+                leaf
+                for leaf in tree_leaves(found)
+                if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+            ]
             pairs = [forward_ad.unpack_dual(part) for part in parts]
             zero = torch.zeros((), dtype=DTYPE)
             return [(pair.primal, zero if pair.tangent is None else pair.tangent) for pair in pairs]
 
     for seed in range(max(1, cases // 200)):
         S, change = drawn(seed)
-        found = attempt(lambda: tangents(S, change))
+        found = attempt(tangents, S, change)
         if name == "ELEMENTWISE in place":
             assert isinstance(found, UnsupportedError) and "mul_" in str(found)
             continue
-        same(name, found, attempt(lambda: tangents(S.to_dense(), change.to_dense())))
+        same(name, found, attempt(tangents, S.to_dense(), change.to_dense()))
 
 
 def test_the_second_order_of_a_direction_is_not_lost() -> None:

@@ -67,7 +67,9 @@ class Drawn:
         return None if mask is None else scorch.from_torch(mask, format=self.rng.choice(forms[mask.dim()]))
 
 
-def attention(draw: Drawn, layer: type = nn.MultiheadAttention) -> tuple[nn.Module, list[Any], Callable[..., Any]]:
+def attention(
+    draw: Drawn, layer: type = nn.MultiheadAttention
+) -> tuple[nn.Module, list[Any], Callable[..., Any]]:
     options = {"add_zero_attn": draw.flip(0.2), "bias": draw.flip(0.8), "batch_first": draw.batch_first}
     module, x = layer(E, H, **options), draw.tokens(L)
     with_weights, is_causal = draw.flip(), draw.flip(0.2)
@@ -84,7 +86,9 @@ def own_attention(draw: Drawn) -> tuple[nn.Module, list[Any], Callable[..., Any]
 
 
 def encoder(draw: Drawn) -> tuple[nn.Module, list[Any], Callable[..., Any]]:
-    layer = nn.TransformerEncoderLayer(E, H, 16, dropout=0.0, batch_first=draw.batch_first, norm_first=draw.flip(0.3))
+    layer = nn.TransformerEncoderLayer(
+        E, H, 16, dropout=0.0, batch_first=draw.batch_first, norm_first=draw.flip(0.3)
+    )
     module = nn.TransformerEncoder(layer, 2, enable_nested_tensor=draw.flip()) if draw.flip() else layer
     x = draw.tokens(L)
     return module, [draw.mask(L, L), draw.padding(L)], lambda mask, padding: module(x, mask, padding)

@@ -89,7 +89,10 @@ def test_a_transformer() -> None:
     reached = found.sparsification
     assert 0.44 < reached.reached < 0.46 and reached.skipped_share == pytest.approx(0.5)
     assert "reached 45.0%" in said[0] and "layers.0.self_attn (MultiheadAttention)" in said[0]
-    assert {layer.kind for layer in reached.skipped} == {"MultiheadAttention", "NonDynamicallyQuantizableLinear"}
+    assert {layer.kind for layer in reached.skipped} == {
+        "MultiheadAttention",
+        "NonDynamicallyQuantizableLinear",
+    }
     with torch.no_grad():
         assert found.eval()(torch.randn(2, 5, 32)).isfinite().all()
     again = copy.deepcopy(found)

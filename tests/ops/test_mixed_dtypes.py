@@ -1,4 +1,4 @@
-"""Products of several dtypes are computed in the dtype of the result, whatever is multiplied or summed first."""
+"""Products of several dtypes are computed in the dtype of the result, partial ones and sums too."""
 
 from __future__ import annotations
 
@@ -61,7 +61,11 @@ def test_einsum(learns: bool, cases: int) -> None:
         assert found.dtype == dtype, about
         tolerance = {torch.bfloat16: 5e-2, torch.float32: 1e-5, torch.complex64: 1e-5}.get(dtype, 1e-12)
         torch.testing.assert_close(
-            found.detach().to(wide), wanted, rtol=tolerance, atol=0, msg=lambda text, about=about: f"{about}\n{text}"
+            found.detach().to(wide),
+            wanted,
+            rtol=tolerance,
+            atol=0,
+            msg=lambda text, about=about: f"{about}\n{text}",
         )
 
 

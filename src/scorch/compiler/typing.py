@@ -155,9 +155,7 @@ def widened(expr: Expr, types: Mapping[str, Type], all_tensors: bool = False) ->
     }
 
 
-def _widen(
-    expr: Expr, types: Mapping[str, Type], all_tensors: bool, found: list[tuple[str, Type]]
-) -> None:
+def _widen(expr: Expr, types: Mapping[str, Type], all_tensors: bool, found: list[tuple[str, Type]]) -> None:
     """Add the factors of each product that has to be computed in one dtype, and that dtype, to ``found``."""
     product = _factors(expr)
     if product is None:

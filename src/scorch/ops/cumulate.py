@@ -87,7 +87,7 @@ def scanned(scan: Callable[..., torch.Tensor], values: torch.Tensor, lengths: to
     Lines of about the same length are the rows of one matrix, filled up behind.
     """
     first = torch.cumsum(lengths, 0) - lengths
-    widths = 2 ** torch.ceil(torch.log2(lengths.clamp(min=1).double())).long()
+    widths: torch.Tensor = 2 ** torch.ceil(torch.log2(lengths.clamp(min=1).double())).long()
     places, parts = [], []
     for width in torch.unique(widths).tolist():
         lines = widths == width
@@ -98,4 +98,5 @@ def scanned(scan: Callable[..., torch.Tensor], values: torch.Tensor, lengths: to
         places.append(place[is_filled])
     if not parts:
         return values
-    return torch.empty_like(values).index_put((torch.cat(places),), torch.cat(parts))
+    found: torch.Tensor = torch.empty_like(values).index_put((torch.cat(places),), torch.cat(parts))
+    return found

@@ -69,8 +69,8 @@ def evaluate(
     requested = kept_format(statement, named, requested)
     steps = split(statement.assign)
     result = run_statement(steps, named, sizes, requested)
-    given = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
-    if all(dtype_of(named[name]) == value.dtype for name, value in given.items()):
+    own = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+    if all(dtype_of(named[name]) == value.dtype for name, value in own.items()):
         keep_call(head, operands, single_kernel(steps, named, sizes, requested), list(tensors))
     return wrap(result)
 
