@@ -78,7 +78,8 @@ def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -
 
 def _lengths(group: torch.Tensor) -> torch.Tensor:
     """How many neighbours are the same, for each run of them."""
-    return torch.unique_consecutive(group, return_counts=True)[1]
+    found: torch.Tensor = torch.unique_consecutive(group, return_counts=True)[1]
+    return found
 
 
 def scanned(scan: Callable[..., torch.Tensor], values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
