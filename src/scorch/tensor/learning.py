@@ -358,6 +358,7 @@ ITSELF = {  # methods that are about the tensor and no functions of its values
     "backward",
     "detach",
     "detach_",
+    "grad",  # torch.autograd.grad, whose inputs are those of the graph
     "register_hook",
     "register_post_accumulate_grad_hook",
     "requires_grad_",
