@@ -204,6 +204,26 @@ def test_no_other_module_uses_a_private_name(path: Path, own: set[str]) -> None:
     assert list(private_uses(ast.parse(path.read_text(encoding="utf-8")), own)) == []
 
 
+# what torch.compile reads ----------------------------------------------------------------------------
+
+READ = [path for path in FILES if path.relative_to(SOURCE).parts[0] in ("nn", "ops", "tensor")]
+
+
+@pytest.mark.parametrize("path", READ, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_classes_are_asked_for_in_tuples(path: Path) -> None:
+    """``isinstance(x, A | B)`` ends a graph of torch 2.8."""
+    unions = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
+        if isinstance(node.args[1], ast.BinOp)
+    ]
+    assert unions == []
+
+
+# private names are noticed ---------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     "text",
     [
