@@ -136,7 +136,8 @@ def test_versions_are_those_of_the_metadata() -> None:
 
 
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__") and name != "_"
+    of_named_tuples = name in ("_replace", "_asdict", "_make", "_fields")
+    return name.startswith("_") and not name.endswith("__") and name != "_" and not of_named_tuples
 
 
 def names_of_our_own(trees: list[ast.Module]) -> set[str]:
