@@ -136,7 +136,8 @@ def test_versions_are_those_of_the_metadata() -> None:
 
 
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__") and name != "_"
+    of_named_tuples = name in ("_replace", "_asdict", "_make", "_fields")
+    return name.startswith("_") and not name.endswith("__") and name != "_" and not of_named_tuples
 
 
 def names_of_our_own(trees: list[ast.Module]) -> set[str]:
@@ -202,6 +203,26 @@ def own() -> set[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_no_other_module_uses_a_private_name(path: Path, own: set[str]) -> None:
     assert list(private_uses(ast.parse(path.read_text(encoding="utf-8")), own)) == []
+
+
+# what torch.compile reads ----------------------------------------------------------------------------
+
+READ = [path for path in FILES if path.relative_to(SOURCE).parts[0] in ("nn", "ops", "tensor")]
+
+
+@pytest.mark.parametrize("path", READ, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_classes_are_asked_for_in_tuples(path: Path) -> None:
+    """``isinstance(x, A | B)`` ends a graph of torch 2.8."""
+    unions = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
+        if isinstance(node.args[1], ast.BinOp)
+    ]
+    assert unions == []
+
+
+# private names are noticed ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

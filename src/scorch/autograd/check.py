@@ -39,7 +39,7 @@ def gradgradcheck(
 
 def _on_values(func: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """``func`` as a function of plain tensors, and what to call it with."""
-    given = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    given = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     patterns = [tensor.storage.pattern if isinstance(tensor, SparseTensor) else None for tensor in given]
     plain = tuple(
         tensor.storage.values.clone().requires_grad_(tensor.requires_grad)

@@ -135,7 +135,7 @@ def report(
 def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> LayerReport | None:
     decision = getattr(module, "sparsified", None)
     reason = "" if decision is None else f"{'sparse' if decision.is_sparse else 'dense'}: {decision.reason}"
-    if isinstance(module, SparseLinear | SparseEmbedding):
+    if isinstance(module, (SparseLinear, SparseEmbedding)):
         table = module.table if isinstance(module, SparseEmbedding) else module
         shape: tuple[int, ...] = (table.out_features, table.in_features)
         element, nonzero = table.values.element_size(), table.nnz
@@ -174,7 +174,7 @@ def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> Lay
 
 def _times(module: torch.nn.Module, batch: int, dense_bytes: int) -> dict[str, float]:
     calls = {"own": timing.call_of(module, batch)}
-    if isinstance(module, SparseLinear | SparseEmbedding):
+    if isinstance(module, (SparseLinear, SparseEmbedding)):
         if is_within_budget(dense_bytes):
             calls["dense"] = timing.call_of(_dense(module), batch)
         return timing.fastest(calls)

@@ -14,6 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from scorch._src.torch_internals import ConvNd
 from scorch.nn.embedding import SparseEmbedding
 from scorch.nn.linear import SparseLinear
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -113,7 +114,7 @@ def reason_for(module: torch.nn.Module) -> str:
             return "attention reads the weight of its projection itself"
         case torch.nn.MultiheadAttention():
             return "attention projects queries, keys and values in torch's own kernel"
-        case torch.nn.modules.conv._ConvNd():
+        case ConvNd():
             return "there is no sparse convolution"
         case torch.nn.RNNBase() | torch.nn.RNNCellBase():
             return "recurrent layers run in torch's own kernels"

@@ -109,7 +109,7 @@ def _check(
 ) -> None:
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"sparsify takes a torch.nn.Module, not a {type(model).__name__}")
-    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 <= sparsity <= 1:
+    if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity <= 1:
         raise ArgumentError(f"sparsity is the share of weights that go, from 0 to 1, not {sparsity!r}")
     if nm is not None and (blocks is not None or method != "magnitude" or distribution != "uniform"):
         raise ArgumentError("nm keeps the largest of each group; it goes with no blocks and no other choice")
@@ -164,7 +164,7 @@ def _layers(
             if has_weights(module) and not isinstance(module, SparseLinear):
                 left[name] = BY_REQUEST if is_named else reason_for(module)
             continue
-        assert isinstance(module, torch.nn.Linear | torch.nn.Embedding)
+        assert isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
         found.append((name, module))
     return found, left
 
@@ -275,7 +275,7 @@ def _with_values_of(
     first: torch.nn.Module, dense: Layer, contestants: Mapping[str, torch.nn.Module]
 ) -> torch.nn.Module:
     """A layer whose weight is that of ``first``, as it was before."""
-    if isinstance(first, torch.nn.Linear | torch.nn.Embedding):
+    if isinstance(first, (torch.nn.Linear, torch.nn.Embedding)):
         dense.weight = first.weight
         return dense
     source = first.table if isinstance(first, SparseEmbedding) else first

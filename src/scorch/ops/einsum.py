@@ -169,7 +169,7 @@ def _arguments(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
     """The equation and operands, also from the form with lists of subscripts."""
     if args and isinstance(args[0], str):
         operands = args[1:]
-        if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
             operands = tuple(operands[0])  # torch takes them as one list too
         return args[0], operands
     return sublists_to_equation(args)

@@ -308,7 +308,7 @@ def _into(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     functional: Callable[..., Any] = getattr(func.overloadpacket, _without_out(func))
     check_out(func, functional, out, args, kwargs)
     found = functional(*args, **kwargs)
-    if isinstance(out, tuple | list):
+    if isinstance(out, (tuple, list)):
         return type(out)(write_out(o, f, name_of(func)) for o, f in zip(out, found, strict=True))
     return write_out(out, found, name_of(func))
 

@@ -31,7 +31,7 @@ def quick_cat(tensors: Any, *args: Any, **kwargs: Any) -> Any:
     """Sparse tensors that fit together, without asking torch; everything else as torch takes it."""
     dim = args[0] if args else kwargs.get("dim", 0)
     is_plain = len(args) + len(kwargs) <= 1 and kwargs.keys() <= {"dim"} and type(dim) is int
-    if is_plain and isinstance(tensors, list | tuple) and tensors:
+    if is_plain and isinstance(tensors, (list, tuple)) and tensors:
         found = _like_parts(tensors, dim)
         if found is not None:
             return found

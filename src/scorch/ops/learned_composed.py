@@ -34,7 +34,7 @@ def norm(
 ) -> Any:
     """The norm of vectors, which that of Frobenius is too."""
     order = 2.0 if p in ("fro", None) else p
-    if _is_plain(input) and out is None and dtype is None and isinstance(order, int | float):
+    if _is_plain(input) and out is None and dtype is None and isinstance(order, (int, float)):
         return torch.linalg.vector_norm(input, order, dim, keepdim)
     return by_formula(torch.norm, (input, p, dim, keepdim), {"out": out, "dtype": dtype})
 

@@ -233,12 +233,12 @@ def _extreme(input: SparseTensor, dim: Dims, keepdim: bool, how: str) -> Any:
 
 @reduction(torch.amax, torch.Tensor.amax)
 def amax(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Any:
-    return _extreme(input, dim or None if isinstance(dim, tuple | list) else dim, keepdim, "amax")
+    return _extreme(input, dim or None if isinstance(dim, (tuple, list)) else dim, keepdim, "amax")
 
 
 @reduction(torch.amin, torch.Tensor.amin)
 def amin(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Any:
-    return _extreme(input, dim or None if isinstance(dim, tuple | list) else dim, keepdim, "amin")
+    return _extreme(input, dim or None if isinstance(dim, (tuple, list)) else dim, keepdim, "amin")
 
 
 def _chosen(name: str) -> Function:
@@ -277,7 +277,7 @@ for _name in ("max", "min", "median", "nanmedian", "kthvalue", "topk", "sort", "
 @reduction(torch.linalg.vector_norm)
 def vector_norm(x: SparseTensor, ord: Any = 2, dim: Dims = None, keepdim: bool = False) -> Any:
     """The root of the sum of powers; its gradient is 0 where the norm is, as in torch."""
-    if not isinstance(ord, int | float) or ord <= 0 or x.is_complex():
+    if not isinstance(ord, (int, float)) or ord <= 0 or x.is_complex():
         return None
     if ord == math.inf:
         return _extreme(sparse_of(x.storage.pattern, values_of(x).abs()), dim, keepdim, "amax")

@@ -180,7 +180,7 @@ class Reading:
 
 def number_of(argument: Any) -> Literal | None:
     """A number of Python's, which goes into the kernel."""
-    if isinstance(argument, int | float) and not isinstance(argument, bool):
+    if isinstance(argument, (int, float)) and not isinstance(argument, bool):
         return Literal(float(argument))
     return None
 

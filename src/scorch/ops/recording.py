@@ -354,7 +354,7 @@ def _template(call: Call, recipes: Sequence[int], args: Any, kwargs: dict[str, A
         if id(item) in recipes:
             places.append(("part", recipes.index(id(item))))
             continue
-        if isinstance(item, Value | Source):
+        if isinstance(item, (Value, Source)):
             places.append(("item", item.number))
             continue
         position = next((n for n, argument in enumerate(args) if argument is item), None)
@@ -383,4 +383,4 @@ def _any_sparse(tree: Any) -> bool:
         return True
     if isinstance(tree, dict):
         return any(map(_any_sparse, tree.values()))
-    return isinstance(tree, list | tuple) and any(map(_any_sparse, tree))
+    return isinstance(tree, (list, tuple)) and any(map(_any_sparse, tree))

@@ -127,8 +127,8 @@ def _connected(
 
 def _rows(name: str, coordinates: Any) -> tuple[list[torch.Tensor], int]:
     """The coordinates in each dimension, and the number of entries, which may have no dimensions at all."""
-    if isinstance(coordinates, list | tuple) and any(
-        isinstance(row, torch.Tensor | np.ndarray) for row in coordinates
+    if isinstance(coordinates, (list, tuple)) and any(
+        isinstance(row, (torch.Tensor, np.ndarray)) for row in coordinates
     ):
         rows = [as_indices(f"{name}[{dim}]", row) for dim, row in enumerate(coordinates)]
         for dim, row in enumerate(rows):

@@ -62,7 +62,7 @@ def refuse_freed(*values: Any) -> None:
                     f"a dense tensor of shape {tuple(value.shape)} has no memory: its storage was resized or "
                     "freed; make it anew"
                 )
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, (list, tuple)):
             refuse_freed(*value)
 
 
@@ -151,7 +151,7 @@ def _checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
 
 def as_shape(name: str, size: Any) -> tuple[int, ...]:
     """Sizes as a tuple, each a whole number from 0."""
-    if isinstance(size, torch.Tensor | np.ndarray):
+    if isinstance(size, (torch.Tensor, np.ndarray)):
         size = size.tolist()
     if isinstance(size, str) or not isinstance(size, Sequence):
         raise ShapeError(f"{name} lists the size of each dimension, such as (3, 4), not {size!r}")

@@ -57,7 +57,7 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
     SparseTensor(shape=(2, 2), dtype=float32, format=csr, nnz=1, density=25.00%)
     """
     source = f if path is None else path
-    if not isinstance(source, str | os.PathLike):
+    if not isinstance(source, (str, os.PathLike)):
         return _read_pickle(source, format, **options)
     found = Path(source)
     kind = _kind(found)
@@ -104,7 +104,7 @@ def save(
 
 
 def _is_path(value: object) -> bool:
-    return isinstance(value, str | os.PathLike)
+    return isinstance(value, (str, os.PathLike))
 
 
 def _as_tensor(value: Any) -> torch.Tensor:

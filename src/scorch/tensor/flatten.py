@@ -144,6 +144,6 @@ def any_traced(values: Iterable[Any]) -> bool:
         if isinstance(value, torch.Tensor):
             if type(value.__dict__.get("storage")) is TracedStorage:
                 return True
-        elif isinstance(value, list | tuple) and any_traced(value):
+        elif isinstance(value, (list, tuple)) and any_traced(value):
             return True
     return False

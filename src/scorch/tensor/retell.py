@@ -92,7 +92,7 @@ def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, A
     if dense is None:
         is_ours = isinstance(error, ScorchError) or type(error) not in KINDS
         return error if is_ours else _made(KINDS[type(error)], name, str(error), tensors)
-    is_refusal = isinstance(error, DensityError | UnsupportedError)
+    is_refusal = isinstance(error, (DensityError, UnsupportedError))
     is_own = isinstance(error, ScorchError) and not error.is_retold and not is_refusal
     if is_own and (isinstance(error, type(dense)) or not is_exact):
         return error

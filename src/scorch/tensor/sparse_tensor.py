@@ -454,7 +454,7 @@ def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     source, rest, named = args[0], args[1:], dict(kwargs or {})
     if not isinstance(source, SparseTensor) or func in _DETACHED:
         return found
-    is_several = isinstance(found, list | tuple)
+    is_several = isinstance(found, (list, tuple))
     for place, part in enumerate(found if is_several else [found]):
         if isinstance(part, SparseTensor) and part is not source:
             step = Step(func, rest, named, place if is_several else None, is_grad_enabled())

@@ -120,7 +120,7 @@ class _Call:
         if isinstance(value, torch.SymInt):
             self.sizes.append(value)
             return Slot("size", len(self.sizes) - 1)
-        if isinstance(value, torch.SymFloat | torch.SymBool):
+        if isinstance(value, (torch.SymFloat, torch.SymBool)):
             raise unsupported("a number that is not known yet, as an argument of a sparse function")
         if not isinstance(value, torch.Tensor):
             return value

@@ -35,7 +35,7 @@ class Slot:
 
 def write(value: Any) -> Any:
     """A value as lists, dicts, strings and numbers."""
-    if value is None or isinstance(value, bool | str) or type(value) in (int, float):
+    if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return value
     if isinstance(value, Slot):
         return {"slot": [value.kind, value.number]}

@@ -55,7 +55,7 @@ def _torchs(function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
 def _has_large_spectrum(A: Any, ord: Any, dim: Any) -> bool:
     if not isinstance(A, SparseTensor) or A.dim() != 2 or A.dtype not in _FLOATS or ord != 2:
         return False
-    is_both = isinstance(dim, tuple | list) and sorted(d % 2 for d in dim) == [0, 1]
+    is_both = isinstance(dim, (tuple, list)) and sorted(d % 2 for d in dim) == [0, 1]
     return is_both and min(A.shape) > SMALL
 
 
