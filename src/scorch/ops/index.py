@@ -28,6 +28,7 @@ from scorch.tensor.entries import (
 )
 from scorch.tensor.parts import outer_dim, rows_of
 from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.tracking import are_patterns_fixed
 
 aten = torch.ops.aten
 
@@ -322,7 +323,8 @@ def _moved(
         entries = entries_of(source)
         crd, values = entries.coordinates, entries.values
     else:
-        where = torch.nonzero(source, as_tuple=True)
+        is_taken = torch.ones_like(source) if are_patterns_fixed() else source  # zeros have gradients too
+        where = torch.nonzero(is_taken, as_tuple=True)
         crd, values = list(where), source[where]
     columns = [index.reshape(-1)[c] if d == dim else c for d, c in enumerate(crd)]
     return keys_of(columns, tuple(self.shape)), values * alpha if alpha != 1 else values
@@ -339,7 +341,7 @@ def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) ->
     kept = ~torch.isin(entries.coordinates[dim], chosen)
     left = Entries(entries.keys[kept], entries.values[kept], shape)
     cleared = from_entries(left, self.format)
-    if number == 0:
+    if number == 0 and not (isinstance(value, torch.Tensor) and are_patterns_fixed()):
         return cleared
     sizes = [chosen if d == dim else torch.arange(size) for d, size in enumerate(shape)]
     grid = torch.meshgrid(*sizes, indexing="ij")

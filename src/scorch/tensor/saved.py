@@ -56,7 +56,7 @@ def reduce_pattern(pattern: Pattern) -> Reduced:
     return make_pattern, (format_facts(pattern.format), tuple(pattern.shape), pos, crd)
 
 
-_OWN = ("storage", "view_of", "viewed_by")  # a view is saved as a tensor of its own
+_OWN = ("storage", "view_of", "viewed_by", "has_unknown_gradient")  # a view is saved as a tensor of its own
 
 
 def _attributes(tensor: SparseTensor) -> dict[str, Any]:
