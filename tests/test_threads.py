@@ -58,7 +58,9 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (calls, run):
         for name, kept in list(vars(module).items()):
             if name.startswith("_") and isinstance(kept, dict) and not name.startswith("__"):
-                monkeypatch.setattr(module, name, type(kept)())
+                empty = kept.copy()
+                empty.clear()
+                monkeypatch.setattr(module, name, empty)
     jit.forget()
     with scorch.settings(cache_directory=tmp_path):
         yield

@@ -61,7 +61,7 @@ def outputs(index: torch.dtype, dtype: torch.dtype, heads: int, width: int) -> l
 def test_wide_indices_give_the_same(dtype: torch.dtype, heads: int, width: int) -> None:
     narrow = outputs(torch.int32, dtype, heads, width)
     for a, b in zip(narrow, outputs(torch.int64, dtype, heads, width), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+        torch.testing.assert_close(a, b)  # compilers may join other multiplications and additions
 
 
 @pytest.mark.parametrize("threads", [2, 5])

@@ -222,7 +222,7 @@ def test_new_process_plans_nothing_and_starts_no_compiler(tmp_path: Path) -> Non
 
 def test_kernels_that_need_no_other_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     together: list[int] = []
-    monkeypatch.setattr(run, "_seen", set())
+    monkeypatch.setattr(run, "_seen", {})
     monkeypatch.setattr(run, "build_together", lambda sources: together.append(len(set(sources))))
     A = matrix(70, 80, 400)
     found = scorch.evaluate("y[i] = max(j, A[i,j])", A=A)

@@ -150,7 +150,7 @@ def run_compiler(command: list[str], folder: str, seconds: float | None = None) 
     ``subprocess.TimeoutExpired`` is raised after so many seconds (``settings(compiler_seconds=...)``); what
     the compiler has started ends with it.
     """
-    environment = {**os.environ, "LC_ALL": "C"}
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}  # what it writes beside is as private
     if _is_zig(command):  # it wants caches of its own, which go where `scorch.runtime.cache.clear` finds them
         environment.setdefault("ZIG_LOCAL_CACHE_DIR", os.path.join(folder, "zig"))
         environment.setdefault("ZIG_GLOBAL_CACHE_DIR", _zig_directory(folder))

@@ -1,8 +1,8 @@
 """Write a file completely before it takes the place of another.
 
-What is written lies in a new folder beside the file, which only we may enter and whose name nobody knew before:
-so nothing that somebody else has put there is written to. Whoever reads meanwhile finds the old file, and a
-write that fails leaves nothing behind.
+What is written lies in a new folder beside the file, which only we may enter and whose name nobody knew
+before: so nothing that somebody else has put there is written to. Whoever reads meanwhile finds the old file,
+and a write that fails leaves nothing behind.
 """
 
 from __future__ import annotations
