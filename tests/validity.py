@@ -76,7 +76,7 @@ def coordinates_of(storage: Storage) -> list[torch.Tensor]:
         size = form.level_size(level, pattern.shape)
         if kind.is_full:
             found = {dim: array.repeat_interleave(size) for dim, array in found.items()}
-            here = torch.arange(size).repeat(positions)
+            here = torch.arange(size if positions else 0).repeat(positions)
             positions *= size
         else:
             crd = pattern.crd[level]

@@ -305,7 +305,7 @@ def scatter_reduce(
     if not isinstance(self, SparseTensor) or isinstance(index, SparseTensor) or not self.dim():
         return densely(aten.scatter_reduce.two, args, {"include_self": include_self})
     if not self.numel():
-        return of_nothing(aten.scatter_reduce.two, *args, include_self=include_self)
+        return of_nothing(aten.scatter_reduce.two, self, *args[1:], include_self=include_self)
     shape_after(
         aten.scatter_reduce.two, self, dim, index.to("meta"), shell_of(src), reduce, include_self=include_self
     )

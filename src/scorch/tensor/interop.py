@@ -212,7 +212,8 @@ def scipy_kind(pattern: Pattern) -> str | None:
 
 def _shareable(values: torch.Tensor, block: int) -> torch.Tensor:
     """``values``, or a copy where a block of zeros is among them, over which SciPy would move the others."""
-    has_zeros = bool((values.view(-1, block) == 0).all(1).any())
+    zeros = values == 0
+    has_zeros = bool(zeros.any()) if block == 1 else bool(zeros.view(-1, block).all(1).any())
     return values.detach().clone() if has_zeros else values
 
 

@@ -261,9 +261,7 @@ class SparseTensor(torch.Tensor):
             return with_values(self, found.values)
         return SparseTensor(found) if isinstance(found, Storage) else found
 
-    def to_dense(  # type: ignore[override]
-        self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None
-    ) -> torch.Tensor:
+    def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> torch.Tensor:
         """The same tensor as a plain dense one; its gradient has the entries that are stored.
 
         That is torch's ``masked_grad=True``; False, a gradient for every place, is refused if there is one.
