@@ -82,7 +82,7 @@ class Draw:
             case "shape":
                 found = found.reshape(1, -1)
             case "repeated" if found.numel():
-                found = found[:1].expand(self.pick(found.numel(), 2**40))
+                found = found.reshape(-1)[:1].expand(self.pick(found.numel(), 2**40))
         return found
 
     def facts(self, facts: dict[str, Any]) -> dict[str, Any]:

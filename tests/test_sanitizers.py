@@ -19,8 +19,6 @@ import scorch
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g"
 
 SETUP = """
-import os
-os.environ.pop("LD_PRELOAD")  # the compiler itself runs without it
 import torch
 import scorch
 from scorch import Format, SparseTensor
@@ -275,7 +273,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": str(Path(scorch.__file__).parents[1]),
         "PYTHONMALLOC": "malloc",
-        "SCORCH_CXX": f"{gcc} {FLAGS}",
+        "SCORCH_CXX": f"env -u LD_PRELOAD {gcc} {FLAGS}",  # the compiler itself runs without it
         "SCORCH_CACHE_DIR": str(folder),
         "LD_PRELOAD": " ".join(libraries),
         # Python itself leaks by design; torch's own libraries are not compiled with the sanitizers.

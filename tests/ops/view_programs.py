@@ -41,7 +41,7 @@ def attempt(call: Callable[..., Any], *args: Any) -> Any:
         warnings.simplefilter("ignore")
         try:
             return call(*args)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other must raise it too
+        except Exception as error:
             return Refused(error)
 
 
@@ -100,11 +100,15 @@ class Program:
         order = rng.sample(range(rank), rank)
         place = rng.randrange(size) if size else 0
         part = tuple(
-            rng.choice([slice(None), slice(0, max(n - 1, 0)), slice(None, None, 2), slice(1, None)]) for n in shape
+            rng.choice([slice(None), slice(0, max(n - 1, 0)), slice(None, None, 2), slice(1, None)])
+            for n in shape
         )
         wide = tuple(3 if n == 1 else n for n in shape)
         choices: list[tuple[str, Call]] = [
-            (f"slice {dim} {start}:{stop}:{step}", lambda t: t[(slice(None),) * dim + (slice(start, stop, step),)]),
+            (
+                f"slice {dim} {start}:{stop}:{step}",
+                lambda t: t[(slice(None),) * dim + (slice(start, stop, step),)],
+            ),
             (f"narrow {dim} {start}", lambda t: t.narrow(dim, start, stop - start)),
             (f"transpose {dim} {other}", lambda t: t.transpose(dim, other)),
             (f"swapaxes {dim} {other}", lambda t: torch.swapaxes(t, dim, other)),
@@ -193,7 +197,12 @@ class Program:
                 ("index_fill_", "n0", shape, lambda t, x: t.index_fill_(dim, once, x)),
                 ("index_copy_", "d", cut, lambda t, x: t.index_copy_(dim, once, x.expand(cut))),
                 ("index_add_", "d", cut, lambda t, x: t.index_add_(dim, once, x.expand(cut))),
-                ("index_put_", "nd0", (), lambda t, x: t.index_put_((once,), torch.as_tensor(x, dtype=t.dtype))),
+                (
+                    "index_put_",
+                    "nd0",
+                    (),
+                    lambda t, x: t.index_put_((once,), torch.as_tensor(x, dtype=t.dtype)),
+                ),
                 ("set mask", "n0", shape, lambda t, x: t.__setitem__(mask, x)),
                 ("set sparse mask", "n0", shape, None),
                 ("set item", "nd0", row, lambda t, x: t.__setitem__(0, x)),

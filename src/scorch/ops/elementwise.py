@@ -157,7 +157,9 @@ class _Call:
         if not _is_zero(fill):
             return False
         given = {**{p: t for p, t in self.tensors.items() if p not in self.sparse}, **self.dense}
-        others = {place: tensor * 1.25 + 0.75 for place, tensor in given.items() if tensor.is_floating_point()}
+        others = {
+            place: tensor * 1.25 + 0.75 for place, tensor in given.items() if tensor.is_floating_point()
+        }
         if not others or not are_patterns_fixed():
             return True
         zeros = {p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype) for p, t in self.sparse.items()}

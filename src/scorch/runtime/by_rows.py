@@ -100,7 +100,7 @@ def address(source: str, what: str, name: str, dtype: torch.dtype, index: torch.
     return jit.function_address(text_of(source, number, integer), what, f"scorch_{name}_{number}_{integer}")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def text_of(source: str, number: str, integer: str) -> str:
     """All of a routine's text for these types."""
     text = f"{PRELUDE}{source}ROUTINES({number}, {integer})\n"

@@ -93,7 +93,7 @@ def place_of_index(func: Any) -> int | None:
     return names.index("index") if "index" in names else None
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def is_in_place(func: Any) -> bool:
     """Whether an operator writes to its first argument."""
     first = func._schema.arguments[0] if func._schema.arguments else None

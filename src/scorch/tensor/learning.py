@@ -414,7 +414,9 @@ def by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
         if is_tracked(args, kwargs) or (has_none and is_any_tracked(args, kwargs)):
             return as_a_whole(func, args, kwargs)
-    return handler(*args, **kwargs) if handler is not None and not has_none else by_formula(func, args, kwargs)
+    return (
+        handler(*args, **kwargs) if handler is not None and not has_none else by_formula(func, args, kwargs)
+    )
 
 
 def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

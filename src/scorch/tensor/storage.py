@@ -176,6 +176,8 @@ def add_weak(references: list[weakref.ref[_Any]], value: _Any) -> None:
     references.append(weakref.ref(value))
     if len(references) >= MANY and len(references) & (len(references) - 1) == 0:
         references[:] = [reference for reference in references if reference() is not None]
+
+
 Check = Callable[[Pattern, torch.Tensor], Pattern]
 
 

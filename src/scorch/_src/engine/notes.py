@@ -99,7 +99,7 @@ def _encoded(value: object) -> object:
 # reading -------------------------------------------------------------------------------------------------
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def decoder(kind: Any) -> Decoder:
     """What reads values of a type."""
     if kind in (bool, int, float, str, type(None)):
@@ -185,7 +185,7 @@ def _node(kind: type, value: Any) -> Any:
     return node(*[read_field(part) for read_field, part in zip(fields, value[1:], strict=True)])
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _fields(node: Any) -> tuple[Decoder, ...]:
     """What reads each field of a node, by its annotations."""
     hints = typing.get_type_hints(node)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.bounded import BoundedCache
 from scorch._src.torch_internals import DisableTorchDispatch, is_any_autocast_enabled, tree_leaves, tree_map
 from scorch.errors import ScorchError, ShapeError
 from scorch.tensor.retell import KINDS, SMALL, cleaned, described, name_of
@@ -27,7 +28,7 @@ CAPACITY = 4096  # calls that are remembered as accepted
 MOST_ELEMENTS = 1 << 24  # of an outer product of all small tensors; beyond, tensors have no memory
 _STAND_INS = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)  # dtypes that all products have
 
-_accepted: set[Hashable] = set()
+_accepted: BoundedCache[Hashable, bool] = BoundedCache(CAPACITY)
 _lock = threading.Lock()
 
 
@@ -47,9 +48,7 @@ def check_call(func: Any, *args: Any, **kwargs: Any) -> None:
         raise _as_ours(error, func, args, kwargs)
     if key is not None:
         with _lock:
-            if len(_accepted) >= CAPACITY:
-                _accepted.clear()
-            _accepted.add(key)
+            _accepted[key] = True
 
 
 def check_out(func: Any, functional: Any, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -71,7 +71,11 @@ def check_untracked(target: SparseTensor) -> None:
 
 def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
     """Refuse to write where several elements, or some of ``rest``, share memory with what is written to."""
-    if target.storage.origin is not None and is_overlapping(target.storage.shell()) and name not in WRITE_TO_COPIES:
+    if (
+        target.storage.origin is not None
+        and is_overlapping(target.storage.shell())
+        and name not in WRITE_TO_COPIES
+    ):
         raise InPlaceError(
             f"unsupported operation: more than one element of the written-to tensor, a view of shape "
             f"{tuple(target.shape)} made by expand, refers to a single memory location. Please clone() the tensor "

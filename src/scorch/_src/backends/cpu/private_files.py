@@ -162,7 +162,7 @@ def _owner_of_root() -> int:
     return os.stat(os.sep).st_uid
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _is_own_group(group: int) -> bool:
     """Whether a group is the one that many systems make for each user, with nobody else in it."""
     import grp
