@@ -55,6 +55,12 @@ def along(function: Callable[..., Any], **more: Any) -> Draw:
     return draw
 
 
+def with_double(name: str) -> Callable[..., Any]:
+    """A loss of a tensor and of twice that tensor."""
+    function = getattr(F, name)
+    return lambda x, **given: function(x, 2 * x, **given)
+
+
 def chosen(function: Callable[..., Any], **more: Any) -> Draw:
     """With arguments from lists."""
 
@@ -102,7 +108,16 @@ REDUCTIONS: dict[str, Draw] = {
 LINES: dict[str, Draw] = {
     **{
         name: along(getattr(torch, name))
-        for name in ("softmax", "log_softmax", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "diff")
+        for name in (
+            "softmax",
+            "log_softmax",
+            "cumsum",
+            "cumprod",
+            "cummax",
+            "cummin",
+            "logcumsumexp",
+            "diff",
+        )
     },
     "sort": along(lambda x, **given: torch.sort(x, stable=True, **given), descending=[False, True]),
     "argsort": along(lambda x, **given: torch.argsort(x, stable=True, **given)),
@@ -125,7 +140,7 @@ LINES: dict[str, Draw] = {
 
 LOSSES: dict[str, Draw] = {
     **{
-        name: chosen(lambda x, function=getattr(F, name), **given: function(x, 2 * x, **given), reduction=SUMS)
+        name: chosen(with_double(name), reduction=SUMS)
         for name in (
             "mse_loss",
             "l1_loss",
@@ -138,18 +153,88 @@ LOSSES: dict[str, Draw] = {
         )
     },
     "cross_entropy": chosen(
-        lambda x, **given: F.cross_entropy(x, torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.int64), **given),
+        lambda x, **given: F.cross_entropy(
+            x, torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.int64), **given
+        ),
         reduction=SUMS,
         label_smoothing=[0.0, 0.1],
     ),
 }
 
-FUNCTIONS = """abs neg sign sgn relu sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh exp exp2 expm1
-log log2 log10 log1p sqrt rsqrt reciprocal square sigmoid logit erf erfc erfinv lgamma digamma floor ceil round
-trunc frac isnan isinf isfinite isposinf isneginf signbit nan_to_num logical_not deg2rad sinc angle positive i0
-""".split()
-ACTIVATIONS = """relu6 elu selu celu gelu silu mish softplus softsign tanhshrink hardshrink softshrink leaky_relu
-hardtanh hardsigmoid hardswish logsigmoid""".split()
+FUNCTIONS = [
+    "abs",
+    "neg",
+    "sign",
+    "sgn",
+    "relu",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "square",
+    "sigmoid",
+    "logit",
+    "erf",
+    "erfc",
+    "erfinv",
+    "lgamma",
+    "digamma",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "frac",
+    "isnan",
+    "isinf",
+    "isfinite",
+    "isposinf",
+    "isneginf",
+    "signbit",
+    "nan_to_num",
+    "logical_not",
+    "deg2rad",
+    "sinc",
+    "angle",
+    "positive",
+    "i0",
+]
+ACTIVATIONS = [
+    "relu6",
+    "elu",
+    "selu",
+    "celu",
+    "gelu",
+    "silu",
+    "mish",
+    "softplus",
+    "softsign",
+    "tanhshrink",
+    "hardshrink",
+    "softshrink",
+    "leaky_relu",
+    "hardtanh",
+    "hardsigmoid",
+    "hardswish",
+    "logsigmoid",
+]
 
 ELEMENTWISE: dict[str, Draw] = {
     **{name: fixed(getattr(torch, name)) for name in FUNCTIONS},
@@ -166,12 +251,36 @@ ELEMENTWISE: dict[str, Draw] = {
     "isclose": fixed(lambda x: torch.isclose(x, x.clone())),
 }
 
-OPERATORS = """add sub mul div maximum minimum fmax fmin pow fmod remainder floor_divide atan2 copysign hypot xlogy
-eq ne lt ge logaddexp heaviside logical_and logical_xor""".split()
+OPERATORS = [
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "maximum",
+    "minimum",
+    "fmax",
+    "fmin",
+    "pow",
+    "fmod",
+    "remainder",
+    "floor_divide",
+    "atan2",
+    "copysign",
+    "hypot",
+    "xlogy",
+    "eq",
+    "ne",
+    "lt",
+    "ge",
+    "logaddexp",
+    "heaviside",
+    "logical_and",
+    "logical_xor",
+]
 
 
 def operator(name: str) -> Draw:
-    """With a number, with itself otherwise arranged, or with a dense tensor of odd numbers, in either order."""
+    """With a number, with itself, flipped, or with a dense tensor of odd numbers, in either order."""
     function = getattr(torch, name)
 
     def draw(rng: random.Random, rank: int) -> Call:

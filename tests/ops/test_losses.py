@@ -114,7 +114,7 @@ def test_wrong_classes_are_refused():
         F.cross_entropy(S, torch.tensor([0, 5, 1]))
     with pytest.raises(ShapeError, match=r"batch_size \(3\)"):
         F.cross_entropy(S, torch.tensor([0, 1]))
-    with pytest.raises(ShapeError, match="target has shape"):
+    with pytest.raises(ShapeError, match="target"):
         F.cross_entropy(S, torch.rand(3, 4, dtype=torch.float64))
     with pytest.raises(CallError, match=r"between 0\.0 and 1\.0"):
         F.cross_entropy(S, torch.tensor([0, 1, 2]), label_smoothing=2)
@@ -212,7 +212,7 @@ def test_wrong_bags_are_refused():
     S = scorch.from_torch(drawn(7, 5), format="csr")
     with pytest.raises(IndexRangeError, match="row 9 is out of bounds for a table of 7 rows"):
         F.embedding_bag(torch.tensor([[1, 9]]), S)
-    with pytest.raises(ShapeError, match="as a list with offsets"):
+    with pytest.raises(ShapeError, match="offsets has to be a 1D Tensor"):
         F.embedding_bag(torch.tensor([1, 2]), S)
     with pytest.raises(ArgumentError, match="never fall"):
         F.embedding_bag(torch.tensor([1, 2]), S, torch.tensor([0, 2, 1]))

@@ -166,7 +166,7 @@ def test_source_among_many_that_fails_is_reported_when_it_is_loaded() -> None:
     assert result_of(jit.load(constant(2))) == 2
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x7fELF", b"#!/bin/sh\n", b"\0" * 70_000])
+@pytest.mark.parametrize("damage", [b"", b"\x7fELF", b"#!/bin/sh\n", b"\0" * 70_000], ids=len)
 def test_damaged_entry_is_never_loaded_but_rebuilt(damage: bytes, compilations: list[str]) -> None:
     path = jit.load(constant(10)).path
     jit.forget()

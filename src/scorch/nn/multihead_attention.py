@@ -144,7 +144,9 @@ def _dense_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
             "(scorch.nn.masks), pass pairs=mask; without this warning attn_mask=mask.to_dense()",
             stacklevel=5,  # the call of the layer
         )
-    check_budget(mask.numel() * mask.element_size(), "a dense attn_mask", "list the pairs that attend: pairs=")
+    check_budget(
+        mask.numel() * mask.element_size(), "a dense attn_mask", "list the pairs that attend: pairs="
+    )
     return mask.to_dense()
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from scorch._src.tensor.check_call import check_call
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
-from scorch.errors import ArgumentError, IndexRangeError, ShapeError
+from scorch.errors import IndexRangeError, ShapeError
 from scorch.ops.matmul import mv
 from scorch.ops.reduce import logsumexp
 from scorch.tensor.dispatch import implements, implements_learning, implements_operator
@@ -63,8 +63,6 @@ def cross_entropy(
             )
     options = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing}
     check_call(F.cross_entropy, input, target, **options)
-    if not 0 <= label_smoothing <= 1:
-        raise ArgumentError(f"label_smoothing lies between 0 and 1; it is {label_smoothing}")
     of_classes = torch.ones(input.shape[1], dtype=input.dtype) if weight is None else weight
     total = torch.logsumexp(input, 1) if is_learning(input) else logsumexp(input, [1])
     if target.is_floating_point():

@@ -78,7 +78,8 @@ def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -
 
 def _lengths(group: torch.Tensor) -> torch.Tensor:
     """How many neighbours are the same, for each run of them."""
-    return torch.unique_consecutive(group, return_counts=True)[1]
+    found: torch.Tensor = torch.unique_consecutive(group, return_counts=True)[1]
+    return found
 
 
 def scanned(scan: Callable[..., torch.Tensor], values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -87,7 +88,7 @@ def scanned(scan: Callable[..., torch.Tensor], values: torch.Tensor, lengths: to
     Lines of about the same length are the rows of one matrix, filled up behind.
     """
     first = torch.cumsum(lengths, 0) - lengths
-    widths = 2 ** torch.ceil(torch.log2(lengths.clamp(min=1).double())).long()
+    widths: torch.Tensor = 2 ** torch.ceil(torch.log2(lengths.clamp(min=1).double())).long()
     places, parts = [], []
     for width in torch.unique(widths).tolist():
         lines = widths == width
@@ -98,4 +99,5 @@ def scanned(scan: Callable[..., torch.Tensor], values: torch.Tensor, lengths: to
         places.append(place[is_filled])
     if not parts:
         return values
-    return torch.empty_like(values).index_put((torch.cat(places),), torch.cat(parts))
+    found: torch.Tensor = torch.empty_like(values).index_put((torch.cat(places),), torch.cat(parts))
+    return found

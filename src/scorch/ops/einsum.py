@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from scorch._src.statements.contraction import MOST_OPERANDS, Contraction, contractions
 from scorch.compiler.steps import split
-from scorch.compiler.typing import common_type, dtype_of_type, type_of_dtype
+from scorch.compiler.typing import dtype_of_type, type_of_dtype, widened
 from scorch.formats import Format, as_format
 from scorch.notation.einsum import Einsum, parse_einsum, read_indices, sublists_to_equation
 from scorch.notation.show import show
@@ -135,8 +135,8 @@ def _common_dtype(parsed: Einsum, operands: Sequence[Any]) -> torch.dtype | None
         return None
     names = (operand.access.tensor for operand in parsed.operands)
     types = dict(zip(names, map(type_of_dtype, dtypes), strict=True))
-    found = common_type(parsed.statement.value, types, all_tensors=True)
-    return None if found is None else dtype_of_type(found)
+    found = widened(parsed.statement.value, types, all_tensors=True)
+    return dtype_of_type(next(iter(found.values()))) if found else None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -34,6 +34,7 @@ from scorch.tensor.entries import (
     united,
 )
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
+from scorch.tensor.tracking import are_patterns_fixed
 
 aten = torch.ops.aten
 
@@ -147,6 +148,21 @@ class _Call:
         zeros = {p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype) for p, t in self.sparse.items()}
         return self.apply(zeros)
 
+    def is_sparse(self, fill: torch.Tensor) -> bool:
+        """Whether nothing has to be stored where ``fill`` is, the background.
+
+        Where torch differentiates, it must be zero whatever the numbers of dense operands are: those that are zero
+        by chance have gradients too.
+        """
+        if not _is_zero(fill):
+            return False
+        given = {**{p: t for p, t in self.tensors.items() if p not in self.sparse}, **self.dense}
+        others = {place: tensor * 1.25 + 0.75 for place, tensor in given.items() if tensor.is_floating_point()}
+        if not others or not are_patterns_fixed():
+            return True
+        zeros = {p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype) for p, t in self.sparse.items()}
+        return _is_zero(self.apply({**others, **zeros}))
+
     def empty(self) -> torch.Tensor:
         """A result without elements; the function says its dtype, and must not meet a zero to divide by."""
         shells = {p: torch.zeros((), dtype=t.dtype).expand(t.shape) for p, t in self.sparse.items()}
@@ -158,7 +174,7 @@ class _Call:
     def unary(self) -> torch.Tensor:
         values = self.apply({place: tensor.storage.values for place, tensor in self.sparse.items()})
         fill = self.background()
-        if _is_zero(fill):
+        if self.is_sparse(fill):
             return with_values(self.first, values)
         entries = entries_of(self.first)
         at = self.apply({place: entries_of(tensor).values for place, tensor in self.sparse.items()})
@@ -180,7 +196,7 @@ class _Call:
         if keys.numel() == math.prod(shape):  # and a division may have no zero to divide by
             return self.on(keys, wide, shape, next(iter(wide)))
         fill = self.background()
-        if _is_zero(fill):
+        if self.is_sparse(fill):
             return self.on(keys, wide, shape, next(iter(wide)))
         return self.filled(
             fill.expand(shape) if fill.dim() <= len(shape) else fill, self.at(keys, wide, shape)

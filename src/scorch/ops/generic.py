@@ -25,13 +25,14 @@ from scorch._src.torch_internals import (
     tree_map,
 )
 from scorch.errors import DeviceError, InPlaceError, UnsupportedError
+from scorch.formats import Format
 from scorch.ops.elementwise import elementwise, is_elementwise
 from scorch.runtime.watch import LISTENERS, tell
 from scorch.tensor import dispatch
 from scorch.tensor.budget import check_budget
 from scorch.tensor.check import refuse_freed
 from scorch.tensor.construct import from_torch
-from scorch.tensor.entries import format_for
+from scorch.tensor.entries import Entries, format_for, from_entries
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
@@ -294,6 +295,8 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
         raise InPlaceError(
             f"{name} on a tensor of shape {tuple(target.shape)} gives one of {tuple(result.shape)}"
         )
+    if not isinstance(result, SparseTensor) and are_patterns_fixed():
+        result = _store_all(result, target.format)
     given = result.storage if isinstance(result, SparseTensor) else result
     is_same = isinstance(given, Storage) and given.pattern is target.storage.pattern
     stored = given if is_same else convert(given, target.format)
@@ -301,6 +304,12 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
     write_entries(target.storage, stored.pattern, stored.values.to(target.dtype))
     mark_changed(target)
     return target
+
+
+def _store_all(dense: torch.Tensor, form: Format) -> SparseTensor:
+    """A dense tensor with its zeros stored: where torch differentiates, they have gradients too."""
+    keys = torch.arange(dense.numel(), device="cpu")
+    return from_entries(Entries(keys, dense.reshape(-1), tuple(dense.shape)), form)
 
 
 def _into(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

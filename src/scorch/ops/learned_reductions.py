@@ -60,7 +60,8 @@ class StoredGroups:
 
     def of_zeros(self, each: torch.Tensor) -> torch.Tensor:
         """What the zeros that are not stored add to a sum: ``each`` of them so much; none nothing."""
-        return self.zeros * torch.where(self.has_zeros, each, 0)
+        found: torch.Tensor = self.zeros * torch.where(self.has_zeros, each, 0)
+        return found
 
     def extreme(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """``amax`` or ``amin`` of the values of each group."""

@@ -53,10 +53,14 @@ def bucketize(self: Any, boundaries: Any, *, out_int32: bool = False, right: boo
     )
 
 
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, SparseTensor)
+
+
 @implements_operator(aten.searchsorted.Tensor)
 def searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
     """Where each element would stand in a sorted list; in a list for each line it works on dense copies."""
-    if isinstance(sorted_sequence, SparseTensor) or sorted_sequence.dim() != 1:
+    if isinstance(sorted_sequence, SparseTensor) or sorted_sequence.dim() != 1 or _is_dense(self):
         return densely(aten.searchsorted.Tensor, (sorted_sequence, self), options)
     return _mapped(
         "searchsorted", self, lambda values: aten.searchsorted.Tensor(sorted_sequence, values, **options)

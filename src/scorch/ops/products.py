@@ -12,6 +12,7 @@ from scorch._src.tensor.check_call import check_call
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.ops import matmul
 from scorch.ops.einsum import einsum
+from scorch.ops.generic import write_out
 from scorch.tensor.dispatch import implements, implements_learning, implements_operator
 from scorch.tensor.entries import Entries, format_for, from_entries
 from scorch.tensor.learning import placed, sparse_of, values_of
@@ -99,8 +100,11 @@ def vdot(self: Any, other: Any) -> Any:
 
 
 @implements(torch.kron, torch.Tensor.kron, learns=True)
-def kron(input: Any, other: Any) -> Any:
+def kron(input: Any, other: Any, *, out: Any = None) -> Any:
     """The Kronecker product: every entry of one with every entry of the other."""
+    if out is not None:
+        check_call(torch.kron, input, other, out=out)
+        return write_out(out, kron(input, other), "kron")
     rank = max(input.dim(), other.dim())
     if not 0 < rank <= 8:
         return input * other

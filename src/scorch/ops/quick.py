@@ -225,6 +225,24 @@ def t(input: SparseTensor) -> Any:
     return as_view(permute(input, (1, 0)), torch.ops.aten.t.default, (input,))
 
 
+def _split_at(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``tensor_split``, which may be given a sparse tensor of places."""
+
+    def split(input: Any, *args: Any, **kwargs: Any) -> Any:
+        named = {name: _dense(value) for name, value in kwargs.items()}
+        return _general(function, input, *map(_dense, args), **named)
+
+    return split
+
+
+def _dense(value: Any) -> Any:
+    return value.to_dense() if isinstance(value, SparseTensor) else value
+
+
+for _function in (torch.tensor_split, torch.Tensor.tensor_split):
+    implements(_function, learns=True)(_split_at(_function))
+
+
 @implements(torch.Tensor.__setitem__)
 def setitem(self: Any, key: Any, value: Any) -> None:
     """``S[1, 2] = x``; everything else torch takes apart into views, which write through."""

@@ -58,7 +58,8 @@ class Groups:
 
     def of_zeros(self, each: torch.Tensor) -> torch.Tensor:
         """What the zeros that are not stored add to a sum: ``each`` of them so much; none nothing."""
-        return (self.places - self.stored) * torch.where(self.has_zeros, each, 0)
+        found: torch.Tensor = (self.places - self.stored) * torch.where(self.has_zeros, each, 0)
+        return found
 
     def reduce(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """``amax``, ``amin`` or ``prod`` of the values of each group."""
@@ -387,7 +388,7 @@ def std_mean(self: SparseTensor, dim: Dims = None, *, correction: Any = None, ke
 
 
 def _with_mean(func: Any, spread: Any, self: SparseTensor, dim: Dims, correction: Any, keepdim: bool) -> Any:
-    """The variance or deviation, and the mean; beside infinities torch's mean follows the order of elements."""
+    """The variance or deviation, and the mean, which in torch follows the order of infinities."""
     is_plain = bool(self.storage.values.isfinite().all())
     if not is_plain and is_within_budget(self.numel() * self.storage.values.element_size()):
         return densely(func, (self, dim), {"correction": correction, "keepdim": keepdim})

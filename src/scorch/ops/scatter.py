@@ -21,6 +21,7 @@ from scorch.tensor.budget import check_budget
 from scorch.tensor.dispatch import implements_operator
 from scorch.tensor.entries import Entries, Shape, coordinates_of, entries_of, from_entries, keys_of
 from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.tracking import are_patterns_fixed
 
 aten = torch.ops.aten
 REDUCE = {"add": "sum", "multiply": "prod"}  # scatter's words for those of scatter_reduce
@@ -159,11 +160,12 @@ def _replaced(self: SparseTensor, src: torch.Tensor, dim: int, places: range) ->
 
 
 def _entries_in(source: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The coordinates and values of the entries of a sparse tensor, or what is not zero in a dense one."""
+    """The coordinates and values of the entries of a sparse tensor, or of what counts in a dense one."""
     if isinstance(source, SparseTensor):
         entries = entries_of(source)
         return entries.coordinates, entries.values
-    where = torch.nonzero(source, as_tuple=True)
+    is_taken = torch.ones_like(source) if are_patterns_fixed() else source  # zeros have gradients too
+    where = torch.nonzero(is_taken, as_tuple=True)
     return list(where), source[where]
 
 
@@ -260,7 +262,7 @@ def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) ->
     kept = ~torch.isin(entries.coordinates[dim], chosen)
     left = Entries(entries.keys[kept], entries.values[kept], shape)
     cleared = from_entries(left, self.format)
-    if number == 0:
+    if number == 0 and not (isinstance(value, torch.Tensor) and are_patterns_fixed()):
         return cleared
     sizes = [chosen if d == dim else torch.arange(extent) for d, extent in enumerate(shape)]
     grid = torch.meshgrid(*sizes, indexing="ij")

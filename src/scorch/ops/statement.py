@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from scorch._src.notation.cut import MOST_ACCESSES, Short, cut
 from scorch.compiler.plan import Step
 from scorch.compiler.steps import split
-from scorch.compiler.typing import common_type, dtype_of_type, settle
+from scorch.compiler.typing import dtype_of_type, settle, widened
 from scorch.errors import NotationError
 from scorch.formats import Format, as_format
 from scorch.notation.indexing import Statement, parse
@@ -49,7 +49,7 @@ def evaluate(
     tensor([2., 2., 2.])
     """
     operands = list(tensors.values())
-    if len(expression) > LONG_TEXT and is_long(expression):
+    if isinstance(expression, str) and len(expression) > LONG_TEXT and is_long(expression):
         return _in_parts(expression, tensors, format, sparse_grad)
     if is_dynamo_compiling():
         given = expression, list(tensors), operands, spelled(format)
@@ -69,8 +69,8 @@ def evaluate(
     requested = kept_format(statement, named, requested)
     steps = split(statement.assign)
     result = run_statement(steps, named, sizes, requested)
-    given = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
-    if all(dtype_of(named[name]) == value.dtype for name, value in given.items()):
+    own = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+    if all(dtype_of(named[name]) == value.dtype for name, value in own.items()):
         keep_call(head, operands, single_kernel(steps, named, sizes, requested), list(tensors))
     return wrap(result)
 
@@ -126,9 +126,8 @@ def read_statement(expression: str, tensors: Mapping[str, Any]) -> tuple[Stateme
     sizes = shapes_of(statement, {name: shape_of(tensor) for name, tensor in named.items()})
     types = {name: operand_of(name, tensor).element for name, tensor in named.items()}
     assign = replace(statement.assign, value=settle(statement.assign.value, types))
-    wanted = common_type(assign.value, types)
-    if wanted is not None:
-        named = {name: converted(tensor, dtype_of_type(wanted)) for name, tensor in named.items()}
+    for name, wanted in widened(assign.value, types).items():
+        named[name] = converted(named[name], dtype_of_type(wanted))
     return replace(statement, assign=assign), named, sizes
 
 

@@ -32,10 +32,11 @@ from scorch._src.torch_internals import (
     any_requires_grad,
     is_functorch_wrapped_tensor,
     peek_interpreter_stack,
+    tree_leaves,
     tree_map,
 )
 from scorch.compiler.plan import Step
-from scorch.errors import UnsupportedError
+from scorch.errors import InPlaceError, UnsupportedError
 from scorch.formats import Format, dense_format
 from scorch.notation.nodes import Access, Op
 from scorch.tensor.dispatch import MOVES, WHEN_LEARNING
@@ -92,6 +93,14 @@ def unknown_outside() -> UnsupportedError:
     )
 
 
+def _check_gradient(tensor: SparseTensor) -> None:
+    if tensor.has_unknown_gradient:
+        raise InPlaceError(
+            "a view that was made inside of torch.no_grad(), or by a function with several results (unbind, "
+            "split, chunk), is used after the tensor that it is a view of has been modified inplace; take it again"
+        )
+
+
 # a tensor and its values -----------------------------------------------------------------------------
 
 
@@ -100,6 +109,7 @@ class _Values(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: SparseTensor, in_statement: bool) -> torch.Tensor:
+        _check_gradient(tensor)
         ctx.pattern = tensor.storage.pattern
         ctx.other = None if in_statement else weakref.ref(learned_of(tensor))
         return tensor.storage.values.detach()
@@ -358,6 +368,7 @@ ITSELF = {  # methods that are about the tensor and no functions of its values
     "backward",
     "detach",
     "detach_",
+    "grad",  # torch.autograd.grad, whose inputs are those of the graph
     "register_hook",
     "register_post_accumulate_grad_hook",
     "requires_grad_",
@@ -396,24 +407,28 @@ def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` without a handler that only moves entries: as one step of ``torch.func``, or by a formula."""
-    if peek_interpreter_stack() is not None:
-        from scorch.tensor.whole import as_a_whole, is_tracked
-
-        if is_tracked(args, kwargs):
-            return as_a_whole(func, args, kwargs)
     handler = WHEN_LEARNING.get(func)
-    if handler is None or handler in MOVES:
-        return by_formula(func, args, kwargs)
-    return handler(*args, **kwargs)
+    has_none = handler is None or handler in MOVES
+    if peek_interpreter_stack() is not None:
+        from scorch.tensor.whole import as_a_whole, is_any_tracked, is_tracked
+
+        if is_tracked(args, kwargs) or (has_none and is_any_tracked(args, kwargs)):
+            return as_a_whole(func, args, kwargs)
+    return handler(*args, **kwargs) if handler is not None and not has_none else by_formula(func, args, kwargs)
 
 
 def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` differentiated by torch's own formula."""
     if forward_ad._current_level >= 0 and has_sparse_tangents(args, kwargs):
         return as_one_step(func, args, kwargs)
-    own = own_arguments(func)
+    own, given = own_arguments(func), (args, kwargs)
     if own >= 0:
         args = (*args[:own], *tree_map(used, args[own:]))
         kwargs = tree_map(used, kwargs)
     with DisableTorchFunctionSubclass(), fixed_patterns():
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if own >= 0 and any_requires_grad(result):
+            for leaf in tree_leaves(given):
+                if isinstance(leaf, SparseTensor):
+                    _check_gradient(leaf)
+    return result

@@ -47,6 +47,7 @@ from scorch.tensor.tracking import (
     is_grad_enabled,
     is_learning,
     is_transformed,
+    untracked,
 )
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class SparseTensor(torch.Tensor):
     made_of: torch.Tensor | None = None  # the values, tracked by autograd, that a tensor was made of
     view_of: ViewOf | None = None
     viewed_by: list[weakref.ref[SparseTensor]] | None = None
+    has_unknown_gradient: bool = False  # a view of what was written to, of a kind that torch does not follow
 
     @staticmethod
     def __new__(cls, storage: Storage) -> SparseTensor:
@@ -160,6 +162,9 @@ class SparseTensor(torch.Tensor):
                     from scorch.tensor.forward import carried_forward
 
                     return carried_forward(func, args, kwargs or {})
+                if is_transformed():  # of nothing that is tracked
+                    with untracked():
+                        return func(*args, **(kwargs or {}))
             if handler is not None:
                 if func not in dispatch.DIRECT:
                     refuse_freed(*args, *(kwargs or {}).values())
@@ -416,17 +421,14 @@ def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None)
 
 
 def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function is one of tensors that are learned; what tells facts inside torch.func is not."""
+    """Whether a function is one of tensors that autograd or ``torch.func`` keeps track of."""
     if is_grad_enabled() and any_requires_grad(*args, **kwargs):
         return True
     if not is_transformed():
         return False
-    from scorch.tensor.learning import own_arguments
-    from scorch.tensor.whole import is_any_tracked, is_tracked
+    from scorch.tensor.whole import is_any_tracked
 
-    if func in dispatch.WHEN_LEARNING or is_tracked(args, kwargs):
-        return True
-    return own_arguments(func) == 1 and is_any_tracked(args, kwargs)
+    return is_any_tracked(args, kwargs)
 
 
 def _array(name: str) -> property:

@@ -2,13 +2,14 @@
 
 A handler that computes by other means than torch's own function (a product as an einsum, a gradient by a rule
 of its own) would accept what its means accept: einsum broadcasts an index of size 1, and mixes dtypes. So
-torch is asked, once for all calls with the same shapes, dtypes and numbers, on small dense tensors in which
-equal sizes stay equal, and 0, 1 and 3 (of a cross product) stay what they are. That is exact for functions that
+torch is asked, once for all calls with the same shapes, dtypes and numbers, on small dense tensors. Equal sizes
+stay equal there, and 0, 1 and 3 (of a cross product) stay what they are: that is exact for functions that
 compare sizes with each other and with nothing else.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections.abc import Hashable, Sequence
@@ -23,7 +24,7 @@ from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.tracking import untracked
 
 CAPACITY = 4096  # calls that are remembered as accepted
-MOST_ELEMENTS = 1 << 20  # of a result of small tensors; where it has more, tensors without memory are used
+MOST_ELEMENTS = 1 << 24  # of an outer product of all small tensors; beyond, tensors have no memory
 _STAND_INS = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)  # dtypes that all products have
 
 _accepted: set[Hashable] = set()
@@ -54,13 +55,19 @@ def check_call(func: Any, *args: Any, **kwargs: Any) -> None:
 def check_out(func: Any, functional: Any, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Refuse an ``out`` of a dtype that torch refuses: ``func`` takes it, ``functional`` is the same without.
 
-    Which dtypes fit differs from operator to operator; torch is asked on tensors without memory.
+    Which dtypes fit differs from operator to operator. Torch is asked on small tensors, or on such without
+    memory where the function does not take these.
     """
-    error = _error_on(func, args, {**kwargs, "out": out}, None, {}, "meta")
-    if error is None or isinstance(error, NotImplementedError):
-        return
-    if _error_on(functional, args, kwargs, None, {}, "meta") is None:
-        raise _as_ours(error, func, args, {**kwargs, "out": out})
+    named = {**kwargs, "out": out}
+    sizes = _small_sizes((args, kwargs, out))
+    for given, device in ((sizes, "cpu"), (None, "meta")):
+        if device == "cpu" and not _is_cheap((args, kwargs, out), sizes):
+            continue
+        if _error_on(functional, args, kwargs, given, {}, device) is None:
+            error = _error_on(func, args, named, given, {}, device)
+            if error is not None and not isinstance(error, NotImplementedError):
+                raise _as_ours(error, func, args, named)
+            return
 
 
 def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | None:
@@ -87,12 +94,8 @@ def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | N
 def _error_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | None:
     """What torch raises for a call on small dense tensors; None if it accepts them."""
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-    sizes = dict.fromkeys(size for tensor in tensors for size in tensor.shape if size not in (0, 1, 3))
-    small = {0: 0, 1: 1, 3: 3} | dict(zip(sizes, (2, *range(4, len(sizes) + 3)), strict=False))
-    elements = 1
-    for size in sizes:
-        elements *= small[size]
-    device = "cpu" if elements <= MOST_ELEMENTS else "meta"
+    small = _small_sizes((args, kwargs))
+    device = "cpu" if _is_cheap((args, kwargs), small) else "meta"
     error = _error_on(func, args, kwargs, small, {}, device)
     if not isinstance(error, NotImplementedError):
         return error
@@ -100,6 +103,19 @@ def _error_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Excepti
     others = dict(zip(kinds, _STAND_INS, strict=False))
     error = _error_on(func, args, kwargs, small, others, device)
     return None if isinstance(error, NotImplementedError) else error
+
+
+def _small_sizes(given: Any) -> dict[int, int]:
+    """For every size of a tensor a small one."""
+    tensors = [value for value in tree_leaves(given) if isinstance(value, torch.Tensor)]
+    sizes = dict.fromkeys(size for tensor in tensors for size in tensor.shape if size not in (0, 1, 3))
+    return {0: 0, 1: 1, 3: 3} | dict(zip(sizes, (2, *range(4, len(sizes) + 3)), strict=False))
+
+
+def _is_cheap(given: Any, sizes: dict[int, int]) -> bool:
+    """Whether tensors of small sizes are small enough, and so is all that can be made of them."""
+    tensors = [value for value in tree_leaves(given) if isinstance(value, torch.Tensor)]
+    return math.prod(sizes[size] or 1 for tensor in tensors for size in tensor.shape) <= MOST_ELEMENTS
 
 
 def _error_on(
@@ -138,7 +154,7 @@ def _as_ours(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str,
     if exact is not None and type(exact) is type(error):
         error = exact
     kind = KINDS[type(error)]
-    same = {tensor.dtype: torch.float32 for tensor in tensors}
+    same = {tensor.dtype: torch.float32 for tensor in tensors if tensor.dtype.is_floating_point}
     if issubclass(ShapeError, type(error)) and _error_on(func, args, {}, None, same, device) is not None:
         kind = ShapeError  # whatever the dtypes and numbers are
     name = name_of(func)

@@ -168,6 +168,8 @@ def _reconnect_views(parent: SparseTensor) -> None:
         return
     for view in list(_live_views(parent)):
         assert view.view_of is not None
+        if view.has_unknown_gradient:
+            continue
         if not _is_current(view):
             view.view_of = None
             continue
@@ -175,24 +177,7 @@ def _reconnect_views(parent: SparseTensor) -> None:
         before = storage.pattern if storage.forgotten is None else storage.forgotten[0]
         pattern, positions = positions_through(steps, parent.storage.pattern, before.format)
         values = select_values(values_of(parent), positions)
-        if any(not step.grad_mode or step.place is not None for step in steps):
-            values = apply(_Unusable, values)
         _become(view, values, pattern, is_view=True)
-
-
-class _Unusable(torch.autograd.Function):
-    """Values of a view whose gradient torch does not know after a write to what it is a view of."""
-
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
-        return values.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        raise InPlaceError(
-            "a view that was made inside of torch.no_grad(), or by a function with several results (unbind, split, "
-            "chunk), has no gradient after its base or another view of it was modified in place; take the view again"
-        )
 
 
 # assignment ------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.formats import Format
 from scorch.tensor.entries import Entries, entries_of, from_entries
 from scorch.tensor.run import convert
@@ -86,8 +87,20 @@ def mark_changed(tensor: SparseTensor) -> None:
     base = tensor if tensor.view_of is None else tensor.view_of.parent
     views = [reference() for reference in base.viewed_by or ()]
     changed = [base, *(view for view in views if view is not None)]
-    others = [member for member in changed if member is not tensor and not member.is_inference()]
-    torch.autograd.graph.increment_version(others)
+    with DisableTorchFunctionSubclass():
+        others = [member for member in changed if member is not tensor and not member.is_inference()]
+        torch.autograd.graph.increment_version(others)
+        for view in changed[1:] if base.requires_grad else ():
+            _forget_gradient(view)
+
+
+def _forget_gradient(view: SparseTensor) -> None:
+    """Refuse gradients of a view where torch does after what it is a view of has changed."""
+    steps = () if view.view_of is None else view.view_of.steps
+    if any(not step.grad_mode or step.place is not None for step in steps):
+        view.has_unknown_gradient = True
+        if not view.requires_grad:
+            view.requires_grad_()
 
 
 def write_entries(storage: Storage, pattern: Pattern, values: torch.Tensor) -> None:
