@@ -173,7 +173,9 @@ def _place(frame: FrameType | None) -> _Place:
 
 def _qualified_name(frame: FrameType) -> str:
     """The name of the function that runs, with its class."""
-    return frame.f_code.co_qualname if sys.version_info >= (3, 11) else search_qualified_name(frame)
+    if sys.version_info >= (3, 11):
+        return frame.f_code.co_qualname
+    return search_qualified_name(frame)
 
 
 def search_qualified_name(frame: FrameType) -> str:

@@ -88,7 +88,7 @@ OVER_VALUES = {
         VALUES, X[:, 0]
     ),
     "vmap of both": lambda make: vmap(lambda v, x: make(v) @ x)(SEVERAL, BATCH[:3]),
-    "jacfwd of a function": lambda make: jacfwd(lambda v: torch.tanh(make(v)).to_dense())(VALUES),
+    "jacfwd of a function": lambda make: jacfwd(lambda v: as_dense(torch.tanh(make(v))))(VALUES),
     "a sparse product": lambda make: grad(lambda v: (make(v) @ make(v).t()).square().sum())(VALUES),
     "a sparse result": lambda make: vmap(lambda v: as_dense(make(v) * 2))(SEVERAL),
     "relu": lambda make: grad(lambda v: torch.relu(make(v)).sum())(VALUES),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -212,6 +213,13 @@ torch.testing.assert_close(found, wanted)
 """
 
 
+def exports_tensors_of_other_kinds() -> bool:
+    """Whether torch itself can export, with strict=False, what is called with wrappers such as ours."""
+    from torch._export import non_strict_utils
+
+    return "SubclassSymbolicContext" in inspect.getsource(non_strict_utils)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("way", ["argument", "buffer", "edge_index"])
 @pytest.mark.parametrize("kind", ["GCN", "SAGE mean", "SAGE max", "GIN", "GAT"])
@@ -219,6 +227,8 @@ def test_a_network_is_exported(kind: str, way: str, strict: bool, tmp_path: Path
     x, graph = drawn(10, 30, "edge_index" if way == "edge_index" else "csr")
     network = Network(kind, graph if way == "buffer" else None).eval()
     inputs = (x,) if way == "buffer" else (x, graph)
+    if way == "argument" and not strict and not exports_tensors_of_other_kinds():
+        pytest.skip("torch 2.8 exports tensors of other kinds than its own with strict=True only")
     program = torch.export.export(network, inputs, strict=strict)
     torch.export.save(program, tmp_path / "network.pt2")
     loaded = torch.export.load(tmp_path / "network.pt2").module()
