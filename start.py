@@ -1,11 +1,13 @@
 """Set up Scorch on a fresh machine and run it.
 
-    python3 start.py demo     install, then show Scorch at work
-    python3 start.py test     install, then run every check and test
+    python3 start.py demo                  install, then show Scorch at work
+    python3 start.py test                  install, then run every check and test
+    python3 start.py test --torch 2.8.0    the tests alone, with another version of torch
+    python3 start.py smoke                 some of the tests, with the oldest and the newest torch
 
-Needs Python 3.11 or newer with pip; everything else goes into .venv beside this file. Further
-arguments are handed on, to the demonstration or to pytest. Where something is missing, the script says
-what it is and what to do.
+Needs Python 3.10 or newer with pip; everything else goes into .venv beside this file, or into
+.venv-torch-2.8.0 for another version of torch. Further arguments are handed on, to the demonstration or to
+pytest. Where something is missing, the script says what it is and what to do.
 
 The syntax here stays old enough for an old Python to read, so that it can say that it is too old.
 """
@@ -27,10 +29,29 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "scorch-start.json"
-OLDEST_PYTHON = (3, 11)
+OLDEST_PYTHON = (3, 10)
 # Installed first and alone: a bare "torch" may bring gigabytes of GPU libraries.
 TORCH = "torch==2.13.0"
-EXTRAS = {"demo": {"scipy", "plots"}, "test": {"scipy", "test", "lint", "docs"}}
+# The oldest and the newest that pyproject.toml allows, and tests that meet most of what differs.
+SMOKE_TORCH = ("2.8.0", "2.15.0")
+SMOKE_TESTS = (
+    "tests/_src/test_torch_internals.py",
+    "tests/runtime/test_invoke.py",
+    "tests/tensor/test_sparse_tensor.py",
+    "tests/tensor/test_saved.py",
+    "tests/tensor/test_flatten.py",
+    "tests/ops/test_calls.py",
+    "tests/ops/test_torch_calls.py",
+    "tests/ops/test_errors.py",
+    "tests/ops/capture/test_calls.py",
+    "tests/learning/test_func.py",
+    "tests/nn/test_sparse_linear.py",
+)
+EXTRAS = {
+    "demo": {"scipy", "plots"},
+    "test": {"scipy", "test", "lint", "docs"},
+    "tests alone": {"scipy", "test", "docs"},
+}
 MODULES = {
     "demo": ["torch", "numpy", "scipy", "scorch"],
     "test": [
@@ -45,6 +66,7 @@ MODULES = {
         "importlinter",
         "sphinx",
     ],
+    "tests alone": ["torch", "scipy", "scorch", "pytest", "xdist", "hypothesis", "sphinx"],
 }
 
 
@@ -109,6 +131,16 @@ def compiles(command: list) -> bool:
 # -- The virtual environment --------------------------------------------------------------------------
 
 
+def choose_torch(version: str) -> None:
+    """Work in an environment for this version of torch."""
+    global VENV, STAMP, TORCH
+    if not version or not all(part.isalnum() for part in version.replace("+", ".").split(".")):
+        raise SetupError(f"--torch takes a version such as 2.15.0, not {version!r}.")
+    VENV = ROOT / f".venv-torch-{version}"
+    STAMP = VENV / "scorch-start.json"
+    TORCH = f"torch=={version}"
+
+
 def venv_python() -> str:
     return str(VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
 
@@ -165,7 +197,7 @@ def make_environment() -> None:
             "This Python cannot make virtual environments: its venv or ensurepip module is missing.\n"
             "On Debian or Ubuntu: sudo apt install python3-venv. Then run this command again."
         )
-    with step("Making a virtual environment in .venv"):
+    with step(f"Making a virtual environment in {VENV.name}"):
         create = [sys.executable, "-m", "venv", str(VENV)]
         if has_module("ensurepip"):
             run_quietly("a virtual environment", create)
@@ -277,7 +309,7 @@ def explain_failure(what: str, output: str) -> str:
     return reason + ("\n\nThe installer said:\n" + tail if tail else "")
 
 
-# -- The two commands ---------------------------------------------------------------------------------
+# -- The commands -------------------------------------------------------------------------------------
 
 
 def demo(arguments: list) -> int:
@@ -311,6 +343,26 @@ def test(arguments: list) -> int:
     return 1 if failed or tests_failed else 0
 
 
+def tests_alone(arguments: list) -> int:
+    """Only pytest: linters look at the same files whatever torch is."""
+    heading(f"pytest with {TORCH}")
+    environment = dict(child_environment(), SCORCH_CACHE_DIR=str(VENV / "scorch-cache"))
+    pytest = [venv_python(), "-m", "pytest", "-n", "2", *arguments]
+    return 1 if subprocess.call(pytest, cwd=str(ROOT), env=environment) != 0 else 0
+
+
+def smoke(arguments: list) -> int:
+    """Some tests with the oldest and the newest torch, even when one of them fails."""
+    failed = []
+    for version in SMOKE_TORCH:
+        choose_torch(version)
+        set_up("tests alone")
+        if tests_alone([*SMOKE_TESTS, *arguments]) != 0:
+            failed.append(TORCH)
+    say("\n" + ("Failed with " + " and ".join(failed) if failed else "Passed with both versions of torch"))
+    return 1 if failed else 0
+
+
 # -- Words --------------------------------------------------------------------------------------------
 
 
@@ -330,15 +382,29 @@ def step(text: str):
     say(f"    done ({time.monotonic() - begin:.0f} s)")
 
 
+def set_up(command: str) -> None:
+    make_environment()
+    install(command)
+
+
+def run_command(name: str, arguments: list) -> int:
+    check_python(sys.version_info, newer_pythons())
+    if name == "smoke":
+        return smoke(arguments)
+    if name == "test" and arguments[:1] == ["--torch"]:
+        choose_torch("".join(arguments[1:2]))
+        set_up("tests alone")
+        return tests_alone(arguments[2:])
+    set_up(name)
+    return {"demo": demo, "test": test}[name](arguments)
+
+
 def main(arguments: list) -> int:
-    commands = {"demo": demo, "test": test}
-    if not arguments or arguments[0] not in commands:
+    if not arguments or arguments[0] not in ("demo", "test", "smoke"):
         say(__doc__.strip())
         return 0 if arguments in (["-h"], ["--help"], ["help"]) else 2
     try:
-        check_python(sys.version_info, newer_pythons())
-        make_environment()
-        install(arguments[0])
+        return run_command(arguments[0], arguments[1:])
     except SetupError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
@@ -348,7 +414,6 @@ def main(arguments: list) -> int:
         )
         print(f"\n{reason} {error}", file=sys.stderr)
         return 1
-    return commands[arguments[0]](arguments[1:])
 
 
 if __name__ == "__main__":

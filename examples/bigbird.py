@@ -40,15 +40,15 @@ print(f"bigbird: {whole.nnz:,} pairs; put together by hand: {parts.nnz:,}; all: 
 # %%
 # A layer
 # -------
-# ``scorch.nn.MultiheadAttention`` has torch's arguments and parameters, and also takes sparse masks. A sparse
-# mask says which pairs attend; torch's dense one which do not. Both layers have the same weights here.
+# ``scorch.nn.MultiheadAttention`` has torch's arguments and parameters, and takes ``pairs``, the pairs that
+# attend; torch's ``attn_mask`` says which do not. Both layers have the same weights here.
 
 layer = scorch.nn.MultiheadAttention(256, 4, batch_first=True).eval()
 dense = torch.nn.MultiheadAttention(256, 4, batch_first=True).eval()
 dense.load_state_dict(layer.state_dict())
 x = torch.randn(2, n, 256)
 with torch.no_grad():
-    found = layer(x, x, x, attn_mask=whole)[0]
+    found = layer(x, x, x, pairs=whole)[0]
     wanted = dense(x, x, x, attn_mask=~whole.to_dense(), need_weights=False)[0]
 torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 print("sparse and dense attention agree")
@@ -68,7 +68,7 @@ for n in lengths:
     calls = {
         "dense, masked": lambda: dense(x, x, x, attn_mask=refused, need_weights=False),  # noqa: B023 - called here
         "dense, all pairs": lambda: dense(x, x, x, need_weights=False),  # noqa: B023
-        "sparse": lambda: layer(x, x, x, attn_mask=mask),  # noqa: B023
+        "sparse": lambda: layer(x, x, x, pairs=mask),  # noqa: B023
     }
     with torch.no_grad():
         for name, call in calls.items():

@@ -153,9 +153,9 @@ def test_source_is_what_a_call_compiles(monkeypatch: pytest.MonkeyPatch) -> None
     sources = []
     load = jit.load
 
-    def record(source: str, label: str = "") -> jit.Library:
+    def record(source: str, *rest: Any) -> jit.Library:
         sources.append(source)
-        return load(source, label)
+        return load(source, *rest)
 
     monkeypatch.setattr("scorch.runtime.jit.load", record)
     A = sparse(23, 31, "csr")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import sys
 import threading
 import weakref
+from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ import scorch
 from scorch.errors import ArgumentError, NotationError, ShapeError
 from scorch.function_explanation import CallExplanation, FunctionExplanation
 from scorch.runtime.watch import LISTENERS
+from scorch.watched_calls import search_qualified_name
 
 
 def sparse(format: str = "csr", size: int = 60) -> scorch.SparseTensor:
@@ -317,3 +322,33 @@ def test_generators_are_said_to_do_nothing() -> None:
         yield A @ x
 
     assert "generator" in str(scorch.explain(products, runs=1)(sparse(), torch.rand(60)))
+
+
+def running() -> FrameType:
+    return sys._getframe(0)
+
+
+class Base:
+    def method(self) -> FrameType:
+        return sys._getframe(0)
+
+    @classmethod
+    def of_class(cls) -> FrameType:
+        return sys._getframe(0)
+
+    @contextlib.contextmanager
+    def wrapped(self) -> Iterator[FrameType]:
+        yield sys._getframe(0)
+
+
+class Derived(Base):
+    def other(self) -> FrameType:
+        return self.method()
+
+
+def test_functions_are_named_without_the_help_of_new_pythons() -> None:
+    with Derived().wrapped() as wrapped:
+        frames = [running(), Base().method(), Derived().other(), Derived.of_class(), wrapped]
+        names = [search_qualified_name(frame) for frame in frames]
+    assert names == ["running", "Base.method", "Base.method", "Base.of_class", "Base.wrapped"]
+    assert "<locals>" in search_qualified_name((lambda: sys._getframe(0))())

@@ -6,6 +6,7 @@ import ast
 import errno
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
+from scorch._src import torch_internals
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -70,13 +73,13 @@ def test_script_imports_only_the_standard_library() -> None:
 
 
 def test_old_python_is_named(start: ModuleType) -> None:
-    with pytest.raises(start.SetupError, match=r"needs Python 3\.11 or newer; this is Python 3\.9"):
+    with pytest.raises(start.SetupError, match=r"needs Python 3\.10 or newer; this is Python 3\.9"):
         start.check_python((3, 9, 2), [])
 
 
 def test_old_python_points_at_a_newer_one(start: ModuleType) -> None:
     with pytest.raises(start.SetupError, match=r"also has python3\.12: run it instead"):
-        start.check_python((3, 10, 0), ["python3.12"])
+        start.check_python((3, 9, 0), ["python3.12"])
 
 
 def test_old_python_ends_the_script(
@@ -84,7 +87,7 @@ def test_old_python_ends_the_script(
 ) -> None:
     monkeypatch.setattr(start, "sys", SimpleNamespace(version_info=(3, 8, 0), stderr=sys.stderr))
     assert start.main(["demo"]) == 1
-    assert "needs Python 3.11" in capsys.readouterr().err
+    assert "needs Python 3.10" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", [{"venv"}, {"ensurepip", "pip"}])
@@ -218,11 +221,77 @@ def test_full_disk_is_named(
     assert "The disk is full" in capsys.readouterr().err
 
 
-def test_unknown_command_shows_the_two(start: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_shows_them_all(start: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert start.main(["build"]) == 2
     shown = capsys.readouterr().out
-    assert "python3 start.py demo" in shown
-    assert "python3 start.py test" in shown
+    for command in ("demo", "test", "test --torch", "smoke"):
+        assert f"python3 start.py {command}" in shown
+
+
+@pytest.fixture
+def called(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that would be run in environments that are healthy; those with 2.15 fail."""
+    commands: list[list[str]] = []
+
+    def call(command: list[str], **options: Any) -> int:
+        commands.append(command)
+        return int("2.15" in command[0])
+
+    monkeypatch.setattr(start.subprocess, "call", call)
+    monkeypatch.setattr(start, "find_compiler", lambda: "cc")
+    monkeypatch.setattr(start, "make_environment", lambda: start.VENV.mkdir())
+    return commands
+
+
+def test_another_torch_has_an_environment_of_its_own(
+    start: ModuleType, monkeypatch: pytest.MonkeyPatch, called: list[list[str]]
+) -> None:
+    installed = fail_with(start, monkeypatch, "", when="never")
+    assert start.main(["test", "--torch", "2.9.1", "-x", "tests/ops"]) == 0
+    assert all(start.ROOT / ".venv-torch-2.9.1" in Path(command[0]).parents for command in installed + called)
+    assert next(command[-1] for command in installed if "install" in command) == "torch==2.9.1"
+    assert [command[1:] for command in called] == [["-m", "pytest", "-n", "2", "-x", "tests/ops"]]
+
+
+@pytest.mark.parametrize("arguments", [["--torch"], ["--torch", ""], ["--torch", "../x"], ["--torch", "-x"]])
+def test_version_of_torch_must_be_one(
+    start: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert start.main(["test", *arguments]) == 1
+    assert "--torch takes a version such as" in capsys.readouterr().err
+
+
+def test_smoke_runs_with_both_and_fails_with_either(
+    start: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    called: list[list[str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fail_with(start, monkeypatch, "", when="never")
+    assert start.main(["smoke"]) == 1
+    assert len(called) == 2
+    assert all(name in command for command in called for name in start.SMOKE_TESTS)
+    assert "Failed with torch==2.15" in capsys.readouterr().out
+
+
+def test_smoke_is_of_the_oldest_and_the_newest(start: ModuleType) -> None:
+    bounds = [tuple(map(int, version.split(".")[:2])) for version in start.SMOKE_TORCH]
+    assert bounds == [torch_internals.OLDEST, torch_internals.NEWEST]
+    usual = tuple(map(int, start.TORCH.removeprefix("torch==").split(".")[:2]))
+    assert bounds[0] <= usual <= bounds[1]
+    assert all((ROOT / name).is_file() for name in start.SMOKE_TESTS)
+
+
+def test_pythons_are_named_alike_everywhere(start: ModuleType) -> None:
+    metadata = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    minors = [int(found) for found in re.findall(r'Python :: 3\.(\d+)"', metadata)]
+    oldest = start.OLDEST_PYTHON[1]
+    assert minors == list(range(oldest, oldest + len(minors)))
+    for name in (f'requires-python = ">=3.{oldest}"', f'"py3{oldest}"', f'python_version = "3.{oldest}"'):
+        assert name in metadata
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert f"(3, {oldest})" in script
+    assert all(f"python3.{minor}" in script for minor in minors)
 
 
 @pytest.mark.parametrize("failing", ["ruff", "mypy", "importlinter", "pytest"])

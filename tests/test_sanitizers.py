@@ -183,6 +183,64 @@ checked += 3
 print("clean", checked)
 """
 
+# Patterns that functions and files with wrong arguments and contents make, and what kernels do with them.
+PATTERNS = """
+import pickle, sys, tempfile, warnings
+from pathlib import Path
+from damaged_files import READERS, draw_file, tensors_in
+from index_calls import KINDS, as_sparse, draw_call
+from scorch.errors import ScorchError
+from validity import check_storage, dense_of as read
+
+warnings.simplefilter("ignore")
+CALLS, FILES = int(sys.argv[1]), int(sys.argv[2])
+made = refused = 0
+
+def use(tensor):
+    global made
+    check_storage(tensor)
+    if tensor.dim() == 2 and tensor.numel() <= 10**4 and tensor.dtype == torch.float32:
+        dense = read(tensor)
+        right = torch.ones(dense.shape[1], 3)
+        compare(tensor @ right, dense @ right, "product")
+        compare(tensor + tensor, dense + dense, "sum")
+        compare(tensor, dense, "dense")
+        made += 1
+
+for name in KINDS:
+    for seed in range(CALLS):
+        call, draw = draw_call(seed, name, is_plain=True)
+        try:
+            found = call.run(as_sparse(draw))
+        except (IndexError, RuntimeError, TypeError, ValueError, NotImplementedError):
+            refused += 1
+            continue
+        if isinstance(found, SparseTensor):
+            use(found)
+
+with tempfile.TemporaryDirectory() as folder:
+    for kind, readers in READERS.items():
+        for seed in range(FILES):
+            path = draw_file(seed, kind, Path(folder), ("csr", "coo"))
+            for read_file in readers:
+                try:
+                    tensors = list(tensors_in(read_file(path)))
+                except Exception as error:
+                    is_torch = read_file.__name__.startswith("by_torch")
+                    assert is_torch or isinstance(error, ScorchError), repr(error)
+                    refused += 1
+                    continue
+                for tensor in tensors:
+                    if isinstance(tensor, SparseTensor):
+                        try:
+                            tensor.storage.pattern
+                        except ScorchError:
+                            refused += 1
+                            continue
+                        use(tensor.detach())
+print("clean", made, refused)
+"""
+
 CONTROL = """
 text = '''
 void *malloc(unsigned long); void free(void *);
@@ -226,9 +284,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def run(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def run(script: str, environment: dict[str, str], *arguments: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", SETUP + script],
+        [sys.executable, "-c", SETUP + script, *map(str, arguments)],
         env=environment,
         capture_output=True,
         text=True,
@@ -244,6 +302,18 @@ def test_kernels_are_clean(environment: dict[str, str]) -> None:
     assert done.returncode == 0, report
     word, number = done.stdout.split()
     assert word == "clean" and int(number) >= 50
+
+
+def test_patterns_of_wrong_places_and_files_are_clean(environment: dict[str, str], cases: int) -> None:
+    pytest.importorskip("safetensors")
+    paths = [environment["PYTHONPATH"], str(Path(__file__).parent)]
+    with_tests = {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+    done = run(PATTERNS, with_tests, max(10, cases // 10), max(20, cases // 5))
+    report = done.stderr[-6000:]
+    assert "runtime error" not in done.stderr and "AddressSanitizer" not in done.stderr, report
+    assert done.returncode == 0, report
+    word, made, refused = done.stdout.split()
+    assert word == "clean" and int(made) >= 100 and int(refused) >= 100
 
 
 def test_sanitizers_would_notice(environment: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     seen: set[str] = set()
     real = jit.load
 
-    def spy(source: str, label: str = "") -> jit.Library:
+    def spy(source: str, *rest: Any) -> jit.Library:
         seen.add(source)
-        return real(source, label)
+        return real(source, *rest)
 
     monkeypatch.setattr(jit, "load", spy)
     return seen

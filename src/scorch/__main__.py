@@ -16,7 +16,7 @@ import torch
 
 import scorch
 from scorch import bench, demo, warm
-from scorch.errors import ArgumentError, FormatError, NotationError, ScorchError, ShapeError
+from scorch.errors import ArgumentError, FormatError, NotationError, ScorchError, ShapeError, add_note
 from scorch.explain import explain
 from scorch.explanation import Explanation
 from scorch.formats import as_format
@@ -284,7 +284,7 @@ def _random(
     try:
         form = as_format(format, len(shape))
     except FormatError as error:
-        error.add_note(f"in the format of {name}")
+        add_note(error, f"in the format of {name}")
         raise
     places = math.prod(shape)
     entries = places if form.is_dense else round(places * density)

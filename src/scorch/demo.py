@@ -153,12 +153,17 @@ def _error(found: torch.Tensor, truth: torch.Tensor) -> float:
     """The largest difference relative to the largest value, without making sparse ones dense."""
     scale = max(1e-30, _largest(truth))
     if isinstance(found, SparseTensor) and truth.layout != torch.strided:
-        mine, other = _as_coo(found), truth.to_sparse_coo().coalesce()
+        mine, other = _as_coo(found), _sorted(truth.to_sparse_coo())
         if mine._nnz() == other._nnz() and torch.equal(mine.indices(), other.indices()):
             return _largest(mine.values().double() - other.values().double()) / scale
         return _largest(mine.double() - other.double()) / scale
     mine = found.to_dense() if isinstance(found, SparseTensor) else found
     return _largest(mine.double() - truth.to_dense().double()) / scale
+
+
+def _sorted(matrix: torch.Tensor) -> torch.Tensor:
+    """``matrix`` with its entries in order: torch takes unsorted columns of a product for sorted ones."""
+    return torch.sparse_coo_tensor(matrix._indices(), matrix._values(), matrix.shape).coalesce()
 
 
 def _largest(tensor: torch.Tensor) -> float:

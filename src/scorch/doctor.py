@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.torch_internals import ConvNd
 from scorch.diagnosis import WORTH, Diagnosis, LayerDiagnosis
 from scorch.errors import ArgumentError, OperandError
 from scorch.nn import timing
@@ -238,9 +239,10 @@ def _other(module: torch.nn.Module, x: Any) -> str:
         return "looking up dense rows is hard to beat; sparse rows save memory only"
     if isinstance(module, torch.nn.MultiheadAttention):
         return (
-            "where tokens see few others, scorch.nn.MultiheadAttention takes a sparse mask (scorch.nn.masks)"
+            "where tokens see few others, scorch.nn.MultiheadAttention takes the pairs that attend "
+            "(pairs=, scorch.nn.masks)"
         )
-    if isinstance(module, torch.nn.modules.conv._ConvNd):
+    if isinstance(module, ConvNd):
         return "there is no sparse convolution here: it stays dense"
     if isinstance(module, SparseLinear):
         return "sparse already; scorch.report compares it with the dense one"

@@ -6,6 +6,8 @@ the builtin a user would expect to catch, and each message names the operand, th
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 
@@ -13,6 +15,14 @@ class ScorchError(Exception):
     """Base of all errors raised by Scorch."""
 
     is_retold: bool = False  # whether it tells what torch says of a call
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Say where an error comes from: in a note, or below the message in Python 3.10, which has no notes."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        error.args = (f"{error}\n{note}", *error.args[1:])
 
 
 class CallError(ScorchError, RuntimeError):
@@ -55,6 +65,10 @@ class OperandError(ScorchError, TypeError):
     """An operand that is not a tensor, or lives on another device."""
 
 
+class FreedError(ScorchError, RuntimeError):
+    """A dense operand whose memory was taken away; torch raises a ``RuntimeError``."""
+
+
 class ArgumentError(ScorchError, ValueError):
     """An argument outside of the range that it has."""
 
@@ -73,6 +87,10 @@ class FileError(ScorchError, OSError, ValueError):
 
 class MissingFileError(ScorchError, FileNotFoundError):
     """A file that does not exist."""
+
+
+class TorchVersionError(ScorchError, ImportError):
+    """A version of torch that lacks what Scorch is built on."""
 
 
 class CompilerNotFoundError(ScorchError, RuntimeError):

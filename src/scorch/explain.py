@@ -13,6 +13,7 @@ from typing import Any, overload
 
 import torch
 
+from scorch._src.statements.contraction import MOST_OPERANDS
 from scorch.compiler.contract import factors_of, ways
 from scorch.compiler.densify import prices
 from scorch.compiler.pipeline import as_statement
@@ -29,8 +30,9 @@ from scorch.notation.einsum import parse_einsum
 from scorch.notation.nodes import Access
 from scorch.notation.show import show
 from scorch.ops.compile import Compiled, CompiledModule, FusionExplanation
+from scorch.ops.einsum import einsum, planned_contractions
 from scorch.ops.operands import as_operand, shape_of, squeezed
-from scorch.ops.statement import kept_format, read_statement
+from scorch.ops.statement import evaluate, is_long, kept_format, read_statement, short_statements
 from scorch.settings import enabled
 from scorch.tensor.run import (
     Task,
@@ -105,6 +107,8 @@ def explain(
 def _explain_equation(text: str, operands: Sequence[Any], format: str | Format | None) -> Explanation:
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = operands[0]
+    if len(operands) > MOST_OPERANDS:
+        return Explanation(text, tuple(_explain_contractions(text, operands, format)))
     tensors = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
     parsed = parse_einsum(text, [shape_of(tensor) for tensor in tensors])
     requested = None if format is None else as_format(format, len(parsed.statement.target.indices))
@@ -115,7 +119,24 @@ def _explain_equation(text: str, operands: Sequence[Any], format: str | Format |
     return Explanation(text, tuple(_explain_steps(split(parsed.statement), named, parsed.sizes, requested)))
 
 
+def _explain_contractions(
+    text: str, operands: Sequence[Any], format: str | Format | None
+) -> Iterator[StepExplanation]:
+    """As ``einsum`` of many operands: a few at a time, of which all but the last are run."""
+    given = list(operands)
+    *parts, last = planned_contractions(text, tuple(tuple(operand.shape) for operand in operands))
+    for part in parts:
+        own = [given[n] for n in part.takes]
+        for found in _explain_equation(part.equation, own, None).steps:
+            purpose = f"product {len(given)} of {', '.join(map(str, part.takes))}"
+            yield replace(found, purpose=found.purpose or purpose)
+        given.append(einsum(part.equation, *own))
+    yield from _explain_equation(last.equation, [given[n] for n in last.takes], format).steps
+
+
 def _explain_expression(text: str, tensors: Mapping[str, Any], format: str | Format | None) -> Explanation:
+    if is_long(text):
+        return Explanation(text, tuple(_explain_parts(text, tensors, format)))
     statement, named, sizes = read_statement(text, tensors)
     requested = None if format is None else as_format(format, len(statement.assign.target.indices))
     kept = kept_format(statement, named, requested)
@@ -123,6 +144,21 @@ def _explain_expression(text: str, tensors: Mapping[str, Any], format: str | For
     if requested is None and kept is not None:
         last = replace(last, reasons=(f"+= keeps the format of {statement.assign.target.tensor}",))
     return Explanation(text, (*steps, last))
+
+
+def _explain_parts(
+    text: str, tensors: Mapping[str, Any], format: str | Format | None
+) -> Iterator[StepExplanation]:
+    """As ``evaluate`` of a long expression: short statements, of which all but the last are run."""
+    *shorts, last = short_statements(text)
+    given = dict(tensors)
+    for short in shorts:
+        own = {name: given[name] for name in short.reads}
+        for found in _explain_expression(show(short.statement), own, None).steps:
+            yield replace(found, purpose=found.purpose or "a part of a long expression")
+        given[short.statement.assign.target.tensor] = evaluate(short.text, **short.named(given))
+    own = {name: given[name] for name in last.reads}
+    yield from _explain_expression(show(last.statement), own, format).steps
 
 
 # steps -----------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
+from scorch._src.torch_internals import all_operator_names
+
 HERE, THERE = "scorch", "torch"
 
 
@@ -75,8 +77,7 @@ def _is_made_up(other: types.ModuleType, name: str) -> bool:
     """Whether ``torch.ops``, which has a namespace for any name it is asked for, has no operators there."""
     if other.__name__ != "torch.ops" or name in vars(other) or hasattr(type(other), name):
         return False
-    operators = sys.modules[THERE]._C._dispatch_get_all_op_names()
-    return not any(operator.startswith(f"{name}::") for operator in operators)
+    return not any(operator.startswith(f"{name}::") for operator in all_operator_names())
 
 
 def _extend_submodule(module: types.ModuleType, name: str) -> None:

@@ -42,6 +42,7 @@ class Settings:
     - ``threads``: how many threads a kernel may use (None: as many as torch).
     - ``cache_directory``: where compiled kernels are kept (None: ``SCORCH_CACHE_DIR`` or the user's cache).
     - ``cache_bytes``: the size that the kernels on disk may reach before old ones are removed.
+    - ``compiler_seconds``: how long a compiler may take for one kernel before it is stopped.
     - ``dense_budget``: bytes of dense memory that a result may newly need (None: a quarter of free memory).
     - ``debug``: run every kernel through the bounds-checked interpreter too and compare.
     - ``without``: the names of ``OPTIMIZATIONS`` that are switched off (``"all"`` for naive loops).
@@ -50,6 +51,7 @@ class Settings:
     threads: int | None = None
     cache_directory: Path | None = None
     cache_bytes: int = 1 << 30
+    compiler_seconds: int = 300
     dense_budget: int | None = None
     debug: bool = False
     without: frozenset[str] = frozenset()
@@ -97,12 +99,13 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
         for name in changes:
             if name not in known:
                 raise ScorchError(f"unknown setting {name!r}; there are {', '.join(sorted(known))}")
-        for name, least in (("threads", 1), ("cache_bytes", 0), ("dense_budget", 0)):
+        for name, least in (("threads", 1), ("cache_bytes", 0), ("compiler_seconds", 1), ("dense_budget", 0)):
             value = changes.get(name)
-            if value is None and name != "cache_bytes":
+            needs_one = name in ("cache_bytes", "compiler_seconds")
+            if value is None and not needs_one:
                 continue
             if name in changes and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                rest = "" if name == "cache_bytes" else " or None"
+                rest = "" if needs_one else " or None"
                 raise ScorchError(f"{name} must be a whole number from {least} on{rest}, not {value!r}")
         place = changes.get("cache_directory")
         if place is not None:

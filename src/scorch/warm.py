@@ -28,6 +28,7 @@ from scorch.runtime import (
     invoke,
     jit,
     matrices,
+    openmp,
     pointers,
     rows,
     sort,
@@ -85,7 +86,7 @@ def usual_sources() -> Iterable[str]:
     kernels = (source for problem in usual_problems() for source in _sources_of(problem))
     routines = [module.SOURCE for module in ROUTINES]
     routines += [attention_source(element) for element in ("float", "double")]
-    return dict.fromkeys([*invoke.SOURCES, *fill.SOURCES, *routines, *kernels])
+    return dict.fromkeys([*invoke.SOURCES, *openmp.SOURCES, *fill.SOURCES, *routines, *kernels])
 
 
 def usual_problems() -> Iterator[Problem]:

@@ -7,6 +7,7 @@ frames say which line of the user's they came from and what the tensors are call
 from __future__ import annotations
 
 import contextlib
+import inspect
 import linecache
 import os
 import sys
@@ -19,8 +20,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
+from scorch._src.torch_internals import tree_leaves
 from scorch.ops.later import LATER
 from scorch.runtime.watch import LISTENERS, Event
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -166,8 +167,29 @@ def _place(frame: FrameType | None) -> _Place:
             break
         frame = frame.f_back
     user = None if frame is None or frame.f_code is _TRACED else frame
-    name = "" if entry is None else entry.f_code.co_qualname.removesuffix(".forward")
+    name = "" if entry is None else _qualified_name(entry).removesuffix(".forward")
     return _Place(entry, function if not name or "<locals>" in name else name, user)
+
+
+def _qualified_name(frame: FrameType) -> str:
+    """The name of the function that runs, with its class."""
+    return frame.f_code.co_qualname if sys.version_info >= (3, 11) else search_qualified_name(frame)
+
+
+def search_qualified_name(frame: FrameType) -> str:
+    """The same for Python 3.10, where code does not know its class, which the first argument tells."""
+    code = frame.f_code
+    first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    for owner in (first if isinstance(first, type) else type(first)).__mro__:
+        if _has_code(vars(owner).get(code.co_name), code):
+            return f"{owner.__qualname__}.{code.co_name}"
+    is_global = _has_code(frame.f_globals.get(code.co_name), code)
+    return code.co_name if is_global else f"<locals>.{code.co_name}"
+
+
+def _has_code(member: Any, code: CodeType) -> bool:
+    function = getattr(member, "__func__", member)
+    return callable(function) and getattr(inspect.unwrap(function), "__code__", None) is code
 
 
 def _plain_name(function: Any) -> str:

@@ -1,4 +1,4 @@
-"""``scorch.nn.MultiheadAttention`` with sparse masks is torch's layer with the dense mask turned around."""
+"""``scorch.nn.MultiheadAttention`` with pairs is torch's layer with the dense mask inverted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compare(plain, own, tensors, mask, form="csr", dense=None, **options):
     """Results, weights, and gradients of inputs and parameters."""
     found, wanted = ([tensor.clone().requires_grad_() for tensor in tensors] for _ in range(2))
     first = plain(*(wanted * 3)[:3], attn_mask=~mask if dense is None else dense, **options)
-    second = own(*(found * 3)[:3], attn_mask=scorch.from_torch(mask, format=form), **options)
+    second = own(*(found * 3)[:3], pairs=scorch.from_torch(mask, format=form), **options)
     torch.testing.assert_close(second[0], first[0])
     if options.get("need_weights"):
         assert isinstance(second[1], scorch.SparseTensor)
@@ -105,15 +105,15 @@ def test_masks_that_broadcast_over_heads_or_batches():
 def test_causal_cuts_the_mask():
     _, own = pair(batch_first=True)
     x, mask = drawn(N, L, E), scorch.from_torch(allowed(L, L), format="csr")
-    found = own(x, x, x, attn_mask=mask, is_causal=True)[0]
-    torch.testing.assert_close(found, own(x, x, x, attn_mask=mask & masks.causal(L))[0])
+    found = own(x, x, x, pairs=mask, is_causal=True)[0]
+    torch.testing.assert_close(found, own(x, x, x, pairs=mask & masks.causal(L))[0])
 
 
 def test_weights_only_where_asked_for():
     _, own = pair(batch_first=True)
     x = drawn(N, L, E)
-    assert own(x, x, x, attn_mask=masks.window(L, 2))[1] is None
-    assert own(x, x, x, attn_mask=masks.window(L, 2), need_weights=False)[1] is None
+    assert own(x, x, x, pairs=masks.window(L, 2))[1] is None
+    assert own(x, x, x, pairs=masks.window(L, 2), need_weights=False)[1] is None
     assert own(x, x, x)[1].shape == (N, L, L)
 
 
@@ -121,17 +121,17 @@ def test_queries_that_see_nobody_give_the_bias():
     _, own = pair(batch_first=True)
     x = drawn(1, L, E)
     mask = scorch.from_torch(torch.zeros(L, L, dtype=torch.bool), format="csr")
-    found = own(x, x, x, attn_mask=mask)[0]
+    found = own(x, x, x, pairs=mask)[0]
     torch.testing.assert_close(found, own.out_proj.bias.expand(1, L, E))
 
 
 def test_dropout_while_training_only():
     layer = MultiheadAttention(E, H, dropout=0.5, batch_first=True, dtype=torch.float64)
     x, mask = drawn(N, L, E), masks.window(L, 4)
-    first, second = layer(x, x, x, attn_mask=mask)[0], layer(x, x, x, attn_mask=mask)[0]
+    first, second = layer(x, x, x, pairs=mask)[0], layer(x, x, x, pairs=mask)[0]
     assert not torch.equal(first, second)
     layer.eval()
-    assert torch.equal(layer(x, x, x, attn_mask=mask)[0], layer(x, x, x, attn_mask=mask)[0])
+    assert torch.equal(layer(x, x, x, pairs=mask)[0], layer(x, x, x, pairs=mask)[0])
 
 
 def test_dense_and_float_masks_mean_what_they_mean_in_torch():
@@ -157,7 +157,7 @@ def test_it_is_a_layer_as_any_other():
     again = copy.deepcopy(own)
     x = drawn(N, L, E)
     torch.testing.assert_close(
-        again(x, x, x, attn_mask=masks.window(L, 2)), own(x, x, x, attn_mask=masks.window(L, 2))
+        again(x, x, x, pairs=masks.window(L, 2)), own(x, x, x, pairs=masks.window(L, 2))
     )
     assert isinstance(own, torch.nn.MultiheadAttention)
     assert scorch.nn.MultiheadAttention is MultiheadAttention
@@ -166,15 +166,15 @@ def test_it_is_a_layer_as_any_other():
 def test_what_does_not_fit_is_refused():
     _, own = pair(batch_first=True)
     x = drawn(N, L, E)
-    with pytest.raises(ShapeError, match=r"a sparse attn_mask has shape \(18, 18\)"):
-        own(x, x, x, attn_mask=masks.window(L - 1, 2))
-    with pytest.raises(ShapeError, match="a sparse attn_mask has shape"):
-        own(x, x, x, attn_mask=masks.from_function(lambda b, h, q, k: q == k, L, heads=3))
+    with pytest.raises(ShapeError, match=r"pairs has shape \(18, 18\)"):
+        own(x, x, x, pairs=masks.window(L - 1, 2))
+    with pytest.raises(ShapeError, match="pairs has shape"):
+        own(x, x, x, pairs=masks.from_function(lambda b, h, q, k: q == k, L, heads=3))
     with pytest.raises(ShapeError, match="query needs 16 features"):
-        own(x[..., :3], x, x, attn_mask=masks.window(L, 2))
+        own(x[..., :3], x, x, pairs=masks.window(L, 2))
     with pytest.raises(ShapeError, match="18 keys and 17 values"):
-        own(x, x, x[:, 1:], attn_mask=masks.window(L, 2))
+        own(x, x, x[:, 1:], pairs=masks.window(L, 2))
     with pytest.raises(ShapeError, match="key_padding_mask has shape"):
-        own(x, x, x, attn_mask=masks.window(L, 2), key_padding_mask=torch.zeros(N, 3, dtype=torch.bool))
+        own(x, x, x, pairs=masks.window(L, 2), key_padding_mask=torch.zeros(N, 3, dtype=torch.bool))
     with pytest.raises(DtypeError, match="holds bools"):
-        own(x, x, x, attn_mask=masks.window(L, 2), key_padding_mask=torch.zeros(N, L))
+        own(x, x, x, pairs=masks.window(L, 2), key_padding_mask=torch.zeros(N, L))

@@ -240,8 +240,8 @@ def test_states_that_do_not_fit_are_refused() -> None:
     layer = SparseLinear(9, 7, 0.5)
     state = layer.state_dict()
     for change, words in [
-        ({"pattern.crd1": state["pattern.crd1"] + 9}, "outside of 0..8"),
-        ({"pattern.pos1": state["pattern.pos1"].flip(0)}, "does not divide"),
+        ({"pattern.crd1": state["pattern.crd1"] + 9}, "coordinates go from 0 to 8"),
+        ({"pattern.pos1": state["pattern.pos1"].flip(0)}, "the first pointer is 0"),
         ({"pattern.crd1": state["pattern.crd1"] * 0}, "not in order"),
         ({"pattern.format": torch.tensor([1, 2])}, "no format"),
         ({"values": torch.ones(3)}, "one value for each"),

@@ -167,7 +167,10 @@ def test_what_stays_alone() -> None:
             "sparse inputs": scorch.nn.Linear(8, 8, sparse_grad=True),
         }
     )
-    found = scorch.sparsify(model, 0.9, prefer="size", skip=["skipped", torch.nn.Bilinear])
+    with pytest.warns(UserWarning, match=r"mine \(Mine\), normed \(Linear\), sparse inputs \(Linear\)"):
+        found = scorch.sparsify(model, 0.9, prefer="size", skip=["skipped", torch.nn.Bilinear])
+    why = {layer.name: layer.reason for layer in found.sparsification.skipped}
+    assert "subclass" in why["mine"] and "sparse inputs" in why["sparse inputs"]
     assert type(found["mine"]) is Mine and type(found["limited"]) is torch.nn.Embedding
     assert type(found["skipped"][0]) is torch.nn.Linear
     assert torch.equal(found["skipped"][0].weight, model["skipped"][0].weight)

@@ -165,7 +165,7 @@ def test_softmax_is_that_of_torchs_coo(form, name):
         torch.testing.assert_close(found.to_dense(), wanted.to_dense())
 
 
-@pytest.mark.parametrize("offsets", [[0], [0, 1, -2], [3, -3, 7]])
+@pytest.mark.parametrize("offsets", [[0], [0, 1, -2], [3, -3, 5]])  # torch's own may crash beyond
 def test_spdiags(offsets):
     diagonals = torch.arange(1.0, 1 + 5 * len(offsets)).reshape(len(offsets), 5)
     wanted = torch.sparse.spdiags(diagonals, torch.tensor(offsets), (4, 6)).to_dense()

@@ -92,12 +92,14 @@ def test_routines_compile_for(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     for module in ("by_rows", "attend"):
         monkeypatch.setattr(f"scorch.runtime.{module}.target", lambda: machine)
     monkeypatch.setattr(jit, "load", load)
-    by_rows.address.cache_clear()
+    by_rows.text_of.cache_clear()
+    jit._function_address.cache_clear()
     x, crd = torch.empty(1, 3, 20, dtype=torch.float64), torch.empty(1, dtype=torch.int32)
     attend._address("attend", x, crd)
     attend._address("attend", x.float(), crd)
     by_rows.address(neighbours._SOURCE, "", "largest", torch.float32, torch.int64)
-    by_rows.address.cache_clear()
+    by_rows.text_of.cache_clear()
+    jit._function_address.cache_clear()
     monkeypatch.setenv("ZIG_LOCAL_CACHE_DIR", str(tmp_path / "zig"))
     command = [sys.executable, "-m", "ziglang", "cc", "-target", triple, f"-mcpu={cpu}", "-O1", "-shared"]
     flags = ["-nostdlib", "-fPIC", "-std=gnu11", "-w", "-Werror=implicit-function-declaration"]

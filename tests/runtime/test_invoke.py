@@ -3,12 +3,14 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from scorch.errors import CompilationError, CompilerNotFoundError
-from scorch.runtime import invoke, jit
+from scorch.runtime import invoke, jit, openmp
 from scorch.runtime.invoke import Caller, make_caller, parallel_runtime
 
 KERNELS = """
@@ -36,6 +38,35 @@ typedef void (*body_t)(long long, long long, void *);
 typedef int (*parallel_t)(long long, long long, long long, body_t, void *);
 static void body(long long begin, long long end, void *context) {
     for (long long i = begin; i < end; i++) ((long long *)context)[i] = i;
+}
+static void count_turn(long long begin, long long end, void *context) {
+    for (long long i = begin; i < end; i++) __atomic_fetch_add(&((long long *)context)[i], 1, 5);
+}
+long long count_turns(long long *args) {
+    return ((parallel_t)args[0])(0, args[1], 1, count_turn, (void *)args[2]);
+}
+static void count_call(long long begin, long long end, void *context) {
+    __atomic_fetch_add((long long *)context, 1, 5);
+}
+long long count_calls(long long *args) {
+    return ((parallel_t)args[0])(0, args[1], 1, count_call, (void *)args[2]);
+}
+static void nested(long long begin, long long end, void *context) {
+    long long *args = context;
+    for (long long i = begin; i < end; i++)
+        ((parallel_t)args[0])(0, args[1], 1, count_turn, (void *)args[2]);
+}
+long long count_nested(long long *args) { return ((parallel_t)args[0])(0, 2, 1, nested, args); }
+long long time(long long *);
+static void arrive(long long begin, long long end, void *context) { /* and wait for the other, a minute */
+    long long until = time(0) + 60;
+    __atomic_fetch_add((long long *)context, 1, 5);
+    while (__atomic_load_n((long long *)context, 5) < 2 && time(0) < until) {}
+}
+long long meet(long long *args) {
+    long long arrived = 0;
+    ((parallel_t)args[0])(0, 2, 1, arrive, &arrived);
+    return arrived;
 }
 long long fill(long long *args) {
     return ((parallel_t)args[0])(0, args[1], 1, body, (void *)args[2]);
@@ -166,6 +197,56 @@ def test_kernels_borrow_the_threads_of_torch(caller: Caller) -> None:
     result = torch.zeros(1000, dtype=torch.int64)
     assert caller.call(address("fill"), parallel_runtime(), 1000, result.data_ptr()) == 0
     assert torch.equal(result, torch.arange(1000))
+
+
+@pytest.fixture(params=["torch", "OpenMP"])
+def runtime(request: pytest.FixtureRequest) -> int:
+    """The thread pool, as every torch has it and as it was reached before torch 2.10."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    if request.param == "OpenMP":
+        return openmp.parallel_for(library)
+    if not hasattr(library, "torch_parallel_for"):
+        pytest.skip("torch has exported its thread pool since 2.10")
+    return parallel_runtime()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 17, 1000])
+def test_each_turn_is_taken_once(caller: Caller, runtime: int, count: int) -> None:
+    times = torch.zeros(count, dtype=torch.int64)
+    assert caller.call(address("count_turns"), runtime, count, times.data_ptr()) == 0
+    assert torch.equal(times, torch.ones(count, dtype=torch.int64))
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_two_threads_run_at_once(caller: Caller, runtime: int) -> None:
+    assert caller.call(address("meet"), runtime) == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_are_as_many_as_torch_is_set_to(caller: Caller, runtime: int) -> None:
+    calls = torch.zeros(1, dtype=torch.int64)
+    torch.set_num_threads(1)
+    caller.call(address("count_calls"), runtime, 100, calls.data_ptr())
+    assert calls.item() == 1
+    torch.set_num_threads(2)
+    caller.call(address("count_calls"), runtime, 100, calls.data_ptr())
+    assert calls.item() == 1 + 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_loop_inside_of_a_loop_runs_on_its_thread(caller: Caller, runtime: int) -> None:
+    times = torch.zeros(6, dtype=torch.int64)
+    assert caller.call(address("count_nested"), runtime, 6, times.data_ptr()) == 0
+    assert torch.equal(times, torch.full((6,), 2))  # once from each of two outer turns
 
 
 def test_torch_without_the_runtime_means_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

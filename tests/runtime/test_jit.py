@@ -166,7 +166,7 @@ def test_source_among_many_that_fails_is_reported_when_it_is_loaded() -> None:
     assert result_of(jit.load(constant(2))) == 2
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x7fELF", b"#!/bin/sh\n", b"\0" * 70_000])
+@pytest.mark.parametrize("damage", [b"", b"\x7fELF", b"#!/bin/sh\n", b"\0" * 70_000], ids=len)
 def test_damaged_entry_is_never_loaded_but_rebuilt(damage: bytes, compilations: list[str]) -> None:
     path = jit.load(constant(10)).path
     jit.forget()
@@ -196,9 +196,8 @@ def test_refused_source_shows_expression_command_words_and_place(kernels: Path) 
     assert "C[i,j] = A[i,k] * B[k,j]" in message
     assert "undeclared_name" in message
     assert "-O3" in message
-    (kept,) = kernels.glob("*.c")
-    assert str(kept) in message
-    assert kept.read_text() == source
+    kept = [path for path in kernels.glob("*.c") if str(path) in message]
+    assert [path.read_text() for path in kept] == [source]
     assert cache.statistics().entries == 0
 
 
@@ -221,11 +220,11 @@ def test_absent_function_is_named() -> None:
         jit.load(constant(1)).address("absent")
 
 
-def test_vanished_compiler_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_that_vanished_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = toolchain.Toolchain(("/no/such/compiler",), "gcc", "1.0", ())
     monkeypatch.setattr(toolchain, "_found", gone)
-    with pytest.raises(CompilationError, match="cannot run the C compiler"):
-        jit.load(constant(1))
+    assert result_of(jit.load(constant(1))) == 1
+    assert toolchain.find_toolchain().command != gone.command
 
 
 def test_failure_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,10 +197,10 @@ import torch, scorch
 from scorch.compiler import order_loops
 from scorch.runtime import schedules, toolchain
 planned, ran = [], []
-plan, run = schedules.plan_step, toolchain.subprocess.run
+plan, run = schedules.plan_step, toolchain.subprocess.Popen
 def spy_plan(*a): planned.append(1); return plan(*a)
 def spy_run(*a, **k): ran.append(a); return run(*a, **k)
-schedules.plan_step, toolchain.subprocess.run = spy_plan, spy_run
+schedules.plan_step, toolchain.subprocess.Popen = spy_plan, spy_run
 A = scorch.tensor(torch.eye(9), format="csr")
 assert torch.equal(scorch.einsum("ij,jk->ik", A, torch.ones(9, 4)), torch.ones(9, 4))
 C = scorch.evaluate("C[i,j] = A[i,j] + B[j,i]", A=A, B=A)

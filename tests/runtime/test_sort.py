@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorch.errors import CompilerNotFoundError
-from scorch.runtime import parse, sort
+from scorch.runtime import jit, parse
 from scorch.runtime.sort import sort_entries
 
 
@@ -48,13 +48,10 @@ def test_without_a_compiler_others_do_it(monkeypatch):
     def none(*_: object) -> None:
         raise CompilerNotFoundError("no compiler")
 
-    for module in (sort, parse):
-        monkeypatch.setattr(module.jit, "load", none)
-    sort._address.cache_clear()
-    parse._functions.cache_clear()
+    monkeypatch.setattr(jit, "load", none)
+    jit._function_address.cache_clear()
     try:
         assert sort_entries([torch.tensor([1, 0], dtype=torch.int32)], (5,)) is False
         assert parse.parse_table(b"1 1\n", 0, (5,), 1, False) is None
     finally:
-        sort._address.cache_clear()
-        parse._functions.cache_clear()
+        jit._function_address.cache_clear()

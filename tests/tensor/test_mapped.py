@@ -89,6 +89,20 @@ def test_written_files_are_read_by_load_and_by_the_library(tmp_path):
         assert {"values", "crd1", "pos1"} <= set(library.load_file(path))
 
 
+@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex_values_may_begin_anywhere(tmp_path, dtype, before):
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    dense = random_dense((5, 7), dtype, 0.4, 3)
+    part = torch.ones(before, dtype=dense.real.dtype)
+    scorch.save(tmp_path / "x.safetensors", {"a": part, "b": scorch.from_torch(dense, "csr")})
+    rows = MappedRows(tmp_path / "x.safetensors", "b")
+    for picked in ([4, 0], [], [2, 2, 3]):
+        found = rows[picked]
+        check_storage(found)
+        assert torch.equal(found.to_dense(), dense[picked])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_saved_matrices_are_mapped(tmp_path, dtype):
     pytest.importorskip("safetensors", reason="safetensors is not installed")

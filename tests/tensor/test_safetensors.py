@@ -88,6 +88,17 @@ def test_names_that_a_file_cannot_hold(tmp_path, name):
         scorch.save(tmp_path / "a.safetensors", {name: torch.ones(2)})
 
 
+@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_values_begin_where_torch_can_read_them(tmp_path, dtype, before):
+    S = scorch.from_torch(random_dense((5, 5), dtype, 0.4, 2), "bsr(2,2)")
+    part = torch.ones(before, dtype=S.storage.values.real.dtype)
+    scorch.save(tmp_path / "x.safetensors", {"a": part, "b": S})
+    found = scorch.load(tmp_path / "x.safetensors")["b"]
+    assert found.storage.values.data_ptr() % dtype.itemsize == 0
+    same(found, S)
+
+
 def test_one_dense_tensor_and_no_tensor(tmp_path):
     scorch.save(tmp_path / "a.safetensors", DENSE)
     same(scorch.load(tmp_path / "a.safetensors"), DENSE)

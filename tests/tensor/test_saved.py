@@ -6,6 +6,7 @@ import copy
 import io
 import os
 import pickle
+import re
 import subprocess
 import sys
 from multiprocessing.reduction import ForkingPickler
@@ -265,7 +266,8 @@ def test_pinning_is_as_for_dense_tensors():
     try:
         dense.pin_memory()
     except RuntimeError as refused:
-        with pytest.raises(type(refused), match="accelerator"):
+        words = re.escape(str(refused).split(".")[0])  # torch without a driver, or without any device
+        with pytest.raises(type(refused), match=words):
             S.pin_memory()
     else:
         assert S.pin_memory().is_pinned()

@@ -67,15 +67,6 @@ def test_values_are_shared_both_ways(layout):
     assert not values.requires_grad
 
 
-def test_index_arrays_of_int32_are_shared_both_ways():
-    given = torch.eye(3).to_sparse_csr()
-    crow, col = given.crow_indices().int(), given.col_indices().int()
-    found = from_torch(torch.sparse_csr_tensor(crow, col, given.values(), given.shape))
-    assert found.crow_indices().data_ptr() == crow.data_ptr()
-    assert found.col_indices().data_ptr() == col.data_ptr()
-    assert to_torch(found).crow_indices().data_ptr() == crow.data_ptr()
-
-
 @pytest.mark.parametrize("layout", COMPRESSED, ids=str)
 @pytest.mark.parametrize("batch", [(2,), (2, 3), (1,)])
 def test_batches_are_dense_levels(layout, batch):

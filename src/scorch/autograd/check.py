@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from scorch._src.torch_internals import tree_map
 from scorch.tensor.learning import sparse_of, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
 
@@ -39,7 +39,7 @@ def gradgradcheck(
 
 def _on_values(func: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """``func`` as a function of plain tensors, and what to call it with."""
-    given = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    given = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     patterns = [tensor.storage.pattern if isinstance(tensor, SparseTensor) else None for tensor in given]
     plain = tuple(
         tensor.storage.values.clone().requires_grad_(tensor.requires_grad)

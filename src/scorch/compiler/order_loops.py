@@ -165,19 +165,23 @@ def _order_edges(problem: Problem) -> dict[tuple[str, str], float]:
 
 
 def _find_cycle(edges: dict[tuple[str, str], float]) -> list[tuple[str, str]] | None:
-    """The edges of some cycle, or None."""
+    """The edges of some cycle, or None; every node is visited once."""
     following: dict[str, list[str]] = {}
     for first, second in edges:
         following.setdefault(first, []).append(second)
+    done: set[str] = set()
 
     def visit(node: str, path: list[str]) -> list[tuple[str, str]] | None:
         if node in path:
             ring = [*path[path.index(node) :], node]
             return list(itertools.pairwise(ring))
+        if node in done:
+            return None
         for after in following.get(node, ()):
             found = visit(after, [*path, node])
             if found is not None:
                 return found
+        done.add(node)
         return None
 
     for start in following:

@@ -18,7 +18,7 @@ from scorch.loops.types import BOOL, FLOAT32, FLOAT64, INT64, TYPES, Type
 from scorch.loops.values import wrap
 from scorch.notation.nodes import Access, Expr, Literal, Op, Reduce
 from scorch.notation.operators import OPERATORS, REDUCTIONS
-from scorch.notation.trees import children, with_children
+from scorch.notation.trees import accesses, children, with_children
 
 _CATEGORY = {"bool": 0, "int": 1, "uint": 1, "float": 2, "complex": 3}
 NUMBER, SCALAR, TENSOR = 0, 1, 2
@@ -128,6 +128,70 @@ def _contraction(expr: Expr) -> tuple[tuple[str, ...], tuple[Expr, ...]]:
             if all(uses.count(index) > 1 for index in indices):
                 return (*indices, *inner), factors
     return (), ()
+
+
+def widened(expr: Expr, types: Mapping[str, Type], all_tensors: bool = False) -> dict[str, Type]:
+    """The dtypes that some operands of products are converted to before anything is computed.
+
+    A product of several tensors is computed in some order, partial sums first. In mixed dtypes a partial
+    result may be narrower than the result: the sum of A over j is one in float32 in
+
+    y[] = A[i,j] * x[i]    (A in float32, x in float64)
+
+    With ``all_tensors`` operands without dimensions count as tensors in promotion, as in ``torch.einsum``.
+    Tensors that are used in other places too stay as they are.
+    """
+    if len(set(types.values())) < 2:
+        return {}
+    found: list[tuple[str, Type]] = []
+    _widen(expr, types, all_tensors, found)
+    uses = [access.tensor for access in accesses(expr)]
+    asked = [name for name, _ in found]
+    wanted = dict(found)
+    return {
+        name: kind
+        for name, kind in wanted.items()
+        if kind != types[name] and asked.count(name) == uses.count(name) and (name, kind) in found
+    }
+
+
+def _widen(expr: Expr, types: Mapping[str, Type], all_tensors: bool, found: list[tuple[str, Type]]) -> None:
+    """Add the factors of each product that has to be computed in one dtype, and that dtype, to ``found``."""
+    product = _factors(expr)
+    if product is None:
+        for part in children(expr):
+            _widen(part, types, all_tensors, found)
+        return
+    factors, has_partial = product
+    own = [types[factor.tensor] for factor in factors]
+    if len(set(own)) < 2:
+        return
+    inferred = type_of(expr, types).type
+    wanted = functools.reduce(promote, own) if all_tensors else inferred
+    partial = {promote(a, b) for n, a in enumerate(own) for b in own[n + 1 :]} if len(own) > 2 else set()
+    if has_partial:
+        partial |= set(own)
+    if inferred != wanted or partial - {BOOL, wanted}:
+        found += [(factor.tensor, wanted) for factor in factors]
+
+
+def _factors(expr: Expr) -> tuple[list[Access], bool] | None:
+    """The tensors of a sum of products, and whether a factor is a sum; None if it is anything else."""
+    match expr:
+        case Access():
+            return [expr], False
+        case Literal():
+            return [], False
+        case Reduce("sum", _, body):
+            return _factors(body)
+        case Op("neg", (part,)):
+            return _factors(part)
+        case Op("mul", args):
+            parts = [found for found in map(_factors, args) if found is not None]
+            if len(parts) == len(args):
+                is_sum = any(isinstance(arg, Reduce) for arg in args) or any(part for _, part in parts)
+                return [factor for factors, _ in parts for factor in factors], is_sum
+    return None
 
 
 def _fitted(part: Expr, wanted: Type) -> Expr:

@@ -79,6 +79,18 @@ def walk(node: Node) -> list[Node]:
     return found
 
 
+def loop_depth(node: Node) -> int:
+    """How many loops stand inside one another."""
+    deepest = 0
+    left: list[tuple[Node, int]] = [(node, 0)]
+    while left:
+        node, depth = left.pop()
+        depth += isinstance(node, For | While | Tile | Parallel)
+        deepest = max(deepest, depth)
+        left += ((part, depth) for part in children(node) if isinstance(part, Stmt))
+    return deepest
+
+
 def assigned(node: Node) -> set[str]:
     """Names of variables that change after they are declared."""
     return {n.var.name for n in walk(node) if isinstance(n, Assign)}

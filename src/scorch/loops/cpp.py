@@ -11,7 +11,7 @@ integers happens in ``int``, so its result is cast back to wrap where the loops 
 
 from __future__ import annotations
 
-from scorch.loops.analysis import assigned, walk, written
+from scorch.loops.analysis import assigned, loop_depth, walk, written
 from scorch.loops.expressions import (
     ATOM,
     ExpressionPrinter,
@@ -78,6 +78,10 @@ from scorch.loops.workers import print_parallel
 
 __all__ = ["FUNCTIONS", "print_kernel"]
 
+# gcc optimises loops inside one another in a time that grows with the cube of their number.
+DEEP = 12
+QUICKLY = '#if defined(__GNUC__) && !defined(__clang__)\n#pragma GCC optimize("O1", "no-tree-loop-optimize")\n#endif'
+
 
 def print_kernel(kernel: Kernel) -> str:
     """The C source of ``kernel``."""
@@ -96,6 +100,8 @@ def print_kernel(kernel: Kernel) -> str:
     static = [text for name, text in helpers().items() if name in wanted]
     static += [routine.text for name, routine in ROUTINES.items() if name in wanted]
     parts = ["\n".join(_comment(line) for line in kernel.header.splitlines())] if kernel.header else []
+    if max(map(loop_depth, kernel.functions)) > DEEP:
+        parts.append(QUICKLY)
     vectors = sorted(printer.vectors, key=lambda v: (v[0].name, v[1]))
     parts.append("\n".join([TYPEDEFS, *(vector_typedef(element, lanes) for element, lanes in vectors)]))
     parts.append('#ifdef __cplusplus\n#define restrict __restrict__\nextern "C" {\n#endif')

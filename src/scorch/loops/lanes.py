@@ -6,10 +6,12 @@ becomes four statements on named registers,
 
     const f32 a = A_vals[p];
     const f32 *B_at = B_vals + q + k_start;
-    acc_0 += a * *(const f32x4 *)B_at;
-    acc_1 += a * *(const f32x4 *)(B_at + 4);  ...
+    acc_0 += a * *(const f32x4_at *)B_at;
+    acc_1 += a * *(const f32x4_at *)(B_at + 4);  ...
 
-which compilers keep in registers, whatever they think of loops. Where the lanes do not divide the count, the
+which compilers keep in registers, whatever they think of loops. ``f32x4_at`` is the same vector wherever it
+lies among numbers in memory; it is for loads and stores only, since some compilers crash where a value of a
+type that is not aligned is passed on (gcc 16 on aarch64). Where the lanes do not divide the count, the
 last register starts early, so that it ends with the others.
 """
 
@@ -39,7 +41,7 @@ from scorch.loops.nodes import (
 )
 from scorch.loops.simplify import simplify
 from scorch.loops.target import LINE
-from scorch.loops.totals import offsets, register, vector_name
+from scorch.loops.totals import in_memory, offsets, register, vector_name
 from scorch.loops.types import Type
 
 if TYPE_CHECKING:
@@ -47,9 +49,13 @@ if TYPE_CHECKING:
 
 
 def vector_typedef(element: Type, lanes: int) -> str:
-    size = element.bytes * lanes
+    """A vector in registers, and as it lies in memory."""
+    size, scalar = element.bytes * lanes, c_name(element)
     attributes = f"vector_size({size}), aligned({element.bytes}), may_alias"
-    return f"typedef {c_name(element)} {vector_name(element, lanes)} __attribute__(({attributes}));"
+    return (
+        f"typedef {scalar} {vector_name(element, lanes)} __attribute__((vector_size({size})));\n"
+        f"typedef {scalar} {in_memory(element, lanes)} __attribute__(({attributes}));"
+    )
 
 
 def in_lanes(name: str, element: Type, lanes: int) -> str:
@@ -123,7 +129,7 @@ class _LanePrinter:
     def store(self, array: Array, index: Expr, value: Expr) -> list[str]:
         places = list(enumerate(offsets(self.stmt.count, self.stmt.lanes)))
         if array.name not in self.scope.tiles:
-            kind = self.scope.vector(array.element, self.stmt.lanes)
+            kind = self.in_memory(array)
             pointer = self.pointer(array, index, changed=True)
             return [
                 f"{_at(pointer, kind, offset)} = {self.whole(value, slot, offset)};"
@@ -138,6 +144,11 @@ class _LanePrinter:
                 case _:
                     lines.append(f"{name} = {self.whole(value, slot, offset)};")
         return lines
+
+    def in_memory(self, array: Array) -> str:
+        """The name of the type of elements of ``array`` where they lie."""
+        self.scope.vector(array.element, self.stmt.lanes)
+        return in_memory(array.element, self.stmt.lanes)
 
     def tile(self, array: Array, slot: int) -> str:
         return register(array, slot % self.scope.tiles[array.name])
@@ -164,7 +175,7 @@ class _LanePrinter:
             case Load(array, index):
                 assert array.element.computes_in == array.element, f"{array} is widened in lanes"
                 pointer = self.pointer(array, index, changed=False)
-                return _at(pointer, self.scope.vector(array.element, self.stmt.lanes), offset), PREFIX
+                return _at(pointer, self.in_memory(array), offset), PREFIX
             case Binary("+" | "-" | "*" | "/" as op, a, b, _):
                 level = PRECEDENCE[op]
                 left, right = self.text(a, slot, offset), self.text(b, slot, offset)

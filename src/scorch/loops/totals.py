@@ -42,6 +42,11 @@ def vector_name(element: Type, lanes: int) -> str:
     return c_name(element) if lanes == 1 else f"{c_name(element)}x{lanes}"
 
 
+def in_memory(element: Type, lanes: int) -> str:
+    """The name of the same vector where it lies among numbers: for loads and stores, never by value."""
+    return c_name(element) if lanes == 1 else f"{vector_name(element, lanes)}_at"
+
+
 def print_total(scope: _Scope, total: Total) -> str:
     added = _registers(total)
     return added if total.lanes == 1 else f"{scope.total(total.array.element, total.lanes)}({added})"
@@ -106,7 +111,7 @@ def total_helper(element: Type, lanes: int) -> str:
     if lanes == 2:
         return f"{opening}\n  return x[0] + x[1];\n}}"
     half = vector_name(element, lanes // 2)
-    return f"{opening}\n  return total_{half}({_halves(half, 'x')});\n}}"
+    return f"{opening}\n  return total_{half}({_halves(in_memory(element, lanes // 2), 'x')});\n}}"
 
 
 def totals_helper(element: Type, lanes: int, count: int) -> str:
@@ -116,7 +121,7 @@ def totals_helper(element: Type, lanes: int, count: int) -> str:
     arguments = ", ".join(f"{name} {x}" for x in names)
     opening = f"static inline void {totals_name(element, lanes, count)}({result} *sums, {arguments}) {{"
     if lanes > count:
-        half = vector_name(element, lanes // 2)
+        half = in_memory(element, lanes // 2)
         halves = ", ".join(_halves(half, x) for x in names)
         return f"{opening}\n  {totals_name(element, lanes // 2, count)}(sums, {halves});\n}}"
     lines = []

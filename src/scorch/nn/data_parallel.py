@@ -20,8 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.modules.module import register_module_module_registration_hook
-from torch.nn.parallel.distributed import DistributedDataParallel, _find_tensors
+from torch.nn.parallel.distributed import DistributedDataParallel
 
+from scorch._src.torch_internals import execution_engine, find_tensors
 from scorch.errors import CallError, UnsupportedError
 from scorch.nn.pattern import fingerprint
 from scorch.tensor.learning import values_at
@@ -103,7 +104,7 @@ class _WithSparse:
         if self._learned and torch.is_grad_enabled() and self.require_backward_grad_sync:
             self._arrived.clear()
             self._is_expecting, self._is_queued = True, False
-            for tensor in _find_tensors(output):
+            for tensor in find_tensors(output):
                 if tensor.grad_fn is not None:  # the end of the outermost pass, if there are some within
                     tensor.register_hook(_queuer(weakref.ref(self)))
         return output
@@ -124,7 +125,7 @@ class _WithSparse:
     def _queue(self) -> None:
         if self._is_expecting and not self._is_queued:
             self._is_queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._exchange)
+            execution_engine.queue_callback(self._exchange)
 
     def _exchange(self) -> None:
         """After a backward pass: the mean of the gradients of all processes.

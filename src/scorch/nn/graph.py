@@ -55,7 +55,7 @@ def nodes_of(
     x: Any, channels: tuple[int, int], adj: Any, size: Any
 ) -> tuple[Tensor, Tensor | None, tuple[int, int]]:
     """Features of sources and of targets, and how many (targets, sources) there are."""
-    sources, targets = x if isinstance(x, tuple | list) else (x, x)
+    sources, targets = x if isinstance(x, (tuple, list)) else (x, x)
     check_nodes("x", sources, channels[0])
     if targets is not None:
         check_nodes("x", targets, channels[1])
@@ -107,7 +107,7 @@ class GCNConv(Module):
         self._first = None
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        if isinstance(x, tuple | list):
+        if isinstance(x, (tuple, list)):
             raise UnsupportedError("GCNConv has one kind of nodes; SAGEConv takes a pair (sources, targets)")
         check_nodes("x", x, self.in_channels)
         if self.cached:
@@ -224,7 +224,7 @@ class GINConv(Module):
             self.eps.fill_(self.initial_eps)
 
     def forward(self, x: Nodes, edge_index: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-        first, second = x if isinstance(x, tuple | list) else (x, x)
+        first, second = x if isinstance(x, (tuple, list)) else (x, x)
         widths = tuple(x.shape[-1] if isinstance(x, Tensor) and x.dim() else 0 for x in (first, second))
         sources, targets, shape = nodes_of((first, second), (widths[0], widths[1]), edge_index, size)
         if isinstance(sources, SparseTensor) or isinstance(targets, SparseTensor):

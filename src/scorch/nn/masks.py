@@ -5,9 +5,9 @@
 (torch.Size([16, 16]), 100)
 
 Each is a ``SparseTensor`` of bools of shape (queries, keys) in csr format that stores the pairs that attend.
-``|`` unites masks and ``&`` intersects them. ``F.scaled_dot_product_attention`` and
-``scorch.nn.MultiheadAttention`` take them as ``attn_mask``; what attention finds out about a mask is kept
-with it, so make it once.
+``|`` unites masks and ``&`` intersects them. ``F.scaled_dot_product_attention`` takes them as ``attn_mask``,
+``scorch.nn.MultiheadAttention`` as ``pairs``; what attention finds out about a mask is kept with it, so make
+it once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def window(n: int, radius: int | tuple[int, int], m: int | None = None) -> Spars
 def causal(n: int, m: int | None = None) -> SparseTensor:
     """Each token sees itself and all before it: half of all pairs, which a mask has to list.
 
-    Attention to all of them needs no mask but ``is_causal=True``, and ``attn_mask=mask, is_causal=True`` is
+    Attention to all of them needs no mask but ``is_causal=True``, and with ``is_causal=True`` any mask is
     ``mask & causal(n)`` without listing it.
     """
     n, m = _sizes(n, m)

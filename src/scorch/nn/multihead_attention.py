@@ -1,13 +1,14 @@
-"""``MultiheadAttention`` that also takes sparse masks, in memory that follows tokens and mask."""
+"""``MultiheadAttention`` over the pairs of a sparse mask, in memory that follows tokens and pairs."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from scorch.errors import DtypeError, ShapeError
+from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from scorch.nn.masks import in_rows, pointers
 from scorch.ops import attention_entries
 from scorch.ops.attention import attend, heads_of
@@ -21,21 +22,22 @@ Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
-    """``torch.nn.MultiheadAttention``, with the same arguments and parameters, that also takes sparse masks.
+    """``torch.nn.MultiheadAttention``, with the same arguments and parameters, and ``pairs`` of tokens.
 
-    .. warning:: **A sparse** ``attn_mask`` **of bools lists the pairs that attend**, as it does for
-       ``F.scaled_dot_product_attention`` and as ``scorch.nn.masks`` makes them. In a *dense* mask of bools
-       ``True`` means, as torch has it here, that a pair does **not** attend. ``key_padding_mask`` is torch's:
-       True keys are ignored.
+    ``pairs`` is a sparse tensor of bools, the pairs that attend: such as ``scorch.nn.masks`` makes and
+    ``F.scaled_dot_product_attention`` takes as its mask. It has shape (L, S), (N * num_heads, L, S), or four
+    dimensions that broadcast to (N, num_heads, L, S). With it, weights are returned only if
+    ``need_weights=True`` is said, as a sparse tensor, without dropout and without a gradient; and a query
+    that sees no key gives zeros, where torch gives NaN.
 
-    A sparse mask has shape (L, S), (N * num_heads, L, S), or four dimensions that broadcast to
-    (N, num_heads, L, S). Weights are returned only if ``need_weights=True`` is said, as a sparse tensor,
-    without dropout and without a gradient. A query that sees no key gives zeros, where torch gives NaN.
+    .. warning:: ``attn_mask`` and ``key_padding_mask`` mean what torch has them mean in this layer, also if
+       they are sparse: **True is masked out**, and numbers are added to the scores. A sparse ``attn_mask``
+       is made dense. Only ``pairs`` saves time and memory.
 
-    >>> mask = scorch.nn.masks.window(64, 4)
+    >>> near = scorch.nn.masks.window(64, 4)
     >>> layer = MultiheadAttention(32, 4, batch_first=True)
     >>> x = torch.randn(2, 64, 32)
-    >>> layer(x, x, x, attn_mask=mask)[0].shape
+    >>> layer(x, x, x, pairs=near)[0].shape
     torch.Size([2, 64, 32])
     """
 
@@ -49,24 +51,23 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         attn_mask: torch.Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        *,
+        pairs: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """torch's own where the mask is dense. ``need_weights``: if not given, True for dense masks only."""
-        mask = attn_mask
-        if isinstance(mask, SparseTensor) and mask.dtype != torch.bool:
-            check_budget(mask.numel() * mask.element_size(), "a mask of numbers", "give a mask of bools")
-            mask = mask.to_dense()
-        if not isinstance(mask, SparseTensor):
+        """torch's own without ``pairs``. ``need_weights``: if not given, True there and False with them."""
+        if pairs is None:
             found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
                 query,
                 key,
                 value,
                 key_padding_mask,
                 need_weights is not False,
-                mask,
+                _dense_mask(attn_mask),
                 average_attn_weights,
                 is_causal,
             )
             return found
+        mask = _checked_pairs(pairs, attn_mask)
         is_batched = query.dim() == 3
         if not is_batched:
             query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
@@ -132,6 +133,36 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         return k, v, wider, None if skipped is None else F.pad(skipped, (0, len(more)))
 
 
+def _dense_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """``attn_mask`` as torch's layer takes it."""
+    if not isinstance(mask, SparseTensor):
+        return mask
+    if mask.dtype == torch.bool and not torch.compiler.is_compiling():
+        warnings.warn(
+            "attn_mask is a sparse tensor of bools: its True elements are masked out, as torch documents for "
+            "MultiheadAttention, and all other pairs attend, on a dense copy. To list the pairs that attend "
+            "(scorch.nn.masks), pass pairs=mask; without this warning attn_mask=mask.to_dense()",
+            stacklevel=5,  # the call of the layer
+        )
+    check_budget(
+        mask.numel() * mask.element_size(), "a dense attn_mask", "list the pairs that attend: pairs="
+    )
+    return mask.to_dense()
+
+
+def _checked_pairs(pairs: torch.Tensor, attn_mask: torch.Tensor | None) -> SparseTensor:
+    if attn_mask is not None:
+        raise ArgumentError("give pairs or attn_mask, not both: leave out of pairs what attn_mask masks out")
+    if not isinstance(pairs, SparseTensor):
+        raise OperandError(
+            f"pairs is a sparse tensor of bools, not a {type(pairs).__name__}; use scorch.from_torch(mask, "
+            "format='csr') or scorch.nn.masks"
+        )
+    if pairs.dtype != torch.bool:
+        raise DtypeError(f"pairs holds bools, not {pairs.dtype}; numbers to add to scores go as attn_mask")
+    return pairs
+
+
 def _turned(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Projected:
     """With the batch first; what was one tensor stays one."""
     turned = query.transpose(0, 1)
@@ -161,7 +192,7 @@ def _for_heads(mask: SparseTensor, batch: tuple[int, int], pairs: tuple[int, int
     fits = len(own) in (0, 2) and all(size in (1, wide) for size, wide in zip(own, batch, strict=False))
     if tuple(mask.shape[-2:]) != pairs or not fits:
         raise ShapeError(
-            f"a sparse attn_mask has shape {pairs}, {(batch[0] * batch[1], *pairs)} or {(*batch, *pairs)}, "
+            f"pairs has shape {pairs}, {(batch[0] * batch[1], *pairs)} or {(*batch, *pairs)}, "
             f"not {tuple(mask.shape)}"
         )
     return mask
@@ -171,7 +202,7 @@ def _skipped(padding: torch.Tensor | None, key: torch.Tensor) -> torch.Tensor | 
     if padding is None:
         return None
     if padding.dtype != torch.bool:
-        raise DtypeError(f"with a sparse attn_mask key_padding_mask holds bools, not {padding.dtype}")
+        raise DtypeError(f"with pairs, key_padding_mask holds bools, not {padding.dtype}")
     if padding.shape != key.shape[:2]:
         wanted = tuple(key.shape[:2])
         raise ShapeError(

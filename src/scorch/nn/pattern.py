@@ -33,7 +33,7 @@ def chosen_density(sparsity: float | None, density: float | None, default: float
             raise ArgumentError("give sparsity, the share that is left out, or density, the share kept")
         return default
     name, given = ("density", density) if sparsity is None else ("sparsity", sparsity)
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given <= 1:
         raise ArgumentError(f"{name} is a number from 0 to 1, not {given!r}")
     return float(given) if sparsity is None else 1 - float(given)
 

@@ -10,6 +10,7 @@ from scorch.errors import ArgumentError, OperandError
 from scorch.nn import timing
 from scorch.nn.embedding import SparseEmbedding
 from scorch.nn.linear import SparseLinear
+from scorch.nn.sparsification import Sparsification, sparsification_of
 from scorch.tensor.budget import is_within_budget
 
 
@@ -37,6 +38,7 @@ class ModelReport:
     layers: tuple[LayerReport, ...]
     batch: int
     threads: int
+    sparsification: Sparsification  # of weights, parameters with two dimensions or more
 
     @property
     def bytes(self) -> int:
@@ -88,6 +90,7 @@ class ModelReport:
             f"times for a batch of {self.batch}, {self.threads} threads; dense: the layer stored densely"
         )
         lines += [f"{layer.name or '(model)'}: {layer.reason}" for layer in self.layers if layer.reason]
+        lines.append(str(self.sparsification))
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -101,8 +104,8 @@ def report(
 
     Times are of the layer alone on ``batch`` inputs, the shortest of several calls, and beside them that of
     the same layer stored densely; without ``measure`` no layer is run. Expected is what reading the weight,
-    or multiplying by it, takes at the speed of this machine. The table is also returned; with ``quiet`` it
-    is not printed.
+    or multiplying by it, takes at the speed of this machine. Below stand the sparsity over all weights, and
+    which layers ``scorch.sparsify`` left dense. The table is also returned; with ``quiet`` it is not printed.
     """
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"report takes a torch.nn.Module, not a {type(model).__name__}")
@@ -118,7 +121,12 @@ def report(
         layer = _layer(name, module, batch, measure)
         if layer is not None:
             found.append(layer)
-    made = ModelReport(tuple(found), batch, torch.get_num_threads())
+    asked = getattr(model, "sparsification", None)
+    names = {name for name, _ in model.named_modules()}
+    left = () if asked is None else asked.skipped
+    skipped = {layer.name: layer.reason for layer in left if layer.name in names}
+    now = sparsification_of(model, None if asked is None else asked.asked, skipped)
+    made = ModelReport(tuple(found), batch, torch.get_num_threads(), now)
     if not quiet:
         print(made)
     return made
@@ -127,7 +135,7 @@ def report(
 def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> LayerReport | None:
     decision = getattr(module, "sparsified", None)
     reason = "" if decision is None else f"{'sparse' if decision.is_sparse else 'dense'}: {decision.reason}"
-    if isinstance(module, SparseLinear | SparseEmbedding):
+    if isinstance(module, (SparseLinear, SparseEmbedding)):
         table = module.table if isinstance(module, SparseEmbedding) else module
         shape: tuple[int, ...] = (table.out_features, table.in_features)
         element, nonzero = table.values.element_size(), table.nnz
@@ -166,7 +174,7 @@ def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> Lay
 
 def _times(module: torch.nn.Module, batch: int, dense_bytes: int) -> dict[str, float]:
     calls = {"own": timing.call_of(module, batch)}
-    if isinstance(module, SparseLinear | SparseEmbedding):
+    if isinstance(module, (SparseLinear, SparseEmbedding)):
         if is_within_budget(dense_bytes):
             calls["dense"] = timing.call_of(_dense(module), batch)
         return timing.fastest(calls)

@@ -8,7 +8,8 @@ import torch
 
 from scorch.errors import FileError
 from scorch.formats import Format
-from scorch.tensor.coordinates import coordinates
+from scorch.tensor.arrays import checked_pattern
+from scorch.tensor.check import own
 from scorch.tensor.storage import Pattern
 
 
@@ -19,9 +20,9 @@ def pattern_to(pattern: Pattern) -> dict[str, torch.Tensor]:
     found = {"format": torch.tensor(numbers, device="cpu")}
     for level, (pos, crd) in enumerate(zip(pattern.pos, pattern.crd, strict=True)):
         if pos is not None:
-            found[f"pos{level}"] = pos
+            found[f"pos{level}"] = own(pos)
         if crd is not None:
-            found[f"crd{level}"] = crd
+            found[f"crd{level}"] = own(crd)
     return found
 
 
@@ -30,25 +31,9 @@ def pattern_from(arrays: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> 
     if "format" not in arrays:
         raise FileError("its format is missing")
     form = _format(arrays["format"].tolist())
-    if form.dims != len(shape):
-        raise FileError(f"format {form} has {form.dims} dimensions, not {len(shape)}")
-    pos: list[torch.Tensor | None] = []
-    crd: list[torch.Tensor | None] = []
-    counts: list[int] = []
-    above = 1
-    for level, kind in enumerate(form.levels):
-        size = form.level_size(level, shape)
-        own_pos, own_crd = _array(arrays, f"pos{level}"), _array(arrays, f"crd{level}")
-        if kind.is_full:
-            above *= size
-        else:
-            above = _checked(level, own_pos, own_crd, above, size, form.starts_run(level))
-        pos.append(None if kind.is_full or not form.starts_run(level) else own_pos)
-        crd.append(None if kind.is_full else own_crd)
-        counts.append(above)
-    found = Pattern(form, shape, tuple(pos), tuple(crd), tuple(counts))
-    _check_order(found)
-    return found
+    levels = range(len(form))
+    pos, crd = ([_array(arrays, f"{name}{level}") for level in levels] for name in ("pos", "crd"))
+    return checked_pattern(form, shape, pos, crd)
 
 
 def _format(numbers: list[int]) -> Format:
@@ -67,37 +52,4 @@ def _array(arrays: Mapping[str, torch.Tensor], name: str) -> torch.Tensor | None
         return None
     if found.dim() != 1 or found.dtype not in (torch.int32, torch.int64):
         raise FileError(f"{name} is no list of integers")
-    return found.detach().to("cpu").clone()
-
-
-def _checked(
-    level: int, pos: torch.Tensor | None, crd: torch.Tensor | None, above: int, size: int, starts: bool
-) -> int:
-    """The number of positions of a level whose arrays are consistent."""
-    if crd is None or (starts and pos is None):
-        raise FileError(f"the arrays of level {level} are missing")
-    if starts:
-        assert pos is not None
-        rises = pos.numel() == above + 1 and int(pos[0]) == 0 and bool((pos.diff() >= 0).all())
-        if not rises or int(pos[-1]) != crd.numel():
-            raise FileError(f"pos{level} does not divide the {crd.numel()} coordinates of crd{level}")
-    elif crd.numel() != above:
-        raise FileError(f"crd{level} has {crd.numel()} coordinates for {above} entries")
-    if crd.numel() and (int(crd.min()) < 0 or int(crd.max()) >= size):
-        raise FileError(f"crd{level} has coordinates outside of 0..{size - 1}")
-    return crd.numel()
-
-
-def _check_order(pattern: Pattern) -> None:
-    """Refuse entries that are not in order or come twice."""
-    found = coordinates(pattern)
-    form = pattern.format
-    key = torch.zeros((), dtype=torch.int64, device="cpu")
-    for dim in dict.fromkeys(form.order):
-        block = form.block(dim) or 1
-        key = key * (-(-pattern.shape[dim] // block)) + found[dim] // block
-    if form.is_blocked:
-        for dim, block in form.blocks:
-            key = key * block + found[dim] % block
-    if key.dim() and bool((key.diff() <= 0).any()):
-        raise FileError("its entries are not in order, or come twice")
+    return found.detach().to("cpu")

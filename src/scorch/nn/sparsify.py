@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from scorch.nn import prune, timing
 from scorch.nn.embedding import SparseEmbedding
 from scorch.nn.linear import SparseLinear
 from scorch.nn.pattern import masked_pattern, weight_format
+from scorch.nn.sparsification import BY_REQUEST, has_weights, reason_for, sparsification_of
 from scorch.tensor.learning import values_at
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
@@ -61,6 +63,10 @@ def sparsify(
     wherever that is smaller. ``scorch.report`` shows what was decided. ``skip`` has names or classes of
     modules to leave alone; the model itself is left alone unless ``inplace``.
 
+    Attention, convolutions, recurrent and other layers stay dense. ``sparsification`` of the result lists
+    them with the reasons, and has the sparsity reached over all weights of the model; where they hold it
+    below the one asked for, there is a warning.
+
     >>> import torch, scorch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
     >>> scorch.sparsify(model, sparsity=0.9, prefer="size")[0]
@@ -72,7 +78,7 @@ def sparsify(
     forms = _formats(format, blocks)
     if not inplace:
         model = copy.deepcopy(model, _not_leaves(model))
-    chosen = _layers(model, tuple(skip))
+    chosen, skipped = _layers(model, tuple(skip))
     masks = _masks([layer for _, layer in chosen], sparsity, blocks, nm, method, distribution)
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     tied: dict[int, tuple[torch.nn.Module, torch.Tensor]] = {}
@@ -82,7 +88,13 @@ def sparsify(
         for name, child in module._modules.items():
             if child in replaced:
                 module._modules[name] = replaced[child]
-    return replaced.get(model, model)
+    model = replaced.get(model, model)
+    reached = sparsification_of(model, sparsity if nm is None else 1 - nm[0] / nm[1], skipped)
+    model.sparsification = reached  # type: ignore[assignment]
+    told = reached.warning()
+    if told is not None:
+        warnings.warn(told, stacklevel=2)
+    return model
 
 
 def _check(
@@ -97,7 +109,7 @@ def _check(
 ) -> None:
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"sparsify takes a torch.nn.Module, not a {type(model).__name__}")
-    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 <= sparsity <= 1:
+    if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity <= 1:
         raise ArgumentError(f"sparsity is the share of weights that go, from 0 to 1, not {sparsity!r}")
     if nm is not None and (blocks is not None or method != "magnitude" or distribution != "uniform"):
         raise ArgumentError("nm keeps the largest of each group; it goes with no blocks and no other choice")
@@ -132,25 +144,29 @@ def _not_leaves(model: torch.nn.Module) -> dict[int, Any]:
     }
 
 
-def _layers(model: torch.nn.Module, skip: tuple[str | type, ...]) -> list[tuple[str, Layer]]:
+def _layers(
+    model: torch.nn.Module, skip: tuple[str | type, ...]
+) -> tuple[list[tuple[str, Layer]], dict[str, str]]:
+    """The layers to prune, and the names of all others that have weights, with the reasons."""
     names = {name for name, _ in model.named_modules()}
     for one in skip:
         if isinstance(one, str) and one not in names:
             raise ArgumentError(f"the model has no module {one!r} to skip")
     found: list[tuple[str, Layer]] = []
+    left: dict[str, str] = {}
     for name, module in model.named_modules():
-        if type(module) not in timing.PLAIN or parametrize.is_parametrized(module):
-            continue
-        if getattr(module, "sparse_grad", False):  # it learns from sparse inputs
-            continue
-        is_skipped = any(
+        is_named = any(
             isinstance(module, one) if isinstance(one, type) else name == one or name.startswith(f"{one}.")
             for one in skip
         )
-        if not is_skipped:
-            assert isinstance(module, torch.nn.Linear | torch.nn.Embedding)
-            found.append((name, module))
-    return found
+        is_plain = type(module) in timing.PLAIN and not parametrize.is_parametrized(module)
+        if is_named or not is_plain or getattr(module, "sparse_grad", False):  # it learns from sparse inputs
+            if has_weights(module) and not isinstance(module, SparseLinear):
+                left[name] = BY_REQUEST if is_named else reason_for(module)
+            continue
+        assert isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
+        found.append((name, module))
+    return found, left
 
 
 def _masks(
@@ -259,7 +275,7 @@ def _with_values_of(
     first: torch.nn.Module, dense: Layer, contestants: Mapping[str, torch.nn.Module]
 ) -> torch.nn.Module:
     """A layer whose weight is that of ``first``, as it was before."""
-    if isinstance(first, torch.nn.Linear | torch.nn.Embedding):
+    if isinstance(first, (torch.nn.Linear, torch.nn.Embedding)):
         dense.weight = first.weight
         return dense
     source = first.table if isinstance(first, SparseEmbedding) else first

@@ -36,9 +36,9 @@ def fastest(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 def sample_input(layer: torch.nn.Module, batch: int) -> torch.Tensor:
     """Something that a linear layer or an embedding takes."""
-    if isinstance(layer, torch.nn.Embedding | SparseEmbedding):
+    if isinstance(layer, (torch.nn.Embedding, SparseEmbedding)):
         return torch.arange(batch) * 7919 % max(layer.num_embeddings, 1)
-    assert isinstance(layer, torch.nn.Linear | SparseLinear)
+    assert isinstance(layer, (torch.nn.Linear, SparseLinear))
     dtype = layer.values.dtype if isinstance(layer, SparseLinear) else layer.weight.dtype
     return torch.ones(batch, layer.in_features, dtype=dtype)
 

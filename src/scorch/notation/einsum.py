@@ -69,14 +69,8 @@ def parse_einsum(equation: str, shapes: Sequence[Shape]) -> Einsum:
     """
     if not isinstance(equation, str):
         raise NotationError(f"an einsum equation is a string such as 'ij,jk->ik', not {equation!r}")
-    parsed = _read(equation)
     shapes = [tuple(shape) for shape in shapes]
-    _check_ranks(equation, parsed, shapes)
-    batch = _batch_indices(parsed, shapes)
-    indices = [_expand(term, len(shape), batch) for term, shape in zip(parsed.terms, shapes, strict=True)]
-    sizes = _sizes(parsed, indices, shapes)
-    output = _output_indices(parsed, batch)
-
+    indices, output, sizes = read_indices(equation, shapes)
     names = _tensor_names(frozenset(sizes))
     target = Access(next(names), output)
     operands = []
@@ -91,6 +85,17 @@ def parse_einsum(equation: str, shapes: Sequence[Shape]) -> Einsum:
     if reduced:
         value = Reduce("sum", reduced, value)
     return Einsum(Assign(target, value), tuple(operands), sizes)
+
+
+def read_indices(
+    equation: str, shapes: Sequence[Shape]
+) -> tuple[list[tuple[str, ...]], tuple[str, ...], dict[str, int]]:
+    """The indices of every operand and of the result, and their sizes."""
+    parsed = _read(equation)
+    _check_ranks(equation, parsed, shapes)
+    batch = _batch_indices(parsed, shapes)
+    indices = [_expand(term, len(shape), batch) for term, shape in zip(parsed.terms, shapes, strict=True)]
+    return indices, _output_indices(parsed, batch), _sizes(parsed, indices, shapes)
 
 
 def sublists_to_equation(args: Sequence[object]) -> tuple[str, tuple[object, ...]]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
@@ -35,6 +35,9 @@ CONSTANTS: Mapping[str, int | float | bool] = {"inf": math.inf, "nan": math.nan,
 FUNCTIONS = tuple(name for name, row in OPERATORS.items() if row.symbol is None)
 RESERVED = frozenset((*CONSTANTS, *FUNCTIONS, *REDUCTIONS))
 BINARY = {row.symbol: row.name for row in OPERATORS.values() if row.symbol and row.arity == 2}
+LONG_CHAIN, GROUP = 32, 8  # a chain of more links becomes a tree of groups of so many
+MOST_NESTED = 100  # levels of a tree
+MOST_TERMS = 1024  # tensors named in an expression
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 _INSTEAD = {
@@ -81,7 +84,10 @@ def _parse(text: str) -> Statement:
     try:
         return _Parser(text).statement()
     except RecursionError:
-        raise NotationError("the expression has too many terms or parentheses; split it in parts") from None
+        raise NotationError(
+            f"the expression nests more than {MOST_NESTED} parentheses, calls or signs; "
+            "compute parts of it first"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,7 @@ class _Parser:
         if self.token.kind == "end":
             self.fail("there is nothing on the right side; write what to compute")
         value = self.comparison()
+        check_size(value)
         if self.token.text == "=":
             self.fail("a statement has one '='; write '==' to compare")
         if self.token.kind != "end":
@@ -189,16 +196,17 @@ class _Parser:
         return left
 
     def sum(self) -> Expr:
-        left = self.product()
-        while sign := self.take("+", "-"):
-            left = Op(BINARY[sign.text], (left, self.product()))
-        return left
+        return self.chain(self.product, "+", "-")
 
     def product(self) -> Expr:
-        left = self.unary()
-        while sign := self.take("*", "/"):
-            left = Op(BINARY[sign.text], (left, self.unary()))
-        return left
+        return self.chain(self.unary, "*", "/")
+
+    def chain(self, part: Callable[[], Expr], *signs: str) -> Expr:
+        """Parts joined by operators that are read from the left; a long chain becomes a tree of groups."""
+        links: list[tuple[str, Expr]] = [("", part())]
+        while sign := self.take(*signs):
+            links.append((BINARY[sign.text], part()))
+        return grouped(links)
 
     def unary(self) -> Expr:
         if self.take("+"):
@@ -322,6 +330,68 @@ class _Parser:
         close = difflib.get_close_matches(name.text.lower(), known, n=1)
         guess = f"did you mean {close[0]!r}?" if close else f"a tensor takes brackets: {name.text}[i,j]."
         self.fail(f"there is no function {name.text!r}; {guess} Known are: {', '.join(known)}", name)
+
+
+def grouped(links: Sequence[tuple[str, Expr]]) -> Expr:
+    """``a + b - c ...`` as a tree; each part comes with the operator before it, the first one with none.
+
+    It is read from the left. A long chain becomes a chain of groups, so that no tree is deep:
+
+    a + b - c ... - x - y + z ...   ->   (a + b - c ...) - (x + y - z ...) ...
+
+    Quotients are left as they are.
+    """
+    while len(links) > LONG_CHAIN:
+        groups: list[list[tuple[str, Expr]]] = []
+        for name, part in links:
+            inside = _INSIDE.get((groups[-1][0][0], name)) if groups else None
+            if inside is not None and len(groups[-1]) < GROUP:
+                groups[-1].append((inside, part))
+            else:
+                groups.append([(name, part)])
+        if len(groups) == len(links):
+            break
+        links = [(group[0][0], _from_left(group)) for group in groups]
+    return _from_left(links)
+
+
+# What stands before a part inside of a group, by what stands before the group and stood before the part.
+_INSIDE = {
+    ("", "add"): "add",
+    ("", "sub"): "sub",
+    ("add", "add"): "add",
+    ("add", "sub"): "sub",
+    ("sub", "add"): "sub",
+    ("sub", "sub"): "add",
+    ("", "mul"): "mul",
+    ("mul", "mul"): "mul",
+}
+
+
+def _from_left(links: Sequence[tuple[str, Expr]]) -> Expr:
+    found = links[0][1]
+    for name, part in links[1:]:
+        found = Op(name, (found, part))
+    return found
+
+
+def check_size(value: Expr) -> None:
+    """Refuse what is too large to plan: passes walk trees by recursion, and every statement takes time."""
+    level, depth, count = [value], 0, 0
+    while level:
+        depth += 1
+        count += sum(isinstance(node, Access) for node in level)
+        level = [part for node in level for part in children(node)]
+    if depth > MOST_NESTED:
+        raise NotationError(
+            f"the expression nests {depth} operators in each other, and at most {MOST_NESTED} are planned; "
+            "compute parts of it first"
+        )
+    if count > MOST_TERMS:
+        raise NotationError(
+            f"the expression names {count:,} tensors, and at most {MOST_TERMS:,} are planned; "
+            "compute parts of it first"
+        )
 
 
 def sum_implicitly(expr: Expr, indices: tuple[str, ...]) -> Expr:

@@ -1,5 +1,6 @@
 """Torch functions as index expressions."""
 
+from scorch._src.tensor import in_place  # noqa: F401
 from scorch.ops import (  # noqa: F401 - they fill the tables of functions and operators
     attention,
     capture,

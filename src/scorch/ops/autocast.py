@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import is_any_autocast_enabled
+
 
 def is_autocast() -> bool:
     """Whether products on the cpu are cast; asking whether any are at all is several times faster."""
-    return torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled("cpu")
+    return is_any_autocast_enabled() and torch.is_autocast_enabled("cpu")
 
 
 def cast(*tensors: Any) -> tuple[Any, ...]:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C._functorch import is_legacy_batchedtensor
 
+from scorch._src.torch_internals import is_legacy_batchedtensor
 from scorch.ops.pieces import Call, Piece, Result, Run, forward_of
 from scorch.ops.statement_batches import batched, gradients_of_batch
 from scorch.ops.statement_gradients import change_of, gradient_of

@@ -10,16 +10,14 @@ down (``tensor.run``).
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from torch._C import _len_torch_dispatch_stack
-from torch._C._functorch import peek_interpreter_stack
 from torch.nn import Parameter
 
+from scorch._src.bounded import BoundedCache
+from scorch._src.torch_internals import len_torch_dispatch_stack, peek_interpreter_stack
 from scorch.compiler.typing import type_of_dtype
 from scorch.formats import Format
 from scorch.runtime.fill import tensor_facts
@@ -39,9 +37,8 @@ Run = Callable[[Operands], Result | None]
 Checked = Callable[[Operands], Result | None]
 Call = Callable[..., Any]  # takes what is wanted, and the arrays of the operands
 
-_recent: OrderedDict[Hashable, Checked] = OrderedDict()
-_known: OrderedDict[Hashable, tuple[Run, Checked | None]] = OrderedDict()
-_lock = threading.Lock()  # for whoever adds a call; looking one up needs none
+_recent: BoundedCache[Hashable, Checked] = BoundedCache(MOST_CALLS)
+_known: BoundedCache[Hashable, tuple[Run, Checked | None]] = BoundedCache(MOST_CALLS)
 
 
 def repeat_call(head: tuple[Any, ...], operands: Operands) -> Result | None:
@@ -58,11 +55,11 @@ def repeat_call(head: tuple[Any, ...], operands: Operands) -> Result | None:
     except TypeError:  # a format that is none: the long way will say so
         return None
     is_usual = in_force is DEFAULT or _is_usual(in_force)
-    if recent is not None and is_usual and not LISTENERS and not _len_torch_dispatch_stack():
+    if recent is not None and is_usual and not LISTENERS and not len_torch_dispatch_stack():
         found = recent(operands)
         if found is not None:
             return found
-    if peek_interpreter_stack() is not None or _len_torch_dispatch_stack():
+    if peek_interpreter_stack() is not None or len_torch_dispatch_stack():
         return None
     key = _full_key(quick, operands)
     is_known = key is not None and not in_force.debug and in_force.without == DEFAULT.without
@@ -97,13 +94,9 @@ def keep_call(
     is_kernel = is_kernel and all(map(has_no_gaps, dense))
     if isinstance(prepared, Prepared) and is_kernel and prepared.is_direct and is_float:
         checked = _run_checked(prepared, places, operands)
-    with _lock:
-        for calls in (_known, _recent):
-            while len(calls) >= MOST_CALLS:
-                calls.popitem(last=False)
-        _known[key] = _run(prepared, places, all(value.is_contiguous() for value in dense)), checked
-        if checked is not None:
-            _recent[quick] = checked
+    _known[key] = _run(prepared, places, all(value.is_contiguous() for value in dense)), checked
+    if checked is not None:
+        _recent[quick] = checked
 
 
 def keep_as(other: tuple[Any, ...], head: tuple[Any, ...], operands: Operands) -> None:
@@ -115,10 +108,9 @@ def keep_as(other: tuple[Any, ...], head: tuple[Any, ...], operands: Operands) -
     key = _full_key(alias, operands)
     if known is None or key is None:
         return
-    with _lock:
-        _known[key] = known
-        if known[1] is not None:
-            _recent[alias] = known[1]
+    _known[key] = known
+    if known[1] is not None:
+        _recent[alias] = known[1]
 
 
 def _quick_key(head: tuple[Any, ...], operands: Operands) -> Hashable | None:

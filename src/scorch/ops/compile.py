@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C._functorch import peek_interpreter_stack
-from torch.utils._pytree import tree_leaves
 
+from scorch._src.torch_internals import peek_interpreter_stack, tree_leaves
 from scorch.ops.dense_parts import DenseParts
 from scorch.ops.fused import GroupPlan
 from scorch.ops.later import LATER, computed

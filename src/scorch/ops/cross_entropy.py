@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.tensor.check_call import check_call
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import IndexRangeError, ShapeError
 from scorch.ops.matmul import mv
 from scorch.ops.reduce import logsumexp
@@ -56,7 +57,7 @@ def cross_entropy(
     """The cross entropy of rows of scores and classes, or probabilities of classes."""
     is_matrix = isinstance(input, SparseTensor) and input.dim() == 2 and input.is_floating_point()
     if not is_matrix or size_average is not None or reduce is not None or reduction not in _REDUCTIONS:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return F.cross_entropy(
                 input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
             )

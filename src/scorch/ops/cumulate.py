@@ -1,7 +1,12 @@
-"""Sums and products of all elements up to each: zero until the first entry, so they are sparse too."""
+"""Sums and products of all elements up to each: zero until the first entry, so they are sparse too.
+
+Each line is scanned by itself and in its order, as torch does: one sum over all of them, or products of
+neighbours first, would lose what is small beside large numbers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,8 +24,7 @@ aten = torch.ops.aten
 def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """Each entry's sum stands from its place to the one before the next entry."""
     like = aten.cumsum(torch.zeros((2,) * self.dim(), dtype=self.dtype), dim, dtype=dtype)
-    values = self.storage.values
-    if not self.numel() or not bool(values.isfinite().all()):
+    if not self.numel():
         return densely(aten.cumsum.default, (self, dim), {"dtype": dtype})
     shape, dim = tuple(self.shape), dim % self.dim()
     entries = entries_of(self)
@@ -30,14 +34,9 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
     group = keys_of(crd, rest).expand(along.shape)
     order = torch.argsort(group, stable=True)
     group, along = group[order], along[order]
-    wide = torch.float64 if like.dtype.is_floating_point else like.dtype  # one sum over all lines
-    stored = entries.values[order].to(wide)
-    total = torch.cumsum(stored, 0)
+    total = scanned(torch.cumsum, entries.values[order].to(like.dtype), _lengths(group))
     is_first = torch.ones_like(group, dtype=torch.bool)
     is_first[1:] = group[1:] != group[:-1]
-    before = torch.where(is_first, total - stored, 0)
-    start = torch.cummax(torch.where(is_first, torch.arange(group.numel()), 0), 0).values
-    total = total - before[start]
     until = torch.full_like(along, shape[dim])
     until[:-1] = torch.where(is_first[1:], shape[dim], along[1:])
     length = until - along
@@ -50,7 +49,7 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
     offset = torch.arange(place.numel()) - torch.repeat_interleave(torch.cumsum(length, 0) - length, length)
     columns = [column[order][place] for column in crd]
     columns.insert(dim, along[place] + offset)
-    made = Entries(keys_of(columns, shape), total[place].to(like.dtype), shape)
+    made = Entries(keys_of(columns, shape), total[place], shape)
     return from_entries(made, format_for(self, shape), in_order=False)
 
 
@@ -70,11 +69,35 @@ def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -
     group, along = group[order], along[order]
     first = torch.searchsorted(group, group)
     kept = along == torch.arange(group.numel()) - first  # stored without a gap from the first place on
-    keys, values, line = entries.keys[order][kept], entries.values[order][kept].to(like.dtype), along[kept]
-    step = 1
-    while step <= (int(line.max()) if line.numel() else 0):  # products of 2, 4, 8 ... neighbours in a line
-        at = torch.nonzero(line >= step, as_tuple=True)[0]
-        values[at] = values[at] * values[at - step]
-        step *= 2
-    made = Entries(keys, values, shape)
+    values = scanned(torch.cumprod, entries.values[order][kept].to(like.dtype), _lengths(group[kept]))
+    if not bool(values.isfinite().all()):  # times zero, at the first gap, it is not a number
+        return densely(aten.cumprod.default, (self, dim), {"dtype": dtype})
+    made = Entries(entries.keys[order][kept], values, shape)
     return from_entries(made, format_for(self, shape), in_order=False)
+
+
+def _lengths(group: torch.Tensor) -> torch.Tensor:
+    """How many neighbours are the same, for each run of them."""
+    found: torch.Tensor = torch.unique_consecutive(group, return_counts=True)[1]
+    return found
+
+
+def scanned(scan: Callable[..., torch.Tensor], values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """``scan`` (``torch.cumsum``, ``torch.cumprod``) of each line of values, which follow one another.
+
+    Lines of about the same length are the rows of one matrix, filled up behind.
+    """
+    first = torch.cumsum(lengths, 0) - lengths
+    widths: torch.Tensor = 2 ** torch.ceil(torch.log2(lengths.clamp(min=1).double())).long()
+    places, parts = [], []
+    for width in torch.unique(widths).tolist():
+        lines = widths == width
+        number = torch.arange(width)
+        is_filled = number < lengths[lines].unsqueeze(1)
+        place = first[lines].unsqueeze(1) + torch.where(is_filled, number, 0)
+        parts.append(scan(values[place], 1, dtype=values.dtype)[is_filled])
+        places.append(place[is_filled])
+    if not parts:
+        return values
+    found: torch.Tensor = torch.empty_like(values).index_put((torch.cat(places),), torch.cat(parts))
+    return found

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from scorch._src.torch_internals import tree_leaves
 from scorch.ops.later import computed
 from scorch.ops.recording import Paused, recorder
 from scorch.tensor.sparse_tensor import SparseTensor

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.ops import cumulate, reduce
 from scorch.ops.generic import densely
 from scorch.tensor.dispatch import implements
@@ -66,7 +67,7 @@ def _directly(name: str, handler: Handler, least: int = 0, **parameters: Fits) -
         is_plain = least <= len(given) == len(args) + len(kwargs) and type(input) is SparseTensor
         if is_plain and all(key in parameters and parameters[key](value) for key, value in given.items()):
             return handler(input, **given)
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return function(input, *args, **kwargs)
 
     implements(function, getattr(torch.Tensor, name))(call)
@@ -95,6 +96,6 @@ def norm(
     is_plain = type(input) is SparseTensor and dtype is None and out is None and type(keepdim) is bool
     if is_plain and _is_dim_or_none(dim) and (p in ("fro", None) or type(p) in (int, float)):
         return reduce.vector_norm(input, 2 if p in ("fro", None) else p, dim, keepdim)
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         named = {"dtype": dtype, **({} if out is None else {"out": out})}
         return torch.norm(input, p, dim, keepdim, **named)

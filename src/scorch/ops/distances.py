@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass, legacy_reduction
 from scorch.tensor.dispatch import implements
 from scorch.tensor.entries import entries_of
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -26,7 +27,7 @@ def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepd
     """``norm(x1 - x2 + eps)`` of the last dimension; ``eps`` alone counts where nothing is stored."""
     difference = torch.sub(x1, x2)
     if not isinstance(difference, SparseTensor) or p <= 0 or not difference.dim():
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return F.pairwise_distance(x1, x2, p, eps, keepdim)
     entries = entries_of(difference)
     *outer, size = entries.shape
@@ -57,7 +58,7 @@ def triplet_margin_loss(
 ) -> Any:
     """``relu(distance to positive - distance to negative + margin)``."""
     if size_average is not None or reduce is not None:
-        reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
+        reduction = legacy_reduction(size_average, reduce)
     return F.triplet_margin_with_distance_loss(
         anchor,
         positive,

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from scorch._src.statements.contraction import MOST_OPERANDS, Contraction, contractions
 from scorch.compiler.steps import split
+from scorch.compiler.typing import dtype_of_type, type_of_dtype, widened
 from scorch.formats import Format, as_format
-from scorch.notation.einsum import Einsum, parse_einsum, sublists_to_equation
+from scorch.notation.einsum import Einsum, parse_einsum, read_indices, sublists_to_equation
 from scorch.notation.show import show
 from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.autograd import learned
 from scorch.ops.calls import keep_call, repeat_call
-from scorch.ops.operands import as_learned, as_operand, shape_of, squeezed
+from scorch.ops.operands import as_learned, as_operand, converted, shape_of, squeezed
 from scorch.ops.pieces import run_text
 from scorch.ops.recording import recorder
 from scorch.ops.statement import run_statement
@@ -40,6 +42,10 @@ def einsum(
     >>> scorch.einsum("ij,jk->ik", A, A)
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
     """
+    if len(args) > MOST_OPERANDS or (len(args) == 2 and type(args[1]) in (list, tuple)):
+        equation, operands = _arguments(args)
+        if len(operands) > MOST_OPERANDS:
+            return _in_parts(equation, operands, format, sparse_grad)
     if is_dynamo_compiling():
         equation, operands = _arguments(args)
         spoken = equation, list(operands), spelled(format), sparse_grad
@@ -61,14 +67,41 @@ def einsum(
         return torch.einsum(equation, *operands)
     tensors = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
     parsed = parse_einsum(equation, [shape_of(tensor) for tensor in tensors])
+    dtype = _common_dtype(parsed, operands)
+    if dtype is not None:
+        tensors = [converted(tensor, dtype) for tensor in tensors]
     result = run_einsum(parsed, tensors, format)
-    if head is not None and not any(operand.squeeze for operand in parsed.operands):
+    if head is not None and dtype is None and not any(operand.squeeze for operand in parsed.operands):
         requested = None if format is None else as_format(format, len(parsed.statement.target.indices))
         names = [operand.access.tensor for operand in parsed.operands]
         given = dict(zip(names, tensors, strict=True))
         prepared = single_kernel(split(parsed.statement), given, parsed.sizes, requested)
         keep_call(head, operands, prepared, names)
     return wrap(result)
+
+
+def _in_parts(
+    equation: str, operands: Sequence[Any], format: str | Format | None, sparse_grad: bool
+) -> SparseTensor | torch.Tensor:
+    """As ``einsum`` of many operands: a few at a time, all in the dtype of the result."""
+    if format is None and all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands):
+        return torch.einsum(equation, *operands)
+    for number, operand in enumerate(operands):
+        as_operand(f"operand {number}", operand)
+    dtype = functools.reduce(torch.promote_types, [operand.dtype for operand in operands])
+    given = [operand if operand.dtype == dtype else operand.to(dtype) for operand in operands]
+    *parts, last = planned_contractions(equation, tuple(tuple(operand.shape) for operand in operands))
+    for part in parts:
+        given.append(einsum(part.equation, *(given[n] for n in part.takes), sparse_grad=sparse_grad))
+        for number in part.takes:
+            given[number] = None  # which nothing else takes
+    return einsum(last.equation, *(given[n] for n in last.takes), format=format, sparse_grad=sparse_grad)
+
+
+@functools.lru_cache(maxsize=256)
+def planned_contractions(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Contraction, ...]:
+    """The einsums of a few operands each that one of many is computed as."""
+    return tuple(contractions(*read_indices(equation, shapes)))
 
 
 def _learned(
@@ -81,6 +114,9 @@ def _learned(
         return torch.einsum(equation, *operands)
     operands = tuple(as_learned(f"operand {n}", operand) for n, operand in enumerate(operands))
     parsed, text, names = _parsed(equation, tuple(tuple(operand.shape) for operand in operands))
+    dtype = _common_dtype(parsed, operands)
+    if dtype is not None:
+        operands = tuple(operand.to(dtype) for operand in operands)
     if not any(operand.squeeze for operand in parsed.operands):
         return learned(
             text, names, operands, format, lambda *given: einsum(equation, *given, format=format), sparse_grad
@@ -90,6 +126,17 @@ def _learned(
         for value, operand in zip(operands, parsed.operands, strict=True)
     ]
     return learned(text, names, narrow, format, run_text(text, names, format), sparse_grad)
+
+
+def _common_dtype(parsed: Einsum, operands: Sequence[Any]) -> torch.dtype | None:
+    """What operands of several dtypes are converted to; None where the kernel does it, or there is one."""
+    dtypes = [operand.dtype for operand in operands if isinstance(operand, torch.Tensor)]
+    if len(dtypes) < len(operands) or len(set(dtypes)) < 2:  # a number has no dtype of its own
+        return None
+    names = (operand.access.tensor for operand in parsed.operands)
+    types = dict(zip(names, map(type_of_dtype, dtypes), strict=True))
+    found = widened(parsed.statement.value, types, all_tensors=True)
+    return dtype_of_type(next(iter(found.values()))) if found else None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -122,7 +169,7 @@ def _arguments(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
     """The equation and operands, also from the form with lists of subscripts."""
     if args and isinstance(args[0], str):
         operands = args[1:]
-        if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
             operands = tuple(operands[0])  # torch takes them as one list too
         return args[0], operands
     return sublists_to_equation(args)

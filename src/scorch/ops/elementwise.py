@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
 
+from scorch._src.torch_internals import is_functorch_wrapped_tensor
 from scorch.tensor.broadcast import common_keys, expanded, values_at
 from scorch.tensor.budget import check_budget
+from scorch.tensor.check import refuse_freed
 from scorch.tensor.dispatch import implements
 from scorch.tensor.entries import (
     Entries,
@@ -33,6 +34,7 @@ from scorch.tensor.entries import (
     united,
 )
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
+from scorch.tensor.tracking import are_patterns_fixed
 
 aten = torch.ops.aten
 
@@ -146,6 +148,21 @@ class _Call:
         zeros = {p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype) for p, t in self.sparse.items()}
         return self.apply(zeros)
 
+    def is_sparse(self, fill: torch.Tensor) -> bool:
+        """Whether nothing has to be stored where ``fill`` is, the background.
+
+        Where torch differentiates, it must be zero whatever the numbers of dense operands are: those that are zero
+        by chance have gradients too.
+        """
+        if not _is_zero(fill):
+            return False
+        given = {**{p: t for p, t in self.tensors.items() if p not in self.sparse}, **self.dense}
+        others = {place: tensor * 1.25 + 0.75 for place, tensor in given.items() if tensor.is_floating_point()}
+        if not others or not are_patterns_fixed():
+            return True
+        zeros = {p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype) for p, t in self.sparse.items()}
+        return _is_zero(self.apply({**others, **zeros}))
+
     def empty(self) -> torch.Tensor:
         """A result without elements; the function says its dtype, and must not meet a zero to divide by."""
         shells = {p: torch.zeros((), dtype=t.dtype).expand(t.shape) for p, t in self.sparse.items()}
@@ -157,7 +174,7 @@ class _Call:
     def unary(self) -> torch.Tensor:
         values = self.apply({place: tensor.storage.values for place, tensor in self.sparse.items()})
         fill = self.background()
-        if _is_zero(fill):
+        if self.is_sparse(fill):
             return with_values(self.first, values)
         entries = entries_of(self.first)
         at = self.apply({place: entries_of(tensor).values for place, tensor in self.sparse.items()})
@@ -179,7 +196,7 @@ class _Call:
         if keys.numel() == math.prod(shape):  # and a division may have no zero to divide by
             return self.on(keys, wide, shape, next(iter(wide)))
         fill = self.background()
-        if _is_zero(fill):
+        if self.is_sparse(fill):
             return self.on(keys, wide, shape, next(iter(wide)))
         return self.filled(
             fill.expand(shape) if fill.dim() <= len(shape) else fill, self.at(keys, wide, shape)
@@ -189,8 +206,7 @@ class _Call:
         packet = self.func.overloadpacket
         if packet in DIVISIONS:
             divisor = self.dense.get(1, self.args[1])
-            is_safe = not isinstance(divisor, SparseTensor) and bool(torch.as_tensor(divisor).all())
-            return (0,) if is_safe else ()
+            return (0,) if not isinstance(divisor, SparseTensor) and divides_zero(divisor) else ()
         zeroing = ANNIHILATORS.get(packet, ())
         stored = (tensor.storage.values for tensor in self.sparse.values())
         if zeroing and not all(is_finite(tensor) for tensor in (*self.dense.values(), *stored)):
@@ -239,7 +255,16 @@ def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no element is infinite or NaN; False too where they are so large that their sum is."""
     if is_functorch_wrapped_tensor(tensor):
         return True  # inside of torch.func nothing can be asked of values
+    refuse_freed(tensor)
+    if tensor.dtype.is_complex:
+        tensor = torch.view_as_real(tensor.detach().resolve_conj())
     return not tensor.dtype.is_floating_point or math.isfinite(float(tensor.detach().sum()))
+
+
+def divides_zero(divisor: Any) -> bool:
+    """Whether zero divided by each element is zero: none is zero or NaN."""
+    numbers = torch.as_tensor(divisor)
+    return bool(numbers.all()) and not bool(numbers.isnan().any())
 
 
 def not_expanded(tensor: torch.Tensor) -> torch.Tensor:

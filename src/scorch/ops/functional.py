@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.tensor.check_call import check_call
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import CallError, ShapeError
 from scorch.ops.autocast import cast, is_autocast
 from scorch.ops.einsum import einsum
@@ -110,7 +111,7 @@ def rrelu(
 @implements(F.multi_head_attention_forward)
 def multi_head_attention_forward(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     """The result is sparse if all tensors are, above all the weights of the last projection."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         found, weights = F.multi_head_attention_forward(query, key, value, *args, **kwargs)
     given = (query, key, value, *args, *kwargs.values())
     floats = [tensor for tensor in given if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
@@ -127,5 +128,5 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
             raise CallError(f"one_hot: classes are counted from 0, but there is {least}")
         if -1 != num_classes <= most:
             raise CallError(f"one_hot: class {most} is not one of {num_classes} classes")
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return F.one_hot(tensor, num_classes)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from scorch._src.torch_internals import EnableTorchFunction
 from scorch.compiler.pipeline import as_statement
 from scorch.notation.nodes import Access, Op
 from scorch.notation.show import show
@@ -49,7 +50,7 @@ class Again:
         """The gradients of ``arrays``, those of the sources, where they are ``needed``."""
         again = torch.is_grad_enabled()
         # whoever asked for gradients may have come through __torch_function__, which is turned off inside
-        with torch.enable_grad(), torch._C._EnableTorchFunction():
+        with torch.enable_grad(), EnableTorchFunction():
             given = []
             for array, need in zip(arrays, needed, strict=True):
                 own = array if again and need else array.detach().requires_grad_(need)

@@ -14,17 +14,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from scorch._src.tensor.check_call import check_call, check_out
+from scorch._src.tensor.views import mark_changed, write_entries
+from scorch._src.torch_internals import (
+    DisableTorchDispatch,
+    DispatchKey,
+    any_requires_grad,
+    has_kernel_for_dispatch_key,
+    tree_map,
+)
 from scorch.errors import DeviceError, InPlaceError, UnsupportedError
+from scorch.formats import Format
 from scorch.ops.elementwise import elementwise, is_elementwise
-from scorch.ops.views import written_through
 from scorch.runtime.watch import LISTENERS, tell
 from scorch.tensor import dispatch
 from scorch.tensor.budget import check_budget
+from scorch.tensor.check import refuse_freed
 from scorch.tensor.construct import from_torch
-from scorch.tensor.entries import entries_of, format_for
+from scorch.tensor.entries import Entries, format_for, from_entries
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage
@@ -123,7 +131,7 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("out") is not None:
         return _into(kwargs.pop("out"), func, args, kwargs)
     if name_of(func).startswith("_foreach_"):  # a list of tensors: one after the other
-        return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
     if func._schema.is_mutable:
         found = _into_several(func, args, kwargs)
         return _in_place(func, args, kwargs) if found is None else found
@@ -137,15 +145,17 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func.overloadpacket in DECOMPOSED:
         if func.overloadpacket not in DIVIDING:
             check_call(func, *args, **kwargs)
-        from torch._decomp import decomposition_table  # imports half of torch's compiler
+        from scorch._src.torch_internals import decomposition_table  # imports half of torch's compiler
 
         return decomposition_table[func](*args, **kwargs)
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+    if has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return func.decompose(*args, **kwargs)
     found = densely(func, args, kwargs)
     is_zero_for_zero = func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor)
     is_zero_for_zeros = func.overloadpacket in KEEP_ZEROS_OF_ALL and args[1] is not None and all_sparse(args)
-    is_sparse = (is_zero_for_zero or is_zero_for_zeros) and not are_patterns_fixed()
+    is_connected = torch.is_grad_enabled() and any_requires_grad(*args)  # zeros may be there by chance
+    is_fixed = are_patterns_fixed() or is_connected
+    is_sparse = (is_zero_for_zero or is_zero_for_zeros) and not is_fixed
     return stored(found, args[0]) if is_sparse else found
 
 
@@ -258,7 +268,7 @@ def _reshape(target: SparseTensor, view: Any, name: str) -> SparseTensor:
             f"{name} would make a sparse tensor dense; use {name.removesuffix('_')} and its result"
         )
     strides = torch.empty(tuple(view.shape), device="meta").stride()
-    with torch._C._DisableTorchDispatch():
+    with DisableTorchDispatch():
         aten.as_strided_.default(target, tuple(view.shape), strides)
     target.storage = view.storage
     return target
@@ -279,20 +289,27 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
     if not torch.can_cast(result.dtype, target.dtype):
         raise InPlaceError(f"{name} gives {result.dtype}, which a tensor of {target.dtype} cannot take")
     if not isinstance(target, SparseTensor):
+        refuse_freed(target)
         return target.copy_(result.to_dense() if isinstance(result, SparseTensor) else result)
     if tuple(result.shape) != tuple(target.shape):
         raise InPlaceError(
             f"{name} on a tensor of shape {tuple(target.shape)} gives one of {tuple(result.shape)}"
         )
+    if not isinstance(result, SparseTensor) and are_patterns_fixed():
+        result = _store_all(result, target.format)
     given = result.storage if isinstance(result, SparseTensor) else result
     is_same = isinstance(given, Storage) and given.pattern is target.storage.pattern
     stored = given if is_same else convert(given, target.format)
     assert isinstance(stored, Storage)
-    before = None if target.storage.origin is None else entries_of(target)
-    target.storage.become(Storage(stored.pattern, stored.values.to(target.dtype)))
-    if before is not None:
-        written_through(target, before)
+    write_entries(target.storage, stored.pattern, stored.values.to(target.dtype))
+    mark_changed(target)
     return target
+
+
+def _store_all(dense: torch.Tensor, form: Format) -> SparseTensor:
+    """A dense tensor with its zeros stored: where torch differentiates, they have gradients too."""
+    keys = torch.arange(dense.numel(), device="cpu")
+    return from_entries(Entries(keys, dense.reshape(-1), tuple(dense.shape)), form)
 
 
 def _into(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -300,7 +317,7 @@ def _into(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     functional: Callable[..., Any] = getattr(func.overloadpacket, _without_out(func))
     check_out(func, functional, out, args, kwargs)
     found = functional(*args, **kwargs)
-    if isinstance(out, tuple | list):
+    if isinstance(out, (tuple, list)):
         return type(out)(write_out(o, f, name_of(func)) for o, f in zip(out, found, strict=True))
     return write_out(out, found, name_of(func))
 

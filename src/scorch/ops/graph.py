@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch.utils.weak import WeakIdKeyDictionary
 
+from scorch._src.torch_internals import any_requires_grad
+from scorch._src.torch_internals import is_functorch_wrapped_tensor as is_wrapped
 from scorch.errors import DtypeError, IndexRangeError, OperandError, ShapeError, UnsupportedError
 from scorch.formats import as_format
 from scorch.runtime.attend import Rows
@@ -26,7 +27,7 @@ from scorch.tensor.learning import values_of
 from scorch.tensor.run import convert_cached
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
-from scorch.tensor.tracking import any_requires_grad, is_transformed, untracked
+from scorch.tensor.tracking import is_transformed, untracked
 
 CSR = as_format("csr", 2)
 ROWS = as_format("dsd", 3)

@@ -149,7 +149,7 @@ def outside(value: Value, sources: Mapping[int, Source]) -> Call:
     """The call that a value is outside, with the numbers of tensors in their place."""
 
     def place(item: Any) -> Any:
-        if isinstance(item, Value | Source):
+        if isinstance(item, (Value, Source)):
             return Ref(item.number)
         return Ref(sources[id(item)].number) if isinstance(item, torch.Tensor) else item
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.formats import as_format
 from scorch.ops.generic import densely
 from scorch.ops.shape import made_at
@@ -30,11 +31,11 @@ def quick_cat(tensors: Any, *args: Any, **kwargs: Any) -> Any:
     """Sparse tensors that fit together, without asking torch; everything else as torch takes it."""
     dim = args[0] if args else kwargs.get("dim", 0)
     is_plain = len(args) + len(kwargs) <= 1 and kwargs.keys() <= {"dim"} and type(dim) is int
-    if is_plain and isinstance(tensors, list | tuple) and tensors:
+    if is_plain and isinstance(tensors, (list, tuple)) and tensors:
         found = _like_parts(tensors, dim)
         if found is not None:
             return found
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return torch.cat(tensors, *args, **kwargs)
 
 

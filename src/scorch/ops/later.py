@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map
 from scorch.compiler.plan import Step
 from scorch.errors import InPlaceError, UnsupportedError
 from scorch.notation.nodes import Access
@@ -92,19 +92,19 @@ class Later(torch.Tensor):
     @staticmethod
     def __new__(cls, value: Value) -> Later:
         recipe = value.recipe
-        made: Later = torch.Tensor._make_wrapper_subclass(
+        made: Later = make_wrapper_subclass(
             cls, recipe.shape, dtype=recipe.dtype, requires_grad=recipe.requires_grad
         )
         made._value = value
         if recipe.requires_grad:  # whoever takes it for a leaf would lose gradients
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 made.register_hook(_refuse)
         return made
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return func(*computed(args), **computed(kwargs or {}))
 

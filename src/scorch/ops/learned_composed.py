@@ -34,7 +34,7 @@ def norm(
 ) -> Any:
     """The norm of vectors, which that of Frobenius is too."""
     order = 2.0 if p in ("fro", None) else p
-    if _is_plain(input) and out is None and dtype is None and isinstance(order, int | float):
+    if _is_plain(input) and out is None and dtype is None and isinstance(order, (int, float)):
         return torch.linalg.vector_norm(input, order, dim, keepdim)
     return by_formula(torch.norm, (input, p, dim, keepdim), {"out": out, "dtype": dtype})
 
@@ -75,6 +75,8 @@ def glu(input: Any, dim: int = -1) -> Any:
         return by_formula(F.glu, (input, dim), {})
     halves: Any = torch.chunk(input, 2, dim)
     first, second = halves
+    if bool(values_of(second).isnan().any()):  # which is not zero where the first half is
+        return by_formula(F.glu, (input, dim), {})
     pattern = first.storage.pattern
     return sparse_of(pattern, values_of(first) * torch.sigmoid(values_at(second, pattern)))
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from scorch._src.bounded import BoundedCache
 from scorch._src.tensor.check_call import check_call
-from scorch.ops.reduce import Dims, shape_without
+from scorch._src.torch_internals import torch_sparse_sum
+from scorch.ops.reduce import Dims, shape_without, summed_by
 from scorch.tensor.budget import check_budget
 from scorch.tensor.coordinates import coordinates, inside
 from scorch.tensor.dispatch import implements_learning
@@ -54,7 +56,12 @@ class StoredGroups:
         return values if self.inside is None else values[self.inside]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(self.keys.numel()).index_add(0, self.group, values)
+        return summed_by(self.group, values, self.keys.numel())
+
+    def of_zeros(self, each: torch.Tensor) -> torch.Tensor:
+        """What the zeros that are not stored add to a sum: ``each`` of them so much; none nothing."""
+        found: torch.Tensor = self.zeros * torch.where(self.has_zeros, each, 0)
+        return found
 
     def extreme(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """``amax`` or ``amin`` of the values of each group."""
@@ -79,7 +86,10 @@ class StoredGroups:
         return sparse_of(placed.storage.pattern, values[placed.storage.values])
 
 
-_groups: weakref.WeakKeyDictionary[Pattern, dict[tuple[int, ...], StoredGroups]] = weakref.WeakKeyDictionary()
+MOST_GROUPINGS = 64  # of one pattern, by the dimensions reduced
+_groups: weakref.WeakKeyDictionary[Pattern, BoundedCache[tuple[int, ...], StoredGroups]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def groups_of(tensor: SparseTensor, dim: Dims) -> StoredGroups:
@@ -88,11 +98,14 @@ def groups_of(tensor: SparseTensor, dim: Dims) -> StoredGroups:
     rank = len(pattern.shape)
     given = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
     reduced = tuple(sorted({d % rank for d in given})) or tuple(range(rank))
-    known = _groups.setdefault(pattern, {})
-    if reduced not in known:
+    known = _groups.get(pattern)
+    if known is None:
+        known = _groups.setdefault(pattern, BoundedCache(MOST_GROUPINGS))
+    found = known.get(reduced)
+    if found is None:
         with untracked():
-            known[reduced] = StoredGroups(pattern, reduced)
-    return known[reduced]
+            found = known[reduced] = StoredGroups(pattern, reduced)
+    return found
 
 
 def reduction(*functions: Function) -> Callable[[Function], Function]:
@@ -146,23 +159,62 @@ def var(
     correction: Any = None,
 ) -> Any:
     """The mean squared distance from the mean, of all elements."""
+    found = _variance(input, dim, unbiased, keepdim, correction)
+    return None if found is None else found.to(input.dtype)
+
+
+def _variance(input: SparseTensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
+    """The variance in float64, as torch computes it."""
     if isinstance(dim, bool) or not isinstance(unbiased, bool) or input.is_complex():
         return None
     off = correction if correction is not None else 1 if unbiased else 0
     groups = groups_of(input, dim)
-    values = groups.values(input)
+    values = groups.values(input).double()
     middle = groups.sum(values) / groups.places
-    distances = groups.sum((values - middle[groups.group]).square()) + groups.zeros * middle.square()
-    return groups.result(input, distances / max(groups.places - off, 0), _shape(input, dim, keepdim))
+    distances = groups.sum((values - middle[groups.group]).square()) + groups.of_zeros(middle.square())
+    divisor = max(groups.places - off, 0)
+    fill = 0.0 if divisor else math.nan
+    return groups.result(input, distances / divisor, _shape(input, dim, keepdim), fill)
 
 
 @reduction(torch.std, torch.Tensor.std)
-def std(input: SparseTensor, *args: Any, **kwargs: Any) -> Any:
-    found = var(input, *args, **kwargs)
-    return None if found is None else torch.sqrt(found)
+def std(
+    input: SparseTensor,
+    dim: Any = None,
+    unbiased: Any = True,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> Any:
+    found = _variance(input, dim, unbiased, keepdim, correction)
+    return None if found is None else torch.sqrt(found).to(input.dtype)
 
 
 # extremes --------------------------------------------------------------------------------------------
+
+
+class _Changes(torch.autograd.Function):
+    """Zero, which changes as the values do: what ``values - values.detach()`` is, for infinities too."""
+
+    @staticmethod
+    def forward(values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient
+
+    @staticmethod
+    def jvp(ctx: Any, change: torch.Tensor) -> Any:
+        return change.clone()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, values: torch.Tensor) -> Any:
+        return _Changes.apply(values), in_dims[0]
 
 
 def _extreme(input: SparseTensor, dim: Dims, keepdim: bool, how: str) -> Any:
@@ -175,19 +227,18 @@ def _extreme(input: SparseTensor, dim: Dims, keepdim: bool, how: str) -> Any:
     found = torch.where(groups.has_zeros, clamped, found)
     hits = (fixed == found[groups.group]).to(values.dtype)
     count = groups.sum(hits) + torch.where((found == 0) & groups.has_zeros, groups.zeros, 0)
-    shared = groups.sum(values * (hits / count[groups.group]))
-    exact = shared + (found - shared).detach()
-    return groups.result(input, exact, _shape(input, dim, keepdim))
+    shared = groups.sum(_Changes.apply(values) * (hits / count[groups.group]))
+    return groups.result(input, found + shared, _shape(input, dim, keepdim))
 
 
 @reduction(torch.amax, torch.Tensor.amax)
 def amax(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Any:
-    return _extreme(input, dim or None if isinstance(dim, tuple | list) else dim, keepdim, "amax")
+    return _extreme(input, dim or None if isinstance(dim, (tuple, list)) else dim, keepdim, "amax")
 
 
 @reduction(torch.amin, torch.Tensor.amin)
 def amin(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Any:
-    return _extreme(input, dim or None if isinstance(dim, tuple | list) else dim, keepdim, "amin")
+    return _extreme(input, dim or None if isinstance(dim, (tuple, list)) else dim, keepdim, "amin")
 
 
 def _chosen(name: str) -> Function:
@@ -201,7 +252,7 @@ def _chosen(name: str) -> Function:
         if not args or isinstance(args[0], torch.Tensor):
             return None
         with torch.no_grad():
-            found = function(input, *args, **kwargs)
+            found = function(input.detach(), *args, **kwargs)  # without tangents of forward mode either
         place = 1 if name in ("topk", "kthvalue") else 0
         dim = kwargs.get("dim", args[place] if len(args) > place else -1)
         indices = found.indices
@@ -226,13 +277,13 @@ for _name in ("max", "min", "median", "nanmedian", "kthvalue", "topk", "sort", "
 @reduction(torch.linalg.vector_norm)
 def vector_norm(x: SparseTensor, ord: Any = 2, dim: Dims = None, keepdim: bool = False) -> Any:
     """The root of the sum of powers; its gradient is 0 where the norm is, as in torch."""
-    if not isinstance(ord, int | float) or ord <= 0 or x.is_complex():
+    if not isinstance(ord, (int, float)) or ord <= 0 or x.is_complex():
         return None
     if ord == math.inf:
         return _extreme(sparse_of(x.storage.pattern, values_of(x).abs()), dim, keepdim, "amax")
     groups = groups_of(x, dim)
     sizes = groups.values(x).abs()
-    if ord == 1:
+    if ord == 1 or groups.places == 1:
         return groups.result(x, groups.sum(sizes), _shape(x, dim, keepdim))
     total = groups.sum(sizes**ord)
     is_zero = total == 0
@@ -248,7 +299,7 @@ def logsumexp(input: SparseTensor, dim: Any, keepdim: bool = False) -> Any:
     largest = torch.where(groups.has_zeros, largest.clamp(min=0), largest)
     if not bool(torch.isfinite(largest).all()):
         return None
-    powers = groups.sum(torch.exp(values - largest[groups.group])) + groups.zeros * torch.exp(-largest)
+    powers = groups.sum(torch.exp(values - largest[groups.group])) + groups.of_zeros(torch.exp(-largest))
     return groups.result(input, largest + powers.log(), _shape(input, dim, keepdim), math.log(groups.places))
 
 
@@ -269,12 +320,12 @@ def stored_softmax(input: SparseTensor, dim: int, is_log: bool) -> SparseTensor:
     return sparse_of(input.storage.pattern, found)
 
 
-@implements_learning(torch._sparse_sum)
+@implements_learning(torch_sparse_sum)
 def sparse_sum(input: Any, dim: Any = None, *, dtype: torch.dtype | None = None) -> Any:
     """The sum over dimensions, sparse as ``torch.sparse.sum`` gives it."""
     tensor = input if dtype is None else input.to(dtype)
     with torch.no_grad():
-        like: Any = torch._sparse_sum(tensor) if dim is None else torch._sparse_sum(tensor, dim)
+        like: Any = torch_sparse_sum(tensor) if dim is None else torch_sparse_sum(tensor, dim)
     dims = dim if dim is not None else tuple(range(input.dim()))
     total = torch.sum(tensor, dims if isinstance(dims, int) else tuple(dims))
     if not isinstance(like, SparseTensor):

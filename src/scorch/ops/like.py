@@ -28,6 +28,7 @@ from scorch.tensor.coordinates import coordinates, inside
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import entries_of, united
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
+from scorch.tensor.tracking import are_patterns_fixed
 
 aten = torch.ops.aten
 ROWS_AT_ONCE = 1024
@@ -130,7 +131,11 @@ def ones_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any)
 def fill(self: SparseTensor, value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.dim() > 0:
         raise CallError(f"fill_ takes one number, not a tensor of shape {tuple(value.shape)}")
-    return full_like(self, value.item() if isinstance(value, torch.Tensor) else value)
+    if not isinstance(value, torch.Tensor):
+        return full_like(self, value)
+    if are_patterns_fixed():  # a zero of a tensor has a gradient
+        return _filled("fill_", self.shape, value.item(), self.dtype)
+    return full_like(self, value.item())
 
 
 @implements_operator(aten.zero)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.tensor.check_call import check_call
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.tensor.dispatch import implements
 from scorch.tensor.entries import entries_of, united
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -31,7 +32,7 @@ def _by_entries(function: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if not _is_summed(bound.arguments):
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
         check_call(function, *args, **kwargs)
         return _summed(function, bound.arguments)
@@ -70,10 +71,11 @@ def _summed(function: Callable[..., Any], given: dict[str, Any]) -> torch.Tensor
     stored = at({name: entries.at(keys) for name, entries in sparse.items()}, keys.numel())
     shape = next(iter(sparse.values())).shape
     others = math.prod(shape) - keys.numel()
-    total = stored.sum(dtype=torch.float64)
+    wide = torch.complex128 if stored.is_complex() else torch.float64
+    total = stored.sum(dtype=wide)
     if others:
         zero = at({name: entries.values.new_zeros(1) for name, entries in sparse.items()}, 1)
-        total = total + others * zero.reshape(()).double()
+        total = total + others * zero.reshape(()).to(wide)
     divisor = {"sum": 1, "mean": math.prod(shape), "batchmean": shape[0] if shape else 1}
     return torch.div(total, divisor[given["reduction"]]).to(stored.dtype)
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from scorch.errors import ArgumentError, OperandError, ShapeError
+from scorch.ops.cumulate import scanned
 from scorch.ops.reduce import Groups
 from scorch.ops.sparse_functions import as_sparse
 from scorch.tensor.broadcast import expanded
@@ -262,24 +263,17 @@ def log_softmax(S: SparseTensor, dim: int, dtype: Any = None) -> Any:
 
 def cumsum(S: SparseTensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
     """At each entry the sum of those stored before it in its line, and itself."""
-    return _running(S, dim, _dtype_of(torch.cumsum, S, dim, dtype=dtype), torch.add)
+    return _running(S, dim, _dtype_of(torch.cumsum, S, dim, dtype=dtype), torch.cumsum)
 
 
 def cumprod(S: SparseTensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
-    return _running(S, dim, _dtype_of(torch.cumprod, S, dim, dtype=dtype), torch.mul)
+    return _running(S, dim, _dtype_of(torch.cumprod, S, dim, dtype=dtype), torch.cumprod)
 
 
-def _running(S: SparseTensor, dim: int, dtype: torch.dtype, combine: Callable[..., Any]) -> torch.Tensor:
+def _running(S: SparseTensor, dim: int, dtype: torch.dtype, scan: Callable[..., Any]) -> torch.Tensor:
     groups = Groups(S, dim, learned_entries(S))
     order = torch.argsort(groups.group, stable=True)
-    values = groups.entries.values[order].to(dtype)
-    first = torch.cumsum(groups.stored, 0) - groups.stored
-    rank = torch.arange(values.numel()) - first[groups.group[order]]
-    step = 1
-    while step <= (int(rank.max()) if rank.numel() else 0):  # of 2, 4, 8 ... neighbours in a line
-        at = torch.nonzero(rank >= step, as_tuple=True)[0]
-        values = values.index_put((at,), combine(values[at], values[at - step]))
-        step *= 2
+    values = scanned(scan, groups.entries.values[order].to(dtype), groups.stored)
     made = torch.empty_like(values).index_put((order,), values)
     shape = groups.entries.shape
     return from_learned_entries(Entries(groups.entries.keys, made, shape), format_for(S, shape))

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from scorch.tensor.dispatch import implements_learning
-from scorch.tensor.learning import by_formula, dense_of, sparse_of, values_of
-from scorch.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import tree_flatten, tree_map, tree_unflatten
+from scorch.tensor.dispatch import MOVES, implements_learning
+from scorch.tensor.learning import by_formula, by_torch, dense_of, sparse_of, values_of
+from scorch.tensor.sparse_tensor import SparseTensor, Step, link_view
 from scorch.tensor.storage import Storage
 from scorch.tensor.tracking import untracked
 
@@ -48,22 +48,32 @@ def moved(func: Callable[..., Any]) -> Callable[..., Any]:
             or len({leaf.dtype for leaf in sparse}) > 1
             or kwargs.get("out") is not None
         ):
-            return by_formula(func, args, kwargs)
+            return by_torch(func, args, kwargs)
         with torch.no_grad(), untracked():
-            numbered = iter(_numbered(sparse))
-            given = [next(numbered) if isinstance(leaf, SparseTensor) else leaf for leaf in leaves]
+            numbered = _numbered(sparse)
+            rest = iter(numbered)
+            given = [next(rest) if isinstance(leaf, SparseTensor) else leaf for leaf in leaves]
             args, kwargs = tree_unflatten(given, spec)
             found = func(*args, **kwargs)
         values = [values_of(tensor) for tensor in sparse]
         joined = torch.cat([values[0].new_zeros(1), *values])
 
         def placed(part: Any) -> Any:
-            if isinstance(part, SparseTensor):
-                return sparse_of(part.storage.pattern, _picked(joined, values, part.storage.values))
-            return joined[part] if isinstance(part, torch.Tensor) else part
+            if not isinstance(part, SparseTensor):
+                return joined[part] if isinstance(part, torch.Tensor) else part
+            for own, source in zip(numbered, sparse, strict=True):
+                if part is own:  # the function gave the tensor itself
+                    return source
+            result = sparse_of(part.storage.pattern, _picked(joined, values, part.storage.values))
+            for own, source in zip(numbered, sparse, strict=True):
+                steps = _steps_from(own.storage, part.storage)
+                if steps is not None:
+                    link_view(result, source, steps)
+            return result
 
         return tree_map(placed, found)
 
+    MOVES.add(handler)
     return handler
 
 
@@ -80,6 +90,16 @@ def _numbered(tensors: list[SparseTensor]) -> list[SparseTensor]:
         found.append(SparseTensor(Storage(pattern, numbers)))
         begin += pattern.size
     return found
+
+
+def _steps_from(source: Storage, view: Storage) -> tuple[Step, ...] | None:
+    """How a view was made of ``source``; None if it is no view of it."""
+    if view is source:
+        return ()
+    origin, mode = view.origin, torch.is_grad_enabled()
+    if origin is None or origin.source is not source:
+        return None
+    return tuple(step._replace(grad_mode=mode) for step in origin.steps)
 
 
 def _picked(joined: torch.Tensor, values: list[torch.Tensor], places: torch.Tensor) -> torch.Tensor:
@@ -103,6 +123,8 @@ for _name in ("T", "mT"):
 
 @implements_learning(torch.trace, torch.Tensor.trace)
 def trace(input: Any) -> Any:
+    if input.dim() != 2:
+        return by_formula(torch.trace, (input,), {})  # says what is wrong
     return torch.diagonal(input).sum()
 
 

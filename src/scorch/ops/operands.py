@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from scorch._src.torch_internals import FAKE_MODE, get_dispatch_mode, is_functorch_wrapped_tensor
 from scorch.compiler.typing import type_of_dtype
-from scorch.errors import DtypeError, OperandError, UnsupportedError
+from scorch.errors import DtypeError, FreedError, OperandError, UnsupportedError, add_note
 from scorch.formats import Format
 from scorch.tensor.construct import from_torch
 from scorch.tensor.run import convert
@@ -20,7 +21,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     """``value`` as a storage or a plain dense tensor; torch's sparse layouts are taken as they are."""
     if isinstance(value, SparseTensor):
         return value.storage
-    if isinstance(value, int | float | complex | np.generic):
+    if isinstance(value, (int, float, complex, np.generic)):
         value = _scalar(name, value)
     if not isinstance(value, torch.Tensor):
         raise OperandError(
@@ -33,7 +34,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     try:
         type_of_dtype(value.dtype)
     except DtypeError as error:
-        error.add_note(f"in {name}")
+        add_note(error, f"in {name}")
         raise
     if value.layout != torch.strided:
         found = from_torch(value)
@@ -41,7 +42,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
         return found.storage
     if value.numel() and value.data_ptr() == 0:
         if not value._is_zerotensor():
-            raise OperandError(f"{name} has no memory: its storage was resized or freed; make it anew")
+            raise FreedError(f"{name} has no memory: its storage was resized or freed; make it anew")
         value = torch.zeros(value.shape, dtype=value.dtype, device="cpu")
     plain: torch.Tensor = value.detach() if value.requires_grad else value
     return plain
@@ -74,9 +75,9 @@ def _refuse_shells(name: str, value: torch.Tensor) -> None:
     is_wrapper = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     if value.is_nested:
         raise UnsupportedError(f"{name} is a nested tensor; pad it with torch.nested.to_padded_tensor")
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+    if get_dispatch_mode(FAKE_MODE) is not None:
         raise UnsupportedError(f"{name} is used inside a fake tensor mode, where Scorch cannot compute")
-    if is_wrapper or torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if is_wrapper or is_functorch_wrapped_tensor(value):
         word = "a tensor inside torch.func" if not is_wrapper else f"a {kind.__name__}"
         raise UnsupportedError(
             f"{name} is {word}, which Scorch cannot read yet; call it outside of torch.func, vmap, "
@@ -86,6 +87,13 @@ def _refuse_shells(name: str, value: torch.Tensor) -> None:
 
 def shape_of(tensor: Storage | torch.Tensor) -> tuple[int, ...]:
     return tensor.pattern.shape if isinstance(tensor, Storage) else tuple(tensor.shape)
+
+
+def converted(tensor: Storage | torch.Tensor, dtype: torch.dtype) -> Storage | torch.Tensor:
+    """``tensor`` in another dtype."""
+    if isinstance(tensor, Storage):
+        return Storage(tensor.pattern, tensor.values.to(dtype))
+    return tensor.to(dtype)
 
 
 def squeezed(tensor: Storage | torch.Tensor, dims: tuple[int, ...]) -> Storage | torch.Tensor:
@@ -115,3 +123,7 @@ def _without_outer_levels(tensor: Storage, number: int, shape: tuple[int, ...]) 
     order = [sorted(kept).index(dim) for dim in kept]
     form = Format(pattern.format.levels[number:], order=order)
     return Storage(Pattern(form, shape, tuple(pos), tuple(crd), pattern.counts[number:]), tensor.values)
+
+
+def dtype_of(tensor: Storage | torch.Tensor) -> torch.dtype:
+    return tensor.values.dtype if isinstance(tensor, Storage) else tensor.dtype

@@ -7,14 +7,16 @@ entries has places too.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from scorch.ops.generic import densely, stored, write_out
 from scorch.ops.lines import Lines
-from scorch.tensor.budget import check_budget
-from scorch.tensor.dispatch import implements, implements_operator
+from scorch.tensor.budget import check_budget, is_within_budget
+from scorch.tensor.dispatch import implements, implements_learning, implements_operator
+from scorch.tensor.learning import by_formula
 from scorch.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
@@ -139,8 +141,13 @@ def _middle(func: Any, self: SparseTensor, dim: int | None, args: tuple[Any, ...
 
 @implements_operator(aten.mode.default)
 def mode(self: SparseTensor, dim: int = -1, keepdim: bool = False) -> Any:
-    """What is most often in each line, of several the smallest, and the last place where it is."""
-    if _is_empty(self):
+    """What is most often in each line, of several the smallest, and the last place where it is.
+
+    In a line with a NaN torch's answer follows the order of its elements, which a dense copy has.
+    """
+    values = self.storage.values
+    has_order = bool(values.isnan().any()) and is_within_budget(self.numel() * values.element_size())
+    if _is_empty(self) or has_order:
         return stored(densely(aten.mode.default, (self, dim, keepdim), {}), self)
     _check(aten.mode.default, self, (dim, keepdim))
     lines = Lines(self, dim)
@@ -161,6 +168,19 @@ def mode(self: SparseTensor, dim: int = -1, keepdim: bool = False) -> Any:
 
 
 # quantiles -------------------------------------------------------------------------------------------
+
+
+def _of_one(func: Any, input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
+    """The learned quantile: one of several, since torch would squeeze a single one in place."""
+    is_several = isinstance(q, torch.Tensor) and q.dim() > 0
+    if is_several or kwargs.get("out") is not None or not isinstance(input, SparseTensor):
+        return by_formula(func, (input, q, *args), kwargs)
+    several = torch.as_tensor(q, dtype=input.dtype).reshape(1)
+    return by_formula(func, (input, several, *args), kwargs)[0]
+
+
+for _func in (torch.quantile, torch.Tensor.quantile, torch.nanquantile, torch.Tensor.nanquantile):
+    implements_learning(_func)(functools.partial(_of_one, _func))
 
 
 @implements(torch.quantile, torch.Tensor.quantile)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.ops.index import index_select
 from scorch.ops.shape import shape_after
 from scorch.tensor.dispatch import implements, implements_operator
@@ -27,7 +28,7 @@ aten = torch.ops.aten
 def pad(input: SparseTensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
     """torch writes circular paddings into a dense tensor; everything else is an operator of its own."""
     if mode != "circular":
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return F.pad(input, pad, mode, value)
     shape_after(F.pad, input, pad, mode, value)  # says what is wrong
     return _padded(input, pad, mode)

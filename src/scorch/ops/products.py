@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from scorch._src.tensor.check_call import check_call
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.ops import matmul
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import write_out
@@ -79,7 +80,7 @@ def matrix_power(input: Any, n: int, *, out: Any = None) -> Any:
         return from_entries(places, format_for(input, (size, size)))
     if out is not None and isinstance(n, int) and n >= 0:
         check_call(torch.matrix_power, input, n, out=out)
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return torch.matrix_power(input, n) if out is None else torch.matrix_power(input, n, out=out)
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.compiler import is_dynamo_compiling
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.ops.elementwise import is_finite, not_expanded
 from scorch.ops.index import index
 from scorch.ops.shape import permute, select
@@ -22,7 +23,7 @@ from scorch.ops.statement import evaluate
 from scorch.tensor.dispatch import implements
 from scorch.tensor.learning import differentiated, sparse_of, values_of
 from scorch.tensor.parts import element
-from scorch.tensor.sparse_tensor import SparseTensor, as_view
+from scorch.tensor.sparse_tensor import SparseTensor, as_view, without_base
 from scorch.tensor.storage import Storage
 from scorch.tensor.tracking import is_learning, is_transformed
 
@@ -62,7 +63,7 @@ _LETTERS = "abcdefghijklmnop"
 def _on_values(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def apply(input: SparseTensor, **kwargs: Any) -> torch.Tensor:
         if kwargs:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return function(input, **kwargs)
         return _with(input, function(values_of(input)))
 
@@ -97,12 +98,12 @@ def _general(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The rule for all functions (``ops.elementwise``)."""
     if is_learning(*args, **kwargs):
         return differentiated(function, args, kwargs)
-    with torch._C.DisableTorchFunctionSubclass():
-        return function(*args, **kwargs)
+    with DisableTorchFunctionSubclass():
+        return without_base(function(*args, **kwargs))
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @implements(
@@ -161,7 +162,7 @@ def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: 
     return evaluate(text, A=left[1], B=right[1], format=sparse.format)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _sum_of(sign: str, rank: int) -> str:
     """``C[a,b] = A[a,b] + B[a,b]``."""
     indices = ",".join(_LETTERS[:rank])

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import any_requires_grad
 from scorch.compiler.plan import Step
 from scorch.notation.nodes import Access, Expr, Literal, Op
 from scorch.ops.groups import letters_of, rows_of
@@ -14,7 +15,6 @@ from scorch.ops.later import Later, Recipe, Source, SparseLater, Value
 from scorch.ops.recording import PLAIN, Recorder, is_sparse_enough
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
-from scorch.tensor.tracking import any_requires_grad
 
 FLOATS = (torch.float32, torch.float64)
 
@@ -180,7 +180,7 @@ class Reading:
 
 def number_of(argument: Any) -> Literal | None:
     """A number of Python's, which goes into the kernel."""
-    if isinstance(argument, int | float) and not isinstance(argument, bool):
+    if isinstance(argument, (int, float)) and not isinstance(argument, bool):
         return Literal(float(argument))
     return None
 

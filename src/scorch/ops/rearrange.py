@@ -64,7 +64,7 @@ setattr(SparseTensor, "rearrange", rearrange)  # noqa: B010 - a method; tensors 
 
 
 def _as_tensor(x: Any) -> torch.Tensor:
-    if isinstance(x, list | tuple) and x and all(isinstance(part, torch.Tensor) for part in x):
+    if isinstance(x, (list, tuple)) and x and all(isinstance(part, torch.Tensor) for part in x):
         return torch.stack(list(x))
     if not isinstance(x, torch.Tensor):
         raise OperandError(f"rearrange takes a tensor or a list of tensors, not a {type(x).__name__}")

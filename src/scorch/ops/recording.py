@@ -19,8 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+from torch.overrides import TorchFunctionMode
 
+from scorch._src.bounded import BoundedCache
+from scorch._src.torch_internals import any_requires_grad, len_torch_function_stack, pop_mode_temporarily
 from scorch.ops.fused import GroupPlan, plan_group
 from scorch.ops.later import (
     LATER,
@@ -36,8 +38,8 @@ from scorch.ops.later import (
 )
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
-from scorch.tensor.tracking import any_requires_grad
 
+MOST_PLANS = 64  # of what is computed at one node
 MOST_NODES = 4096  # of one compiled function; then it begins anew
 
 Rule = Callable[..., Any]
@@ -84,7 +86,7 @@ class Node:
         self.first: tuple[int, ...] = ()
         self.names: dict[tuple[int, tuple[int, ...] | None], str] = {}
         self.counter = 0
-        self.plans: dict[Any, GroupPlan] = {}
+        self.plans: BoundedCache[Any, GroupPlan] = BoundedCache(MOST_PLANS)
         self.size = [0]  # nodes of the whole tree
 
     @property
@@ -329,8 +331,8 @@ class Paused:
         self.recorder = recorder()
         _active.recorder = None
         self.mode = None
-        if torch._C._len_torch_function_stack() > 0:
-            self.mode = _pop_mode_temporarily()
+        if len_torch_function_stack() > 0:
+            self.mode = pop_mode_temporarily()
             self.mode.__enter__()
 
     def __exit__(self, *args: Any) -> None:
@@ -352,7 +354,7 @@ def _template(call: Call, recipes: Sequence[int], args: Any, kwargs: dict[str, A
         if id(item) in recipes:
             places.append(("part", recipes.index(id(item))))
             continue
-        if isinstance(item, Value | Source):
+        if isinstance(item, (Value, Source)):
             places.append(("item", item.number))
             continue
         position = next((n for n, argument in enumerate(args) if argument is item), None)
@@ -381,4 +383,4 @@ def _any_sparse(tree: Any) -> bool:
         return True
     if isinstance(tree, dict):
         return any(map(_any_sparse, tree.values()))
-    return isinstance(tree, list | tuple) and any(map(_any_sparse, tree))
+    return isinstance(tree, (list, tuple)) and any(map(_any_sparse, tree))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import densely
-from scorch.tensor.budget import check_budget
+from scorch.tensor.budget import check_budget, is_within_budget
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import Entries, coordinates_of, entries_of, format_for, keys_of
 from scorch.tensor.learned_entries import from_learned_entries
@@ -25,6 +26,7 @@ from scorch.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
 LETTERS = "abcdefghijklmnop"
+FEW_DIMS = 10  # of which a tensor with two places in each is still small
 Dims = Sequence[int] | int | None
 Shape = tuple[int, ...]
 
@@ -52,7 +54,12 @@ class Groups:
         self.has_zeros = self.stored < self.places
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(self.count).index_add(0, self.group, values)
+        return summed_by(self.group, values, self.count)
+
+    def of_zeros(self, each: torch.Tensor) -> torch.Tensor:
+        """What the zeros that are not stored add to a sum: ``each`` of them so much; none nothing."""
+        found: torch.Tensor = (self.places - self.stored) * torch.where(self.has_zeros, each, 0)
+        return found
 
     def reduce(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """``amax``, ``amin`` or ``prod`` of the values of each group."""
@@ -71,6 +78,14 @@ class Groups:
         return made.index_put((self.keys,), values).view(shape)
 
 
+def summed_by(group: torch.Tensor, values: torch.Tensor, count: int) -> torch.Tensor:
+    """The sum of the values of each of ``count`` groups, connected to them."""
+    if values.is_complex():  # index_add multiplies by one, which makes NaN of the other part of an infinity
+        parts = torch.view_as_real(values)
+        return torch.view_as_complex(parts.new_zeros(count, 2).index_add(0, group, parts))
+    return values.new_zeros(count).index_add(0, group, values)
+
+
 def _without_padding(tensor: SparseTensor, entries: Entries) -> Entries:
     """The entries of a tensor; of one stored in blocks without the zeros that fill them."""
     if not tensor.format.is_blocked:
@@ -85,7 +100,13 @@ def _on_small(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any
     (A shell of the same shape would do, but torch imports its compilers to look at one.)
     """
     pattern, dtype = tensor.storage.pattern, tensor.storage.values.dtype
-    return func(torch.zeros((2,) * len(pattern.shape), dtype=dtype), *args, **kwargs)
+    rank = len(pattern.shape)
+    small = torch.zeros([2 if dim < FEW_DIMS else 1 for dim in range(rank)], dtype=dtype)
+    if rank <= FEW_DIMS:
+        return func(small, *args, **kwargs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the spread of one number
+        return func(small, *args, **kwargs)
 
 
 Body = Callable[[Groups, torch.Tensor], tuple[torch.Tensor, float]]
@@ -204,7 +225,9 @@ def prod(self: SparseTensor, dim: Any = None, keepdim: bool = False, *, dtype: A
 
 def _product(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
     found = groups.reduce(values, "prod")
-    return torch.where(groups.has_zeros, found * 0, found), 0.0  # infinity times zero is not a number
+    is_odd = groups.reduce((~values.isfinite()).to(torch.uint8), "amax") > 0
+    with_zeros = torch.where(is_odd, found * 0, 0)  # infinity times zero is not a number; a large one is 0
+    return torch.where(groups.has_zeros, with_zeros, found), 0.0
 
 
 def _extreme(how: str) -> Body:
@@ -356,22 +379,37 @@ def std(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim
 
 @implements_operator(aten.var_mean.correction)
 def var_mean(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    return var(self, dim, correction=correction, keepdim=keepdim), mean(self, dim, keepdim)
+    return _with_mean(aten.var_mean.correction, var, self, dim, correction, keepdim)
 
 
 @implements_operator(aten.std_mean.correction)
 def std_mean(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    return std(self, dim, correction=correction, keepdim=keepdim), mean(self, dim, keepdim)
+    return _with_mean(aten.std_mean.correction, std, self, dim, correction, keepdim)
+
+
+def _with_mean(func: Any, spread: Any, self: SparseTensor, dim: Dims, correction: Any, keepdim: bool) -> Any:
+    """The variance or deviation, and the mean, which in torch follows the order of infinities."""
+    is_plain = bool(self.storage.values.isfinite().all())
+    if not is_plain and is_within_budget(self.numel() * self.storage.values.element_size()):
+        return densely(func, (self, dim), {"correction": correction, "keepdim": keepdim})
+    return spread(self, dim, correction=correction, keepdim=keepdim), mean(self, dim, keepdim)
 
 
 def _spread(func: Any, self: SparseTensor, dim: Dims, correction: Any, keepdim: bool, last: Any) -> Any:
     def body(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
-        center = groups.sum(values) / groups.places
-        squares = groups.sum((values - center[groups.group]).abs() ** 2)
-        squares = squares + (groups.places - groups.stored) * center.abs() ** 2
         divisor = max(0.0, groups.places - float(1 if correction is None else correction))
-        fill = 0.0 if divisor else math.nan
-        return last(squares / divisor if divisor else torch.where(squares == 0, math.nan, math.inf)), fill
+
+        def spread(part: torch.Tensor) -> torch.Tensor:
+            wide = part.double()  # in which torch computes it too
+            center = groups.sum(wide) / groups.places
+            squares = groups.sum((wide - center[groups.group]) ** 2) + groups.of_zeros(center**2)
+            return squares / divisor
+
+        if values.is_complex():
+            found = spread(values.real).to(values.real.dtype) + spread(values.imag).to(values.real.dtype)
+        else:
+            found = spread(values)
+        return last(found), 0.0 if divisor else math.nan
 
     kwargs = {"correction": correction, "keepdim": keepdim}
     return _reduce(func, self, dim, (dim,), kwargs, body)
@@ -385,13 +423,13 @@ def vector_norm(
 
     def body(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
         sizes = values.abs()
-        if ord == math.inf:
-            return groups.reduce(sizes, "amax"), 0.0
         if ord == 0:
             return groups.sum((sizes != 0).to(sizes.dtype)), 0.0
-        if ord == -math.inf or ord < 0:
+        if ord == math.inf or groups.places == 1:
+            return groups.reduce(sizes, "amax"), 0.0
+        if ord < 0:
             found = groups.reduce(sizes, "amin") if ord == -math.inf else groups.sum(sizes**ord) ** (1 / ord)
-            return found.masked_fill(groups.has_zeros, 0), 0.0
+            return found.masked_fill(groups.has_zeros & ~found.isnan(), 0), 0.0
         return groups.sum(sizes**ord) ** (1 / ord), 0.0
 
     return _reduce(aten.linalg_vector_norm.default, self, dims, (ord, dims, keepdim), {"dtype": dtype}, body)
@@ -407,7 +445,7 @@ def logsumexp(self: SparseTensor, dim: Dims, keepdim: bool = False) -> Any:
         top, _ = _extreme("amax")(groups, values)
         top = torch.where(top.isinf(), 0.0, top)
         total = groups.sum(torch.exp(values - top[groups.group]))
-        total = total + (groups.places - groups.stored) * torch.exp(-top)
+        total = total + groups.of_zeros(torch.exp(-top))
         return torch.log(total) + top, math.log(groups.places)
 
     return _reduce(aten.logsumexp.default, self, dims, (dims, keepdim), {}, body)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.ops.statement import evaluate
 from scorch.tensor.dispatch import implements
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -41,7 +42,7 @@ def bitwise_and(input: Any, other: Any, **kwargs: Any) -> Any:
 def _merged(function: Callable[..., Any], sign: str, a: Any, b: Any, kwargs: dict[str, Any]) -> Any:
     """``a sign b``, which on bools is the function, where both are sparse and their places can be merged."""
     if kwargs or not _is_mask(a) or not _is_mask(b) or a.shape != b.shape:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return function(a, b, **kwargs)
     indices = ",".join(_LETTERS[: a.dim()])
     return evaluate(f"C[{indices}] = A[{indices}] {sign} B[{indices}]", A=a, B=b, format=a.format)

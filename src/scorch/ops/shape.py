@@ -280,7 +280,7 @@ def diagonal(self: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) 
     return made_at(self, columns, entries.values[kept], shape, self.dim() == 2)
 
 
-@implements(torch.Tensor.fill_diagonal_)
+@implements(torch.Tensor.fill_diagonal_, learns=True)
 def fill_diagonal_(self: SparseTensor, fill_value: Any, wrap: bool = False) -> SparseTensor:
     """The diagonal of a matrix set to a number; below a tall one it goes on only with ``wrap``."""
     if self.dim() != 2 or wrap:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.bounded import BoundedCache
 from scorch.compiler.plan import Step
 from scorch.errors import OperandError, ShapeError
 from scorch.notation.nodes import Access, Expr, Op
@@ -28,7 +29,8 @@ from scorch.tensor.tracking import is_transformed
 
 aten = torch.ops.aten
 MOST_CALLS = 1024
-_known: dict[Hashable, list[tuple[str, Prepared]]] = {}  # the kernels of calls made before
+Kernels = list[tuple[str, Prepared]]
+_known: BoundedCache[Hashable, Kernels] = BoundedCache(MOST_CALLS)  # the kernels of calls made before
 
 
 @implements_operator(aten._sparse_softmax)
@@ -99,8 +101,6 @@ def _keep(
     """Remember the kernels of a call, unless some depend on how many rows are stored."""
     if isinstance(tensors["m"], Storage) or current().debug:
         return
-    if len(_known) >= MOST_CALLS:
-        _known.clear()
     _known[key] = [
         (step.target.tensor, prepared_step(Task(step, tensors, sizes).narrowed())) for step in steps
     ]

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from scorch._src.torch_internals import torch_sparse_sum
 from scorch.compiler.plan import Step
-from scorch.errors import ArgumentError, IndexRangeError, OperandError, ShapeError
+from scorch.errors import ArgumentError, CallError, IndexRangeError, OperandError, ShapeError
 from scorch.formats import Format, as_format
 from scorch.notation.nodes import Access, Op
 from scorch.ops import matmul, products
@@ -146,6 +147,65 @@ def addmm(mat: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> A
     return products.addmm(whole, mat1, mat2, beta=beta, alpha=alpha)
 
 
+@implements(torch.smm, torch.Tensor.smm, learns=True)
+@implements_operator(aten.smm.default)
+def smm(input: Any, mat: Any) -> SparseTensor:
+    """The product of a sparse and a dense matrix, stored sparse, as ``coo``."""
+    return _as_sparse_sum("smm", None, input, mat)
+
+
+@implements(torch.sspaddmm, torch.Tensor.sspaddmm, torch.saddmm, learns=True)
+@implements_operator(aten.sspaddmm.default)
+def sspaddmm(
+    input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
+) -> SparseTensor:
+    """``beta * input + alpha * (mat1 @ mat2)`` for sparse ``input`` and ``mat1`` and dense ``mat2``."""
+    if out is not None:
+        raise OperandError("sspaddmm does not write to out=; use the result instead")
+    return _as_sparse_sum("sspaddmm", as_sparse("sspaddmm", input), mat1, mat2, beta, alpha)
+
+
+@implements(torch.hspmm, torch.hsmm, learns=True)
+@implements_operator(aten.hspmm.default)
+def hspmm(mat1: Any, mat2: Any, *, out: Any = None) -> SparseTensor:
+    """The product of a sparse and a dense matrix as a hybrid tensor: sparse rows of dense columns."""
+    if out is not None:
+        raise OperandError("hspmm does not write to out=; use the result instead")
+    return _product_as("hspmm", mat1, mat2, Format("sd"))
+
+
+def _as_sparse_sum(
+    name: str, input: SparseTensor | None, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1
+) -> SparseTensor:
+    form = as_format("coo" if input is None else input.format, 2)
+    product = _product_as(name, mat1, mat2, form)
+    if input is None:
+        return product
+    if tuple(input.shape) != tuple(product.shape):
+        raise ShapeError(
+            f"{name} adds a product of shape {tuple(product.shape)} to a tensor of shape {tuple(input.shape)}"
+        )
+    found = products._added(input, product, beta, alpha)
+    assert isinstance(found, SparseTensor)
+    return found
+
+
+def _product_as(name: str, mat1: Any, mat2: Any, form: Format) -> SparseTensor:
+    """``mat1 @ mat2`` of a sparse and a dense matrix, stored as ``form``."""
+    matrix = as_sparse(name, mat1)
+    is_dense = isinstance(mat2, torch.Tensor) and not isinstance(mat2, SparseTensor)
+    if not is_dense or mat2.layout is not torch.strided:
+        raise OperandError(f"{name} takes a dense matrix on the right; torch.mm takes sparse ones too")
+    shapes = tuple(matrix.shape), tuple(mat2.shape)
+    if matrix.dim() != 2 or mat2.dim() != 2 or shapes[0][1] != shapes[1][0]:
+        raise ShapeError(f"{name} takes matrices that fit, not of shapes {shapes[0]} and {shapes[1]}")
+    if matrix.dtype != mat2.dtype:
+        raise CallError(f"{name} takes matrices of one dtype, not {matrix.dtype} and {mat2.dtype}")
+    found = einsum("ij,jk->ik", matrix, mat2, format=form)
+    assert isinstance(found, SparseTensor)
+    return found
+
+
 @implements(torch.sparse.sampled_addmm, learns=True)
 @implements_operator(aten.sparse_sampled_addmm.default)
 def sampled_addmm(
@@ -181,7 +241,7 @@ def sampled_addmm(
 # sums ------------------------------------------------------------------------------------------------
 
 
-@implements(torch._sparse_sum)
+@implements(torch_sparse_sum)
 @implements_operator(aten._sparse_sum)
 def sum(input: SparseTensor, dim: Any = None, *, dtype: torch.dtype | None = None) -> Any:
     """The sum over dimensions: sparse as long as a sparse dimension is left, else dense."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from scorch._src.notation.cut import MOST_ACCESSES, Short, cut
 from scorch.compiler.plan import Step
 from scorch.compiler.steps import split
-from scorch.compiler.typing import settle
+from scorch.compiler.typing import dtype_of_type, settle, widened
 from scorch.errors import NotationError
 from scorch.formats import Format, as_format
 from scorch.notation.indexing import Statement, parse
@@ -19,7 +21,7 @@ from scorch.notation.trees import accesses
 from scorch.notation.verify import shapes_of
 from scorch.ops.autograd import learned
 from scorch.ops.calls import keep_call, repeat_call
-from scorch.ops.operands import as_learned, as_operand, shape_of
+from scorch.ops.operands import as_learned, as_operand, converted, dtype_of, shape_of
 from scorch.ops.pieces import RUN, run_text
 from scorch.ops.recording import recorder
 from scorch.tensor.flatten import spelled
@@ -29,6 +31,7 @@ from scorch.tensor.storage import Storage
 from scorch.tensor.tracking import is_learning
 
 Tensors = dict[str, Storage | torch.Tensor]
+LONG_TEXT = 4 * MOST_ACCESSES  # characters, of which a long expression has more
 
 
 def evaluate(
@@ -46,6 +49,8 @@ def evaluate(
     tensor([2., 2., 2.])
     """
     operands = list(tensors.values())
+    if isinstance(expression, str) and len(expression) > LONG_TEXT and is_long(expression):
+        return _in_parts(expression, tensors, format, sparse_grad)
     if is_dynamo_compiling():
         given = expression, list(tensors), operands, spelled(format)
         return torch.ops.scorch.evaluate(*given)  # type: ignore[no-any-return]
@@ -64,11 +69,39 @@ def evaluate(
     requested = kept_format(statement, named, requested)
     steps = split(statement.assign)
     result = run_statement(steps, named, sizes, requested)
-    keep_call(head, operands, single_kernel(steps, named, sizes, requested), list(tensors))
+    own = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+    if all(dtype_of(named[name]) == value.dtype for name, value in own.items()):
+        keep_call(head, operands, single_kernel(steps, named, sizes, requested), list(tensors))
     return wrap(result)
 
 
 RUN.append(evaluate)
+
+
+def is_long(expression: Any) -> bool:
+    """Whether an expression is run as several short ones."""
+    return isinstance(expression, str) and len(short_statements(expression)) > 1
+
+
+@functools.lru_cache(maxsize=256)
+def short_statements(expression: str) -> tuple[Short, ...]:
+    """What an expression is run as: itself, or the short statements that it is cut into."""
+    return cut(parse(expression))
+
+
+def _in_parts(
+    expression: str, tensors: Mapping[str, Any], format: str | Format | None, sparse_grad: bool
+) -> SparseTensor | torch.Tensor:
+    """As ``evaluate`` of a long expression, one short statement after the other."""
+    for name, value in tensors.items():
+        as_operand(f"tensor {name!r}", value)
+    shapes_of(parse(expression), {name: tuple(value.shape) for name, value in tensors.items()})
+    *shorts, last = short_statements(expression)
+    given = dict(tensors)
+    for short in shorts:
+        target = short.statement.assign.target.tensor
+        given[target] = evaluate(short.text, sparse_grad=sparse_grad, **short.named(given))
+    return evaluate(last.text, format=format, sparse_grad=sparse_grad, **last.named(given))
 
 
 def _learned(
@@ -93,6 +126,8 @@ def read_statement(expression: str, tensors: Mapping[str, Any]) -> tuple[Stateme
     sizes = shapes_of(statement, {name: shape_of(tensor) for name, tensor in named.items()})
     types = {name: operand_of(name, tensor).element for name, tensor in named.items()}
     assign = replace(statement.assign, value=settle(statement.assign.value, types))
+    for name, wanted in widened(assign.value, types).items():
+        named[name] = converted(named[name], dtype_of_type(wanted))
     return replace(statement, assign=assign), named, sizes
 
 

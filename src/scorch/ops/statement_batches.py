@@ -7,8 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._C._functorch import is_legacy_batchedtensor
 
+from scorch._src.torch_internals import (
+    add_batch_dim,
+    decrement_vmap_nesting,
+    increment_vmap_nesting,
+    is_legacy_batchedtensor,
+    remove_batch_dim,
+)
 from scorch.errors import UnsupportedError
 from scorch.formats import Format, as_format
 from scorch.notation.nodes import Access, Assign, Expr
@@ -56,17 +62,17 @@ def batched(
 
 def gradients_of_batch(call: Call, arrays: Sequence[torch.Tensor], computed: Compute) -> torch.Tensor:
     """The same for the batches of gradients of ``torch.autograd.grad(is_grads_batched=True)``."""
-    torch._C._vmapmode_increment_nesting()
-    level = torch._C._vmapmode_decrement_nesting()
+    increment_vmap_nesting()
+    level = decrement_vmap_nesting()
     in_dims = [0 if is_legacy_batchedtensor(array) else None for array in arrays]
     plain = [
-        array if dim is None else torch._remove_batch_dim(array, level, 1, 0)
+        array if dim is None else remove_batch_dim(array, level, 1, 0)
         for array, dim in zip(arrays, in_dims, strict=True)
     ]
     size = next(array.shape[0] for array, dim in zip(plain, in_dims, strict=True) if dim is not None)
     found, dim = batched(call, plain, in_dims, size, computed)
     assert dim is not None
-    return torch._add_batch_dim(found, dim, level)
+    return add_batch_dim(found, dim, level)
 
 
 def _pieces(call: Call, arrays: Sequence[torch.Tensor]) -> list[Piece]:

@@ -6,14 +6,14 @@ import contextlib
 import math
 
 import torch
-from torch._C._functorch import (
+from torch.compiler import is_dynamo_compiling
+
+from scorch._src.torch_internals import (
     get_unwrapped,
     is_batchedtensor,
     is_functorch_wrapped_tensor,
     maybe_get_bdim,
 )
-from torch.compiler import is_dynamo_compiling
-
 from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from scorch.tensor.rows import rows_tensor
 from scorch.tensor.sparse_tensor import SparseTensor

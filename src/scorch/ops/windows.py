@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import ShapeError
 from scorch.ops.einsum import einsum
 from scorch.ops.generic import densely
@@ -103,7 +104,7 @@ def _shape(function: Callable[..., torch.Tensor], *tensors: torch.Tensor, **opti
 
 
 def _general(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return function(*args, **kwargs)
 
 

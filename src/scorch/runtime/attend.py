@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 
+from scorch._src.backends.by_torch import rows as by_torch
 from scorch.loops.target import target
 from scorch.runtime import by_rows
 from scorch.runtime.attend_source import SOURCE
@@ -35,14 +36,17 @@ class Options(NamedTuple):
     dropout: float = 0.0
     seed: int = 0
 
+    @property
+    def scale(self) -> float:
+        """What makes up for those that are left out."""
+        return 1.0 / (1.0 - self.dropout) if self.dropout != 1.0 else 0.0
+
+    @property
+    def draws(self) -> by_torch.Draws:
+        return by_torch.Draws(int(self.dropout * 2.0**32), self.seed)
+
     def numbers(self) -> list[int]:
-        kept = 1.0 - self.dropout
-        return [
-            _bits(self.slope),
-            int(self.dropout * 2.0**32),
-            self.seed,
-            _bits(1.0 / kept if kept else 0.0),
-        ]
+        return [_bits(self.slope), self.draws.below, self.seed, _bits(self.scale)]
 
 
 class Scores(NamedTuple):
@@ -51,6 +55,12 @@ class Scores(NamedTuple):
     sources: torch.Tensor
     targets: torch.Tensor
     edges: torch.Tensor | None = None
+
+    def of_entries(self, rows: Rows) -> torch.Tensor:
+        """Of each entry and head, their sum."""
+        row = by_torch.rows_of(rows.pos, rows.crd.numel())
+        found = self.sources[rows.crd.long()] + self.targets[row]
+        return found if self.edges is None else found + self.edges
 
 
 class Rows(NamedTuple):
@@ -74,13 +84,16 @@ def attend(
     ``x`` is (sources, heads, features).
     """
     count, entries, (_, heads, width) = rows.pos.numel() - 1, rows.crd.numel(), x.shape
+    at = _address("attend", x, rows.crd)
+    if not at:
+        given = (x, scores.of_entries(rows), options.slope, options.draws, options.scale)
+        return by_torch.attend(rows.pos, rows.crd, rows.counts, *given)
     out = empty(x.dtype, count, heads, width)
     kept = empty(x.dtype, entries, heads) if keep else None
     longest = 0 if keep or not count else int(rows.pos.diff().max())
     own = heads * longest  # of each thread: the scores of a row
     scratch = torch.empty(by_rows.most_threads() * own, dtype=x.dtype, device="cpu")
     arrays = (rows.pos, rows.crd, rows.counts, x, *scores, out, kept, scratch)
-    at = _address("attend", x, rows.crd)
     work = (entries + count) * heads * (width + 8)
     by_rows.run(at, work, count, arrays, [own, *options.numbers()])
     return out, kept
@@ -92,9 +105,12 @@ def scores_back(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient of each ``z``, (entries, heads), and its sum for each target."""
     count, entries, (_, heads, width) = rows.pos.numel() - 1, rows.crd.numel(), x.shape
+    at = _address("scores", x, rows.crd)
+    if not at:
+        given = (scores.of_entries(rows), options.slope, options.scale, kept, grad)
+        return by_torch.scores_back(rows.pos, rows.crd, x, *given)
     each, total = empty(x.dtype, entries, heads), empty(x.dtype, count, heads)
     arrays = (rows.pos, rows.crd, x, *scores, kept, grad, each, total)
-    at = _address("scores", x, rows.crd)
     work = (entries + count) * heads * (width + 4)
     by_rows.run(at, work, count, arrays, options.numbers())
     return each, total
@@ -107,9 +123,13 @@ def features_back(
     """The gradient of ``x``, and the sum of that of each ``z`` for each source."""
     assert columns.places is not None
     count, entries, (_, heads, width) = columns.pos.numel() - 1, columns.crd.numel(), grad.shape
+    at = _address("features", grad, columns.crd)
+    if not at:
+        return by_torch.features_back(
+            columns.pos, columns.crd, columns.places, options.scale, kept, each, grad
+        )
     dx, total = empty(grad.dtype, count, heads, width), empty(grad.dtype, count, heads)
     arrays = (columns.pos, columns.crd, columns.places, kept, each, grad, dx, total)
-    at = _address("features", grad, columns.crd)
     work = (entries + count) * heads * (width + 4)
     by_rows.run(at, work, count, arrays, options.numbers())
     return dx, total

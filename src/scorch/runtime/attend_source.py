@@ -62,28 +62,28 @@ static inline void exponentials_##T(T *restrict p, i64 n, T slope) { \\
         const T z = whole + k < size ? p[whole + k] : (T)-__builtin_inf(); \\
         lanes[k] = z > 0 || whole + k >= size ? z : z * slope; \\
     } \\
-    EACH_TURN most[v] = rest[v] = *(const T##v *)(lanes + v * LANES); \\
+    EACH_TURN most[v] = rest[v] = *(const T##v_at *)(lanes + v * LANES); \\
     for (i64 k = 0; k < whole; k += ROUND) \\
         EACH_TURN { \\
-            T##v *at = (T##v *)(p + k + v * LANES); \\
+            T##v_at *at = (T##v_at *)(p + k + v * LANES); \\
             const T##v score = LEAKY(T, *at); \\
             *at = score; \\
             most[v] = PICK(T, (score > most[v]) | (score != score), score, most[v]); \\
         } \\
-    EACH_TURN *(T##v *)(lanes + v * LANES) = most[v]; \\
+    EACH_TURN *(T##v_at *)(lanes + v * LANES) = most[v]; \\
     EACH_HEAD largest[h] = lanes[h]; \\
     for (int k = KNOWN_HEADS; k < ROUND; k++) { \\
         T *other = largest + k % KNOWN_HEADS; \\
         if (lanes[k] > *other || lanes[k] != lanes[k]) *other = lanes[k]; \\
     } \\
     for (int k = 0; k < ROUND; k++) lanes[k] = largest[k % KNOWN_HEADS]; \\
-    EACH_TURN most[v] = *(const T##v *)(lanes + v * LANES); \\
+    EACH_TURN most[v] = *(const T##v_at *)(lanes + v * LANES); \\
     for (i64 k = 0; k < whole; k += ROUND) \\
         EACH_TURN { \\
-            T##v *at = (T##v *)(p + k + v * LANES); \\
+            T##v_at *at = (T##v_at *)(p + k + v * LANES); \\
             *at = exp_##T(*at - most[v]); \\
         } \\
-    EACH_TURN *(T##v *)(lanes + v * LANES) = exp_##T(rest[v] - most[v]); \\
+    EACH_TURN *(T##v_at *)(lanes + v * LANES) = exp_##T(rest[v] - most[v]); \\
     for (i64 k = whole; k < size; k++) p[k] = lanes[k - whole]; \\
 }
 
@@ -111,9 +111,10 @@ static void sums_##T##_##I##_##B##_##V(const I *crd, i64 n, i64 left, const I *p
         if (places) __builtin_prefetch(weights + places[CLAMP(e + AHEAD, left - 1)] * KNOWN_HEADS); \\
         T##v times[B]; \\
         UNROLL for (int h = 0; h < B; h++) times[h] = ALL(T, POSITIVE(T, weight[h])); \\
-        UNROLL for (int v = 0; v < B * V; v++) sum[v] += times[v / V] * *(const T##v *)(from + v * LANES); \\
+        UNROLL for (int v = 0; v < B * V; v++) \\
+            sum[v] += times[v / V] * *(const T##v_at *)(from + v * LANES); \\
     } \\
-    UNROLL for (int v = 0; v < B * V; v++) *(T##v *)(out + v * LANES) = sum[v] * scale; \\
+    UNROLL for (int v = 0; v < B * V; v++) *(T##v_at *)(out + v * LANES) = sum[v] * scale; \\
 }
 
 #define SUMS_OF_ROWS(T, I) \\
@@ -199,7 +200,7 @@ static inline T dot_##T##_##I(const T *a, const T *b) { \\
     T sum = 0; \\
     i64 k = 0; \\
     UNROLL for (; k + LANES <= KNOWN_WIDTH; k += LANES) \\
-        sums += *(const T##v *)(a + k) * *(const T##v *)(b + k); \\
+        sums += *(const T##v_at *)(a + k) * *(const T##v_at *)(b + k); \\
     for (; k < KNOWN_WIDTH; k++) sum += a[k] * b[k]; \\
     UNROLL for (int half = LANES / 2; half; half /= 2) \\
         UNROLL for (int lane = 0; lane < half; lane++) sums[lane] += sums[lane + half]; \\

@@ -151,7 +151,7 @@ def _call(
     slots += [numbers.buffer_info()[0], *heads.seed, math.ceil(heads.dropout * 2**32)]
     slots += [0 if skips is None else skips.data_ptr(), key_at]
     for tensor, places in zip((Q, K, V), heads_at, strict=True):
-        slots += [tensor.data_ptr(), places, tensor.stride(-2)]
+        slots += [invoke.address_of(tensor), places, tensor.stride(-2)]
     slots += [made[0].data_ptr(), made[1].data_ptr(), scratch.data_ptr(), size]
     slots += [*(tensor.data_ptr() for tensor in made[2:]), own_at] if own else [0] * 5
     invoke.make_caller().call(_address(Q.dtype, what), *slots)

@@ -13,25 +13,26 @@ FORWARD = """
 static void absorb(head_t *h) {
     const i64 count = h->whole;
     for (i64 g = 0; g < R; g += W) {
-        const vec before = *(vec *)(h->top + g);
+        const vec before = *(vec_at *)(h->top + g);
         vec top = before;
         for (i64 c = 0; c < count; c++) {
-            vec *s = (vec *)(h->P + c * R + g);
+            vec_at *s = (vec_at *)(h->P + c * R + g);
             if (!h->full) *s = pick(seen(h, c, g), *s, (vec){0} + NONE);
             top = pick(*s > top, *s, top);
         }
         const vec by = pick(top == NONE, (vec){0}, top), smaller = power(before - by);
-        vec total = *(vec *)(h->total + g) * smaller;
+        vec total = *(vec_at *)(h->total + g) * smaller;
         for (i64 c = 0; c < count; c++) {
-            vec *s = (vec *)(h->P + c * R + g), p = power(*s - by);
+            vec_at *s = (vec_at *)(h->P + c * R + g);
+            vec p = power(*s - by);
             if (!h->full) p = pick(seen(h, c, g), p, (vec){0});
             total += p, *s = p;
         }
-        *(vec *)(h->top + g) = top, *(vec *)(h->total + g) = total;
+        *(vec_at *)(h->top + g) = top, *(vec_at *)(h->total + g) = total;
         int is_same = 1;
         for (int lane = 0; lane < W; lane++) is_same &= before[lane] == top[lane];
         if (!is_same)
-            for (i64 e = 0; e < h->width; e++) *(vec *)(h->sums + e * R + g) *= smaller;
+            for (i64 e = 0; e < h->width; e++) *(vec_at *)(h->sums + e * R + g) *= smaller;
     }
 }
 
@@ -70,7 +71,7 @@ static void forward_row(head_t *h, i64 row, i64 at, i64 end) {
         dots(h->P, h->keys, h->count, h->rows_q, h->depth);
         for (i64 c = 0; c < h->count; c++) top = h->P[c] > top ? h->P[c] : top;
         const T by = top == NONE ? 0 : top, smaller = power((vec){0} + (before - by))[0];
-        for (i64 c = 0; c < h->count; c += W) *(vec *)(h->P + c) = power(*(vec *)(h->P + c) - by);
+        for (i64 c = 0; c < h->count; c += W) *(vec_at *)(h->P + c) = power(*(vec_at *)(h->P + c) - by);
         total *= smaller;
         for (i64 c = 0; c < h->count; c++) total += h->P[c];
         if (before != top)
@@ -112,15 +113,15 @@ static void backward_block(head_t *h, i64 first, i64 rows, i64 at, i64 end) {
         scores(h->D, h->values, h->whole, h->packed_g, h->width);
         for (i64 c = 0; c < h->whole; c++)
             for (i64 g = 0; g < R; g += W) {
-                vec *p = (vec *)(h->P + c * R + g), *d = (vec *)(h->D + c * R + g);
-                vec x = power(*p - *(vec *)(h->top + g)) * *(vec *)(h->total + g);
+                vec_at *p = (vec_at *)(h->P + c * R + g), *d = (vec_at *)(h->D + c * R + g);
+                vec x = power(*p - *(vec_at *)(h->top + g)) * *(vec_at *)(h->total + g);
                 if (!h->full) x = pick(seen(h, c, g), x, (vec){0});
                 if (h->args[DROPPED]) {
                     vec kept;
                     for (int lane = 0; lane < W; lane++)
                         kept[lane] = dropped(h, h->seeds[g + lane], h->which[c]);
-                    *p = x * kept, *d = x * (*d * kept - *(vec *)(h->delta + g));
-                } else *p = x, *d = x * (*d - *(vec *)(h->delta + g));
+                    *p = x * kept, *d = x * (*d * kept - *(vec_at *)(h->delta + g));
+                } else *p = x, *d = x * (*d - *(vec_at *)(h->delta + g));
             }
         scatter(h->to_values, h->whole, h->P, h->rows_g, h->wide);
         scatter(h->to_keys, h->whole, h->D, h->rows_q, h->deep);
@@ -146,7 +147,7 @@ static void backward_row(head_t *h, i64 row, i64 at, i64 end) {
     while (next_entries(h, &at, end)) {
         dots(h->P, h->keys, h->count, h->rows_q, h->depth);
         dots(h->D, h->values, h->count, h->rows_g, h->width);
-        for (i64 c = 0; c < h->count; c += W) *(vec *)(h->P + c) = power(*(vec *)(h->P + c) - top) * by;
+        for (i64 c = 0; c < h->count; c += W) *(vec_at *)(h->P + c) = power(*(vec_at *)(h->P + c) - top) * by;
         for (i64 c = 0; c < h->count; c++) {
             const T kept = h->args[DROPPED] ? dropped(h, h->seeds[0], h->which[c]) : 1;
             h->D[c] = h->P[c] * (h->D[c] * kept - delta), h->P[c] *= kept;

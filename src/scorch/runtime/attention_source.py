@@ -164,9 +164,9 @@ static void dots(T *out, const T *const *rows, i64 count, const T *x, i64 n) {
         T more[4] = {0, 0, 0, 0};
         i64 e = 0;
         for (; e + W <= n; e += W) {
-            const vec y = *(const vec *)(x + e);
-            s += y * *(const vec *)(a + e), t += y * *(const vec *)(b + e);
-            u += y * *(const vec *)(d + e), v += y * *(const vec *)(f + e);
+            const vec y = *(const vec_at *)(x + e);
+            s += y * *(const vec_at *)(a + e), t += y * *(const vec_at *)(b + e);
+            u += y * *(const vec_at *)(d + e), v += y * *(const vec_at *)(f + e);
         }
         for (; e < n; e++)
             more[0] += x[e] * a[e], more[1] += x[e] * b[e], more[2] += x[e] * d[e], more[3] += x[e] * f[e];
@@ -177,7 +177,7 @@ static void dots(T *out, const T *const *rows, i64 count, const T *x, i64 n) {
         vec s = {0};
         T more = 0;
         i64 e = 0;
-        for (; e + W <= n; e += W) s += *(const vec *)(x + e) * *(const vec *)(rows[c] + e);
+        for (; e + W <= n; e += W) s += *(const vec_at *)(x + e) * *(const vec_at *)(rows[c] + e);
         for (; e < n; e++) more += x[e] * rows[c][e];
         out[c] = more + sum(s);
     }
@@ -186,9 +186,10 @@ static void dots(T *out, const T *const *rows, i64 count, const T *x, i64 n) {
 static void sum_rows(T *sums, const T *const *rows, i64 count, const T *weights, i64 n) {
     i64 e = 0;
     for (; e + 4 * W <= n; e += 4 * W) {
-        vec *to = (vec *)(sums + e), s = to[0], t = to[1], u = to[2], v = to[3];
+        vec_at *to = (vec_at *)(sums + e);
+        vec s = to[0], t = to[1], u = to[2], v = to[3];
         for (i64 c = 0; c < count; c++) {
-            const vec *from = (const vec *)(rows[c] + e);
+            const vec_at *from = (const vec_at *)(rows[c] + e);
             s += weights[c] * from[0], t += weights[c] * from[1];
             u += weights[c] * from[2], v += weights[c] * from[3];
         }
@@ -206,8 +207,8 @@ static void add_rows(T *const *rows, i64 count, const T *weights, const T *x, i6
         for (i64 e = 0; e < pad; e += R) {
             vec sums[R / W];
             for (int i = 0; i < R / W; i++)
-                sums[i] = *(vec *)(to + e + i * W) + weight * *(const vec *)(x + e + i * W);
-            for (int i = 0; i < R / W; i++) *(vec *)(to + e + i * W) = sums[i];
+                sums[i] = *(vec_at *)(to + e + i * W) + weight * *(const vec_at *)(x + e + i * W);
+            for (int i = 0; i < R / W; i++) *(vec_at *)(to + e + i * W) = sums[i];
         }
     }
 }

@@ -33,8 +33,9 @@ def products(element: str) -> str:
 typedef {element} T;
 typedef {whole} I;
 enum {{ R = {ROWS}, C = {CHUNK}, W = {lanes}, TALL = {tall}, WIDE = {lanes * vectors} }};
-typedef T vec __attribute__((vector_size({size * lanes}), aligned({size}), may_alias));
-typedef I ivec __attribute__((vector_size({size * lanes}), aligned({size}), may_alias));
+typedef T vec __attribute__((vector_size({size * lanes})));
+typedef I ivec __attribute__((vector_size({size * lanes})));
+typedef T vec_at __attribute__((vector_size({size * lanes}), aligned({size}), may_alias)); /* in memory */
 """
     return head + _exponential(lanes, digits, least, terms) + _tiles(tall, vectors)
 
@@ -63,11 +64,11 @@ static inline vec power(vec x) {{
 def _tile(tall: int, vectors: int, place: str, factor: str) -> tuple[str, str, str, str]:
     """Lines that load ``tall`` by ``vectors`` registers, or zero them, add products, and store them."""
     load, zero, store = [], [], []
-    add = [f"const vec b{j} = *(const vec *)(b + {j} * W);" for j in range(vectors)]
+    add = [f"const vec b{j} = *(const vec_at *)(b + {j} * W);" for j in range(vectors)]
     for i in range(tall):
         add.append(f"const T a{i} = {factor.format(i=i)};")
         for j in range(vectors):
-            at = f"*(vec *)({place.format(i=i)} + {j} * W)"
+            at = f"*(vec_at *)({place.format(i=i)} + {j} * W)"
             load.append(f"vec s{i}_{j} = {at};")
             zero.append(f"vec s{i}_{j} = {{0}};")
             add.append(f"s{i}_{j} += a{i} * b{j};")

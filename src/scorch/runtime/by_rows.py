@@ -25,7 +25,10 @@ typedef unsigned long long u64;
 typedef int i32;
 typedef float f32;
 typedef double f64;
-#define VECTOR(T, N) typedef T N __attribute__((vector_size($VECTOR), aligned(sizeof(T)), may_alias))
+/* In registers, and as it lies in memory: for loads and stores only, never by value. */
+#define VECTOR(T, N) \\
+typedef T N __attribute__((vector_size($VECTOR))); \\
+typedef T N##_at __attribute__((vector_size($VECTOR), aligned(sizeof(T)), may_alias))
 VECTOR(f32, f32v);
 VECTOR(f64, f64v);
 VECTOR(i32, f32m); /* what comparisons of vectors give */
@@ -88,22 +91,26 @@ _NOTHING = "long long scorch_nothing(long long *args) { return 0; }\n"
 _TYPES = {torch.float32: FLOAT32, torch.float64: FLOAT64}
 
 
-@functools.cache
 def address(source: str, what: str, name: str, dtype: torch.dtype, index: torch.dtype) -> int:
-    """Where a function of a routine is, for numbers and indices of these types.
+    """Where a function of a routine is, for numbers and indices of these types; 0 if none can be made.
 
     ``source`` ends with the macro ``ROUTINES(T, I)``, of which just the types that are used are compiled.
     """
     number, integer = "f32" if dtype == torch.float32 else "f64", "i32" if index == torch.int32 else "i64"
+    return jit.function_address(text_of(source, number, integer), what, f"scorch_{name}_{number}_{integer}")
+
+
+@functools.cache
+def text_of(source: str, number: str, integer: str) -> str:
+    """All of a routine's text for these types."""
     text = f"{PRELUDE}{source}ROUTINES({number}, {integer})\n"
-    library = jit.load(text.replace("$VECTOR", str(target().vector_bytes)), what)
-    return library.address(f"scorch_{name}_{number}_{integer}")
+    return text.replace("$VECTOR", str(target().vector_bytes))
 
 
 def run(at: int, work: int, rows: int, arrays: Sequence[torch.Tensor | None], numbers: Sequence[int]) -> None:
     """Call the function at an address: ``arrays`` begin with pos and crd, ``numbers`` follow them."""
     parallel, threads = invoke.threads_for(work, EACH)
-    places = [0 if array is None else array.data_ptr() for array in arrays]
+    places = [0 if array is None else invoke.address_of(array) for array in arrays]
     invoke.make_caller().call(at, parallel, threads, rows, *places, *numbers)
 
 

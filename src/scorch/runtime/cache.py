@@ -8,6 +8,10 @@ manifest counts as absent and is built again. A directory that cannot be written
 
 Beside them lie *notes*, ``<key>.note``: what was found out once and can be found out again, such as which
 compiler works or the finished plan of a step. Each begins with its own checksum.
+
+Libraries are code that runs as us, so a directory that others may write to, or could replace by another one,
+is refused with a warning, and a private one is used in its place; a file in it that is not ours counts as
+absent (``private_files``).
 """
 
 from __future__ import annotations
@@ -29,11 +33,24 @@ from typing import NamedTuple
 
 import platformdirs
 
+from scorch._src.backends.cpu.private_files import (
+    NotPrivateError,
+    make_private,
+    make_temporary,
+    read_private,
+    resolve_private,
+)
 from scorch.settings import current
 
 LAYOUT = "1"  # part of every key: raise it when the files or the way of calling kernels change
 
-_SUFFIXES = (".json", ".so", ".c", ".note")  # the manifest goes first, so that half a removal is no entry
+_SUFFIXES = (
+    ".json",
+    ".so",
+    ".c",
+    ".log",
+    ".note",
+)  # the manifest goes first, so that half a removal is no entry
 _CHECKSUM = hashlib.sha256().digest_size  # bytes at the beginning of a note
 _TEMPORARY = ".writing-"
 _ABANDONED_SECONDS = 3600.0
@@ -67,7 +84,21 @@ class _Entry:
 
 
 def directory() -> Path:
-    """Where kernels are kept: the setting, else ``SCORCH_CACHE_DIR``, else the user's cache."""
+    """Where kernels are kept: the setting, else ``SCORCH_CACHE_DIR``, else the user's cache.
+
+    One that is not private is refused, with a warning, for one of this process alone.
+    """
+    place = _chosen_directory()
+    try:
+        return resolve_private(place)
+    except NotPrivateError as error:
+        _warn_refused(place, error)
+        return _spare_directory()
+    except OSError:  # whoever writes there finds out more
+        return place
+
+
+def _chosen_directory() -> Path:
     chosen = current().cache_directory
     if chosen is not None:
         return Path(chosen).expanduser()
@@ -117,18 +148,27 @@ def store_aside(key: str, library: bytes, source: str) -> Path:
 
 def store_source(key: str, source: str) -> Path:
     """Keep a source that did not compile, for the error message to point at."""
+    return _store_text(f"{key}.c", source)
+
+
+def store_log(key: str, text: str) -> Path:
+    """Keep what a compiler said of a source, for a warning to point at."""
+    return _store_text(f"{key}.log", text)
+
+
+def _store_text(name: str, text: str) -> Path:
     place = directory()
     try:
-        return _write_file(place, f"{key}.c", source.encode())
+        return _write_file(place, name, text.encode())
     except OSError as error:
         warn_unusable(place, error)
-        return _write_file(_spare_directory(), f"{key}.c", source.encode())
+        return _write_file(_spare_directory(), name, text.encode())
 
 
 def read_note(key: str) -> bytes | None:
     """The note kept under ``key``, or None where there is none or it is damaged."""
     try:
-        content = (directory() / f"{key}.note").read_bytes()
+        content = read_private(directory() / f"{key}.note")
     except OSError:
         return None
     checksum, note = content[:_CHECKSUM], content[_CHECKSUM:]
@@ -155,22 +195,29 @@ def remove(key: str) -> None:
 
 def warn_unusable(place: Path, error: OSError) -> None:
     """Say, once for each directory, that kernels cannot be kept or run there."""
+    _warn_once(
+        place,
+        f"compiled kernels cannot be kept in {place} ({error.strerror or error}); this process keeps them in "
+        f"a temporary directory and the next one compiles them again. Set SCORCH_CACHE_DIR to a directory "
+        f"that can be written.",
+    )
+
+
+def _warn_refused(place: Path, error: NotPrivateError) -> None:
+    _warn_once(
+        place,
+        f"compiled kernels in {place} are not used, because they are code and {error}. This process keeps "
+        f"kernels in a private temporary directory and the next one compiles them again. Set "
+        f"SCORCH_CACHE_DIR to a directory of your own that nobody else can write to or replace.",
+    )
+
+
+def _warn_once(place: Path, message: str) -> None:
     with _lock:
         if place in _warned:
             return
         _warned.add(place)
-    warnings.warn(
-        f"compiled kernels cannot be kept in {place} ({error.strerror or error}); this process keeps them in "
-        f"a temporary directory and the next one compiles them again. Set SCORCH_CACHE_DIR to a directory "
-        f"that can be written.",
-        ScorchWarning,
-        stacklevel=2,
-    )
-
-
-def make_private(place: Path) -> None:
-    """Make a directory that only its owner may enter: whoever writes there decides what code runs."""
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    warnings.warn(message, ScorchWarning, stacklevel=2)
 
 
 def statistics() -> Statistics:
@@ -195,8 +242,8 @@ def clear() -> int:
 
 def _is_sound(place: Path, key: str) -> bool:
     try:
-        manifest = json.loads((place / f"{key}.json").read_bytes())
-        library = (place / f"{key}.so").read_bytes()
+        manifest = json.loads(read_private(place / f"{key}.json"))
+        library = read_private(place / f"{key}.so")
     except (OSError, ValueError):
         return False
     return bool(manifest == _manifest(key, library))
@@ -215,7 +262,7 @@ def _write_entry(place: Path, key: str, library: bytes, source: str) -> int:
 
 
 def _write_file(place: Path, name: str, content: bytes) -> Path:
-    make_private(place)
+    place = make_private(place)
     descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=place)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -233,7 +280,7 @@ def _spare_directory() -> Path:
     global _spare
     with _lock:
         if _spare is None or not _spare.is_dir():
-            _spare = Path(tempfile.mkdtemp(prefix="scorch-"))
+            _spare = make_temporary()
             atexit.register(_remove_spare, _spare, os.getpid())
         return _spare
 

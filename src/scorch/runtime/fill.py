@@ -21,7 +21,7 @@ import torch
 
 from scorch.errors import CompilerNotFoundError
 from scorch.loops.types import INT8, INT16, INT32, INT64, Type
-from scorch.runtime import invoke, jit, memory
+from scorch.runtime import invoke, jit, memory, toolchain
 from scorch.settings import enabled
 
 _TYPES = """\
@@ -133,7 +133,8 @@ static int gather(object *const *given, long count, long long *slots, long *used
         }
         if (!seen.data && has_elements(&seen)) { /* its memory was taken away */
             if (facts) return 1;
-            PyErr_SetString(PyExc_RuntimeError, "an operand has no memory");
+            PyErr_SetString(PyExc_RuntimeError,
+                            "an operand has no memory: its storage was resized or freed; make it anew");
             return -1;
         }
         if (facts) { /* a fact of length 0: not to be checked */
@@ -361,9 +362,18 @@ class Builtins:
     pool: Callable[[int], int]
 
 
-@functools.cache
 def builtins() -> Builtins | None:
     """The builtins, or None where there are no means for them."""
+    try:
+        return _builtins()
+    except CompilerNotFoundError:
+        if toolchain.has_compiler():  # raises where somebody has named one that does not work
+            raise
+        return None
+
+
+@functools.cache
+def _builtins() -> Builtins | None:
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if capsule is None or invoke.make_caller().kind != "trampoline":
         return None

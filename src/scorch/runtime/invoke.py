@@ -16,11 +16,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from scorch.errors import CompilerNotFoundError
-from scorch.runtime import jit
+from scorch.errors import CompilationError, CompilerNotFoundError, FreedError
+from scorch.runtime import jit, openmp
 from scorch.settings import current
+
+if TYPE_CHECKING:
+    import torch
 
 _TRAMPOLINE = """\
 typedef long long (*kernel_t)(long long *);
@@ -154,7 +157,7 @@ def make_caller() -> Caller:
 
 @functools.cache
 def parallel_runtime() -> int:
-    """The address of torch's ``torch_parallel_for``, or 0 where kernels have to run on one thread.
+    """The address of torch's ``torch_parallel_for`` or its like; 0 where kernels have to run on one thread.
 
     Kernels share torch's threads instead of starting their own: two pools spinning on the same cores make
     both slow, and ``torch.set_num_threads`` is obeyed for free.
@@ -164,9 +167,22 @@ def parallel_runtime() -> int:
     name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
-        return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value or 0
-    except (OSError, AttributeError):
+        if hasattr(library, "torch_parallel_for"):  # from torch 2.10 on
+            return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value or 0
+        return openmp.parallel_for(library)
+    except (OSError, AttributeError, CompilationError):
         return 0
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where the elements of ``tensor`` are; refused where its memory was taken away."""
+    found = tensor.data_ptr()
+    if not found and tensor.numel():
+        raise FreedError(
+            f"an operand of shape {tuple(tensor.shape)} has no memory: its storage was resized or freed; "
+            "make it anew"
+        )
+    return found
 
 
 def threads_for(work: int, each: int, most: int | None = None) -> tuple[int, int]:
@@ -206,7 +222,7 @@ def builtin(name: bytes, address: int) -> Callable[..., Any]:
 def _through_ctypes() -> Caller:
     kernel_type = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_void_p)
 
-    @functools.cache
+    @functools.lru_cache(maxsize=4096)
     def kernel_at(address: int) -> Callable[[Any], int]:
         if not address:
             raise ValueError("the address of a kernel is 0")

@@ -8,6 +8,7 @@ says how long the arrays are, the second fills those that were allocated here. T
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -15,18 +16,22 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 
+from scorch._src.backends.cpu.print.scalar import print_scalar
 from scorch.compiler.assemble import identity_of
 from scorch.compiler.collect import writes_everything
 from scorch.compiler.names import safe_tensor
 from scorch.compiler.pipeline import Planned
 from scorch.compiler.plan import Plan
 from scorch.compiler.typing import dtype_of_type
-from scorch.errors import DensityError, KernelError
+from scorch.errors import CompilationError, DensityError, KernelError
 from scorch.loops import interpret
 from scorch.loops.cpp import print_kernel
 from scorch.loops.nodes import Kernel
 from scorch.loops.types import INT32
-from scorch.runtime import fill, invoke, jit
+from scorch.runtime import fill, invoke, jit, toolchain
+from scorch.runtime.cache import ScorchWarning
+
+_has_warned = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Native:
         self.call_back = invoke.make_caller().call_back
 
     def slot(self, tensor: torch.Tensor) -> int:
-        return tensor.data_ptr()
+        return invoke.address_of(tensor)
 
     def call(self, function: str, slots: list[Any]) -> int:
         return self.call_back(self.addresses[function], slots)
@@ -104,9 +109,24 @@ def make_schedule(planned: Planned) -> Schedule:
 
 def build_together(sources: Sequence[str]) -> None:
     """Compile new kernels side by side, the first ones together with the functions that call kernels."""
+    if not toolchain.has_compiler():
+        return
     wanted = [source for source in (*sources, *invoke.SOURCES, *fill.SOURCES) if not jit.is_loaded(source)]
     if len(wanted) > 1:
         jit.build(wanted)
+
+
+def warn_not_compiled(error: CompilationError) -> None:
+    """Say, once in a process, that a kernel had to be run without machine code."""
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        warnings.warn(
+            f"no C compiler of this machine can make a kernel, so it and others like it are run by torch, "
+            f"slowly: {error}",
+            ScorchWarning,
+            stacklevel=2,
+        )
 
 
 class CompiledKernel:
@@ -121,12 +141,32 @@ class CompiledKernel:
         self.identity = identity_of(self.plan.step.reduction, self.plan.element)
         self._place = {name: number for number, name in enumerate(schedule.slots)}
         self.writes_everything = writes_everything(self.plan)
+        self._failure: CompilationError | None = None
 
     @functools.cached_property
     def native(self) -> Native:
         build_together([self.source])
-        library = jit.load(self.source, label=self.label)
+        library = jit.load(self.source, self.label, self.scalar_source)
         return Native({name: library.address(name) for name in self.schedule.functions})
+
+    def is_ready(self) -> bool:
+        """Whether there is machine code to call, which takes a compiler that does not fail at it."""
+        if "native" in self.__dict__:
+            return True
+        if self._failure is not None:
+            return False
+        if not toolchain.has_compiler():
+            return False
+        try:
+            return bool(self.native.addresses)
+        except CompilationError as error:
+            self._failure = error
+            warn_not_compiled(error)
+            return False
+
+    def scalar_source(self) -> str:
+        """The kernel without vectors, for compilers that fail at them."""
+        return print_scalar(self.schedule.planned.kernel())
 
     @property
     def label(self) -> str:

@@ -44,8 +44,8 @@ static void some_beside_##T##_##V(i64 begin, i64 end, void *context) { \\
             const i64 first = from[r], length = from[r + 1] - first; \\
             if (entry + length + 4 <= limit && first + length + 4 <= from[args[ROWS]]) \\
                 for (i64 i = 0; i < length; i += 4) { \\
-                    *(T##x4 *)(crd + entry + i) = *(const T##x4 *)(columns + first + i) + further; \\
-                    *(V##x4 *)(values + entry + i) = *(const V##x4 *)(given + first + i); \\
+                    *(T##x4_at *)(crd + entry + i) = *(const T##x4_at *)(columns + first + i) + further; \\
+                    *(V##x4_at *)(values + entry + i) = *(const V##x4_at *)(given + first + i); \\
                 } \\
             else \\
                 for (i64 i = 0; i < length; i++) { \\
@@ -58,7 +58,8 @@ static void some_beside_##T##_##V(i64 begin, i64 end, void *context) { \\
     } \\
 }
 
-#define FOUR(T) typedef T T##x4 __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
+/* As they lie in memory: for loads and stores only, never by value. */
+#define FOUR(T) typedef T T##x4_at __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
 FOUR(i8)
 FOUR(i16)
 FOUR(i32)

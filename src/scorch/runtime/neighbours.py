@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from scorch._src.backends.by_torch import rows as by_torch
 from scorch.runtime import by_rows
 from scorch.runtime.by_rows import address, empty
 from scorch.runtime.watch import told
@@ -50,7 +51,7 @@ static void largest_##T##_##I##_##N##_##TIED(const I *crd, const T *counts, i64 
         const T##v times = (T##v){0} + (TIED && counts ? counts[e] : (T)1); \\
         FETCH(later, N * sizeof(T##v)) \\
         UNROLL for (int v = 0; v < N; v++) { \\
-            const T##v here = *(const T##v *)(from + v * LANES); \\
+            const T##v here = *(const T##v_at *)(from + v * LANES); \\
             const T##v most = larger_##T(here, best[v]); \\
             const T##m stays = most == best[v], comes = most == here; \\
             if (TIED) reached[v] = (T##v)((T##m)reached[v] & stays) + (T##v)((T##m)times & comes); \\
@@ -58,8 +59,8 @@ static void largest_##T##_##I##_##N##_##TIED(const I *crd, const T *counts, i64 
         } \\
     } \\
     UNROLL for (int v = 0; v < N; v++) { \\
-        *(T##v *)(out + v * LANES) = best[v]; \\
-        if (TIED) *(T##v *)(ties + v * LANES) = reached[v]; \\
+        *(T##v_at *)(out + v * LANES) = best[v]; \\
+        if (TIED) *(T##v_at *)(ties + v * LANES) = reached[v]; \\
     } \\
 }
 
@@ -68,7 +69,7 @@ static void back_##T##_##I##_##N(const I *crd, const T *counts, i64 n, i64 left,
                                  const T *g, i64 width, T *dx) { \\
     enum { LANES = sizeof(T##v) / sizeof(T) }; \\
     T##v sum[N], here[N]; \\
-    UNROLL for (int v = 0; v < N; v++) sum[v] = (T##v){0}, here[v] = *(const T##v *)(x + v * LANES); \\
+    UNROLL for (int v = 0; v < N; v++) sum[v] = (T##v){0}, here[v] = *(const T##v_at *)(x + v * LANES); \\
     for (i64 e = 0; e < n; e++) { \\
         const T *best = out + crd[e] * width, *from = g + crd[e] * width; \\
         const i64 later = crd[CLAMP(e + AHEAD, left - 1)] * width; \\
@@ -76,11 +77,11 @@ static void back_##T##_##I##_##N(const I *crd, const T *counts, i64 n, i64 left,
         FETCH(out + later, N * sizeof(T##v)) \\
         FETCH(g + later, N * sizeof(T##v)) \\
         UNROLL for (int v = 0; v < N; v++) { \\
-            const T##m same = here[v] == *(const T##v *)(best + v * LANES); \\
-            sum[v] += (T##v)((T##m)(times * *(const T##v *)(from + v * LANES)) & same); \\
+            const T##m same = here[v] == *(const T##v_at *)(best + v * LANES); \\
+            sum[v] += (T##v)((T##m)(times * *(const T##v_at *)(from + v * LANES)) & same); \\
         } \\
     } \\
-    UNROLL for (int v = 0; v < N; v++) *(T##v *)(dx + v * LANES) = sum[v]; \\
+    UNROLL for (int v = 0; v < N; v++) *(T##v_at *)(dx + v * LANES) = sum[v]; \\
 }
 
 #define ROUTINES(T, I) \\
@@ -181,9 +182,11 @@ def largest(rows: Arrays, x: torch.Tensor, with_ties: bool) -> tuple[torch.Tenso
     """The largest of the rows of ``x`` that each row picks, and how many reach it if that is asked for."""
     pos, crd, counts = rows
     count, width = pos.numel() - 1, x.shape[1]
+    at = address(_SOURCE, _WHAT, "largest", x.dtype, crd.dtype)
+    if not at:
+        return by_torch.largest(pos, crd, counts, x, with_ties)
     out = empty(x.dtype, count, width)
     ties = empty(x.dtype, count, width) if with_ties else None
-    at = address(_SOURCE, _WHAT, "largest", x.dtype, crd.dtype)
     by_rows.run(at, (crd.numel() + count) * width, count, (pos, crd, counts, x, out, ties), [width])
     return out, ties
 
@@ -192,8 +195,10 @@ def largest(rows: Arrays, x: torch.Tensor, with_ties: bool) -> tuple[torch.Tenso
 def largest_back(rows: Arrays, x: torch.Tensor, out: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
     """What flows back to ``x``; ``rows`` are transposed, ``shared`` is the gradient by the number of ties."""
     pos, crd, counts = rows
-    dx = empty(x.dtype, *x.shape)
     at = address(_SOURCE, _WHAT, "back", x.dtype, crd.dtype)
+    if not at:
+        return by_torch.largest_back(pos, crd, counts, x, out, shared)
+    dx = empty(x.dtype, *x.shape)
     width = x.shape[1]
     work = 2 * crd.numel() * width + x.numel()
     by_rows.run(at, work, x.shape[0], (pos, crd, counts, x, out, shared, dx), [width])

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from scorch.errors import CompilationError, CompilerNotFoundError
 from scorch.runtime import invoke, jit
 from scorch.runtime.watch import told
 
@@ -280,14 +279,11 @@ def parse_table(
     return None if status else (places, values)
 
 
-@functools.cache
 def _functions() -> tuple[int, int] | None:
-    """Where both routines are; None if this compiler cannot make them."""
-    try:
-        library = jit.load(SOURCE, "the reader of tables in text")
-        return library.address("scorch_count_rows"), library.address("scorch_read_rows")
-    except (CompilationError, CompilerNotFoundError):
-        return None
+    """Where both routines are; None if no compiler can make them."""
+    names = ("scorch_count_rows", "scorch_read_rows")
+    count, read = (jit.function_address(SOURCE, "the reader of tables in text", name) for name in names)
+    return (count, read) if count and read else None
 
 
 @functools.cache

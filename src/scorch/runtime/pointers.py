@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from scorch._src.torch_internals import row_pointers_of
 from scorch.loops.types import INT32, INT64
 from scorch.runtime import invoke, jit
 from scorch.runtime.fill import builtins, pack, result_facts, slot_facts
@@ -70,7 +71,7 @@ def pointers_of(rows: torch.Tensor, count: int) -> torch.Tensor:
     """Where each of ``count`` rows begins among entries with the sorted numbers ``rows``, and the end."""
     made, address = builtins(), _address("pointers", rows.dtype)
     if made is None or not address:
-        return torch._convert_indices_from_coo_to_csr(rows, count, out_int32=rows.dtype == torch.int32)
+        return row_pointers_of(rows, count, out_int32=rows.dtype == torch.int32)
     facts = result_facts(_TYPES[rows.dtype], (count + 1,))
     return made.fill(address, _first(count, rows.numel()), facts, None, rows)
 

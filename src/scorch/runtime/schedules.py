@@ -4,24 +4,24 @@ Planning a step takes some milliseconds of Python, as long as finding its librar
 Tensors of one *class* share a schedule within a process: the same formats and dtypes, the same dense extents,
 and sizes and numbers of entries of the same magnitude; so batches that differ a little are planned once. On
 disk a schedule is kept by the exact numbers it was made for and by the sources of Scorch itself, so that what
-a program does never depends on what another one did before. What is read there is only ever data: nothing but
-Scorch's own classes is put together from it, and what is damaged counts as absent.
+a program does never depends on what another one did before. What is read there is only ever data (``notes``),
+and what is damaged counts as absent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import io
 import os
-import pickle
 import platform
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scorch._src.bounded import BoundedCache
+from scorch._src.engine import notes
 from scorch.compiler.contract import contract
 from scorch.compiler.pipeline import plan_step, result_format
 from scorch.compiler.plan import Operand, Step
@@ -38,10 +38,11 @@ MOST_SCHEDULES = 4096
 MOST_BITS = 62  # of all sizes together: beyond, keys and index types may depend on the very sizes
 MOST_SIZE_BITS = 30
 
-_schedules: OrderedDict[Hashable, Schedule] = OrderedDict()
-_contractions: OrderedDict[Hashable, tuple[Step, ...]] = OrderedDict()
+_schedules: BoundedCache[Hashable, Schedule] = BoundedCache(MOST_SCHEDULES)
+_contractions: BoundedCache[Hashable, tuple[Step, ...]] = BoundedCache(MOST_SCHEDULES)
 
 Found = TypeVar("Found")
+notes.register(Schedule)
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,6 @@ def find_schedule(problem: Problem) -> Schedule:
     found = _schedules.get(name)
     if found is None:
         found = _schedules[name] = _noted(problem, "schedule", Schedule, new_schedule, _without_rejected)
-        _drop_oldest(_schedules)
     return found
 
 
@@ -76,8 +76,7 @@ def find_contraction(problem: Problem) -> tuple[Step, ...]:
     name = class_of(problem)
     found = _contractions.get(name)
     if found is None:
-        found = _contractions[name] = _noted(problem, "contraction", tuple, new_contraction)
-        _drop_oldest(_contractions)
+        found = _contractions[name] = _noted(problem, "contraction", tuple[Step, ...], new_contraction)
     return found
 
 
@@ -99,11 +98,6 @@ def forget() -> None:
     """Ask the disk again for every schedule."""
     _schedules.clear()
     _contractions.clear()
-
-
-def _drop_oldest(kept: OrderedDict[Hashable, Any]) -> None:
-    if len(kept) > MOST_SCHEDULES:
-        kept.popitem(last=False)
 
 
 def class_of(problem: Problem) -> Hashable:
@@ -147,19 +141,22 @@ def _stored_indices(access: Access, form: Format) -> set[str]:
 def _noted(
     problem: Problem,
     what: str,
-    kind: type[Found],
+    kind: Any,
     make: Callable[[Problem], Found],
     shorten: Callable[[Found], Found] = lambda found: found,
 ) -> Found:
-    """``make(problem)``, unless a process before us has noted what it gives."""
+    """``make(problem)``, unless a process before us has noted what it gives, a value of the type ``kind``."""
     key = cache.make_key(what, _version(), *_facts(problem))
     note = cache.read_note(key)
     if note is not None:
-        found = _read(note)
-        if isinstance(found, kind):
-            return found
+        try:
+            known: Found = notes.read(note, kind)
+            return known
+        except notes.NoteError:  # whatever is wrong with it, planning makes it again
+            pass
     made = make(problem)
-    cache.write_note(key, pickle.dumps(shorten(made), pickle.HIGHEST_PROTOCOL))
+    with contextlib.suppress(notes.NoteError):  # levels that a user wrote, say
+        cache.write_note(key, notes.write(shorten(made)))
     return made
 
 
@@ -179,36 +176,24 @@ def _family(problem: Problem) -> str:
     return "" if problem.requested is None else f"asked for as {problem.requested.family}"
 
 
-class _Unpickler(pickle.Unpickler):
-    """Makes nothing but dataclasses of Scorch, and sets."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.startswith("scorch."):
-            found = super().find_class(module, name)
-            if isinstance(found, type):
-                return found
-        if (module, name) == ("builtins", "frozenset"):
-            return frozenset
-        raise pickle.UnpicklingError(f"a schedule has no {module}.{name}")
-
-
-def _read(note: bytes) -> object:
-    try:
-        return _Unpickler(io.BytesIO(note)).load()
-    except Exception:  # whatever is wrong with it, planning makes it again
-        return None
-
-
 @functools.cache
 def _version() -> str:
     """The sources of Scorch, by their times and sizes: other sources may plan otherwise."""
+    return sources_version(Path(__file__).parent.parent)
+
+
+def sources_version(root: Path) -> str:
+    """All Python files below ``root``, by their places, times and sizes, and the version of Python."""
     digest = hashlib.sha256(platform.python_version().encode())
-    root = Path(__file__).parent.parent
-    for folder in (root, *sorted(root.iterdir())):
-        if not folder.is_dir() or folder.name.startswith("_"):
-            continue
-        for item in sorted(os.scandir(folder), key=lambda item: item.name):
+    folders = [("", str(root))]
+    while folders:
+        place, folder = folders.pop()
+        with os.scandir(folder) as found:
+            items = sorted(found, key=lambda item: item.name)
+        for item in items:
             if item.name.endswith(".py"):
                 status = item.stat()
-                digest.update(f"{folder.name}/{item.name} {status.st_size} {status.st_mtime_ns}".encode())
+                digest.update(f"{place}{item.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+            elif item.name != "__pycache__" and item.is_dir():
+                folders.append((f"{place}{item.name}/", item.path))
     return digest.hexdigest()

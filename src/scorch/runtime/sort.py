@@ -6,12 +6,10 @@ often listed column by column, or as a triangle and its mirror image: there a pa
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 
-from scorch.errors import CompilationError, CompilerNotFoundError
 from scorch.runtime import invoke, jit
 from scorch.runtime.watch import told
 
@@ -128,11 +126,7 @@ def sort_entries(
     return status == 0 if status != 1 else (orders[0], moved)
 
 
-@functools.cache
 def _address(dtype: torch.dtype) -> int:
-    """Where the routine for coordinates of this dtype is; 0 if this compiler cannot make it."""
-    try:
-        name = {torch.int32: "i32", torch.int64: "i64"}[dtype]
-        return jit.load(SOURCE, "the order of entries").address(f"scorch_sort_{name}")
-    except (CompilationError, CompilerNotFoundError):
-        return 0
+    """Where the routine for coordinates of this dtype is; 0 if no compiler can make it."""
+    name = {torch.int32: "i32", torch.int64: "i64"}[dtype]
+    return jit.function_address(SOURCE, "the order of entries", f"scorch_sort_{name}")

@@ -2,10 +2,11 @@
 
 Kernels are plain C without headers or libraries, so nearly any compiler will do: the one named by
 ``SCORCH_CXX``, else clang or gcc, else the ``ziglang`` wheel. A candidate counts only if it has just
-compiled a small library with the very flags kernels get; what the others said is kept for the error
-message. What was found is noted beside the kernels, so that a process whose kernels are all on disk starts
-no compiler; the note holds while the candidates are the same files. Flags never include ``-ffast-math``:
-results must not depend on the compiler's licence.
+compiled a small library with the very flags kernels get, which another process could load and call; what the
+others said is kept for the error message. What was found is noted beside the kernels, so that a process whose
+kernels are all on disk starts no compiler; the note holds while the candidates are the same files. A compiler
+that fails at a kernel is passed over for the next one (``jit``), and none may run for ever. Flags never
+include ``-ffast-math``: results must not depend on the compiler's licence.
 """
 
 from __future__ import annotations
@@ -20,30 +21,47 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from scorch._src.backends.cpu.private_files import make_private, temporary_folder
 from scorch.errors import CompilerNotFoundError
 from scorch.loops.target import target
 from scorch.runtime import cache
+from scorch.settings import current
 
 _PROBE = """\
 void *malloc(unsigned long);
+void free(void *);
 double exp(double);
 long long probe(long long *args) {
-    long long *copy = malloc(8);
+    long long *copy = malloc(8), found;
     *copy = (long long)exp((double)args[0]);
-    return __atomic_fetch_add(&args[1], 1, __ATOMIC_ACQ_REL);
+    found = *copy + __atomic_fetch_add(&args[1], 1, __ATOMIC_ACQ_REL);
+    free(copy);
+    return found;
 }
 """
-_PROBE_SECONDS = 120.0
+_LOAD = """\
+import ctypes, sys
+args = (ctypes.c_longlong * 2)(0, 41)
+probe = ctypes.CDLL(sys.argv[1]).probe
+probe.restype, probe.argtypes = ctypes.c_longlong, [ctypes.c_void_p]
+assert (probe(args), args[1]) == (42, 42), "the library computes something else"
+"""
+_PROBE_SECONDS = 120
+_OUTPUT_BYTES = 1 << 20  # of what a compiler says
 
 _lock = threading.Lock()
 _found: Toolchain | None = None
+_missing: tuple[list[str], str] | None = None  # why none was found, and what that depends on
+_stuck: set[tuple[str, ...]] = set()  # commands that ran out of time in this process
+_others: dict[tuple[str, ...], Toolchain | str] = {}  # further candidates that were tried
 
 
 @dataclass(frozen=True)
@@ -68,7 +86,8 @@ class Toolchain:
 def find_toolchain() -> Toolchain:
     """The compiler to use, looked for at the first call of the process.
 
-    A search that finds nothing is not remembered, so a compiler installed meanwhile is found.
+    A search that finds nothing is repeated once the candidates are other files, so a compiler installed
+    meanwhile is found.
     """
     global _found
     if _found is None:
@@ -78,30 +97,90 @@ def find_toolchain() -> Toolchain:
     return _found
 
 
-def forget() -> None:
-    """Look for the compiler anew at the next call."""
-    global _found
+def has_compiler() -> bool:
+    """Whether some compiler works. One that ``SCORCH_CXX`` names and that does not is still an error."""
+    try:
+        find_toolchain()
+    except CompilerNotFoundError:
+        if os.environ.get("SCORCH_CXX", "").strip():
+            raise
+        return False
+    return True
+
+
+def toolchains() -> Iterator[Toolchain]:
+    """The compiler to use, and then every other one that works, tried out when it is asked for."""
+    first = find_toolchain()
+    seen = {_program(first.command)}
+    if first.command not in _stuck:
+        yield first
+    for _, command in _candidates():
+        if not command or _program(tuple(command)) in seen or tuple(command) in _stuck:
+            continue
+        seen.add(_program(tuple(command)))
+        outcome = _others.get(tuple(command))
+        if outcome is None:
+            outcome = _others[tuple(command)] = _probe(command)
+        if isinstance(outcome, Toolchain):
+            yield outcome
+
+
+def pass_over(tools: Toolchain) -> None:
+    """Ask a compiler that ran out of time no more in this process."""
+    _stuck.add(tools.command)
+
+
+def look_again() -> None:
+    """Look for compilers anew at the next call, though not for those that ran out of time."""
+    global _found, _missing
     with _lock:
-        _found = None
+        _found = _missing = None
+        _others.clear()
 
 
-def run_compiler(command: list[str], folder: str, timeout: float | None = None) -> tuple[int, str]:
-    """Run a compiler inside ``folder``; its exit status and what it said."""
+def forget() -> None:
+    """Look for compilers as a new process does."""
+    look_again()
+    _stuck.clear()
+
+
+def run_compiler(command: list[str], folder: str, seconds: float | None = None) -> tuple[int, str]:
+    """Run a compiler inside ``folder``; its exit status and what it said.
+
+    ``subprocess.TimeoutExpired`` is raised after so many seconds (``settings(compiler_seconds=...)``); what
+    the compiler has started ends with it.
+    """
     environment = {**os.environ, "LC_ALL": "C"}
     if _is_zig(command):  # it wants caches of its own, which go where `scorch.runtime.cache.clear` finds them
         environment.setdefault("ZIG_LOCAL_CACHE_DIR", os.path.join(folder, "zig"))
         environment.setdefault("ZIG_GLOBAL_CACHE_DIR", _zig_directory(folder))
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=timeout,
-        check=False,
-    )
-    return done.returncode, done.stdout.decode(errors="replace").strip()
+    # A file, not a pipe, which a process left behind could hold open for ever.
+    with open(os.path.join(folder, "output"), "w+b") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(current().compiler_seconds if seconds is None else seconds)
+        except BaseException:
+            _end(process)
+            raise
+        output.seek(0)
+        return status, output.read(_OUTPUT_BYTES).decode(errors="replace").strip()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and those it has started."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
 
 
 @functools.cache
@@ -151,21 +230,60 @@ def describe() -> dict[str, str]:
 
 def _search() -> Toolchain:
     """The first candidate that works: as noted by another process, else tried out here."""
-    key = cache.make_key("toolchain", *_facts())
+    global _missing
+    facts = _facts()
+    if _missing is not None and _missing[0] == facts:
+        raise CompilerNotFoundError(_missing[1])
+    key = cache.make_key("toolchain", *facts)
     note = cache.read_note(key)
-    if note is not None:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            known = json.loads(note)
-            return Toolchain(tuple(known["command"]), known["kind"], known["version"], tuple(known["flags"]))
-    found = _try_candidates()
+    known = None if note is None else _from_note(note)
+    if known is not None:
+        return known
+    try:
+        found = _try_candidates()
+    except CompilerNotFoundError as error:
+        _missing = facts, str(error)
+        raise
     cache.write_note(key, json.dumps(dataclasses.asdict(found)).encode())
     return found
 
 
+def _from_note(note: bytes) -> Toolchain | None:
+    """What a note says, if that is a candidate with flags of ours: nothing else is ever run."""
+    try:
+        known = json.loads(note)
+        command, kind, version, flags = (known[name] for name in ("command", "kind", "version", "flags"))
+        commands = [_named_command()] if _named() else [command for _, command in _candidates()]
+        is_ours = command in commands and kind in ("gcc", "clang", "zig") and isinstance(version, str)
+        if is_ours and command and tuple(flags) in _flag_sets(kind):
+            return Toolchain(tuple(command), kind, version, tuple(flags))
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
+        pass
+    return None
+
+
+def _named() -> str:
+    return os.environ.get("SCORCH_CXX", "").strip()
+
+
+def _named_command() -> list[str]:
+    """What ``SCORCH_CXX`` says, in words; absolute, since compilers run in another directory."""
+    program, *options = shlex.split(_named())
+    path = shutil.which(program)
+    if path is None:
+        raise FileNotFoundError(f"there is no program {program!r}")
+    return [os.path.abspath(path), *options]
+
+
+def _program(command: tuple[str, ...]) -> tuple[str, ...]:
+    """A command by the file it runs, which may have several names."""
+    return os.path.realpath(command[0]), *command[1:]
+
+
 def _facts() -> list[str]:
     """What the outcome of trying depends on: the candidates as files, their flags, the processor."""
-    named = os.environ.get("SCORCH_CXX", "").strip()
-    facts = [named, processor(), _PROBE, *(repr(_flag_sets(kind)) for kind in ("gcc", "clang", "zig"))]
+    named = _named()
+    facts = [named, processor(), _PROBE, _LOAD, *(repr(_flag_sets(kind)) for kind in ("gcc", "clang", "zig"))]
     if named:
         try:
             commands = [shlex.split(named)]
@@ -183,9 +301,9 @@ def _facts() -> list[str]:
 
 
 def _try_candidates() -> Toolchain:
-    named = os.environ.get("SCORCH_CXX", "").strip()
+    named = _named()
     if named:
-        outcome = _probe_named(named)
+        outcome = _probe_named()
         if isinstance(outcome, Toolchain):
             return outcome
         raise CompilerNotFoundError(
@@ -206,15 +324,11 @@ def _try_candidates() -> Toolchain:
     )
 
 
-def _probe_named(named: str) -> Toolchain | str:
+def _probe_named() -> Toolchain | str:
     try:
-        program, *options = shlex.split(named)
-    except ValueError as error:  # a quotation that does not end
+        return _probe(_named_command())
+    except (ValueError, OSError) as error:  # a quotation that does not end, or no such program
         return str(error)
-    path = shutil.which(program)
-    if path is None:
-        return f"there is no program {program!r}"
-    return _probe([os.path.abspath(path), *options])  # absolute, since compilers run in another directory
 
 
 def _candidates() -> list[tuple[str, list[str]]]:
@@ -241,7 +355,7 @@ def _zig_command() -> list[str]:
 def _probe(command: list[str]) -> Toolchain | str:
     """The toolchain behind a command, or why it is of no use."""
     try:
-        with tempfile.TemporaryDirectory(prefix="scorch-") as folder:
+        with temporary_folder() as folder:
             status, said = run_compiler([*command, "--version"], folder, _PROBE_SECONDS)
             if status:
                 return f"`{shlex.join(command)} --version` failed: {_shorten(said)}"
@@ -252,11 +366,33 @@ def _probe(command: list[str]) -> Toolchain | str:
                 candidate = Toolchain(tuple(command), kind, version, flags)
                 words = candidate.compile_command("probe.c", "probe.so")
                 status, said = run_compiler(words, folder, _PROBE_SECONDS)
-                if status == 0 and Path(folder, "probe.so").is_file():
+                if status:
+                    reason = f"`{shlex.join(words)}` failed: {_shorten(said)}"
+                    continue
+                reason = _load_probe(folder)
+                if not reason:
                     return candidate
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         return str(error)
-    return f"`{shlex.join(words)}` failed: {_shorten(said)}"
+    except subprocess.TimeoutExpired as error:
+        return f"`{shlex.join(error.cmd)}` did not finish within {_PROBE_SECONDS} seconds"
+    return reason
+
+
+def _load_probe(folder: str) -> str:
+    """Why what a compiler made is of no use; "" if another process could load and call it."""
+    library = Path(folder, "probe.so")
+    if not library.is_file():
+        return "it made no library, and it said nothing"
+    python = Path(sys.executable or "")
+    if not python.name.startswith(("python", "pypy")):  # inside another program: nobody to ask
+        return ""
+    status, said = run_compiler([str(python), "-I", "-S", "-c", _LOAD, str(library)], folder, _PROBE_SECONDS)
+    if status == 0:
+        library.unlink()
+        return ""
+    last = said.splitlines()[-1] if said else f"signal {-status}" if status < 0 else f"status {status}"
+    return f"what it made cannot be loaded and called: {last}"
 
 
 def _kind(command: list[str], version: str) -> str:
@@ -294,8 +430,7 @@ def _flag_sets(kind: str) -> list[tuple[str, ...]]:
 def _zig_directory(folder: str) -> str:
     place = cache.directory() / "zig"
     try:
-        cache.make_private(place.parent)
-        cache.make_private(place)
+        make_private(place)
     except OSError:
         return os.path.join(folder, "zig")
     return str(place)

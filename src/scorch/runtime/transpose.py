@@ -31,18 +31,18 @@ typedef struct {
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
 
 #if defined(__clang__) || __GNUC__ >= 12
-#define TURN(T, V) { \\
-    const V a = *(V *)from, b = *(V *)(from + columns); \\
-    const V c = *(V *)(from + 2 * columns), d = *(V *)(from + 3 * columns); \\
+#define TURN(V) { \\
+    const V a = *(V##_at *)from, b = *(V##_at *)(from + columns); \\
+    const V c = *(V##_at *)(from + 2 * columns), d = *(V##_at *)(from + 3 * columns); \\
     const V ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5); \\
     const V fg = __builtin_shufflevector(a, b, 2, 6, 3, 7), hi = __builtin_shufflevector(c, d, 2, 6, 3, 7); \\
-    *(V *)to = __builtin_shufflevector(ab, cd, 0, 1, 4, 5); \\
-    *(V *)(to + rows) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7); \\
-    *(V *)(to + 2 * rows) = __builtin_shufflevector(fg, hi, 0, 1, 4, 5); \\
-    *(V *)(to + 3 * rows) = __builtin_shufflevector(fg, hi, 2, 3, 6, 7); \\
+    *(V##_at *)to = __builtin_shufflevector(ab, cd, 0, 1, 4, 5); \\
+    *(V##_at *)(to + rows) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7); \\
+    *(V##_at *)(to + 2 * rows) = __builtin_shufflevector(fg, hi, 0, 1, 4, 5); \\
+    *(V##_at *)(to + 3 * rows) = __builtin_shufflevector(fg, hi, 2, 3, 6, 7); \\
 }
 #else
-#define TURN(T, V) { \\
+#define TURN(V) { \\
     for (int row = 0; row < 4; row++) \\
         for (int column = 0; column < 4; column++) to[column * rows + row] = from[row * columns + column]; \\
 }
@@ -50,7 +50,8 @@ typedef struct {
 
 /* A part of a matrix becomes columns; all but a few elements in squares of four by four. */
 #define TRANSPOSE(T) \\
-typedef T T##x4 __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias)); \\
+typedef T T##x4 __attribute__((vector_size(4 * sizeof(T)))); \\
+typedef T T##x4_at __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias)); \\
 static void turn_##T(const T *all_from, T *all_to, i64 rows, i64 columns, \\
                      i64 top, i64 bottom, i64 left, i64 right) { \\
     i64 row = top; \\
@@ -59,7 +60,7 @@ static void turn_##T(const T *all_from, T *all_to, i64 rows, i64 columns, \\
         for (; column + 4 <= right; column += 4) { \\
             const T *from = all_from + row * columns + column; \\
             T *to = all_to + column * rows + row; \\
-            TURN(T, T##x4) \\
+            TURN(T##x4) \\
         } \\
         for (; column < right; column++) \\
             for (int k = 0; k < 4; k++) \\

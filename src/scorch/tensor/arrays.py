@@ -2,7 +2,8 @@
 
 The facts are ``format``, ``shape`` and ``dtype``; the arrays are ``values`` and, level by level, ``pos0``,
 ``crd0``, ``pos1`` ... Kernels follow these arrays without looking, so whatever comes from outside is checked
-here first, with as much care as the arguments of a constructor.
+here first, with as much care as the arguments of a constructor, and the index arrays are copied: a file may
+say that they lie where values or another tensor lie, and whoever writes to those would change them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from scorch.tensor.check import (
     check_pointers,
     is_sorted,
     is_sorted_below,
+    own,
 )
 from scorch.tensor.coordinates import coordinates, inside
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -118,10 +120,12 @@ def checked_pattern(
     pos: list[torch.Tensor | None],
     crd: list[torch.Tensor | None],
     has_contents: bool = True,
+    is_sent: bool = False,
 ) -> Pattern:
-    """The pattern of these arrays, after a look at each of them: the cost follows the entries.
+    """The pattern of copies of these arrays, after a look at each of them: the cost follows the entries.
 
-    Without ``has_contents`` the arrays are still to be filled, and only their lengths are looked at.
+    Without ``has_contents`` the arrays are still to be filled, and only their lengths are looked at. Those
+    that another process of ours has sent in shared memory stay there.
     """
     if form.dims != len(shape):
         raise FileError(f"its format stores {form.dims} dimensions, but its shape is {shape}")
@@ -134,22 +138,40 @@ def checked_pattern(
             if (array is not None) != needed:
                 word = "lacks" if needed else "has"
                 raise FileError(f"level {level} of format {form} {word} the array {name}{level}")
-            if array is not None and as_indices(f"{name}{level}", array).dim() != 1:
-                raise FileError(f"{name}{level} has shape {tuple(array.shape)}; it must be one row")
+            if array is not None:
+                _check_array(f"{name}{level}", as_indices(f"{name}{level}", array))
         positions = _check_level(form, level, positions, size, pos[level], crd[level], has_contents)
         counts.append(positions)
     if has_contents:
         _check_runs(form, pos, crd)
     dtype = dtype_of_type(index_type(shape, max(counts, default=0)))
-    arrays = [
-        tuple(None if array is None else array.to(dtype).contiguous() for array in kept)
-        for kept in (pos, crd)
-    ]
+    keep = _given if not has_contents else _kept if is_sent else own
+    arrays = [tuple(None if array is None else keep(array, dtype) for array in kept) for kept in (pos, crd)]
     return Pattern(form, shape, arrays[0], arrays[1], tuple(counts))
+
+
+def _check_array(name: str, array: torch.Tensor) -> None:
+    """An array is one row, with memory for each of its elements."""
+    if array.dim() != 1:
+        raise FileError(f"{name} has shape {tuple(array.shape)}; it must be one row")
+    if array.numel() * array.element_size() > array.untyped_storage().nbytes():
+        raise FileError(f"{name} is said to have {array.numel()} elements, but has memory for fewer")
+
+
+def _given(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """An array that is still to be filled."""
+    return array.detach()
+
+
+def _kept(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy, but of arrays in shared memory."""
+    is_shared = array.is_shared() and array.dtype == dtype and array.is_contiguous()
+    return array.detach() if is_shared else own(array, dtype)
 
 
 def check_values(pattern: Pattern, values: torch.Tensor) -> None:
     """There must be one value for each position, and zeros in the part of a block outside the tensor."""
+    _check_array("values", values)
     form = pattern.format
     if values.numel() != pattern.size:
         raise FileError(f"there are {values.numel()} values, but the levels have {pattern.size} positions")

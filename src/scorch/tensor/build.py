@@ -1,7 +1,7 @@
 """A tensor from its index arrays: coordinates, or pointers and coordinates, in any order and with repeats.
 
-The arrays are checked, and shared where they already are what a pattern needs; a kernel sorts them and sums
-repeats where not.
+The index arrays are checked and copied, so that nobody changes a pattern through an array of his own; values
+are shared where they already are what a tensor needs. A kernel sorts entries and sums repeats where needed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from scorch.tensor.check import (
     check_pointers,
     is_sorted,
     is_sorted_below,
+    own,
 )
 from scorch.tensor.run import convert, sorted_storage
 from scorch.tensor.sparse_tensor import SparseTensor, wrap
@@ -54,16 +55,21 @@ def from_coordinates(
     given = as_learned_values("values", values)
     if is_learning(given):
         return _connected(coordinates, given, shape, format, name)
-    return _from_rows(_rows(name, coordinates), given, shape, format, name)
+    crd, count = _rows(name, coordinates)
+    return _from_rows(crd, count, given, shape, format, name)
 
 
 def _from_rows(
-    crd: list[torch.Tensor], given: torch.Tensor, shape: Any, format: str | Format | None, name: str
+    crd: list[torch.Tensor],
+    count: int,
+    given: torch.Tensor,
+    shape: Any,
+    format: str | Format | None,
+    name: str,
 ) -> SparseTensor | torch.Tensor:
     if shape is None:
         shape = (*(max(0, int(row.max()) + 1) if row.numel() else 0 for row in crd), *given.shape[1:])
     sizes = as_shape("size", shape)
-    count = crd[0].numel() if crd else given.shape[0] if given.dim() else 1
     _check_coordinate_arrays(name, crd, given, sizes, count)
     if not crd:
         total = given.sum(0, dtype=given.dtype) if given.dtype != torch.bool else given.any(0)
@@ -74,7 +80,7 @@ def _from_rows(
     asked = form if format is None else as_format(format, len(sizes))
     counts = _counts(form, sizes, [count] * len(crd))
     dtype = _index_dtype(sizes, counts)
-    arrays = [array.to(dtype).contiguous() for array in crd]
+    arrays = [own(array, dtype) for array in crd]
     pos = torch.tensor([0, count], dtype=dtype, device="cpu")
     nothing: tuple[None, ...] = (None,) * len(dense)
     pattern = Pattern(
@@ -103,8 +109,8 @@ def _connected(
     from scorch.tensor.learning import sparse_of, stored
 
     with untracked():
-        crd = _rows(name, coordinates)
-        made = _from_rows(crd, torch.zeros(values.shape, dtype=values.dtype), shape, None, name)
+        crd, count = _rows(name, coordinates)
+        made = _from_rows(crd, count, torch.zeros(values.shape, dtype=values.dtype), shape, None, name)
         place = None
         if isinstance(made, SparseTensor):
             pattern = made.storage.pattern
@@ -119,9 +125,10 @@ def _connected(
     return found if format is None else found.to_format(format)
 
 
-def _rows(name: str, coordinates: Any) -> list[torch.Tensor]:
-    if isinstance(coordinates, list | tuple) and any(
-        isinstance(row, torch.Tensor | np.ndarray) for row in coordinates
+def _rows(name: str, coordinates: Any) -> tuple[list[torch.Tensor], int]:
+    """The coordinates in each dimension, and the number of entries, which may have no dimensions at all."""
+    if isinstance(coordinates, (list, tuple)) and any(
+        isinstance(row, (torch.Tensor, np.ndarray)) for row in coordinates
     ):
         rows = [as_indices(f"{name}[{dim}]", row) for dim, row in enumerate(coordinates)]
         for dim, row in enumerate(rows):
@@ -133,14 +140,14 @@ def _rows(name: str, coordinates: Any) -> list[torch.Tensor]:
                 raise ShapeError(
                     f"{name}[{dim}] has {row.numel()} coordinates, but {name}[0] has {rows[0].numel()}"
                 )
-        return rows
+        return rows, rows[0].numel()
     found = as_indices(name, coordinates)
     if found.dim() != 2:
         raise ShapeError(
             f"{name} has shape {tuple(found.shape)}; it must have one row for each dimension "
             "and one column for each entry"
         )
-    return list(found)
+    return list(found), found.shape[1]
 
 
 def _check_coordinate_arrays(
@@ -214,7 +221,7 @@ def _compressed_pattern(
     check_coordinates(plain_name, crd, across, sizes[across], form.block(across))
     counts = _counts(form, sizes, [crd.numel()])
     dtype = _index_dtype(sizes, counts)
-    arrays = (_joined_pointers(pos, entries).to(dtype).contiguous(), crd.reshape(-1).to(dtype).contiguous())
+    arrays = (own(_joined_pointers(pos, entries), dtype), own(crd.reshape(-1), dtype))
     place = batch + 1
     before: tuple[None, ...] = (None,) * place
     after: tuple[None, ...] = (None,) * (len(form) - place - 1)

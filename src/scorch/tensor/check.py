@@ -13,7 +13,15 @@ import numpy as np
 import torch
 
 from scorch.compiler.typing import type_of_dtype
-from scorch.errors import DtypeError, IndexRangeError, OperandError, ShapeError, UnsupportedError
+from scorch.errors import (
+    DtypeError,
+    FreedError,
+    IndexRangeError,
+    OperandError,
+    ShapeError,
+    UnsupportedError,
+    add_note,
+)
 from scorch.tensor.tracking import is_learning
 
 LARGEST = 2**63 - 1
@@ -33,6 +41,31 @@ def refuse_pinning(pin_memory: bool) -> None:
         )
 
 
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a dense tensor was taken away (``untyped_storage().resize_(0)``)."""
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        return False
+    try:
+        if tensor.data_ptr() or not tensor.numel():
+            return False
+    except RuntimeError:  # a tensor of torch.func or of another layout
+        return False
+    return tensor.is_cpu and not tensor._is_zerotensor()
+
+
+def refuse_freed(*values: Any) -> None:
+    """Refuse dense tensors whose memory was taken away: torch's own functions would end the process."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if is_freed(value):
+                raise FreedError(
+                    f"a dense tensor of shape {tuple(value.shape)} has no memory: its storage was resized or "
+                    "freed; make it anew"
+                )
+        elif isinstance(value, (list, tuple)):
+            refuse_freed(*value)
+
+
 # arrays ----------------------------------------------------------------------------------------------
 
 
@@ -40,6 +73,7 @@ def as_tensor(name: str, data: Any) -> torch.Tensor:
     """Lists, NumPy arrays and tensors as a plain tensor, without a copy where there need be none."""
     if isinstance(data, torch.Tensor):
         check_device(name, data.device)
+        refuse_freed(data)
         if data.layout != torch.strided:
             raise OperandError(f"{name} must be a dense tensor, not one of layout {data.layout}")
         return data.detach().resolve_conj().resolve_neg()
@@ -71,12 +105,22 @@ def as_indices(name: str, data: Any) -> torch.Tensor:
     found = as_tensor(name, data)
     if found.dtype in _INTEGERS:
         return found
-    if found.numel() == 0 and not isinstance(data, torch.Tensor | np.ndarray):
-        return found.to(torch.int64)  # an empty list says nothing about its dtype
+    if found.numel() == 0:
+        return found.to(torch.int64)  # what is empty says nothing about its dtype
     if found.dtype in (torch.uint16, torch.uint32, torch.uint64):
         return found.to(torch.int64)
     dtype = str(found.dtype).removeprefix("torch.")
     raise DtypeError(f"{name} has dtype {dtype}; coordinates are whole numbers: use int64 or int32")
+
+
+def own(array: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A copy of an index array, without gaps, in memory that nobody else can write to.
+
+    Kernels follow the arrays of a pattern without looking, and patterns are shared and never change. So what
+    comes in from users and files is copied, and so is what goes out to them.
+    """
+    wanted = array.dtype if dtype is None else dtype
+    return array.detach().to(wanted, copy=True, memory_format=torch.contiguous_format)
 
 
 def as_values(name: str, data: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -97,7 +141,7 @@ def _checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
     try:
         type_of_dtype(wanted)
     except DtypeError as error:
-        error.add_note(f"in {name}")
+        add_note(error, f"in {name}")
         raise
     return wanted
 
@@ -107,7 +151,7 @@ def _checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
 
 def as_shape(name: str, size: Any) -> tuple[int, ...]:
     """Sizes as a tuple, each a whole number from 0."""
-    if isinstance(size, torch.Tensor | np.ndarray):
+    if isinstance(size, (torch.Tensor, np.ndarray)):
         size = size.tolist()
     if isinstance(size, str) or not isinstance(size, Sequence):
         raise ShapeError(f"{name} lists the size of each dimension, such as (3, 4), not {size!r}")

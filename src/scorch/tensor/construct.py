@@ -21,6 +21,7 @@ from scorch.tensor.check import (
     as_learned_values,
     as_shape,
     check_device,
+    refuse_freed,
     refuse_pinning,
 )
 from scorch.tensor.flatten import spelled
@@ -71,6 +72,7 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
             "use scorch.from_scipy for SciPy's and scorch.tensor(data, format=...) for lists and arrays"
         )
     check_device("the tensor", t.device)
+    refuse_freed(t)
     type_of_dtype(t.dtype)
     if is_learning(t):
         return _connected(t, format)

@@ -27,7 +27,7 @@ def coordinates(pattern: Pattern, dims: Iterable[int] | None = None) -> dict[int
         crd = pattern.crd[level]
         if kind.is_full:
             found = {dim: array.repeat_interleave(size) for dim, array in found.items()}
-            here = torch.arange(size, device="cpu").repeat(positions)
+            here = torch.arange(size if positions else 0, device="cpu").repeat(positions)
             positions *= size
         else:
             assert crd is not None

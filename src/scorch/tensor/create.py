@@ -349,7 +349,7 @@ def _shape_of(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]
     """The sizes, given one by one, as one sequence or under the name ``size``."""
     if not size and "size" in options:
         return as_shape("size", options.pop("size"))
-    is_sequence = len(size) == 1 and isinstance(size[0], Sequence | torch.Tensor | np.ndarray)
+    is_sequence = len(size) == 1 and isinstance(size[0], (Sequence, torch.Tensor, np.ndarray))
     return as_shape("size", size[0] if is_sequence else size)
 
 

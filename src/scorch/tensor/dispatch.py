@@ -16,6 +16,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # for __torch_function__: what users call
 OPERATORS: dict[Any, Callable[..., Any]] = {}  # for __torch_dispatch__: what torch itself calls
 WHEN_LEARNING: dict[Any, Callable[..., Any]] = {}  # for functions of tensors that require gradients
+MOVES: set[Any] = set()  # handlers of the table before that only move entries, whatever tracks their values
 LEARNING: set[Any] = set()  # functions of the first table whose handlers keep gradients
 FACTS: set[Any] = {  # what tells facts of a tensor, which its shell knows
     *(
@@ -25,6 +26,15 @@ FACTS: set[Any] = {  # what tells facts of a tensor, which its shell knows
     *(
         getattr(torch.Tensor, name)
         for name in ("dim", "is_complex", "is_floating_point", "ndimension", "numel", "size", "stride")
+    ),
+}
+DIRECT: set[Any] = {  # short calls whose operands only kernels read, which refuse those without memory
+    *(getattr(torch, name) for name in ("add", "matmul", "mm", "mul", "mv", "sub")),
+    *(getattr(torch.Tensor, name) for name in ("add", "matmul", "mm", "mul", "mv", "sub")),
+    *(
+        getattr(torch.Tensor, f"__{side}{name}__")
+        for name in ("add", "matmul", "mul", "sub")
+        for side in ("", "r")
     ),
 }
 FALLBACKS: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # for operators in neither
@@ -76,8 +86,15 @@ def implements_operator(*operators: Any) -> Callable[[Handler], Handler]:
     return register
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def place_of_index(func: Any) -> int | None:
     """Where an operator takes a tensor of places, which is made dense: all of its zeros are places too."""
     names = [argument.name for argument in func._schema.arguments if not argument.kwarg_only]
     return names.index("index") if "index" in names else None
+
+
+@functools.cache
+def is_in_place(func: Any) -> bool:
+    """Whether an operator writes to its first argument."""
+    first = func._schema.arguments[0] if func._schema.arguments else None
+    return first is not None and first.alias_info is not None and bool(first.alias_info.is_write)

@@ -7,22 +7,20 @@ shape that were saved.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
 import pickle
 import re
-import shutil
 import struct
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from scorch.errors import FileError, MissingFileError, OperandError, ScorchError
+from scorch._src.io.replacement import replaced
+from scorch.errors import FileError, MissingFileError, OperandError, ScorchError, add_note
 from scorch.formats import Format
 from scorch.tensor.construct import from_torch
 from scorch.tensor.frostt import read_frostt, write_frostt
@@ -59,7 +57,7 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
     SparseTensor(shape=(2, 2), dtype=float32, format=csr, nnz=1, density=25.00%)
     """
     source = f if path is None else path
-    if not isinstance(source, str | os.PathLike):
+    if not isinstance(source, (str, os.PathLike)):
         return _read_pickle(source, format, **options)
     found = Path(source)
     kind = _kind(found)
@@ -71,7 +69,7 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
         return kind.read(found, format, **options)
     except ScorchError as error:
         if str(found) not in str(error):
-            error.add_note(f"in the file {found}")
+            add_note(error, f"in the file {found}")
         raise
 
 
@@ -80,7 +78,8 @@ def save(
 ) -> None:
     """Write ``tensor`` to the file ``path``, as its suffix says.
 
-    torch's own order, ``save(tensor, path)``, is understood too, and open files are for ``torch.save``.
+    torch's own order, ``save(tensor, path)``, is understood too, and open files are for ``torch.save``. A
+    file that is there is replaced when the new one is complete.
     """
     target, content = (f, obj) if path is None and tensor is None else (path, tensor)
     if not _is_path(target) or _is_path(content):
@@ -91,7 +90,7 @@ def save(
     found = Path(target)
     kind = _kind(found)
     if kind.write is _write_pickle:
-        with _replaced(found) as fresh:
+        with replaced(found) as fresh:
             torch.save(content, fresh, *more, **options)
         return
     if more or options:
@@ -100,34 +99,12 @@ def save(
         content = {name: _as_tensor(value) for name, value in content.items()}
     else:
         content = _as_tensor(content)
-    with _replaced(found) as fresh:
+    with replaced(found) as fresh:
         kind.write(fresh, content)
 
 
-@contextlib.contextmanager
-def _replaced(path: Path) -> Iterator[Path]:
-    """Where to write what takes the place of ``path`` when it is complete.
-
-    A tensor may be mapped from the file that it is saved to, and whoever reads meanwhile finds the old one.
-    """
-    target = path.resolve()
-    if target.exists() and not target.is_file():
-        yield path  # a device or a pipe
-        return
-    if not target.parent.is_dir():
-        raise MissingFileError(f"{path} cannot be written: there is no folder {path.parent}")
-    fresh = target.with_name(f".{os.getpid()}-{threading.get_ident()}-{target.name}")
-    try:
-        yield fresh
-        if target.exists():
-            shutil.copymode(target, fresh)
-        os.replace(fresh, target)
-    finally:
-        fresh.unlink(missing_ok=True)
-
-
 def _is_path(value: object) -> bool:
-    return isinstance(value, str | os.PathLike)
+    return isinstance(value, (str, os.PathLike))
 
 
 def _as_tensor(value: Any) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import PROXY_MODE, get_dispatch_mode, make_wrapper_subclass
 from scorch.formats import Format
 from scorch.tensor.storage import Pattern, Storage
 
@@ -114,21 +115,21 @@ class TracedStorage(Storage):
 
 def traced_shell(kind: type[torch.Tensor], storage: TracedStorage) -> torch.Tensor:
     """A sparse tensor of a traced storage: its strides are traced, what torch computes of them is not."""
-    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+    from scorch._src.torch_internals import disable_proxy_modes_tracing
 
     shape = storage.pattern.shape
     strides: list[int] = [1] if shape else []
     for size in reversed(shape[1:]):
         strides.insert(0, size if len(strides) == 1 else size * strides[0])
     with disable_proxy_modes_tracing():
-        made: Any = torch.Tensor._make_wrapper_subclass(kind, shape, strides, dtype=storage.values.dtype)
+        made: Any = make_wrapper_subclass(kind, shape, strides, dtype=storage.values.dtype)
     made.storage = storage
     return made  # type: ignore[no-any-return]
 
 
 def is_tracing() -> bool:
     """Whether torch writes down what operators are called with, which kernels are not."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    return get_dispatch_mode(PROXY_MODE) is not None
 
 
 LIVE: set[weakref.ref[TracedStorage]] = set()  # empty but for the time in which graphs are made
@@ -143,6 +144,6 @@ def any_traced(values: Iterable[Any]) -> bool:
         if isinstance(value, torch.Tensor):
             if type(value.__dict__.get("storage")) is TracedStorage:
                 return True
-        elif isinstance(value, list | tuple) and any_traced(value):
+        elif isinstance(value, (list, tuple)) and any_traced(value):
             return True
     return False

@@ -10,18 +10,17 @@ import types
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-import torch
+from scorch._src.torch_internals import FrameAction, FrameExecStrategy, set_code_exec_strategy
 
 Function = TypeVar("Function")
 
-_frames = torch._C._dynamo.eval_frame
-_skip: Any = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
+_skip: Any = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
 def unread(function: Function) -> Function:
     """``function``, which is run as it is inside of programs that are compiled."""
     if isinstance(function, types.FunctionType):
-        _frames.set_code_exec_strategy(function.__code__, _skip)
+        set_code_exec_strategy(function.__code__, _skip)
     return function
 
 

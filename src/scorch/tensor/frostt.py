@@ -20,6 +20,7 @@ from scorch.tensor.text import (
     NOTE,
     UNKNOWN,
     Table,
+    as_noted,
     entry_lines,
     note_in,
     read_bytes,
@@ -45,7 +46,8 @@ def read_frostt(path: Path, format: str | Format | None = None) -> SparseTensor 
         f"the entries of this file have {len(sizes)} coordinates and a value",
     )
     shape = note.shape or tuple(int(column.max()) + 1 for column in crd)
-    return from_coordinates(crd, values.to(dtype), shape, note.format if format is None else format)
+    values = as_noted(path, values, dtype)
+    return from_coordinates(crd, values, shape, note.format if format is None else format)
 
 
 def write_frostt(path: Path, tensor: torch.Tensor) -> None:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from scorch._src.backends.cpu.print.scalar import print_scalar
+from scorch._src.bounded import BoundedCache
 from scorch.compiler.footprint import HUGE_PAGE
 from scorch.compiler.fuse import fuse
 from scorch.compiler.group import Fused, FusionError, Group
 from scorch.compiler.plan import Step
 from scorch.compiler.typing import dtype_of_type, type_of_dtype
-from scorch.errors import KernelError
+from scorch.errors import CompilationError, KernelError
 from scorch.loops.cpp import print_kernel
-from scorch.runtime import invoke, jit
+from scorch.runtime import invoke, jit, toolchain
 from scorch.runtime.fill import MOST_SLOTS, builtins, pack, result_facts
-from scorch.runtime.kernel import Interpreted, build_together
+from scorch.runtime.kernel import Interpreted, build_together, warn_not_compiled
 from scorch.runtime.transpose import laid_out
 from scorch.runtime.watch import LISTENERS, tell
 from scorch.settings import current
@@ -33,7 +34,7 @@ MOST_GROUPS = 1024
 MOST_FACTS = 64
 PATTERN = "P"  # what kernels call the pattern; no tensor of a group is called so
 
-_kernels: OrderedDict[Hashable, FusedKernel | str] = OrderedDict()
+_kernels: BoundedCache[Hashable, FusedKernel | str] = BoundedCache(MOST_GROUPS)
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,13 @@ def fused_kernel(
     """
     dense = {name: tensor for name, tensor in tensors.items() if name not in wanted.stored or pattern is None}
     stored = next((t.dtype for n, t in tensors.items() if n in wanted.stored), torch.float32)
+    if not toolchain.has_compiler():
+        return "there is no C compiler"
     facts = tuple((name, key_of(tensor)) for name, tensor in dense.items())
     key = (wanted, None if pattern is None else pattern.key, facts, stored, current().without)
     found = _kernels.get(key)
     if found is None:
         found = _kernels[key] = _planned(wanted, pattern, tensors, dense)
-        if len(_kernels) > MOST_GROUPS:
-            _kernels.popitem(last=False)
     return found
 
 
@@ -150,12 +151,27 @@ class FusedKernel:
         self.is_serial = fused.work < SERIAL_WORK
         self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
         self._first: dict[tuple[int, int], bytes] = {}
+        self._failed = False
         self._facts: dict[int, bytes] = {}  # of the last result, by the number of entries
 
     @functools.cached_property
     def address(self) -> int:
         build_together([self.source])
-        return jit.load(self.source, label=self.header.splitlines()[0]).address("scorch_compute")
+        label = self.header.splitlines()[0]
+        library = jit.load(self.source, label, lambda: print_scalar(self.fused.kernel))
+        return library.address("scorch_compute")
+
+    def _is_ready(self) -> bool:
+        """Whether there is machine code to call; not if all compilers fail at it."""
+        if "address" in self.__dict__:
+            return True
+        if not self._failed:
+            try:
+                return bool(self.address)
+            except CompilationError as error:
+                self._failed = True
+                warn_not_compiled(error)
+        return False
 
     def __call__(
         self, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]
@@ -178,6 +194,8 @@ class FusedKernel:
         threads = 1 if self.is_serial else threads_for(self.fused.work, SERIAL_WORK)
         if self.dense_bytes > LARGE or current().dense_budget is not None:
             check_budget(self.dense_bytes, "a result of fused calls", "use fewer columns")
+        if not self._is_ready():
+            return self._interpreted(pattern, arrays, count)
         given = self._read(pattern, arrays, threads)
         shapes = [(count,) if shape is None else shape for shape in self.shapes.values()]
         found = [empty(shape, self.dtype) for shape in shapes[:-1]]
@@ -200,7 +218,7 @@ class FusedKernel:
                 raise KernelError(f"{error} while computing {self.header.splitlines()[0]}") from error
         else:
             found.append(torch.empty(shapes[-1], dtype=self.dtype, device="cpu"))
-            slots = [*self._slots(threads, count), *(array.data_ptr() for array in (*given, *found))]
+            slots = [*self._slots(threads, count), *map(invoke.address_of, (*given, *found))]
             if invoke.make_caller().call_back(self.address, slots):
                 raise KernelError(f"memory ran out while computing {self.header.splitlines()[0]}")
         if current().debug:

@@ -15,7 +15,7 @@ import torch
 from scorch.errors import OperandError, ShapeError, UnsupportedError
 from scorch.formats import Format
 from scorch.tensor.build import from_coordinates
-from scorch.tensor.check import as_values
+from scorch.tensor.check import as_values, own
 from scorch.tensor.learning import values_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.tracking import is_learning
@@ -30,7 +30,7 @@ def coo(S: SparseTensor) -> Arrays:
     found = _stored(S, "oo", (0, 1))
     row, column = found.storage.pattern.crd[:2]
     assert row is not None and column is not None
-    return row.to(torch.int64), column.to(torch.int64), _values(found)
+    return own(row, torch.int64), own(column, torch.int64), _values(found)
 
 
 def csr(S: SparseTensor) -> Arrays:
@@ -52,7 +52,7 @@ def _compressed(S: SparseTensor, order: tuple[int, int]) -> Arrays:
     found = _stored(S, "ds", order)
     pos, crd = found.storage.pattern.pos[1], found.storage.pattern.crd[1]
     assert pos is not None and crd is not None
-    return pos.to(torch.int64), crd.to(torch.int64), _values(found)
+    return own(pos, torch.int64), own(crd, torch.int64), _values(found)
 
 
 def _stored(S: SparseTensor, letters: str, order: tuple[int, int]) -> SparseTensor:

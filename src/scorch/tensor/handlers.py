@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
+from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass
 from scorch.compiler.typing import type_of_dtype
 from scorch.errors import DeviceError, OperandError, UnsupportedError
 from scorch.tensor.budget import check_budget
@@ -45,8 +47,11 @@ def to_copy(
     pin_memory: bool | None = None,
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
-) -> SparseTensor:
+) -> torch.Tensor:
     """A copy in another dtype: what ``.to(dtype)``, ``.double()`` and their like come down to."""
+    if device is not None and device.type == "meta" and forward_ad._current_level >= 0:
+        # torch's forward formulas ask so for the shape and dtype of a sum or product with a tangent of zeros
+        return torch.empty(tuple(self.shape), dtype=dtype or self.dtype, device="meta")
     if device is not None and device.type != "cpu":
         raise DeviceError(
             f"asked for a sparse tensor on device {device}, but Scorch computes on the cpu; "
@@ -60,8 +65,10 @@ def to_copy(
 
 
 @implements(torch.Tensor.to_dense, learns=True)
-def to_dense(self: SparseTensor, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    return SparseTensor.to_dense(self, dtype)
+def to_dense(
+    self: SparseTensor, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None
+) -> torch.Tensor:
+    return SparseTensor.to_dense(self, dtype, masked_grad=masked_grad)
 
 
 @implements(torch.is_same_size, learns=True)
@@ -73,7 +80,7 @@ def is_same_size(self: torch.Tensor, other: torch.Tensor) -> bool:
 @implements(torch.Tensor.is_sparse.__get__, learns=True)  # type: ignore[attr-defined]
 def is_sparse(self: SparseTensor) -> bool:
     """True, though to torch's C++ it is a strided tensor without memory, which is what graphs are made of."""
-    return not is_asked_by("torch._subclasses.meta_utils", 2)
+    return not is_asked_by(FAKE_TENSOR_MAKER, 2)
 
 
 @implements(torch.Tensor.data.__get__, learns=True)  # type: ignore[attr-defined]
@@ -126,7 +133,7 @@ def set_data(self: SparseTensor, other: torch.Tensor) -> None:
     if not isinstance(self, SparseTensor) or not isinstance(other, SparseTensor):
         kinds = f"{type(self).__name__}.data = {type(other).__name__}"
         raise UnsupportedError(f"{kinds}: the data of a sparse tensor is sparse; use S.copy_(other)")
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
     self.storage = other.storage
 

@@ -64,7 +64,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
             raise FileError(f"{path} is no whole .safetensors file: it has no header")
         try:
             header = json.loads(file.read(length))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise FileError(f"{path} is no .safetensors file: its header is not JSON") from None
     if not isinstance(header, dict):
         raise FileError(f"{path} is no .safetensors file: its header names no arrays")
@@ -78,7 +78,7 @@ def facts_in(path: Path, header: Mapping[str, Any], name: str) -> Mapping[str, A
         raise FileError(f"{path} has no sparse tensors: scorch.save or RowWriter write such files")
     try:
         named = json.loads(text)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise FileError(f"{path}: its metadata are not as Scorch writes them") from None
     if not isinstance(named, dict) or not isinstance(named.get(name), dict):
         held = ", ".join(repr(found) for found in named if found) if isinstance(named, dict) else ""
@@ -102,10 +102,24 @@ def place_of(path: Path, header: Mapping[str, Any], key: str, begin: int) -> Pla
     return place
 
 
+def is_aligned(array: torch.Tensor, elements: int = 1) -> bool:
+    """Whether an array begins at a multiple of so many of its elements.
+
+    In a file arrays follow each other without gaps. Compiled code, also that of torch, crashes on complex
+    numbers that begin between two places for them.
+    """
+    return array.data_ptr() % (elements * array.element_size()) == 0
+
+
+def aligned(array: torch.Tensor, elements: int = 1) -> torch.Tensor:
+    """``array``, copied where it is not aligned."""
+    return array if is_aligned(array, elements) else array.clone()
+
+
 def mapped_array(mapped: mmap.mmap, place: Place) -> torch.Tensor:
     """The array at ``place``, to be read only."""
     if not place.count:
         return torch.empty(0, dtype=place.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it cannot be written to: nobody does, and nobody else gets it
-        return torch.frombuffer(mapped, dtype=place.dtype, count=place.count, offset=place.offset)
+        return aligned(torch.frombuffer(mapped, dtype=place.dtype, count=place.count, offset=place.offset))

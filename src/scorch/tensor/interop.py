@@ -1,7 +1,7 @@
 """To and from other libraries: torch's own sparse layouts and SciPy's sparse arrays.
 
-A format that the other side has too is handed over as it is, sharing memory; every other one goes
-through coordinates.
+A format that the other side has too is handed over as it is: values share memory, index arrays are copied, so
+that neither side can change the pattern of the other. Every other format goes through coordinates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from scorch.errors import DtypeError, OperandError, ShapeError, UnsupportedError
 from scorch.formats import Format, as_format
 from scorch.tensor.build import compressed_format, from_compressed, from_coordinates
-from scorch.tensor.check import from_numpy
+from scorch.tensor.check import from_numpy, own
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
@@ -72,7 +72,7 @@ def _as_compressed(storage: Storage) -> torch.Tensor | None:
     pos, crd = pattern.pos[batch + 1], pattern.crd[batch + 1]
     assert pos is not None and crd is not None
     batches = pattern.shape[:batch]
-    pointers = split_pointers(pos, math.prod(batches), crd.numel()) if batches else pos
+    pointers = split_pointers(pos, math.prod(batches), crd.numel()) if batches else own(pos)
     if pointers is None:
         return None
     blocks = [block for _, block in form.blocks]
@@ -80,7 +80,7 @@ def _as_compressed(storage: Storage) -> torch.Tensor | None:
     values = storage.values.detach().view(*batches, entries, *blocks, *pattern.shape[batch + 2 :])
     made: torch.Tensor = torch.sparse_compressed_tensor(
         pointers.reshape(*batches, pointers.shape[-1]),
-        crd.view(*batches, entries),
+        own(crd).view(*batches, entries),
         values,
         pattern.shape,
         layout=_LAYOUTS[kind],
@@ -160,6 +160,8 @@ def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | tor
 def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
     """``S`` as SciPy's CSR, CSC, BSR or COO array where its format is one, else as COO.
 
+    Values are shared unless zeros are among them; index arrays are copied. SciPy's ``eliminate_zeros`` moves
+    both in place.
     Tensors of more than two dimensions are COO arrays, which SciPy has since 1.15.
     """
     sparse = _scipy()
@@ -173,7 +175,7 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
     if kind is None:
         storage = _converted(storage, "coo")
         pattern = storage.pattern
-        crd = tuple(array.numpy() for array in pattern.crd if array is not None)
+        crd = tuple(own(array).numpy() for array in pattern.crd if array is not None)
         try:
             made = sparse.coo_array((_numpy(storage.values), crd), shape=shape)
         except (TypeError, ValueError):
@@ -186,9 +188,9 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
     pos, crd_array = storage.pattern.pos[1], storage.pattern.crd[1]
     assert pos is not None and crd_array is not None
     blocks = [block for _, block in storage.pattern.format.blocks]
-    data = _numpy(storage.values).reshape(-1, *blocks)
+    data = _numpy(_shareable(storage.values, math.prod(blocks))).reshape(-1, *blocks)
     make = {"csr": sparse.csr_array, "csc": sparse.csc_array, "bsr": sparse.bsr_array}[kind]
-    made = make((data, crd_array.numpy(), pos.numpy()), shape=shape)
+    made = make((data, own(crd_array).numpy(), own(pos).numpy()), shape=shape)
     made.has_sorted_indices = True
     return made
 
@@ -206,6 +208,12 @@ def scipy_kind(pattern: Pattern) -> str | None:
         return None
     is_whole = not any(pattern.shape[dim] % block for dim, block in pattern.format.blocks)
     return found[0] if is_whole else None
+
+
+def _shareable(values: torch.Tensor, block: int) -> torch.Tensor:
+    """``values``, or a copy where a block of zeros is among them, over which SciPy would move the others."""
+    has_zeros = bool((values.view(-1, block) == 0).all(1).any())
+    return values.detach().clone() if has_zeros else values
 
 
 def _numpy(values: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -23,26 +23,33 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
-from torch.utils._pytree import tree_map
 
+from scorch._src.torch_internals import (
+    DisableTorchFunctionSubclass,
+    FunctionBase,
+    any_requires_grad,
+    is_functorch_wrapped_tensor,
+    peek_interpreter_stack,
+    tree_leaves,
+    tree_map,
+)
 from scorch.compiler.plan import Step
-from scorch.errors import UnsupportedError
+from scorch.errors import InPlaceError, UnsupportedError
 from scorch.formats import Format, dense_format
 from scorch.notation.nodes import Access, Op
-from scorch.tensor.dispatch import WHEN_LEARNING
+from scorch.tensor.dispatch import MOVES, WHEN_LEARNING
 from scorch.tensor.entries import Entries, entries_of
 from scorch.tensor.flatten import spelled
-from scorch.tensor.forward import check_formula
+from scorch.tensor.forward import as_one_step, has_sparse_tangents
 from scorch.tensor.relevel import releveled, shares_entries
 from scorch.tensor.run import Task, convert, converted_pattern, copy_step, from_dense, run_step, values_from
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage, plain
-from scorch.tensor.tracking import any_requires_grad, fixed_patterns, is_learning, untracked
+from scorch.tensor.tracking import fixed_patterns, is_learning, untracked
 
-_apply: Any = torch._C._FunctionBase.__dict__["apply"]
+_apply: Any = FunctionBase.__dict__["apply"]
 
 Place = Pattern | tuple[int, ...]  # where values are: at the entries of a pattern, or everywhere in a shape
 
@@ -86,6 +93,14 @@ def unknown_outside() -> UnsupportedError:
     )
 
 
+def _check_gradient(tensor: SparseTensor) -> None:
+    if tensor.has_unknown_gradient:
+        raise InPlaceError(
+            "a view that was made inside of torch.no_grad(), or by a function with several results (unbind, "
+            "split, chunk), is used after the tensor that it is a view of has been modified inplace; take it again"
+        )
+
+
 # a tensor and its values -----------------------------------------------------------------------------
 
 
@@ -94,6 +109,7 @@ class _Values(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: SparseTensor, in_statement: bool) -> torch.Tensor:
+        _check_gradient(tensor)
         ctx.pattern = tensor.storage.pattern
         ctx.other = None if in_statement else weakref.ref(learned_of(tensor))
         return tensor.storage.values.detach()
@@ -131,7 +147,7 @@ class _Use(torch.autograd.Function):
             return tensor.detach()
         ctx.pattern = tensor.storage.pattern
         ctx.other = weakref.ref(learned_of(tensor))
-        return SparseTensor(tensor.storage)
+        return SparseTensor(Storage(ctx.pattern, tensor.storage.values))  # later writes leave it alone
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -310,7 +326,7 @@ def _sampled(dense: torch.Tensor, target: Pattern) -> torch.Tensor:
     return found.values
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _sample_step(dims: int, kept: tuple[int, ...]) -> Step:
     """``B[i,j] = P[i,j] * A[i,j]``, with the dimensions of A that are ``kept``."""
     copy = copy_step(dims)
@@ -352,6 +368,7 @@ ITSELF = {  # methods that are about the tensor and no functions of its values
     "backward",
     "detach",
     "detach_",
+    "grad",  # torch.autograd.grad, whose inputs are those of the graph
     "register_hook",
     "register_post_accumulate_grad_hook",
     "requires_grad_",
@@ -359,8 +376,8 @@ ITSELF = {  # methods that are about the tensor and no functions of its values
 }
 
 
-@functools.cache
-def _own_arguments(func: Any) -> int:
+@functools.lru_cache(maxsize=4096)
+def own_arguments(func: Any) -> int:
     """How many of the first arguments must stay the tensors that they are: all (-1), the first, or none."""
     attribute = getattr(getattr(func, "__self__", None), "__name__", None)
     if type(func).__name__ == "method-wrapper":
@@ -374,22 +391,44 @@ def _own_arguments(func: Any) -> int:
 
 def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` as torch takes it apart and differentiates it, some of its arguments being learned."""
-    if peek_interpreter_stack() is not None and _own_arguments(func) == 0:
-        from scorch.tensor.whole import as_a_whole, is_tracked
-
-        if is_tracked(args, kwargs):
-            return as_a_whole(func, args, kwargs)
     handler = WHEN_LEARNING.get(func)
-    return by_formula(func, args, kwargs) if handler is None else handler(*args, **kwargs)
+    if handler in MOVES:
+        return handler(*args, **kwargs)
+    if peek_interpreter_stack() is not None and own_arguments(func) == 0:
+        return by_torch(func, args, kwargs)
+    if handler is not None:
+        return handler(*args, **kwargs)
+    if own_arguments(func) == 1:
+        from scorch._src.tensor.in_place import write
+
+        return write(func, args, kwargs)
+    return by_formula(func, args, kwargs)
+
+
+def by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func`` without a handler that only moves entries: as one step of ``torch.func``, or by a formula."""
+    handler = WHEN_LEARNING.get(func)
+    has_none = handler is None or handler in MOVES
+    if peek_interpreter_stack() is not None:
+        from scorch.tensor.whole import as_a_whole, is_any_tracked, is_tracked
+
+        if is_tracked(args, kwargs) or (has_none and is_any_tracked(args, kwargs)):
+            return as_a_whole(func, args, kwargs)
+    return handler(*args, **kwargs) if handler is not None and not has_none else by_formula(func, args, kwargs)
 
 
 def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` differentiated by torch's own formula."""
-    if forward_ad._current_level >= 0:
-        check_formula(func, args, kwargs)
-    own = _own_arguments(func)
+    if forward_ad._current_level >= 0 and has_sparse_tangents(args, kwargs):
+        return as_one_step(func, args, kwargs)
+    own, given = own_arguments(func), (args, kwargs)
     if own >= 0:
         args = (*args[:own], *tree_map(used, args[own:]))
         kwargs = tree_map(used, kwargs)
-    with torch._C.DisableTorchFunctionSubclass(), fixed_patterns():
-        return func(*args, **kwargs)
+    with DisableTorchFunctionSubclass(), fixed_patterns():
+        result = func(*args, **kwargs)
+        if own >= 0 and any_requires_grad(result):
+            for leaf in tree_leaves(given):
+                if isinstance(leaf, SparseTensor):
+                    _check_gradient(leaf)
+    return result

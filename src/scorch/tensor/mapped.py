@@ -19,11 +19,11 @@ from torch.utils.data import Dataset
 
 from scorch.compiler.pipeline import index_type
 from scorch.compiler.typing import dtype_of_type
-from scorch.errors import FileError, IndexRangeError, OperandError, UnsupportedError
+from scorch.errors import FileError, IndexRangeError, OperandError, UnsupportedError, add_note
 from scorch.formats import as_format
 from scorch.tensor.arrays import as_dtype, as_stored_format
 from scorch.tensor.check import as_shape, check_coordinates, is_sorted_below
-from scorch.tensor.header import facts_in, mapped_array, place_of, read_header
+from scorch.tensor.header import facts_in, is_aligned, mapped_array, place_of, read_header
 from scorch.tensor.parts import rows_of
 from scorch.tensor.samples import Batch
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -108,7 +108,7 @@ class MappedRows(Dataset[Any]):
         try:
             check_coordinates("crd1", places, 1, self.shape[1])
         except IndexRangeError as error:
-            error.add_note(f"in the file {self.path}")
+            add_note(error, f"in the file {self.path}")
             raise
         if not is_sorted_below(pointers, places):
             raise FileError(f"{self.path} is damaged: the columns of a row are not in order, or one repeats")
@@ -138,7 +138,7 @@ class MappedRows(Dataset[Any]):
     def _copied(self, rows: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> Storage:
         pos, crd, values = self._opened()
         form, columns = as_format("csr", 2), self.shape[1]
-        if pos.dtype == crd.dtype:
+        if pos.dtype == crd.dtype and values.dim() == 1:
             whole = Pattern(form, tuple(self.shape), (None, pos), (None, crd), (len(self), crd.numel()))
             found = rows_of(Storage(whole, values), rows)
             if found is not None:
@@ -148,7 +148,8 @@ class MappedRows(Dataset[Any]):
         index = torch.repeat_interleave(begin - pointers[:-1], lengths) + torch.arange(int(pointers[-1]))
         counts = (rows.numel(), index.numel())
         pattern = Pattern(form, (rows.numel(), columns), (None, pointers), (None, crd[index]), counts)
-        return Storage(pattern, values[index])
+        picked = values[index]
+        return Storage(pattern, picked if picked.dim() == 1 else torch.view_as_complex(picked))
 
     # the file ----------------------------------------------------------------------------------------
 
@@ -182,7 +183,8 @@ class MappedRows(Dataset[Any]):
                 mapped_array(mapped, self._places[part]) for part in ("pos1", "crd1", "values")
             )
             if self.dtype.is_complex:
-                values = torch.view_as_complex(values.reshape(-1, 2))
+                pairs = values.reshape(-1, 2)
+                values = torch.view_as_complex(pairs) if is_aligned(pairs, 2) else pairs
             self._arrays = pos, crd, values
         return self._arrays
 

@@ -17,11 +17,13 @@ from scorch.errors import FileError, ShapeError
 from scorch.formats import Format
 from scorch.tensor.arrays import facts_of
 from scorch.tensor.build import from_coordinates
+from scorch.tensor.check import LARGEST
 from scorch.tensor.construct import from_torch
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.text import (
     NOTE,
     Table,
+    as_noted,
     entry_lines,
     format_numbers,
     note_in,
@@ -57,10 +59,10 @@ def read_matrix_market(path: Path, format: str | Format | None = None) -> Sparse
     format = note.format if format is None else format
     if header.kind == "array":
         dense = _read_array(header, table, sizes)
-        dense = dense if note.dtype is None else dense.to(note.dtype)
+        dense = as_noted(path, dense, note.dtype)
         return dense if format is None else from_torch(dense, format)
     crd, values = _read_entries(header, table, sizes)
-    values = values if note.dtype is None else values.to(note.dtype)
+    values = as_noted(path, values, note.dtype)
     return from_coordinates(crd, values, tuple(sizes[:2]), format)
 
 
@@ -112,6 +114,9 @@ def _sizes(path: Path, data: bytes, begin: int, end: int, count: int) -> list[in
     if len(words) != count or not all(word.isdecimal() for word in words):
         what = "rows, columns and the number of entries" if count == 3 else "rows and columns"
         raise FileError(f"{path}, line {line}: {text[:80]!r} should be {what}")
+    for word in words:
+        if len(word) > len(str(LARGEST)) or int(word) > LARGEST:
+            raise FileError(f"{path}, line {line}: {word[:80]} is too large; numbers go up to 2**63 - 1")
     return [int(word) for word in words]
 
 
@@ -120,6 +125,7 @@ def _sizes(path: Path, data: bytes, begin: int, end: int, count: int) -> list[in
 
 def _read_entries(header: Header, table: Table, sizes: list[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
     rows, columns, count = sizes
+    _check_square(header, table, rows, columns)
     parts = _FIELDS[header.field]
     words = f"{header.field} entries have {2 + parts}: row, column and value"
     is_whole = header.field in ("integer", "pattern")
@@ -129,6 +135,13 @@ def _read_entries(header: Header, table: Table, sizes: list[int]) -> tuple[list[
     if not parts:
         values = torch.ones(count, device="cpu")
     return _mirrored(header, table, crd, values)
+
+
+def _check_square(header: Header, table: Table, rows: int, columns: int) -> None:
+    if header.symmetry != "general" and rows != columns:
+        raise FileError(
+            f"{table.path}: a {header.symmetry} matrix has as many rows as columns, not {rows} and {columns}"
+        )
 
 
 def _mirrored(
@@ -170,8 +183,7 @@ def _read_array(header: Header, table: Table, sizes: list[int]) -> torch.Tensor:
     rows, columns = sizes
     width = _FIELDS[header.field]
     half = header.symmetry != "general"
-    if half and rows != columns:
-        raise FileError(f"{table.path}: a {header.symmetry} matrix has as many rows as columns, not {sizes}")
+    _check_square(header, table, rows, columns)
     skip = 1 if header.symmetry == "skew-symmetric" else 0
     count = (rows * (rows + 1) // 2 - rows * skip) if half else rows * columns
     words = f"an array of {header.field} values has {width} a line"

@@ -85,7 +85,7 @@ def _load(path: Path) -> Arrays:
 def _from_own(path: Path, arrays: Arrays) -> SparseTensor | torch.Tensor:
     try:
         facts = json.loads(arrays.pop("scorch").tobytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         raise FileError(f"{path}: the facts of the tensor are not as Scorch writes them") from None
     tensors = {name: from_numpy(name, array) for name, array in arrays.items()}
     bits = tensors.get("values")

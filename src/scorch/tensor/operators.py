@@ -62,7 +62,7 @@ def as_operand(value: Any) -> Any:
         return value.item()
     if isinstance(value, np.ndarray):
         return from_numpy("the array", value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return from_numpy("the list", np.asarray(value))
     return from_scipy(value) if is_scipy(value) else value
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import new_shared_storage
 from scorch.errors import FileError
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
@@ -28,7 +29,7 @@ def packed(tensor: SparseTensor) -> SparseTensor:
     for array in arrays:
         pieces.append((array.dtype, size, array.numel()))
         size += -(-array.numel() * array.element_size() // ALIGNED) * ALIGNED
-    memory = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size, device="cpu"))
+    memory = torch.empty(0, dtype=torch.uint8).set_(new_shared_storage(size, device="cpu"))
     copies = [_cut(memory, piece) for piece in pieces]
     for array, copied in zip(arrays, copies, strict=True):
         copied.copy_(array)
@@ -52,8 +53,9 @@ def pieces_of(storage: Storage) -> tuple[torch.Tensor, list[Piece]] | None:
 def cut(memory: torch.Tensor, pieces: Sequence[Piece]) -> list[torch.Tensor]:
     """The arrays in ``memory``, if they lie inside it."""
     for dtype, begin, count in pieces:
-        is_inside = 0 <= begin <= begin + count * dtype.itemsize <= memory.numel()
-        if memory.dtype != torch.uint8 or memory.dim() != 1 or begin % dtype.itemsize or not is_inside:
+        is_piece = isinstance(dtype, torch.dtype) and type(begin) is type(count) is int
+        is_inside = is_piece and 0 <= begin <= begin + count * dtype.itemsize <= memory.numel()
+        if memory.dtype != torch.uint8 or memory.dim() != 1 or not is_inside or begin % dtype.itemsize:
             raise FileError(
                 "an array of a sparse tensor does not lie in the memory that it is said to lie in"
             )

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.by_torch.run import run_without_kernel, warn_without_compiler
 from scorch.compiler.plan import VALUES, Plan
 from scorch.compiler.typing import dtype_of_type
 from scorch.errors import KernelError
 from scorch.formats import Format
-from scorch.runtime import invoke
+from scorch.runtime import invoke, toolchain
 from scorch.runtime.fill import (
     MOST_DIMS,
     MOST_SLOTS,
@@ -97,10 +98,22 @@ class Prepared:
 
         ``contiguous``: the caller knows that all dense ones are.
         """
+        if not self.is_direct and not self.kernel.is_ready():
+            return self._run_by_torch(sources)
         if LISTENERS:
             return self._watched(sources)
         operands = sources if contiguous and not self.converts else self._converted(sources)
         return self._run(operands)
+
+    def _run_by_torch(self, sources: Sequence[Tensor]) -> Tensor:
+        """The same without machine code: many times slower."""
+        if not toolchain.has_compiler():
+            warn_without_compiler()
+        start = time.perf_counter()
+        found = run_without_kernel(self, sources)
+        if LISTENERS:
+            tell("kernel", self, sources, found, start, 0.0)
+        return found
 
     def _watched(self, sources: Sequence[Tensor]) -> Tensor:
         start = time.perf_counter()
@@ -119,14 +132,14 @@ class Prepared:
             if isinstance(tensor, Storage):
                 for array in tensor.pattern.arrays:
                     inputs.append(array.data_ptr())
-                inputs.append(tensor.values.data_ptr())
+                inputs.append(invoke.address_of(tensor.values))
             else:
-                inputs.append(tensor.data_ptr())
+                inputs.append(invoke.address_of(tensor))
         return self._result(self.kernel.native, inputs, operands)
 
     def _direct(self, sources: Sequence[Tensor], threads: int) -> Tensor:
         """The shortest way, through a builtin that reads the tensors and allocates the result."""
-        self._check_budget()
+        self.check_budget()
         arguments: list[torch.Tensor] = []
         for tensor in sources:
             if isinstance(tensor, Storage):
@@ -201,6 +214,8 @@ class Prepared:
     def is_direct(self) -> bool:
         """Whether ``_direct`` may be used."""
         if self.kernel.slots > MOST_SLOTS or len(self.shape) > MOST_DIMS or builtins() is None:
+            return False
+        if not self.kernel.is_ready():
             return False
         begins_at_zero = self.kernel.identity == 0 or self.kernel.writes_everything
         plain = self.assembly in ("dense", "shared") and not self.is_cast and begins_at_zero
@@ -295,7 +310,7 @@ class Prepared:
 
     def _result(self, engine: Engine, inputs: list[Any], operands: Sequence[Tensor]) -> Tensor:
         plan = self.planned.plan
-        self._check_budget()
+        self.check_budget()
         if self.assembly == "dense":
             values = self.kernel.fill(engine, inputs, self.count)
             if self.is_cast:
@@ -310,17 +325,18 @@ class Prepared:
             pattern = self.shared(source)
         else:
             bound = sum(_entries(operands[source], level) for source, level in self.slots)
-            arrays = self.kernel.build(engine, inputs, self.shape, self._check_bytes, bound)
+            arrays = self.kernel.build(engine, inputs, self.shape, self.check_bytes, bound)
             values = arrays.values
             pattern = Pattern(plan.result, self.shape, arrays.pos, arrays.crd, arrays.counts)
         return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
 
-    def _check_budget(self) -> None:
+    def check_budget(self) -> None:
         """Refuse what dense levels of the result would need beyond the budget, before it is allocated."""
         if self.is_large or (self.assembly == "dense" and current().dense_budget is not None):
-            self._check_bytes(self.dense_bytes)
+            self.check_bytes(self.dense_bytes)
 
-    def _check_bytes(self, size: int) -> None:
+    def check_bytes(self, size: int) -> None:
+        """Refuse so many bytes of dense levels if they are beyond the budget."""
         plan = self.planned.plan
         what = f"{plan.header.splitlines()[0]} in format {plan.result}"
         check_budget(size, what, "ask for a sparser format such as 'coo' or 'dcsr'")

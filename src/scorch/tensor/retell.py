@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from scorch._src.torch_internals import len_torch_dispatch_stack, tree_flatten, tree_map, tree_unflatten
 from scorch.errors import (
     ArgumentError,
     CallError,
     DensityError,
     DeviceError,
+    FreedError,
     IndexRangeError,
     LinAlgError,
     MissingDeviceError,
@@ -27,6 +28,7 @@ from scorch.errors import (
     ScorchError,
     UnsupportedError,
 )
+from scorch.tensor.check import is_freed
 from scorch.tensor.construct import from_torch
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.tracking import is_transformed
@@ -59,9 +61,16 @@ ALLOCATING = {"tolist", "unbind"}  # functions for which torch takes memory even
 
 def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception:
     """What the user is told when ``func`` failed with ``error``: another error, or the same one."""
-    if torch._C._len_torch_dispatch_stack():  # a compiler or a tracer at work, which reads torch's errors
+    if len_torch_dispatch_stack():  # a compiler or a tracer at work, which reads torch's errors
         return error
     tensors = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, torch.Tensor)]
+    freed = next((tensor for tensor in tensors if is_freed(tensor)), None)
+    if freed is not None:  # which torch must not read
+        shape = tuple(freed.shape)
+        told = (
+            f"a dense tensor of shape {shape} has no memory: its storage was resized or freed; make it anew"
+        )
+        return _made(FreedError, name_of(func), told, tensors)
     elsewhere = _mixed_devices(tensors)
     name = name_of(func)
     if elsewhere is not None:
@@ -83,7 +92,7 @@ def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, A
     if dense is None:
         is_ours = isinstance(error, ScorchError) or type(error) not in KINDS
         return error if is_ours else _made(KINDS[type(error)], name, str(error), tensors)
-    is_refusal = isinstance(error, DensityError | UnsupportedError)
+    is_refusal = isinstance(error, (DensityError, UnsupportedError))
     is_own = isinstance(error, ScorchError) and not error.is_retold and not is_refusal
     if is_own and (isinstance(error, type(dense)) or not is_exact):
         return error

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import torch
 
+from scorch._src.io.replacement import Replacement, resolve_target
 from scorch.compiler.pipeline import index_type
 from scorch.compiler.typing import dtype_of_type
 from scorch.errors import ArgumentError, DtypeError, FileError, MissingFileError, ShapeError
@@ -54,7 +55,7 @@ class RowWriter:
     def __init__(
         self, path: str | os.PathLike[str], *, columns: int | None = None, dtype: torch.dtype | None = None
     ) -> None:
-        self.path = Path(path).resolve()
+        self.path = resolve_target(Path(path))
         if self.path.suffix != ".safetensors":
             raise FileError(f"rows are written to a .safetensors file, not to {self.path.name!r}")
         if not self.path.parent.is_dir():
@@ -65,8 +66,8 @@ class RowWriter:
         self.nnz = 0
         folder = self.path.parent
         self._crd, self._pos = (_nameless(folder) for _ in range(2))
-        self._fresh = folder / f".{os.getpid()}-{id(self)}-{self.path.name}"
-        self._file: IO[bytes] | None = self._fresh.open("wb")
+        self._replacement = Replacement(self.path)
+        self._file: IO[bytes] | None = self._replacement.fresh.open("wb")
         self._file.write(bytes(ROOM))
         self._pos.write(bytes(8))
 
@@ -110,7 +111,7 @@ class RowWriter:
             for file in (self._file, self._crd, self._pos):
                 file.close()
             self._file = None
-            self._fresh.unlink(missing_ok=True)
+            self._replacement.discard()
 
     def __enter__(self) -> RowWriter:
         return self
@@ -153,7 +154,7 @@ class RowWriter:
         file.seek(0)
         file.write(struct.pack("<Q", ROOM - 8) + text.ljust(ROOM - 8))
         file.close()
-        os.replace(self._fresh, self.path)
+        self._replacement.finish()
 
     def _facts(self, columns: int, dtype: torch.dtype) -> dict[str, Any]:
         return {

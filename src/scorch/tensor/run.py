@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from scorch._src.bounded import BoundedCache
 from scorch.compiler.at_zero import value_at_zero
 from scorch.compiler.densify import nearly_full
 from scorch.compiler.infer_format import infer_format, support_of
@@ -41,10 +41,10 @@ from scorch.tensor.storage import Pattern, Storage
 MOST_PLANS = 4096
 WORTH_MENDING = 4  # places for each stored entry from which on a sum counts those not stored
 
-_plans: OrderedDict[object, Prepared] = OrderedDict()
-_conversions: OrderedDict[object, Prepared] = OrderedDict()
-_contractions: OrderedDict[object, tuple[Step, ...]] = OrderedDict()
-_seen: set[Step] = set()  # steps of several kernels that have been run
+_plans: BoundedCache[object, Prepared] = BoundedCache(MOST_PLANS)
+_conversions: BoundedCache[object, Prepared] = BoundedCache(MOST_PLANS)
+_contractions: BoundedCache[object, tuple[Step, ...]] = BoundedCache(MOST_PLANS)
+_seen: BoundedCache[Step, bool] = BoundedCache(MOST_PLANS)  # steps of several kernels that have been run
 
 
 def operand_of(name: str, tensor: Tensor) -> Operand:
@@ -127,7 +127,7 @@ def _build_independent(task: Task, parts: Sequence[Step]) -> None:
     """Compile the kernels of ``parts`` that need no other's result side by side, when the step is new."""
     if task.step in _seen:
         return
-    _seen.add(task.step)
+    _seen[task.step] = True
     sources = []
     for part in parts:
         if all(access.tensor in task.tensors for access in part.accesses):
@@ -214,8 +214,6 @@ def prepared_step(task: Task) -> Prepared:
     if found is None:
         problem = task.problem()
         found = _plans[key] = _bind(find_schedule(problem), problem)
-        if len(_plans) > MOST_PLANS:
-            _plans.popitem(last=False)
     return found
 
 
@@ -331,15 +329,13 @@ def _contracted(task: Task) -> tuple[Step, ...]:
     found = _contractions.get(key)
     if found is None:
         found = _contractions[key] = find_contraction(used.problem())
-        if len(_contractions) > MOST_PLANS:
-            _contractions.popitem(last=False)
     return found
 
 
 # conversion ------------------------------------------------------------------------------------------
 
 
-@functools.cache
+@functools.lru_cache(maxsize=128)  # torch's tensors have up to 64 dimensions
 def copy_step(dims: int) -> Step:
     """``B[i,j] = A[i,j]``: what a conversion is."""
     letters = "ijklmnopqrstuvwxyz"
@@ -370,8 +366,6 @@ def convert(source: Tensor, form: Format) -> Tensor:
         prepared = prepared_step(task)
         found = execute(prepared, task.tensors)
         _conversions[key] = prepared
-        if len(_conversions) > MOST_PLANS:
-            _conversions.popitem(last=False)
         return found
     return prepared([source], contiguous=True)
 

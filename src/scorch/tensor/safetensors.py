@@ -20,6 +20,7 @@ import torch
 from scorch.errors import FileError, OperandError, ScorchError, UnsupportedError
 from scorch.formats import Format
 from scorch.tensor.arrays import arrays_of, as_dtype, facts_of, from_arrays
+from scorch.tensor.header import aligned
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
 
@@ -70,7 +71,7 @@ def read_safetensors(path: Path, format: str | Format | None = None) -> Any:
     try:
         facts = json.loads(text)
         found = _shared({name: (own, _read(own, arrays)) for name, own in facts.items()})
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         if isinstance(error, ScorchError):
             raise
         raise FileError(f"{path}: its metadata are not as Scorch writes them: {error!r}") from None
@@ -87,8 +88,8 @@ def _read(facts: dict[str, Any], arrays: Mapping[str, torch.Tensor]) -> SparseTe
     if as_dtype(facts.get("dtype")).is_complex and "values" in own:
         if own["values"].shape[-1:] != (2,) or not own["values"].is_floating_point():
             raise FileError("its complex values are not kept as pairs")
-        own["values"] = torch.view_as_complex(own["values"])
-    return from_arrays(facts, own)
+        own["values"] = torch.view_as_complex(aligned(own["values"], 2))
+    return from_arrays(facts, {part: aligned(array) for part, array in own.items()})
 
 
 def _shared(read: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
-from torch.utils.data._utils.collate import default_collate_fn_map
 
+from scorch._src.torch_internals import collate_functions
 from scorch.errors import OperandError, ShapeError
 from scorch.formats import as_format
 from scorch.tensor.check import from_numpy
@@ -123,5 +123,5 @@ def _handed_over(batch: Any) -> Any:
     return packed(batch) if is_packed else batch
 
 
-default_collate_fn_map[SparseTensor] = _stacked
-default_collate_fn_map[Sample] = _together
+collate_functions[SparseTensor] = _stacked
+collate_functions[Sample] = _together

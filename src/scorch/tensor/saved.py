@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import legacy_load
 from scorch.errors import FileError, InPlaceError
 from scorch.formats.compressed import Compressed
 from scorch.formats.coordinate import Coordinate
@@ -57,8 +58,8 @@ def reduce_pattern(pattern: Pattern) -> Reduced:
 
 
 def _attributes(tensor: SparseTensor) -> dict[str, Any]:
-    """What was set on a tensor, such as the mark that it is a parameter."""
-    return {name: value for name, value in vars(tensor).items() if name != "storage"}
+    """What was set on a tensor, such as the mark that it is a parameter; nothing that the class gives it."""
+    return {name: value for name, value in vars(tensor).items() if not hasattr(SparseTensor, name)}
 
 
 def _alone(array: torch.Tensor) -> torch.Tensor:
@@ -77,20 +78,32 @@ def make_pattern(form: Any, shape: Any, pos: Arrays, crd: Arrays) -> Pattern:
         if not isinstance(kept, tuple) or len(kept) != len(levels):
             raise FileError(f"a sparse tensor of format {levels} needs {len(levels)} arrays of each kind")
     is_filled = not _is_filled_later()
-    return checked_pattern(levels, as_shape("shape", shape), list(pos), list(crd), has_contents=is_filled)
+    sizes = as_shape("shape", shape)
+    return checked_pattern(levels, sizes, list(pos), list(crd), has_contents=is_filled, is_sent=is_filled)
 
 
 def make_storage(pattern: Pattern, values: torch.Tensor) -> Storage:
     """Values for every position of ``pattern``."""
     if not isinstance(pattern, Pattern) or not isinstance(values, torch.Tensor) or values.dim() != 1:
         raise FileError("a sparse tensor is made of a pattern and a row of values")
-    values = as_values("values", values).contiguous()
-    made = Storage(pattern, values)
+    values = as_values("values", values)
     if _is_filled_later():
+        made = Storage(pattern, values)
+        made.defer(_checked)
         _unchecked.add(made)
-    else:
-        check_values(pattern, values)
-    return made
+        return made
+    check_values(pattern, values)
+    return Storage(pattern, values)
+
+
+def _checked(pattern: Pattern, values: torch.Tensor) -> Pattern:
+    """``pattern``, whose arrays have been filled meanwhile, after a look at them; one for all tensors."""
+    found: Pattern | None = vars(pattern).get("checked")
+    if found is None:
+        found = checked_pattern(pattern.format, pattern.shape, list(pattern.pos), list(pattern.crd))
+        vars(pattern)["checked"] = found
+    check_values(found, values)
+    return found
 
 
 def make_packed(form: Any, shape: Any, memory: torch.Tensor, pieces: list[Piece]) -> Storage:
@@ -110,9 +123,16 @@ def make_packed(form: Any, shape: Any, memory: torch.Tensor, pieces: list[Piece]
 
 def make_tensor(storage: Storage, requires_grad: bool, attributes: dict[str, Any]) -> SparseTensor:
     """The tensor as it was saved."""
-    if not isinstance(storage, Storage) or not isinstance(attributes, dict) or "storage" in attributes:
+    if not isinstance(storage, Storage) or not isinstance(attributes, dict):
         raise FileError("a sparse tensor is made of a storage")
-    made = SparseTensor(storage)
+    for name in attributes:
+        if not isinstance(name, str) or hasattr(SparseTensor, name) or name == "storage":
+            raise FileError(f"a sparse tensor has no attribute {name!r} that a file can set")
+    if storage.deferred is None:
+        made = SparseTensor(storage)
+    else:
+        made = SparseTensor(Storage(*storage.deferred[1:]))
+        made.storage = storage
     if requires_grad:
         made.requires_grad_()
     vars(made).update(attributes)
@@ -125,19 +145,20 @@ _unchecked: weakref.WeakSet[Storage] = weakref.WeakSet()
 def _is_filled_later() -> bool:
     """Whether torch reads a file of its old format, whose arrays it fills when all tensors are made."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not torch.serialization._legacy_load.__code__:
+    while frame is not None and frame.f_code is not legacy_load.__code__:
         frame = frame.f_back
     return frame is not None
 
 
 def check_filled() -> None:
-    """Check the tensors of files in the old format that were read since the last time."""
+    """Check the tensors of files in the old format that were read since the last time.
+
+    Those that ``torch.load`` reads are checked when they are first used.
+    """
     made = list(_unchecked)
     _unchecked.clear()
     for storage in made:
-        pattern = storage.pattern
-        checked_pattern(pattern.format, pattern.shape, list(pattern.pos), list(pattern.crd))
-        check_values(pattern, storage.values)
+        _ = storage.pattern
 
 
 torch.serialization.add_safe_globals(

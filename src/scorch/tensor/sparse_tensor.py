@@ -7,16 +7,23 @@ by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.dispatch``.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
-from torch.fx import _symbolic_trace
 
-from scorch.errors import OperandError, ShapeError
+from scorch._src.torch_internals import (
+    DisableTorchFunctionSubclass,
+    any_requires_grad,
+    len_torch_dispatch_stack,
+    make_wrapper_subclass,
+)
+from scorch.errors import OperandError, ShapeError, UnsupportedError
 from scorch.formats import Format, as_format
 from scorch.tensor import dispatch
+from scorch.tensor.check import own, refuse_freed
 from scorch.tensor.flatten import (
     ALL_NAMES,
     LIVE,
@@ -33,60 +40,68 @@ from scorch.tensor.flatten import (
 )
 from scorch.tensor.frames import unread, unread_all
 from scorch.tensor.run import convert
-from scorch.tensor.storage import Pattern, Storage, plain
+from scorch.tensor.storage import Pattern, Storage, add_weak, plain
 from scorch.tensor.tracking import (
-    any_requires_grad,
     has_tangents,
     is_asked_by,
     is_grad_enabled,
     is_learning,
     is_transformed,
+    untracked,
 )
 
 if TYPE_CHECKING:
     import scipy.sparse
 
 
-_make_wrapper = torch.Tensor._make_wrapper_subclass
 _default_dtype = torch.get_default_dtype
 
 
-class Origin(NamedTuple):
+class Step(NamedTuple):
     """A view is ``func(source, *args, **kwargs)``, or what of that stands at ``place``."""
 
-    source: Storage
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     place: int | None
+    grad_mode: bool  # whether gradients were enabled
 
     def of(self, source: torch.Tensor) -> Any:
         """The same view of another tensor."""
-        found = self.func(source, *self.args, **self.kwargs)
-        return found if self.place is None else found[self.place]
+        result = self.func(source, *self.args, **self.kwargs)
+        return result if self.place is None else result[self.place]
 
-    def shell(self) -> torch.Tensor | None:
-        """The same view of a dense tensor without memory; None where that would be a copy."""
-        before = self.source.origin
-        source = torch.empty(self.source.pattern.shape, device="meta") if before is None else before.shell()
-        if source is None:
-            return None
-        try:
-            found: torch.Tensor = self.of(source)
-        except RuntimeError:  # a reshape of what does not lie so in memory
-            return None
-        return found
 
-    def again(self, before: Pattern) -> Storage | None:
-        """The view as it is now, stored as ``before`` was; None where dense tensors would have a copy."""
-        if self.shell() is None:
-            return None
-        found = self.of(SparseTensor(self.source))
-        if not isinstance(found, SparseTensor) or found.storage.pattern.shape != before.shape:
-            return None
-        stored = convert(found.storage, before.format)
-        assert isinstance(stored, Storage)
-        return stored
+class Origin(NamedTuple):
+    """Where the storage of a view comes from: one that is of no view, and the steps from there."""
+
+    source: Storage
+    steps: tuple[Step, ...]
+
+    def shell(self) -> torch.Tensor:
+        """The same view of a dense tensor without memory."""
+        return run_steps(self.steps, torch.empty(self.source.pattern.shape, device="meta"))
+
+    def again(self, before: Pattern) -> Storage:
+        """The view as it is now, stored as ``before`` was."""
+        from scorch._src.tensor.views import positions_through, select_values
+
+        pattern, positions = positions_through(self.steps, self.source.pattern, before.format)
+        return Storage(pattern, select_values(self.source.values, positions))
+
+
+class ViewOf(NamedTuple):
+    """The tensor that a tensor is a view of, itself none, and the steps from there."""
+
+    parent: SparseTensor
+    steps: tuple[Step, ...]
+
+
+def run_steps(steps: tuple[Step, ...], source: torch.Tensor) -> Any:
+    """The view of ``source`` that is made by ``steps``."""
+    for step in steps:
+        source = step.of(source)
+    return source
 
 
 class SparseTensor(torch.Tensor):
@@ -99,6 +114,9 @@ class SparseTensor(torch.Tensor):
 
     storage: Storage
     made_of: torch.Tensor | None = None  # the values, tracked by autograd, that a tensor was made of
+    view_of: ViewOf | None = None
+    viewed_by: list[weakref.ref[SparseTensor]] | None = None
+    has_unknown_gradient: bool = False  # a view of what was written to, of a kind that torch does not follow
 
     @staticmethod
     def __new__(cls, storage: Storage) -> SparseTensor:
@@ -109,7 +127,9 @@ class SparseTensor(torch.Tensor):
         try:  # naming what is the default costs as much again; all storages are on the CPU
             is_default = dtype is _default_dtype()
             made: SparseTensor = (
-                _make_wrapper(cls, shape) if is_default else _make_wrapper(cls, shape, dtype=dtype)
+                make_wrapper_subclass(cls, shape)
+                if is_default
+                else make_wrapper_subclass(cls, shape, dtype=dtype)
             )
         except RuntimeError:
             raise ShapeError(
@@ -127,9 +147,9 @@ class SparseTensor(torch.Tensor):
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return RECORD[0](func, args, kwargs or {})
         if func in dispatch.FACTS:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        if _symbolic_trace._is_fx_tracing_flag and is_tracing():
+        if len_torch_dispatch_stack() and is_tracing():
             return RECORD[0](func, args, kwargs or {})
         handler = dispatch.FUNCTIONS.get(func)
         try:
@@ -142,10 +162,15 @@ class SparseTensor(torch.Tensor):
                     from scorch.tensor.forward import carried_forward
 
                     return carried_forward(func, args, kwargs or {})
+                if is_transformed():  # of nothing that is tracked
+                    with untracked():
+                        return func(*args, **(kwargs or {}))
             if handler is not None:
+                if func not in dispatch.DIRECT:
+                    refuse_freed(*args, *(kwargs or {}).values())
                 return handler(*args, **(kwargs or {}))
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
+            with DisableTorchFunctionSubclass():
+                return without_base(func(*args, **(kwargs or {})))
         except Exception as error:
             from scorch.tensor.retell import of_our_kind, retold
 
@@ -164,6 +189,9 @@ class SparseTensor(torch.Tensor):
     ) -> Any:
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return RECORD[0](func, args, kwargs or {})
+        refuse_freed(*args, *(kwargs or {}).values())
+        if dispatch.is_in_place(func):
+            check_write(func, args, kwargs)
         place = dispatch.place_of_index(func)
         if place is not None and len(args) > place and isinstance(args[place], SparseTensor):
             args = (*args[:place], args[place].to_dense(), *args[place + 1 :])
@@ -171,8 +199,9 @@ class SparseTensor(torch.Tensor):
                 return func(*args, **(kwargs or {}))
         handler = dispatch.OPERATORS.get(func) or dispatch.OPERATORS.get(func.overloadpacket)
         if handler is None or (kwargs and "out" in kwargs):  # the result of the handler is written to out
-            return dispatch.FALLBACKS[0](func, args, dict(kwargs or {}))
-        found = handler(*args, **(kwargs or {}))
+            found = dispatch.FALLBACKS[0](func, args, dict(kwargs or {}))
+        else:
+            found = handler(*args, **(kwargs or {}))
         return as_view(found, func, args, kwargs) if func.is_view else found
 
     # facts -------------------------------------------------------------------------------------------
@@ -197,17 +226,19 @@ class SparseTensor(torch.Tensor):
 
     @property
     def levels(self) -> tuple[dict[str, Any], ...]:
-        """For each level its kind, dimension and arrays, outermost first."""
+        """For each level its kind, dimension and arrays, which are copies, outermost first."""
         pattern = self.storage.pattern
         return tuple(
             {
                 "kind": level.name,
                 "dim": pattern.format.order[number],
                 "size": pattern.format.level_size(number, pattern.shape),
-                "pos": pattern.pos[number],
-                "crd": pattern.crd[number],
+                "pos": None if pos is None else own(pos),
+                "crd": None if crd is None else own(crd),
             }
-            for number, level in enumerate(pattern.format.levels)
+            for number, (level, pos, crd) in enumerate(
+                zip(pattern.format.levels, pattern.pos, pattern.crd, strict=True)
+            )
         )
 
     # other forms -------------------------------------------------------------------------------------
@@ -230,9 +261,20 @@ class SparseTensor(torch.Tensor):
             return with_values(self, found.values)
         return SparseTensor(found) if isinstance(found, Storage) else found
 
-    def to_dense(self, dtype: torch.dtype | None = None) -> torch.Tensor:  # type: ignore[override]
-        """The same tensor as a plain dense one."""
+    def to_dense(  # type: ignore[override]
+        self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None
+    ) -> torch.Tensor:
+        """The same tensor as a plain dense one; its gradient has the entries that are stored.
+
+        That is torch's ``masked_grad=True``; False, a gradient for every place, is refused if there is one.
+        """
         from scorch.tensor.learning import values_of
+
+        if masked_grad is False and is_learning(self):
+            raise UnsupportedError(
+                "the gradient of a sparse tensor has its entries only (masked_grad=True); for one of every "
+                "place make the dense tensor the parameter: S.detach().to_dense().requires_grad_()"
+            )
 
         found = self.to_format("dense") if self.storage.pattern.shape else values_of(self).reshape(())
         return found if dtype is None else found.to(dtype)
@@ -368,15 +410,25 @@ class SparseTensor(torch.Tensor):
         return deep_copy(self, memo)
 
 
+def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    """Refuse to write where torch refuses it for dense tensors that are the same views."""
+    target = args[0] if args else None
+    if isinstance(target, SparseTensor):
+        from scorch._src.tensor.write_checks import check_memory, check_untracked
+
+        check_memory(func.overloadpacket.__name__, target, (args[1:], kwargs))
+        check_untracked(target)
+
+
 def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function is one of tensors that are learned; what tells facts inside torch.func is not."""
+    """Whether a function is one of tensors that autograd or ``torch.func`` keeps track of."""
     if is_grad_enabled() and any_requires_grad(*args, **kwargs):
         return True
     if not is_transformed():
         return False
-    from scorch.tensor.whole import is_tracked
+    from scorch.tensor.whole import is_any_tracked
 
-    return func in dispatch.WHEN_LEARNING or is_tracked(args, kwargs)
+    return is_any_tracked(args, kwargs)
 
 
 def _array(name: str) -> property:
@@ -389,13 +441,75 @@ for _name in ALL_NAMES:
     setattr(SparseTensor, _name, _array(_name))
 
 
+_aten = torch.ops.aten
+_DETACHED = {_aten.detach.default, _aten.lift_fresh.default}
+_RESHAPED = {
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten._reshape_alias.default,
+    _aten.reshape.default,
+}
+
+
 def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
     """``found``, one tensor or several, as made from the first argument by the operator ``func``."""
     source, rest, named = args[0], args[1:], dict(kwargs or {})
-    for place, part in enumerate(found if isinstance(found, list | tuple) else [found]):
-        if isinstance(part, SparseTensor) and part.storage is not source.storage:
-            number = place if isinstance(found, list | tuple) else None
-            part.storage.follow(Origin(source.storage, func, rest, named, number))
+    if not isinstance(source, SparseTensor) or func in _DETACHED:
+        return found
+    is_several = isinstance(found, (list, tuple))
+    for place, part in enumerate(found if is_several else [found]):
+        if isinstance(part, SparseTensor) and part is not source:
+            step = Step(func, rest, named, place if is_several else None, is_grad_enabled())
+            link_view(part, source, (step,))
+    return found
+
+
+def link_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...]) -> None:
+    """Let ``view``, made of ``source`` by ``steps``, and what that is a view of, show each other's changes."""
+    above, origin = source.storage, source.storage.origin
+    if origin is not None:
+        above, steps_above = origin.source, origin.steps
+        if any(step.func in _RESHAPED for step in steps) and _is_copy(above, (*steps_above, *steps)):
+            return
+    if view.storage is not source.storage:
+        view.storage.follow(Origin(above, steps if origin is None else (*origin.steps, *steps)))
+    link = source.view_of
+    view.view_of = ViewOf(source, steps) if link is None else ViewOf(link.parent, (*link.steps, *steps))
+    _register(view)
+
+
+def _is_copy(source: Storage, steps: tuple[Step, ...]) -> bool:
+    """Whether dense tensors have a copy instead of this view: a reshape of what does not lie so in memory."""
+    try:
+        Origin(source, steps).shell()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _register(view: SparseTensor) -> None:
+    assert view.view_of is not None
+    parent = view.view_of.parent
+    if parent.viewed_by is None:
+        parent.viewed_by = []
+    add_weak(parent.viewed_by, view)
+
+
+def without_base(found: Any) -> Any:
+    """Views as tensors that torch does not know to be views: what they are views of is known here.
+
+    torch would write through a view by its strides, which a sparse tensor does not have.
+    Call it where torch's functions do not come back to ``__torch_function__``.
+    """
+    if isinstance(found, SparseTensor):
+        if found.view_of is None or type(found.storage) is TracedStorage or not found._is_view():
+            return found
+        view = SparseTensor(found.storage)
+        view.view_of = found.view_of
+        _register(view)
+        return view
+    if type(found) is list or type(found) is tuple:
+        return type(found)(without_base(part) for part in found)
     return found
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
+from scorch._src.bounded import BoundedCache
 from scorch.compiler.plan import Operand, fullness
 from scorch.compiler.typing import type_of_dtype
 from scorch.errors import UnsupportedError
@@ -25,12 +27,18 @@ if TYPE_CHECKING:
 
 MANY = 64  # followers, of which the dead are looked for from here on
 
-_numbers: dict[object, int] = {}
+MOST_NUMBERS = 1 << 14
+MOST_RELATIVES = 64  # forms of one pattern that are kept with it
+_numbers: BoundedCache[object, int] = BoundedCache(MOST_NUMBERS)
 _counter = itertools.count()  # threads never draw the same number
 
 
 def _number(facts: object) -> int:
-    """A small number for ``facts``, always the same one: cheap to hash at every call."""
+    """A small number for ``facts``, cheap to hash at every call.
+
+    No other facts ever get it. Facts that were not heard of for long get another one, and with it new entries
+    in the caches that are looked up by numbers.
+    """
     return _numbers.setdefault(facts, next(_counter))
 
 
@@ -54,9 +62,9 @@ class Pattern:
         self.pos = pos
         self.crd = crd
         self.counts = counts
-        self.converted: dict[Format, tuple[Pattern, torch.Tensor]] = {}
+        self.converted: BoundedCache[Format, tuple[Pattern, torch.Tensor]] = BoundedCache(MOST_RELATIVES)
         self.masks: dict[torch.dtype, torch.Tensor] = {}
-        self.relatives: dict[tuple[Format, tuple[int, ...]], Pattern] = {}
+        self.relatives: BoundedCache[tuple[Format, tuple[int, ...]], Pattern] = BoundedCache(MOST_RELATIVES)
         if format.is_coded:  # refused here if a level cannot hold its coordinates
             _ = self.arrays
 
@@ -160,11 +168,23 @@ def plain(values: torch.Tensor) -> torch.Tensor:
     return listed.resolve_conj().resolve_neg().contiguous()
 
 
+_Any = TypeVar("_Any")
+
+
+def add_weak(references: list[weakref.ref[_Any]], value: _Any) -> None:
+    """Add a weak reference, and drop the dead ones now and then."""
+    references.append(weakref.ref(value))
+    if len(references) >= MANY and len(references) & (len(references) - 1) == 0:
+        references[:] = [reference for reference in references if reference() is not None]
+Check = Callable[[Pattern, torch.Tensor], Pattern]
+
+
 class Storage:
     """A pattern and its values, one for every position of the last level, without gaps in memory.
 
     That of a view has an ``origin``, and is one of the ``followers`` of the storage that it is a view of.
     When that becomes another one, a follower forgets what it has; it is made anew when it is asked for it.
+    One whose arrays are still to be read from a file is ``deferred``: they are checked when first asked for.
     """
 
     pattern: Pattern
@@ -172,6 +192,7 @@ class Storage:
     origin: Origin | None = None
     followers: list[weakref.ref[Storage]] | None = None
     forgotten: tuple[Pattern, torch.Tensor] | None = None
+    deferred: tuple[Check, Pattern, torch.Tensor] | None = None
 
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
         self.pattern = pattern
@@ -198,6 +219,10 @@ class Storage:
         for name in ("key", "tensors", "forgotten"):
             self.__dict__.pop(name, None)
 
+    def defer(self, check: Check) -> None:
+        """Have ``check`` look at the arrays when they are first asked for; it says which pattern they are."""
+        self.deferred = check, self.__dict__.pop("pattern"), self.__dict__.pop("values")
+
     # views -------------------------------------------------------------------------------------------
 
     def follow(self, origin: Origin) -> None:
@@ -206,17 +231,17 @@ class Storage:
         source = origin.source
         if source.followers is None:
             source.followers = []
-        followers = source.followers
-        followers.append(weakref.ref(self))
-        if len(followers) >= MANY and len(followers) & (len(followers) - 1) == 0:
-            followers[:] = [follower for follower in followers if follower() is not None]
+        add_weak(source.followers, self)
+
+    def shell(self) -> torch.Tensor:
+        """A dense tensor without memory that lies in memory as a tensor of this storage would."""
+        return torch.empty(self.pattern.shape, device="meta") if self.origin is None else self.origin.shell()
 
     def _tell_followers(self) -> None:
         for follower in self.followers or ():
             found = follower()
             if found is not None:
                 found._forget()
-                found._tell_followers()  # one that was written to itself is newer than what it comes from
 
     def _forget(self) -> None:
         if self.forgotten is None:
@@ -225,19 +250,19 @@ class Storage:
                 self.__dict__.pop(name, None)
 
     def __getattr__(self, name: str) -> Any:
-        """What a view has forgotten; every other attribute is found without this."""
-        forgotten, origin = self.forgotten, self.origin
+        """What a view has forgotten, or is still to be checked; other attributes are found without this."""
+        forgotten, origin, deferred = self.forgotten, self.origin, self.deferred
+        if deferred is not None and name in ("pattern", "values"):
+            check, pattern, values = deferred
+            self.take(check(pattern, values), values)
+            self.deferred = None
+            return self.__dict__[name]
         if name not in ("pattern", "values") or (name not in self.__dict__ and forgotten is None):
             raise AttributeError(f"a storage has no {name!r}")
         if forgotten is None or origin is None:  # another thread has made it anew
             return self.__dict__[name]
-        before, values = forgotten
-        found = origin.again(before)
-        if found is None:  # no view of the same memory in dense tensors: a copy, which stays
-            self.origin = None
-            self.take(before, values)
-        else:
-            self.take(found.pattern, found.values)
+        found = origin.again(forgotten[0])
+        self.take(found.pattern, found.values)
         return self.__dict__[name]
 
     def __call__(self) -> NoReturn:

@@ -84,7 +84,7 @@ def note_in(path: Path, comments: Iterable[str], comment: str) -> Note:
         if text.startswith(NOTE):
             try:
                 found = json.loads(text.removeprefix(NOTE))
-            except ValueError:
+            except (ValueError, RecursionError):
                 found = None
             if not isinstance(found, dict):
                 raise FileError(f"{path}: the comment {line!r} is not as Scorch writes it; take it out")
@@ -94,6 +94,21 @@ def note_in(path: Path, comments: Iterable[str], comment: str) -> Note:
                 as_shape("shape", found["shape"]) if "shape" in found else None,
             )
     return Note()
+
+
+def as_noted(path: Path, values: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """``values`` in the dtype that a comment names, if it has them."""
+    if dtype is None or dtype == values.dtype:
+        return values
+    is_whole = not (dtype.is_floating_point or dtype.is_complex)
+    loses = (values.is_complex() and not dtype.is_complex) or (values.is_floating_point() and is_whole)
+    if is_whole and not loses and values.numel():
+        limits = torch.iinfo(torch.uint8) if dtype == torch.bool else torch.iinfo(dtype)
+        least, most = torch.aminmax(values)
+        loses = int(least) < limits.min or int(most) > (1 if dtype == torch.bool else limits.max)
+    if loses:
+        raise FileError(f"{path}: a comment names the dtype {dtype}, which does not hold all of its values")
+    return values.to(dtype)
 
 
 class Table:
@@ -131,8 +146,20 @@ class Table:
         numbers = self.read(np.int64 if is_whole else np.float64).reshape(self.rows, width)
         for column, (size, name) in enumerate(zip(sizes, names, strict=True)):
             check_coordinate_column(self, numbers[:, column], size, name)
-        places = numbers[:, : len(sizes)].T.astype(np.int64, order="C") - 1
+        places = self._whole(numbers[:, : len(sizes)]).T.astype(np.int64, order="C") - 1
         return places, np.ascontiguousarray(numbers[:, len(sizes) :])
+
+    def _whole(self, numbers: Array) -> Array:
+        """The first columns, read again as whole numbers where decimal ones are not exact."""
+        if numbers.dtype.kind == "i" or not numbers.size or numbers.max() < 2**53:
+            return numbers
+        rows = [line.split()[: numbers.shape[1]] for line in self.data.splitlines() if line.strip()]
+        try:
+            return np.array([[int(word) for word in row] for row in rows], np.int64)
+        except (ValueError, OverflowError):
+            raise self._wrong_number(np.float64) or FileError(
+                f"{self.path}: a coordinate from 2**53 on must be written with all of its digits"
+            ) from None
 
     @functools.cached_property
     def data(self) -> bytes:
@@ -216,14 +243,19 @@ class Table:
 
 def check_coordinate_column(table: Table, column: Array, size: int, what: str) -> None:
     """Coordinates in files count from 1."""
-    wrong = np.flatnonzero((column < 1) | (column > size))
+    is_whole = column.dtype.kind == "i"
+    is_fine = (column >= 1) & (column <= size)
+    wrong = np.flatnonzero(~(is_fine if is_whole else is_fine & (column == np.floor(column))))
     if wrong.size:
         row = int(wrong[0])
-        raise FileError(
-            f"{table.path}, line {table.row_line(row)}: {what} {int(column[row])} is outside 1..{size}"
-            if size != UNKNOWN
-            else f"{table.path}, line {table.row_line(row)}: {what} {int(column[row])}: they count from 1"
-        )
+        number = int(column[row]) if is_whole or float(column[row]).is_integer() else float(column[row])
+        if not isinstance(number, int):
+            rule = " is no whole number"
+        elif size != UNKNOWN:
+            rule = f" is outside 1..{size}"
+        else:
+            rule = ": they count from 1" if number < 1 else " is larger than 2**62"
+        raise FileError(f"{table.path}, line {table.row_line(row)}: {what} {number}{rule}")
 
 
 def format_numbers(values: torch.Tensor) -> tuple[str, list[Iterable[Any]]]:

@@ -15,7 +15,7 @@ import torch
 from scorch.errors import ArgumentError, DtypeError, FormatError, OperandError, ShapeError
 from scorch.formats import Format
 from scorch.tensor.build import compressed_format
-from scorch.tensor.check import as_learned_values
+from scorch.tensor.check import as_learned_values, own
 from scorch.tensor.construct import COMPRESSED, from_torch
 from scorch.tensor.coordinates import coordinates, inside
 from scorch.tensor.dispatch import Handler, implements
@@ -165,7 +165,7 @@ def _pointers(S: SparseTensor, by: str, asked: str) -> torch.Tensor:
     assert pos is not None and crd is not None
     batches = pattern.shape[:batch]
     if not batches:
-        return pos.detach()
+        return own(pos)
     split = split_pointers(pos, math.prod(batches), crd.numel())
     assert split is not None
     return split.reshape(*batches, split.shape[-1])
@@ -176,7 +176,7 @@ def _plain(S: SparseTensor, by: str, asked: str) -> torch.Tensor:
     crd = S.storage.pattern.crd[batch + 1]
     assert crd is not None
     batches = S.storage.pattern.shape[:batch]
-    return crd.detach().view(*batches, crd.numel() // max(1, math.prod(batches)))
+    return own(crd).view(*batches, crd.numel() // max(1, math.prod(batches)))
 
 
 def _check_compressed(S: SparseTensor, by: str, asked: str) -> int:

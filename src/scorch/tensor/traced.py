@@ -11,10 +11,10 @@ from typing import Any, TypeGuard
 import torch
 from torch.autograd.function import once_differentiable
 
+from scorch._src.torch_internals import any_requires_grad
 from scorch.tensor.flatten import RECORD, VALUES, TracedStorage, array_of, names_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern
-from scorch.tensor.tracking import any_requires_grad
 
 
 def is_traced(tensor: Any) -> TypeGuard[SparseTensor]:

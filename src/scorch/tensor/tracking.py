@@ -9,20 +9,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
-from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
-from torch.utils._pytree import tree_leaves
 
+from scorch._src.torch_internals import (
+    DispatchKey,
+    any_requires_grad,
+    is_dispatch_key_excluded,
+    is_legacy_batchedtensor,
+    len_torch_dispatch_stack,
+    len_torch_function_stack,
+    peek_interpreter_stack,
+    tree_leaves,
+)
 from scorch.errors import UnsupportedError
 
 _depth = threading.local()
 
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+_AUTOGRAD = DispatchKey.AutogradFunctionality
 
-any_requires_grad = torch._C._any_requires_grad
 is_grad_enabled = torch.is_grad_enabled
 
 
@@ -44,7 +49,7 @@ def is_plain_inference(*tensors: Any) -> bool:
     """Whether nobody keeps track of calls on these tensors: no gradients, transforms or modes of torch."""
     if is_dynamo_compiling():
         return False
-    if _len_torch_function_stack() or _len_torch_dispatch_stack():
+    if len_torch_function_stack() or len_torch_dispatch_stack():
         return False
     return not is_learning(*tensors)
 
@@ -69,7 +74,7 @@ def has_tangents(*given: Any) -> bool:
     """
     if forward_ad._current_level < 0 or peek_interpreter_stack() is not None:
         return False
-    if _is_excluded(_AUTOGRAD):
+    if is_dispatch_key_excluded(_AUTOGRAD):
         return False
     tensors = (value for value in tree_leaves(given) if isinstance(value, torch.Tensor))
     return any(tangent_of(tensor) is not None for tensor in tensors)
@@ -82,9 +87,9 @@ def untracked() -> contextlib.AbstractContextManager[Any]:
     """
     if peek_interpreter_stack() is None:
         return contextlib.nullcontext()
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+    from scorch._src.torch_internals import without_interpreters
 
-    cleared: contextlib.AbstractContextManager[Any] = temporarily_clear_interpreter_stack()
+    cleared: contextlib.AbstractContextManager[Any] = without_interpreters()
     return cleared
 
 

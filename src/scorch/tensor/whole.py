@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from scorch._src.torch_internals import is_functorch_wrapped_tensor, tree_flatten, tree_leaves, tree_unflatten
 from scorch.errors import UnsupportedError
 from scorch.tensor.learning import sparse_of, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -30,6 +29,13 @@ def is_tracked(args: Any, kwargs: Any) -> bool:
         isinstance(leaf, SparseTensor) and is_functorch_wrapped_tensor(leaf.storage.values)
         for leaf in tree_leaves((args, kwargs))
     )
+
+
+def is_any_tracked(args: Any, kwargs: Any) -> bool:
+    """Whether a tensor, sparse or dense, is tracked by ``torch.func``."""
+    leaves = tree_leaves((args, kwargs))
+    arrays = (leaf.storage.values if isinstance(leaf, SparseTensor) else leaf for leaf in leaves)
+    return any(isinstance(array, torch.Tensor) and is_functorch_wrapped_tensor(array) for array in arrays)
 
 
 def as_a_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

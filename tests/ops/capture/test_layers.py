@@ -21,7 +21,7 @@ def attention(**options: Any) -> torch.nn.Module:
 
 
 def self_attention(layer: Any, x: torch.Tensor, **options: Any) -> Any:
-    return layer(x, x, x, attn_mask=MASK, **options)
+    return layer(x, x, x, pairs=MASK, **options)
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -108,8 +108,8 @@ def test_a_layer_in_a_graph_gives_and_learns_the_same(name: str) -> None:
 
 def test_attention_with_a_sparse_mask_is_exported() -> None:
     layer, x = attention(), drawn(2, 16, 8)
-    program = torch.export.export(layer, (x, x, x), {"attn_mask": MASK})
-    found = program.module()(x, x, x, attn_mask=MASK)[0]
+    program = torch.export.export(layer, (x, x, x), {"pairs": MASK})
+    found = program.module()(x, x, x, pairs=MASK)[0]
     torch.testing.assert_close(found, self_attention(layer, x)[0])
 
 

@@ -16,8 +16,8 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
+from scorch._src.torch_internals import DisableTorchDispatch, is_any_autocast_enabled, tree_leaves, tree_map
 from scorch.errors import ScorchError, ShapeError
 from scorch.tensor.retell import KINDS, SMALL, cleaned, described, name_of
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -72,7 +72,7 @@ def check_out(func: Any, functional: Any, out: Any, args: Sequence[Any], kwargs:
 
 def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | None:
     """What the answer depends on; None where it is not remembered."""
-    if torch._C._is_any_autocast_enabled() or kwargs.get("out") is not None:
+    if is_any_autocast_enabled() or kwargs.get("out") is not None:
         return None
     parts: list[Any] = [func, torch.is_grad_enabled()]
     for value in (*args, *kwargs.values()):
@@ -137,7 +137,7 @@ def _error_on(
         return torch.zeros(shape, dtype=dtype, device=device, requires_grad=is_tracked)
 
     try:
-        with untracked(), torch._C._DisableTorchDispatch(), warnings.catch_warnings():
+        with untracked(), DisableTorchDispatch(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             func(*tree_map(replaced, tuple(args)), **tree_map(replaced, kwargs))
     except Exception as error:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from scorch._src.torch_internals import parse_to
+
 if TYPE_CHECKING:
     from scorch.compat.torch_sparse.tensor import SparseTensor
 
@@ -43,7 +45,7 @@ def device_as(src: SparseTensor, tensor: Tensor, non_blocking: bool = False) -> 
 
 def to(src: SparseTensor, *args: Any, **kwargs: Any) -> SparseTensor:
     """As ``torch.Tensor.to``: a device, a dtype or both."""
-    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    device, dtype, *_ = parse_to(*args, **kwargs)
     found = src if device is None else to_device(src, device)
     return found if dtype is None else as_type(found, dtype)
 

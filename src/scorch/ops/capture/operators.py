@@ -16,6 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from scorch._src.torch_internals import (
+    AutoDispatchBelowAutograd,
+    EnableTorchFunction,
+    ForceDispatchKeyGuard,
+    excluded_dispatch_keys,
+    included_dispatch_keys,
+)
 from scorch.errors import UnsupportedError
 from scorch.ops.autograd import UNREAD
 from scorch.ops.capture.program import Program, Result, read_program
@@ -35,7 +42,7 @@ PRODUCTS = {  # functions whose gradients do not depend on what they give
     torch.Tensor.mv, torch.Tensor.bmm,
 }  # fmt: skip
 
-_NORMAL = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+_NORMAL = included_dispatch_keys(), excluded_dispatch_keys()
 _library = torch.library.Library("scorch", "DEF")
 _library.define("call(str program, Tensor[] arrays, SymInt[] sizes) -> Tensor[]")
 _library.define(
@@ -48,7 +55,7 @@ _library.define(
 
 def _call(text: str, arrays: Arrays, sizes: Sequence[int]) -> list[torch.Tensor]:
     program = read_program(text)
-    with torch.no_grad(), torch._C._EnableTorchFunction(), _seeded(program, arrays):
+    with torch.no_grad(), EnableTorchFunction(), _seeded(program, arrays):
         found = program.run(arrays, sizes)
         owned = {array.untyped_storage()._cdata for array in arrays}
         made: list[torch.Tensor] = []
@@ -71,7 +78,7 @@ def _gradients(
     needed: Sequence[bool],
 ) -> list[torch.Tensor]:
     program = read_program(text)
-    with _tracked(), torch.enable_grad(), torch._C._EnableTorchFunction(), _seeded(program, arrays):
+    with _tracked(), torch.enable_grad(), EnableTorchFunction(), _seeded(program, arrays):
         given = [
             array.detach().requires_grad_() if is_needed else array
             for array, is_needed in zip(arrays, needed, strict=True)
@@ -145,7 +152,7 @@ def _fresh(gradient: torch.Tensor, seeds: Sequence[torch.Tensor]) -> torch.Tenso
 
 def _tracked() -> contextlib.AbstractContextManager[Any]:
     """Where autograd works, also if torch runs a graph while it is making it, with autograd switched off."""
-    guard: Any = torch._C._ForceDispatchKeyGuard
+    guard: Any = ForceDispatchKeyGuard
     made: contextlib.AbstractContextManager[Any] = guard(*_NORMAL)
     return made
 
@@ -235,7 +242,7 @@ def _entries(program: Program, result: Result, arrays: Arrays, sizes: Sequence[A
 
 def _new_size() -> Any:
     """A number of entries that will be known when the call runs."""
-    from torch._library.fake_impl import allocate_size
+    from scorch._src.torch_internals import allocate_size
 
     return allocate_size(torch.library.get_ctx()._shape_env)
 
@@ -265,7 +272,7 @@ class _Call(torch.autograd.Function):
         ctx.text, ctx.sizes = text, sizes
         ctx.save_for_backward(*arrays)
         ctx.set_materialize_grads(False)
-        with torch._C._AutoDispatchBelowAutograd():
+        with AutoDispatchBelowAutograd():
             found = torch.ops.scorch.call(text, arrays, sizes)
         ctx.mark_non_differentiable(*(array for array in found if not _is_learned(array)))
         return tuple(found)
@@ -294,7 +301,7 @@ def _connected_call(text: str, arrays: Arrays, sizes: Sequence[Any]) -> list[tor
             "calls on sparse tensors in graphs have no forward derivatives, which torch.func.linearize makes "
             "a graph of; use torch.func.jvp"
         )
-    with torch._C._AutoDispatchBelowAutograd():
+    with AutoDispatchBelowAutograd():
         found: list[torch.Tensor] = torch.ops.scorch.call(text, arrays, sizes)
     return found
 

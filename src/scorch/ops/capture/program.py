@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
+from scorch._src.torch_internals import tree_leaves, tree_map
 from scorch.formats import Format
 from scorch.ops.capture.text import Slot, function_named, read, read_format, write, write_format
 from scorch.tensor.flatten import pattern_of
@@ -127,7 +127,7 @@ def filled_in(value: Any, fill: Any) -> Any:
     """Arguments with every slot filled, also those in slices, which are leaves to torch."""
     if isinstance(value, slice):
         return slice(*(filled_in(part, fill) for part in (value.start, value.stop, value.step)))
-    if isinstance(value, list | tuple | dict):
+    if isinstance(value, (list, tuple, dict)):
         return tree_map(lambda part: filled_in(part, fill) if isinstance(part, slice) else fill(part), value)
     return fill(value)
 

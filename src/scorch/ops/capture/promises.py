@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
+from scorch._src.torch_internals import (
+    OpOverload,
+    TreeSpec,
+    UnsupportedFakeTensorException,
+    disable_current_modes,
+    tree_flatten,
+    tree_leaves,
+)
 from scorch.formats import Format
 from scorch.ops.capture.program import filled_in
 from scorch.ops.capture.text import Slot
@@ -72,7 +77,7 @@ def hint(size: Any) -> int:
 
 def tried(function: Any, args: Any, kwargs: Any, kinds: Sequence[Kind], sizes: Sequence[int]) -> Outcome:
     """What a call gives for a sample of its arguments."""
-    with _disable_current_modes(), torch.no_grad():
+    with disable_current_modes(), torch.no_grad():
         patterns: dict[Any, Pattern] = {}
         samples = [_sample(kind, patterns) for kind in kinds]
         before = torch.get_rng_state()
@@ -151,7 +156,7 @@ def dense_shapes(
 
     ``kinds`` are the shapes, dtypes and devices of the arguments.
     """
-    with _disable_current_modes(), torch.no_grad(), mode:
+    with disable_current_modes(), torch.no_grad(), mode:
 
         def filled(value: Any) -> Any:
             if not isinstance(value, Slot):
@@ -181,10 +186,10 @@ def _name(function: Any) -> str:
 _SIGNS = {"truediv": "div", "radd": "add", "rmul": "mul", "rtruediv": "div", "rpow": "pow"}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def is_pointwise(function: Any) -> bool:
     """Whether torch says that a function is applied to each element by itself."""
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, OpOverload):
         return torch.Tag.pointwise in function.tags and not function._schema.is_mutable
     name = getattr(function, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from scorch._src.torch_internals import tree_leaves
 from scorch.formats import Format
 from scorch.notation.indexing import parse
 from scorch.notation.trees import accesses

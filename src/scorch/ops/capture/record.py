@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
-from torch.utils._python_dispatch import _disable_current_modes
 
+from scorch._src.bounded import BoundedCache
+from scorch._src.torch_internals import (
+    FAKE_TENSOR_MAKER,
+    GRAPH_MAKER,
+    DisableTorchFunctionSubclass,
+    detect_fake_mode,
+    disable_current_modes,
+    tree_unflatten,
+)
 from scorch.errors import UnsupportedError
 from scorch.ops.capture import operators  # noqa: F401 - they are called below
 from scorch.ops.capture.program import Operand, Program, Result, filled_in
@@ -48,18 +55,18 @@ _IS_SPARSE = torch.Tensor.is_sparse.__get__  # type: ignore[attr-defined]
 _SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 _ON_VALUES = {"clone", "_to_copy", "to", "float", "double", "half", "bfloat16", "dropout"}
 RENAMED: dict[Any, Any] = {}  # operators of ours that stand for a function
-_outcomes: dict[Any, Outcome] = {}
+_outcomes: BoundedCache[Any, Outcome] = BoundedCache(1024)
 
 
 def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func(*args, **kwargs)`` of traced tensors, connected to them."""
     func = RENAMED.get(func, func)
     if func == _IS_SPARSE:
-        return not is_asked_by("torch._subclasses.meta_utils", 2)
+        return not is_asked_by(FAKE_TENSOR_MAKER, 2)
     if func in _SAME:
         return SparseTensor(args[0].storage)
     if _is_fact(func):
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     name = getattr(func, "__name__", "")
     is_in_place = name.endswith("_") and not name.endswith("__")
@@ -75,7 +82,7 @@ def _in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any
     plain = name.removeprefix("__i").strip("_")
     functional = getattr(torch.Tensor, plain, None)
     target = args[0]
-    if plain == "copy" and any(is_asked_by("torch._functorch._aot_autograd", depth) for depth in range(3, 7)):
+    if plain == "copy" and any(is_asked_by(GRAPH_MAKER, depth) for depth in range(3, 7)):
         target.storage.values.copy_(args[1].storage.values)  # an argument that was changed as below
         return target
     if name != "__setitem__" and functional is not None and "out" not in kwargs and is_traced(target):
@@ -113,7 +120,7 @@ class _Call:
         if isinstance(value, torch.SymInt):
             self.sizes.append(value)
             return Slot("size", len(self.sizes) - 1)
-        if isinstance(value, torch.SymFloat | torch.SymBool):
+        if isinstance(value, (torch.SymFloat, torch.SymBool)):
             raise unsupported("a number that is not known yet, as an argument of a sparse function")
         if not isinstance(value, torch.Tensor):
             return value
@@ -141,7 +148,7 @@ class _Call:
         return traced(pattern, found)
 
     def _keeps_zeros(self) -> bool:
-        with _disable_current_modes(), torch.no_grad():
+        with disable_current_modes(), torch.no_grad():
             found = self._called(
                 [torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype) for tensor in self.tensors]
             )
@@ -175,9 +182,7 @@ class _Call:
             arrays.append(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
         program = Program(name_of(self.func), self.args, self.kwargs, tuple(operands), tuple(results), seed)
         found = torch.ops.scorch.call(program.write(), arrays, sizes) if _is_computed(results) else []
-        return torch.utils._pytree.tree_unflatten(
-            _collected(results, list(found), arrays, sizes), outcome.spec
-        )
+        return tree_unflatten(_collected(results, list(found), arrays, sizes), outcome.spec)
 
     def _operands(self) -> tuple[list[torch.Tensor], list[Operand]]:
         """All arrays, each once, and which of them each argument has."""
@@ -214,9 +219,10 @@ class _Call:
             key = (name_of(self.func), repr(write(self.args)), repr(write(self.kwargs)), tuple(kinds), sizes)
         except UnsupportedError as error:
             raise unsupported(str(error)) from error
-        if key not in _outcomes:
-            _outcomes[key] = tried(self.func, self.args, self.kwargs, kinds, sizes)
-        return _outcomes[key]
+        found = _outcomes.get(key)
+        if found is None:
+            found = _outcomes[key] = tried(self.func, self.args, self.kwargs, kinds, sizes)
+        return found
 
     def _shapes(self, outcome: Outcome) -> list[tuple[Any, ...]]:
         """The shapes of the results, in symbols where those of the arguments are."""
@@ -231,7 +237,20 @@ class _Call:
             raise unsupported(
                 f"the shape of {name_of(self.func)} of sparse tensors with sizes that are not known"
             )
+        if _are_new(found, [*self.sizes, *(size for shape, _ in given for size in shape)]):
+            raise unsupported(
+                f"sizes that {name_of(self.func)} computes of sizes that are not known, in this torch"
+            )
         return found
+
+
+def _are_new(shapes: list[tuple[Any, ...]], known: list[Any]) -> bool:
+    """Whether a graph would have to compute sizes among ``shapes``, which this torch cannot do."""
+    from scorch._src.torch_internals import build_proxy_for_size
+
+    symbols = {size.node.expr for size in known if isinstance(size, torch.SymInt)}
+    computed = [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
+    return build_proxy_for_size is None and any(size.node.expr not in symbols for size in computed)
 
 
 def _result(promise: Promise, operands: list[Operand], shape: tuple[int, int]) -> Result:

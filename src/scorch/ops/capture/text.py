@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import get_overridable_functions, resolve_name
 
+from scorch._src.torch_internals import OpOverload, OpOverloadPacket
 from scorch.errors import UnsupportedError
 from scorch.formats import Format
 
@@ -22,7 +23,7 @@ _MORE = {  # functions of torch that its own table lacks
 }
 
 
-_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_OPERATORS = (OpOverload, OpOverloadPacket)
 
 
 class Slot:
@@ -34,7 +35,7 @@ class Slot:
 
 def write(value: Any) -> Any:
     """A value as lists, dicts, strings and numbers."""
-    if value is None or isinstance(value, bool | str) or type(value) in (int, float):
+    if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return value
     if isinstance(value, Slot):
         return {"slot": [value.kind, value.number]}

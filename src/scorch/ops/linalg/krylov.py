@@ -156,6 +156,8 @@ def _least_residual(
             H[:count, count - 1] += h
         length = w.norm()
         H[count, count - 1] = length
+        if not bool(length.isfinite()):  # some versions of torch end lstsq with an internal error
+            return torch.full_like(w, torch.nan)
         if bool(length <= torch.finfo(w.dtype).eps * H[:, count - 1].norm()):
             break  # the space holds the solution
         V[count] = w / length

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.ops.linalg.eigen import SMALL, lanczos
 from scorch.ops.matmul import matmul
 from scorch.tensor.dispatch import implements
@@ -46,7 +47,7 @@ def norm(
 
 
 def _torchs(function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         found: torch.Tensor = function(*args, **kwargs)
     return found
 
@@ -54,7 +55,7 @@ def _torchs(function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
 def _has_large_spectrum(A: Any, ord: Any, dim: Any) -> bool:
     if not isinstance(A, SparseTensor) or A.dim() != 2 or A.dtype not in _FLOATS or ord != 2:
         return False
-    is_both = isinstance(dim, tuple | list) and sorted(d % 2 for d in dim) == [0, 1]
+    is_both = isinstance(dim, (tuple, list)) and sorted(d % 2 for d in dim) == [0, 1]
     return is_both and min(A.shape) > SMALL
 
 

@@ -1,0 +1,188 @@
+"""Folders and files that nobody else can have written: what is loaded from them runs as us.
+
+A folder is private if only its owner may write to it, and if nobody else can put another one in its place:
+every folder on the way to it, and every link followed, belongs to us or to the system. A folder above that
+everybody may write to is fine where its sticky bit keeps everybody from moving what belongs to others, as in
+``/tmp``. Once that holds, no check can be overtaken by somebody else before what was checked is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import platformdirs
+
+MOST_LINKS = 40  # as many as Linux follows
+HAS_OWNERS = hasattr(os, "geteuid")  # not on Windows, where the profile of a user is private by itself
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class NotPrivateError(PermissionError):
+    """Somebody else could have written here, or could put another folder in its place."""
+
+
+def resolve_private(path: str | os.PathLike[str]) -> Path:
+    """``path`` without links; a folder on the way, or itself, that is not private is refused.
+
+    What does not exist yet has nothing to be checked: ``make_private`` makes it and asks again.
+    """
+    return _resolved(Path(path), is_shared_parent=False)
+
+
+def make_private(path: Path) -> Path:
+    """Make a folder that only its owner may enter, and those above it that are missing; where it is.
+
+    A folder of that name that somebody else made in the meantime is refused.
+    """
+    place = resolve_private(path)
+    missing = [folder for folder in (place, *place.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    if not place.is_dir():
+        raise NotADirectoryError(20, "it is not a directory", str(place))
+    return resolve_private(place)
+
+
+def read_private(path: Path) -> bytes:
+    """The content of a file in a private folder; one that others may write or have written is refused."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with open(os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise NotPrivateError(f"{path} is not a plain file")
+        if HAS_OWNERS:
+            reason = _reason_against(status)
+            if reason:
+                raise NotPrivateError(f"{path} {reason}")
+        return file.read()
+
+
+def make_temporary(prefix: str = "scorch-") -> Path:
+    """A new folder of our own, in the system's place for such or else in the user's cache."""
+    reasons = []
+    for base in (tempfile.gettempdir(), platformdirs.user_cache_dir("scorch")):
+        try:
+            place = _resolved(Path(base), is_shared_parent=True)
+            if not place.is_dir():
+                make_private(place)
+            return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+        except OSError as error:
+            reasons.append(str(error))
+    raise NotPrivateError(f"there is no place for private files: {'; '.join(reasons)}")
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str = "scorch-") -> Iterator[str]:
+    """A new folder of our own inside a ``with`` block."""
+    place = make_temporary(prefix)
+    try:
+        yield str(place)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def is_link_of_others(path: Path) -> bool:
+    """Whether ``path`` is a link that neither we nor the owner of its folder have made."""
+    try:
+        link, folder = os.lstat(path), os.stat(path.parent)
+    except OSError:
+        return False
+    trusted = not HAS_OWNERS or link.st_uid in (*_trusted(), folder.st_uid)
+    return stat.S_ISLNK(link.st_mode) and not trusted
+
+
+def _resolved(path: Path, is_shared_parent: bool) -> Path:
+    """``path`` without links, each folder on the way checked; with ``is_shared_parent`` the last as those."""
+    path = Path(os.path.join(os.getcwd(), path))
+    if not HAS_OWNERS:
+        return path
+    left, at, links = list(reversed(path.parts[1:])), path.anchor, 0
+    _check_parent(at, os.lstat(at))
+    while left:
+        name = left.pop()
+        if name == os.pardir:
+            at = os.path.dirname(at)
+            continue
+        here = os.path.join(at, name)
+        try:
+            status = os.lstat(here)
+        except OSError:  # not there, or no folder: whoever makes it finds out
+            return Path(here, *reversed(left))
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > MOST_LINKS or status.st_uid not in _trusted():
+                raise NotPrivateError(f"{here} is a link of {_user(status.st_uid)}")
+            target = Path(os.readlink(here))
+            at = target.anchor or at
+            left += reversed(target.parts[1:] if target.anchor else target.parts)
+            continue
+        if left or is_shared_parent:
+            _check_parent(here, status)
+        at = here
+    status = os.lstat(at)
+    reason = "" if is_shared_parent or not stat.S_ISDIR(status.st_mode) else _reason_against(status)
+    if reason:
+        raise NotPrivateError(f"{at} {reason}")
+    return Path(at)
+
+
+def _check_parent(path: str, status: os.stat_result) -> None:
+    """Refuse a folder in which somebody else may put another one in place of ours."""
+    reason = _reason_against(status)
+    is_sticky = bool(status.st_mode & stat.S_ISVTX) and status.st_uid in _trusted()
+    if reason and stat.S_ISDIR(status.st_mode) and not is_sticky:
+        raise NotPrivateError(f"{path} {reason}")
+
+
+def _reason_against(status: os.stat_result) -> str:
+    """Who else has something to say about a file or folder, in words; "" if nobody."""
+    if status.st_uid not in _trusted():
+        return f"belongs to {_user(status.st_uid)}"
+    others = status.st_mode & _OTHERS_WRITE
+    if others == stat.S_IWGRP and _is_own_group(status.st_gid):
+        return ""
+    return f"can be written by others (mode {stat.S_IMODE(status.st_mode):o})" if others else ""
+
+
+def _trusted() -> frozenset[int]:
+    """Us and the system, which is root, or whoever owns ``/`` where a container has renumbered users."""
+    return frozenset((os.geteuid(), 0, _owner_of_root()))
+
+
+@functools.cache
+def _owner_of_root() -> int:
+    return os.stat(os.sep).st_uid
+
+
+@functools.cache
+def _is_own_group(group: int) -> bool:
+    """Whether a group is the one that many systems make for each user, with nobody else in it."""
+    import grp
+    import pwd
+
+    user = os.geteuid()
+    if user == 0:
+        return False
+    try:
+        person, members = pwd.getpwuid(user), grp.getgrgid(group)
+    except KeyError:
+        return False
+    is_first = group == person.pw_gid and members.gr_name == person.pw_name
+    return is_first and set(members.gr_mem) <= {person.pw_name}
+
+
+def _user(number: int) -> str:
+    import pwd
+
+    try:
+        return f"user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"user {number}"

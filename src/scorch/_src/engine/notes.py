@@ -1,0 +1,192 @@
+"""Plans as plain data: JSON that can be read back into Scorch's own nodes and into nothing else.
+
+Every value stands where the annotation of its field says what it may be. So a note is read by those
+annotations: a tuple is a list, a node is ``["Name", field, ...]`` with a name of the table below, a number or
+a text is itself. Whatever does not fit, and whatever a node itself refuses, is no note: nobody runs what
+was read to find out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from scorch.compiler.convert_operands import Conversion
+from scorch.compiler.cost import Cost
+from scorch.compiler.infer_format import Inferred
+from scorch.compiler.order_loops import Choice
+from scorch.compiler.pipeline import Planned
+from scorch.compiler.plan import Operand, Plan, Splits, Step, Vectors
+from scorch.formats import Format
+from scorch.formats.format import LEVELS
+from scorch.loops.types import TYPES, Type
+from scorch.notation.nodes import Access, Literal, Op, Reduce
+
+NODES: dict[str, type] = {
+    node.__name__: node
+    for node in (
+        *(Access, Literal, Op, Reduce, Step, Operand, Splits, Vectors, Plan),
+        *(Conversion, Inferred, Cost, Choice, Planned),
+    )
+}
+MOST_BYTES = 1 << 24  # of a note: the largest plans take some kilobytes
+
+Decoder = Callable[[Any], Any]
+
+
+class NoteError(ValueError):
+    """A value that notes cannot hold, or a text that is no note of the kind asked for."""
+
+
+def write(value: object) -> bytes:
+    """A value made of Scorch's nodes as JSON."""
+    try:
+        return json.dumps(_encoded(value), separators=(",", ":")).encode()
+    except RecursionError as error:
+        raise NoteError("too deep") from error
+
+
+def read(text: bytes, kind: Any) -> Any:
+    """What ``write`` made of a value of the type ``kind``; ``NoteError`` for everything else."""
+    if len(text) > MOST_BYTES:
+        raise NoteError("too long")
+    try:
+        return decoder(kind)(json.loads(text))
+    except NoteError:
+        raise
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ) as error:
+        raise NoteError(str(error)) from error
+
+
+def register(node: type) -> type:
+    """Let notes hold a dataclass that is defined above this file."""
+    NODES[node.__name__] = node
+    return node
+
+
+def _encoded(value: object) -> object:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple):
+        return [_encoded(part) for part in value]
+    if isinstance(value, frozenset):
+        return sorted((_encoded(part) for part in value), key=json.dumps)
+    if isinstance(value, Type):
+        return value.name
+    if isinstance(value, Format):
+        if any(level not in LEVELS for level in value.levels):
+            raise NoteError("levels written outside of Scorch")
+        return [value.letters, list(value.order), [list(block) for block in value.blocks], value.family]
+    name = type(value).__name__
+    if NODES.get(name) is not type(value):
+        raise NoteError(f"notes hold no {name}")
+    return [name, *(_encoded(getattr(value, field.name)) for field in dataclasses.fields(value))]  # type: ignore[arg-type]
+
+
+# reading -------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def decoder(kind: Any) -> Decoder:
+    """What reads values of a type."""
+    if kind in (bool, int, float, str, type(None)):
+        return functools.partial(_scalar, kind)
+    if kind is Type:
+        return _element
+    if kind is Format:
+        return _format
+    origin, given = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        if len(given) == 2 and given[1] is ...:
+            return functools.partial(_items, tuple, decoder(given[0]))
+        return functools.partial(_tuple, tuple(decoder(part) for part in given))
+    if origin is frozenset:
+        return functools.partial(_items, frozenset, decoder(given[0]))
+    if origin in (typing.Union, types.UnionType):
+        return functools.partial(_union, tuple(decoder(part) for part in given))
+    if isinstance(kind, type):
+        return functools.partial(_node, kind)
+    raise AssertionError(f"notes hold no {kind!r}")
+
+
+def _scalar(kind: type, value: Any) -> Any:
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise NoteError(f"{value!r:.40} is no {kind.__name__}")
+    return value
+
+
+def _element(value: Any) -> Type:
+    if not isinstance(value, str):
+        raise NoteError("a dtype is a name")
+    return TYPES[value]
+
+
+def _format(value: Any) -> Format:
+    letters, order, blocks, family = value
+    pairs = tuple([(_scalar(int, dim), _scalar(int, size)) for dim, size in blocks])
+    dims = tuple([_scalar(int, dim) for dim in order])
+    return _made_format(_scalar(str, letters), dims, pairs, None if family is None else _scalar(str, family))
+
+
+@functools.lru_cache(maxsize=256)
+def _made_format(
+    letters: str, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...], family: str | None
+) -> Format:
+    if family is None:
+        levels = {level.letter: level for level in LEVELS}
+        return Format([levels[letter] for letter in letters], order, blocks)
+    found = Format(family, dims=len(set(order)))
+    if (found.letters, found.order, found.blocks, found.family) != (letters, order, blocks, family):
+        raise NoteError(f"{family!r:.40} is no name of this format")
+    return found
+
+
+def _items(kind: type, read_part: Decoder, value: Any) -> Any:
+    if type(value) is not list:
+        raise NoteError("no list")
+    return kind([read_part(part) for part in value])
+
+
+def _tuple(parts: tuple[Decoder, ...], value: Any) -> tuple[Any, ...]:
+    if type(value) is not list:
+        raise NoteError("no list")
+    return tuple([read_part(part) for read_part, part in zip(parts, value, strict=True)])
+
+
+def _union(parts: tuple[Decoder, ...], value: Any) -> Any:
+    for read_part in parts:
+        try:
+            return read_part(value)
+        except (NoteError, ValueError, TypeError, KeyError):
+            continue
+    raise NoteError("of none of the types that may stand here")
+
+
+def _node(kind: type, value: Any) -> Any:
+    if type(value) is not list or not value or type(value[0]) is not str:
+        raise NoteError(f"no {kind.__name__}")
+    node = NODES.get(value[0])
+    if node is None or not issubclass(node, kind):
+        raise NoteError(f"{value[0]!r:.40} is no {kind.__name__}")
+    fields = _fields(typing.cast(Any, node))
+    return node(*[read_field(part) for read_field, part in zip(fields, value[1:], strict=True)])
+
+
+@functools.cache
+def _fields(node: Any) -> tuple[Decoder, ...]:
+    """What reads each field of a node, by its annotations."""
+    hints = typing.get_type_hints(node)
+    return tuple(decoder(hints[field.name]) for field in dataclasses.fields(node))

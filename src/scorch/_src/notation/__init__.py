@@ -1,0 +1,1 @@
+"""Index notation: rewrites of statements before they are compiled."""

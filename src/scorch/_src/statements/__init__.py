@@ -1,0 +1,1 @@
+"""Statements on tensors: how einsum and evaluate run them."""

@@ -1,0 +1,265 @@
+"""Functions that write to a sparse tensor in place, where autograd or ``torch.func`` keeps track.
+
+The function runs on a copy of what is written to. The result then becomes the tensor: where that is a view, its
+entries are merged into the tensor that it is a view of, whose gradient goes to both from then on, and all other
+views of that tensor are connected to it anew. What torch refuses for the same views of dense tensors is refused.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from scorch._src.tensor.views import (
+    is_overlapping,
+    mark_changed,
+    merge_view,
+    positions_through,
+    select_values,
+    write_entries,
+)
+from scorch._src.tensor.write_checks import check_memory, check_writable, operator_name
+from scorch.errors import InPlaceError
+from scorch.tensor.dispatch import implements_learning
+from scorch.tensor.learning import apply, by_formula, used, values_at, values_of
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.storage import Pattern, Storage, plain
+from scorch.tensor.tracking import is_grad_enabled, is_transformed
+
+# In place these change what a tensor looks like, and no element.
+RESHAPING = {"squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
+
+
+def write(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func(*args, **kwargs)``, which writes to its first argument, connected to what it writes."""
+    target, name = args[0], operator_name(func)
+    if not isinstance(target, SparseTensor):
+        return by_formula(func, args, kwargs)
+    if name in RESHAPING:
+        return _reshape(func, args, kwargs)
+    check_memory(name, target, (*args[1:], kwargs))
+    if is_transformed():
+        _store(target, *_written_in_torch_func(func, args, kwargs))
+        return target
+    if target.view_of is None and target.storage.origin is None:
+        by_formula(func, args, kwargs)
+        mark_changed(target)
+        _reconnect_views(target)
+        return target
+    check_writable(target)
+    if is_overlapping(target.storage.shell()):
+        raise InPlaceError(
+            f"{name} on a view of shape {tuple(target.shape)} whose elements share memory has no gradient; write "
+            "to the tensor before expand, to a clone(), or inside of torch.no_grad()"
+        )
+    working = used(target)
+    if working is target:
+        working = SparseTensor(Storage(target.storage.pattern, target.storage.values))
+    by_formula(func, (working, *args[1:]), kwargs)
+    _store(target, working.storage.pattern, values_of(working))
+    return target
+
+
+def _reshape(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args[0].view_of is not None or any(_live_views(args[0])):
+        name = operator_name(func)
+        raise InPlaceError(
+            f"{name} on a tensor that is a view or has views, where gradients are tracked; use its result: "
+            f"S = S.{name.removesuffix('_')}(...)"
+        )
+    return by_formula(func, args, kwargs)
+
+
+def _written_in_torch_func(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Pattern, torch.Tensor]:
+    """The entries of the first argument after ``func``, tracked by ``torch.func``."""
+    from scorch.tensor.whole import as_a_whole
+
+    def written(target: SparseTensor, *rest: Any, **named: Any) -> SparseTensor:
+        func(target, *rest, **named)
+        return target
+
+    target = args[0]
+    copied = SparseTensor(Storage(target.storage.pattern, target.storage.values))
+    result = as_a_whole(written, (copied, *args[1:]), kwargs)
+    return result.storage.pattern, result.storage.values
+
+
+# what a write means for a tensor, what it is a view of, and its views --------------------------------
+
+
+class _Become(torch.autograd.Function):
+    """A tensor that gets the entries of others in place: its gradient goes to them from then on."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, target: SparseTensor, values: torch.Tensor, pattern: Pattern, is_view: bool
+    ) -> SparseTensor:
+        ctx.pattern = pattern
+        ctx.mark_dirty(target)
+        stored = plain(values.detach())
+        if is_view:  # made anew of what was written
+            target.storage.take(pattern, stored)
+        else:
+            write_entries(target.storage, pattern, stored)
+        return target
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return None, values_at(gradient, ctx.pattern), None, None
+
+
+def _store(target: SparseTensor, pattern: Pattern, values: torch.Tensor) -> None:
+    """Give a tensor these entries; where it is a view, merge them into what it is a view of."""
+    link = target.view_of
+    if link is None:
+        _become(target, values, pattern, is_view=False)
+        mark_changed(target)
+        _reconnect_views(target)
+        return
+    parent, steps = link
+    if not _is_current(target):
+        raise InPlaceError(
+            "the tensor that this is a view of has another shape by now (squeeze_, t_ ...), so its gradient cannot "
+            "follow; take the view after that"
+        )
+    merged, positions = merge_view(parent.storage.pattern, steps, pattern)
+    joined = torch.cat([values_of(parent), values.to(parent.dtype)])
+    _store(parent, merged, select_values(joined, positions))
+
+
+def _become(target: SparseTensor, values: torch.Tensor, pattern: Pattern, is_view: bool) -> None:
+    is_connected = is_grad_enabled() and (target.requires_grad or values.requires_grad)
+    if is_connected and not is_transformed():
+        apply(_Become, target, values, pattern, is_view)
+        target.made_of = values
+    elif not is_view:
+        write_entries(target.storage, pattern, plain(values))
+
+
+def _is_current(view: SparseTensor) -> bool:
+    """Whether what a tensor is a view of has not been reshaped in place (``squeeze_``, ``t_``) since."""
+    assert view.view_of is not None
+    (parent, steps), origin = view.view_of, view.storage.origin
+    if view.storage is parent.storage:
+        return True
+    above = parent.storage.origin
+    if origin is None:
+        return False
+    if above is None:
+        return origin.source is parent.storage
+    return origin.source is above.source and origin.steps == (*above.steps, *steps)
+
+
+def _live_views(tensor: SparseTensor) -> Iterator[SparseTensor]:
+    for reference in tensor.viewed_by or ():
+        view = reference()
+        if view is not None and view.view_of is not None and view.view_of.parent is tensor:
+            yield view
+
+
+def _reconnect_views(parent: SparseTensor) -> None:
+    """Let the gradients of all views of a tensor that was written to go to what it is now."""
+    if is_transformed() or not parent.requires_grad:
+        return
+    for view in list(_live_views(parent)):
+        assert view.view_of is not None
+        if view.has_unknown_gradient:
+            continue
+        if not _is_current(view):
+            view.view_of = None
+            continue
+        steps, storage = view.view_of.steps, view.storage
+        before = storage.pattern if storage.forgotten is None else storage.forgotten[0]
+        pattern, positions = positions_through(steps, parent.storage.pattern, before.format)
+        values = select_values(values_of(parent), positions)
+        _become(view, values, pattern, is_view=True)
+
+
+# assignment ------------------------------------------------------------------------------------------
+
+
+@implements_learning(torch.Tensor.__setitem__)
+def assign(self: Any, key: Any, value: Any) -> None:
+    """``S[key] = value``: the view that numbers and slices name is written to, by index where tensors are left."""
+    if not isinstance(self, SparseTensor):
+        by_formula(torch.Tensor.__setitem__, (self, key, value), {})
+        return
+    view, indices = _split_key(self, key)
+    source = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=self.dtype)
+    if not any(index is not None for index in indices):
+        view.copy_(_without_leading_ones(source, view.dim()))
+        return
+    view.index_put_(tuple(indices), _without_leading_ones(source, None).to(self.dtype))
+
+
+def _without_leading_ones(source: torch.Tensor, rank: int | None) -> torch.Tensor:
+    """``source`` without the first dimensions of size 1 that the tensor written to does not have."""
+    while source.dim() > (rank if rank is not None else 0) and source.shape[0] == 1:
+        source = source.squeeze(0)
+    return source
+
+
+def _split_key(self: SparseTensor, key: Any) -> tuple[SparseTensor, list[torch.Tensor | None]]:
+    """The view that the numbers, slices and None of a key name, and the tensors left to index it with."""
+    parts = [_as_index(part) for part in (key if isinstance(key, tuple) else (key,))]
+    named = sum(_dimensions(part) for part in parts)
+    view, dim = self, 0
+    indices: dict[int, torch.Tensor] = {}
+    for part in parts:
+        if part is Ellipsis:
+            dim += self.dim() - named
+        elif part is None:
+            view, dim = view.unsqueeze(dim), dim + 1
+        elif isinstance(part, slice):
+            view, dim = view[(slice(None),) * dim + (part,)], dim + 1
+        elif isinstance(part, bool):
+            view = view.unsqueeze(dim)
+            indices[dim] = torch.zeros(int(part), dtype=torch.int64)
+            dim += 1
+        elif isinstance(part, int):
+            if view.dim() > 1:
+                view = view.select(dim, part)
+            else:  # an element: it is indexed, since it has no view that is sparse
+                indices[dim], dim = torch.tensor([part]), dim + 1
+        else:
+            indices[dim] = part
+            dim += _dimensions(part)
+    return view, _list_indices(indices)
+
+
+def _list_indices(indices: dict[int, torch.Tensor]) -> list[torch.Tensor | None]:
+    """Tensors by the first dimension that they index, as a list with None for dimensions left alone."""
+    listed: list[torch.Tensor | None] = []
+    dim = 0
+    for place, index in sorted(indices.items()):
+        listed += [None] * (place - dim)
+        listed.append(index)
+        dim = place + _dimensions(index)
+    return listed
+
+
+def _dimensions(part: Any) -> int:
+    """How many dimensions of a tensor a part of a key is for."""
+    if part is None or part is Ellipsis or isinstance(part, bool):
+        return 0
+    is_mask = isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
+    return part.dim() if is_mask else 1
+
+
+def _as_index(part: Any) -> Any:
+    """A part of a key as a number, a slice, None, Ellipsis or a tensor with dimensions."""
+    if part is None or part is Ellipsis or isinstance(part, bool | slice):
+        return part
+    if isinstance(part, torch.Tensor) and part.dim() == 0 and part.dtype == torch.bool:
+        return bool(part)
+    if not isinstance(part, torch.Tensor) or part.dim() == 0:
+        try:
+            return operator.index(part)
+        except TypeError:
+            pass
+    return part if isinstance(part, torch.Tensor) else torch.as_tensor(part)

@@ -1,0 +1,154 @@
+"""Writing to a view writes to the tensor it is a view of, as with dense tensors.
+
+    S[1, 2] = 5        S[0].zero_()        S.T.mul_(2)        S.diagonal().fill_(1)
+
+A view of a sparse tensor has entries of its own, but remembers how it was made. Everything here is arithmetic on
+*positions*: the entries of a tensor are numbered from 1, and a view of the numbers says which entry each entry of
+the view is. Values are then selected by position, so they stay connected to autograd and ``torch.func``.
+
+When a tensor changes, its views forget their entries, and are made anew when they are read (``tensor.storage``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
+from scorch.formats import Format
+from scorch.tensor.entries import Entries, entries_of, from_entries
+from scorch.tensor.run import convert
+from scorch.tensor.sparse_tensor import SparseTensor, Step, run_steps
+from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.tracking import untracked
+
+
+@contextlib.contextmanager
+def _positions_only() -> Iterator[None]:
+    """Where positions are computed: autograd and ``torch.func`` have no part in it."""
+    with torch.no_grad(), untracked():
+        yield
+
+
+def number_entries(pattern: Pattern, begin: int = 1) -> SparseTensor:
+    """The tensor on ``pattern`` whose values are the positions of its entries, counted from ``begin``."""
+    return SparseTensor(Storage(pattern, torch.arange(begin, begin + pattern.size, device="cpu")))
+
+
+def positions_through(steps: tuple[Step, ...], source: Pattern, form: Format) -> tuple[Pattern, torch.Tensor]:
+    """The pattern of a view of ``source``, and the position in ``source`` of each entry, 0 for padding."""
+    with _positions_only():
+        view = run_steps(steps, number_entries(source))
+        stored = convert(view.storage if isinstance(view, SparseTensor) else view, form)
+        assert isinstance(stored, Storage)
+        return stored.pattern, stored.values
+
+
+def select_values(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The values at ``positions``, connected to ``values``; 0 at position 0."""
+    size = values.numel()
+    if positions.numel() == size and bool((positions == torch.arange(1, size + 1, device="cpu")).all()):
+        return values
+    return torch.cat([values.new_zeros(1), values])[positions]
+
+
+def merge_view(source: Pattern, steps: tuple[Step, ...], view: Pattern) -> tuple[Pattern, torch.Tensor]:
+    """The pattern of ``source`` after its view got the pattern ``view``, with positions in both.
+
+    Those of the view are counted after those of the source.
+    """
+    with _positions_only():
+        covered = run_steps(steps, number_entries(source))
+        is_left = torch.ones(source.size + 1, dtype=torch.bool, device="cpu")
+        is_left[covered.storage.values if isinstance(covered, SparseTensor) else covered] = False
+        before = entries_of(number_entries(source))
+        left = is_left[before.values]
+        after = entries_of(number_entries(view, source.size + 1))
+        shell = run_steps(steps, torch.empty(source.shape, device="meta"))
+        keys = torch.cat([before.keys[left], _keys_in_source(after, shell)])
+        positions = torch.cat([before.values[left], after.values])
+        merged = from_entries(Entries(keys, positions, source.shape), source.format, in_order=False)
+        return merged.storage.pattern, merged.storage.values
+
+
+def _keys_in_source(entries: Entries, shell: torch.Tensor) -> torch.Tensor:
+    keys = torch.full_like(entries.keys, int(shell.storage_offset()))
+    for column, stride in zip(entries.coordinates, shell.stride(), strict=True):
+        keys += column * stride
+    return keys
+
+
+def mark_changed(tensor: SparseTensor) -> None:
+    """Let autograd know that what shares memory with ``tensor`` has changed too."""
+    if tensor.view_of is None and not tensor.viewed_by:
+        return
+    base = tensor if tensor.view_of is None else tensor.view_of.parent
+    views = [reference() for reference in base.viewed_by or ()]
+    changed = [base, *(view for view in views if view is not None)]
+    with DisableTorchFunctionSubclass():
+        others = [member for member in changed if member is not tensor and not member.is_inference()]
+        torch.autograd.graph.increment_version(others)
+        for view in changed[1:] if base.requires_grad else ():
+            _forget_gradient(view)
+
+
+def _forget_gradient(view: SparseTensor) -> None:
+    """Refuse gradients of a view where torch does after what it is a view of has changed."""
+    steps = () if view.view_of is None else view.view_of.steps
+    if any(not step.grad_mode or step.place is not None for step in steps):
+        view.has_unknown_gradient = True
+        if not view.requires_grad:
+            view.requires_grad_()
+
+
+def write_entries(storage: Storage, pattern: Pattern, values: torch.Tensor) -> None:
+    """Give a storage other entries, and with it those that it is a view of."""
+    origin = storage.origin
+    if origin is None:
+        storage.become(Storage(pattern, values))
+        return
+    source = origin.source
+    if is_overlapping(origin.shell()):
+        merged, positions, written = _merge_copies(storage, pattern, values)
+        source.become(Storage(merged, select_values(torch.cat([source.values, written]), positions)))
+        return
+    merged, positions = merge_view(source.pattern, origin.steps, pattern)
+    source.become(Storage(merged, select_values(torch.cat([source.values, values]), positions)))
+    storage.take(pattern, values)  # what it would be made anew as
+
+
+def is_overlapping(shell: torch.Tensor) -> bool:
+    """Whether elements of a view share memory, as those made by ``expand`` and some by ``unfold`` do."""
+    reach = 0  # the last element of the dimensions that were seen
+    for stride, size in sorted(zip(shell.stride(), shell.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return shell.numel() > 0
+        reach += stride * (size - 1)
+    return False
+
+
+def _merge_copies(
+    storage: Storage, pattern: Pattern, values: torch.Tensor
+) -> tuple[Pattern, torch.Tensor, torch.Tensor]:
+    """As ``merge_view`` where a view has several copies of an element: the last that changed is written."""
+    origin = storage.origin
+    assert origin is not None
+    source = origin.source.pattern
+    before, after = entries_of(SparseTensor(storage)), entries_of(SparseTensor(Storage(pattern, values)))
+    keys = torch.unique(torch.cat([before.keys, after.keys]))
+    old, new = before.at(keys), after.at(keys)
+    changed = (old != new) & ~((old != old) & (new != new))
+    places = Entries(keys[changed], new[changed], pattern.shape)
+    written = _keys_in_source(places, origin.shell())
+    written, order = torch.sort(written, stable=True)
+    is_last = torch.ones_like(written, dtype=torch.bool)
+    is_last[:-1] = written[1:] != written[:-1]
+    written, values = written[is_last], places.values[order][is_last]
+    whole = entries_of(number_entries(source))
+    left = ~torch.isin(whole.keys, written)
+    added = torch.arange(source.size + 1, source.size + 1 + written.numel(), device="cpu")
+    both = torch.cat([whole.keys[left], written]), torch.cat([whole.values[left], added])
+    merged = from_entries(Entries(*both, source.shape), source.format, in_order=False)
+    return merged.storage.pattern, merged.storage.values, values

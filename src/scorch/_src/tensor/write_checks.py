@@ -1,0 +1,116 @@
+"""What torch refuses to write to in place: leaves, some views, and elements that share memory.
+
+torch is asked itself where it can be: the same views of a dense tensor without memory, with gradients as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from scorch._src.tensor.views import is_overlapping
+from scorch._src.torch_internals import tree_leaves
+from scorch.errors import InPlaceError
+from scorch.tensor.sparse_tensor import SparseTensor
+from scorch.tensor.tracking import is_grad_enabled
+
+# torch lets these write to elements that share memory: each writes one number, whatever the element was.
+WRITE_TO_COPIES = {
+    "_index_put_impl_",
+    "fill_",
+    "fill_diagonal_",
+    "index_fill_",
+    "index_put_",
+    "masked_fill_",
+    "tril_",
+    "triu_",
+    "zero_",
+}
+
+
+def operator_name(func: Callable[..., Any]) -> str:
+    """The name of an in-place function: ``mul_`` for ``__imul__`` too."""
+    name = str(getattr(func, "__name__", func))
+    return f"{name[3:-2]}_" if name.startswith("__i") and name.endswith("__") else name
+
+
+def check_writable(target: SparseTensor) -> None:
+    """Refuse to write to a leaf that requires a gradient, and to views that torch does not let write."""
+    try:
+        with torch.enable_grad():
+            _outline(target).add_(torch.empty((), device="meta", requires_grad=True))
+    except RuntimeError as error:
+        raise InPlaceError(str(error)) from None
+
+
+def _outline(tensor: SparseTensor) -> torch.Tensor:
+    """A dense tensor without memory that is a leaf, a result or a view where ``tensor`` is one."""
+    link = tensor.view_of
+    base = tensor if link is None else link.parent
+    outline = torch.empty(base.storage.pattern.shape, device="meta", requires_grad=base.requires_grad)
+    if not base.is_leaf:
+        outline = outline * 1
+    for step in () if link is None else link.steps:
+        with torch.set_grad_enabled(step.grad_mode):
+            outline = step.of(outline)
+    return outline
+
+
+def check_untracked(target: SparseTensor) -> None:
+    """Refuse to write without gradients to a view of a tensor that requires one."""
+    link = target.view_of
+    if link is not None and is_grad_enabled() and link.parent.requires_grad:
+        check_writable(target)
+        raise InPlaceError(
+            f"this view of shape {tuple(target.shape)} is not connected to the tensor that it is a view of, which "
+            "requires a gradient; take the view again, or write inside of torch.no_grad()"
+        )
+
+
+def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
+    """Refuse to write where several elements, or some of ``rest``, share memory with what is written to."""
+    if target.storage.origin is not None and is_overlapping(target.storage.shell()) and name not in WRITE_TO_COPIES:
+        raise InPlaceError(
+            f"unsupported operation: more than one element of the written-to tensor, a view of shape "
+            f"{tuple(target.shape)} made by expand, refers to a single memory location. Please clone() the tensor "
+            f"before performing {name}."
+        )
+    for leaf in tree_leaves(rest):
+        if isinstance(leaf, SparseTensor) and leaf is not target and _is_partly_same(target, leaf):
+            raise InPlaceError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+                f"memory location. Please clone() the input tensor before performing {name}."
+            )
+
+
+def _is_partly_same(target: SparseTensor, other: SparseTensor) -> bool:
+    """Whether two tensors lie across each other in memory, as torch tells it for tensors without gaps."""
+    mine, given = target.storage.origin, other.storage.origin
+    if mine is None and given is None:
+        return False
+    base = target.storage if mine is None else mine.source
+    if base is not (other.storage if given is None else given.source):
+        return False
+    first, second = target.storage.shell(), other.storage.shell()
+    if not first.numel() or not second.numel():
+        return False
+    if not _is_dense(first) or not _is_dense(second):
+        return False
+    begin, other_begin = int(first.storage_offset()), int(second.storage_offset())
+    end, other_end = begin + first.numel(), other_begin + second.numel()
+    if (begin, end) == (other_begin, other_end):
+        return first.stride() != second.stride()
+    return begin < other_end and other_begin < end
+
+
+def _is_dense(shell: torch.Tensor) -> bool:
+    """Whether the elements fill their stretch of memory without gaps, in some order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(shell.stride(), shell.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

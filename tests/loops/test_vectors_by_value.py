@@ -1,0 +1,139 @@
+"""Vectors that are not aligned are read and written where they lie, and never passed by value.
+
+gcc 16 for aarch64 crashes on a function that takes one.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import scorch
+from scorch._src.backends.cpu.print.scalar import print_scalar
+from scorch.loops.cpp import print_kernel
+from scorch.loops.nodes import Kernel
+from scorch.loops.target import Target
+from scorch.runtime import (
+    attend_source,
+    attention_source,
+    by_rows,
+    matrices,
+    neighbours,
+    schedules,
+    transpose,
+)
+
+TARGETS = {bytes: Target("", bytes, 32 if bytes != 32 else 16, 2, 1 << 20, 8 << 20) for bytes in (16, 32, 64)}
+FORMATS = ("csr", "csc", "coo", "dcsr", "bsr(4,4)")
+
+
+@pytest.fixture(params=TARGETS)
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
+    target = TARGETS[request.param]
+    for module in ("compiler.vectorize", "runtime.schedules", "runtime.attention_tiles"):
+        monkeypatch.setattr(f"scorch.{module}.target", lambda: target)
+    schedules.forget()
+    yield target
+    schedules.forget()
+
+
+def kernels() -> list[Kernel]:
+    """Kernels of statements, formats, dtypes and widths that end in registers of every kind."""
+    draw, found = torch.Generator().manual_seed(3), []
+
+    def spy(kernel: Kernel) -> str:
+        found.append(kernel)
+        return print_kernel(kernel)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scorch.runtime.kernel.print_kernel", spy)
+        for number, form in enumerate(FORMATS):
+            dtype = (torch.float32, torch.float64, torch.int32)[number % 3]
+            A = scorch.from_torch((torch.rand(64, 48, generator=draw) < 0.2).to(dtype), format=form)
+            for width in (1, 3, 16, 67):
+                X, Y = torch.ones(48, width, dtype=dtype), torch.ones(64, width, dtype=dtype)
+                scorch.explain("R[i,k] = sum(j, A[i,j] * X[j,k])", A=A, X=X)
+                scorch.explain("R[i,k] = sum(j, A[i,j] * relu(X[j,k]))", A=A, X=X)
+                scorch.explain("R[i,j] = sum(k, A[i,j] * Y[i,k] * X[j,k])", A=A, X=X, Y=Y)
+    return found
+
+
+def routines(machine: Target) -> Iterator[str]:
+    for element in ("float", "double"):
+        yield attention_source.source.__wrapped__(element)
+    yield transpose.SOURCE
+    yield matrices.SOURCE
+    known = "#define KNOWN_HEADS 8\n#define KNOWN_WIDTH 16\n#define TURNS 2\n"
+    for number in ("f32", "f64"):
+        for text in (known + attend_source.SOURCE, neighbours._SOURCE):
+            whole = f"{by_rows.PRELUDE}{text}ROUTINES({number}, i32)\n"
+            yield whole.replace("$VECTOR", str(machine.vector_bytes))
+
+
+def unaligned_by_value(text: str) -> list[str]:
+    """Where a type that is not aligned as its size wants stands for a value."""
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+    names = set(re.findall(r"(\w+(?:##\w+)*) __attribute__\(\([^;]*\baligned\(", text))
+    wrong = []
+    for name in names:
+        for place in re.finditer(rf"(?<![\w#]){re.escape(name)}(?![\w#])", text):
+            rest = text[place.end() :].lstrip()
+            if not rest.startswith(("*", "__attribute__")):
+                wrong.append(text[place.start() : place.end() + 60])
+    return wrong
+
+
+def test_check_sees_what_it_is_for() -> None:
+    kind = "typedef float v __attribute__((vector_size(16), aligned(4), may_alias));\n"
+    assert unaligned_by_value(kind + "static v twice(const float *x) { return *(const v *)x; }")
+    assert not unaligned_by_value(kind + "static void f(float *x) { *(v *)x = *(const v *)x; }")
+
+
+def test_kernels_pass_only_plain_vectors(machine: Target) -> None:
+    texts = [print_kernel(kernel) for kernel in kernels()]
+    assert any("aligned(" in text for text in texts)
+    for text in texts:
+        assert unaligned_by_value(text) == []
+
+
+def test_routines_pass_only_plain_vectors(machine: Target) -> None:
+    for text in routines(machine):
+        assert unaligned_by_value(text) == [], text
+
+
+def test_scalar_form_has_no_vectors(machine: Target) -> None:
+    for kernel in kernels():
+        text = print_scalar(kernel)
+        assert "vector_size" not in text and "omp simd" not in text
+
+
+CROSS = next(
+    (
+        found
+        for name in ("aarch64-linux-gnu-gcc-16", "aarch64-linux-gnu-gcc")
+        if (found := shutil.which(name))
+    ),
+    None,
+)
+
+
+@pytest.mark.skipif(CROSS is None, reason="no gcc for aarch64")
+@pytest.mark.parametrize("march", ["armv8-a", "armv8.2-a+sve"])
+def test_gcc_for_aarch64_takes_them(march: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TARGETS[16]
+    for module in ("compiler.vectorize", "runtime.schedules", "runtime.attention_tiles"):
+        monkeypatch.setattr(f"scorch.{module}.target", lambda: target)
+    schedules.forget()
+    flags = [f"-march={march}", "-O3", "-shared", "-nostdlib", "-fPIC", "-std=gnu11", "-w", "-fopenmp-simd"]
+    for text in dict.fromkeys([*map(print_kernel, kernels()), *routines(target)]):
+        (tmp_path / "kernel.c").write_text(text)
+        command = [str(CROSS), *flags, "-o", "kernel.so", "kernel.c"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+    schedules.forget()

@@ -1,0 +1,117 @@
+"""``model.sparsification``: what ``scorch.sparsify`` reached over all weights, and what it left dense."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import scorch
+from scorch.nn.sparsification import Sparsification
+
+DENSE = {  # layers that are left dense, and what is said of them
+    "Conv1d": (lambda n: nn.Conv1d(n, n + 1, 3), "no sparse convolution"),
+    "Conv2d": (lambda n: nn.Conv2d(n, 2, 3), "no sparse convolution"),
+    "LSTM": (lambda n: nn.LSTM(n, n, 2), "recurrent"),
+    "GRUCell": (lambda n: nn.GRUCell(n, n), "recurrent"),
+    "MultiheadAttention": (lambda n: nn.MultiheadAttention(2 * n, 2), "attention"),
+    "TransformerEncoderLayer": (lambda n: nn.TransformerEncoderLayer(2 * n, 2, 4 * n), "attention"),
+    "Bilinear": (lambda n: nn.Bilinear(n, n, 3), "only Linear and Embedding"),
+    "weight_norm": (lambda n: parametrizations.weight_norm(nn.Linear(n, n)), "parametrization"),
+}
+SPARSE = {
+    "Linear": lambda n: nn.Linear(3 * n, 4 * n),
+    "Embedding": lambda n: nn.Embedding(5 * n, 8),
+    "LayerNorm": lambda n: nn.LayerNorm(n),
+}
+
+
+def made(model: nn.Module, sparsity: float, **options: object) -> tuple[nn.Module, list[str]]:
+    """The sparse model, and what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = scorch.sparsify(model, sparsity, prefer="size", **options)
+    return found, [str(warning.message) for warning in caught]
+
+
+def counted(model: nn.Module) -> tuple[int, int]:
+    """All weights of a model, and those that are not zero, one by one."""
+    total = nonzero = 0
+    for module in model.modules():
+        if isinstance(module, scorch.nn.SparseLinear):
+            total += module.in_features * module.out_features
+            nonzero += int(torch.count_nonzero(module.weight.to_dense()))
+        elif hasattr(module, "parametrizations"):
+            total += module.weight.numel()
+            nonzero += int(torch.count_nonzero(module.weight))
+        elif not isinstance(module, nn.utils.parametrize.ParametrizationList):
+            own = [value for value in module.parameters(recurse=False) if value.dim() > 1]
+            total += sum(value.numel() for value in own)
+            nonzero += sum(int(torch.count_nonzero(value)) for value in own)
+    return total, nonzero
+
+
+def test_drawn_models(cases: int) -> None:
+    for seed in range(max(1, cases // 8)):
+        rng = random.Random(seed)
+        torch.manual_seed(seed)
+        names = [rng.choice([*DENSE, *SPARSE, *SPARSE]) for _ in range(rng.randint(1, 5))]
+        layers = [(DENSE[name][0] if name in DENSE else SPARSE[name])(rng.randint(2, 4)) for name in names]
+        sparsity = rng.choice([0.5, 0.8, 0.9])
+        named = [str(n) for n, name in enumerate(names) if name in DENSE and rng.random() < 0.3]
+        found, said = made(nn.ModuleList(layers), sparsity, skip=named)
+        reached: Sparsification = found.sparsification
+        total, nonzero = counted(found)
+        assert reached.weights == total and reached.asked == sparsity
+        assert reached.reached == pytest.approx(1 - nonzero / total if total else 0.0)
+        left = {layer.name.split(".")[0] for layer in reached.skipped}
+        assert left == {str(n) for n, name in enumerate(names) if name in DENSE}, names
+        for layer in reached.skipped:
+            name, top = names[int(layer.name.split(".")[0])], layer.name.split(".")[0]
+            assert ("named in skip" if top in named else DENSE[name][1]) in layer.reason
+            assert layer.name in str(reached) and layer.reason in str(reached)
+        is_below = reached.reached < sparsity - 0.005 and len(named) < len(left)
+        assert bool(said) == is_below, (seed, names, named, said)
+        if said:
+            assert len(said) == 1 and f"{reached.reached:.1%}" in said[0] and f"{sparsity:.1%}" in said[0]
+
+
+def test_a_transformer() -> None:
+    """Its attention holds half of the weights: nine tenths asked for are less than a half reached."""
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    found, said = made(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), 0.9)
+    reached = found.sparsification
+    assert 0.44 < reached.reached < 0.46 and reached.skipped_share == pytest.approx(0.5)
+    assert "reached 45.0%" in said[0] and "layers.0.self_attn (MultiheadAttention)" in said[0]
+    assert {layer.kind for layer in reached.skipped} == {
+        "MultiheadAttention",
+        "NonDynamicallyQuantizableLinear",
+    }
+    with torch.no_grad():
+        assert found.eval()(torch.randn(2, 5, 32)).isfinite().all()
+    again = copy.deepcopy(found)
+    torch.save(again, io.BytesIO())
+    assert again.sparsification == reached
+
+
+def test_the_report_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 4, 40))
+    found, _ = made(model, 0.75)
+    report = scorch.report(found, measure=False)
+    assert report.sparsification == found.sparsification
+    assert "left dense" in capsys.readouterr().out and "0 (Conv2d)" in str(report)
+    plain = scorch.report(model, measure=False, quiet=True)
+    assert plain.sparsification.asked is None and "asked" not in str(plain)
+
+
+def test_what_was_left_dense_on_purpose_is_not_warned_of() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 40))
+    assert not made(model, 0.9, skip=[nn.Conv2d])[1]
+    assert made(model, 0.9)[1]
+    assert not made(model, 0.0)[1]

@@ -1,0 +1,46 @@
+"""A machine without a compiler, inside a process that has one."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from scorch._src.backends.by_torch import run as by_torch
+from scorch.errors import CompilerNotFoundError
+from scorch.ops import calls
+from scorch.runtime import fill, invoke, jit, toolchain
+from scorch.tensor import fused, run
+
+
+def forget_plans() -> None:
+    """Let go of everything that holds a kernel."""
+    for kept in (run._plans, run._conversions, calls._known, calls._recent, fused._kernels):
+        kept.clear()
+    jit._function_address.cache_clear()
+
+
+@contextlib.contextmanager
+def without_compiler(warned: bool = True) -> Iterator[None]:
+    """No compiler is found, and nothing that was compiled before is used; ``warned``: that was said."""
+
+    def none() -> None:
+        raise CompilerNotFoundError("none")
+
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as empty:
+        patch.setenv("PATH", empty)
+        patch.delenv("SCORCH_CXX", raising=False)
+        patch.setattr(toolchain, "_zig_command", list)
+        patch.setattr(jit, "_libraries", {})
+        patch.setattr(fill, "_builtins", none)
+        patch.setattr(invoke, "_caller", None)
+        patch.setattr(by_torch, "_warned", {"compiler"} if warned else set())
+        forget_plans()
+        toolchain.forget()
+        try:
+            yield
+        finally:
+            forget_plans()
+    toolchain.forget()
