@@ -33,7 +33,7 @@ EXTENSIONS: list[tuple[str, str, str]] = [
     ),
 ]
 # What sparse tensors refuse by another error than UnsupportedError though dense torch answers. Besides, torch
-# does not look at all arguments where a tensor has no elements; what it refuses else may be refused there too.
+# does not look at all arguments where a tensor has no elements; what it else refuses may be refused there.
 REFUSALS: list[tuple[str, str, str]] = [
     ("", "torch.complex32 is not supported", "there are no sparse tensors of complex32"),
     ("squeeze_", "would make a sparse tensor dense", "an element alone is a dense tensor"),
@@ -74,7 +74,7 @@ ORDERED = {
 
 @dataclass
 class Call:
-    """One call: the same arguments dense and, some of them, sparse; ``form`` is function, method, in place."""
+    """The same arguments dense and, some of them, sparse; ``form`` is function, method or in place."""
 
     name: str
     form: str

@@ -115,7 +115,7 @@ KEEP_ZEROS_OF_ALL = {
 }
 
 # Operators that write in place and whose functional form has another name.
-FUNCTIONAL = {
+FUNCTIONAL: dict[Any, Any] = {
     aten.normal_: aten.normal_functional,
     aten.polygamma_: lambda self, n: aten.polygamma(n, self),
 }

@@ -2,9 +2,9 @@
 
 A handler that computes by other means than torch's own function (a product as an einsum, a gradient by a rule
 of its own) would accept what its means accept: einsum broadcasts an index of size 1, and mixes dtypes. So
-torch is asked, once for all calls with the same shapes, dtypes and numbers, on small dense tensors. Equal sizes
-stay equal there, and 0, 1 and 3 (of a cross product) stay what they are: that is exact for functions that
-compare sizes with each other and with nothing else.
+torch is asked, once for all calls with the same shapes, dtypes and numbers, on small dense tensors. Equal
+sizes stay equal there, and 0, 1 and 3 (of a cross product) stay what they are: that is exact for functions
+that compare sizes with each other and with nothing else.
 """
 
 from __future__ import annotations
