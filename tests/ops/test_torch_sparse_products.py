@@ -49,7 +49,7 @@ def test_products_stored_sparse(data):
 
 @pytest.mark.parametrize("name", ["smm", "hspmm", "hsmm"])
 def test_what_torch_refuses_is_refused_in_our_words(name):
-    dense, sparse = matrix([3, 4], torch.float32, 0, "csr")
+    _, sparse = matrix([3, 4], torch.float32, 0, "csr")
     call = getattr(torch, name)
     for right in (torch.ones(3, 2), torch.ones(4), torch.ones(4, 2).double(), sparse.T):
         with pytest.raises((RuntimeError, TypeError)) as caught:

@@ -1,7 +1,7 @@
 """Random programs of views and writes, run on a sparse and on a dense tensor side by side.
 
-After each step every live tensor is compared, and a step that one of both refuses the other must refuse too. At
-the end the gradients of all leaves are compared; that of a sparse leaf at its entries.
+After each step every live tensor is compared, and a step that one of both refuses the other must refuse too.
+At the end the gradients of all leaves are compared; that of a sparse leaf at its entries.
 """
 
 from __future__ import annotations
@@ -246,9 +246,9 @@ class Program:
     def compare(self, mine: Any, theirs: Any, is_write: bool = False) -> tuple[Any, Any] | None:
         if isinstance(mine, Refused) != isinstance(theirs, Refused):
             if isinstance(mine, Refused) and "share memory has no gradient" in str(mine.error):
-                raise Stop  # torch refuses backward() instead
+                raise StopError  # torch refuses backward() instead
             if isinstance(theirs, Refused) and "view size is not compatible" in str(theirs.error):
-                raise Stop  # a sparse tensor has no strides
+                raise StopError  # a sparse tensor has no strides
             raise AssertionError(f"sparse {mine!r}, dense {theirs!r}\n{self}")
         if isinstance(mine, Refused):
             self.say(f"   refused: {theirs!r}")
@@ -302,14 +302,14 @@ class Program:
             for _ in range(self.rng.randint(3, 8)):
                 self.step()
             self.finish()
-        except Stop:
+        except StopError:
             pass
 
     def __repr__(self) -> str:
         return "\n".join(self.log)
 
 
-class Stop(Exception):
+class StopError(Exception):
     """The rest of a program has no meaning."""
 
 

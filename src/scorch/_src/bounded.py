@@ -30,7 +30,7 @@ class BoundedCache(dict[Key, Value]):
         if len(self) > self.most:
             self._drop()
 
-    def setdefault(self, key: Key, default: Value) -> Value:  # type: ignore[override]
+    def setdefault(self, key: Key, default: Value) -> Value:
         """The value of ``key``, which is ``default`` if there was none; all threads get the same one."""
         found = super().setdefault(key, default)
         if len(self) > self.most:

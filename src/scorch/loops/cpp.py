@@ -80,7 +80,9 @@ __all__ = ["FUNCTIONS", "print_kernel"]
 
 # gcc optimises loops inside one another in a time that grows with the cube of their number.
 DEEP = 12
-QUICKLY = '#if defined(__GNUC__) && !defined(__clang__)\n#pragma GCC optimize("O1", "no-tree-loop-optimize")\n#endif'
+QUICKLY = """#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O1", "no-tree-loop-optimize")
+#endif"""
 
 
 def print_kernel(kernel: Kernel) -> str:

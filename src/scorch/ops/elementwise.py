@@ -151,8 +151,8 @@ class _Call:
     def is_sparse(self, fill: torch.Tensor) -> bool:
         """Whether nothing has to be stored where ``fill`` is, the background.
 
-        Where torch differentiates, it must be zero whatever the numbers of dense operands are: those that are zero
-        by chance have gradients too.
+        Where torch differentiates, it must be zero whatever the numbers of dense operands are: those that are
+        zero by chance have gradients too.
         """
         if not _is_zero(fill):
             return False

@@ -97,7 +97,7 @@ def _check_gradient(tensor: SparseTensor) -> None:
     if tensor.has_unknown_gradient:
         raise InPlaceError(
             "a view that was made inside of torch.no_grad(), or by a function with several results (unbind, "
-            "split, chunk), is used after the tensor that it is a view of has been modified inplace; take it again"
+            "split, chunk), is used after its base has been modified inplace; take it again"
         )
 
 
@@ -392,7 +392,7 @@ def own_arguments(func: Any) -> int:
 def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` as torch takes it apart and differentiates it, some of its arguments being learned."""
     handler = WHEN_LEARNING.get(func)
-    if handler in MOVES:
+    if handler is not None and handler in MOVES:
         return handler(*args, **kwargs)
     if peek_interpreter_stack() is not None and own_arguments(func) == 0:
         return by_torch(func, args, kwargs)

@@ -80,7 +80,8 @@ class Origin(NamedTuple):
 
     def shell(self) -> torch.Tensor:
         """The same view of a dense tensor without memory."""
-        return run_steps(self.steps, torch.empty(self.source.pattern.shape, device="meta"))
+        result: torch.Tensor = run_steps(self.steps, torch.empty(self.source.pattern.shape, device="meta"))
+        return result
 
     def again(self, before: Pattern) -> Storage:
         """The view as it is now, stored as ``before`` was."""
@@ -463,7 +464,7 @@ def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def link_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...]) -> None:
-    """Let ``view``, made of ``source`` by ``steps``, and what that is a view of, show each other's changes."""
+    """Let ``view``, made of ``source`` by ``steps``, and its base show each other's changes."""
     above, origin = source.storage, source.storage.origin
     if origin is not None:
         above, steps_above = origin.source, origin.steps

@@ -1,6 +1,6 @@
 """Long statements cut into short ones, which are planned and compiled like any other.
 
-    D[i] = A1[i] + A2[i] + ... + A300[i]    ->    C1[i] = A1[i] + ... + A16[i];  ...;  D[i] = C1[i] + C2[i] + ...
+    D[i] = A1[i] + ... + A300[i]    ->    C1[i] = A1[i] + ... + A16[i];  ...;  D[i] = C1[i] + C2[i] + ...
 
 A kernel that merges many tensors takes long to plan and longer to compile, and the time grows faster than the
 number of tensors. Parts are cut off that have an index of their own: a part without would be a scalar, which

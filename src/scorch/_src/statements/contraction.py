@@ -95,7 +95,8 @@ class _Plan:
         """The cheapest pair, again and again, of those that share an index; of any two where none do."""
         prices = {pair: self.price(pair) for pair in itertools.combinations(self.left, 2) if self.meet(*pair)}
         while len(self.left) > 1:
-            pair = min(prices, key=lambda pair: (prices[pair], pair)) if prices else tuple(self.left)[:2]
+            pairs = prices or itertools.combinations(self.left, 2)
+            pair = min(pairs, key=lambda pair: (prices[pair], pair)) if prices else next(iter(pairs))
             made = self.join(pair)
             prices = {other: price for other, price in prices.items() if not {*other} & {*pair}}
             for number in self.left:

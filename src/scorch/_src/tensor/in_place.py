@@ -1,8 +1,9 @@
 """Functions that write to a sparse tensor in place, where autograd or ``torch.func`` keeps track.
 
-The function runs on a copy of what is written to. The result then becomes the tensor: where that is a view, its
-entries are merged into the tensor that it is a view of, whose gradient goes to both from then on, and all other
-views of that tensor are connected to it anew. What torch refuses for the same views of dense tensors is refused.
+The function runs on a copy of what is written to. The result then becomes the tensor: where that is a view,
+its entries are merged into the tensor that it is a view of, whose gradient goes to both from then on, and all
+other views of that tensor are connected to it anew. What torch refuses for the same views of dense tensors is
+refused.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def write(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     check_writable(target)
     if is_overlapping(target.storage.shell()):
         raise InPlaceError(
-            f"{name} on a view of shape {tuple(target.shape)} whose elements share memory has no gradient; write "
-            "to the tensor before expand, to a clone(), or inside of torch.no_grad()"
+            f"{name} on a view of shape {tuple(target.shape)} whose elements share memory has no gradient; "
+            "write to the tensor before expand, to a clone(), or inside of torch.no_grad()"
         )
     working = used(target)
     if working is target:
@@ -124,8 +125,8 @@ def _store(target: SparseTensor, pattern: Pattern, values: torch.Tensor) -> None
     parent, steps = link
     if not _is_current(target):
         raise InPlaceError(
-            "the tensor that this is a view of has another shape by now (squeeze_, t_ ...), so its gradient cannot "
-            "follow; take the view after that"
+            "the tensor that this is a view of has another shape by now (squeeze_, t_ ...), so its gradient "
+            "cannot follow; take the view after that"
         )
     merged, positions = merge_view(parent.storage.pattern, steps, pattern)
     joined = torch.cat([values_of(parent), values.to(parent.dtype)])
@@ -185,7 +186,7 @@ def _reconnect_views(parent: SparseTensor) -> None:
 
 @implements_learning(torch.Tensor.__setitem__)
 def assign(self: Any, key: Any, value: Any) -> None:
-    """``S[key] = value``: the view that numbers and slices name is written to, by index where tensors are left."""
+    """``S[key] = value``: write to the view that numbers and slices name, by index where tensors are left."""
     if not isinstance(self, SparseTensor):
         by_formula(torch.Tensor.__setitem__, (self, key, value), {})
         return
@@ -208,7 +209,8 @@ def _split_key(self: SparseTensor, key: Any) -> tuple[SparseTensor, list[torch.T
     """The view that the numbers, slices and None of a key name, and the tensors left to index it with."""
     parts = [_as_index(part) for part in (key if isinstance(key, tuple) else (key,))]
     named = sum(_dimensions(part) for part in parts)
-    view, dim = self, 0
+    view: Any = self
+    dim = 0
     indices: dict[int, torch.Tensor] = {}
     for part in parts:
         if part is Ellipsis:

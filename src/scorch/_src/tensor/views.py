@@ -2,11 +2,13 @@
 
     S[1, 2] = 5        S[0].zero_()        S.T.mul_(2)        S.diagonal().fill_(1)
 
-A view of a sparse tensor has entries of its own, but remembers how it was made. Everything here is arithmetic on
-*positions*: the entries of a tensor are numbered from 1, and a view of the numbers says which entry each entry of
-the view is. Values are then selected by position, so they stay connected to autograd and ``torch.func``.
+A view of a sparse tensor has entries of its own, but remembers how it was made. Everything here is arithmetic
+on *positions*: the entries of a tensor are numbered from 1, and a view of the numbers says which entry each
+entry of the view is. Values are then selected by position, so they stay connected to autograd and
+``torch.func``.
 
-When a tensor changes, its views forget their entries, and are made anew when they are read (``tensor.storage``).
+When a tensor changes, its views forget their entries, and are made anew when they are read
+(``tensor.storage``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What torch refuses to write to in place: leaves, some views, and elements that share memory.
 
-torch is asked itself where it can be: the same views of a dense tensor without memory, with gradients as they are.
+torch is asked itself where it can be: the same views of a dense tensor without memory, with gradients as they
+are.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def check_untracked(target: SparseTensor) -> None:
     if link is not None and is_grad_enabled() and link.parent.requires_grad:
         check_writable(target)
         raise InPlaceError(
-            f"this view of shape {tuple(target.shape)} is not connected to the tensor that it is a view of, which "
-            "requires a gradient; take the view again, or write inside of torch.no_grad()"
+            f"this view of shape {tuple(target.shape)} is not connected to the tensor that it is a view of, "
+            "which requires a gradient; take the view again, or write inside of torch.no_grad()"
         )
 
 
@@ -78,14 +79,14 @@ def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
     ):
         raise InPlaceError(
             f"unsupported operation: more than one element of the written-to tensor, a view of shape "
-            f"{tuple(target.shape)} made by expand, refers to a single memory location. Please clone() the tensor "
-            f"before performing {name}."
+            f"{tuple(target.shape)} made by expand, refers to a single memory location. Please clone() the "
+            f"tensor before performing {name}."
         )
     for leaf in tree_leaves(rest):
         if isinstance(leaf, SparseTensor) and leaf is not target and _is_partly_same(target, leaf):
             raise InPlaceError(
-                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
-                f"memory location. Please clone() the input tensor before performing {name}."
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a "
+                f"single memory location. Please clone() the input tensor before performing {name}."
             )
 
 
