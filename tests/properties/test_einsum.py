@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,14 +55,7 @@ def cases(draw) -> Case:
 def expected(case: Case) -> torch.Tensor:
     """By dense torch, in float64 (or complex128, or exact integers), in the dtype the result should have."""
     dtypes = [drawn.dense.dtype for drawn in case.operands]
-    joined = case.operands[0].dense.flatten()[:0] if case.operands[0].dense.dim() else case.operands[0].dense
-    for drawn in case.operands[1:]:  # left to right, where scalars yield to tensors
-        dims = max(joined.dim(), drawn.dense.dim())
-        dtype = torch.result_type(joined, drawn.dense)
-        if dtype == torch.complex32:  # torch's float16 with a complex scalar; Scorch has no complex32
-            dtype = torch.complex64
-        joined = torch.zeros((0,) * min(dims, 1), dtype=dtype)
-    result = joined.dtype
+    result = functools.reduce(torch.promote_types, dtypes)  # scalars count as tensors, as in torch.einsum
     exact = torch.complex128 if result.is_complex else torch.float64
     if not result.is_floating_point and not result.is_complex:
         exact = torch.int64

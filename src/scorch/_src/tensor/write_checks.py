@@ -85,8 +85,8 @@ def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
     for leaf in tree_leaves(rest):
         if isinstance(leaf, SparseTensor) and leaf is not target and _is_partly_same(target, leaf):
             raise InPlaceError(
-                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a "
-                f"single memory location. Please clone() the input tensor before performing {name}."
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to "
+                f"a single memory location. Please clone() the input tensor before performing {name}."
             )
 
 
