@@ -261,6 +261,15 @@ def _add_in_place(self: Any, other: Any, **kwargs: Any) -> Any:
     return run_operator(aten.add_.Tensor, (self, other), kwargs)
 
 
+@dispatch.implements_operator(aten.copy_.default)
+def _copy_in_place(self: Any, src: Any, non_blocking: bool = False) -> Any:
+    """``self.copy_(src)`` of sparse tensors of one shape: the entries of ``src``, and no zeros beside them."""
+    is_whole = isinstance(self, SparseTensor) and isinstance(src, SparseTensor) and self.shape == src.shape
+    if is_whole and torch.can_cast(src.dtype, self.dtype):
+        return replace_by(self, src, "copy_")
+    return run_operator(aten.copy_.default, (self, src), {"non_blocking": non_blocking})
+
+
 def _reshape(target: SparseTensor, view: Any, name: str) -> SparseTensor:
     """``x.squeeze_()``: x itself gets the shape of the view, and is a view of what it was."""
     if not isinstance(view, SparseTensor):

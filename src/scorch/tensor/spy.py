@@ -81,7 +81,8 @@ def to_svg(S: SparseTensor) -> str:
     scale = WIDEST / max(rows, columns, 1)
     size = [max(THINNEST, round(scale * length)) for length in (columns, rows)]
     most = float(counts.max(initial=0))
-    shade = np.ceil(np.log1p(counts) / max(math.log1p(most), 1e-9) * len(SHADES)).astype(np.int64)
+    part = np.log1p(counts) / max(math.log1p(most), 1e-9)  # may round to a little more than 1
+    shade = np.ceil(np.minimum(part, 1) * len(SHADES)).astype(np.int64)
     paths = "".join(
         f"<path opacity='{opacity}' d='{_path(shade == number)}'/>"
         for number, opacity in enumerate(SHADES, 1)
