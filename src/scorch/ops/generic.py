@@ -263,10 +263,10 @@ def _add_in_place(self: Any, other: Any, **kwargs: Any) -> Any:
 
 @dispatch.implements_operator(aten.copy_.default)
 def _copy_in_place(self: Any, src: Any, non_blocking: bool = False) -> Any:
-    """``self.copy_(src)`` of sparse tensors of one shape: the entries of ``src``, and no zeros beside them."""
+    """``self.copy_(src)`` of sparse tensors of one shape: a copy of the entries, and no zeros beside them."""
     is_whole = isinstance(self, SparseTensor) and isinstance(src, SparseTensor) and self.shape == src.shape
     if is_whole and torch.can_cast(src.dtype, self.dtype):
-        return replace_by(self, src, "copy_")
+        return replace_by(self, _of_its_own(src), "copy_")
     return run_operator(aten.copy_.default, (self, src), {"non_blocking": non_blocking})
 
 
