@@ -1,4 +1,4 @@
-# ruff: noqa: E501, N818, RUF005
+# ruff: noqa: E501, N818
 """Random programs of torch calls, run on sparse tensors and on dense ones side by side.
 
 A program is a list of lines (``program_steps``). After every line each tensor of the program is compared with its
