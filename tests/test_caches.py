@@ -161,6 +161,7 @@ def small_caches():
     """All caches hold 16 entries, so that a test passes their bounds."""
     before = [(cache, cache.most) for cache in caches()]
     for cache, most in before:
+        cache.clear()
         cache.most = min(most, 16)
     yield
     for cache, most in before:

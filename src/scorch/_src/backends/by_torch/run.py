@@ -48,7 +48,8 @@ def run_without_kernel(prepared: Prepared, sources: Sequence[Tensor]) -> Tensor:
     prepared.check_budget()
     plan = prepared.planned.plan
     names = list(dict.fromkeys(access.tensor for access in plan.step.accesses))
-    tensors = dict(zip(names, sources, strict=True))
+    operands = _converted(prepared, sources)
+    tensors = dict(zip(names, operands, strict=True))
     sizes = dict(zip(dict.fromkeys(plan.step.indices), prepared.sizes, strict=True))
     try:
         statement = Statement(plan.step, tensors, sizes)
@@ -60,8 +61,16 @@ def run_without_kernel(prepared: Prepared, sources: Sequence[Tensor]) -> Tensor:
     if prepared.assembly == "dense":
         return _as_dense(prepared, places, sizes)
     if prepared.assembly == "shared":
-        return _on_pattern(prepared, places, sizes, sources)
+        return _on_pattern(prepared, places, sizes, operands)
     return _as_sparse(prepared, places, sizes)
+
+
+def _converted(prepared: Prepared, sources: Sequence[Tensor]) -> list[Tensor]:
+    """The operands, the sparse ones in the formats that the kernel reads: it stores zeros where they do."""
+    return [
+        tensor if form is None or isinstance(tensor, torch.Tensor) else prepared.convert(tensor, form)
+        for tensor, (_, form) in zip(sources, prepared.sources, strict=True)
+    ]
 
 
 def _as_dense(prepared: Prepared, places: Places, sizes: Mapping[str, int]) -> torch.Tensor:
@@ -81,13 +90,12 @@ def _as_dense(prepared: Prepared, places: Places, sizes: Mapping[str, int]) -> t
 
 
 def _on_pattern(
-    prepared: Prepared, places: Places, sizes: Mapping[str, int], sources: Sequence[Tensor]
+    prepared: Prepared, places: Places, sizes: Mapping[str, int], operands: Sequence[Tensor]
 ) -> Storage:
     """The values at the places of a pattern that an operand has."""
-    source = sources[prepared.pattern_source]
+    source = operands[prepared.pattern_source]
     assert isinstance(source, Storage)
-    form = prepared.sources[prepared.pattern_source][1]
-    pattern = prepared.shared(source if form is None else prepared.convert(source, form))
+    pattern = prepared.shared(source)
     target = prepared.planned.plan.step.target.indices
     found = coordinates(pattern)
     wanted = {index: found[dim] for dim, index in enumerate(target)}
