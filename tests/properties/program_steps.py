@@ -277,7 +277,8 @@ def in_place(draw: Draw, x: Live, live: Sequence[Live]) -> str | None:
     if chosen < 0.3:
         line = f"{name}.{draw.choice(ALONE)}"
     elif chosen < 0.5:
-        line = f"{name}.{draw.choice(['mul_', 'mul_', 'div_', 'add_', 'sub_', 'fill_', 'pow_'])}({number})"
+        call = draw.choice(["mul_", "mul_", "div_", "add_", "sub_", "fill_", "pow_"])
+        line = f"{name}.{call}({number if call != 'pow_' else draw.choice(['2', '3', '0'])})"
     elif chosen < 0.85:
         call = draw.choice(["mul_", "add_", "sub_", "copy_", "add_", "mul_", "maximum_"])
         other = draw.other(live, x)
@@ -305,13 +306,18 @@ def reshaping_in_place(draw: Draw, x: Live, live: Sequence[Live]) -> str | None:
     )
 
 
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory: of several numbers that are written to one, any may be left."""
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 @family(2.0)
 def assignment(draw: Draw, x: Live, live: Sequence[Live]) -> str | None:
     if not x.shape:
         return None
     key = draw.key(x.shape, True)
     number = draw.number(x.dense.dtype)
-    if draw.random() < 0.6:
+    if draw.random() < 0.6 or is_expanded(x.dense):
         sign = "=" if "tensor" in key else draw.choice(["=", "=", "+=", "*="])
         return f"{x.name}[{key}] {sign} {number}"
     try:
@@ -453,7 +459,7 @@ def unary(draw: Draw, x: Live, live: Sequence[Live]) -> str | None:
         sign = draw.choice([*SIGNS, *([] if x.learns else COMPARISONS)])
         return value(draw.choice([f"{x.name} {sign} {number}", f"{number} {sign} {x.name}"]))
     call = draw.choice(SMOOTH if x.learns else FUNCTIONS)
-    return value(f"torch.{call}({x.name})")
+    return value(f"torch.{call}({unsigned(x.name, [x]) if call == 'reciprocal' else x.name})")
 
 
 @family(2.2)
@@ -463,7 +469,13 @@ def binary(draw: Draw, x: Live, live: Sequence[Live]) -> str | None:
     if learns or draw.random() < 0.6:
         sign = draw.choice(SIGNS if learns or draw.random() < 0.7 else COMPARISONS)
         return value(draw.choice([f"{x.name} {sign} {other}", f"{other} {sign} {x.name}"]))
-    return value(f"torch.{draw.choice(PAIRS)}({x.name}, {other})")
+    return value(f"torch.{draw.choice(PAIRS)}({unsigned(x.name, live)}, {unsigned(other, live)})")
+
+
+def unsigned(name: str, live: Sequence[Live]) -> str:
+    """A tensor whose zeros have no sign, for functions that tell them apart: zeros not stored have none."""
+    is_float = any(one.name == name and one.is_float for one in live)
+    return f"({name} + 0)" if is_float else name
 
 
 REDUCTIONS = ["sum", "sum", "mean", "amax", "amin", "any", "all", "prod", "std", "var", "norm"]
@@ -543,6 +555,11 @@ def learning(draw: Draw, x: Live, live: Sequence[Live]) -> str | None:
     if not floats:
         return None
     return f"{draw.choice(floats).name}.requires_grad_()"
+
+
+def is_lost(view: torch.Tensor) -> bool:
+    """Whether a view was made before its base required a gradient: torch then has no gradient for either."""
+    return view._base is not None and view.is_leaf and view._base.requires_grad
 
 
 @family(1.2)

@@ -373,7 +373,8 @@ def indexing(draw, shape, dtype) -> Step:
     count = draw(st.integers(0, 4)) if size else 0
     chosen = torch.tensor([draw(st.integers(0, size - 1)) for _ in range(count)], dtype=torch.int64)
     grid = [min(s, 2) for s in shape]
-    inside = torch.randint(0, max(size, 1), grid if size else [0] * rank, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    inside = torch.randint(0, max(size, 1), grid if size else [0] * rank, generator=generator)
     steps = {
         f"index_select({dim}, {chosen})": lambda x: x.index_select(dim, chosen),
         f"gather({dim}, {inside})": lambda x: x.gather(dim, inside),

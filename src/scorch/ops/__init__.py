@@ -4,6 +4,7 @@ from scorch._src.tensor import in_place  # noqa: F401
 from scorch.ops import (  # noqa: F401 - they fill the tables of functions and operators
     attention,
     capture,
+    complex_parts,
     counts,
     cross_entropy,
     cumulate,

@@ -17,9 +17,9 @@ import torch
 from scorch._src.torch_internals import is_legacy_batchedtensor
 from scorch.ops.pieces import Call, Piece, Result, Run, forward_of
 from scorch.ops.statement_batches import batched, gradients_of_batch
-from scorch.ops.statement_gradients import change_of, gradient_of
+from scorch.ops.statement_gradients import change_of, gradient_of, read_by_gradients
 from scorch.tensor.learning import apply, unknown_outside, watcher_of
-from scorch.tensor.tracking import is_learning
+from scorch.tensor.tracking import is_learning, is_transformed
 
 UNREAD = contextvars.ContextVar("UNREAD", default=False)  # only gradients are asked for, not the result
 
@@ -63,6 +63,17 @@ def _unread(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.zeros((), dtype=dtype, device="cpu").expand([sizes[i] for i in call.assign.target.indices])
 
 
+def _kept(call: Call, arrays: Sequence[torch.Tensor], needed: Sequence[bool]) -> Sequence[torch.Tensor]:
+    """The arrays that gradients read; of the others the memory alone, which may be written to meanwhile."""
+    if is_transformed():
+        return arrays
+    read = read_by_gradients(call.text, call.names, tuple(needed))
+    if len(read) == len(arrays):
+        return arrays
+    pairs = zip(call.names, arrays, strict=True)
+    return [array if name in read else array.data for name, array in pairs]
+
+
 class _Statement(torch.autograd.Function):
     """A statement as a function of arrays."""
 
@@ -77,7 +88,7 @@ class _Statement(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         call, *arrays = inputs
         ctx.call = call
-        ctx.save_for_backward(*arrays)
+        ctx.save_for_backward(*_kept(call, arrays, ctx.needs_input_grad[1:]))
         ctx.save_for_forward(*arrays)
 
     @staticmethod

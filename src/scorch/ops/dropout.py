@@ -18,7 +18,9 @@ def dropout(input: SparseTensor, p: float = 0.5, training: bool = True, inplace:
     """The tensor with some of its stored values set to zero and the others scaled; it keeps its pattern."""
     values = input.storage.values
     dropped = F.dropout(values, p, training)  # which refuses what torch does
-    found = with_values(input, dropped if training else values.clone())
+    if dropped is values:
+        return input
+    found = with_values(input, dropped)
     return replace_by(input, found, "dropout_") if inplace else found
 
 
@@ -56,7 +58,9 @@ def _of_all(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 
     def drop(input: SparseTensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
         function(input.storage.values[:0], p, training)  # which refuses what torch does
-        found = densely(function, (input, p, True), {}) if training else input.clone()
+        if not training or p == 0:
+            return input
+        found = densely(function, (input, p, True), {})
         return replace_by(input, found, function.__name__) if inplace else found
 
     return drop

@@ -35,7 +35,7 @@ from scorch.tensor.construct import from_torch
 from scorch.tensor.entries import Entries, format_for, from_entries
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Storage
+from scorch.tensor.storage import Storage, mark_written
 from scorch.tensor.tracking import are_patterns_fixed
 
 aten = torch.ops.aten
@@ -277,9 +277,12 @@ def _reshape(target: SparseTensor, view: Any, name: str) -> SparseTensor:
             f"{name} would make a sparse tensor dense; use {name.removesuffix('_')} and its result"
         )
     strides = torch.empty(tuple(view.shape), device="meta").stride()
+    mark_written(target.storage.values)
     with DisableTorchDispatch():
         aten.as_strided_.default(target, tuple(view.shape), strides)
     target.storage = view.storage
+    if target.view_of is not None and view.view_of is not None:
+        target.view_of = view.view_of
     return target
 
 

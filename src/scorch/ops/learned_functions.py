@@ -20,7 +20,7 @@ FUNCTIONS = [
     "celu", "clamp", "clip", "elu", "erf", "erfinv", "fmod", "gelu", "hardshrink", "hardsigmoid", "hardswish",
     "hardtanh", "i1", "leaky_relu", "logit", "mish", "nan_to_num", "pow", "float_power", "relu6", "remainder",
     "rsub", "selu", "sigmoid", "silu", "sinc", "softplus", "softshrink", "softsign", "special_i1",
-    "tanhshrink", "threshold", "xlogy", "__pow__", "real", "imag", "conj_physical", "copysign",
+    "tanhshrink", "threshold", "xlogy", "__pow__", "copysign",
 ]
 # fmt: on
 

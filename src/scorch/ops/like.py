@@ -24,7 +24,7 @@ from scorch.ops.generic import densely, replace_by
 from scorch.ops.shape import zeros_like
 from scorch.tensor.broadcast import expanded
 from scorch.tensor.budget import check_budget
-from scorch.tensor.coordinates import coordinates, inside
+from scorch.tensor.coordinates import clear_padding
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.entries import entries_of, united
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
@@ -38,8 +38,7 @@ def on_pattern(self: SparseTensor, fill: Callable[[torch.Tensor], torch.Tensor])
     """The pattern of ``self`` with the values that ``fill`` gives; the padding of blocks stays zero."""
     pattern = self.storage.pattern
     values = fill(self.storage.values.clone())
-    kept = inside(pattern, coordinates(pattern)) if pattern.format.is_blocked else None
-    return with_values(self, values if kept is None else values.masked_fill(~kept, 0))
+    return with_values(self, clear_padding(values, pattern))
 
 
 # of the same pattern ---------------------------------------------------------------------------------

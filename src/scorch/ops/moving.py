@@ -22,8 +22,9 @@ from scorch.tensor.tracking import untracked
 
 # fmt: off
 MOVING = [
-    "adjoint", "broadcast_to", "cat", "chunk", "column_stack", "concat", "concatenate", "diag",
-    "diag_embed", "diagonal", "dsplit", "dstack", "expand", "expand_as", "flatten", "flip", "fliplr",
+    "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to", "cat", "chunk", "column_stack", "concat",
+    "concatenate", "diag", "diag_embed", "diagonal", "dsplit", "dstack", "expand", "expand_as",
+    "flatten", "flip", "fliplr",
     "flipud", "gather", "hsplit", "hstack", "index_select", "masked_select", "movedim", "moveaxis",
     "narrow", "narrow_copy", "permute", "ravel", "repeat", "repeat_interleave", "reshape", "reshape_as",
     "roll", "rot90", "row_stack", "select", "split", "split_with_sizes", "squeeze", "stack", "swapaxes",
@@ -32,21 +33,36 @@ MOVING = [
     "vsplit", "vstack", "__getitem__",
 ]
 # fmt: on
+JOINING = {  # all tensors that these are given are moved: integers are no indices
+    "cat",
+    "column_stack",
+    "concat",
+    "concatenate",
+    "dstack",
+    "hstack",
+    "row_stack",
+    "stack",
+    "vstack",
+}  # fmt: skip
 
 
 def moved(func: Callable[..., Any]) -> Callable[..., Any]:
     """``func``, which moves entries, for tensors that are learned."""
+    is_joining = getattr(func, "__name__", "") in JOINING
 
     def handler(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = tree_flatten((args, kwargs))
         sparse = [leaf for leaf in leaves if isinstance(leaf, SparseTensor)]
-        numbers = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and _is_tracked_kind(leaf)]
-        is_mixed = any(not isinstance(leaf, SparseTensor) for leaf in numbers)
+        others = [
+            leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, SparseTensor)
+        ]
+        is_mixed = any(is_joining or _is_tracked_kind(leaf) for leaf in others)
         if (
             not sparse
             or is_mixed
             or len({leaf.dtype for leaf in sparse}) > 1
             or kwargs.get("out") is not None
+            or any(isinstance(leaf, torch.dtype) for leaf in leaves)
         ):
             return by_torch(func, args, kwargs)
         with torch.no_grad(), untracked():
@@ -64,9 +80,12 @@ def moved(func: Callable[..., Any]) -> Callable[..., Any]:
             for own, source in zip(numbered, sparse, strict=True):
                 if part is own:  # the function gave the tensor itself
                     return source
-            result = sparse_of(part.storage.pattern, _picked(joined, values, part.storage.values))
-            for own, source in zip(numbered, sparse, strict=True):
-                steps = _steps_from(own.storage, part.storage)
+            picked = _picked(joined, values, part.storage.values)
+            ways = [_steps_from(own.storage, part.storage) for own in numbered]
+            if all(steps is None for steps in ways) and picked is values[0]:
+                picked = picked.clone()  # no view: it has memory of its own
+            result = sparse_of(part.storage.pattern, picked)
+            for source, steps in zip(sparse, ways, strict=True):
                 if steps is not None:
                     link_view(result, source, steps)
             return result
@@ -115,6 +134,8 @@ for _name in MOVING:
     for _home in (torch, torch.Tensor):
         if hasattr(_home, _name):
             implements_learning(getattr(_home, _name))(moved(getattr(_home, _name)))
+
+implements_learning(torch.linalg.diagonal)(moved(torch.linalg.diagonal))
 
 for _name in ("T", "mT"):
     _view = getattr(torch.Tensor, _name).__get__

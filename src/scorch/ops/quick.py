@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.compiler import is_dynamo_compiling
 
+from scorch._src.tensor.write_checks import check_assignment
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.ops.elementwise import is_finite, not_expanded
 from scorch.ops.index import index
@@ -42,7 +43,6 @@ _ZERO_FOR_ZERO = [
     "frac",
     "log1p",
     "neg",
-    "positive",
     "rad2deg",
     "relu",
     "round",
@@ -65,12 +65,12 @@ def _on_values(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
         if kwargs:
             with DisableTorchFunctionSubclass():
                 return function(input, **kwargs)
-        return _with(input, function(values_of(input)))
+        return with_learned(input, function(values_of(input)))
 
     return apply
 
 
-def _with(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:
+def with_learned(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:
     """``tensor`` with other values, connected to them."""
     is_plain = type(values) is torch.Tensor and not values.requires_grad
     if is_plain and not is_transformed() and not is_dynamo_compiling():
@@ -88,13 +88,13 @@ for _name in _ZERO_FOR_ZERO:
 def relu(input: SparseTensor, inplace: bool = False) -> torch.Tensor:
     if inplace:
         return torch.relu_(input)
-    return _with(input, torch.relu(values_of(input)))
+    return with_learned(input, torch.relu(values_of(input)))
 
 
 # arithmetic ------------------------------------------------------------------------------------------
 
 
-def _general(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def general(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The rule for all functions (``ops.elementwise``)."""
     if is_learning(*args, **kwargs):
         return differentiated(function, args, kwargs)
@@ -111,7 +111,7 @@ def _is_number(value: Any) -> bool:
 )
 def mul(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and isinstance(input, SparseTensor) and _is_number(other):
-        return _with(input, values_of(input) * other)
+        return with_learned(input, values_of(input) * other)
     return _by_kernel("*", torch.mul, input, other, kwargs)
 
 
@@ -120,11 +120,11 @@ def mul(input: Any, other: Any, **kwargs: Any) -> Any:
 )
 def div(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and isinstance(input, SparseTensor) and _is_number(other) and other != 0:
-        return _with(input, values_of(input) / other)
+        return with_learned(input, values_of(input) / other)
     is_dense = isinstance(other, torch.Tensor) and not isinstance(other, SparseTensor)
     if is_dense and other.layout == torch.strided and bool(not_expanded(other).all()):
         return _by_kernel("/", torch.div, input, other, kwargs)
-    return _general(torch.div, input, other, **kwargs)
+    return general(torch.div, input, other, **kwargs)
 
 
 @implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, learns=True)
@@ -147,16 +147,16 @@ def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: 
             return evaluate(_sum_of(sign, len(shape)), A=a, B=b, format=form)
     both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if kwargs or not both or not _is_plain(a, b, sign):
-        return _general(function, a, b, **kwargs)
+        return general(function, a, b, **kwargs)
     sparse = a if isinstance(a, SparseTensor) else b
     shape = sparse.storage.pattern.shape
     other = _shape(b if sparse is a else a)
     if other != shape and (1 in shape or not _broadcasts(other, shape)):
-        return _general(function, a, b)
+        return general(function, a, b)
     a, b = not_expanded(a), not_expanded(b)
     left, right = _access("A", a, shape), _access("B", b, shape)
     if left is None or right is None:
-        return _general(function, a, b)
+        return general(function, a, b)
     target = ",".join(_LETTERS[: len(shape)])
     text = f"C[{target}] = {left[0]} {sign} {right[0]}"
     return evaluate(text, A=left[1], B=right[1], format=sparse.format)
@@ -215,13 +215,13 @@ def turned(self: SparseTensor) -> Any:
     rank = len(self.storage.pattern.shape)
     if rank == 2:
         return t(self)
-    return _general(torch.Tensor.T.__get__, self)  # type: ignore[attr-defined]
+    return general(torch.Tensor.T.__get__, self)  # type: ignore[attr-defined]
 
 
 @implements(torch.t, torch.Tensor.t)
 def t(input: SparseTensor) -> Any:
     if len(input.storage.pattern.shape) != 2:
-        return _general(torch.t, input)
+        return general(torch.t, input)
     return as_view(permute(input, (1, 0)), torch.ops.aten.t.default, (input,))
 
 
@@ -230,7 +230,7 @@ def _split_at(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def split(input: Any, *args: Any, **kwargs: Any) -> Any:
         named = {name: _dense(value) for name, value in kwargs.items()}
-        return _general(function, input, *map(_dense, args), **named)
+        return general(function, input, *map(_dense, args), **named)
 
     return split
 
@@ -251,7 +251,9 @@ def setitem(self: Any, key: Any, value: Any) -> None:
         value = torch.as_tensor(value, dtype=self.dtype).reshape(1)
         self.index_put_(tuple(torch.tensor([number]) for number in place), value)
     else:
-        _general(torch.Tensor.__setitem__, self, key, value)
+        if isinstance(self, SparseTensor):
+            check_assignment(self, key)
+        general(torch.Tensor.__setitem__, self, key, value)
 
 
 def _element(key: Any, rank: int) -> list[int] | None:
@@ -278,14 +280,14 @@ def getitem(self: Any, key: Any) -> Any:
         places = key if isinstance(key, tuple) else (key,)
         if all(type(place) is int for place in places):
             return _picked(self, places)
-    return _general(torch.Tensor.__getitem__, self, key)
+    return general(torch.Tensor.__getitem__, self, key)
 
 
 def _picked(self: SparseTensor, places: tuple[int, ...]) -> Any:
     """What is at ``places`` of the first dimensions."""
     whole = self.storage.pattern.shape
     if not 0 < len(places) <= len(whole):
-        return _general(torch.Tensor.__getitem__, self, places)
+        return general(torch.Tensor.__getitem__, self, places)
     is_there = all(-size <= place < size for place, size in zip(places, whole, strict=False))
     if len(places) == len(whole) and is_there and not self.format.is_blocked:
         return element(self.storage, [place % size for place, size in zip(places, whole, strict=True)])

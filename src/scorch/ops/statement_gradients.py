@@ -35,6 +35,18 @@ def rules(
     return tuple((rule, show(rule.statement)) for rule in found)
 
 
+@functools.lru_cache(maxsize=4096)
+def read_by_gradients(text: str, names: tuple[str, ...], needed: tuple[bool, ...]) -> frozenset[str]:
+    """The operands whose elements the gradients of the needed ones depend on."""
+    seed = fresh("G", (text.partition("[")[0].partition("=")[0].strip(), *names, *index_names(text)))
+    found: set[str] = set()
+    for name in (name for name, is_needed in zip(names, needed, strict=True) if is_needed):
+        for again in (False, True):
+            for _, rule in rules(text, name, seed, None, again):
+                found.update(tensors_of(rule))
+    return frozenset(found.intersection(names))
+
+
 def seeded(
     call: Call, arrays: Sequence[torch.Tensor], place: int, incoming: torch.Tensor
 ) -> tuple[str, str | None, dict[str, Piece]]:

@@ -46,9 +46,22 @@ def coordinates(pattern: Pattern, dims: Iterable[int] | None = None) -> dict[int
     return found
 
 
+def clear_padding(values: torch.Tensor, pattern: Pattern) -> torch.Tensor:
+    """``values`` of the entries of ``pattern`` with zeros in the padding of blocks, connected to them."""
+    if not _padded(pattern):
+        return values
+    kept = inside(pattern, coordinates(pattern))
+    return values if kept is None else values.masked_fill(~kept, 0)
+
+
+def _padded(pattern: Pattern) -> list[int]:
+    """The dimensions whose blocks reach beyond the shape."""
+    return [dim for dim, block in pattern.format.blocks if pattern.shape[dim] % block]
+
+
 def inside(pattern: Pattern, found: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
     """Which values lie inside the shape; None where all do, as only blocks are padded."""
-    padded = [dim for dim, block in pattern.format.blocks if pattern.shape[dim] % block]
+    padded = _padded(pattern)
     if not padded:
         return None
     kept = torch.ones(pattern.size, dtype=torch.bool, device="cpu")

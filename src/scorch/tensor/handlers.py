@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass
 from scorch.compiler.typing import type_of_dtype
-from scorch.errors import DeviceError, OperandError, UnsupportedError
+from scorch.errors import CallError, DeviceError, OperandError, UnsupportedError
 from scorch.tensor.budget import check_budget
 from scorch.tensor.dispatch import implements, implements_operator
 from scorch.tensor.sparse_tensor import SparseTensor, with_values
@@ -28,7 +28,10 @@ aten = torch.ops.aten
 @implements_operator(aten.detach, aten.alias, aten.lift_fresh)
 def detach(self: SparseTensor) -> SparseTensor:
     """The same tensor, sharing everything."""
-    return SparseTensor(self.storage)
+    found = SparseTensor(self.storage)
+    if self.copied_by is not None:
+        found.copied_by = self.copied_by
+    return found
 
 
 @implements_operator(aten.clone)
@@ -91,6 +94,14 @@ def data(self: SparseTensor) -> SparseTensor:
 
         return Perturbed(self.storage)
     return SparseTensor(self.storage)
+
+
+@implements(torch.positive, torch.Tensor.positive, torch.Tensor.__pos__, learns=True)
+def positive(input: SparseTensor) -> SparseTensor:
+    """The tensor itself, as torch has it."""
+    if input.dtype == torch.bool:
+        raise CallError("The `+` operator, on a bool tensor is not supported.")
+    return input
 
 
 # what a sparse tensor cannot be asked ----------------------------------------------------------------

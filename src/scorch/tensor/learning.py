@@ -39,6 +39,7 @@ from scorch.compiler.plan import Step
 from scorch.errors import InPlaceError, UnsupportedError
 from scorch.formats import Format, dense_format
 from scorch.notation.nodes import Access, Op
+from scorch.tensor.coordinates import clear_padding
 from scorch.tensor.dispatch import MOVES, WHEN_LEARNING
 from scorch.tensor.entries import Entries, entries_of
 from scorch.tensor.flatten import spelled
@@ -117,7 +118,7 @@ class _Values(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         _check_watched(ctx.other)
-        return sparse_of(ctx.pattern, gradient), None
+        return sparse_of(ctx.pattern, clear_padding(gradient, ctx.pattern)), None
 
 
 class _Wrap(torch.autograd.Function):
@@ -317,7 +318,7 @@ def _sampled(dense: torch.Tensor, target: Pattern) -> torch.Tensor:
         if dim not in kept:
             dense = dense.select(dim, 0)
     if not kept:
-        return dense.reshape(1).expand(target.size).contiguous()
+        return clear_padding(dense.reshape(1).expand(target.size).contiguous(), target)
     step = _sample_step(len(target.shape), kept)
     sizes = dict(zip(step.target.indices, target.shape, strict=True))
     plain = dense.resolve_conj().resolve_neg()
@@ -376,6 +377,13 @@ ITSELF = {  # methods that are about the tensor and no functions of its values
 }
 
 
+ASSIGNMENTS = {  # methods that write to the tensor, and are not called so
+    "__setitem__",
+    *(f"__i{name}__" for name in ("add", "and", "div", "floordiv", "lshift", "matmul", "mod", "mul", "or")),
+    *(f"__i{name}__" for name in ("pow", "rshift", "sub", "truediv", "xor")),
+}
+
+
 @functools.lru_cache(maxsize=4096)
 def own_arguments(func: Any) -> int:
     """How many of the first arguments must stay the tensors that they are: all (-1), the first, or none."""
@@ -386,7 +394,7 @@ def own_arguments(func: Any) -> int:
     if name in ITSELF:
         return -1
     is_in_place = name.endswith("_") and not name.endswith("__")
-    return 1 if is_in_place or name == "__setitem__" or name.startswith("__i") else 0
+    return 1 if is_in_place or name in ASSIGNMENTS else 0
 
 
 def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -424,13 +432,23 @@ def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if forward_ad._current_level >= 0 and has_sparse_tangents(args, kwargs):
         return as_one_step(func, args, kwargs)
     own, given = own_arguments(func), (args, kwargs)
+    copies: dict[int, tuple[Any, Any]] = {}
+
+    def copy(leaf: Any) -> Any:
+        found = used(leaf)
+        if found is not leaf:
+            copies[id(found)] = found, leaf
+        return found
+
     if own >= 0:
-        args = (*args[:own], *tree_map(used, args[own:]))
-        kwargs = tree_map(used, kwargs)
+        args = (*args[:own], *tree_map(copy, args[own:]))
+        kwargs = tree_map(copy, kwargs)
     with DisableTorchFunctionSubclass(), fixed_patterns():
         result = func(*args, **kwargs)
         if own >= 0 and any_requires_grad(result):
             for leaf in tree_leaves(given):
                 if isinstance(leaf, SparseTensor):
                     _check_gradient(leaf)
-    return result
+    if not copies:
+        return result
+    return tree_map(lambda leaf: copies[id(leaf)][1] if id(leaf) in copies else leaf, result)

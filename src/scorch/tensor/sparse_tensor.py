@@ -117,6 +117,7 @@ class SparseTensor(torch.Tensor):
     made_of: torch.Tensor | None = None  # the values, tracked by autograd, that a tensor was made of
     view_of: ViewOf | None = None
     viewed_by: list[weakref.ref[SparseTensor]] | None = None
+    copied_by: str | None = None  # what made it, where dense tensors have a view
     has_unknown_gradient: bool = False  # a view of what was written to, of a kind that torch does not follow
 
     @staticmethod
@@ -442,6 +443,7 @@ for _name in ALL_NAMES:
 
 _aten = torch.ops.aten
 _DETACHED = {_aten.detach.default, _aten.lift_fresh.default}
+_COPIED = {_aten._conj.default, _aten.view.dtype, _aten.view_as_complex.default, _aten.view_as_real.default}
 _RESHAPED = {
     _aten.view.default,
     _aten._unsafe_view.default,
@@ -454,6 +456,10 @@ def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """``found``, one tensor or several, as made from the first argument by the operator ``func``."""
     source, rest, named = args[0], args[1:], dict(kwargs or {})
     if not isinstance(source, SparseTensor) or func in _DETACHED:
+        return found
+    if func in _COPIED:
+        if isinstance(found, SparseTensor):
+            found.copied_by = func.overloadpacket.__name__
         return found
     is_several = isinstance(found, (list, tuple))
     for place, part in enumerate(found if is_several else [found]):
@@ -501,11 +507,14 @@ def without_base(found: Any) -> Any:
     Call it where torch's functions do not come back to ``__torch_function__``.
     """
     if isinstance(found, SparseTensor):
-        if found.view_of is None or type(found.storage) is TracedStorage or not found._is_view():
+        if type(found.storage) is TracedStorage or not found._is_view():
             return found
         view = SparseTensor(found.storage)
-        view.view_of = found.view_of
-        _register(view)
+        if found.copied_by is not None:
+            view.copied_by = found.copied_by
+        if found.view_of is not None:
+            view.view_of = found.view_of
+            _register(view)
         return view
     if type(found) is list or type(found) is tuple:
         return type(found)(without_base(part) for part in found)

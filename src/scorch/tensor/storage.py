@@ -178,6 +178,12 @@ def add_weak(references: list[weakref.ref[_Any]], value: _Any) -> None:
         references[:] = [reference for reference in references if reference() is not None]
 
 
+def mark_written(values: torch.Tensor) -> None:
+    """Let autograd refuse gradients that need values which are replaced, as if they were written to."""
+    if not values.is_inference():
+        torch.autograd.graph.increment_version(values)
+
+
 Check = Callable[[Pattern, torch.Tensor], Pattern]
 
 
@@ -211,6 +217,7 @@ class Storage:
 
     def become(self, other: Storage) -> None:
         """Take the pattern and values of ``other``, for all tensors that have this storage."""
+        mark_written(self.values)
         self.take(other.pattern, other.values)
         self._tell_followers()
 
@@ -247,6 +254,7 @@ class Storage:
 
     def _forget(self) -> None:
         if self.forgotten is None:
+            mark_written(self.values)
             self.forgotten = self.pattern, self.values
             for name in ("pattern", "values", "key", "tensors"):
                 self.__dict__.pop(name, None)

@@ -22,16 +22,14 @@ from scorch._src.tensor.views import (
     select_values,
     write_entries,
 )
-from scorch._src.tensor.write_checks import check_memory, check_writable, operator_name
+from scorch._src.tensor.write_checks import RESHAPING, check_memory, check_writable, operator_name
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import InPlaceError
-from scorch.tensor.dispatch import implements_learning
+from scorch.tensor.dispatch import implements, implements_learning
 from scorch.tensor.learning import apply, by_formula, used, values_at, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage, plain
 from scorch.tensor.tracking import is_grad_enabled, is_transformed
-
-# In place these change what a tensor looks like, and no element.
-RESHAPING = {"squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
 
 
 def write(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -152,7 +150,7 @@ def _is_current(view: SparseTensor) -> bool:
     if origin is None:
         return False
     if above is None:
-        return origin.source is parent.storage
+        return origin.source is parent.storage and origin.steps == steps
     return origin.source is above.source and origin.steps == (*above.steps, *steps)
 
 
@@ -163,22 +161,47 @@ def _live_views(tensor: SparseTensor) -> Iterator[SparseTensor]:
             yield view
 
 
-def _reconnect_views(parent: SparseTensor) -> None:
-    """Let the gradients of all views of a tensor that was written to go to what it is now."""
+def _reconnect_views(parent: SparseTensor, is_written: bool = True) -> None:
+    """Let the gradients of all views of a tensor go to what it is now."""
     if is_transformed() or not parent.requires_grad:
         return
     for view in list(_live_views(parent)):
         assert view.view_of is not None
         if view.has_unknown_gradient:
             continue
-        if not _is_current(view):
+        is_own = view.is_leaf and view.requires_grad  # its gradient ends there
+        if is_own and not is_written:
+            continue
+        if is_own or not _is_current(view):
             view.view_of = None
+            view.has_unknown_gradient = True
+            if not view.requires_grad:
+                view.requires_grad_()
             continue
         steps, storage = view.view_of.steps, view.storage
         before = storage.pattern if storage.forgotten is None else storage.forgotten[0]
         pattern, positions = positions_through(steps, parent.storage.pattern, before.format)
         values = select_values(values_of(parent), positions)
         _become(view, values, pattern, is_view=True)
+
+
+@implements(torch.Tensor.requires_grad_, learns=True)
+def requires_grad_(self: SparseTensor, requires_grad: bool = True) -> SparseTensor:
+    """Set whether gradients of a tensor are wanted; its views, made before, are connected to it."""
+    set_requires_grad(self, requires_grad)
+    return self
+
+
+@implements(torch.Tensor.requires_grad.__set__, learns=True)  # type: ignore[attr-defined]
+def set_requires_grad(self: SparseTensor, requires_grad: bool) -> None:
+    with DisableTorchFunctionSubclass():
+        before = self.requires_grad
+        torch.Tensor.requires_grad_(self, requires_grad)
+        if before == requires_grad:
+            return
+        for view in () if requires_grad else list(_live_views(self)):
+            view.detach_()
+    _reconnect_views(self, is_written=False)
 
 
 # assignment ------------------------------------------------------------------------------------------
@@ -195,7 +218,8 @@ def assign(self: Any, key: Any, value: Any) -> None:
     if not any(index is not None for index in indices):
         view.copy_(_without_leading_ones(source, view.dim()))
         return
-    view.index_put_(tuple(indices), _without_leading_ones(source, None).to(self.dtype))
+    source = _without_leading_ones(source, None).to(self.dtype)
+    write(torch.ops.aten.index_put_, (view, indices, source), {})
 
 
 def _without_leading_ones(source: torch.Tensor, rank: int | None) -> torch.Tensor:

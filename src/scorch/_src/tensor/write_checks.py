@@ -17,6 +17,9 @@ from scorch.errors import InPlaceError
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.tracking import is_grad_enabled
 
+# In place these change what a tensor looks like, and no element.
+RESHAPING = {"squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
+
 # torch lets these write to elements that share memory: each writes one number, whatever the element was.
 WRITE_TO_COPIES = {
     "_index_put_impl_",
@@ -56,6 +59,8 @@ def _outline(tensor: SparseTensor) -> torch.Tensor:
     for step in () if link is None else link.steps:
         with torch.set_grad_enabled(step.grad_mode):
             outline = step.of(outline)
+    if tensor.requires_grad and not outline.requires_grad:  # it, or a view between it and the base, is a leaf
+        outline.requires_grad_()
     return outline
 
 
@@ -72,22 +77,39 @@ def check_untracked(target: SparseTensor) -> None:
 
 def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
     """Refuse to write where several elements, or some of ``rest``, share memory with what is written to."""
-    if (
-        target.storage.origin is not None
-        and is_overlapping(target.storage.shell())
-        and name not in WRITE_TO_COPIES
-    ):
+    if name in RESHAPING:
+        return
+    base = target if target.view_of is None else target.view_of.parent
+    if base.copied_by is not None:
         raise InPlaceError(
-            f"unsupported operation: more than one element of the written-to tensor, a view of shape "
-            f"{tuple(target.shape)} made by expand, refers to a single memory location. Please clone() the "
-            f"tensor before performing {name}."
+            f"{name} on the result of {base.copied_by}, which is a copy where dense tensors have a view: "
+            "what it was made of would stay as it is; write to that, or to a clone() of this"
         )
+    if target.storage.origin is not None and name not in WRITE_TO_COPIES:
+        _check_overlap(name, target.storage.shell())
     for leaf in tree_leaves(rest):
         if isinstance(leaf, SparseTensor) and leaf is not target and _is_partly_same(target, leaf):
             raise InPlaceError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to "
                 f"a single memory location. Please clone() the input tensor before performing {name}."
             )
+
+
+def check_assignment(target: SparseTensor, key: Any) -> None:
+    """Refuse ``target[key] = value`` where the elements that slices and numbers name share memory."""
+    parts = key if isinstance(key, tuple) else (key,)
+    is_slicing = all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts)
+    if target.storage.origin is not None and is_slicing:
+        _check_overlap("this assignment", target.storage.shell()[key])
+
+
+def _check_overlap(name: str, shell: torch.Tensor) -> None:
+    if is_overlapping(shell):
+        raise InPlaceError(
+            f"unsupported operation: more than one element of the written-to tensor, a view of shape "
+            f"{tuple(shell.shape)} made by expand, refers to a single memory location. Please clone() the "
+            f"tensor before performing {name}."
+        )
 
 
 def _is_partly_same(target: SparseTensor, other: SparseTensor) -> bool:
