@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from scorch.errors import ArgumentError, ScorchError
+from scorch.errors import ArgumentError, MissingFileError
 
 PACKAGE = "benchmarks"
 
@@ -89,4 +89,4 @@ def find_folder() -> Path:
     for folder in (here / "_suites", here.parent.parent):
         if (folder / PACKAGE / "kernels" / "__main__.py").is_file():
             return folder
-    raise ScorchError("the benchmarks are not there: they come with the package and with a checkout")
+    raise MissingFileError("the benchmarks are not there: they come with the package and with a checkout")

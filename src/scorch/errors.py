@@ -7,6 +7,7 @@ the builtin a user would expect to catch, and each message names the operand, th
 from __future__ import annotations
 
 import sys
+import warnings
 
 import torch
 
@@ -15,6 +16,20 @@ class ScorchError(Exception):
     """Base of all errors raised by Scorch."""
 
     is_retold: bool = False  # whether it tells what torch says of a call
+
+
+class ScorchWarning(UserWarning):
+    """Something is slower or other than it looks; the message says what to change."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the user's that the call came from: the last outside of Scorch and torch."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("scorch", "torch"):
+            break
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, ScorchWarning, stacklevel=level)
 
 
 def add_note(error: BaseException, note: str) -> None:
@@ -58,7 +73,7 @@ class DtypeError(ScorchError, TypeError):
 
 
 class InPlaceError(ScorchError, RuntimeError):
-    """A result that the tensor it is written to cannot hold."""
+    """A write that the tensor does not allow: to a leaf, some views, shared elements, or of another dtype."""
 
 
 class OperandError(ScorchError, TypeError):
@@ -94,7 +109,7 @@ class TorchVersionError(ScorchError, ImportError):
 
 
 class CompilerNotFoundError(ScorchError, RuntimeError):
-    """No C compiler on this machine."""
+    """``SCORCH_CXX`` names a compiler that does not work; without any, torch computes."""
 
 
 class CompilationError(ScorchError, RuntimeError):

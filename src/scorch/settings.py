@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from scorch.errors import ScorchError
+from scorch.errors import ArgumentError
 
 OPTIMIZATIONS = {
     "order": "the cheapest order of loops, instead of the paper's Algorithm 1",
@@ -62,13 +62,14 @@ def _switched_off(names: Any) -> frozenset[str]:
     if isinstance(names, str):
         names = names.replace(",", " ").split()
     if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
-        raise ScorchError(f"without names optimisations, such as 'registers', not {names!r}")
+        raise ArgumentError(f"without names optimisations, such as 'registers', not {names!r}")
     wanted = set(names)
     if "all" in wanted:
         return frozenset(OPTIMIZATIONS)
     for name in sorted(wanted, key=str):
         if name not in OPTIMIZATIONS:
-            raise ScorchError(f"unknown optimisation {name!r}; there are {', '.join(OPTIMIZATIONS)} and all")
+            known = ", ".join(OPTIMIZATIONS)
+            raise ArgumentError(f"unknown optimisation {name!r}; there are {known} and all")
     return frozenset(wanted)
 
 
@@ -98,7 +99,7 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
         known = {field.name for field in dataclasses.fields(Settings)}
         for name in changes:
             if name not in known:
-                raise ScorchError(f"unknown setting {name!r}; there are {', '.join(sorted(known))}")
+                raise ArgumentError(f"unknown setting {name!r}; there are {', '.join(sorted(known))}")
         for name, least in (("threads", 1), ("cache_bytes", 0), ("compiler_seconds", 1), ("dense_budget", 0)):
             value = changes.get(name)
             needs_one = name in ("cache_bytes", "compiler_seconds")
@@ -106,14 +107,14 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
                 continue
             if name in changes and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 rest = "" if needs_one else " or None"
-                raise ScorchError(f"{name} must be a whole number from {least} on{rest}, not {value!r}")
+                raise ArgumentError(f"{name} must be a whole number from {least} on{rest}, not {value!r}")
         place = changes.get("cache_directory")
         if place is not None:
             if not isinstance(place, str | os.PathLike):
-                raise ScorchError(f"cache_directory must be a path or None, not {place!r}")
+                raise ArgumentError(f"cache_directory must be a path or None, not {place!r}")
             changes["cache_directory"] = Path(place)
         if not isinstance(changes.get("debug", False), bool):
-            raise ScorchError(f"debug must be True or False, not {changes['debug']!r}")
+            raise ArgumentError(f"debug must be True or False, not {changes['debug']!r}")
         if "without" in changes:
             changes["without"] = _switched_off(changes["without"])
         self._changes = changes

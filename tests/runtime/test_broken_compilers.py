@@ -13,10 +13,9 @@ import pytest
 import torch
 
 import scorch
-from scorch.errors import CompilationError, CompilerNotFoundError
+from scorch.errors import CompilationError, CompilerNotFoundError, ScorchWarning
 from scorch.ops import calls
 from scorch.runtime import jit, schedules, toolchain
-from scorch.runtime.cache import ScorchWarning
 from scorch.settings import settings
 from scorch.tensor import run
 

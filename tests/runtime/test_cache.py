@@ -8,8 +8,8 @@ from pathlib import Path
 import platformdirs
 import pytest
 
+from scorch.errors import ScorchWarning
 from scorch.runtime import cache
-from scorch.runtime.cache import ScorchWarning
 from scorch.settings import settings
 
 SOURCE = "long long f(long long *a) { return 1; }"

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from scorch.errors import CompilationError
+from scorch.errors import CompilationError, ScorchWarning
 from scorch.runtime import cache, jit, toolchain
-from scorch.runtime.cache import ScorchWarning
 from scorch.runtime.jit import Library
 from scorch.settings import settings
 

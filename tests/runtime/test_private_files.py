@@ -19,8 +19,8 @@ from scorch._src.backends.cpu.private_files import (
     read_private,
     resolve_private,
 )
+from scorch.errors import ScorchWarning
 from scorch.runtime import cache, jit, toolchain
-from scorch.runtime.cache import ScorchWarning
 from scorch.settings import settings
 
 STRANGER = 54321

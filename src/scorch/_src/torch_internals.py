@@ -23,7 +23,7 @@ import torch
 
 from scorch.errors import TorchVersionError
 
-OLDEST, NEWEST = (2, 8), (2, 15)  # the versions of torch that the tests pass on, as pyproject.toml says
+OLDEST, NEWEST = (2, 8), (2, 15)  # the versions of torch that are supported, as pyproject.toml says
 
 _NOTHING: Any = object()
 _found: dict[str, tuple[str, ...]] = {}  # by the place that was asked for first, all places

@@ -36,8 +36,9 @@ def type_of_dtype(dtype: torch.dtype) -> Type:
     """Scorch's type for a torch dtype."""
     found = TYPES.get(str(dtype).removeprefix("torch."))
     if found is None:
+        wide = "complex64" if dtype.is_complex else "float32"
         raise DtypeError(
-            f"dtype {dtype} is not supported; there are {', '.join(TYPES)}; convert with .to(torch.float32)"
+            f"dtype {dtype} is not supported; there are {', '.join(TYPES)}; convert with .to(torch.{wide})"
         )
     return found
 

@@ -12,7 +12,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from scorch.errors import ScorchError
+from scorch.errors import ArgumentError
 
 LINE = 64  # bytes of a cache line
 
@@ -46,7 +46,7 @@ def target() -> Target:
     """The instruction set that kernels are written for."""
     named = os.environ.get("SCORCH_TARGET", "").strip()
     if named and named not in _KNOWN:
-        raise ScorchError(f"SCORCH_TARGET is {named!r}; there are {', '.join(_KNOWN)}")
+        raise ArgumentError(f"SCORCH_TARGET is {named!r}; there are {', '.join(_KNOWN)}")
     facts = _KNOWN[named or _native()]
     caches = _cache_bytes(2, 1 << 20), _cache_bytes(3, 8 << 20)
     return Target(named, *facts, *caches)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError
+from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, warn
 from scorch.nn.masks import in_rows, pointers
 from scorch.ops import attention_entries
 from scorch.ops.attention import attend, heads_of
@@ -138,11 +137,11 @@ def _dense_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
     if not isinstance(mask, SparseTensor):
         return mask
     if mask.dtype == torch.bool and not torch.compiler.is_compiling():
-        warnings.warn(
+        warn(
             "attn_mask is a sparse tensor of bools: its True elements are masked out, as torch documents for "
             "MultiheadAttention, and all other pairs attend, on a dense copy. To list the pairs that attend "
-            "(scorch.nn.masks), pass pairs=mask; without this warning attn_mask=mask.to_dense()",
-            stacklevel=5,  # the call of the layer
+            "(scorch.nn.masks), pass pairs=mask; to mask them out without this warning, pass "
+            "attn_mask=mask.to_dense()"
         )
     check_budget(
         mask.numel() * mask.element_size(), "a dense attn_mask", "list the pairs that attend: pairs="

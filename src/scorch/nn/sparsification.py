@@ -70,7 +70,8 @@ class Sparsification:
         return (
             f"asked for a sparsity of {self.asked:.1%}, reached {self.reached:.1%} over all weights of the "
             f"model: {share:.1%} of them are in layers that stay dense: {names}{more}. "
-            "print(model.sparsification) says why; name them in skip= if they shall stay dense"
+            "Print .sparsification of the model that was returned to see why; name them in skip= if they "
+            "should stay dense"
         )
 
 

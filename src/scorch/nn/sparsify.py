@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import statistics
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch.nn.utils import parametrize
 from torch.nn.utils import prune as torch_prune
 
-from scorch.errors import ArgumentError, OperandError
+from scorch.errors import ArgumentError, OperandError, warn
 from scorch.formats import Format
 from scorch.nn import prune, timing
 from scorch.nn.embedding import SparseEmbedding
@@ -93,7 +92,7 @@ def sparsify(
     model.sparsification = reached  # type: ignore[assignment]
     told = reached.warning()
     if told is not None:
-        warnings.warn(told, stacklevel=2)
+        warn(told)
     return model
 
 

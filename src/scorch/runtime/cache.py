@@ -25,7 +25,6 @@ import shutil
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +39,7 @@ from scorch._src.backends.cpu.private_files import (
     read_private,
     resolve_private,
 )
+from scorch.errors import warn
 from scorch.settings import current
 
 LAYOUT = "1"  # part of every key: raise it when the files or the way of calling kernels change
@@ -60,10 +60,6 @@ _lock = threading.Lock()
 _known_bytes: dict[Path, int] = {}
 _warned: set[Path] = set()
 _spare: Path | None = None
-
-
-class ScorchWarning(UserWarning):
-    """Something works more slowly than it could; the message says what to change."""
 
 
 class Statistics(NamedTuple):
@@ -217,7 +213,7 @@ def _warn_once(place: Path, message: str) -> None:
         if place in _warned:
             return
         _warned.add(place)
-    warnings.warn(message, ScorchWarning, stacklevel=2)
+    warn(message)
 
 
 def statistics() -> Statistics:

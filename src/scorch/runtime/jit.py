@@ -19,7 +19,6 @@ import struct
 import subprocess
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -28,9 +27,8 @@ from typing import Literal
 
 from scorch._src.backends.cpu.private_files import NotPrivateError, temporary_folder
 from scorch._src.bounded import BoundedCache
-from scorch.errors import CompilationError, CompilerNotFoundError
+from scorch.errors import CompilationError, CompilerNotFoundError, warn
 from scorch.runtime import cache, toolchain
-from scorch.runtime.cache import ScorchWarning
 from scorch.runtime.toolchain import Toolchain, find_toolchain, run_compiler
 
 Progress = Callable[[int, int], None]  # how many of how many
@@ -185,12 +183,10 @@ def _warn_passed_over(failure: _FailedError, used: Toolchain, is_scalar: bool) -
             return
         _passed_over.add(failure.tools.command)
     how = "in scalar form, which is slower, " if is_scalar else ""
-    warnings.warn(
+    warn(
         f"{failure.reason} by {shlex.join(failure.tools.command)} ({failure.tools.version}); it is compiled "
         f"{how}with {shlex.join(used.command)} instead, as are others like it. What the compiler said is in "
-        f"{failure.log}. Set SCORCH_CXX to the compiler to use.",
-        ScorchWarning,
-        stacklevel=2,
+        f"{failure.log}. Set SCORCH_CXX to the compiler to use."
     )
 
 

@@ -8,7 +8,6 @@ says how long the arrays are, the second fills those that were allocated here. T
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -23,13 +22,12 @@ from scorch.compiler.names import safe_tensor
 from scorch.compiler.pipeline import Planned
 from scorch.compiler.plan import Plan
 from scorch.compiler.typing import dtype_of_type
-from scorch.errors import CompilationError, DensityError, KernelError
+from scorch.errors import CompilationError, DensityError, KernelError, warn
 from scorch.loops import interpret
 from scorch.loops.cpp import print_kernel
 from scorch.loops.nodes import Kernel
 from scorch.loops.types import INT32
 from scorch.runtime import fill, invoke, jit, toolchain
-from scorch.runtime.cache import ScorchWarning
 
 _has_warned = False
 
@@ -121,11 +119,9 @@ def warn_not_compiled(error: CompilationError) -> None:
     global _has_warned
     if not _has_warned:
         _has_warned = True
-        warnings.warn(
+        warn(
             f"no C compiler of this machine can make a kernel, so it and others like it are run by torch, "
-            f"slowly: {error}",
-            ScorchWarning,
-            stacklevel=2,
+            f"slowly: {error}"
         )
 
 

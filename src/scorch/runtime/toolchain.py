@@ -319,8 +319,8 @@ def _try_candidates() -> Toolchain:
     raise CompilerNotFoundError(
         "Scorch compiles kernels with a C compiler, and none works on this machine. It looked for\n"
         + "\n".join(failures)
-        + "\nTo get one: `apt install gcc` (or your system's like), or `pip install ziglang`, which needs no "
-        "rights; or set SCORCH_CXX to the command of a C compiler."
+        + "\nTo get one: `apt install gcc` (or your system's equivalent), or `pip install ziglang`, which "
+        "needs no administrator rights; or set SCORCH_CXX to the command of a C compiler."
     )
 
 

@@ -96,7 +96,7 @@ def from_numpy(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
     except TypeError:
         raise DtypeError(
             f"{name} has NumPy's dtype {array.dtype}, which torch does not have; "
-            "convert it with .astype('float64')"
+            f"convert it with .astype('{'complex128' if array.dtype.kind == 'c' else 'float64'}')"
         ) from None
 
 
@@ -162,9 +162,9 @@ def _checked_size(name: str, dim: int, given: Any) -> int:
     try:
         found = operator.index(given)
     except TypeError:
-        raise ShapeError(f"{name}[{dim}] is {given!r}; sizes are whole numbers from 0") from None
+        raise ShapeError(f"{name}[{dim}] is {given!r}; sizes must be non-negative integers") from None
     if isinstance(given, bool) or found < 0:
-        raise ShapeError(f"{name}[{dim}] is {given!r}; sizes are whole numbers from 0")
+        raise ShapeError(f"{name}[{dim}] is {given!r}; sizes must be non-negative integers")
     if found > LARGEST:
         raise ShapeError(f"{name}[{dim}] is {found}; the largest size is 2**63 - 1")
     return found

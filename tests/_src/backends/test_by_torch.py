@@ -20,12 +20,11 @@ from properties.torch_steps import FAMILIES
 from scorch._src.backends.by_torch import levels, relations
 from scorch._src.backends.by_torch import run as by_torch
 from scorch._src.backends.by_torch.relations import Relation
-from scorch.errors import CompilerNotFoundError
+from scorch.errors import CompilerNotFoundError, ScorchWarning
 from scorch.formats import Format
 from scorch.runtime import attend as attend_routines
 from scorch.runtime import neighbours as neighbour_routines
 from scorch.runtime import toolchain
-from scorch.runtime.cache import ScorchWarning
 from scorch.tensor import prepared as prepared_steps
 from scorch.tensor.coordinates import entries
 from scorch.tensor.prepared import Prepared

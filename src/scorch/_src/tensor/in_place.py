@@ -63,11 +63,11 @@ def write(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _reshape(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if args[0].view_of is not None or any(_live_views(args[0])):
+    if args[0].view_of is not None or next(_live_views(args[0]), None) is not None:
         name = operator_name(func)
         raise InPlaceError(
-            f"{name} on a tensor that is a view or has views, where gradients are tracked; use its result: "
-            f"S = S.{name.removesuffix('_')}(...)"
+            f"{name} is not supported on a view, or on a tensor that has views, while gradients are tracked; "
+            f"write S = S.{name.removesuffix('_')}(...)"
         )
     return by_formula(func, args, kwargs)
 
@@ -123,8 +123,8 @@ def _store(target: SparseTensor, pattern: Pattern, values: torch.Tensor) -> None
     parent, steps = link
     if not _is_current(target):
         raise InPlaceError(
-            "the tensor that this is a view of has another shape by now (squeeze_, t_ ...), so its gradient "
-            "cannot follow; take the view after that"
+            "the base of this view was reshaped in place (squeeze_, t_ ...) after the view was taken; take "
+            "the view again"
         )
     merged, positions = merge_view(parent.storage.pattern, steps, pattern)
     joined = torch.cat([values_of(parent), values.to(parent.dtype)])

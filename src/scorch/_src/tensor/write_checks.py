@@ -82,8 +82,8 @@ def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
     base = target if target.view_of is None else target.view_of.parent
     if base.copied_by is not None:
         raise InPlaceError(
-            f"{name} on the result of {base.copied_by}, which is a copy where dense tensors have a view: "
-            "what it was made of would stay as it is; write to that, or to a clone() of this"
+            f"{name} on the result of {base.copied_by}, which for sparse tensors is a copy and no view: the "
+            "tensor it was made of would not change; write to that tensor, or to a clone() of this one"
         )
     if target.storage.origin is not None and name not in WRITE_TO_COPIES:
         _check_overlap(name, target.storage.shell())
@@ -107,8 +107,8 @@ def _check_overlap(name: str, shell: torch.Tensor) -> None:
     if is_overlapping(shell):
         raise InPlaceError(
             f"unsupported operation: more than one element of the written-to tensor, a view of shape "
-            f"{tuple(shell.shape)} made by expand, refers to a single memory location. Please clone() the "
-            f"tensor before performing {name}."
+            f"{tuple(shell.shape)} made by expand or unfold, refers to a single memory location. Please "
+            f"clone() the tensor before performing {name}."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,8 @@ from scorch._src.backends.by_torch import relations
 from scorch._src.backends.by_torch.levels import level_coordinates, pack
 from scorch._src.backends.by_torch.relations import Relation
 from scorch._src.backends.by_torch.statement import Places, Statement, all_places
-from scorch.errors import CompilerNotFoundError
+from scorch.errors import CompilerNotFoundError, warn
 from scorch.runtime import toolchain
-from scorch.runtime.cache import ScorchWarning
 from scorch.tensor.coordinates import coordinates
 from scorch.tensor.storage import Storage
 
@@ -35,11 +33,9 @@ def warn_without_compiler() -> None:
         toolchain.find_toolchain()
     except CompilerNotFoundError as error:
         reason = str(error)
-        warnings.warn(
+        warn(
             f"{reason}\nUntil then Scorch computes with torch's own operations, which gives the same results "
-            f"and takes many times as long.",
-            ScorchWarning,
-            stacklevel=2,
+            f"and takes many times as long."
         )
 
 

@@ -118,7 +118,9 @@ def _resolved(path: Path, is_shared_parent: bool) -> Path:
             return Path(here, *reversed(left))
         if stat.S_ISLNK(status.st_mode):
             links += 1
-            if links > MOST_LINKS or status.st_uid not in _trusted():
+            if links > MOST_LINKS:
+                raise NotPrivateError(f"there are more than {MOST_LINKS} links on the way to {here}")
+            if status.st_uid not in _trusted():
                 raise NotPrivateError(f"{here} is a link of {_user(status.st_uid)}")
             target = Path(os.readlink(here))
             at = target.anchor or at

@@ -1,0 +1,27 @@
+"""Warnings name the line of the user's, not one of Scorch or torch."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+import scorch
+from scorch.errors import ScorchWarning, warn
+
+
+def test_warnings_name_the_line_of_the_call() -> None:
+    model = torch.nn.TransformerEncoderLayer(16, 2, 32)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        scorch.sparsify(model, 0.9)
+    mine = [warning for warning in seen if issubclass(warning.category, ScorchWarning)]
+    assert [warning.filename for warning in mine] == [__file__]
+
+
+def test_warnings_at_the_outermost_line() -> None:
+    """Where everything is Scorch's own, the outermost frame is named, and nothing fails."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        exec("warn('slow')", {"__name__": "scorch.inside", "warn": warn})
+    assert seen[0].filename == __file__
