@@ -5,8 +5,9 @@
     python3 start.py test --torch 2.8.0    the tests alone, with another version of torch
     python3 start.py smoke                 some of the tests, with the oldest and the newest torch
 
-Needs Python 3.10 or newer with pip; everything else goes into .venv beside this file, or into
-.venv-torch-2.8.0 for another version of torch. Further arguments are handed on, to the demonstration or to
+Needs Python 3.10 or newer with pip and about 2 GB of disk; everything else goes into .venv beside this
+file, with torch 2.13.0, or into .venv-torch-2.8.0 for another version (2.8 to 2.15). --torch stands directly
+behind "test". Further arguments are handed on, to the demonstration or to
 pytest. Where something is missing, the script says what it is and what to do.
 
 The syntax here stays old enough for an old Python to read, so that it can say that it is too old.
@@ -391,6 +392,8 @@ def run_command(name: str, arguments: list) -> int:
     check_python(sys.version_info, newer_pythons())
     if name == "smoke":
         return smoke(arguments)
+    if arguments and arguments[0].startswith("--torch="):
+        arguments = ["--torch", arguments[0].partition("=")[2], *arguments[1:]]
     if name == "test" and arguments[:1] == ["--torch"]:
         choose_torch("".join(arguments[1:2]))
         set_up("tests alone")
