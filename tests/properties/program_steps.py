@@ -233,8 +233,12 @@ def view(draw: Draw, x: Live, live: Sequence[Live]) -> str | None:
             f"{name}.chunk(2, {d})[0]",
             f"{name}.split(2, {d})[-1]",
             f"{name}.movedim({d}, {e})",
-            f"{name}.view(-1)" if x.dense.is_contiguous() else f"{name}.reshape(-1).clone()",
-            f"{name}.view_as({name})",
+            f"{name}.view(-1)",
+            f"{name}.reshape(-1)",
+            f"{name}.contiguous()",
+            f"{name}.view_as({draw.literal(x.shape, 'float32')})",
+            f"{name}.expand_as({draw.literal(x.shape, 'float32')})",
+            f"{name}.to(torch.{name_of(x.dense.dtype)})",
             f"{name}.expand(2, {', '.join(['-1'] * rank)})",
         ]
         widths = [4 if size == 1 and draw.random() < 0.7 else size for size in x.shape]

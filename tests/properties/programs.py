@@ -45,6 +45,7 @@ REFUSED = {
 LACKING = ("not implemented for", "not supported for", "not supported with", "does not support")
 
 
+STRIDES = "view size is not compatible"
 MODIFIED = "has been modified by an inplace operation"
 
 
@@ -117,6 +118,9 @@ class Run:
         if wanted is not None:
             if is_lacking(wanted):
                 self.counts["accepted for a dtype that dense tensors lack"] += 1
+                return False
+            if STRIDES in str(wanted):
+                self.counts["views of results that dense tensors lay out as their operands"] += 1
                 return False
             if MODIFIED in str(wanted) and self.is_right_again():
                 self.counts["gradients for which torch keeps a tensor that was written to"] += 1

@@ -157,6 +157,8 @@ LAZY: dict[str, tuple[str, ...]] = {
     "allocate_size": ("torch._library.fake_impl.allocate_size",),
     "decomposition_table": ("torch._decomp.decomposition_table",),
     "disable_proxy_modes_tracing": ("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing",),
+    "GraphBreak": ("torch._dynamo.exc.Unsupported",),
+    "TracingContext": ("torch._guards.TracingContext",),
     "find_tensors": ("torch.nn.parallel.distributed._find_tensors",),
     "without_interpreters": ("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",),
 }

@@ -51,6 +51,28 @@ def imag(input: SparseTensor) -> SparseTensor:
     return _copied(with_learned(input, torch.imag(values_of(input)).contiguous()), "imag")
 
 
+def set_real(input: SparseTensor, value: Any) -> None:
+    """``S.real = value``."""
+    part = torch.as_tensor(value, dtype=None if isinstance(value, torch.Tensor) else input.real.dtype)
+    input.copy_(torch.complex(_broadcast(part, input), input.imag) if input.is_complex() else part)
+
+
+def set_imag(input: SparseTensor, value: Any) -> None:
+    """``S.imag = value``."""
+    own = input.imag  # which what is real does not have
+    part = torch.as_tensor(value, dtype=None if isinstance(value, torch.Tensor) else own.dtype)
+    input.copy_(torch.complex(input.real, _broadcast(part, input)))
+
+
+def _broadcast(part: torch.Tensor, input: SparseTensor) -> torch.Tensor:
+    return part.to(input.real.dtype).expand(input.shape)
+
+
+# torch does not ask before it assigns to these.
+SparseTensor.real = property(lambda input: torch.real(input), set_real)  # type: ignore[assignment]
+SparseTensor.imag = property(lambda input: torch.imag(input), set_imag)  # type: ignore[assignment]
+
+
 @implements(torch.Tensor.H.__get__, learns=True)  # type: ignore[attr-defined]
 def hermitian(input: SparseTensor) -> Any:
     if input.dim() != 2:

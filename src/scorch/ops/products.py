@@ -179,6 +179,8 @@ def learned_power(input: Any, n: int, *, out: Any = None) -> Any:
         return torch.matrix_power(input.to_dense(), n)
     if n == 0:
         return _unit(input, matrix_power(input.detach(), 0))
+    if n == 1:
+        return input.clone()
     found = None
     while n:
         if n % 2:

@@ -17,6 +17,7 @@ from torch.compiler import is_dynamo_compiling
 
 from scorch._src.tensor.write_checks import check_assignment
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
+from scorch.errors import CallError
 from scorch.ops.elementwise import is_finite, not_expanded
 from scorch.ops.index import index
 from scorch.ops.shape import permute, select
@@ -223,6 +224,52 @@ def t(input: SparseTensor) -> Any:
     if len(input.storage.pattern.shape) != 2:
         return general(torch.t, input)
     return as_view(permute(input, (1, 0)), torch.ops.aten.t.default, (input,))
+
+
+# what depends on how dense tensors lie in memory -----------------------------------------------------
+
+
+@implements(torch.Tensor.view, learns=True)
+def view(self: Any, *size: Any, **kwargs: Any) -> Any:
+    """``S.view(...)``, refused where a dense tensor would have to be copied for it."""
+    if isinstance(self, SparseTensor) and self.storage.origin is not None and not kwargs:
+        try:
+            self.storage.shell().view(*size)
+        except RuntimeError as error:
+            raise CallError(str(error)) from None
+    return general(torch.Tensor.view, self, *size, **kwargs)
+
+
+@implements(torch.Tensor.view_as, learns=True)
+def view_as(self: Any, other: torch.Tensor) -> Any:
+    return self.view(other.shape)
+
+
+@implements(torch.Tensor.reshape_as, learns=True)
+def reshape_as(self: Any, other: torch.Tensor) -> Any:
+    return self.reshape(other.shape)
+
+
+@implements(torch.Tensor.expand_as, learns=True)
+def expand_as(self: Any, other: torch.Tensor) -> Any:
+    return self.expand(other.shape)
+
+
+@implements(torch.Tensor.is_contiguous, learns=True)
+def is_contiguous(self: SparseTensor, *args: Any, **kwargs: Any) -> bool:
+    """Whether a dense tensor that is the same view would lie in memory row by row."""
+    if self.storage.origin is not None:
+        return self.storage.shell().is_contiguous(*args, **kwargs)
+    with DisableTorchFunctionSubclass():
+        return self.is_contiguous(*args, **kwargs)
+
+
+@implements(torch.Tensor.contiguous, learns=True)
+def contiguous(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+    """The tensor itself, or a copy of a view that dense tensors would have to copy."""
+    if self.storage.origin is not None and not is_contiguous(self, *args, **kwargs):
+        return self.clone()
+    return general(torch.Tensor.contiguous, self, *args, **kwargs)
 
 
 def _split_at(function: Callable[..., Any]) -> Callable[..., Any]:

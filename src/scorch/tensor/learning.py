@@ -31,6 +31,7 @@ from scorch._src.torch_internals import (
     FunctionBase,
     any_requires_grad,
     is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
     peek_interpreter_stack,
     tree_leaves,
     tree_map,
@@ -118,6 +119,11 @@ class _Values(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         _check_watched(ctx.other)
+        if is_legacy_batchedtensor(gradient):
+            raise UnsupportedError(
+                "gradients of a sparse tensor for a batch of directions (is_grads_batched, vectorize); "
+                "use torch.func.jacrev over its values(), or one direction after the other"
+            )
         return sparse_of(ctx.pattern, clear_padding(gradient, ctx.pattern)), None
 
 

@@ -117,6 +117,7 @@ class SparseTensor(torch.Tensor):
     made_of: torch.Tensor | None = None  # the values, tracked by autograd, that a tensor was made of
     view_of: ViewOf | None = None
     viewed_by: list[weakref.ref[SparseTensor]] | None = None
+    is_shared_in_graph: bool = False  # whether it has views, or is one, inside of a graph that is being made
     copied_by: str | None = None  # what made it, where dense tensors have a view
     has_unknown_gradient: bool = False  # a view of what was written to, of a kind that torch does not follow
 

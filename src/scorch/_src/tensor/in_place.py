@@ -22,7 +22,13 @@ from scorch._src.tensor.views import (
     select_values,
     write_entries,
 )
-from scorch._src.tensor.write_checks import RESHAPING, check_memory, check_writable, operator_name
+from scorch._src.tensor.write_checks import (
+    RESHAPING,
+    check_assignment,
+    check_memory,
+    check_writable,
+    operator_name,
+)
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import InPlaceError
 from scorch.tensor.dispatch import implements, implements_learning
@@ -150,7 +156,7 @@ def _is_current(view: SparseTensor) -> bool:
     if origin is None:
         return False
     if above is None:
-        return origin.source is parent.storage and origin.steps == steps
+        return origin.source is parent.storage
     return origin.source is above.source and origin.steps == (*above.steps, *steps)
 
 
@@ -197,11 +203,17 @@ def set_requires_grad(self: SparseTensor, requires_grad: bool) -> None:
     with DisableTorchFunctionSubclass():
         before = self.requires_grad
         torch.Tensor.requires_grad_(self, requires_grad)
-        if before == requires_grad:
-            return
-        for view in () if requires_grad else list(_live_views(self)):
-            view.detach_()
-    _reconnect_views(self, is_written=False)
+    if requires_grad and not before:
+        _reconnect_views(self, is_written=False)
+
+
+@implements(torch.Tensor.detach_, learns=True)
+def detach_(self: SparseTensor) -> SparseTensor:
+    if self.view_of is not None:
+        raise InPlaceError("Can't detach views in-place. Use detach() instead.")
+    with DisableTorchFunctionSubclass():
+        torch.Tensor.detach_(self)
+    return self
 
 
 # assignment ------------------------------------------------------------------------------------------
@@ -214,11 +226,12 @@ def assign(self: Any, key: Any, value: Any) -> None:
         by_formula(torch.Tensor.__setitem__, (self, key, value), {})
         return
     view, indices = _split_key(self, key)
+    check_assignment(self, key)
     source = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=self.dtype)
     if not any(index is not None for index in indices):
         view.copy_(_without_leading_ones(source, view.dim()))
         return
-    source = _without_leading_ones(source, None).to(self.dtype)
+    source = _without_leading_ones(source, None)
     write(torch.ops.aten.index_put_, (view, indices, source), {})
 
 

@@ -13,7 +13,7 @@ import torch
 
 from scorch._src.tensor.views import is_overlapping
 from scorch._src.torch_internals import tree_leaves
-from scorch.errors import InPlaceError
+from scorch.errors import CallError, InPlaceError
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.tracking import is_grad_enabled
 
@@ -98,6 +98,11 @@ def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
 def check_assignment(target: SparseTensor, key: Any) -> None:
     """Refuse ``target[key] = value`` where the elements that slices and numbers name share memory."""
     parts = key if isinstance(key, tuple) else (key,)
+    if any(isinstance(part, torch.Tensor) and part.dtype == torch.uint8 for part in parts):
+        try:  # this torch may know only masks of bools
+            torch.zeros(1)[torch.ones(1, dtype=torch.uint8)] = 0.0
+        except RuntimeError as error:
+            raise CallError(str(error)) from None
     is_slicing = all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts)
     if target.storage.origin is not None and is_slicing:
         _check_overlap("this assignment", target.storage.shell()[key])

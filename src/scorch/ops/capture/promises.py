@@ -179,6 +179,17 @@ def unsupported(reason: str) -> Exception:
     return UnsupportedFakeTensorException(reason)
 
 
+def unsupported_function(reason: str) -> Exception:
+    """An error at which ``torch.compile`` runs all of the function that it is in without a graph."""
+    from scorch._src.torch_internals import GraphBreak, TracingContext  # imports torch's compiler
+
+    if TracingContext.try_get() is None:
+        return unsupported(reason)
+    error: Exception = GraphBreak(reason)
+    error.skip_frame = True  # type: ignore[attr-defined]
+    return error
+
+
 def _name(function: Any) -> str:
     return str(getattr(function, "__name__", function))
 

@@ -13,6 +13,7 @@ from scorch._src.torch_internals import (
     DisableTorchFunctionSubclass,
     detect_fake_mode,
     disable_current_modes,
+    tree_leaves,
     tree_unflatten,
 )
 from scorch.errors import UnsupportedError
@@ -27,8 +28,10 @@ from scorch.ops.capture.promises import (
     is_pointwise,
     tried,
     unsupported,
+    unsupported_function,
 )
 from scorch.ops.capture.text import OURS, Slot, name_of, write
+from scorch.ops.moving import MOVING
 from scorch.tensor.flatten import pattern_of
 from scorch.tensor.learning import ITSELF, VIEWS
 from scorch.tensor.sparse_tensor import SparseTensor
@@ -74,7 +77,10 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _in_place(func, name, args, kwargs)
     call = _Call(func, args, kwargs)
     found = call.on_values()
-    return call.recorded() if found is None else found
+    found = call.recorded() if found is None else found
+    if _may_share(func, name):
+        call.mark_shared(found)
+    return found
 
 
 def _in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -85,6 +91,10 @@ def _in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any
     if plain == "copy" and any(is_asked_by(GRAPH_MAKER, depth) for depth in range(3, 7)):
         target.storage.values.copy_(args[1].storage.values)  # an argument that was changed as below
         return target
+    if getattr(target, "is_shared_in_graph", False):
+        raise unsupported_function(
+            f"{name} changes a sparse tensor that is a view or has views, which compiled graphs do not follow"
+        )
     if name != "__setitem__" and functional is not None and "out" not in kwargs and is_traced(target):
         found = record(functional, args, kwargs)
         pattern = target.storage.pattern
@@ -96,6 +106,25 @@ def _in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any
     raise unsupported(
         f"{name} changes a sparse tensor in place, where compiled graphs know changes of stored values only"
     )
+
+
+# Functions whose result may be a view of their argument, or the argument itself.
+_SHARING = {
+    *MOVING, *VIEWS, "adjoint", "conj", "contiguous", "cpu", "detach", "dropout", "imag", "positive", "real",
+    "to", "type", "type_as", "__pos__",
+}  # fmt: skip
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _may_share(func: Any, name: str) -> bool:
+    if type(func).__name__ == "OpOverload":
+        return bool(func.is_view)
+    if type(func).__name__ == "method-wrapper":
+        return func.__self__.__name__ in VIEWS
+    return name in _SHARING
 
 
 def _is_fact(func: Any) -> bool:
@@ -146,6 +175,25 @@ class _Call:
         if not isinstance(found, torch.Tensor) or found.shape != values[0].shape:
             return None
         return traced(pattern, found)
+
+    def mark_shared(self, found: Any) -> None:
+        """Note which results share memory with an argument, as dense tensors without memory tell."""
+        with disable_current_modes(), torch.no_grad():
+            given = [
+                torch.empty([hint(size) for size in tensor.shape], dtype=tensor.dtype, device="meta")
+                for tensor in self.tensors
+            ]
+            known = {memory_of(tensor): number for number, tensor in enumerate(given)}
+            try:
+                made = tree_leaves(self._called(given))
+            except (RuntimeError, TypeError, ValueError):  # no such function of tensors without memory
+                return
+        for result, outline in zip(tree_leaves(found), made, strict=False):
+            if not isinstance(outline, torch.Tensor) or memory_of(outline) not in known:
+                continue
+            for tensor in (result, self.tensors[known[memory_of(outline)]]):
+                if isinstance(tensor, SparseTensor):
+                    tensor.is_shared_in_graph = True
 
     def _keeps_zeros(self) -> bool:
         with disable_current_modes(), torch.no_grad():

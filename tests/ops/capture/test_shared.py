@@ -1,0 +1,71 @@
+"""Writes through views in compiled programs reach the tensor, or are refused where all is one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import scorch
+
+X = torch.tensor([[1.0, 0, 2, 0], [0, 3, 0, 0], [4, 0, 0, 5]])
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "row": lambda t: t[0].mul_(2),
+    "rows": lambda t: t[:2].mul_(2),
+    "transposed": lambda t: t.T[0].mul_(2),
+    "diagonal": lambda t: t.diagonal().mul_(2),
+    "view": lambda t: t.view(-1).mul_(2),
+    "unsqueeze": lambda t: t.unsqueeze(0).mul_(2),
+    "to": lambda t: t.to(torch.float32).mul_(2),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_through_views(name: str) -> None:
+    write = WRITES[name]
+    dense = X.clone()
+    write(dense)
+    sparse = scorch.from_torch(X, format="csr")
+    torch.compile(write, backend="aot_eager")(sparse)
+    torch.testing.assert_close(sparse.to_dense(), dense)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="is a view or has views"):
+        torch.compile(write, backend="aot_eager", fullgraph=True)(sparse)
+
+
+def test_reads_through_views() -> None:
+    def read(t: Any) -> Any:
+        view = t[0]
+        t.mul_(2)
+        return view * 1
+
+    found = torch.compile(read, backend="aot_eager")(scorch.from_torch(X, format="csr"))
+    torch.testing.assert_close(found.to_dense(), read(X.clone()))
+
+
+def test_gradients_through_views() -> None:
+    def write(t: Any) -> Any:
+        y = t * 1
+        y[0].mul_(2)
+        return y.sum()
+
+    sparse = scorch.from_torch(X, format="csr").requires_grad_()
+    torch.compile(write, backend="aot_eager")(sparse).backward()
+    wanted = torch.where(X != 0, torch.tensor([[2.0], [1.0], [1.0]]), 0)
+    torch.testing.assert_close(sparse.grad.to_dense(), wanted)
+
+
+def test_values_are_still_changed_in_one_graph() -> None:
+    sparse = scorch.from_torch(X, format="csr")
+    torch.compile(lambda t: t.mul_(2), backend="aot_eager", fullgraph=True)(sparse)
+    torch.testing.assert_close(sparse.to_dense(), X * 2)
