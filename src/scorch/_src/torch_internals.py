@@ -196,8 +196,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 
 # Operators: functions of torch arrive under these names after torch has taken them apart.
 OPERATORS = (
-    *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_conj", "_embedding_bag", "_embedding_bag_forward_only"),
-    *("_pin_memory", "_prelu_kernel", "_reshape_alias", "_sparse_addmm", "_sparse_log_softmax"),
+    *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_embedding_bag", "_embedding_bag_forward_only"),
+    *("_conj", "_pin_memory", "_prelu_kernel", "_reshape_alias", "_sparse_addmm", "_sparse_log_softmax"),
     *("_sparse_softmax", "_sparse_sum", "_to_copy", "_unique2", "_unsafe_view", "_upsample_bicubic2d_aa"),
     *("_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d"),
     "_upsample_nearest_exact3d",
