@@ -175,11 +175,6 @@ FOUND = {
         "t0.real = torch.tensor([[1.0, 2.0], [0.0, 0.0]])",
         "t0.imag = t0.real * 2",
     ],
-    "integers summed by themselves are summed in int64": [
-        't0 = sp(torch.tensor([[200, 100], [2, 0]], dtype=torch.uint8), "csr")',
-        't1 = torch.einsum("ij,kj->ik", t0, torch.ones(3, 1, dtype=torch.uint8))',
-        't2 = torch.einsum("ij,k->i", t0, torch.ones(3, dtype=torch.uint8))',
-    ],
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import scorch
+from scorch.errors import ScorchWarning
 from scorch.formats import Format
 from scorch.ops import calls
 from scorch.runtime import cache, schedules
@@ -187,7 +188,7 @@ def test_directory_that_cannot_be_written_costs_planning_only(tmp_path: Path) ->
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     A, X = matrix(70, 80, 400), torch.rand(80, 8)
-    with settings(cache_directory=blocked), pytest.warns(cache.ScorchWarning):
+    with settings(cache_directory=blocked), pytest.warns(ScorchWarning):
         found = scorch.einsum("ij,jk->ik", A, X)
     torch.testing.assert_close(found, A.to_dense() @ X)
 

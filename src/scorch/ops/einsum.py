@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -132,25 +131,12 @@ def _learned(
 def _common_dtype(parsed: Einsum, operands: Sequence[Any]) -> torch.dtype | None:
     """What operands of several dtypes are converted to; None where the kernel does it, or there is one."""
     dtypes = [operand.dtype for operand in operands if isinstance(operand, torch.Tensor)]
-    if len(dtypes) < len(operands):  # a number has no dtype of its own
-        return None
-    is_whole = not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
-    if is_whole and set(dtypes) != {torch.int64} and _sums_one(parsed):
-        return torch.int64
-    if len(set(dtypes)) < 2:
+    if len(dtypes) < len(operands) or len(set(dtypes)) < 2:  # a number has no dtype of its own
         return None
     names = (operand.access.tensor for operand in parsed.operands)
     types = dict(zip(names, map(type_of_dtype, dtypes), strict=True))
     found = widened(parsed.statement.value, types, all_tensors=True)
     return dtype_of_type(next(iter(found.values()))) if found else None
-
-
-def _sums_one(parsed: Einsum) -> bool:
-    """Whether one of several operands is summed by itself, which torch does for integers in int64."""
-    found = Counter(index for operand in parsed.operands for index in set(operand.access.indices))
-    kept = parsed.statement.target.indices
-    alone = (index for index, count in found.items() if count == 1 and index not in kept)
-    return len(parsed.operands) > 1 and any(parsed.sizes[index] > 1 for index in alone)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -101,7 +101,8 @@ def rrelu(
     input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Any:
     """Zero for zero; in training a slope is drawn for every stored element that is negative."""
-    values = torch.rrelu(values_of(input), lower, upper, training)
+    given = values_of(input).clone() if inplace else values_of(input)  # gradients need it as it is
+    values = torch.rrelu(given, lower, upper, training)
     found = sparse_of(input.storage.pattern, values)
     if not inplace:
         return found

@@ -17,6 +17,7 @@ forward mode (``tensor/forward.py``).
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import weakref
 from collections.abc import Callable
@@ -403,8 +404,30 @@ def own_arguments(func: Any) -> int:
     return 1 if is_in_place or name in ASSIGNMENTS else 0
 
 
+@functools.lru_cache(maxsize=1024)
+def _signature(func: Any) -> inspect.Signature | None:
+    """The signature of a function with an argument ``inplace``, such as ``F.elu``; None for others."""
+    code = getattr(func, "__code__", None)
+    return inspect.signature(func) if code is not None and "inplace" in code.co_varnames else None
+
+
+def _asked_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """All arguments by name, where they ask to write the result to the first, which is sparse."""
+    signature = _signature(func) if args and isinstance(args[0], SparseTensor) else None
+    if signature is None or "inplace" not in signature.parameters:
+        return None
+    bound = dict(signature.bind(*args, **kwargs).arguments)
+    return bound if bound.get("inplace") else None
+
+
 def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` as torch takes it apart and differentiates it, some of its arguments being learned."""
+    bound = _asked_in_place(func, args, kwargs)
+    if bound is not None:
+        (name, target), *_ = bound.items()
+        copy = target.clone()  # gradients need it as it is
+        found = func(**{**bound, name: copy, "inplace": False})
+        return target if found is copy else target.copy_(found)
     handler = WHEN_LEARNING.get(func)
     if handler is not None and handler in MOVES:
         return handler(*args, **kwargs)
