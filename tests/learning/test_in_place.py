@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,7 @@ ARGUMENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 }
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     **{
-        name: (lambda y, call=getattr(F, name): call(y, inplace=True))
+        name: functools.partial(getattr(F, name), inplace=True)
         for name in ("relu", "elu", "celu", "selu", "leaky_relu", "hardtanh", "relu6", "silu", "mish")
     },
     "hardswish": lambda y: F.hardswish(y, inplace=True),
