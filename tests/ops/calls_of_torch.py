@@ -191,7 +191,7 @@ INDEXING: dict[str, Call] = {
     "index_copy": lambda x: x.index_copy(0, torch.tensor([3, 0]), x[:2]),
     "index_fill": lambda x: x.index_fill(1, torch.tensor([2]), 1),
     "scatter": lambda x: x.scatter(1, torch.tensor([[0], [2], [4], [1]]), 1),
-    "scatter_add": lambda x: x.scatter_add(0, torch.tensor([[1, 1, 1, 1, 1, 1]]), x[:1].to_dense()),
+    "scatter_add": lambda x: x.scatter_add(0, torch.tensor([[1, 1, 1, 1, 1, 1]]), x[:1] * torch.ones(1, 6)),
     "topk": lambda x: x.topk(2, 1).values,
     "sort": lambda x: x.sort(1).values,
 }

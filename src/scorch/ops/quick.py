@@ -299,7 +299,7 @@ def setitem(self: Any, key: Any, value: Any) -> None:
         self.index_put_(tuple(torch.tensor([number]) for number in place), value)
     else:
         if isinstance(self, SparseTensor):
-            check_assignment(self, key)
+            check_assignment(self, key, value)
         general(torch.Tensor.__setitem__, self, key, value)
 
 

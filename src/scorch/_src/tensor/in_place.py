@@ -226,7 +226,7 @@ def assign(self: Any, key: Any, value: Any) -> None:
         by_formula(torch.Tensor.__setitem__, (self, key, value), {})
         return
     view, indices = _split_key(self, key)
-    check_assignment(self, key)
+    check_assignment(self, key, value)
     source = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=self.dtype)
     if not any(index is not None for index in indices):
         view.copy_(_without_leading_ones(source, view.dim()))

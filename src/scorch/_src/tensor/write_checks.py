@@ -6,6 +6,7 @@ are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -95,7 +96,17 @@ def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
             )
 
 
-def check_assignment(target: SparseTensor, key: Any) -> None:
+@functools.cache
+def _are_numbers_spread() -> bool:
+    """Whether this torch assigns a number to elements that share memory, as from 2.15 on."""
+    try:
+        torch.zeros(1).expand(2)[:] = 0.0
+    except RuntimeError:
+        return False
+    return True
+
+
+def check_assignment(target: SparseTensor, key: Any, value: Any) -> None:
     """Refuse ``target[key] = value`` where the elements that slices and numbers name share memory."""
     parts = key if isinstance(key, tuple) else (key,)
     if any(isinstance(part, torch.Tensor) and part.dtype == torch.uint8 for part in parts):
@@ -104,7 +115,8 @@ def check_assignment(target: SparseTensor, key: Any) -> None:
         except RuntimeError as error:
             raise CallError(str(error)) from None
     is_slicing = all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts)
-    if target.storage.origin is not None and is_slicing:
+    is_spread = not isinstance(value, torch.Tensor) and _are_numbers_spread()
+    if target.storage.origin is not None and is_slicing and not is_spread:
         _check_overlap("this assignment", target.storage.shell()[key])
 
 
