@@ -34,6 +34,7 @@ from scorch.tensor.coordinates import coordinates
 from scorch.tensor.footprint import footprint
 from scorch.tensor.prepared import Prepared
 from scorch.tensor.storage import Storage
+from torch_has import needs_builtins
 
 ROOT = Path(__file__).resolve().parent.parent
 SLACK = 64_000  # objects of Python and torch that describe the result
@@ -242,6 +243,7 @@ CALLS = (
 EXACT = ("SpMV", "SpMM", "SDDMM", "csr to csc", "csr to coo", "transposition")
 
 
+@needs_builtins
 @pytest.mark.parametrize("name", CALLS)
 def test_peak_is_at_most_what_is_named(name: str, counted: dict[str, Any]) -> None:
     facts = counted[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -18,6 +19,7 @@ def test_autocast_of_einsum_and_sparse_attention():
     torch.testing.assert_close(attended.float(), wanted, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # of older torch itself
 def test_lbfgs_learns_sparse_and_dense_parameters_together():
     generator = torch.Generator().manual_seed(0)
     dense = torch.rand(20, 30, generator=generator, dtype=torch.float64)

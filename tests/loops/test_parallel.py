@@ -46,6 +46,8 @@ def thread_pool() -> int:
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     if not library.exists():
         pytest.skip("torch has no thread pool here")
+    if not hasattr(ctypes.CDLL(str(library)), "torch_parallel_for"):
+        pytest.skip("before torch 2.10 kernels reach its threads in another way")
     address = ctypes.cast(ctypes.CDLL(str(library)).torch_parallel_for, ctypes.c_void_p).value
     assert address
     return address

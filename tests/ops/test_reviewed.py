@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import scorch
 from scorch.errors import CallError, DensityError
+from torch_has import needs_linear_cross_entropy
 
 FORMATS = ["csr", "coo", "csc", "dcsr"]
 
@@ -106,6 +107,7 @@ def test_running_sums_are_refused_before_they_fill_memory() -> None:
         A.cumsum(1)
 
 
+@needs_linear_cross_entropy
 @pytest.mark.parametrize("form", ["s", "o"])
 def test_dense_scores_with_sparse_targets_and_weights(form: str) -> None:
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ import torch
 
 import scorch
 from scorch.runtime import matrices, pointers
+from torch_has import needs_builtins
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int16, torch.bool, torch.complex64]
 
@@ -62,6 +63,7 @@ def test_many_matrices_and_sizes_of_nothing() -> None:
             )
 
 
+@needs_builtins
 def test_wide_indices_are_joined_as_they_are() -> None:
     pos, crd = torch.tensor([0, 2, 2, 3]), torch.tensor([1, 4, 0])
     part = (pos, crd, torch.tensor([1.0, 2.0, 3.0]))

@@ -28,6 +28,7 @@ from scorch import Format, SparseTensor
 from scorch.errors import IndexRangeError, OperandError, ShapeError
 from scorch.tensor.packed import pieces_of
 from scorch.utils.data import SparseRows
+from torch_has import needs_builtins
 from validity import check_storage
 
 DENSE = random_dense((11, 7), torch.float64, 0.3, 3)
@@ -148,6 +149,7 @@ def test_persistent_workers():
     del loader
 
 
+@needs_builtins
 def test_a_batch_is_one_gather(monkeypatch):
     from scorch.tensor import parts
 

@@ -188,7 +188,7 @@ def _for_heads(mask: SparseTensor, batch: tuple[int, int], pairs: tuple[int, int
         assert isinstance(split, SparseTensor)
         mask = split
     own = mask.shape[:-2]
-    fits = len(own) in (0, 2) and all(size in (1, wide) for size, wide in zip(own, batch, strict=False))
+    fits = not own or (len(own) == 2 and own[0] in (1, batch[0]) and own[1] in (1, batch[1]))
     if tuple(mask.shape[-2:]) != pairs or not fits:
         raise ShapeError(
             f"pairs has shape {pairs}, {(batch[0] * batch[1], *pairs)} or {(*batch, *pairs)}, "

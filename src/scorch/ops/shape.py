@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from scorch.errors import UnsupportedError
+from scorch.errors import IndexRangeError, UnsupportedError
 from scorch.formats import Format
 from scorch.formats.compressed import Compressed
 from scorch.ops.generic import densely
@@ -38,7 +38,10 @@ aten = torch.ops.aten
 def shape_after(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Shape:
     """The shape that torch gives the result, or its error."""
     shell = torch.empty(tuple(tensor.shape), dtype=tensor.storage.values.dtype, device="meta")
-    return tuple(func(shell, *args, **kwargs).shape)
+    try:
+        return tuple(func(shell, *args, **kwargs).shape)
+    except AssertionError as error:  # of a dimension, before torch 2.13
+        raise IndexRangeError(f"Dimension out of range: {error}") from None
 
 
 def made(tensor: SparseTensor, keys: torch.Tensor, values: torch.Tensor, shape: Shape, in_order: bool) -> Any:

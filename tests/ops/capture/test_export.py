@@ -17,6 +17,7 @@ import scorch
 from scorch.errors import UnsupportedError
 from scorch.ops.capture.text import function_named, name_of, read, write
 from scorch.tensor.learning import sparse_of
+from torch_has import needs_export_of_sparse_arguments
 
 
 class Model(nn.Module):
@@ -51,6 +52,7 @@ def test_an_exported_model_is_saved_and_loaded(strict: bool) -> None:
     torch.testing.assert_close(torch.export.load(file).module()(x), model(x))
 
 
+@needs_export_of_sparse_arguments
 def test_a_sparse_argument_and_a_batch_of_any_size() -> None:
     class Product(nn.Module):
         def forward(self, A: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

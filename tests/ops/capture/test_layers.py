@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import scorch
 from scorch import SparseTensor
+from torch_has import needs_export_of_sparse_arguments, needs_sizes_of_numbers
 
 MASK = scorch.nn.masks.window(16, 2)
 
@@ -106,6 +107,7 @@ def test_a_layer_in_a_graph_gives_and_learns_the_same(name: str) -> None:
         torch.testing.assert_close(one, other)
 
 
+@needs_export_of_sparse_arguments
 def test_attention_with_a_sparse_mask_is_exported() -> None:
     layer, x = attention(), drawn(2, 16, 8)
     program = torch.export.export(layer, (x, x, x), {"pairs": MASK})
@@ -113,6 +115,7 @@ def test_attention_with_a_sparse_mask_is_exported() -> None:
     torch.testing.assert_close(found, self_attention(layer, x)[0])
 
 
+@needs_sizes_of_numbers
 def test_a_mask_is_made_inside_of_a_graph() -> None:
     def attend(q: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, q, q, attn_mask=scorch.nn.masks.window(16, 2))

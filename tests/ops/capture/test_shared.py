@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 import scorch
+
+# Whether this torch can leave a whole function alone when it meets a call in it.
+SKIPS = "skip_frame" in inspect.signature(torch._dynamo.exc.Unsupported).parameters
 
 X = torch.tensor([[1.0, 0, 2, 0], [0, 3, 0, 0], [4, 0, 0, 5]])
 
@@ -36,6 +40,10 @@ def test_writes_through_views(name: str) -> None:
     dense = X.clone()
     write(dense)
     sparse = scorch.from_torch(X, format="csr")
+    if not SKIPS:
+        with pytest.raises(Exception, match=r"without torch\.compile"):
+            torch.compile(write, backend="aot_eager")(sparse)
+        return
     torch.compile(write, backend="aot_eager")(sparse)
     torch.testing.assert_close(sparse.to_dense(), dense)
     torch._dynamo.reset()
@@ -43,6 +51,7 @@ def test_writes_through_views(name: str) -> None:
         torch.compile(write, backend="aot_eager", fullgraph=True)(sparse)
 
 
+@pytest.mark.skipif(not SKIPS, reason="an error in this torch, as above")
 def test_reads_through_views() -> None:
     def read(t: Any) -> Any:
         view = t[0]
@@ -53,6 +62,7 @@ def test_reads_through_views() -> None:
     torch.testing.assert_close(found.to_dense(), read(X.clone()))
 
 
+@pytest.mark.skipif(not SKIPS, reason="an error in this torch, as above")
 def test_gradients_through_views() -> None:
     def write(t: Any) -> Any:
         y = t * 1

@@ -7,6 +7,7 @@ stored is tried on a small sample: tensors of the same formats and shapes with a
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from scorch._src.torch_internals import (
     tree_flatten,
     tree_leaves,
 )
+from scorch.errors import InPlaceError
 from scorch.formats import Format
 from scorch.ops.capture.program import filled_in
 from scorch.ops.capture.text import Slot
@@ -185,9 +187,9 @@ def unsupported_function(reason: str) -> Exception:
 
     if TracingContext.try_get() is None:
         return unsupported(reason)
-    error: Exception = GraphBreak(reason)
-    error.skip_frame = True  # type: ignore[attr-defined]
-    return error
+    if "skip_frame" not in inspect.signature(GraphBreak).parameters:  # before torch 2.12
+        return InPlaceError(f"{reason}; call the function without torch.compile")
+    return GraphBreak(reason, skip_frame=True)  # type: ignore[no-any-return]
 
 
 def _name(function: Any) -> str:
