@@ -187,7 +187,7 @@ def unsupported_function(reason: str) -> Exception:
 
     if TracingContext.try_get() is None:
         return unsupported(reason)
-    if "skip_frame" not in inspect.signature(GraphBreak).parameters:  # of torch 2.8 to 2.11 at least
+    if "skip_frame" not in inspect.signature(GraphBreak).parameters:  # before torch 2.11
         return InPlaceError(f"{reason}; call the function without torch.compile")
     return GraphBreak(reason, skip_frame=True)  # type: ignore[no-any-return]
 
