@@ -143,3 +143,14 @@ def test_parts_of_complex_tensors_keep_the_format(form: str, learns: bool) -> No
             torch.testing.assert_close(
                 torch.where(stored, gradient.to_dense(), 0), torch.where(stored, expected, 0)
             )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int16], ids=str)
+def test_bits_of_views_are_read_as_other_dtypes(dtype: torch.dtype) -> None:
+    """Whatever the dtype: whether a view can be taken depends on its own size alone."""
+    dense = torch.tensor([[1, 0, 2], [0, 3, 0]]).to(dtype)
+    other = {2: torch.float16, 4: torch.int32, 8: torch.float64}[dtype.itemsize]
+    other = torch.int64 if other == dtype else other
+    found = scorch.from_torch(dense, format="csr").T.view(other)
+    assert isinstance(found, scorch.SparseTensor)
+    torch.testing.assert_close(found.to_dense(), dense.T.view(other))

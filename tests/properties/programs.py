@@ -213,9 +213,10 @@ def plain_of(tensor: torch.Tensor) -> torch.Tensor:
 def is_told(tensor: torch.Tensor) -> bool:
     """Whether torch tells how a tensor was made; of some views of what was written to it refuses to."""
     try:
-        return tensor.grad_fn is None or True
+        _ = tensor.grad_fn
     except RuntimeError:
         return False
+    return True
 
 
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -232,7 +232,8 @@ def t(input: SparseTensor) -> Any:
 @implements(torch.Tensor.view, learns=True)
 def view(self: Any, *size: Any, **kwargs: Any) -> Any:
     """``S.view(...)``, refused where a dense tensor would have to be copied for it."""
-    if isinstance(self, SparseTensor) and self.storage.origin is not None and not kwargs:
+    is_shape = not kwargs and not (size and isinstance(size[0], torch.dtype))
+    if is_shape and isinstance(self, SparseTensor) and self.storage.origin is not None:
         try:
             self.storage.shell().view(*size)
         except RuntimeError as error:

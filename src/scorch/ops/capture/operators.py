@@ -50,6 +50,11 @@ _library.define(
 )
 
 
+def memory_of(tensor: torch.Tensor) -> int:
+    """A number that tensors have in common exactly if they share memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 # what runs -------------------------------------------------------------------------------------------
 
 
@@ -57,7 +62,7 @@ def _call(text: str, arrays: Arrays, sizes: Sequence[int]) -> list[torch.Tensor]
     program = read_program(text)
     with torch.no_grad(), EnableTorchFunction(), _seeded(program, arrays):
         found = program.run(arrays, sizes)
-        owned = {array.untyped_storage()._cdata for array in arrays}
+        owned = {memory_of(array) for array in arrays}
         made: list[torch.Tensor] = []
         for result, tensor in zip(program.results, found, strict=True):
             values, pattern = _as_promised(program, result, tensor, arrays, sizes)
@@ -65,8 +70,8 @@ def _call(text: str, arrays: Arrays, sizes: Sequence[int]) -> list[torch.Tensor]
                 made.extend(array.to(result.index, copy=True) for array in pattern.arrays)
             if result.values is None:
                 values = values.contiguous()
-                made.append(values.clone() if values.untyped_storage()._cdata in owned else values)
-                owned.add(made[-1].untyped_storage()._cdata)
+                made.append(values.clone() if memory_of(values) in owned else values)
+                owned.add(memory_of(made[-1]))
     return made
 
 
@@ -146,7 +151,7 @@ def _fresh(gradient: torch.Tensor, seeds: Sequence[torch.Tensor]) -> torch.Tenso
             stacklevel=2,
         )
         gradient = gradient.to_dense()
-    is_given = any(gradient.untyped_storage()._cdata == seed.untyped_storage()._cdata for seed in seeds)
+    is_given = any(memory_of(gradient) == memory_of(seed) for seed in seeds)
     return gradient.clone(memory_format=torch.contiguous_format) if is_given else gradient.contiguous()
 
 

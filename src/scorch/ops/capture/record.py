@@ -17,7 +17,7 @@ from scorch._src.torch_internals import (
     tree_unflatten,
 )
 from scorch.errors import UnsupportedError
-from scorch.ops.capture import operators  # noqa: F401 - they are called below
+from scorch.ops.capture.operators import memory_of  # the operators there are called below
 from scorch.ops.capture.program import Operand, Program, Result, filled_in
 from scorch.ops.capture.promises import (
     Kind,
@@ -33,7 +33,7 @@ from scorch.ops.capture.promises import (
 from scorch.ops.capture.text import OURS, Slot, name_of, write
 from scorch.ops.moving import MOVING
 from scorch.tensor.flatten import pattern_of
-from scorch.tensor.learning import ITSELF, VIEWS
+from scorch.tensor.learning import ASSIGNMENTS, ITSELF, VIEWS
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.traced import arrays_of, is_traced, same_arrays, sampled, traced, traced_values
 from scorch.tensor.tracking import is_asked_by
@@ -73,7 +73,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return func(*args, **kwargs)
     name = getattr(func, "__name__", "")
     is_in_place = name.endswith("_") and not name.endswith("__")
-    if is_in_place or name.startswith("__i") or name == "__setitem__" or kwargs.get("out") is not None:
+    if is_in_place or name in ASSIGNMENTS or kwargs.get("out") is not None:
         return _in_place(func, name, args, kwargs)
     call = _Call(func, args, kwargs)
     found = call.on_values()
@@ -113,10 +113,6 @@ _SHARING = {
     *MOVING, *VIEWS, "adjoint", "conj", "contiguous", "cpu", "detach", "dropout", "imag", "positive", "real",
     "to", "type", "type_as", "__pos__",
 }  # fmt: skip
-
-
-def memory_of(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _may_share(func: Any, name: str) -> bool:
