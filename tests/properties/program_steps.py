@@ -33,6 +33,7 @@ class Live:
     name: str
     dense: torch.Tensor
     is_sparse: bool
+    is_laid_out_alike: bool = True  # both are contiguous, or neither
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,6 +46,14 @@ class Live:
     @property
     def learns(self) -> bool:
         return self.dense.requires_grad
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all numbers are small multiples of a power of two: then ties are ties on both sides."""
+        if not self.is_float:
+            return True
+        scaled = self.dense.detach() * 16
+        return bool((scaled == scaled.round()).all())
 
 
 class Draw(random.Random):
@@ -254,6 +263,8 @@ def view(draw: Draw, x: Live, live: Sequence[Live]) -> str | None:
     if rank > 2:
         options += [f"{name}.mT", f"{name}.flatten(1).clone()", f"{name}.diagonal(0, {d}, {e})"]
     made = draw.choice(options)
+    if not x.is_laid_out_alike and ("reshape" in made or "contiguous" in made):
+        made += ".clone()"  # a view of one and a copy of the other
     return f"NEW = view({made})"
 
 
@@ -285,7 +296,7 @@ def in_place(draw: Draw, x: Live, live: Sequence[Live]) -> str | None:
         line = f"{name}.{call}({number if call != 'pow_' else draw.choice(['2', '3', '0'])})"
     elif chosen < 0.85:
         call = draw.choice(["mul_", "add_", "sub_", "copy_", "add_", "mul_", "maximum_"])
-        other = draw.other(live, x)
+        other = apart(draw.other(live, x), x, live)
         line = (
             f"{name}.copy_(torch.maximum({name}, {other}))"
             if call == "maximum_"
@@ -295,6 +306,22 @@ def in_place(draw: Draw, x: Live, live: Sequence[Live]) -> str | None:
         mask = draw.literal(x.shape, "bool")
         line = f"{name}.masked_fill_({mask}, {number})"
     return line
+
+
+def apart(other: str, x: Live, live: Sequence[Live]) -> str:
+    """An operand for a write to ``x``, copied if torch reads it while it writes, in an order of its own."""
+    given = next((one.dense for one in live if one.name == other), None)
+    if given is None or other == x.name:
+        return other
+    is_shared = given.untyped_storage().data_ptr() == x.dense.untyped_storage().data_ptr()
+    is_checked = has_no_gaps(given) and has_no_gaps(x.dense)
+    return f"{other}.clone()" if is_shared and not is_checked else other
+
+
+def has_no_gaps(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill a stretch of memory: only for such tensors torch looks whether they overlap."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return reach + 1 == tensor.numel() and not is_expanded(tensor)
 
 
 @family(0.3)
@@ -503,6 +530,8 @@ def reduction(draw: Draw, x: Live, live: Sequence[Live]) -> str | None:
     call = draw.choice(["cumsum", "softmax", "log_softmax", "logsumexp", "argmax", "sort"])
     if x.learns:
         call = draw.choice(["cumsum", "softmax", "logsumexp"])
+    if call == "argmax" and not x.is_exact:
+        call = "sort"
     if call == "sort":
         return value(f"{x.name}.sort({d}, stable=True)[0]")
     return value(f"{x.name}.{call}({d})")

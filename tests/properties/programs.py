@@ -12,6 +12,7 @@ by leaving out lines, and printed as a script that runs by itself:
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections import Counter
@@ -38,6 +39,9 @@ TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 2e-4, tor
 # What sparse tensors refuse although dense ones do not, by a part of the message; the reason stands in the guide.
 REFUSED = {
     "backward through the graph a second time": "gradients of sparse tensors keep more, which backward() frees",
+    "or on a tensor that has views, while gradients are tracked": "t_ and its like with gradients",
+    "whose elements share memory has no gradient": "writes to expanded views with gradients",
+    "or that requires a gradient of its own, is used after": "a leaf that is a view of what was written to",
     "would make a sparse tensor dense": "a tensor without dimensions has no sparse format",
 }
 
@@ -61,6 +65,7 @@ class Run:
     dense: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    limits: dict[str, float] = field(default_factory=dict)  # by name, how far a tensor may be off
     stored: dict[str, torch.Tensor] = field(
         default_factory=dict
     )  # where leaves have stored entries all along
@@ -103,6 +108,8 @@ class Run:
         found, wanted = attempt(line, self.sparse), attempt(line, self.dense)
         self.lines.append(line)
         if wanted is None and found is None:
+            self.part_from_hidden(line)
+            self.loosen(line)
             self.compare(line)
             return True
         if wanted is not None and found is not None:
@@ -127,10 +134,33 @@ class Run:
                 return False
             raise Wrong(f"{line}\nis accepted, where dense tensors raise {wanted!r}")
         reason = next((part for part in REFUSED if part in str(found)), None)
-        if reason is None or not isinstance(found, ScorchError):
+        if reason is None:
             raise Wrong(f"{line}\nraises {found!r}, where dense tensors raise nothing") from found
         self.counts[f"refused: {reason}"] += 1
         return False
+
+    def part_from_hidden(self, line: str) -> None:
+        """Copy a new tensor that is a view of one made on the way, as that of einsum may be."""
+        name = line.partition(" = ")[0]
+        for tensors in (self.dense, self.sparse):
+            made = tensors.get(name)
+            if not isinstance(made, torch.Tensor) or not is_view(made):
+                continue
+            others = [tensors[other] for other in self.names() if other != name]
+            if all(memory_of(made) != memory_of(other) for other in others):
+                tensors[name] = made.clone()
+
+    def loosen(self, line: str) -> None:
+        """Allow a tensor to be as far off as what it was computed of, in whichever dtype that was."""
+        touched = [name for name in self.names() if re.search(rf"\b{name}\b", line)]
+        limit = max((self.limit_of(name) for name in touched), default=0.0)
+        written = {memory_of(self.dense[name]) for name in touched}
+        for name in self.names():
+            if memory_of(self.dense[name]) in written:
+                self.limits[name] = limit
+
+    def limit_of(self, name: str) -> float:
+        return max(TOLERANCE.get(self.dense[name].dtype, 1e-8), self.limits.get(name, 0.0))
 
     def is_right_again(self) -> bool:
         """Whether the results are those of dense tensors for which torch keeps copies of what it needs."""
@@ -157,7 +187,7 @@ class Run:
     def compare_one(self, name: str) -> None:
         found, wanted = self.sparse[name], self.dense[name]
         assert isinstance(found, torch.Tensor), f"{type(found)} instead of a tensor"
-        same(found, wanted)
+        same(found, wanted, self.limit_of(name))
         if isinstance(found, scorch.SparseTensor) and wanted.requires_grad and wanted.is_leaf:
             mask, before = places_of(found), self.stored.get(name)
             self.stored[name] = mask if before is None or before.shape != mask.shape else mask & before
@@ -171,11 +201,17 @@ class Run:
         if isinstance(found.grad, scorch.SparseTensor):
             check_storage(found.grad)
         mask = self.stored.get(name)
-        same(masked(plain_of(found.grad), mask), masked(wanted.grad, mask))
+        limit = max(self.limit_of(name) for name in self.names())
+        same(masked(plain_of(found.grad), mask), masked(wanted.grad, mask), limit)
 
     def live(self) -> list[Live]:
         return [
-            Live(name, self.dense[name], isinstance(self.sparse[name], scorch.SparseTensor))
+            Live(
+                name,
+                self.dense[name],
+                isinstance(self.sparse[name], scorch.SparseTensor),
+                self.sparse[name].is_contiguous() == self.dense[name].is_contiguous(),
+            )
             for name in self.names()
         ]
 
@@ -199,6 +235,20 @@ def converted(x: Any, form: str) -> Any:
 def as_view(x: Any) -> Any:
     """A view; a single element of a sparse tensor is a number of its own (docs/guide/limits.md)."""
     return x if x.dim() else x.clone()
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    if isinstance(tensor, scorch.SparseTensor):
+        return tensor.view_of is not None
+    return tensor._base is not None
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """A number that tensors have in common if they are views of the same one."""
+    if isinstance(tensor, scorch.SparseTensor):
+        origin = tensor.storage.origin
+        return id(tensor.storage if origin is None else origin.source)
+    return tensor.untyped_storage().data_ptr()
 
 
 def masked(gradient: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -257,14 +307,13 @@ def attempt(line: str, names: dict[str, Any]) -> Exception | None:
     return None
 
 
-def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
+def same(found: torch.Tensor, wanted: torch.Tensor, limit: float) -> None:
     if isinstance(found, scorch.SparseTensor):
         check_storage(found)
     plain = plain_of(found)
     wanted = wanted.detach().resolve_conj().resolve_neg()
     assert plain.dtype == wanted.dtype, f"{plain.dtype} instead of {wanted.dtype}"
     assert plain.shape == wanted.shape, f"{tuple(plain.shape)} instead of {tuple(wanted.shape)}"
-    limit = TOLERANCE.get(wanted.dtype, 1e-8)
     if (
         not torch.allclose(plain, wanted, rtol=limit, atol=limit, equal_nan=True)
         if wanted.dtype != torch.bool

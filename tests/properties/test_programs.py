@@ -175,6 +175,29 @@ FOUND = {
         "t0.real = torch.tensor([[1.0, 2.0], [0.0, 0.0]])",
         "t0.imag = t0.real * 2",
     ],
+    "a piece that is the whole tensor is one of several views": [
+        't0 = sp(torch.tensor([[0.5, 1.0], [2.0, 0.0]]), "csr")',
+        "t0.requires_grad_()",
+        "t5 = t0 * t0",
+        "t6 = t5.split(2, 0)[-1]",
+        "t6.floor_()",
+        "t7 = t5.chunk(1)[0]",
+        "t7.mul_(2)",
+    ],
+    "entries that are overwritten without gradients keep them": [
+        't0 = sp(torch.tensor([[3.0, 2.0], [3.0, 0.0]]), "csr")',
+        "t0.requires_grad_()",
+        "t5 = t0 + t0",
+        'with torch.no_grad(): t5.copy_(sp(torch.tensor([[0.0, 2.0], [0.0, 1.0]]), "csr"))',
+        "t5.sum().backward(retain_graph=True)",
+        'with torch.no_grad(): t5[0].mul_(sp(torch.tensor([1.0, 0.0]), "s"))',
+        "t5.sum().backward()",
+    ],
+    "a tensor is copied to itself": [
+        't0 = sp(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), "csr")',
+        "t1 = t0.expand(2, 2, 2)",
+        "t1.copy_(t1)",
+    ],
 }
 
 

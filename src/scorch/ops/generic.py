@@ -32,7 +32,7 @@ from scorch.tensor import dispatch
 from scorch.tensor.budget import check_budget
 from scorch.tensor.check import refuse_freed
 from scorch.tensor.construct import from_torch
-from scorch.tensor.entries import Entries, format_for, from_entries
+from scorch.tensor.entries import Entries, entries_of, format_for, from_entries, united
 from scorch.tensor.run import convert
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Storage, mark_written
@@ -313,9 +313,24 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
     is_same = isinstance(given, Storage) and given.pattern is target.storage.pattern
     stored = given if is_same else convert(given, target.format)
     assert isinstance(stored, Storage)
+    if _has_history(target) and not is_same:
+        stored = _with_entries_of(target, stored)
     write_entries(target.storage, stored.pattern, stored.values.to(target.dtype))
     mark_changed(target)
     return target
+
+
+def _has_history(target: SparseTensor) -> bool:
+    """Whether gradients go through a tensor, or what it is a view of, to what it was computed of."""
+    base = target if target.view_of is None else target.view_of.parent
+    return base.requires_grad and not base.is_leaf
+
+
+def _with_entries_of(target: SparseTensor, stored: Storage) -> Storage:
+    """``stored`` with zeros where only ``target`` has entries, which keep their gradients."""
+    given = entries_of(SparseTensor(stored))
+    keys = united([given, entries_of(target)])
+    return from_entries(Entries(keys, given.at(keys), given.shape), target.format).storage
 
 
 def _store_all(dense: torch.Tensor, form: Format) -> SparseTensor:

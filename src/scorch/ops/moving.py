@@ -81,7 +81,7 @@ def moved(func: Callable[..., Any]) -> Callable[..., Any]:
                 if part is own:  # the function gave the tensor itself
                     return source
             picked = _picked(joined, values, part.storage.values)
-            ways = [_steps_from(own.storage, part.storage) for own in numbered]
+            ways = [_steps_from(own, part) for own in numbered]
             if all(steps is None for steps in ways) and picked is values[0]:
                 picked = picked.clone()  # no view: it has memory of its own
             result = sparse_of(part.storage.pattern, picked)
@@ -111,14 +111,18 @@ def _numbered(tensors: list[SparseTensor]) -> list[SparseTensor]:
     return found
 
 
-def _steps_from(source: Storage, view: Storage) -> tuple[Step, ...] | None:
+def _steps_from(source: SparseTensor, view: SparseTensor) -> tuple[Step, ...] | None:
     """How a view was made of ``source``; None if it is no view of it."""
-    if view is source:
+    link, origin = view.view_of, view.storage.origin
+    if link is not None and link.parent is source:
+        steps = link.steps
+    elif view.storage is source.storage:
         return ()
-    origin, mode = view.origin, torch.is_grad_enabled()
-    if origin is None or origin.source is not source:
+    elif origin is not None and origin.source is source.storage:
+        steps = origin.steps
+    else:
         return None
-    return tuple(step._replace(grad_mode=mode) for step in origin.steps)
+    return tuple(step._replace(grad_mode=torch.is_grad_enabled()) for step in steps)
 
 
 def _picked(joined: torch.Tensor, values: list[torch.Tensor], places: torch.Tensor) -> torch.Tensor:

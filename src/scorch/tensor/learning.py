@@ -99,8 +99,9 @@ def unknown_outside() -> UnsupportedError:
 def _check_gradient(tensor: SparseTensor) -> None:
     if tensor.has_unknown_gradient:
         raise InPlaceError(
-            "a view that was made inside of torch.no_grad(), or by a function with several results (unbind, "
-            "split, chunk), is used after its base has been modified inplace; take it again"
+            "a view that was made inside of torch.no_grad(), by a function with several results (unbind, "
+            "split, chunk), or that requires a gradient of its own, is used after its base has been modified "
+            "inplace; take it again"
         )
 
 

@@ -176,7 +176,7 @@ def _reconnect_views(parent: SparseTensor, is_written: bool = True) -> None:
         if view.has_unknown_gradient:
             continue
         is_own = view.is_leaf and view.requires_grad  # its gradient ends there
-        if is_own and not is_written:
+        if is_own and not is_written and not view._version:
             continue
         if is_own or not _is_current(view):
             view.view_of = None
