@@ -22,11 +22,14 @@ class ScorchWarning(UserWarning):
     """Something is slower or other than it looks; the message says what to change."""
 
 
+_NOT_USERS = {"scorch", "torch", "functools", "contextlib", "threading"}  # whose frames stand between
+
+
 def warn(message: str) -> None:
-    """Warn at the line of the user's that the call came from: the last outside of Scorch and torch."""
+    """Warn at the line of the user's that the call came from: the last outside of libraries."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("scorch", "torch"):
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_USERS:
             break
         level, frame = level + 1, frame.f_back
     warnings.warn(message, ScorchWarning, stacklevel=level)

@@ -55,6 +55,16 @@ def test_made_directory_is_private(kernels: Path) -> None:
     assert stat.S_IMODE(kernels.stat().st_mode) == 0o700
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+@pytest.mark.parametrize(("folder", "file"), [(0o700, 0o600), (0o755, 0o644), (0o750, 0o640)])
+def test_whoever_may_list_the_directory_may_read_its_files(kernels: Path, folder: int, file: int) -> None:
+    """So that a directory that root filled serves everybody on the machine."""
+    kernels.mkdir()
+    kernels.chmod(folder)
+    path = cache.store(key_of("a"), b"library", SOURCE)
+    assert {stat.S_IMODE(path.with_suffix(end).stat().st_mode) for end in (".c", ".so", ".json")} == {file}
+
+
 def test_nothing_temporary_stays(kernels: Path) -> None:
     key = key_of("a")
     cache.store(key, b"library", SOURCE)

@@ -263,6 +263,7 @@ def _write_file(place: Path, name: str, content: bytes) -> Path:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+        os.chmod(temporary, 0o600 | place.stat().st_mode & 0o044)  # who may list the folder may read the file
         os.replace(temporary, place / name)
     except BaseException:
         with contextlib.suppress(OSError):
