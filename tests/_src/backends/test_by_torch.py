@@ -106,6 +106,17 @@ def test_chains_of_torch_functions(family: Any, cases: int) -> None:
         run()
 
 
+@pytest.mark.parametrize("access", ["X[i,i,i]", "X[i,i,j]", "X[i,i,j,j]", "X[j,i,i,i]", "X[i,j,i,j]"])
+def test_indices_that_stand_several_times(access: str, compared: list[str]) -> None:
+    X = torch.arange(float(3 ** access.count(",") * 3)).reshape((3,) * (access.count(",") + 1))
+    A = scorch.from_torch(torch.tensor([[1.0, 0, 2], [0, 0, 0], [0, 3, 0]]), format="csr")
+    found = scorch.evaluate(f"R[i,j] = A[i,j] * {access}", A=A, X=X)
+    letters = access[2:-1].replace(",", "")
+    expected = torch.einsum(f"ij,{letters}->ij", A.to_dense(), X)
+    torch.testing.assert_close(found.to_dense(), expected)
+    assert compared
+
+
 ODD = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1e30]
 
 

@@ -159,13 +159,11 @@ class Statement:
         return column.view(-1, *(1,) * len(self.trailing))
 
     def _dense(self, access: Access, rows: slice) -> torch.Tensor:
-        """A dense operand at some of the points; diagonals where an index stands twice."""
+        """A dense operand at some of the points; diagonals where an index stands several times."""
         tensor, labels = self.dense[access], list(access.indices)
         while len(set(labels)) < len(labels):
             twice = next(index for index in labels if labels.count(index) > 1)
-            first, second = (
-                dim for dim, index in enumerate(labels) if index == twice and labels.count(index) > 1
-            )
+            first, second = [dim for dim, index in enumerate(labels) if index == twice][:2]
             tensor = tensor.diagonal(dim1=first, dim2=second)
             labels = [index for dim, index in enumerate(labels) if dim not in (first, second)] + [twice]
         picked = [index for index in labels if index in self.joined]
