@@ -117,6 +117,16 @@ def test_indices_that_stand_several_times(access: str, compared: list[str]) -> N
     assert compared
 
 
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_operands_with_equally_many_entries(rows: int, compared: list[str]) -> None:
+    """Which is joined next is a matter of which it is, not of what is in it."""
+    A, B, c = torch.ones(rows, 7), torch.ones(rows, 4), torch.ones(4)
+    stored = [scorch.from_torch(t, format="s" * t.dim()) for t in (A, c, B)]
+    found = scorch.einsum("jk,i,ji->k", *stored)
+    torch.testing.assert_close(found.to_dense(), torch.einsum("jk,i,ji->k", A, c, B))
+    assert compared
+
+
 ODD = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1e30]
 
 

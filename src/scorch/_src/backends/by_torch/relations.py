@@ -22,7 +22,7 @@ Sizes = Mapping[str, int]
 _MOST = 2**62  # places that one number can tell apart
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Relation:
     """Points, one in each row: a coordinate for each index, and ``origins``, the entry of each access."""
 
