@@ -193,6 +193,13 @@ FOUND = {
         'with torch.no_grad(): t5[0].mul_(sp(torch.tensor([1.0, 0.0]), "s"))',
         "t5.sum().backward()",
     ],
+    "pieces of integers take numbers that require a gradient": [
+        't0 = sp(torch.tensor([[0, 1], [2, 0]]), "csr")',
+        "t1 = torch.tensor([1.0, 2.0])",
+        "t1.requires_grad_()",
+        "t6 = t0.split(2, 0)[-1]",
+        "t6.copy_(t6 * t1)",
+    ],
     "a tensor is copied to itself": [
         't0 = sp(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), "csr")',
         "t1 = t0.expand(2, 2, 2)",

@@ -43,6 +43,8 @@ def operator_name(func: Callable[..., Any]) -> str:
 
 def check_writable(target: SparseTensor) -> None:
     """Refuse to write to a leaf that requires a gradient, and to views that torch does not let write."""
+    if not target.dtype.is_floating_point and not target.dtype.is_complex:
+        return  # no gradient goes through it
     try:
         with torch.enable_grad():
             _outline(target).add_(torch.empty((), device="meta", requires_grad=True))
