@@ -137,3 +137,17 @@ def test_extremes_share_gradients_among_ties(text, op, form):
         return getattr(torch, f"a{op}")(x, kept)
 
     check(call, TIES, None, form)
+
+
+@pytest.mark.parametrize("form", ["csr", "coo", "csc"])
+@pytest.mark.parametrize("dim", [0, 1, (0, 1)])
+def test_logsumexp_of_complex_numbers(form: str, dim: int | tuple[int, int]) -> None:
+    dense = torch.tensor([[0, 1 + 1j, 0], [3 - 1j, 0, 2j], [0, 0, 0]], dtype=torch.complex128)
+    S, D = scorch.from_torch(dense, format=form).requires_grad_(), dense.clone().requires_grad_()
+    found, wanted = torch.logsumexp(S, dim), torch.logsumexp(D, dim)
+    found = found.to_dense() if isinstance(found, scorch.SparseTensor) else found
+    torch.testing.assert_close(found, wanted)
+    found.abs().sum().backward()
+    wanted.abs().sum().backward()
+    assert S.grad is not None and D.grad is not None
+    torch.testing.assert_close(S.grad.to_dense()[dense != 0], D.grad[dense != 0])

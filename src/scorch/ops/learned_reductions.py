@@ -295,7 +295,8 @@ def vector_norm(x: SparseTensor, ord: Any = 2, dim: Dims = None, keepdim: bool =
 def logsumexp(input: SparseTensor, dim: Any, keepdim: bool = False) -> Any:
     groups = groups_of(input, dim)
     values = groups.values(input)
-    largest = groups.extreme(values.detach(), "amax")
+    sizes = values.detach().real if values.is_complex() else values.detach()  # what exp() would overflow by
+    largest = groups.extreme(sizes, "amax")
     largest = torch.where(groups.has_zeros, largest.clamp(min=0), largest)
     if not bool(torch.isfinite(largest).all()):
         return None
