@@ -151,12 +151,13 @@ class Run:
                 tensors[name] = made.clone()
 
     def loosen(self, line: str) -> None:
-        """Allow a tensor to be as far off as what it was computed of, in whichever dtype that was."""
-        touched = [name for name in self.names() if re.search(rf"\b{name}\b", line)]
-        limit = max((self.limit_of(name) for name in touched), default=0.0)
-        written = {memory_of(self.dense[name]) for name in touched}
+        """Allow what a line writes to be as far off as what it was computed of, in whichever dtype that was."""
+        touched = [name for name in re.findall(r"\bt\d+\b", line) if name in self.names()]
+        if not touched:
+            return
+        limit = max(self.limit_of(name) for name in touched)
         for name in self.names():
-            if memory_of(self.dense[name]) in written:
+            if memory_of(self.dense[name]) == memory_of(self.dense[touched[0]]):
                 self.limits[name] = limit
 
     def limit_of(self, name: str) -> float:
@@ -201,7 +202,7 @@ class Run:
         if isinstance(found.grad, scorch.SparseTensor):
             check_storage(found.grad)
         mask = self.stored.get(name)
-        limit = max(self.limit_of(name) for name in self.names())
+        limit = max(self.limit_of(other) for other in self.names() if self.dense[other].requires_grad)
         same(masked(plain_of(found.grad), mask), masked(wanted.grad, mask), limit)
 
     def live(self) -> list[Live]:

@@ -88,7 +88,7 @@ def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
             f"{name} on the result of {base.copied_by}, which for sparse tensors is a copy and no view: the "
             "tensor it was made of would not change; write to that tensor, or to a clone() of this one"
         )
-    is_itself = name == "copy_" and bool(rest) and any(leaf is target for leaf in tree_leaves(rest))
+    is_itself = name == "copy_" and any(leaf is target for leaf in tree_leaves(rest))
     if target.storage.origin is not None and name not in WRITE_TO_COPIES and not is_itself:
         _check_overlap(name, target.storage.shell())
     for leaf in tree_leaves(rest):
