@@ -33,7 +33,7 @@ class Live:
     name: str
     dense: torch.Tensor
     is_sparse: bool
-    is_laid_out_alike: bool = True  # both are contiguous, or neither
+    is_laid_out_alike: bool = True  # both are contiguous, or neither: a dense result may be otherwise
 
     @property
     def shape(self) -> tuple[int, ...]:

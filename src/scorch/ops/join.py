@@ -22,6 +22,7 @@ from scorch.tensor.entries import Shape, entries_of
 from scorch.tensor.parts import in_a_row, matrices_joined, moved, outer_dim
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage
+from scorch.tensor.tracking import are_patterns_fixed
 
 aten = torch.ops.aten
 
@@ -125,7 +126,9 @@ def _entries_of_any(part: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tenso
     if isinstance(part, SparseTensor):
         entries = entries_of(part)
         return entries.coordinates, entries.values
-    crd = torch.nonzero(part, as_tuple=True)
+    is_learned = are_patterns_fixed() and (part.is_floating_point() or part.is_complex())
+    is_taken = torch.ones_like(part, dtype=torch.bool) if is_learned else part  # zeros have gradients too
+    crd = torch.nonzero(is_taken, as_tuple=True)
     return list(crd), part[crd]
 
 

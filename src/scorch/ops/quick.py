@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.compiler import is_dynamo_compiling
 
+from scorch._src.tensor.strides import has_strides
 from scorch._src.tensor.write_checks import check_assignment
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import CallError
@@ -233,7 +234,7 @@ def t(input: SparseTensor) -> Any:
 def view(self: Any, *size: Any, **kwargs: Any) -> Any:
     """``S.view(...)``, refused where a dense tensor would have to be copied for it."""
     is_shape = not kwargs and not (size and isinstance(size[0], torch.dtype))
-    if is_shape and isinstance(self, SparseTensor) and self.storage.origin is not None:
+    if is_shape and has_strides((self,)):
         try:
             self.storage.shell().view(*size)
         except RuntimeError as error:
@@ -259,17 +260,26 @@ def expand_as(self: Any, other: torch.Tensor) -> Any:
 @implements(torch.Tensor.is_contiguous, learns=True)
 def is_contiguous(self: SparseTensor, *args: Any, **kwargs: Any) -> bool:
     """Whether a dense tensor that is the same view would lie in memory row by row."""
-    if self.storage.origin is not None:
+    if has_strides((self,)):
         return self.storage.shell().is_contiguous(*args, **kwargs)
     with DisableTorchFunctionSubclass():
         return self.is_contiguous(*args, **kwargs)
 
 
+@implements(torch.Tensor.stride, learns=True)
+def stride(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+    """The strides of a dense tensor that was made in the same way."""
+    if has_strides((self,)):
+        return self.storage.shell().stride(*args, **kwargs)
+    with DisableTorchFunctionSubclass():
+        return self.stride(*args, **kwargs)
+
+
 @implements(torch.Tensor.contiguous, learns=True)
 def contiguous(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
     """The tensor itself, or a copy of a view that dense tensors would have to copy."""
-    if self.storage.origin is not None and not is_contiguous(self, *args, **kwargs):
-        return self.clone()
+    if has_strides((self,)) and not is_contiguous(self, *args, **kwargs):
+        return self.clone(memory_format=kwargs.get("memory_format", torch.contiguous_format))
     return general(torch.Tensor.contiguous, self, *args, **kwargs)
 
 

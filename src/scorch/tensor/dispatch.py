@@ -25,7 +25,7 @@ FACTS: set[Any] = {  # what tells facts of a tensor, which its shell knows
     ),
     *(
         getattr(torch.Tensor, name)
-        for name in ("dim", "is_complex", "is_floating_point", "ndimension", "numel", "size", "stride")
+        for name in ("dim", "is_complex", "is_floating_point", "ndimension", "numel", "size")
     ),
 }
 DIRECT: set[Any] = {  # short calls whose operands only kernels read, which refuse those without memory

@@ -96,7 +96,7 @@ def unknown_outside() -> UnsupportedError:
     )
 
 
-def _check_gradient(tensor: SparseTensor) -> None:
+def check_gradient(tensor: SparseTensor) -> None:
     if tensor.has_unknown_gradient:
         raise InPlaceError(
             "a view that was made inside of torch.no_grad(), by a function with several results (unbind, "
@@ -113,7 +113,7 @@ class _Values(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: SparseTensor, in_statement: bool) -> torch.Tensor:
-        _check_gradient(tensor)
+        check_gradient(tensor)
         ctx.pattern = tensor.storage.pattern
         ctx.other = None if in_statement else weakref.ref(learned_of(tensor))
         return tensor.storage.values.detach()
@@ -478,7 +478,7 @@ def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if own >= 0 and any_requires_grad(result):
             for leaf in tree_leaves(given):
                 if isinstance(leaf, SparseTensor):
-                    _check_gradient(leaf)
+                    check_gradient(leaf)
     if not copies:
         return result
     return tree_map(lambda leaf: copies[id(leaf)][1] if id(leaf) in copies else leaf, result)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
+from scorch._src.tensor.strides import has_strides, keep_strides
 from scorch._src.torch_internals import (
     DisableTorchFunctionSubclass,
     any_requires_grad,
@@ -78,9 +79,9 @@ class Origin(NamedTuple):
     source: Storage
     steps: tuple[Step, ...]
 
-    def shell(self) -> torch.Tensor:
-        """The same view of a dense tensor without memory."""
-        result: torch.Tensor = run_steps(self.steps, torch.empty(self.source.pattern.shape, device="meta"))
+    def of(self, source: torch.Tensor) -> torch.Tensor:
+        """The same view of another tensor."""
+        result: torch.Tensor = run_steps(self.steps, source)
         return result
 
     def again(self, before: Pattern) -> Storage:
@@ -156,24 +157,28 @@ class SparseTensor(torch.Tensor):
             return RECORD[0](func, args, kwargs or {})
         handler = dispatch.FUNCTIONS.get(func)
         try:
-            if func not in dispatch.LEARNING:
-                if _is_differentiated(func, args, kwargs or {}):
-                    from scorch.tensor.learning import differentiated
+            is_plain = func in dispatch.LEARNING
+            if not is_plain and _is_differentiated(func, args, kwargs or {}):
+                from scorch.tensor.learning import differentiated
 
-                    return differentiated(func, args, kwargs or {})
-                if forward_ad._current_level >= 0 and has_tangents(args, kwargs):
-                    from scorch.tensor.forward import carried_forward
+                found = differentiated(func, args, kwargs or {})
+            elif not is_plain and forward_ad._current_level >= 0 and has_tangents(args, kwargs):
+                from scorch.tensor.forward import carried_forward
 
-                    return carried_forward(func, args, kwargs or {})
-                if is_transformed():  # of nothing that is tracked
-                    with untracked():
-                        return func(*args, **(kwargs or {}))
-            if handler is not None:
+                found = carried_forward(func, args, kwargs or {})
+            elif not is_plain and is_transformed():  # of nothing that is tracked
+                with untracked():
+                    found = func(*args, **(kwargs or {}))
+            elif handler is not None:
                 if func not in dispatch.DIRECT:
                     refuse_freed(*args, *(kwargs or {}).values())
-                return handler(*args, **(kwargs or {}))
-            with DisableTorchFunctionSubclass():
-                return without_base(func(*args, **(kwargs or {})))
+                found = handler(*args, **(kwargs or {}))
+            else:
+                with DisableTorchFunctionSubclass():
+                    found = without_base(func(*args, **(kwargs or {})))
+            if type(found) is SparseTensor and has_strides(args):
+                keep_strides(found.storage, func, args, kwargs or {})
+            return found
         except Exception as error:
             from scorch.tensor.retell import of_our_kind, retold
 
@@ -474,9 +479,10 @@ def link_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...])
     """Let ``view``, made of ``source`` by ``steps``, and its base show each other's changes."""
     above, origin = source.storage, source.storage.origin
     if origin is not None:
-        above, steps_above = origin.source, origin.steps
-        if any(step.func in _RESHAPED for step in steps) and _is_copy(above, (*steps_above, *steps)):
-            return
+        above = origin.source
+    is_reshaped = has_strides((source,)) and any(step.func in _RESHAPED for step in steps)
+    if is_reshaped and _is_copy(source.storage, steps):
+        return
     if view.storage is not source.storage:
         view.storage.follow(Origin(above, steps if origin is None else (*origin.steps, *steps)))
     link = source.view_of
@@ -487,7 +493,7 @@ def link_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...])
 def _is_copy(source: Storage, steps: tuple[Step, ...]) -> bool:
     """Whether dense tensors have a copy instead of this view: a reshape of what does not lie so in memory."""
     try:
-        Origin(source, steps).shell()
+        run_steps(steps, source.shell())
     except RuntimeError:
         return True
     return False

@@ -23,6 +23,7 @@ from scorch.loops.types import INT32, INT64
 from scorch.tensor.tracking import untracked
 
 if TYPE_CHECKING:
+    from scorch._src.tensor.strides import Strides
     from scorch.tensor.sparse_tensor import Origin
 
 MANY = 64  # followers, of which the dead are looked for from here on
@@ -198,6 +199,7 @@ class Storage:
     pattern: Pattern
     values: torch.Tensor
     origin: Origin | None = None
+    strides: Strides | None = None  # of a dense result, where it may not lie row by row
     followers: list[weakref.ref[Storage]] | None = None
     forgotten: tuple[Pattern, torch.Tensor] | None = None
     deferred: tuple[Check, Pattern, torch.Tensor] | None = None
@@ -244,7 +246,12 @@ class Storage:
 
     def shell(self) -> torch.Tensor:
         """A dense tensor without memory that lies in memory as a tensor of this storage would."""
-        return torch.empty(self.pattern.shape, device="meta") if self.origin is None else self.origin.shell()
+        if self.origin is not None:
+            return self.origin.of(self.origin.source.shell())
+        shape = self.pattern.shape
+        if self.strides is None:
+            return torch.empty(shape, device="meta")
+        return torch.empty_strided(shape, self.strides.find(), device="meta")
 
     def _tell_followers(self) -> None:
         for follower in self.followers or ():

@@ -32,7 +32,7 @@ from scorch._src.tensor.write_checks import (
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import InPlaceError
 from scorch.tensor.dispatch import implements, implements_learning
-from scorch.tensor.learning import apply, by_formula, used, values_at, values_of
+from scorch.tensor.learning import apply, by_formula, check_gradient, used, values_at, values_of
 from scorch.tensor.sparse_tensor import SparseTensor
 from scorch.tensor.storage import Pattern, Storage, plain
 from scorch.tensor.tracking import is_grad_enabled, is_transformed
@@ -49,6 +49,7 @@ def write(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if is_transformed():
         _store(target, *_written_in_torch_func(func, args, kwargs))
         return target
+    check_gradient(target)
     if target.view_of is None and target.storage.origin is None:
         by_formula(func, args, kwargs)
         mark_changed(target)
@@ -132,7 +133,7 @@ def _store(target: SparseTensor, pattern: Pattern, values: torch.Tensor) -> None
             "the base of this view was reshaped in place (squeeze_, t_ ...) after the view was taken; take "
             "the view again"
         )
-    merged, positions = merge_view(parent.storage.pattern, steps, pattern)
+    merged, positions = merge_view(parent.storage, steps, pattern)
     joined = torch.cat([values_of(parent), values.to(parent.dtype)])
     _store(parent, merged, select_values(joined, positions))
 

@@ -56,11 +56,12 @@ def select_values(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor
     return torch.cat([values.new_zeros(1), values])[positions]
 
 
-def merge_view(source: Pattern, steps: tuple[Step, ...], view: Pattern) -> tuple[Pattern, torch.Tensor]:
-    """The pattern of ``source`` after its view got the pattern ``view``, with positions in both.
+def merge_view(storage: Storage, steps: tuple[Step, ...], view: Pattern) -> tuple[Pattern, torch.Tensor]:
+    """The pattern of a storage after its view got the pattern ``view``, with positions in both.
 
-    Those of the view are counted after those of the source.
+    Those of the view are counted after those of the storage.
     """
+    source = storage.pattern
     with _positions_only():
         covered = run_steps(steps, number_entries(source))
         is_left = torch.ones(source.size + 1, dtype=torch.bool, device="cpu")
@@ -68,17 +69,26 @@ def merge_view(source: Pattern, steps: tuple[Step, ...], view: Pattern) -> tuple
         before = entries_of(number_entries(source))
         left = is_left[before.values]
         after = entries_of(number_entries(view, source.size + 1))
-        shell = run_steps(steps, torch.empty(source.shape, device="meta"))
-        keys = torch.cat([before.keys[left], _keys_in_source(after, shell)])
+        shell = storage.shell()
+        keys = torch.cat([before.keys[left], _keys_in_source(after, run_steps(steps, shell), shell)])
         positions = torch.cat([before.values[left], after.values])
         merged = from_entries(Entries(keys, positions, source.shape), source.format, in_order=False)
         return merged.storage.pattern, merged.storage.values
 
 
-def _keys_in_source(entries: Entries, shell: torch.Tensor) -> torch.Tensor:
-    keys = torch.full_like(entries.keys, int(shell.storage_offset()))
-    for column, stride in zip(entries.coordinates, shell.stride(), strict=True):
-        keys += column * stride
+def _keys_in_source(entries: Entries, view: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """The keys in a tensor of ``entries`` of its view, both of which lie in memory as these shells do."""
+    offsets = torch.full_like(entries.keys, int(view.storage_offset() - source.storage_offset()))
+    for column, stride in zip(entries.coordinates, view.stride(), strict=True):
+        offsets += column * stride
+    if source.is_contiguous():
+        return offsets
+    keys = torch.zeros_like(offsets)
+    rows = torch.empty(source.shape, device="meta").stride()
+    for stride, row, size in sorted(zip(source.stride(), rows, source.shape, strict=True), reverse=True):
+        if size > 1:
+            keys += offsets // stride * row
+            offsets %= stride
     return keys
 
 
@@ -112,11 +122,11 @@ def write_entries(storage: Storage, pattern: Pattern, values: torch.Tensor) -> N
         storage.become(Storage(pattern, values))
         return
     source = origin.source
-    if is_overlapping(origin.shell()):
+    if is_overlapping(storage.shell()):
         merged, positions, written = _merge_copies(storage, pattern, values)
         source.become(Storage(merged, select_values(torch.cat([source.values, written]), positions)))
         return
-    merged, positions = merge_view(source.pattern, origin.steps, pattern)
+    merged, positions = merge_view(source, origin.steps, pattern)
     source.become(Storage(merged, select_values(torch.cat([source.values, values]), positions)))
     storage.take(pattern, values)  # what it would be made anew as
 
@@ -143,7 +153,7 @@ def _merge_copies(
     old, new = before.at(keys), after.at(keys)
     changed = (old != new) & ~((old != old) & (new != new))
     places = Entries(keys[changed], new[changed], pattern.shape)
-    written = _keys_in_source(places, origin.shell())
+    written = _keys_in_source(places, storage.shell(), origin.source.shell())
     written, order = torch.sort(written, stable=True)
     is_last = torch.ones_like(written, dtype=torch.bool)
     is_last[:-1] = written[1:] != written[:-1]
