@@ -1,6 +1,6 @@
 """The strides that dense results would have, for which sparse tensors have no use of their own.
 
-torch lays out the result of ``relu(X.T)`` as ``X.T`` lies, so that ``view`` of it is refused and ``reshape`` a
+torch lays out the result of ``relu(X.T)`` as ``X.T`` lies, so that ``view`` of it is refused, ``reshape`` a
 copy. A sparse result of a tensor that does not lie row by row therefore remembers how it was computed, of
 which shapes; its strides are found by torch, of tensors without memory, once someone asks.
 """
