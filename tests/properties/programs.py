@@ -66,6 +66,7 @@ class Run:
     lines: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     limits: dict[str, float] = field(default_factory=dict)  # by name, how far a tensor may be off
+    apart: set[str] = field(default_factory=set)  # names of what may lie in memory otherwise
     stored: dict[str, torch.Tensor] = field(
         default_factory=dict
     )  # where leaves have stored entries all along
@@ -93,7 +94,7 @@ class Run:
         if found is None:
             return torch.zeros(())
         mask = self.stored.get(name)
-        is_same = mask is None or torch.equal(mask, places_of(leaf))
+        is_same = mask is None or torch.equal(mask, places_of(found))
         return found if is_same or mask is None else found * mask.to(found.dtype)
 
     def dense_gradient(self, total: Any, leaf: Any, name: str) -> Any:
@@ -111,6 +112,7 @@ class Run:
             self.part_from_hidden(line)
             self.loosen(line)
             self.compare(line)
+            self.part_layouts(line)
             return True
         if wanted is not None and found is not None:
             if not isinstance(found, type(wanted)) and not is_lacking(wanted):
@@ -126,8 +128,10 @@ class Run:
             if is_lacking(wanted):
                 self.counts["accepted for a dtype that dense tensors lack"] += 1
                 return False
-            if STRIDES in str(wanted) and not self.is_of_sparse(line):
-                self.counts["views of dense results, which torch lays out as their operands"] += 1
+            if STRIDES in str(wanted) and self.is_apart(line):
+                self.counts[
+                    "views of what was made of dense results, which torch lays out as their operands"
+                ] += 1
                 return False
             if MODIFIED in str(wanted) and self.is_right_again():
                 self.counts["gradients for which torch keeps a tensor that was written to"] += 1
@@ -160,13 +164,23 @@ class Run:
             if memory_of(self.dense[name]) == memory_of(self.dense[touched[0]]):
                 self.limits[name] = limit
 
+    def part_layouts(self, line: str) -> None:
+        """Remember what lies in memory otherwise than a dense tensor, and why; without a reason it is wrong."""
+        name = line.partition(" = ")[0]
+        found, wanted = self.sparse.get(name), self.dense.get(name)
+        if not isinstance(found, torch.Tensor) or found.is_contiguous() == wanted.is_contiguous():
+            return
+        if isinstance(found, scorch.SparseTensor) and not self.is_apart(line):
+            raise Wrong(f"after {line}\n{name} does not lie in memory as a dense tensor: {wanted.stride()}")
+        self.apart.add(name)
+
     def limit_of(self, name: str) -> float:
         return max(TOLERANCE.get(self.dense[name].dtype, 1e-8), self.limits.get(name, 0.0))
 
-    def is_of_sparse(self, line: str) -> bool:
-        """Whether the first tensor that a line reads is sparse."""
+    def is_apart(self, line: str) -> bool:
+        """Whether a line reads what is a dense result, or was made of one: those lie in memory row by row."""
         read = [name for name in re.findall(r"\bt\d+\b", line.partition(" = ")[2]) if name in self.names()]
-        return bool(read) and isinstance(self.sparse[read[0]], scorch.SparseTensor)
+        return "==" in line or any(name in self.apart for name in read)
 
     def is_right_again(self) -> bool:
         """Whether the results are those of dense tensors for which torch keeps copies of what it needs."""
@@ -194,8 +208,6 @@ class Run:
         found, wanted = self.sparse[name], self.dense[name]
         assert isinstance(found, torch.Tensor), f"{type(found)} instead of a tensor"
         same(found, wanted, self.limit_of(name))
-        if isinstance(found, scorch.SparseTensor):
-            assert found.is_contiguous() == wanted.is_contiguous(), "it does not lie in memory as a dense one"
         if isinstance(found, scorch.SparseTensor) and wanted.requires_grad and wanted.is_leaf:
             mask, before = places_of(found), self.stored.get(name)
             self.stored[name] = mask if before is None or before.shape != mask.shape else mask & before
@@ -237,7 +249,9 @@ class Run:
 def converted(x: Any, form: str) -> Any:
     if not isinstance(x, scorch.SparseTensor):
         return scorch.from_torch(x, format=form)
-    return x.to_format(form) if x.format != scorch.Format(form, dims=x.dim()) else x.clone()
+    if x.format != scorch.Format(form, dims=x.dim()):
+        return x.to_format(form)
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def as_view(x: Any) -> Any:
