@@ -46,8 +46,9 @@ class Strides:
         self.call: Any = func, self._shells(args), self._shells(kwargs) if kwargs else kwargs
 
     def find(self) -> tuple[int, ...]:
-        if self.found is None:
-            func, args, kwargs = self.call
+        call = self.call
+        if self.found is None and call is not None:  # another thread may be first
+            func, args, kwargs = call
             try:
                 result = func(*_make(args), **_make(kwargs))
                 is_same = isinstance(result, torch.Tensor) and result.shape == self.shape
@@ -59,6 +60,7 @@ class Strides:
                 found = tuple(torch.empty(self.shape, device="meta").stride())
             self.found = found
             self.call, self.depth = None, 0
+        assert self.found is not None
         return self.found
 
     def _shells(self, value: Any) -> Any:
