@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from benchmarks.kernels.timing import interleaved
 from benchmarks.overhead import machine
-from scorch.nn import masks
+from scorch._src.nn import masks
 
 HEADS, FEATURES = 8, 64
 DENSE_MASK = 1 << 28  # pairs up to which a dense mask of bools is made

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 
 import scorch
-from scorch.runtime import toolchain
+from scorch._src.backends.cpu import toolchain
 
 warnings.filterwarnings("ignore", message="Sparse")
 

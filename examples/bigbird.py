@@ -16,7 +16,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 import scorch
-from scorch.nn import masks
+from scorch._src.nn import masks
 
 parser = argparse.ArgumentParser(description="BigBird's attention")
 parser.add_argument("--quick", action="store_true", help="short sequences")

@@ -17,11 +17,11 @@ import torch
 from torch.utils.benchmark import Timer
 
 import scorch
+from scorch._src.formats import Format, Level, LevelArrays
+from scorch._src.formats.dense import Dense
+from scorch._src.loops.nodes import Binary, Expr, Load, wide
+from scorch._src.loops.types import INT64
 from scorch.errors import FormatError
-from scorch.formats import Format, Level, LevelArrays
-from scorch.formats.dense import Dense
-from scorch.loops.nodes import Binary, Expr, Load, wide
-from scorch.loops.types import INT64
 
 parser = argparse.ArgumentParser(description="A level format of one's own")
 parser.add_argument("--quick", action="store_true", help="a smaller matrix")

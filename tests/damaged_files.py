@@ -19,9 +19,9 @@ import torch
 
 import scorch
 from scorch import SparseTensor
-from scorch.tensor.arrays import arrays_of, facts_of
-from scorch.tensor.mapped import MappedRows
-from scorch.tensor.saved import make_packed, make_pattern, make_storage, make_tensor
+from scorch._src.io.archive import arrays_of, facts_of
+from scorch._src.io.mapped_rows import MappedRows
+from scorch._src.io.pickling import make_packed, make_pattern, make_storage, make_tensor
 
 FORMATS = ("csr", "coo", "csc", "dcsr", "bsr(2,2)")
 FAR = (-1, -(2**31), 10**6, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63))

@@ -15,6 +15,8 @@ import torch
 
 import scorch
 from scorch import Format, SparseTensor
+from scorch._src.engine.execute import from_dense
+from scorch._src.tensor.create.build import from_coordinates
 from scorch.errors import (
     DensityError,
     DtypeError,
@@ -24,8 +26,6 @@ from scorch.errors import (
     ScorchError,
     ShapeError,
 )
-from scorch.tensor.build import from_coordinates
-from scorch.tensor.run import from_dense
 
 EYE = torch.eye(3)
 A = SparseTensor(from_dense(EYE, Format("csr")))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import scorch
-from scorch import __main__ as cli
-from scorch import bench
+from scorch._src.cli import bench
+from scorch._src.cli import main as cli
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from scorch import demo
+from scorch._src.cli import demo
 
 
 def test_every_result_agrees(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +44,7 @@ def test_disagreement_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def test_errors_are_measured_without_making_sparse_dense() -> None:
-    from scorch.tensor.construct import from_torch
+    from scorch._src.tensor.create.construct import from_torch
 
     coo = torch.eye(4).to_sparse_coo()
     assert demo._error(from_torch(coo, format="csr"), coo) == 0.0

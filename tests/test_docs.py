@@ -84,7 +84,7 @@ def own_names(module: ModuleType) -> list[str]:
     [
         scorch,
         scorch.nn,
-        scorch.nn.masks,
+        scorch._src.nn.masks,
         scorch.linalg,
         scorch.masked,
         scorch.sparse,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import scorch
-from scorch.diagnosis import Diagnosis, LayerDiagnosis
+from scorch._src.explain.doctor_report import Diagnosis, LayerDiagnosis
 from scorch.errors import ArgumentError, OperandError
 
 

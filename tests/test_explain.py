@@ -15,12 +15,12 @@ import pytest
 import torch
 
 import scorch
+from scorch._src.compiler.target import Target
+from scorch._src.explain.report import Explanation
+from scorch._src.explain.statement import explain
+from scorch._src.formats import Format
+from scorch._src.tensor.create.construct import from_torch
 from scorch.errors import NotationError, OperandError, ShapeError
-from scorch.explain import explain
-from scorch.explanation import Explanation
-from scorch.formats import Format
-from scorch.loops.target import Target
-from scorch.tensor.construct import from_torch
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 
@@ -143,12 +143,12 @@ def test_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a kernel was compiled")
 
     A = sparse(20, 30, "csr")
-    monkeypatch.setattr("scorch.runtime.jit.load", load)
+    monkeypatch.setattr("scorch._src.backends.cpu.jit.load", load)
     explain("ij,kj,ik->i", A, A, torch.ones(20, 20))
 
 
 def test_source_is_what_a_call_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scorch.runtime import jit
+    from scorch._src.backends.cpu import jit
 
     sources = []
     load = jit.load
@@ -157,7 +157,7 @@ def test_source_is_what_a_call_compiles(monkeypatch: pytest.MonkeyPatch) -> None
         sources.append(source)
         return load(source, *rest)
 
-    monkeypatch.setattr("scorch.runtime.jit.load", record)
+    monkeypatch.setattr("scorch._src.backends.cpu.jit.load", record)
     A = sparse(23, 31, "csr")
     scorch.einsum("pq,rq->rp", A, A)
     assert explain("pq,rq->rp", A, A).source in sources
@@ -216,7 +216,7 @@ def golden_cases() -> dict[str, Explanation]:
 @pytest.mark.parametrize("name", ["spmm_csr_dense", "spmspm_csr_csr", "add_csr_csc", "max_csr"])
 def test_explanation_is_the_golden_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Target("", 16, 32, 2, 1 << 20, 32 << 20)
-    monkeypatch.setattr("scorch.compiler.vectorize.target", lambda: machine)
+    monkeypatch.setattr("scorch._src.compiler.vector.vectorize.target", lambda: machine)
     text = golden_cases()[name].report(source=name.startswith("sp")) + "\n"
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("SCORCH_UPDATE_GOLDEN"):

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 
 import scorch
+from scorch._src.events import LISTENERS
+from scorch._src.explain.function_report import CallExplanation, FunctionExplanation
+from scorch._src.explain.trace import search_qualified_name
 from scorch.errors import ArgumentError, NotationError, ShapeError
-from scorch.function_explanation import CallExplanation, FunctionExplanation
-from scorch.runtime.watch import LISTENERS
-from scorch.watched_calls import search_qualified_name
 
 
 def sparse(format: str = "csr", size: int = 60) -> scorch.SparseTensor:
@@ -139,7 +139,7 @@ def test_modules_and_their_gradients() -> None:
 
 
 def test_routines_are_told() -> None:
-    mask = scorch.nn.masks.window(32, 4)
+    mask = scorch._src.nn.masks.window(32, 4)
     Q = torch.rand(1, 2, 32, 8)
 
     def attend(Q, mask):

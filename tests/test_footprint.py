@@ -24,16 +24,16 @@ from hypothesis import HealthCheck, given, settings
 
 import scorch
 from properties.test_einsum import cases
-from scorch.compiler.footprint import Footprint
-from scorch.explain import explain
-from scorch.loops.routines import ROUTINES
-from scorch.runtime import jit
-from scorch.runtime.fill import release_memory
-from scorch.tensor import run as running
-from scorch.tensor.coordinates import coordinates
-from scorch.tensor.footprint import footprint
-from scorch.tensor.prepared import Prepared
-from scorch.tensor.storage import Storage
+from scorch._src.backends.cpu import jit
+from scorch._src.backends.cpu.launch import release_memory
+from scorch._src.compiler.bounds import Footprint
+from scorch._src.engine import execute as running
+from scorch._src.engine.executable import Prepared
+from scorch._src.engine.footprint import footprint
+from scorch._src.explain.statement import explain
+from scorch._src.loops.routines import ROUTINES
+from scorch._src.storage.coordinates import coordinates
+from scorch._src.storage.storage import Storage
 from torch_has import needs_builtins
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -271,8 +271,8 @@ def test_any_kernel_allocates_at_most_what_is_named(
     def execute(prepared: Prepared, tensors: Any) -> Any:
         engine = prepared.kernel.interpreter()
         with pytest.MonkeyPatch.context() as patch, scorch.settings(threads=2):
-            patch.setattr("scorch.formats.scratch.FIRST_CAPACITY", 2)
-            patch.setattr("scorch.compiler.collect.FIRST_CAPACITY", 2)
+            patch.setattr("scorch._src.formats.scratch.FIRST_CAPACITY", 2)
+            patch.setattr("scorch._src.compiler.lower.collect.FIRST_CAPACITY", 2)
             patch.setattr(prepared.kernel, "interpreter", lambda: engine)
             patch.setattr(prepared, "is_serial", False)
             patch.setattr(prepared, "least_work", 0)

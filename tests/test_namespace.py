@@ -20,7 +20,7 @@ import torch
 import torch.utils.data
 
 import scorch
-from scorch import namespace
+from scorch._src import namespace
 
 SUBMODULES = [
     "nn.functional",
@@ -219,7 +219,7 @@ def test_files_of_scorch_come_first():
 def test_a_module_that_both_have_answers_for_both():
     assert scorch.compiler.__name__ == "scorch.compiler"
     assert not scorch.compiler.is_compiling() and scorch.compiler.reset is torch.compiler.reset
-    assert scorch.ops.aten.add is torch.ops.aten.add and scorch.ops.einsum is scorch.einsum
+    assert scorch.ops.aten.add is torch.ops.aten.add and scorch._src.statements.einsum is scorch.einsum
     assert "is_compiling" in dir(scorch.compiler) and "pipeline" in dir(scorch.compiler)
     with pytest.raises(AttributeError, match=r"module 'scorch\.compiler' has no attribute 'nonsense'"):
         scorch.compiler.nonsense  # noqa: B018
@@ -239,7 +239,9 @@ def test_modules_that_scorch_adds_to_have_all_of_torchs_names(name):
 
 def test_own_files_are_found_where_torch_would_answer_to_anything():
     """``torch.ops`` makes up a namespace for every name it is asked for."""
-    script = "from scorch.ops import statement; import scorch.ops.matmul as m; print(statement, m)"
+    script = (
+        "from scorch.ops import statement; import scorch._src.ops.products.matmul as m; print(statement, m)"
+    )
     assert run(script).count("<module 'scorch.ops.") == 2
     with pytest.raises(AttributeError, match=r"module 'scorch\.ops' has no attribute 'nonsense'"):
         scorch.ops.nonsense  # noqa: B018
@@ -294,12 +296,12 @@ def test_extending_twice_changes_nothing(both):
 
 def test_the_function_tensor_shows_the_package_it_hides():
     script = """
-import scorch.tensor.points as points
+import scorch._src.engine.result_bound as points
 import scorch
-assert scorch.tensor.points is points and points.__name__ == "scorch.tensor.points"
+assert scorch._src.engine.result_bound is points and points.__name__ == "scorch._src.engine.result_bound"
 from scorch.tensor import SparseTensor, run
 from scorch import tensor
-import scorch.tensor.display
+import scorch._src.tensor.show.display
 assert tensor is scorch.tensor and tensor.run is run and tensor.display.describe
 assert scorch.tensor([1.0]).tolist() == [1.0]
 print("fine")
@@ -317,8 +319,8 @@ def test_the_function_tensor_is_a_function():
     assert inspect.isfunction(scorch.tensor) and "format" in inspect.signature(scorch.tensor).parameters
     assert scorch.tensor.__name__ == "tensor" and "torch.tensor" in scorch.tensor.__doc__
     assert pickle.loads(pickle.dumps(scorch.tensor)) is scorch.tensor
-    with mock.patch("scorch.tensor.run.MOST_PLANS", 7):
-        assert sys.modules["scorch.tensor.run"].MOST_PLANS == 7
+    with mock.patch("scorch._src.engine.execute.MOST_PLANS", 7):
+        assert sys.modules["scorch._src.engine.execute"].MOST_PLANS == 7
 
 
 # assignment ------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ SETUP = """
 import torch
 import scorch
 from scorch import Format, SparseTensor
-from scorch.runtime.jit import load
-from scorch.tensor.run import convert, from_dense, prepare, run_step, sorted_storage
-from scorch.tensor.storage import Pattern, Storage
+from scorch._src.backends.cpu.jit import load
+from scorch._src.engine.execute import convert, from_dense, prepare, run_step, sorted_storage
+from scorch._src.storage.storage import Pattern, Storage
 
 def random(*shape, density=0.3, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
@@ -144,8 +144,8 @@ U, V = random(300, 21, density=1.0, seed=7), random(400, 21, density=1.0, seed=8
 check("C[i,j] = A[i,j] * U[i,k] * V[j,k]", large * (U @ V.T), A=L, U=U, V=V)         # entries side by side
 
 # Attention: blocks of queries that share keys, queries by themselves, tails of every kind, both passes.
-from scorch.ops.attention import attend
-from scorch.ops.pairs import pairs_of
+from scorch._src.ops.attention.sdpa import attend
+from scorch._src.ops.attention.mask_pairs import pairs_of
 from scorch.runtime import attention as routine
 routine.EACH = 1  # so that threads share a head
 generator = torch.Generator().manual_seed(9)

@@ -14,16 +14,16 @@ import torch
 import scorch
 from properties.drawing import to_dense
 from scorch import Format, SparseTensor
-from scorch.compiler.insert_workspace import key_words
-from scorch.compiler.pipeline import index_type
-from scorch.compiler.steps import split
-from scorch.loops.analysis import walk
-from scorch.loops.nodes import Binary, Expr, Load, Store
-from scorch.loops.types import INT32, INT64
-from scorch.notation.indexing import parse
-from scorch.tensor.build import from_coordinates
-from scorch.tensor.run import Task, convert, from_dense, prepare, run_step, sorted_storage
-from scorch.tensor.storage import Pattern, Storage
+from scorch._src.compiler.pipeline import index_type
+from scorch._src.compiler.schedule.insert_workspace import key_words
+from scorch._src.compiler.steps import split
+from scorch._src.engine.execute import Task, convert, from_dense, prepare, run_step, sorted_storage
+from scorch._src.loops.analysis import walk
+from scorch._src.loops.nodes import Binary, Expr, Load, Store
+from scorch._src.loops.types import INT32, INT64
+from scorch._src.notation.indexing import parse
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.create.build import from_coordinates
 
 MEGABYTES = 1000  # beyond the inputs, of the whole process
 
@@ -32,7 +32,7 @@ SCRIPT = """
     import scipy.sparse
     import torch
     import scorch
-    from scorch.tensor.build import from_coordinates
+    from scorch._src.tensor.create.build import from_coordinates
 
     size = 10**6
     form, work = sys.argv[1:]

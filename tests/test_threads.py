@@ -18,9 +18,9 @@ import torch
 import scorch
 from properties.drawing import to_dense
 from scorch import Format, SparseTensor
+from scorch._src.engine.execute import from_dense
+from scorch._src.tensor.create.build import from_coordinates
 from scorch.settings import current
-from scorch.tensor.build import from_coordinates
-from scorch.tensor.run import from_dense
 
 THREADS = 8
 FORMATS = ["csr", "csc", "coo", "dcsr", "bsr(2,2)"]
@@ -51,11 +51,11 @@ def at_once(calls: list[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing compiled, planned or remembered yet."""
-    from scorch.ops import calls
-    from scorch.runtime import jit
-    from scorch.tensor import run
+    from scorch._src.backends.cpu import jit
+    from scorch._src.engine import execute
+    from scorch._src.statements import call_cache
 
-    for module in (calls, run):
+    for module in (call_cache, execute):
         for name, kept in list(vars(module).items()):
             if name.startswith("_") and isinstance(kept, dict) and not name.startswith("__"):
                 empty = kept.copy()
@@ -314,7 +314,7 @@ def run_script(text: str, **environment: str) -> str:
 
 SETUP = """
     import os, sys, torch, scorch
-    from scorch.tensor.build import from_coordinates
+    from scorch._src.tensor.create.build import from_coordinates
     torch.manual_seed(0)
     A = from_coordinates(torch.randint(2000, (2, 60000)), torch.randn(60000), (2000, 2000), "csr")
     X = torch.randn(2000, 32)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import scorch
-from scorch import warm
-from scorch.__main__ import main
-from scorch.runtime import jit
+from scorch._src.backends.cpu import jit
+from scorch._src.cli import warm
+from scorch._src.cli.main import main
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from scorch.runtime import fill
+from scorch._src.backends.cpu import launch
 
 needs_builtins = pytest.mark.skipif(
-    fill.builtins() is None, reason="before torch 2.10 results are made in Python, in more memory"
+    launch.builtins() is None, reason="before torch 2.10 results are made in Python, in more memory"
 )
 needs_export_of_sparse_arguments = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10),

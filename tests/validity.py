@@ -7,8 +7,8 @@ import math
 
 import torch
 
-from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Storage
+from scorch._src.storage.storage import Storage
+from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
 def check_storage(stored: Storage | SparseTensor) -> None:

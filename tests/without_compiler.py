@@ -8,16 +8,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from scorch._src.backends.by_torch import run as by_torch
+from scorch._src.backends.cpu import invoke, jit, launch, toolchain
+from scorch._src.engine import execute, fused_executable
+from scorch._src.engine.by_torch import execute as by_torch
+from scorch._src.statements import call_cache
 from scorch.errors import CompilerNotFoundError
-from scorch.ops import calls
-from scorch.runtime import fill, invoke, jit, toolchain
-from scorch.tensor import fused, run
 
 
 def forget_plans() -> None:
     """Let go of everything that holds a kernel."""
-    for kept in (run._plans, run._conversions, calls._known, calls._recent, fused._kernels):
+    for kept in (
+        execute._plans,
+        execute._conversions,
+        call_cache._known,
+        call_cache._recent,
+        fused_executable._kernels,
+    ):
         kept.clear()
     jit._function_address.cache_clear()
 
@@ -34,7 +40,7 @@ def without_compiler(warned: bool = True) -> Iterator[None]:
         patch.delenv("SCORCH_CXX", raising=False)
         patch.setattr(toolchain, "_zig_command", list)
         patch.setattr(jit, "_libraries", {})
-        patch.setattr(fill, "_builtins", none)
+        patch.setattr(launch, "_builtins", none)
         patch.setattr(invoke, "_caller", None)
         patch.setattr(by_torch, "_warned", {"compiler"} if warned else set())
         forget_plans()

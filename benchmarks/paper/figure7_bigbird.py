@@ -103,7 +103,7 @@ class BigBird(torch.nn.Module):
 
 def bigbird(length: int) -> scorch.SparseTensor:
     """The mask of Table 3, the same in every run."""
-    return scorch.nn.masks.bigbird(length, generator=torch.Generator().manual_seed(0))
+    return scorch._src.nn.masks.bigbird(length, generator=torch.Generator().manual_seed(0))
 
 
 def attentions(mask: scorch.SparseTensor) -> dict[str, Attention]:

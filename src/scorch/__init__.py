@@ -6,18 +6,23 @@ torch is here too, so that a program may say ``import scorch as torch``.
 
 from typing import TYPE_CHECKING, Any
 
-from scorch import errors, namespace
-from scorch.doctor import doctor
-from scorch.explain import explain
-from scorch.explanation import Explanation
-from scorch.formats import Format
-from scorch.nn.report import ModelReport, report
-from scorch.nn.sparsify import sparsify
-from scorch.ops import compile, einsum, evaluate, grad_topk, maskable, rearrange
-from scorch.ops.topk import topk_sparse
-from scorch.settings import settings
-from scorch.tensor import SparseTensor
-from scorch.tensor.construct import (
+from scorch import errors
+from scorch._src import namespace, register  # noqa: F401
+from scorch._src.compile.api import compile
+from scorch._src.explain.doctor import doctor
+from scorch._src.explain.model_report import ModelReport, report
+from scorch._src.explain.report import Explanation
+from scorch._src.explain.statement import explain
+from scorch._src.formats import Format
+from scorch._src.io.files import load, save
+from scorch._src.nn.grad_topk import grad_topk
+from scorch._src.nn.sparsify import sparsify
+from scorch._src.ops.movement.rearrange import rearrange
+from scorch._src.ops.reduction import maskable
+from scorch._src.ops.sorting.topk import topk_sparse
+from scorch._src.statements.einsum import einsum
+from scorch._src.statements.statement import evaluate
+from scorch._src.tensor.create.construct import (
     from_coordinates,
     from_edge_index,
     from_torch,
@@ -29,7 +34,7 @@ from scorch.tensor.construct import (
     sparse_csr_tensor,
     tensor,
 )
-from scorch.tensor.create import (
+from scorch._src.tensor.create.factories import (
     arange,
     as_tensor,
     empty,
@@ -43,14 +48,14 @@ from scorch.tensor.create import (
     zeros,
     zeros_like,
 )
-from scorch.tensor.draw import draw
-from scorch.tensor.files import load, save
-from scorch.tensor.frames import unread_all
-from scorch.tensor.graphs import from_networkx, to_networkx
-from scorch.tensor.handlers import to_dlpack
-from scorch.tensor.interop import from_scipy
-from scorch.tensor.like import empty_like, full_like, rand_like, randint_like, randn_like
-from scorch.tensor.sequences import (
+from scorch._src.tensor.create.like_factories import (
+    empty_like,
+    full_like,
+    rand_like,
+    randint_like,
+    randn_like,
+)
+from scorch._src.tensor.create.sequences import (
     asarray,
     bernoulli,
     diag,
@@ -62,7 +67,14 @@ from scorch.tensor.sequences import (
     normal,
     randperm,
 )
-from scorch.tensor.spy import spy
+from scorch._src.tensor.dynamo import unread_all
+from scorch._src.tensor.interop.graphs import from_networkx, to_networkx
+from scorch._src.tensor.interop.torch_layouts import from_scipy
+from scorch._src.tensor.metadata import to_dlpack
+from scorch._src.tensor.show.draw import draw
+from scorch._src.tensor.show.spy import spy
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.settings import settings
 
 if TYPE_CHECKING:
 

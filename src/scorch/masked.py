@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from scorch.ops.masked import OPERATIONS, PER_ENTRY, only_at
-from scorch.tensor.sparse_tensor import SparseTensor
+from scorch._src.ops.reduction.masked import OPERATIONS, PER_ENTRY, only_at
+from scorch._src.tensor.sparse_tensor import SparseTensor
 
 _NAMES = [name for name in (*OPERATIONS, *PER_ENTRY) if hasattr(torch.masked, name)]
 __all__ = list(_NAMES)

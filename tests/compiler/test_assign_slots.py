@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import scorch
-from scorch.explain import explain
+from scorch._src.engine.execute import convert
+from scorch._src.explain.statement import explain
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.settings import enabled
-from scorch.tensor.run import convert
-from scorch.tensor.sparse_tensor import SparseTensor
 from validity import check_storage
 
 
@@ -27,14 +27,14 @@ def built(text: str, format: str | None = None, **tensors: torch.Tensor) -> str:
 
 @pytest.fixture
 def always_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from scorch.ops import calls
-    from scorch.tensor import prepared, run
+    from scorch._src.engine import executable, execute
+    from scorch._src.statements import call_cache
 
     def forget() -> None:
-        for memory in (run._plans, run._conversions, calls._known, calls._recent):
+        for memory in (execute._plans, execute._conversions, call_cache._known, call_cache._recent):
             memory.clear()
 
-    monkeypatch.setattr(prepared, "SERIAL_WORK", -1)
+    monkeypatch.setattr(executable, "SERIAL_WORK", -1)
     forget()
     yield
     forget()

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import scorch
-from scorch.compiler import fuse, join_loops
-from scorch.compiler.plan import Step
-from scorch.loops.target import Target
-from scorch.notation.nodes import Access, Expr, Literal, Op
-from scorch.tensor.construct import from_torch
-from scorch.tensor.fused import FusedKernel, Steps, fused_kernel
-from scorch.tensor.storage import Storage
+from scorch._src.compiler.fuse import fuse, join_loops
+from scorch._src.compiler.plan import Step
+from scorch._src.compiler.target import Target
+from scorch._src.engine.fused_executable import FusedKernel, Steps, fused_kernel
+from scorch._src.notation.nodes import Access, Expr, Literal, Op
+from scorch._src.storage.storage import Storage
+from scorch._src.tensor.create.construct import from_torch
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "fused_attention.txt"
 
@@ -195,7 +195,7 @@ def test_exponentials_in_vectors_are_as_exact_as_torchs(function: str, dtype: to
 
 def test_generated_text_is_the_golden_one(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Target("", 16, 32, 2, 1 << 20, 32 << 20)
-    monkeypatch.setattr("scorch.compiler.vectorize.target", lambda: machine)
+    monkeypatch.setattr("scorch._src.compiler.vector.vectorize.target", lambda: machine)
     wanted, stored, tensors = attention(matrix(13, 11, 0.4))
     scaled = Step(at("T[i,e]"), op("mul", at("O[i,e]"), Literal(0.5)), "sum", ())
     wanted = replace(wanted, steps=(*ATTENTION, scaled), kept=("T",))
@@ -288,8 +288,8 @@ def test_long_vectors_are_read_before_rows_of_large_tensors_come_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     small = Target("", 16, 32, 2, 128, 1 << 20)  # a cache of 128 bytes
-    monkeypatch.setattr("scorch.compiler.vectorize.target", lambda: small)
-    monkeypatch.setattr("scorch.compiler.join_loops.target", lambda: small)
+    monkeypatch.setattr("scorch._src.compiler.vector.vectorize.target", lambda: small)
+    monkeypatch.setattr("scorch._src.compiler.fuse.join_loops.target", lambda: small)
     wanted, stored, tensors = layer(op("relu", SHIFTED), rows=11, columns=10)
     product = scorch.SparseTensor(stored).to_dense() * tensors["d"] @ tensors["X"]
     kernel = agree(wanted, stored, tensors, torch.relu(product + tensors["b"]))

@@ -9,7 +9,7 @@ import torch
 
 import scorch
 from scorch import Format, SparseTensor
-from scorch.compiler.lattice import (
+from scorch._src.compiler.lattice import (
     EVERYWHERE,
     NOWHERE,
     Support,
@@ -21,10 +21,10 @@ from scorch.compiler.lattice import (
     stored,
     support,
 )
-from scorch.notation.indexing import parse
-from scorch.notation.nodes import Access, Expr
-from scorch.notation.operators import OPERATORS
-from scorch.tensor.run import from_dense
+from scorch._src.engine.execute import from_dense
+from scorch._src.notation.indexing import parse
+from scorch._src.notation.nodes import Access, Expr
+from scorch._src.notation.operators import OPERATORS
 
 A, B, C = (Access(name, ("i",)) for name in "ABC")
 D = Access("d", ("i",))  # dense

@@ -7,8 +7,8 @@ import torch
 
 import scorch
 from scorch import Format, SparseTensor
-from scorch.compiler.names import safe_index, safe_tensor
-from scorch.tensor.run import from_dense
+from scorch._src.compiler.names import safe_index, safe_tensor
+from scorch._src.engine.execute import from_dense
 
 DENSE = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, -1.0], [3.0, 0.0, 0.0]])
 # An accumulator called acc and a workspace called w were once taken for the user's.

@@ -9,19 +9,19 @@ import torch
 
 import scorch
 from scorch import Format, SparseTensor
-from scorch.compiler import order_loops
-from scorch.compiler.cost import Problem, cost
-from scorch.compiler.infer_format import infer_format
-from scorch.compiler.order_loops import algorithm_1, is_inner_product
-from scorch.compiler.pipeline import Planned
-from scorch.compiler.plan import Operand, Splits, Step
-from scorch.compiler.steps import split
-from scorch.loops.types import FLOAT32, INT32
-from scorch.notation.indexing import parse
-from scorch.notation.verify import shapes_of
-from scorch.tensor.build import from_coordinates
-from scorch.tensor.run import Task, operand_of, prepare
-from scorch.tensor.storage import Storage
+from scorch._src.compiler.pipeline import Planned
+from scorch._src.compiler.plan import Operand, Splits, Step
+from scorch._src.compiler.schedule import order_loops
+from scorch._src.compiler.schedule.cost import Problem, cost
+from scorch._src.compiler.schedule.infer_format import infer_format
+from scorch._src.compiler.schedule.order_loops import algorithm_1, is_inner_product
+from scorch._src.compiler.steps import split
+from scorch._src.engine.execute import Task, operand_of, prepare
+from scorch._src.loops.types import FLOAT32, INT32
+from scorch._src.notation.indexing import parse
+from scorch._src.notation.verify import shapes_of
+from scorch._src.storage.storage import Storage
+from scorch._src.tensor.create.build import from_coordinates
 
 Stored = Storage | torch.Tensor
 MATRICES = ["csr", "csc", "coo", "dcsr", "dcsc", "bsr(2,2)"]

@@ -10,7 +10,7 @@ import torch
 
 import scorch
 from scorch import Format, SparseTensor
-from scorch.compiler.typing import (
+from scorch._src.compiler.typing import (
     NUMBER,
     SCALAR,
     TENSOR,
@@ -19,11 +19,11 @@ from scorch.compiler.typing import (
     type_of,
     type_of_dtype,
 )
+from scorch._src.engine.execute import from_dense
+from scorch._src.loops.types import TYPES
+from scorch._src.notation.indexing import parse
+from scorch._src.notation.nodes import Access, Op
 from scorch.errors import DtypeError
-from scorch.loops.types import TYPES
-from scorch.notation.indexing import parse
-from scorch.notation.nodes import Access, Op
-from scorch.tensor.run import from_dense
 
 DTYPES = [dtype_of_type(element) for element in TYPES.values()]
 NUMBERS = {"2": 2, "2.5": 2.5, "True": True}

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import scorch
-from scorch.compiler.plan import Plan
-from scorch.compiler.steps import split
-from scorch.loops.target import Target
-from scorch.notation.einsum import parse_einsum
-from scorch.runtime import schedules
-from scorch.tensor.run import Task, prepare
+from scorch._src.compiler.plan import Plan
+from scorch._src.compiler.steps import split
+from scorch._src.compiler.target import Target
+from scorch._src.engine import schedules
+from scorch._src.engine.execute import Task, prepare
+from scorch._src.notation.parse_einsum import parse_einsum
 
 NEON = Target("", 16, 32, 2, 1 << 20, 32 << 20)
 AVX512 = Target("", 64, 32, 4, 1 << 20, 32 << 20)

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scorch
+from scorch._src.formats import Format, Level, LevelArrays
+from scorch._src.formats.compressed import Compressed
+from scorch._src.formats.dense import Dense
+from scorch._src.loops.nodes import Binary, Expr, Load, wide
+from scorch._src.loops.types import INT64
 from scorch.errors import FormatError, UnsupportedError
-from scorch.formats import Format, Level, LevelArrays
-from scorch.formats.compressed import Compressed
-from scorch.formats.dense import Dense
-from scorch.loops.nodes import Binary, Expr, Load, wide
-from scorch.loops.types import INT64
 
 
 class Banded(Level):

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from properties.drawing import formats
+from scorch._src.formats import LEVELS, NAMES, Format, as_format, dense_format
 from scorch.errors import FormatError
-from scorch.formats import LEVELS, NAMES, Format, as_format, dense_format
 
 NAMED = [
     ("dense", 2, "dd", (0, 1)),

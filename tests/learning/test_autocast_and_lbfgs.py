@@ -10,7 +10,7 @@ import scorch
 
 
 def test_autocast_of_einsum_and_sparse_attention():
-    q, mask = torch.randn(2, 3, 16, 8), scorch.nn.masks.window(16, 2)
+    q, mask = torch.randn(2, 3, 16, 8), scorch._src.nn.masks.window(16, 2)
     with torch.autocast("cpu"):
         attended = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
         product = scorch.einsum("ij,jk->ik", mask.float(), q[0, 0])

@@ -10,8 +10,8 @@ import torch
 
 import scorch
 from scorch import SparseTensor
-from scorch.ops.masked import OPERATIONS, PER_ENTRY
-from scorch.tensor import dispatch
+from scorch._src.ops.reduction.masked import OPERATIONS, PER_ENTRY
+from scorch._src.tensor import registry
 
 FORMATS = ["csr", "csc", "coo", "dcsr", "bsr(2,2)"]
 DENSE = torch.tensor(
@@ -151,7 +151,7 @@ def name_of(function: Any) -> str:
     return f"{getattr(function, '__self__', '')}" if name == "__get__" else name
 
 
-KNOWN = [*{**dispatch.FUNCTIONS, **dispatch.WHEN_LEARNING}]
+KNOWN = [*{**registry.FUNCTIONS, **registry.WHEN_LEARNING}]
 DATA = {torch.Tensor.data.__get__}  # what is there to have no gradient
 
 

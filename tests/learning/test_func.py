@@ -183,7 +183,7 @@ def test_patterns_that_depend_on_values_are_refused():
 
 
 def test_attention():
-    mask = scorch.nn.masks.window(6, 2)
+    mask = scorch._src.nn.masks.window(6, 2)
     q, k, v = torch.randn(3, 6, 4, dtype=torch.float64)
     attention = torch.nn.functional.scaled_dot_product_attention
     allowed = mask.to_dense()

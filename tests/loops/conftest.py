@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scorch.loops.cpp import print_kernel
-from scorch.loops.interpret import run
-from scorch.loops.nodes import Kernel
+from scorch._src.backends.cpu.print.c import print_kernel
+from scorch._src.backends.interpreter.interpret import run
+from scorch._src.loops.nodes import Kernel
 
 FLAGS = ["-x", "c", "-O3", "-nostdlib", "-fPIC", "-shared", "-std=gnu11", "-fwrapv", "-fopenmp-simd"]
 FLAGS += ["-Wall", "-Werror"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scorch.loops.interpret import BoundsError, Memory, run
-from scorch.loops.nodes import (
+from scorch._src.backends.interpreter.interpret import BoundsError, Memory, run
+from scorch._src.loops.nodes import (
     Allocate,
     Array,
     Assign,
@@ -36,7 +36,7 @@ from scorch.loops.nodes import (
     While,
     block,
 )
-from scorch.loops.types import FLOAT32, INT32, INT64
+from scorch._src.loops.types import FLOAT32, INT32, INT64
 
 i, n = Var("i"), Var("n")
 X, W, V, T = (Array(name, INT64) for name in "XWVT")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scorch.loops.interpret import run
-from scorch.loops.jam import jammed, renamed
-from scorch.loops.nodes import (
+from scorch._src.backends.interpreter.interpret import run
+from scorch._src.loops.jam import jammed, renamed
+from scorch._src.loops.nodes import (
     Array,
     Assign,
     Binary,
@@ -23,8 +23,8 @@ from scorch.loops.nodes import (
     Var,
     block,
 )
-from scorch.loops.simplify import simplify
-from scorch.loops.types import FLOAT64, INT64
+from scorch._src.loops.simplify import simplify
+from scorch._src.loops.types import FLOAT64, INT64
 
 i, k, n, m, first = (Var(name) for name in ("i", "k", "n", "m", "first"))
 A, B, C = (Array(name, FLOAT64) for name in "ABC")

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scorch.loops.cpp import print_kernel
-from scorch.loops.interpret import BoundsError, run
-from scorch.loops.lanes import stride
-from scorch.loops.nodes import (
+from scorch._src.backends.cpu.print.c import print_kernel
+from scorch._src.backends.cpu.print.lanes import stride
+from scorch._src.backends.cpu.print.totals import offsets
+from scorch._src.backends.interpreter.interpret import BoundsError, run
+from scorch._src.loops.nodes import (
     Array,
     Assign,
     Binary,
@@ -32,8 +33,7 @@ from scorch.loops.nodes import (
     block,
     lane,
 )
-from scorch.loops.totals import offsets
-from scorch.loops.types import FLOAT32, FLOAT64, INT32, INT64, Type
+from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64, Type
 
 k, n, p = Var("k"), Var("n"), Var("p")
 

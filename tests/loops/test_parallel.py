@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from scorch.loops.cpp import print_kernel
-from scorch.loops.interpret import BoundsError, run
-from scorch.loops.nodes import (
+from scorch._src.backends.cpu.print.c import print_kernel
+from scorch._src.backends.interpreter.interpret import BoundsError, run
+from scorch._src.loops.nodes import (
     Allocate,
     Array,
     Assign,
@@ -35,7 +35,7 @@ from scorch.loops.nodes import (
     Var,
     block,
 )
-from scorch.loops.types import INT64
+from scorch._src.loops.types import INT64
 
 i, n, chunk, threads, pool = (Var(name) for name in ("i", "n", "chunk", "threads", "parallel_for"))
 X, OUT, W, T = (Array(name, INT64) for name in ("X", "out", "W", "T"))

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from scorch.loops.cpp import print_kernel
-from scorch.loops.nodes import (
+from scorch._src.backends.cpu.print.c import print_kernel
+from scorch._src.loops.nodes import (
     Allocate,
     Array,
     Assign,
@@ -48,7 +48,7 @@ from scorch.loops.nodes import (
     both,
     either,
 )
-from scorch.loops.types import BOOL, COMPLEX64, FLOAT16, FLOAT32, FLOAT64, INT8, INT32, INT64, Type
+from scorch._src.loops.types import BOOL, COMPLEX64, FLOAT16, FLOAT32, FLOAT64, INT8, INT32, INT64, Type
 
 i, j, p, n, m = (Var(name) for name in "ijpnm")
 X, Y, OUT = Array("X", FLOAT32), Array("Y", INT64), Array("out", INT64)

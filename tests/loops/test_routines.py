@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scorch.loops.nodes import (
+from scorch._src.loops.nodes import (
     Array,
     Assign,
     Call,
@@ -20,8 +20,8 @@ from scorch.loops.nodes import (
     Var,
     block,
 )
-from scorch.loops.routines import ROUTINES
-from scorch.loops.types import INT32, INT64
+from scorch._src.loops.routines import ROUTINES
+from scorch._src.loops.types import INT32, INT64
 
 LENGTHS = [0, 1, 2, 33, 41, 700, 5000]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from scorch.loops.cpp import FUNCTIONS, print_kernel
-from scorch.loops.interpret import MEANINGS
-from scorch.loops.nodes import (
+from scorch._src.backends.cpu.print.c import FUNCTIONS, print_kernel
+from scorch._src.backends.interpreter.interpret import MEANINGS
+from scorch._src.loops.nodes import (
     Array,
     Binary,
     Cast,
@@ -22,7 +22,7 @@ from scorch.loops.nodes import (
     Var,
     block,
 )
-from scorch.loops.types import (
+from scorch._src.loops.types import (
     BFLOAT16,
     BOOL,
     COMPLEX64,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scorch.loops.interpret import BoundsError, run
-from scorch.loops.nodes import (
+from scorch._src.backends.interpreter.interpret import BoundsError, run
+from scorch._src.loops.nodes import (
     FALSE,
     TRUE,
     Array,
@@ -43,8 +43,8 @@ from scorch.loops.nodes import (
     While,
     block,
 )
-from scorch.loops.simplify import simplify
-from scorch.loops.types import BOOL, COMPLEX64, FLOAT32, FLOAT64, INT8, INT32, INT64, UINT8, Type
+from scorch._src.loops.simplify import simplify
+from scorch._src.loops.types import BOOL, COMPLEX64, FLOAT32, FLOAT64, INT8, INT32, INT64, UINT8, Type
 
 i, n, m = Var("i"), Var("n"), Var("m")
 X, F = Array("X", INT64), Array("F", FLOAT32)

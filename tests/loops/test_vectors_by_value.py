@@ -15,19 +15,19 @@ import pytest
 import torch
 
 import scorch
+from scorch._src.backends.cpu.print.c import print_kernel
 from scorch._src.backends.cpu.print.scalar import print_scalar
-from scorch.loops.cpp import print_kernel
-from scorch.loops.nodes import Kernel
-from scorch.loops.target import Target
-from scorch.runtime import (
-    attend_source,
+from scorch._src.backends.cpu.routines import (
     attention_source,
     by_rows,
-    matrices,
-    neighbours,
-    schedules,
+    graph_attention_source,
+    join_matrices,
+    neighbour_max,
     transpose,
 )
+from scorch._src.compiler.target import Target
+from scorch._src.engine import schedules
+from scorch._src.loops.nodes import Kernel
 
 TARGETS = {bytes: Target("", bytes, 32 if bytes != 32 else 16, 2, 1 << 20, 8 << 20) for bytes in (16, 32, 64)}
 FORMATS = ("csr", "csc", "coo", "dcsr", "bsr(4,4)")
@@ -52,7 +52,7 @@ def kernels() -> list[Kernel]:
         return print_kernel(kernel)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scorch.runtime.kernel.print_kernel", spy)
+        patch.setattr("scorch._src.backends.cpu.kernel.print_kernel", spy)
         for number, form in enumerate(FORMATS):
             dtype = (torch.float32, torch.float64, torch.int32)[number % 3]
             A = scorch.from_torch((torch.rand(64, 48, generator=draw) < 0.2).to(dtype), format=form)
@@ -68,10 +68,10 @@ def routines(machine: Target) -> Iterator[str]:
     for element in ("float", "double"):
         yield attention_source.source.__wrapped__(element)
     yield transpose.SOURCE
-    yield matrices.SOURCE
+    yield join_matrices.SOURCE
     known = "#define KNOWN_HEADS 8\n#define KNOWN_WIDTH 16\n#define TURNS 2\n"
     for number in ("f32", "f64"):
-        for text in (known + attend_source.SOURCE, neighbours._SOURCE):
+        for text in (known + graph_attention_source.SOURCE, neighbour_max._SOURCE):
             whole = f"{by_rows.PRELUDE}{text}ROUTINES({number}, i32)\n"
             yield whole.replace("$VECTOR", str(machine.vector_bytes))
 

@@ -120,7 +120,7 @@ class Sizes(TorchDispatchMode):
 def test_nothing_as_large_as_the_weight_is_made(kind, monkeypatch) -> None:
     import importlib
 
-    monkeypatch.setattr(importlib.import_module("scorch.ops.grad_topk"), "TILE", 4096)
+    monkeypatch.setattr(importlib.import_module("scorch._src.nn.grad_topk"), "TILE", 4096)
     model = SparseLinear(400, 500, sparsity=0.98)
     optimizer = torch.optim.Adam(model.parameters())
     x = torch.randn(4, 400)
@@ -171,7 +171,7 @@ def test_steps_are_saved_and_exchanges_end() -> None:
         learn(model, optimizer, x)
         changes.append(second.step())
     assert changes == [False, True, False, True, False, False, False, False]
-    assert not scorch.tensor.learning.WATCHED
+    assert not scorch._src.tensor.autograd.WATCHED
 
 
 @pytest.mark.parametrize("kind", KINDS)

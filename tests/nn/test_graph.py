@@ -16,7 +16,7 @@ import scorch
 from nn import dense_graphs as dense
 from properties.drawing import FEWER
 from scorch import nn
-from scorch.ops.graph import graph_of
+from scorch._src.ops.graph.graph import graph_of
 
 NODES = 8
 

@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import scorch
 from scorch import nn
-from scorch.ops import graph as graphs
+from scorch._src.ops.graph import graph as graphs
 
 LAYERS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "GCN": lambda i, o: nn.GCNConv(i, o),

@@ -159,7 +159,7 @@ def test_weights_of_a_matrix_inside_of_torch_func() -> None:
     x, pattern = torch.randn(NODES, 4, dtype=torch.float64), A.storage.pattern
 
     def loss(values: torch.Tensor) -> torch.Tensor:
-        from scorch.tensor.learning import sparse_of
+        from scorch._src.tensor.autograd import sparse_of
 
         found: torch.Tensor = module(x, sparse_of(pattern, values)).square().sum()
         return found
@@ -176,7 +176,7 @@ def graph_keeps_tracked(A: Any) -> bool:
     """Whether anything that was made inside of ``torch.func`` is kept with a graph."""
     from torch._C._functorch import is_functorch_wrapped_tensor
 
-    from scorch.ops.graph import graph_of
+    from scorch._src.ops.graph.graph import graph_of
 
     graph, _ = graph_of(A, tuple(A.shape))
     return any(is_functorch_wrapped_tensor(weights) for weights, *_ in graph._kept)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 import scorch
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
 from scorch.nn import Linear, SparseEmbeddingBag
-from scorch.tensor.sparse_tensor import SparseTensor
 
 
 @pytest.fixture(autouse=True)
@@ -235,7 +235,9 @@ def test_sparse_matrices_say_which_rows_and_how_much_of_them(mode: str, format: 
     D = S.detach().to_dense().requires_grad_()
     T = layer.weight.detach().clone().requires_grad_()
     stored = scorch.from_torch(S.detach().to_dense(), "csr") if format != "bsr(2,2)" else S.detach()
-    mask = SparseTensor(scorch.tensor.storage.Storage(stored.storage.pattern, stored.storage.pattern.present))
+    mask = SparseTensor(
+        scorch._src.storage.storage.Storage(stored.storage.pattern, stored.storage.pattern.present)
+    )
     held = mask.to_dense()
     if mode == "max":
         product = (D[:, :, None] * T).masked_fill(~held[:, :, None], -torch.inf).amax(1)

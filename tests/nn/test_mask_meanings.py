@@ -154,7 +154,7 @@ def test_pairs_attend_and_what_is_masked_does_not(cases: int) -> None:
 
 def test_pairs_are_checked() -> None:
     layer, x = scorch.nn.MultiheadAttention(E, H), torch.randn(L, N, E)
-    pairs = scorch.nn.masks.window(L, 1)
+    pairs = scorch._src.nn.masks.window(L, 1)
     with pytest.raises(ArgumentError, match="pairs or attn_mask, not both"):
         layer(x, x, x, attn_mask=torch.zeros(L, L), pairs=pairs)
     with pytest.raises(OperandError, match=r"scorch\.from_torch\(mask, format='csr'\)"):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scorch
+from scorch._src.nn import masks
 from scorch.errors import ArgumentError, CallError, DtypeError, ShapeError
-from scorch.nn import masks
 
 SIZES = st.integers(0, 40)
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import scorch
+from scorch._src.nn import masks
 from scorch.errors import DtypeError, ShapeError
-from scorch.nn import MultiheadAttention, masks
+from scorch.nn import MultiheadAttention
 
 N, L, E, H = 2, 18, 16, 4
 

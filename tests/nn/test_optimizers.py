@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import scorch
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
-from scorch.tensor.sparse_tensor import SparseTensor
 
 O = torch.optim
 OPTIMIZERS: dict[str, Any] = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scorch import errors
-from scorch.nn import prune
+from scorch._src.nn import prune
 
 
 def test_the_largest_values_stay() -> None:

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 import scorch
+from scorch._src.nn.pattern import row_counts
 from scorch.errors import ArgumentError, CallError, FormatError, OperandError, ShapeError
 from scorch.nn import SparseLinear
-from scorch.nn.pattern import row_counts
 
 FORMATS = ["csr", "csc", "coo", "dcsr", "bsr(2,3)", "bsr(4,4)", "bsc(2,2)"]
 
@@ -131,7 +131,7 @@ def test_gradients_are_those_of_the_dense_layer_at_the_entries(format: str, bias
     torch.testing.assert_close(x.grad, y.grad)
     assert layer.values.grad is not None and dense.weight.grad is not None
     mask = layer.weight.detach().to_dense() != 0
-    gradient = scorch.SparseTensor(scorch.tensor.storage.Storage(layer.pattern, layer.values.grad))
+    gradient = scorch.SparseTensor(scorch._src.storage.storage.Storage(layer.pattern, layer.values.grad))
     torch.testing.assert_close(gradient.to_dense(), dense.weight.grad * mask)
     row, _ = row_counts(layer.pattern)
     assert not layer.values.grad[row < 0].any()
@@ -220,7 +220,7 @@ def test_a_state_dict_keeps_format_places_and_values(format: str, assign: bool) 
 def test_weights_handed_out_do_not_change_when_another_state_is_loaded() -> None:
     layer, other = SparseLinear(9, 7, 0.5), SparseLinear(9, 7, 0.5)
     places = layer.weight.detach().to_dense() != 0
-    held = scorch.SparseTensor(scorch.tensor.storage.Storage(layer.pattern, torch.ones(layer.nnz)))
+    held = scorch.SparseTensor(scorch._src.storage.storage.Storage(layer.pattern, torch.ones(layer.nnz)))
     layer.load_state_dict(other.state_dict())
     assert torch.equal(held.to_dense() != 0, places)
 
@@ -324,7 +324,9 @@ def test_values_gradients_and_optimizer_states_stay_with_their_places(format: st
     optimizer.step()
 
     def spread(values: torch.Tensor) -> torch.Tensor:
-        return scorch.SparseTensor(scorch.tensor.storage.Storage(layer.pattern, values.detach())).to_dense()
+        return scorch.SparseTensor(
+            scorch._src.storage.storage.Storage(layer.pattern, values.detach())
+        ).to_dense()
 
     def facts() -> list[torch.Tensor]:
         state = optimizer.state[layer.values]

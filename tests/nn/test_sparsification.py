@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import scorch
-from scorch.nn.sparsification import Sparsification
+from scorch._src.nn.sparsification import Sparsification
 
 DENSE = {  # layers that are left dense, and what is said of them
     "Conv1d": (lambda n: nn.Conv1d(n, n + 1, 3), "no sparse convolution"),

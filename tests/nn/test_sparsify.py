@@ -13,7 +13,8 @@ from torch.nn.utils import prune as torch_prune
 
 import scorch
 from scorch import errors
-from scorch.nn import SparseEmbedding, SparseLinear, timing
+from scorch._src.nn import timing
+from scorch.nn import SparseEmbedding, SparseLinear
 
 
 def mlp() -> torch.nn.Sequential:

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scorch._src.notation.indexing import parse
+from scorch._src.notation.nodes import Access, Assign, Expr, Op, Reduce
+from scorch._src.notation.parse_einsum import Einsum, Operand, parse_einsum, sublists_to_equation
+from scorch._src.notation.show import show
+from scorch._src.notation.trees import free_indices, walk
 from scorch.errors import NotationError, ScorchError, ShapeError
-from scorch.notation.einsum import Einsum, Operand, parse_einsum, sublists_to_equation
-from scorch.notation.indexing import parse
-from scorch.notation.nodes import Access, Assign, Expr, Op, Reduce
-from scorch.notation.show import show
-from scorch.notation.trees import free_indices, walk
 
 LABELS = "abcAZR"
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
+from scorch._src.notation.indexing import Statement, parse
+from scorch._src.notation.nodes import Access, Assign, Literal, Op, Reduce
+from scorch._src.notation.operators import OPERATORS, Operator
+from scorch._src.notation.show import show
 from scorch.errors import NotationError
-from scorch.notation.indexing import Statement, parse
-from scorch.notation.nodes import Access, Assign, Literal, Op, Reduce
-from scorch.notation.operators import OPERATORS, Operator
-from scorch.notation.show import show
 
 a, b, c = (Access(name, ("i",)) for name in "abc")
 

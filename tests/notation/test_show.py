@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scorch.notation.indexing import FUNCTIONS, parse
-from scorch.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
-from scorch.notation.operators import OPERATORS, REDUCTIONS
-from scorch.notation.show import show
-from scorch.notation.trees import free_indices, with_unique_binders
+from scorch._src.notation.indexing import FUNCTIONS, parse
+from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
+from scorch._src.notation.operators import OPERATORS, REDUCTIONS
+from scorch._src.notation.show import show
+from scorch._src.notation.trees import free_indices, with_unique_binders
 
 NAMES = ("i", "j", "k")
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from scorch.notation.indexing import parse
-from scorch.notation.nodes import Access, Expr, Literal, Op, Reduce
-from scorch.notation.show import show
-from scorch.notation.trees import (
+from scorch._src.notation.indexing import parse
+from scorch._src.notation.nodes import Access, Expr, Literal, Op, Reduce
+from scorch._src.notation.show import show
+from scorch._src.notation.trees import (
     accesses,
     children,
     free_indices,

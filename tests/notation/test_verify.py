@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from scorch._src.notation.indexing import parse
+from scorch._src.notation.verify import shapes_of
 from scorch.errors import NotationError, ShapeError
-from scorch.notation.indexing import parse
-from scorch.notation.verify import shapes_of
 
 
 def test_every_index_gets_its_size() -> None:

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scorch
-from scorch.loops.target import target
-from scorch.nn import masks
-from scorch.ops import attention as meaning
-from scorch.ops import attention_entries
-from scorch.ops.attention import attend, heads_of
-from scorch.ops.pairs import pairs_of
-from scorch.runtime import attention as routine
-from scorch.runtime.attention_source import source
+from scorch._src.backends.cpu.routines import attention as routine
+from scorch._src.backends.cpu.routines.attention_source import source
+from scorch._src.compiler.target import target
+from scorch._src.nn import masks
+from scorch._src.ops.attention import reference
+from scorch._src.ops.attention import sdpa as meaning
+from scorch._src.ops.attention.mask_pairs import pairs_of
+from scorch._src.ops.attention.sdpa import attend, heads_of
 
 attention = F.scaled_dot_product_attention
 
@@ -137,7 +137,7 @@ def test_gradients_of_gradients():
 def test_registers_of_other_processors(registers, dtype, monkeypatch):
     """Compilers split vectors that are wider than the machine's, so that this runs anywhere."""
     machine = dataclasses.replace(target(), vector_bytes=registers[0], vector_registers=registers[1])
-    monkeypatch.setattr("scorch.runtime.attention_tiles.target", lambda: machine)
+    monkeypatch.setattr("scorch._src.backends.cpu.routines.attention_tiles.target", lambda: machine)
     source.cache_clear()
     try:
         for kind in ("mixed", "full"):
@@ -217,7 +217,7 @@ def test_dropout_is_the_same_backward(kind, dropout):
     q, k, v = (drawn(3, size, 8, seed=seed).requires_grad_() for seed, size in enumerate((40, 50, 50)))
     heads = heads_of(pairs, (3,), 8, None, dropout)
     found, state = routine.forward(q.detach(), k.detach(), v.detach(), heads)
-    wanted = attention_entries.attend(q, k, v, pairs, heads)
+    wanted = reference.attend(q, k, v, pairs, heads)
     torch.testing.assert_close(found, wanted.detach())
     gradient = drawn(3, 40, 8, seed=5)
     grads = routine.backward(q.detach(), k.detach(), v.detach(), heads, found, state, gradient)

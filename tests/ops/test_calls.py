@@ -111,14 +111,14 @@ def test_large_sparse_results_are_not_taken_for_dense_ones() -> None:
 
 
 def test_more_kinds_of_calls_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scorch.ops import calls
+    from scorch._src.statements import call_cache
 
-    monkeypatch.setattr(calls._known, "most", 2)
+    monkeypatch.setattr(call_cache._known, "most", 2)
     for size in (2, 3, 4, 5, 2, 3):
         S = scorch.from_torch(torch.eye(size), format="csr")
         for _ in range(2):
             torch.testing.assert_close(scorch.einsum("ij,j->i", S, torch.ones(size)), torch.ones(size))
-    assert len(calls._known) <= 2
+    assert len(call_cache._known) <= 2
 
 
 def test_lazily_negated_vectors_are_seen(dense: torch.Tensor, product: Call) -> None:
@@ -230,7 +230,7 @@ def test_views_take_the_short_way_too(monkeypatch: pytest.MonkeyPatch, equation:
     def fail(*_: object) -> None:
         raise AssertionError("parsed again")
 
-    monkeypatch.setattr(sys.modules["scorch.ops.einsum"], "parse_einsum", fail)
+    monkeypatch.setattr(sys.modules["scorch._src.statements.einsum"], "parse_einsum", fail)
     for _ in range(2):
         for matrix, dense in zip(matrices, wanted, strict=True):
             found = scorch.einsum(equation, S, *left, matrix)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import scorch
 from properties.drawing import FEWER
+from scorch._src.compile.api import FusionExplanation
+from scorch._src.tensor.create.construct import from_torch
 from scorch.errors import InPlaceError, UnsupportedError
-from scorch.ops.compile import FusionExplanation
-from scorch.tensor.construct import from_torch
 
 Function = Callable[..., Any]
 

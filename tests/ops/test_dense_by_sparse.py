@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import scorch
+from scorch._src.ops.products.matmul import is_turned
+from scorch._src.storage.storage import Storage
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
-from scorch.ops.matmul import is_turned
-from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Storage
 
 FORMATS = ["csr", "csc", "coo", "bsr(4,4)"]
 

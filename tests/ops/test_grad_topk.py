@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import scorch
 from properties.drawing import FEWER, sizes_for, tensors
 from scorch import SparseTensor, errors
-from scorch.tensor.storage import Storage
+from scorch._src.storage.storage import Storage
 
-module = importlib.import_module("scorch.ops.grad_topk")
+module = importlib.import_module("scorch._src.nn.grad_topk")
 
 
 def stored(tensor: SparseTensor) -> torch.Tensor:

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import scorch
 from ops.calls_of_torch import ELEMENTWISE
+from scorch._src.tensor.entries import entries_of, united
 from scorch.errors import DensityError
-from scorch.tensor.entries import entries_of, united
 
 N = 200_000
 KEEPING = ["abs", "neg", "relu", "sin", "expm1", "times two", "divided", "squared", "plus itself", "sign"]

@@ -11,10 +11,10 @@ import torch
 
 import scorch
 from scorch._src.notation.cut import MOST_ACCESSES
+from scorch._src.notation.indexing import MOST_NESTED, MOST_TERMS, parse
+from scorch._src.notation.show import show
 from scorch._src.statements.contraction import MOST_CONTRACTED, MOST_OPERANDS, contractions
 from scorch.errors import NotationError, ScorchError
-from scorch.notation.indexing import MOST_NESTED, MOST_TERMS, parse
-from scorch.notation.show import show
 from validity import check_storage, dense_of
 
 

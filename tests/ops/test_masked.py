@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import scorch
 from properties.drawing import tensors
 from scorch import SparseTensor
+from scorch._src.ops.reduction.masked import OPERATIONS, PER_ENTRY
+from scorch._src.tensor.sparse_tensor import with_values
 from scorch.errors import ArgumentError, DensityError, OperandError, ShapeError
-from scorch.ops.masked import OPERATIONS, PER_ENTRY
-from scorch.tensor.sparse_tensor import with_values
 
 SEVERAL = ["sum", "mean", "prod", "amax", "amin", "var", "std", "norm", "logsumexp"]  # dimensions
 ONE = ["argmax", "argmin", "median"]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import scorch
 from scorch import SparseTensor
+from scorch._src.ops import conv
 from scorch.errors import DensityError, ShapeError
-from scorch.ops import windows
 
 FORMS = ["coo", "csr", "csf"]
 
@@ -20,8 +20,8 @@ FORMS = ["coo", "csr", "csf"]
 def lists_for_all():
     """Lists also where dense windows are faster."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, "FEW_TO_POOL", 1.0)
-        patch.setattr(windows, "FEW_TO_CONVOLVE", 1.0)
+        patch.setattr(conv, "FEW_TO_POOL", 1.0)
+        patch.setattr(conv, "FEW_TO_CONVOLVE", 1.0)
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from scorch import Format
-from scorch.tensor.storage import Pattern, Storage
+from scorch._src.storage.storage import Pattern, Storage
 
 
 def pack(dense: torch.Tensor, form: Format, stored: torch.Tensor | None = None) -> Storage:

@@ -110,14 +110,14 @@ def test_interpreter_agrees(cases_per_worker: int, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def always_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels share their outermost loop however small the work is."""
-    from scorch.ops import calls
-    from scorch.tensor import prepared, run
+    from scorch._src.engine import executable, execute
+    from scorch._src.statements import call_cache
 
     def forget() -> None:
-        for memory in (run._plans, calls._known, calls._recent):
+        for memory in (execute._plans, call_cache._known, call_cache._recent):
             memory.clear()
 
-    monkeypatch.setattr(prepared, "SERIAL_WORK", -1)
+    monkeypatch.setattr(executable, "SERIAL_WORK", -1)
     forget()
     yield
     forget()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import scorch
 from properties.drawing import Drawn, formats, sizes_for, tensors, to_dense
 from scorch import Format, SparseTensor
-from scorch.tensor.storage import Storage
+from scorch._src.storage.storage import Storage
 from validity import check_storage
 
 DTYPES = [torch.float64, torch.float64, torch.complex128]

@@ -10,7 +10,7 @@ import torch
 import scorch
 from properties.drawing import to_dense
 from scorch import Format, SparseTensor
-from scorch.tensor.run import from_dense
+from scorch._src.engine.execute import from_dense
 from validity import check_storage
 
 MATRICES = ["csr", "csc", "coo", "dcsr", "bsr(2,3)"]

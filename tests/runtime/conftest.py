@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scorch.runtime import cache, jit, toolchain
+from scorch._src.backends.cpu import cache, jit, toolchain
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import scorch
+from scorch._src.backends.cpu import jit, toolchain
+from scorch._src.engine import execute, schedules
+from scorch._src.statements import call_cache
 from scorch.errors import CompilationError, CompilerNotFoundError, ScorchWarning
-from scorch.ops import calls
-from scorch.runtime import jit, schedules, toolchain
 from scorch.settings import settings
-from scorch.tensor import run
 
 REAL = shlex.join(toolchain.find_toolchain().command)
 
@@ -156,7 +156,7 @@ def test_compiler_that_is_removed_is_looked_for_again(programs: Path) -> None:
 
 
 def test_note_names_no_program_but_a_candidate(programs: Path, tmp_path: Path, kernels: Path) -> None:
-    from scorch.runtime import cache
+    from scorch._src.backends.cpu import cache
 
     good = write_compiler(programs / "gcc", "")
     toolchain.find_toolchain()
@@ -186,7 +186,13 @@ def test_note_names_no_program_but_a_candidate(programs: Path, tmp_path: Path, k
 def new_plans() -> Iterator[None]:
     def forget() -> None:
         schedules.forget()
-        for kept in (run._plans, run._contractions, run._conversions, calls._known, calls._recent):
+        for kept in (
+            execute._plans,
+            execute._contractions,
+            execute._conversions,
+            call_cache._known,
+            call_cache._recent,
+        ):
             kept.clear()
 
     forget()
@@ -237,7 +243,7 @@ def test_torch_serves_where_every_compiler_fails(
     programs: Path, new_plans: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels that nothing can compile are run by torch; one warning names the compiler that fails."""
-    monkeypatch.setattr("scorch.runtime.kernel._has_warned", False)
+    monkeypatch.setattr("scorch._src.backends.cpu.kernel._has_warned", False)
     bad = write_compiler(programs / "gcc", FAILURES["refuse"], has="scorch_compute")
     A, B = drawn(6, 7), drawn(7, 5, seed=1)
     with warnings.catch_warnings(record=True) as caught:

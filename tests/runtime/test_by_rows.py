@@ -12,44 +12,49 @@ import torch
 
 import scorch
 from runtime.test_other_processors import SETS, needs_zig
-from scorch.runtime import attend, by_rows, jit, neighbours
+from scorch._src.backends.cpu import jit
+from scorch._src.backends.cpu.routines import (
+    by_rows,
+    graph_attention,
+    neighbour_max,
+)
 
 
-def rows_of(index: torch.dtype, rows: int = 50, columns: int = 40) -> attend.Rows:
+def rows_of(index: torch.dtype, rows: int = 50, columns: int = 40) -> graph_attention.Rows:
     """The first row has every column, every third none."""
     draw = torch.Generator().manual_seed(0)
     A = torch.rand(rows, columns, generator=draw) < 0.2
     A[0], A[2::3] = True, False
     pos = torch.cat([torch.zeros(1), A.sum(1).cumsum(0)]).to(index)
-    return attend.Rows(pos, A.nonzero()[:, 1].to(index).contiguous())
+    return graph_attention.Rows(pos, A.nonzero()[:, 1].to(index).contiguous())
 
 
 def outputs(index: torch.dtype, dtype: torch.dtype, heads: int, width: int) -> list[torch.Tensor]:
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(40, heads, width, generator=draw, dtype=dtype)
-    scores = attend.Scores(
+    scores = graph_attention.Scores(
         torch.randn(40, heads, generator=draw, dtype=dtype),
         torch.randn(50, heads, generator=draw, dtype=dtype),
     )
-    rows, options = rows_of(index), attend.Options(0.2, 0.3, 7)
-    out, kept = attend.attend(rows, x, scores, options, keep=True)
-    again, nothing = attend.attend(rows, x, scores, options, keep=False)
+    rows, options = rows_of(index), graph_attention.Options(0.2, 0.3, 7)
+    out, kept = graph_attention.attend(rows, x, scores, options, keep=True)
+    again, nothing = graph_attention.attend(rows, x, scores, options, keep=False)
     assert kept is not None and nothing is None
     torch.testing.assert_close(out, again, rtol=0, atol=0)
-    each, total = attend.scores_back(rows, x, scores, options, kept, out)
+    each, total = graph_attention.scores_back(rows, x, scores, options, kept, out)
     order = torch.argsort(rows.crd, stable=True)
     targets = torch.arange(50).repeat_interleave(rows.pos.diff())[order].to(index)
     begins = torch.searchsorted(rows.crd[order].contiguous(), torch.arange(41, dtype=index)).to(index)
-    columns = attend.Rows(begins, targets, None, order.to(index))
-    best, ties = neighbours.largest((rows.pos, rows.crd, None), x.flatten(1), with_ties=True)
+    columns = graph_attention.Rows(begins, targets, None, order.to(index))
+    best, ties = neighbour_max.largest((rows.pos, rows.crd, None), x.flatten(1), with_ties=True)
     assert ties is not None
-    back = neighbours.largest_back((begins, targets, None), x.flatten(1), best, ties)
+    back = neighbour_max.largest_back((begins, targets, None), x.flatten(1), best, ties)
     return [
         out,
         kept,
         each,
         total,
-        *attend.features_back(columns, options, kept, each, out),
+        *graph_attention.features_back(columns, options, kept, each, out),
         best,
         ties,
         back,
@@ -95,9 +100,9 @@ def test_routines_compile_for(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     by_rows.text_of.cache_clear()
     jit._function_address.cache_clear()
     x, crd = torch.empty(1, 3, 20, dtype=torch.float64), torch.empty(1, dtype=torch.int32)
-    attend._address("attend", x, crd)
-    attend._address("attend", x.float(), crd)
-    by_rows.address(neighbours._SOURCE, "", "largest", torch.float32, torch.int64)
+    graph_attention._address("attend", x, crd)
+    graph_attention._address("attend", x.float(), crd)
+    by_rows.address(neighbour_max._SOURCE, "", "largest", torch.float32, torch.int64)
     by_rows.text_of.cache_clear()
     jit._function_address.cache_clear()
     monkeypatch.setenv("ZIG_LOCAL_CACHE_DIR", str(tmp_path / "zig"))

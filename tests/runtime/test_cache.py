@@ -8,8 +8,8 @@ from pathlib import Path
 import platformdirs
 import pytest
 
+from scorch._src.backends.cpu import cache
 from scorch.errors import ScorchWarning
-from scorch.runtime import cache
 from scorch.settings import settings
 
 SOURCE = "long long f(long long *a) { return 1; }"

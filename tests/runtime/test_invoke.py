@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from scorch._src.backends.cpu import invoke, jit, openmp
+from scorch._src.backends.cpu.invoke import Caller, make_caller, parallel_runtime
 from scorch.errors import CompilationError, CompilerNotFoundError
-from scorch.runtime import invoke, jit, openmp
-from scorch.runtime.invoke import Caller, make_caller, parallel_runtime
 
 KERNELS = """
 long long sum(long long *args) {

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from scorch._src.backends.cpu import cache, jit, toolchain
+from scorch._src.backends.cpu.jit import Library
 from scorch.errors import CompilationError, ScorchWarning
-from scorch.runtime import cache, jit, toolchain
-from scorch.runtime.jit import Library
 from scorch.settings import settings
 
 ROOT = str(Path(jit.__file__).parents[2])

@@ -8,7 +8,7 @@ import scipy.sparse
 import torch
 
 import scorch
-from scorch.runtime import matrices, pointers
+from scorch._src.backends.cpu.routines import join_matrices, row_pointers
 from torch_has import needs_builtins
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int16, torch.bool, torch.complex64]
@@ -67,10 +67,10 @@ def test_many_matrices_and_sizes_of_nothing() -> None:
 def test_wide_indices_are_joined_as_they_are() -> None:
     pos, crd = torch.tensor([0, 2, 2, 3]), torch.tensor([1, 4, 0])
     part = (pos, crd, torch.tensor([1.0, 2.0, 3.0]))
-    found = matrices.beside([part, part], [5, 5], 3, 6)
+    found = join_matrices.beside([part, part], [5, 5], 3, 6)
     assert found is not None
     assert [array.tolist() for array in found[:2]] == [[0, 4, 4, 6], [1, 4, 6, 9, 0, 5]]
-    found = matrices.below([part, part], [3, 3], 6)
+    found = join_matrices.below([part, part], [3, 3], 6)
     assert found is not None and found[0].dtype == torch.int64
     assert found[0].tolist() == [0, 2, 2, 3, 5, 5, 6]
 
@@ -82,19 +82,19 @@ def test_rows_and_pointers(dtype: torch.dtype, threads: int) -> None:
     rows = torch.repeat_interleave(torch.arange(10), lengths).to(dtype)
     wanted = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(dtype)
     with scorch.settings(threads=threads):
-        pos = pointers.pointers_of(rows, 10)
-        ends, found = pointers.rows_of(pos, rows)
+        pos = row_pointers.pointers_of(rows, 10)
+        ends, found = row_pointers.rows_of(pos, rows)
     assert pos.dtype == dtype and torch.equal(pos, wanted)
     assert torch.equal(found, rows) and ends.tolist() == [0, len(rows)]
-    nothing = pointers.pointers_of(rows[:0], 4)
+    nothing = row_pointers.pointers_of(rows[:0], 4)
     assert nothing.tolist() == [0] * 5
-    ends, found = pointers.rows_of(nothing, rows[:0])
+    ends, found = row_pointers.rows_of(nothing, rows[:0])
     assert ends.tolist() == [0, 0] and found.numel() == 0
 
 
 def test_without_means(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing can be compiled for it, torch does it."""
-    for module in (matrices, pointers):
+    for module in (join_matrices, row_pointers):
         monkeypatch.setattr(module, "builtins", lambda: None)
     dense = random_matrix(5, 6, 0.5, torch.float64, 0)
     A = scorch.from_torch(dense, format="csr")

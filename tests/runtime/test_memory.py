@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import scorch
-from scorch.runtime.fill import builtins, pooled_memory, release_memory
-from scorch.runtime.memory import most_pooled
+from scorch._src.backends.cpu.allocate import most_pooled
+from scorch._src.backends.cpu.launch import builtins, pooled_memory, release_memory
 from scorch.settings import enabled
 
 MIB = 1 << 20

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import scorch
-from scorch.loops.target import Target
-from scorch.runtime import attention_source, schedules
+from scorch._src.backends.cpu.routines import attention_source
+from scorch._src.compiler.target import Target
+from scorch._src.engine import schedules
 
 needs_zig = pytest.mark.skipif(
     importlib.util.find_spec("ziglang") is None,

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import pytest
 
-from scorch.runtime.parse import parse_table
+from scorch._src.backends.cpu.routines.parse_table import parse_table
 
 ODD = [
     "0",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scorch._src.backends.cpu import private_files
+from scorch._src.backends.cpu import cache, jit, private_files, toolchain
 from scorch._src.backends.cpu.private_files import (
     NotPrivateError,
     make_private,
@@ -20,7 +20,6 @@ from scorch._src.backends.cpu.private_files import (
     resolve_private,
 )
 from scorch.errors import ScorchWarning
-from scorch.runtime import cache, jit, toolchain
 from scorch.settings import settings
 
 STRANGER = 54321

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import scorch
+from scorch._src.backends.cpu import cache
+from scorch._src.engine import execute, schedules
+from scorch._src.formats import Format
+from scorch._src.statements import call_cache
 from scorch.errors import ScorchWarning
-from scorch.formats import Format
-from scorch.ops import calls
-from scorch.runtime import cache, schedules
 from scorch.settings import settings
-from scorch.tensor import run
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def new_process() -> Iterator[None]:
 def forget() -> None:
     """As in a new process: only the disk knows."""
     schedules.forget()
-    for kept in (run._plans, run._contractions, calls._known, calls._recent):
+    for kept in (execute._plans, execute._contractions, call_cache._known, call_cache._recent):
         kept.clear()
 
 
@@ -223,8 +223,8 @@ def test_new_process_plans_nothing_and_starts_no_compiler(tmp_path: Path) -> Non
 
 def test_kernels_that_need_no_other_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     together: list[int] = []
-    monkeypatch.setattr(run, "_seen", {})
-    monkeypatch.setattr(run, "build_together", lambda sources: together.append(len(set(sources))))
+    monkeypatch.setattr(execute, "_seen", {})
+    monkeypatch.setattr(execute, "build_together", lambda sources: together.append(len(set(sources))))
     A = matrix(70, 80, 400)
     found = scorch.evaluate("y[i] = max(j, A[i,j])", A=A)
     torch.testing.assert_close(found, A.to_dense().amax(1))

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scorch._src.backends.cpu import jit
+from scorch._src.backends.cpu.routines import parse_table
+from scorch._src.backends.cpu.routines.sort import sort_entries
 from scorch.errors import CompilerNotFoundError
-from scorch.runtime import jit, parse
-from scorch.runtime.sort import sort_entries
 
 
 @given(st.data())
@@ -52,6 +53,6 @@ def test_without_a_compiler_others_do_it(monkeypatch):
     jit._function_address.cache_clear()
     try:
         assert sort_entries([torch.tensor([1, 0], dtype=torch.int32)], (5,)) is False
-        assert parse.parse_table(b"1 1\n", 0, (5,), 1, False) is None
+        assert parse_table.parse_table(b"1 1\n", 0, (5,), 1, False) is None
     finally:
         jit._function_address.cache_clear()

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from scorch._src.backends.cpu import cache, jit, toolchain
+from scorch._src.backends.cpu.toolchain import Toolchain, find_toolchain
 from scorch.errors import CompilerNotFoundError
-from scorch.runtime import cache, jit, toolchain
-from scorch.runtime.toolchain import Toolchain, find_toolchain
 
 needs_zig = pytest.mark.skipif(
     importlib.util.find_spec("ziglang") is None, reason="the ziglang package is not installed"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import scorch
-from scorch.runtime import transpose
-from scorch.runtime.transpose import laid_out, transposition
+from scorch._src.backends.cpu.routines import transpose
+from scorch._src.backends.cpu.routines.transpose import laid_out, transposition
 from torch_has import needs_builtins
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)

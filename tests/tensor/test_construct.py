@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from scorch.formats import Format
-from scorch.tensor import construct
-from scorch.tensor.construct import (
+from scorch._src.formats import Format
+from scorch._src.tensor.create import construct
+from scorch._src.tensor.create.construct import (
     from_coordinates,
     from_edge_index,
     sparse_bsc_tensor,

@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from scorch.errors import (
-    DtypeError,
-    FormatError,
-    IndexRangeError,
-    OperandError,
-    ShapeError,
-    UnsupportedError,
-)
-from scorch.tensor.construct import (
+from scorch._src.tensor.create.construct import (
     from_edge_index,
     from_torch,
     sparse_bsc_tensor,
@@ -26,6 +18,14 @@ from scorch.tensor.construct import (
     sparse_csc_tensor,
     sparse_csr_tensor,
     tensor,
+)
+from scorch.errors import (
+    DtypeError,
+    FormatError,
+    IndexRangeError,
+    OperandError,
+    ShapeError,
+    UnsupportedError,
 )
 
 INDICES, VALUES = [[1, 0, 1], [2, 1, 2]], [1.0, 2.0, 3.0]

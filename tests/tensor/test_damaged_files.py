@@ -16,8 +16,8 @@ import torch
 import scorch
 from damaged_files import READERS, Called, by_torch, draw_file, tensors_in
 from scorch import SparseTensor
+from scorch._src.io.pickling import make_pattern, make_storage, make_tensor
 from scorch.errors import FileError, IndexRangeError, ScorchError
-from scorch.tensor.saved import make_pattern, make_storage, make_tensor
 from validity import check_storage, dense_of
 
 pytest.importorskip("safetensors")
@@ -232,7 +232,7 @@ def test_large_coordinates_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyP
     place = 2**53 + 1
     text = f"{place} 1 1.5\n"
     assert read_text(tmp_path / "S.tns", text).indices()[0].tolist() == [place - 1]
-    monkeypatch.setattr("scorch.tensor.text.parse_table", lambda *_: None)  # as without a compiler
+    monkeypatch.setattr("scorch._src.io.text_table.parse_table", lambda *_: None)  # as without a compiler
     assert read_text(tmp_path / "S.tns", text).indices()[0].tolist() == [place - 1]
 
 

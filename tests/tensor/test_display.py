@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import scorch
 from properties.drawing import DTYPES, SIZES, formats, tensors
+from scorch._src.tensor.show.spy import grid, to_svg
 from scorch.errors import OperandError, UnsupportedError
-from scorch.tensor.spy import grid, to_svg
 from validity import dense_of
 
 DENSE = torch.tensor([[0.0, 1.5, 0.0], [0.0, 0.0, 0.0], [2.0, 0.0, 1 / 3]])

@@ -17,6 +17,7 @@ import scorch
 from properties.drawing import DTYPES, SIZES, formats, random_dense, tensors
 from properties.packing import pack
 from scorch import Format, SparseTensor
+from scorch._src.io.files import load, save
 from scorch.errors import (
     FileError,
     FormatError,
@@ -27,7 +28,6 @@ from scorch.errors import (
     ShapeError,
     UnsupportedError,
 )
-from scorch.tensor.files import load, save
 from validity import check_storage, dense_of
 
 TEXT = [".mtx", ".mtx.gz", ".tns", ".tns.gz"]

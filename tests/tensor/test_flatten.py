@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transfor
 
 import scorch
 from scorch import Format, SparseTensor
-from scorch.tensor.flatten import read_spelled, spelled
-from scorch.tensor.storage import Storage
+from scorch._src.storage.storage import Storage
+from scorch._src.tensor.flatten import read_spelled, spelled
 
 
 @pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr", "bsr(2,2)"])
@@ -31,7 +31,7 @@ def test_arrays_make_the_same_tensor_with_the_same_pattern(format: str) -> None:
 
 
 def test_known_patterns_are_forgotten_with_their_tensors() -> None:
-    from scorch.tensor import flatten
+    from scorch._src.tensor import flatten
 
     S: Any = scorch.rand(6, 4, density=0.4, format="csr")
     gc.collect()

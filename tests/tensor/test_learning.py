@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import scorch
-from scorch.tensor.learning import values_at
+from scorch._src.tensor.autograd import values_at
 
 
 def test_entries_of_other_places_in_a_format_that_could_share_them_are_not_taken_for_the_same() -> None:

@@ -17,7 +17,7 @@ import torch
 import scorch
 from properties.drawing import random_dense
 from scorch import SparseTensor
-from scorch.tensor.build import from_coordinates
+from scorch._src.tensor.create.build import from_coordinates
 from validity import check_storage, dense_of
 
 sparse = pytest.importorskip("scipy.sparse")

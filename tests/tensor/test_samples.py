@@ -25,8 +25,8 @@ from torch.utils.data import (
 import scorch
 from properties.drawing import DTYPES, random_dense
 from scorch import Format, SparseTensor
+from scorch._src.io.shared_memory import pieces_of
 from scorch.errors import IndexRangeError, OperandError, ShapeError
-from scorch.tensor.packed import pieces_of
 from scorch.utils.data import SparseRows
 from torch_has import needs_builtins
 from validity import check_storage
@@ -151,11 +151,12 @@ def test_persistent_workers():
 
 @needs_builtins
 def test_a_batch_is_one_gather(monkeypatch):
-    from scorch.tensor import parts
+    from scorch._src.storage import slices
 
     asked = []
     monkeypatch.setattr(
-        "scorch.ops.index.rows_of", lambda s, rows: asked.append(rows) or parts.rows_of(s, rows)
+        "scorch._src.ops.movement.index.rows_of",
+        lambda s, rows: asked.append(rows) or slices.rows_of(s, rows),
     )
     data = SparseRows(scorch.from_torch(DENSE, "csr"))
     batches(data, batch_size=6)

@@ -22,6 +22,9 @@ import scorch
 from properties.drawing import DTYPES, SIZES, formats, random_dense, tensors
 from properties.packing import pack
 from scorch import Format, SparseTensor
+from scorch._src.io.pickling import make_packed, make_pattern, make_storage, make_tensor
+from scorch._src.io.shared_memory import packed, pieces_of
+from scorch._src.storage.storage import Storage
 from scorch.errors import (
     FileError,
     IndexRangeError,
@@ -29,9 +32,6 @@ from scorch.errors import (
     OperandError,
     ScorchError,
 )
-from scorch.tensor.packed import packed, pieces_of
-from scorch.tensor.saved import make_packed, make_pattern, make_storage, make_tensor
-from scorch.tensor.storage import Storage
 from validity import check_storage
 
 NAMES = ["csr", "csc", "coo", "dcsr", "dcsc", "bsr(2,3)", "bsc(2,3)", "sd", "do"]
@@ -121,7 +121,7 @@ def test_a_file_loads_in_a_new_process_bit_for_bit(tmp_path):
 def test_without_scorch_torch_names_it(tmp_path):
     torch.save(csr(), tmp_path / "S.pt")
     done = python("import sys, torch; torch.load(sys.argv[1])", tmp_path / "S.pt")
-    assert done.returncode and "Unsupported global: GLOBAL scorch.tensor.saved" in done.stderr
+    assert done.returncode and "Unsupported global: GLOBAL scorch._src.io.pickling" in done.stderr
     done = python("import sys, torch; print(torch.load(sys.argv[1], weights_only=False))", tmp_path / "S.pt")
     assert "format=csr" in done.stdout, done.stderr
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import scorch
 from properties.drawing import DTYPES, formats, random_dense
+from scorch._src.formats import Format
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.interop.torch_layouts import from_scipy, to_scipy
 from scorch.errors import DtypeError, OperandError, ShapeError, UnsupportedError
-from scorch.formats import Format
-from scorch.tensor.construct import from_torch
-from scorch.tensor.interop import from_scipy, to_scipy
 from validity import check_storage, dense_of
 
 sparse = pytest.importorskip("scipy.sparse")

@@ -17,9 +17,9 @@ import torch.multiprocessing  # registers how tensors go to other processes
 
 import scorch
 from properties.drawing import DTYPES
+from scorch._src.formats import Format
+from scorch._src.tensor.create.construct import from_torch
 from scorch.errors import DeviceError, DtypeError, FormatError, OperandError, ScorchError, UnsupportedError
-from scorch.formats import Format
-from scorch.tensor.construct import from_torch
 from validity import check_storage
 
 DENSE = torch.tensor([[0.0, 1.5, 0.0], [2.0, 0.0, 3.0]])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import scorch
-from scorch._src.tensor.strides import MOST_CALLS
+from scorch._src.storage.strides import MOST_CALLS
 
 DENSE = torch.tensor([[2.0, 0, -1, 0], [0, 0, 3, 0], [1.5, 4, 0, 0]], dtype=torch.float64)
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import scorch
 from properties.drawing import DTYPES, formats, random_dense
+from scorch._src.formats import Format
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.interop.torch_layouts import to_torch
 from scorch.errors import DtypeError, IndexRangeError, OperandError, UnsupportedError
-from scorch.formats import Format
-from scorch.tensor.construct import from_torch
-from scorch.tensor.interop import to_torch
 from validity import check_storage, dense_of
 
 LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]

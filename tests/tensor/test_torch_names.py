@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import scorch
+from scorch._src.tensor import registry
 from scorch.errors import ArgumentError, DtypeError, FormatError, OperandError, ShapeError
-from scorch.tensor import dispatch
 from validity import check_storage
 
 DENSE = torch.tensor([[0.0, 1.5, 0.0, 4.0], [2.0, 0.0, 3.0, 0.0]])
@@ -180,7 +180,7 @@ def test_wrong_conversions_say_what_is_wrong(call, error, message):
 
 
 @pytest.mark.skipif(
-    torch.ops.aten.permute not in dispatch.OPERATORS, reason="sparse tensors cannot permute yet"
+    torch.ops.aten.permute not in registry.OPERATORS, reason="sparse tensors cannot permute yet"
 )
 def test_transposes_share_the_arrays(S):
     for found, wanted in ((S.T, DENSE.T), (S.mT, DENSE.mT), (S.H, DENSE.H), (S.t(), DENSE.t())):

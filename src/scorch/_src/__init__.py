@@ -1,1 +1,1 @@
-"""The implementation of Scorch; users import nothing from here."""
+"""What ``scorch`` is made of. Folders are layers: each uses those below it, as ``pyproject.toml`` states."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from scorch._src.tensor.autograd import sparse_of, values_of
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import tree_map
-from scorch.tensor.learning import sparse_of, values_of
-from scorch.tensor.sparse_tensor import SparseTensor
 
 __all__ = ["gradcheck", "gradgradcheck"]
 

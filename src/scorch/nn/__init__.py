@@ -1,17 +1,17 @@
 """``scorch.nn``: all of ``torch.nn``, and layers that have sparse weights or work on sparse tensors."""
 
-from scorch.nn import data_parallel, masks
-from scorch.nn.autoencoder import TopKAutoencoder
-from scorch.nn.dynamic import SET, RigL
-from scorch.nn.embedding import SparseEmbedding
-from scorch.nn.graph import GCNConv, GINConv, SAGEConv
-from scorch.nn.graph_attention import GATConv
-from scorch.nn.inputs import Linear, SparseEmbeddingBag
-from scorch.nn.linear import SparseLinear
-from scorch.nn.loading import load_sparse
-from scorch.nn.moe import MoE, TopKGate
-from scorch.nn.multihead_attention import MultiheadAttention
-from scorch.nn.prune import erdos_renyi_densities
+from scorch._src.nn import data_parallel, masks
+from scorch._src.nn.autoencoder import TopKAutoencoder
+from scorch._src.nn.dynamic import SET, RigL
+from scorch._src.nn.embedding import SparseEmbedding
+from scorch._src.nn.graph import GCNConv, GINConv, SAGEConv
+from scorch._src.nn.graph_attention import GATConv
+from scorch._src.nn.inputs import Linear, SparseEmbeddingBag
+from scorch._src.nn.linear import SparseLinear
+from scorch._src.nn.loading import load_sparse
+from scorch._src.nn.moe import MoE, TopKGate
+from scorch._src.nn.multihead_attention import MultiheadAttention
+from scorch._src.nn.prune import erdos_renyi_densities
 
 __all__ = [
     "SET",

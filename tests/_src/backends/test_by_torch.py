@@ -17,18 +17,18 @@ from properties import test_einsum as einsums
 from properties import test_evaluate as expressions
 from properties import test_torch_calls as chains
 from properties.torch_steps import FAMILIES
-from scorch._src.backends.by_torch import levels, relations
-from scorch._src.backends.by_torch import run as by_torch
-from scorch._src.backends.by_torch.relations import Relation
+from scorch._src.backends.cpu import toolchain
+from scorch._src.backends.cpu.routines import graph_attention as attend_routines
+from scorch._src.backends.cpu.routines import neighbour_max as neighbour_routines
+from scorch._src.engine import executable as prepared_steps
+from scorch._src.engine.by_torch import levels, relations
+from scorch._src.engine.by_torch import run as by_torch
+from scorch._src.engine.by_torch.relations import Relation
+from scorch._src.engine.executable import Prepared
+from scorch._src.formats import Format
+from scorch._src.storage.coordinates import entries
+from scorch._src.storage.storage import Storage
 from scorch.errors import CompilerNotFoundError, ScorchWarning
-from scorch.formats import Format
-from scorch.runtime import attend as attend_routines
-from scorch.runtime import neighbours as neighbour_routines
-from scorch.runtime import toolchain
-from scorch.tensor import prepared as prepared_steps
-from scorch.tensor.coordinates import entries
-from scorch.tensor.prepared import Prepared
-from scorch.tensor.storage import Storage
 from validity import check_storage
 from without_compiler import without_compiler
 
@@ -169,7 +169,7 @@ def test_places_too_many_for_one_number(compared: list[str]) -> None:
 
 
 def test_large_products_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scorch._src.backends.by_torch import statement
+    from scorch._src.engine.by_torch import statement
 
     draw = torch.Generator().manual_seed(5)
     A = (torch.rand(40, 30, generator=draw) < 0.3).double()

@@ -13,16 +13,15 @@ import pytest
 import torch
 
 import scorch
-from scorch._src.engine import notes
-from scorch.compiler.plan import Step
-from scorch.formats import Format
-from scorch.formats.format import LEVELS
-from scorch.notation.nodes import Access, Expr, Literal, Op
-from scorch.ops import calls
-from scorch.runtime import cache, jit, schedules
-from scorch.runtime.kernel import Schedule
+from scorch._src.backends.cpu import cache, jit
+from scorch._src.backends.cpu.kernel import Schedule
+from scorch._src.compiler.plan import Step
+from scorch._src.engine import execute, notes, schedules
+from scorch._src.formats import Format
+from scorch._src.formats.format import LEVELS
+from scorch._src.notation.nodes import Access, Expr, Literal, Op
+from scorch._src.statements import call_cache
 from scorch.settings import settings
-from scorch.tensor import run
 
 FORMATS = ("csr", "csc", "coo", "dcsr", "bsr(2,2)")
 STATEMENTS = (
@@ -37,7 +36,13 @@ STATEMENTS = (
 
 def forget() -> None:
     schedules.forget()
-    for kept in (run._plans, run._contractions, run._conversions, calls._known, calls._recent):
+    for kept in (
+        execute._plans,
+        execute._contractions,
+        execute._conversions,
+        call_cache._known,
+        call_cache._recent,
+    ):
         kept.clear()
 
 
@@ -63,7 +68,7 @@ def plans() -> list[Schedule]:
 
     dense = torch.arange(48.0).view(6, 8) % 5
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "new_schedule", spy)
+        patch.setattr(execute, "new_schedule", spy)
         for form in FORMATS:
             A, B = scorch.from_torch(dense, format=form), scorch.from_torch(dense, format="csr")
             for text in STATEMENTS:
@@ -117,7 +122,8 @@ HOSTILE: list[Any] = [
     None, True, -1, 2**80, 1.5, "", "os.system", "builtins.eval", "__class__", [], {}, [[]],
     ["os.system", "touch hostile"], ["Schedule"], ["Plan", 1, 2], ["Format", "ds"],
     ["Literal", ["Literal", 1]],
-    ["Op", "add", "ab"], {"__reduce__": ["os.system"]}, ["Access", "A", "ij"], ["scorch.runtime.jit", "load"],
+    ["Op", "add", "ab"], {"__reduce__": ["os.system"]}, ["Access", "A", "ij"],
+    ["scorch._src.backends.cpu.jit", "load"],
 ]  # fmt: skip
 
 

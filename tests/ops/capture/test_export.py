@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import scorch
+from scorch._src.compile.capture.serialize import function_named, name_of, read, write
+from scorch._src.tensor.autograd import sparse_of
 from scorch.errors import UnsupportedError
-from scorch.ops.capture.text import function_named, name_of, read, write
-from scorch.tensor.learning import sparse_of
 from torch_has import needs_export_of_sparse_arguments
 
 

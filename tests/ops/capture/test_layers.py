@@ -14,7 +14,7 @@ import scorch
 from scorch import SparseTensor
 from torch_has import needs_export_of_sparse_arguments, needs_sizes_of_numbers
 
-MASK = scorch.nn.masks.window(16, 2)
+MASK = scorch._src.nn.masks.window(16, 2)
 
 
 def attention(**options: Any) -> torch.nn.Module:
@@ -118,7 +118,7 @@ def test_attention_with_a_sparse_mask_is_exported() -> None:
 @needs_sizes_of_numbers
 def test_a_mask_is_made_inside_of_a_graph() -> None:
     def attend(q: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, q, q, attn_mask=scorch.nn.masks.window(16, 2))
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=scorch._src.nn.masks.window(16, 2))
 
     q = drawn(2, 16, 8)
     torch.testing.assert_close(torch.compile(attend, fullgraph=True, backend="aot_eager")(q), attend(q))

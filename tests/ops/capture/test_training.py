@@ -12,7 +12,7 @@ from torch import nn
 
 import scorch
 from scorch import SparseTensor
-from scorch.tensor.learning import sparse_of
+from scorch._src.tensor.autograd import sparse_of
 
 
 def drawn(*shape: int, format: str = "csr", density: float = 0.4) -> Any:

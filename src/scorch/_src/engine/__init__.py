@@ -1,0 +1,1 @@
+"""Run a step: plan it, find its kernel, allocate the result, call."""

@@ -16,16 +16,16 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from scorch.compiler.convert_operands import Conversion
-from scorch.compiler.cost import Cost
-from scorch.compiler.infer_format import Inferred
-from scorch.compiler.order_loops import Choice
-from scorch.compiler.pipeline import Planned
-from scorch.compiler.plan import Operand, Plan, Splits, Step, Vectors
-from scorch.formats import Format
-from scorch.formats.format import LEVELS
-from scorch.loops.types import TYPES, Type
-from scorch.notation.nodes import Access, Literal, Op, Reduce
+from scorch._src.compiler.pipeline import Planned
+from scorch._src.compiler.plan import Operand, Plan, Splits, Step, Vectors
+from scorch._src.compiler.schedule.convert_operands import Conversion
+from scorch._src.compiler.schedule.cost import Cost
+from scorch._src.compiler.schedule.infer_format import Inferred
+from scorch._src.compiler.schedule.order_loops import Choice
+from scorch._src.formats import Format
+from scorch._src.formats.format import LEVELS
+from scorch._src.loops.types import TYPES, Type
+from scorch._src.notation.nodes import Access, Literal, Op, Reduce
 
 NODES: dict[str, type] = {
     node.__name__: node

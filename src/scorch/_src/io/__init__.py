@@ -1,0 +1,1 @@
+"""Files, pickles and data loaders."""

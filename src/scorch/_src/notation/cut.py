@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scorch.notation.indexing import Statement
-from scorch.notation.nodes import Access, Assign, Expr, Op, Reduce
-from scorch.notation.show import show
-from scorch.notation.trees import accesses, children, free_indices, substitute, walk, with_children
+from scorch._src.notation.indexing import Statement
+from scorch._src.notation.nodes import Access, Assign, Expr, Op, Reduce
+from scorch._src.notation.show import show
+from scorch._src.notation.trees import accesses, children, free_indices, substitute, walk, with_children
 
 MOST_ACCESSES = 12  # of one short statement
 
@@ -47,8 +47,8 @@ class Short:
 def cut(statement: Statement, most: int = MOST_ACCESSES) -> tuple[Short, ...]:
     """The short statements that ``statement`` is run as, in order; the last one has its target.
 
-    >>> from scorch.notation.indexing import parse
-    >>> from scorch.notation.show import show
+    >>> from scorch._src.notation.indexing import parse
+    >>> from scorch._src.notation.show import show
     >>> [show(short.statement) for short in cut(parse("y[i] = (a[i] + b[i]) + (c[i] + d[i])"), most=2)]
     ['C1[i] = a[i] + b[i]', 'C2[i] = c[i] + d[i]', 'y[i] = C1[i] + C2[i]']
     """

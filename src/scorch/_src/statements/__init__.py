@@ -1,1 +1,1 @@
-"""Statements on tensors: how einsum and evaluate run them."""
+"""Run ``einsum`` and ``evaluate``, with gradients of any order."""

@@ -1,1 +1,1 @@
-"""Sparse tensors as torch sees them: what they answer and what they refuse."""
+"""``SparseTensor``: what users hold, and how torch's functions and autograd reach it."""

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from scorch._src.bounded import BoundedCache
+from scorch._src.grad_state import untracked
+from scorch._src.tensor.call_errors import KINDS, SMALL, cleaned, described, name_of
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchDispatch, is_any_autocast_enabled, tree_leaves, tree_map
 from scorch.errors import ScorchError, ShapeError
-from scorch.tensor.retell import KINDS, SMALL, cleaned, described, name_of
-from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.tracking import untracked
 
 CAPACITY = 4096  # calls that are remembered as accepted
 MOST_ELEMENTS = 1 << 24  # of an outer product of all small tensors; beyond, tensors have no memory

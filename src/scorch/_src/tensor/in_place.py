@@ -14,6 +14,11 @@ from typing import Any
 
 import torch
 
+from scorch._src.grad_state import is_grad_enabled, is_transformed
+from scorch._src.storage.storage import Pattern, Storage, plain
+from scorch._src.tensor.autograd import apply, by_formula, check_gradient, used, values_at, values_of
+from scorch._src.tensor.registry import implements, implements_learning
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.views import (
     is_overlapping,
     mark_changed,
@@ -31,11 +36,6 @@ from scorch._src.tensor.write_checks import (
 )
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import InPlaceError
-from scorch.tensor.dispatch import implements, implements_learning
-from scorch.tensor.learning import apply, by_formula, check_gradient, used, values_at, values_of
-from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.storage import Pattern, Storage, plain
-from scorch.tensor.tracking import is_grad_enabled, is_transformed
 
 
 def write(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -83,7 +83,7 @@ def _written_in_torch_func(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Pattern, torch.Tensor]:
     """The entries of the first argument after ``func``, tracked by ``torch.func``."""
-    from scorch.tensor.whole import as_a_whole
+    from scorch._src.tensor.functorch import as_a_whole
 
     def written(target: SparseTensor, *rest: Any, **named: Any) -> SparseTensor:
         func(target, *rest, **named)

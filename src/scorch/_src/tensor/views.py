@@ -18,13 +18,13 @@ from collections.abc import Iterator
 
 import torch
 
+from scorch._src.engine.execute import convert
+from scorch._src.formats import Format
+from scorch._src.grad_state import untracked
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.entries import Entries, entries_of, from_entries
+from scorch._src.tensor.sparse_tensor import SparseTensor, Step, run_steps
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
-from scorch.formats import Format
-from scorch.tensor.entries import Entries, entries_of, from_entries
-from scorch.tensor.run import convert
-from scorch.tensor.sparse_tensor import SparseTensor, Step, run_steps
-from scorch.tensor.storage import Pattern, Storage
-from scorch.tensor.tracking import untracked
 
 
 @contextlib.contextmanager

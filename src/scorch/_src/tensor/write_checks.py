@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from scorch._src.grad_state import is_grad_enabled
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.views import is_overlapping
 from scorch._src.torch_internals import tree_leaves
 from scorch.errors import CallError, InPlaceError
-from scorch.tensor.sparse_tensor import SparseTensor
-from scorch.tensor.tracking import is_grad_enabled
 
 # In place these change what a tensor looks like, and no element.
 RESHAPING = {"squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}

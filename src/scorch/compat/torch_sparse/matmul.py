@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from scorch._src.statements.einsum import einsum
+from scorch._src.storage.storage import Storage
+from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
+from scorch._src.tensor.sparse_tensor import with_values
 from scorch.compat.torch_sparse.storage import SparseStorage, combine
 from scorch.errors import OperandError, ShapeError, UnsupportedError
-from scorch.ops import einsum
-from scorch.tensor.sparse_tensor import SparseTensor as Matrix
-from scorch.tensor.sparse_tensor import with_values
-from scorch.tensor.storage import Storage
 
 if TYPE_CHECKING:
     from scorch.compat.torch_sparse.tensor import SparseTensor

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.create.build import from_compressed
+from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
 from scorch.errors import IndexRangeError, OperandError, ShapeError
-from scorch.tensor.build import from_compressed
-from scorch.tensor.sparse_tensor import SparseTensor as Matrix
-from scorch.tensor.storage import Pattern, Storage
 
 _CACHED = ("rowcount", "colptr", "colcount", "csr2csc", "csc2csr")
 

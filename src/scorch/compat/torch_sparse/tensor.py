@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scorch._src.tensor.interop.torch_layouts import from_scipy
+from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
 from scorch.compat.torch_sparse import arithmetic, arrange, casts, forms
 from scorch.compat.torch_sparse import matmul as products
 from scorch.compat.torch_sparse import reduce as reductions
@@ -18,8 +20,6 @@ from scorch.compat.torch_sparse import sample as sampling
 from scorch.compat.torch_sparse.facts import Facts, are_equal
 from scorch.compat.torch_sparse.storage import SparseStorage
 from scorch.errors import OperandError, ShapeError
-from scorch.tensor.interop import from_scipy
-from scorch.tensor.sparse_tensor import SparseTensor as Matrix
 
 Sizes = tuple[int | None, int | None]
 

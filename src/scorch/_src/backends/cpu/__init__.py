@@ -1,0 +1,1 @@
+"""Kernels as C: compile, load, keep and call them."""

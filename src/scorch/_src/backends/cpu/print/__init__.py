@@ -1,0 +1,1 @@
+"""Print the loop language as C."""

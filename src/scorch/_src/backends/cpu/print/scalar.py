@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from scorch.loops.analysis import children_by_field
-from scorch.loops.cpp import print_kernel
-from scorch.loops.nodes import Array, Expr, For, Function, Kernel, Lanes, Stmt, Tile, Total
+from scorch._src.backends.cpu.print.c import print_kernel
+from scorch._src.loops.analysis import children_by_field
+from scorch._src.loops.nodes import Array, Expr, For, Function, Kernel, Lanes, Stmt, Tile, Total
 
 Node = TypeVar("Node", bound=Expr | Stmt | Array | Function)
 

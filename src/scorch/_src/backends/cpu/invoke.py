@@ -1,0 +1,240 @@
+"""Calling a kernel at the lowest cost Python allows.
+
+Every kernel is ``long long kernel(long long *args)``: pointers and sizes go in as 64-bit integers, and a
+kernel may write results, such as the address of an array it has allocated, back into the slots. A small
+builtin function written in C, compiled like any kernel, unpacks the integers and lets other Python threads
+run meanwhile. It is made without ``Python.h``, which is often not installed: the few functions it needs
+have been stable since Python 3.7. Where it cannot be made, ctypes does the same more slowly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from scorch._src.backends.cpu import jit, openmp
+from scorch.errors import CompilationError, CompilerNotFoundError, FreedError
+from scorch.settings import current
+
+if TYPE_CHECKING:
+    import torch
+
+_TRAMPOLINE = """\
+typedef long long (*kernel_t)(long long *);
+typedef struct object object;
+extern object *PyExc_TypeError, *PyExc_ValueError;
+void PyErr_SetString(object *, const char *);
+object *PyErr_NoMemory(void);
+object *PyErr_Occurred(void);
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *);
+long long PyLong_AsLongLong(object *);
+object *PyLong_FromLongLong(long long);
+long PyList_Size(object *);
+object *PyList_GetItem(object *, long);
+int PyList_SetItem(object *, long, object *);
+void PyErr_Clear(void);
+void *malloc(unsigned long);
+void free(void *);
+
+#define FEW 64
+
+static int unpack(object *item, long long *value) {
+    *value = PyLong_AsLongLong(item);
+    return *value != -1 || !PyErr_Occurred();
+}
+
+static kernel_t unpack_kernel(object *const *given, long count) {
+    long long address;
+    if (count < 1) {
+        PyErr_SetString(PyExc_TypeError, "the first argument must be the address of a kernel");
+        return 0;
+    }
+    if (!unpack(given[0], &address)) return 0;
+    if (!address) PyErr_SetString(PyExc_ValueError, "the address of a kernel is 0");
+    return (kernel_t)address;
+}
+
+static long long run(kernel_t kernel, long long *args) {
+    void *thread = PyEval_SaveThread();
+    long long status = kernel(args);
+    PyEval_RestoreThread(thread);
+    return status;
+}
+
+object *scorch_call(object *self, object *const *given, long count) {
+    long long few[FEW], *args = few;
+    object *result = 0;
+    kernel_t kernel = unpack_kernel(given, count);
+    if (!kernel) return 0;
+    if (count - 1 > FEW && !(args = malloc((count - 1) * sizeof *args))) return PyErr_NoMemory();
+    for (long i = 1; i < count; i++)
+        if (!unpack(given[i], &args[i - 1])) goto done;
+    result = PyLong_FromLongLong(run(kernel, args));
+done:
+    if (args != few) free(args);
+    return result;
+}
+
+object *scorch_call_back(object *self, object *const *given, long count) {
+    long long few[2 * FEW], *args = few, *before, status;
+    object *result = 0;
+    long size;
+    kernel_t kernel = unpack_kernel(given, count);
+    if (!kernel) return 0;
+    if (count != 2 || (size = PyList_Size(given[1])) < 0) {
+        PyErr_Clear();
+        PyErr_SetString(PyExc_TypeError, "call_back takes the address of a kernel and a list");
+        return 0;
+    }
+    if (size > FEW && !(args = malloc(2 * size * sizeof *args))) return PyErr_NoMemory();
+    before = args + size;
+    for (long i = 0; i < size; i++) {
+        object *item = PyList_GetItem(given[1], i);
+        if (!item || !unpack(item, &args[i])) goto done;
+        before[i] = args[i];
+    }
+    status = run(kernel, args);
+    for (long i = 0; i < size; i++) {
+        object *item;
+        if (args[i] == before[i]) continue;
+        item = PyLong_FromLongLong(args[i]);
+        if (!item || PyList_SetItem(given[1], i, item) < 0) goto done;
+    }
+    result = PyLong_FromLongLong(status);
+done:
+    if (args != few) free(args);
+    return result;
+}
+"""
+SOURCES = (_TRAMPOLINE,)
+_METH_FASTCALL = 0x0080
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Two ways to call the kernel at an address; both release the interpreter lock.
+
+    ``call(address, *args)`` returns what the kernel returns. ``call_back(address, args)`` also replaces
+    the items of the list ``args`` by what the kernel left in their slots.
+    """
+
+    call: Callable[..., int]
+    call_back: Callable[[int, list[int]], int]
+    kind: Literal["trampoline", "ctypes"]
+
+
+class _MethodDef(ctypes.Structure):
+    """CPython's ``PyMethodDef``."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+_lock = threading.Lock()
+_caller: Caller | None = None
+
+
+def make_caller() -> Caller:
+    """The fastest way to call kernels in this Python; made once, so keep its two functions at hand."""
+    global _caller
+    if _caller is None:
+        with _lock:
+            if _caller is None:
+                _caller = _trampoline() or _through_ctypes()
+    return _caller
+
+
+@functools.cache
+def parallel_runtime() -> int:
+    """The address of torch's ``torch_parallel_for`` or its like; 0 where kernels have to run on one thread.
+
+    Kernels share torch's threads instead of starting their own: two pools spinning on the same cores make
+    both slow, and ``torch.set_num_threads`` is obeyed for free.
+    """
+    import torch
+
+    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+        if hasattr(library, "torch_parallel_for"):  # from torch 2.10 on
+            return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value or 0
+        return openmp.parallel_for(library)
+    except (OSError, AttributeError, CompilationError):
+        return 0
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where the elements of ``tensor`` are; refused where its memory was taken away."""
+    found = tensor.data_ptr()
+    if not found and tensor.numel():
+        raise FreedError(
+            f"an operand of shape {tuple(tensor.shape)} has no memory: its storage was resized or freed; "
+            "make it anew"
+        )
+    return found
+
+
+def threads_for(work: int, each: int, most: int | None = None) -> tuple[int, int]:
+    """``parallel_runtime`` and how many threads, at ``each`` of ``work`` or more, share it (at ``most``)."""
+    import torch
+
+    parallel = parallel_runtime()
+    threads = most or current().threads or torch.get_num_threads()
+    return parallel, max(1, min(threads, work // each)) if parallel else 1
+
+
+def _trampoline() -> Caller | None:
+    if sys.implementation.name != "cpython" or "t" in getattr(sys, "abiflags", ""):  # without a global lock
+        return None
+    try:
+        library = jit.load(_TRAMPOLINE, "the function that calls kernels")
+        call = builtin(b"call", library.address("scorch_call"))
+        call_back = builtin(b"call_back", library.address("scorch_call_back"))
+        return Caller(call, call_back, "trampoline")
+    except CompilerNotFoundError:
+        raise
+    except Exception:  # whatever is unusual about this Python, ctypes still works
+        return None
+
+
+def builtin(name: bytes, address: int) -> Callable[..., Any]:
+    """The C function at ``address``, which takes arguments as ``METH_FASTCALL`` does, as a builtin."""
+    definition = _MethodDef(name, address, _METH_FASTCALL, None)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(definition))  # for ever: a builtin may outlive this module
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype = ctypes.py_object
+    make.argtypes = [ctypes.POINTER(_MethodDef), ctypes.c_void_p, ctypes.c_void_p]
+    made: Callable[..., Any] = make(ctypes.byref(definition), None, None)
+    return made
+
+
+def _through_ctypes() -> Caller:
+    kernel_type = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_void_p)
+
+    @functools.lru_cache(maxsize=4096)
+    def kernel_at(address: int) -> Callable[[Any], int]:
+        if not address:
+            raise ValueError("the address of a kernel is 0")
+        return kernel_type(address)
+
+    def call(address: int, *args: int) -> int:
+        return kernel_at(address)((ctypes.c_longlong * len(args))(*args))
+
+    def call_back(address: int, args: list[int]) -> int:
+        slots = (ctypes.c_longlong * len(args))(*args)
+        status = kernel_at(address)(slots)
+        args[:] = slots
+        return status
+
+    return Caller(call, call_back, "ctypes")

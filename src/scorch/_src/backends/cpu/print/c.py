@@ -1,0 +1,459 @@
+"""Print a kernel as plain C that is also C++.
+
+The text includes no header and links no library, so that any C compiler turns it into a shared
+object in about a tenth of a second. It is meant to be read: names come from the kernel, parentheses
+and casts appear only where C needs them, and only the helpers that are called are printed.
+
+Expressions are printed with C's precedences. Two facts about C shape the rest: arithmetic on narrow
+integers happens in ``int``, so its result is cast back to wrap where the loops say it wraps; and
+``restrict`` with ``const`` is what lets the compiler keep values in registers across stores.
+"""
+
+from __future__ import annotations
+
+from scorch._src.backends.cpu.print.expressions import (
+    ATOM,
+    ExpressionPrinter,
+    c_name,
+    indent,
+    pointer_to,
+    safe_name,
+)
+from scorch._src.backends.cpu.print.functions import EXTERNS, FUNCTIONS, TYPEDEFS, helpers, needed_by
+from scorch._src.backends.cpu.print.lanes import (
+    in_lanes,
+    print_lanes,
+    print_prefetch,
+    print_tile,
+    vector_typedef,
+)
+from scorch._src.backends.cpu.print.totals import (
+    needed_lanes,
+    neighbours_helper,
+    print_total,
+    print_totals,
+    runs,
+    total_helper,
+    totals_helper,
+    totals_name,
+    vector_name,
+)
+from scorch._src.backends.cpu.print.workers import print_parallel
+from scorch._src.loops.analysis import assigned, loop_depth, walk, written
+from scorch._src.loops.jam import renamed
+from scorch._src.loops.nodes import (
+    MOST_TURNS,
+    Allocate,
+    Array,
+    Assign,
+    Binary,
+    Block,
+    Call,
+    Comment,
+    Const,
+    Copy,
+    Declare,
+    Expr,
+    Fail,
+    Fill,
+    For,
+    Free,
+    Function,
+    If,
+    KeepArray,
+    Kernel,
+    Lanes,
+    Load,
+    Parallel,
+    Perform,
+    Prefetch,
+    Put,
+    PutArray,
+    Resize,
+    Return,
+    SlotArray,
+    Stmt,
+    Store,
+    Tile,
+    Total,
+    Var,
+    While,
+)
+from scorch._src.loops.routines import ROUTINES
+from scorch._src.loops.types import INT64, Type
+
+__all__ = ["FUNCTIONS", "print_kernel"]
+
+# gcc optimises loops inside one another in a time that grows with the cube of their number.
+DEEP = 12
+QUICKLY = """#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O1", "no-tree-loop-optimize")
+#endif"""
+
+
+def print_kernel(kernel: Kernel) -> str:
+    """The C source of ``kernel``."""
+    printer = _Printer(kernel)
+    bodies = [printer.function(function) for function in kernel.functions]
+    # Helpers follow what they call, in the order of their table.
+    wanted = set(printer.used)
+    frontier = list(wanted)
+    while frontier:
+        name = frontier.pop()
+        text = helpers().get(name)
+        needs = needed_by(text) if text else set(ROUTINES[name].externs) if name in ROUTINES else set()
+        frontier += needs - wanted
+        wanted |= needs
+    externs = [EXTERNS[name] for name in EXTERNS if name in wanted]
+    static = [text for name, text in helpers().items() if name in wanted]
+    static += [routine.text for name, routine in ROUTINES.items() if name in wanted]
+    parts = ["\n".join(_comment(line) for line in kernel.header.splitlines())] if kernel.header else []
+    if max(map(loop_depth, kernel.functions)) > DEEP:
+        parts.append(QUICKLY)
+    vectors = sorted(printer.vectors, key=lambda v: (v[0].name, v[1]))
+    parts.append("\n".join([TYPEDEFS, *(vector_typedef(element, lanes) for element, lanes in vectors)]))
+    parts.append('#ifdef __cplusplus\n#define restrict __restrict__\nextern "C" {\n#endif')
+    if externs:
+        parts.append("\n".join(externs))
+    static += [total_helper(element, lanes) for element, lanes in printer.totals]
+    paired = dict.fromkeys((element, count) for element, _, count in printer.joint)
+    static += [neighbours_helper(element, lanes) for element, lanes in paired]
+    static += [totals_helper(*joint) for joint in printer.joint]
+    static += [in_lanes(*function) for function in printer.of_vectors]
+    parts += [*static, *bodies, "#ifdef __cplusplus\n}\n#endif"]
+    return "\n\n".join(parts) + "\n"
+
+
+class _Printer:
+    """Prints functions and remembers what they call."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.functions = {function.name: function for function in kernel.functions}
+        self.used: set[str] = set()
+        self.outlined: list[str] = []
+        self.workers = 0
+        self.declared: set[str] = set()
+        self.vectors: set[tuple[Type, int]] = set()
+        self.totals: dict[tuple[Type, int], None] = {}  # in the order of their definitions
+        self.joint: dict[tuple[Type, int, int], None] = {}
+        self.of_vectors: dict[tuple[str, Type, int], None] = {}
+
+    def function(self, function: Function) -> str:
+        self.outlined = []
+        self.declared.add(function.name)
+        nodes = walk(function)
+        names = {n.name for n in nodes if isinstance(n, Var | Array)}
+        scope = _Scope(
+            self,
+            names,
+            assigned(function.body),
+            written(function.body, self.functions),
+            "return 1;" if function.exported else "return -1;",
+        )
+        early = [
+            f"{self.signature(self.functions[node.function])};"
+            for node in dict.fromkeys(n for n in nodes if isinstance(n, Call))
+            if node.function in self.functions and node.function not in self.declared
+        ]
+        lines = scope.unpack(function.params, self.kernel) if function.exported else []
+        lines += scope.statement(function.body)
+        if not lines or not _returns(function.body):
+            lines.append("return 0;")
+        definition = "\n".join([f"{self.signature(function)} {{", *indent(lines), "}"])
+        return "\n\n".join([*dict.fromkeys(early), *self.outlined, definition])
+
+    def signature(self, function: Function) -> str:
+        if function.exported:
+            return f"long long {function.name}(long long *args)"
+        changed, fixed = written(function.body, self.functions), assigned(function.body)
+        params = [
+            f"{pointer_to(p, p.name in changed)}{safe_name(p.name)}"
+            if isinstance(p, Array)
+            else f"{'' if p.name in fixed else 'const '}{c_name(p.type)} {safe_name(p.name)}"
+            for p in function.params
+        ]
+        return f"static i64 {function.name}({', '.join(params) or 'void'})"
+
+
+class _Scope(ExpressionPrinter):
+    """Prints statements and expressions of one C function."""
+
+    def __init__(
+        self,
+        printer: _Printer,
+        names: set[str],
+        assigned: set[str],
+        written: set[str],
+        fail: str,
+        in_worker: bool = False,
+    ) -> None:
+        super().__init__(printer.used)
+        self.printer = printer
+        self.names = names
+        self.assigned = assigned
+        self.written = written
+        self.fail = fail
+        self.in_worker = in_worker
+        self.tiles: dict[str, int] = {}  # the number of registers of each tile
+
+    def inside(self, names: set[str], written: set[str], fail: str) -> _Scope:
+        """The scope of a function that threads run."""
+        return _Scope(self.printer, self.names, names, written, fail, in_worker=True)
+
+    # Declarations
+
+    def vector(self, element: Type, lanes: int) -> str:
+        """The name of a vector type, which is then declared."""
+        if lanes > 1:
+            self.printer.vectors.add((element, lanes))
+        return vector_name(element, lanes)
+
+    def of_vectors(self, name: str, element: Type, lanes: int) -> str:
+        """The name of a function of vectors, which is then declared."""
+        if lanes == 1:
+            return self.use(f"{name}_{c_name(element)}")
+        self.printer.of_vectors[name, element, lanes] = None
+        return f"{name}_{self.vector(element, lanes)}"
+
+    def total(self, element: Type, lanes: int) -> str:
+        """The name of the function that adds the lanes of a register."""
+        for width in needed_lanes(lanes):
+            self.printer.totals[element, width] = None
+            self.vector(element, width)
+        return f"total_{vector_name(element, lanes)}"
+
+    def totals(self, element: Type, lanes: int, count: int) -> str:
+        """The name of the function that adds the lanes of ``count`` registers at once."""
+        for width in needed_lanes(lanes, count):
+            self.printer.joint[element, width, count] = None
+            self.vector(element, width)
+        return totals_name(element, lanes, count)
+
+    def term(self, e: Expr) -> tuple[str, int]:
+        if isinstance(e, Total):
+            return print_total(self, e), ATOM
+        return super().term(e)
+
+    def unpack(self, params: tuple[Var | Array, ...], kernel: Kernel) -> list[str]:
+        lines = []
+        for p in params:
+            slot = f"args[{kernel.slot(p.name)}]"
+            if isinstance(p, Array):
+                lines.append(self.pointer(p, slot))
+            else:
+                assert p.type.is_integer, f"slot {p.name} is not an integer"
+                value = slot if p.type == INT64 else f"({c_name(p.type)}){slot}"
+                lines.append(f"{self.variable(p)} = {value};")
+        return lines
+
+    def variable(self, var: Var) -> str:
+        const = "" if var.name in self.assigned else "const "
+        return f"{const}{c_name(var.type)} {safe_name(var.name)}"
+
+    def pointer(self, array: Array, value: str) -> str:
+        changed = array.name in self.written
+        kind = pointer_to(array, changed, restrict=False).rstrip()
+        return f"{pointer_to(array, changed)}{safe_name(array.name)} = ({kind}){value};"
+
+    def fresh(self, name: str) -> str:
+        while name in self.names:
+            name += "_"
+        return name
+
+    # Statements
+
+    def statement(self, stmt: Stmt) -> list[str]:
+        match stmt:
+            case Block(body):
+                return [line for run in runs(body) for line in self.in_order(run)]
+            case Comment(text):
+                return [_comment(line) for line in text.splitlines()]
+            case Declare(var, value):
+                return [f"{self.variable(var)} = {self.converted(value)};"]
+            case Assign(var, value):
+                return [self.assignment(safe_name(var.name), var, value)]
+            case Store(array, index, value):
+                assert array.element.computes_in == array.element, f"store to {array}"
+                return [self.assignment(self.element(array, index), Load(array, index), value)]
+            case For():
+                return self.loop(stmt)
+            case Lanes():
+                return print_lanes(self, stmt)
+            case Tile():
+                return print_tile(self, stmt)
+            case Prefetch():
+                return print_prefetch(self, stmt)
+            case While(condition, body):
+                return [f"while ({self.expr(condition)}) {{", *indent(self.statement(body)), "}"]
+            case If():
+                return self.branch(stmt)
+            case Allocate() | Resize() | Free() | Fill() | Copy():
+                return self.memory(stmt)
+            case Perform(call):
+                return [f"{self.expr(call)};"]
+            case Return(value):
+                assert not self.in_worker, "a parallel loop cannot return"
+                return [f"return {self.converted(value)};"]
+            case Fail():
+                return [self.fail]
+            case Put() | PutArray() | SlotArray() | KeepArray():
+                return self.slots(stmt)
+            case Parallel():
+                return print_parallel(self, stmt)
+        raise AssertionError(f"cannot print {stmt!r}")
+
+    def memory(self, stmt: Allocate | Resize | Free | Fill | Copy) -> list[str]:
+        """Arrays that begin, grow, end, or are written at once."""
+        match stmt:
+            case Allocate(array, count, zero):
+                call = self.use("allocate_zero" if zero else "allocate")
+                memory = f"{call}({self.converted(count)}, sizeof({c_name(array.element)}))"
+                return [self.pointer(array, memory), f"if (!{safe_name(array.name)}) {self.fail}"]
+            case Resize(array, count):
+                name, t = safe_name(array.name), c_name(array.element)
+                call = f"{self.use('resize')}({name}, {self.converted(count)}, sizeof({t}))"
+                return [f"{name} = ({t} *){call};", f"if (!{name}) {self.fail}"]
+            case Free(array):
+                return [f"{self.use('free')}((void *){safe_name(array.name)});"]
+            case Fill(array, start, stop, value):
+                return self.fill(array, start, stop, value)
+            case Copy(target, target_start, source, source_start, count):
+                call = self.use("memmove" if target == source else "memcpy")
+                to, what = self.address(target, target_start), self.address(source, source_start)
+                return [f"{call}({to}, {what}, {self.size(count, target)});"]
+
+    def slots(self, stmt: Put | PutArray | SlotArray | KeepArray) -> list[str]:
+        """What passes between a kernel and its caller, and arrays kept in tables."""
+        match stmt:
+            case Put() | PutArray() if self.in_worker:
+                raise AssertionError("a parallel loop cannot put results")
+            case Put(slot, value):
+                assert value.type.is_integer, f"slot {slot} is not an integer"
+                return [f"args[{self.printer.kernel.slot(slot)}] = {self.converted(value)};"]
+            case PutArray(slot, array):
+                return [f"args[{self.printer.kernel.slot(slot)}] = (i64){safe_name(array.name)};"]
+            case SlotArray(array, table, index):
+                return [self.pointer(array, self.element(table, index))]
+            case KeepArray(table, index, array):
+                return [f"{self.element(table, index)} = (i64){safe_name(array.name)};"]
+
+    def in_order(self, run: list[Stmt]) -> list[str]:
+        return print_totals(self, run) if len(run) > 1 else self.statement(run[0])
+
+    def assignment(self, target: str, place: Expr, value: Expr) -> str:
+        """``x += y`` for ``x = x + y`` where C's operator does the same."""
+        t = place.type
+        match value:
+            case Binary(op, a, b, _) if a == place and op in ("+", "-", "*", "/"):
+                if t.kind in ("int", "uint", "float"):
+                    if b == Const(1, t) and t.is_integer and op in "+-":
+                        return f"{target}{op}{op};"
+                    return f"{target} {op}= {self.converted(b)};"
+        return f"{target} = {self.converted(value)};"
+
+    def loop(self, stmt: For) -> list[str]:
+        var, start, stop, body = stmt.var, stmt.start, stmt.stop, stmt.body
+        assert var.name not in {n.name for e in (start, stop) for n in walk(e) if isinstance(n, Var)}
+        name, t = safe_name(var.name), c_name(var.type)
+        first, last = f"{t} {name} = {self.converted(start)}", self.converted(stop)
+        once = isinstance(stop, Const) or (isinstance(stop, Var) and stop.name not in assigned(body))
+        summed = _summed(body) if stmt.sums > 1 else None
+        before: list[str] = []
+        if not once:
+            hoisted = self.fresh(f"{var.name}_stop")
+            if summed is None:
+                first, last = f"{first}, {hoisted} = {last}", hoisted
+            else:  # the pragma wants a loop with one variable
+                before, last = [f"const {t} {hoisted} = {last};"], hoisted
+        if summed is not None and stmt.sums <= MOST_TURNS:
+            return ["{", *indent([*before, *self.in_turns(stmt, summed, first, last)]), "}"]
+        if summed is not None:
+            before.append(f"#pragma omp simd reduction(+:{safe_name(summed.name)})")
+        lines = indent(self.statement(body))
+        return [*before, f"for ({first}; {name} < {last}; {name}++) {{", *lines, "}"]
+
+    def in_turns(self, stmt: For, summed: Var, first: str, last: str) -> list[str]:
+        """A sum in several variables, so that an addition need not wait for the one before it."""
+        name, total, kind = safe_name(stmt.var.name), safe_name(summed.name), c_name(summed.type)
+        once = indent(self.statement(stmt.body))
+        others = [f"{total}_{turn}" for turn in range(1, stmt.sums)]
+        turns = ["  {", *indent(once), "  }"]
+        for turn, other in enumerate(others, 1):
+            after = f"{stmt.var.name}_{turn}"
+            body = renamed(stmt.body, {stmt.var.name: after, summed.name: other})
+            begin = f"  const {c_name(stmt.var.type)} {safe_name(after)} = {name} + {turn};"
+            turns += ["  {", f"  {begin}", *indent(indent(self.statement(body))), "  }"]
+        return [
+            f"{first};",
+            f"{kind} {', '.join(f'{other} = 0' for other in others)};",
+            f"for (; {name} + {stmt.sums - 1} < {last}; {name} += {stmt.sums}) {{",
+            *turns,
+            "}",
+            f"for (; {name} < {last}; {name}++) {{",
+            *once,
+            "}",
+            f"{total} += {_pairs([*others])};",
+        ]
+
+    def branch(self, stmt: If) -> list[str]:
+        lines = [f"if ({self.expr(stmt.condition)}) {{", *indent(self.statement(stmt.then))]
+        otherwise = stmt.otherwise
+        if isinstance(otherwise, Block) and len(otherwise.body) == 1:
+            otherwise = otherwise.body[0]
+        if otherwise == Block(()):
+            return [*lines, "}"]
+        if isinstance(otherwise, If):
+            chain = self.branch(otherwise)
+            return [*lines, f"}} else {chain[0]}", *chain[1:]]
+        return [*lines, "} else {", *indent(self.statement(otherwise)), "}"]
+
+    def fill(self, array: Array, start: Expr, stop: Expr, value: Expr) -> list[str]:
+        if isinstance(value, Const) and value.value == 0 and not str(value.value).startswith("-"):
+            place = self.address(array, start)
+            return [f"{self.use('memset')}({place}, 0, {self.size(stop - start, array)});"]
+        at = self.fresh(f"{array.name}_at")
+        scalar = self.fresh(f"{array.name}_fill")
+        first, last = self.converted(start), self.converted(stop)
+        return [
+            "{",
+            f"  const {c_name(value.type)} {scalar} = {self.converted(value)};",
+            f"  for (i64 {at} = {first}, {at}_stop = {last}; {at} < {at}_stop; {at}++)",
+            f"    {safe_name(array.name)}[{at}] = {scalar};",
+            "}",
+        ]
+
+
+def _summed(body: Stmt) -> Var | None:
+    """The variable of a loop that does nothing but add to it: its terms may be added in vector lanes.
+
+    Compilers must keep the order of floating-point sums unless told otherwise; this tells them for one sum,
+    where ``-ffast-math`` would tell them for everything, and for the whole process.
+    """
+    statements = body.body if isinstance(body, Block) else (body,)
+    if not statements or not all(isinstance(s, Declare) for s in statements[:-1]):
+        return None
+    match statements[-1]:
+        case Assign(Var() as var, Binary("+", Var() as same, term, _)) if var == same:
+            nodes = [node for s in statements for node in walk(s)]
+            if var.type.kind == "float" and not any(isinstance(node, Call) for node in nodes):
+                return var if var not in list(walk(term)) else None
+    return None
+
+
+def _pairs(names: list[str]) -> str:
+    """A sum of several, two by two."""
+    while len(names) > 1:
+        added = [f"({a} + {b})" for a, b in zip(names[::2], names[1::2], strict=False)]
+        names = [*added, *names[2 * len(added) :]]
+    return names[0]
+
+
+def _returns(stmt: Stmt) -> bool:
+    return isinstance(stmt, Return) or (
+        isinstance(stmt, Block) and bool(stmt.body) and _returns(stmt.body[-1])
+    )
+
+
+def _comment(text: str) -> str:
+    return f"// {text}".rstrip("\\ ")

@@ -1,0 +1,89 @@
+"""Print parallel loops (``nodes.Parallel``): a function that threads run, and what it captures.
+
+    struct closure_1 { struct turns closure_turns; i64 closure_failed; const i32 *A2_pos; ... };
+
+    static void work_1(struct closure_1 *const closure, const i64 closure_first, ...) {
+      i64 closure_passed = 0, chunk;
+      while ((chunk = take_turn(&closure->closure_turns, closure_first, &closure_passed)) >= 0) ...
+    }
+
+Every thread begins with a share of its own, so that repeated calls find their data where they left it, and
+helps with those of others when it is done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scorch._src.backends.cpu.print.expressions import PRECEDENCE, c_name, indent, pointer_to, safe_name
+from scorch._src.loops.analysis import assigned, captured, written
+from scorch._src.loops.nodes import Array, Block, Parallel, Var
+
+if TYPE_CHECKING:
+    from scorch._src.backends.cpu.print.c import _Scope
+
+
+def print_parallel(scope: _Scope, stmt: Parallel) -> list[str]:
+    """Hand a worker and what it captures to the thread pool, or run it here."""
+    scope.printer.workers += 1
+    number = scope.printer.workers
+    names = captured(stmt)
+    scope.printer.outlined.append("\n".join(_worker(scope, stmt, number, names)))
+    closure, worker = f"closure_{number}", f"worker_{number}"
+    kind = "i32 (*)(i64, i64, i64, void (*)(i64, i64, void *), void *)"
+    one = f"!parallel_for || {scope.expr(stmt.threads, PRECEDENCE['<'])} <= 1"
+    shares = f"{one} ? 1 : {scope.use('min_i64')}(MOST_SHARES, {scope.converted(stmt.threads)})"
+    values = [f"{{{scope.converted(stmt.count)}, {shares}}}", "0", *(safe_name(n.name) for n in names)]
+    return [
+        f"struct {closure} {closure} = {{{', '.join(values)}}};",
+        f"if ({one}) {worker}(0, 1, &{closure});",
+        f"else (({kind})parallel_for)(0, {scope.converted(stmt.threads)}, 1, {worker}, &{closure});",
+        f"if ({closure}.closure_failed) {scope.fail}",
+    ]
+
+
+def _worker(scope: _Scope, stmt: Parallel, number: int, names: tuple[Var | Array, ...]) -> list[str]:
+    """The function that threads run: it takes turns until none are left.
+
+    The pool may give one call the share of several threads, so the end of the range it passes says nothing.
+    """
+    parts = Block((stmt.prologue, stmt.body, stmt.epilogue))
+    changed, mutable = written(parts, scope.printer.functions), assigned(parts)
+    fail = "{ __atomic_store_n(&closure->closure_failed, 1, __ATOMIC_RELAXED); return; }"
+    inner = scope.inside(mutable, changed, fail)
+    fields = ["struct turns closure_turns;", "i64 closure_failed;"]
+    params = [f"struct closure_{number} *const closure", "const i64 closure_first"]
+    values = ["closure", "begin"]
+    for n in names:
+        name = safe_name(n.name)
+        values.append(f"closure->{name}")
+        if isinstance(n, Array):
+            fields.append(f"{pointer_to(n, n.name in changed, restrict=False)}{name};")
+            params.append(f"{pointer_to(n, n.name in changed)}{name}")
+        else:
+            assert n.name not in mutable, f"parallel loop assigns {n.name}"
+            fields.append(f"{c_name(n.type)} {name};")
+            params.append(f"const {c_name(n.type)} {name}")
+    turn = safe_name(stmt.var.name)
+    take = f"{scope.use('take_turn')}(&closure->closure_turns, closure_first, &closure_passed)"
+    # Compilers believe "restrict" of parameters only, and only while the function is not inlined.
+    return [
+        f"struct closure_{number} {{",
+        *indent(fields),
+        "};",
+        "",
+        f"static __attribute__((noinline)) void work_{number}({', '.join(params)}) {{",
+        *indent(inner.statement(stmt.prologue)),
+        f"  i64 closure_passed = 0, {turn};",
+        f"  while (({turn} = {take}) >= 0) {{",
+        *indent(indent(inner.statement(stmt.body))),
+        "  }",
+        *indent(inner.statement(stmt.epilogue)),
+        "}",
+        "",
+        f"static void worker_{number}(i64 begin, i64 end, void *ctx) {{",
+        "  (void)end;",
+        f"  struct closure_{number} *const closure = (struct closure_{number} *)ctx;",
+        f"  work_{number}({', '.join(values)});",
+        "}",
+    ]

@@ -1,0 +1,1 @@
+"""Routines in C that are not generated: sorting, transposing, attention."""

@@ -1,0 +1,451 @@
+"""The C compiler of this machine and the flags it is given.
+
+Kernels are plain C without headers or libraries, so nearly any compiler will do: the one named by
+``SCORCH_CXX``, else clang or gcc, else the ``ziglang`` wheel. A candidate counts only if it has just
+compiled a small library with the very flags kernels get, which another process could load and call; what the
+others said is kept for the error message. What was found is noted beside the kernels, so that a process whose
+kernels are all on disk starts no compiler; the note holds while the candidates are the same files. A compiler
+that fails at a kernel is passed over for the next one (``jit``), and none may run for ever. Flags never
+include ``-ffast-math``: results must not depend on the compiler's licence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import json
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from scorch._src.backends.cpu import cache
+from scorch._src.backends.cpu.private_files import make_private, temporary_folder
+from scorch._src.compiler.target import target
+from scorch.errors import CompilerNotFoundError
+from scorch.settings import current
+
+_PROBE = """\
+void *malloc(unsigned long);
+void free(void *);
+double exp(double);
+long long probe(long long *args) {
+    long long *copy = malloc(8), found;
+    *copy = (long long)exp((double)args[0]);
+    found = *copy + __atomic_fetch_add(&args[1], 1, __ATOMIC_ACQ_REL);
+    free(copy);
+    return found;
+}
+"""
+_LOAD = """\
+import ctypes, sys
+args = (ctypes.c_longlong * 2)(0, 41)
+probe = ctypes.CDLL(sys.argv[1]).probe
+probe.restype, probe.argtypes = ctypes.c_longlong, [ctypes.c_void_p]
+assert (probe(args), args[1]) == (42, 42), "the library computes something else"
+"""
+_PROBE_SECONDS = 120
+_OUTPUT_BYTES = 1 << 20  # of what a compiler says
+
+_lock = threading.Lock()
+_found: Toolchain | None = None
+_missing: tuple[list[str], str] | None = None  # why none was found, and what that depends on
+_stuck: set[tuple[str, ...]] = set()  # commands that ran out of time in this process
+_others: dict[tuple[str, ...], Toolchain | str] = {}  # further candidates that were tried
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler that works, and how to call it."""
+
+    command: tuple[str, ...]
+    kind: str  # "gcc", "clang" or "zig"
+    version: str
+    flags: tuple[str, ...]
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What the machine code depends on besides the source; not where the compiler is installed."""
+        return (self.kind, self.version, *self.command[1:], *self.flags, processor())
+
+    def compile_command(self, source: str, library: str) -> list[str]:
+        """The words that turn the C file ``source`` into the shared library ``library``."""
+        return [*self.command, *self.flags, "-o", library, source]
+
+
+def find_toolchain() -> Toolchain:
+    """The compiler to use, looked for at the first call of the process.
+
+    A search that finds nothing is repeated once the candidates are other files, so a compiler installed
+    meanwhile is found.
+    """
+    global _found
+    if _found is None:
+        with _lock:
+            if _found is None:
+                _found = _search()
+    return _found
+
+
+def has_compiler() -> bool:
+    """Whether some compiler works. One that ``SCORCH_CXX`` names and that does not is still an error."""
+    try:
+        find_toolchain()
+    except CompilerNotFoundError:
+        if os.environ.get("SCORCH_CXX", "").strip():
+            raise
+        return False
+    return True
+
+
+def toolchains() -> Iterator[Toolchain]:
+    """The compiler to use, and then every other one that works, tried out when it is asked for."""
+    first = find_toolchain()
+    seen = {_program(first.command)}
+    if first.command not in _stuck:
+        yield first
+    for _, command in _candidates():
+        if not command or _program(tuple(command)) in seen or tuple(command) in _stuck:
+            continue
+        seen.add(_program(tuple(command)))
+        outcome = _others.get(tuple(command))
+        if outcome is None:
+            outcome = _others[tuple(command)] = _probe(command)
+        if isinstance(outcome, Toolchain):
+            yield outcome
+
+
+def pass_over(tools: Toolchain) -> None:
+    """Ask a compiler that ran out of time no more in this process."""
+    _stuck.add(tools.command)
+
+
+def look_again() -> None:
+    """Look for compilers anew at the next call, though not for those that ran out of time."""
+    global _found, _missing
+    with _lock:
+        _found = _missing = None
+        _others.clear()
+
+
+def forget() -> None:
+    """Look for compilers as a new process does."""
+    look_again()
+    _stuck.clear()
+
+
+def run_compiler(command: list[str], folder: str, seconds: float | None = None) -> tuple[int, str]:
+    """Run a compiler inside ``folder``; its exit status and what it said.
+
+    ``subprocess.TimeoutExpired`` is raised after so many seconds (``settings(compiler_seconds=...)``); what
+    the compiler has started ends with it.
+    """
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}  # what it writes beside is as private
+    if _is_zig(
+        command
+    ):  # it wants caches of its own, which go where `scorch._src.backends.cpu.cache.clear` finds them
+        environment.setdefault("ZIG_LOCAL_CACHE_DIR", os.path.join(folder, "zig"))
+        environment.setdefault("ZIG_GLOBAL_CACHE_DIR", _zig_directory(folder))
+    # A file, not a pipe, which a process left behind could hold open for ever.
+    with open(os.path.join(folder, "output"), "w+b") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(current().compiler_seconds if seconds is None else seconds)
+        except BaseException:
+            _end(process)
+            raise
+        output.seek(0)
+        return status, output.read(_OUTPUT_BYTES).decode(errors="replace").strip()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and those it has started."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+@functools.cache
+def processor() -> str:
+    """The processor and its instruction sets, in words: machine code for one may not run on another."""
+    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
+    facts = [platform.machine()]
+    try:
+        with open("/proc/cpuinfo", errors="replace") as lines:  # all of it takes long where cores are many
+            first = list(itertools.takewhile(str.strip, lines))
+        for line in first:
+            name, _, value = line.partition(":")
+            if name.strip() in wanted:
+                facts.append(f"{name.strip()}: {value.strip()}")
+    except OSError:
+        facts.append(platform.processor())
+        facts.append(_mac_processor())
+    return "; ".join(fact for fact in facts if fact)
+
+
+def describe() -> dict[str, str]:
+    """What a bug report needs to know about this machine, for ``python -m scorch env``."""
+    import torch
+
+    try:
+        tools = find_toolchain()
+        facts = {
+            "compiler": shlex.join(tools.command),
+            "kind": tools.kind,
+            "version": tools.version,
+            "flags": shlex.join(tools.flags),
+        }
+    except CompilerNotFoundError as error:
+        facts = {"compiler": f"none: {error}"}
+    stored = cache.statistics()
+    return {
+        **facts,
+        "processor": processor(),
+        "cache directory": str(stored.directory),
+        "cache entries": str(stored.entries),
+        "cache bytes": str(stored.bytes),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _search() -> Toolchain:
+    """The first candidate that works: as noted by another process, else tried out here."""
+    global _missing
+    facts = _facts()
+    if _missing is not None and _missing[0] == facts:
+        raise CompilerNotFoundError(_missing[1])
+    key = cache.make_key("toolchain", *facts)
+    note = cache.read_note(key)
+    known = None if note is None else _from_note(note)
+    if known is not None:
+        return known
+    try:
+        found = _try_candidates()
+    except CompilerNotFoundError as error:
+        _missing = facts, str(error)
+        raise
+    cache.write_note(key, json.dumps(dataclasses.asdict(found)).encode())
+    return found
+
+
+def _from_note(note: bytes) -> Toolchain | None:
+    """What a note says, if that is a candidate with flags of ours: nothing else is ever run."""
+    try:
+        known = json.loads(note)
+        command, kind, version, flags = (known[name] for name in ("command", "kind", "version", "flags"))
+        commands = [_named_command()] if _named() else [command for _, command in _candidates()]
+        is_ours = command in commands and kind in ("gcc", "clang", "zig") and isinstance(version, str)
+        if is_ours and command and tuple(flags) in _flag_sets(kind):
+            return Toolchain(tuple(command), kind, version, tuple(flags))
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
+        pass
+    return None
+
+
+def _named() -> str:
+    return os.environ.get("SCORCH_CXX", "").strip()
+
+
+def _named_command() -> list[str]:
+    """What ``SCORCH_CXX`` says, in words; absolute, since compilers run in another directory."""
+    program, *options = shlex.split(_named())
+    path = shutil.which(program)
+    if path is None:
+        raise FileNotFoundError(f"there is no program {program!r}")
+    return [os.path.abspath(path), *options]
+
+
+def _program(command: tuple[str, ...]) -> tuple[str, ...]:
+    """A command by the file it runs, which may have several names."""
+    return os.path.realpath(command[0]), *command[1:]
+
+
+def _facts() -> list[str]:
+    """What the outcome of trying depends on: the candidates as files, their flags, the processor."""
+    named = _named()
+    facts = [named, processor(), _PROBE, _LOAD, *(repr(_flag_sets(kind)) for kind in ("gcc", "clang", "zig"))]
+    if named:
+        try:
+            commands = [shlex.split(named)]
+        except ValueError:
+            commands = []
+    else:
+        commands = [command for _, command in _candidates()]
+    for command in commands:
+        program = shutil.which(command[0]) if command else None
+        facts.append(f"{command} {program}")
+        with contextlib.suppress(OSError):
+            status = os.stat(program or "")
+            facts.append(f"{status.st_size} {status.st_mtime_ns}")
+    return facts
+
+
+def _try_candidates() -> Toolchain:
+    named = _named()
+    if named:
+        outcome = _probe_named()
+        if isinstance(outcome, Toolchain):
+            return outcome
+        raise CompilerNotFoundError(
+            f"SCORCH_CXX is set to {named!r}, which does not compile a small C library: {outcome}. "
+            f"Correct it, or unset it to let Scorch look for clang, gcc and the ziglang package itself."
+        )
+    failures = []
+    for name, command in _candidates():
+        outcome = _probe(command) if command else "not found"
+        if isinstance(outcome, Toolchain):
+            return outcome
+        failures.append(f"  {name}: {outcome}")
+    raise CompilerNotFoundError(
+        "Scorch compiles kernels with a C compiler, and none works on this machine. It looked for\n"
+        + "\n".join(failures)
+        + "\nTo get one: `apt install gcc` (or your system's equivalent), or `pip install ziglang`, which "
+        "needs no administrator rights; or set SCORCH_CXX to the command of a C compiler."
+    )
+
+
+def _probe_named() -> Toolchain | str:
+    try:
+        return _probe(_named_command())
+    except (ValueError, OSError) as error:  # a quotation that does not end, or no such program
+        return str(error)
+
+
+def _candidates() -> list[tuple[str, list[str]]]:
+    """What to try, in order: a name for people and a command, empty where it is not installed."""
+    on_path = [(name, shutil.which(name)) for name in ("clang", "gcc", "cc")]
+    return [
+        *((f"{name} on PATH", [os.path.abspath(path)] if path else []) for name, path in on_path),
+        ("the Python package ziglang", _zig_command()),
+    ]
+
+
+def _zig_command() -> list[str]:
+    """The compiler inside the package ziglang; its own start-up script costs 20 ms for each kernel."""
+    package = importlib.util.find_spec("ziglang")
+    if package is None:
+        return []
+    for folder in package.submodule_search_locations or ():
+        program = os.path.join(folder, "zig")
+        if os.access(program, os.X_OK):
+            return [program, "cc"]
+    return [sys.executable, "-m", "ziglang", "cc"] if sys.executable else []
+
+
+def _probe(command: list[str]) -> Toolchain | str:
+    """The toolchain behind a command, or why it is of no use."""
+    try:
+        with temporary_folder() as folder:
+            status, said = run_compiler([*command, "--version"], folder, _PROBE_SECONDS)
+            if status:
+                return f"`{shlex.join(command)} --version` failed: {_shorten(said)}"
+            version = said.partition("\n")[0]
+            kind = _kind(command, said)
+            Path(folder, "probe.c").write_text(_PROBE)
+            for flags in _flag_sets(kind):
+                candidate = Toolchain(tuple(command), kind, version, flags)
+                words = candidate.compile_command("probe.c", "probe.so")
+                status, said = run_compiler(words, folder, _PROBE_SECONDS)
+                if status:
+                    reason = f"`{shlex.join(words)}` failed: {_shorten(said)}"
+                    continue
+                reason = _load_probe(folder)
+                if not reason:
+                    return candidate
+    except OSError as error:
+        return str(error)
+    except subprocess.TimeoutExpired as error:
+        return f"`{shlex.join(error.cmd)}` did not finish within {_PROBE_SECONDS} seconds"
+    return reason
+
+
+def _load_probe(folder: str) -> str:
+    """Why what a compiler made is of no use; "" if another process could load and call it."""
+    library = Path(folder, "probe.so")
+    if not library.is_file():
+        return "it made no library, and it said nothing"
+    python = Path(sys.executable or "")
+    if not python.name.startswith(("python", "pypy")):  # inside another program: nobody to ask
+        return ""
+    status, said = run_compiler([str(python), "-I", "-S", "-c", _LOAD, str(library)], folder, _PROBE_SECONDS)
+    if status == 0:
+        library.unlink()
+        return ""
+    last = said.splitlines()[-1] if said else f"signal {-status}" if status < 0 else f"status {status}"
+    return f"what it made cannot be loaded and called: {last}"
+
+
+def _kind(command: list[str], version: str) -> str:
+    if _is_zig(command):
+        return "zig"
+    return "clang" if "clang" in version else "gcc"
+
+
+def _is_zig(command: list[str]) -> bool:
+    return any(Path(word).name in ("zig", "ziglang") for word in command)
+
+
+def _flag_sets(kind: str) -> list[tuple[str, ...]]:
+    """Flags to try, best first: compilers differ in how they are told to use this very processor."""
+    base = ["-x", "c", "-O3", "-fPIC", "-shared", "-fwrapv", "-fopenmp-simd", "-std=gnu11", "-w"]
+    base += ["-fno-math-errno", "-fno-trapping-math"]  # square roots and branches in vectors; same numbers
+    if sys.platform == "darwin":  # which insists on linking its libSystem
+        base += ["-undefined", "dynamic_lookup"]
+    else:  # malloc, exp and the like are found in the process when the kernel is loaded
+        base += ["-nostdlib"]
+    if kind == "gcc":
+        base += ["-fno-loop-unroll-and-jam"]  # which costs a factor of 3 in products with dense
+    tuned: list[tuple[str, ...]] = [("-march=native",), ()]
+    if platform.machine() in ("aarch64", "arm64"):
+        inline = "-mno-outline-atomics"  # outlined ones are calls into libgcc, which kernels do without
+        tuned = [("-mcpu=native", inline), ("-mcpu=native",), ("-march=native",), (inline,), ()]
+    named = target().name
+    if named.startswith("x86"):
+        tuned = [(f"-mcpu={named.replace('-', '_')}",)] if kind == "zig" else [(f"-march={named}",)]
+    elif named:
+        tuned = [options for options in tuned if not any("native" in option for option in options)]
+    return [(*base, *options) for options in tuned]
+
+
+def _zig_directory(folder: str) -> str:
+    place = cache.directory() / "zig"
+    try:
+        make_private(place)
+    except OSError:
+        return os.path.join(folder, "zig")
+    return str(place)
+
+
+def _mac_processor() -> str:
+    try:
+        said = subprocess.check_output(["sysctl", "-n", "machdep.cpu.brand_string"], text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.strip()
+
+
+def _shorten(text: str, lines: int = 6) -> str:
+    kept = text.splitlines()[:lines]
+    return "\n    ".join(kept) if kept else "it said nothing"

@@ -1,0 +1,1 @@
+"""Run the loop language in Python, as a second opinion."""

@@ -1,0 +1,1 @@
+"""Routines in torch operations, which run anywhere."""

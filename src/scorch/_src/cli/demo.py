@@ -1,0 +1,255 @@
+"""``python -m scorch demo``: a handful of expressions, checked against dense and timed beside torch.sparse.
+
+Each expression runs on a large problem, whose dense tensors would not fit, and on a smaller copy.
+There results are compared with dense torch in float64; on the large problem with torch.sparse.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from scorch._src.backends.cpu import cache
+from scorch._src.cli import warm
+from scorch._src.cli.demo_cases import Call, Case, Problem, make_cases, power_law
+from scorch._src.explain.statement import explain
+from scorch._src.formats import Format
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.sparse_tensor import SparseTensor
+
+TOLERANCE = 1e-4  # of the largest value: the rounding of float32
+SECONDS = 0.3  # for the timing of one expression, all contestants together
+FEWEST_RUNS, MOST_RUNS = 3, 11
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was seen; times in seconds, None where a contestant cannot take part.
+
+    ``error``: the largest difference from ``truth`` (``dense`` or ``torch.sparse``) relative to the largest
+    value, None where neither can be had.
+    """
+
+    text: str
+    formats: str
+    result: str
+    first: float
+    warm: float
+    torch_sparse: float | None
+    layout: str
+    dense: float | None
+    truth: str
+    error: float | None
+
+    @property
+    def agrees(self) -> bool:
+        return self.error is None or self.error <= TOLERANCE
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times longer the best other contestant takes."""
+        others = [seconds for seconds in (self.torch_sparse, self.dense) if seconds is not None]
+        return min(others) / self.warm if others else None
+
+
+LARGE = Problem(20_000, 2_000, 400_000, fits_dense=False)
+MEDIUM = Problem(1_000, 150, 20_000, fits_dense=True)
+SMALL_LARGE = Problem(1_000, 100, 5_000, fits_dense=False)
+SMALL = Problem(200, 30, 1_000, fits_dense=True)
+
+
+def main(small: bool = False, as_json: bool = False) -> int:
+    """Print the demonstration; 1 if any result disagrees."""
+    problems = (SMALL_LARGE, SMALL) if small else (LARGE, MEDIUM)
+    tables: list[list[Row]] = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Ss]parse")  # torch's own layouts are "in beta"
+        for problem in problems:
+            cases = make_cases(problem)
+            if not as_json:
+                _print_heading(problem)
+            tables.append([])
+            for case in cases:
+                row = measure(case, problem)
+                tables[-1].append(row)
+                if not as_json:
+                    _print_row(row, problem)
+        if as_json:
+            _print_json(problems, tables)
+        else:
+            _print_ending(problems[0])
+            if not small:
+                _warm()
+    wrong = [row.text for rows in tables for row in rows if not row.agrees]
+    for text in wrong:
+        print(f"{text} disagrees with the truth: please report this", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+# measuring -------------------------------------------------------------------------------------------
+
+
+def measure(case: Case, problem: Problem) -> Row:
+    """Run every contestant, check the result, then time them in turns."""
+    first, found = _timed(case.scorch)
+    contestants: dict[str, Call] = {}
+    answer: torch.Tensor | None = None
+    for layout, call in case.torch_sparse.items():
+        try:
+            answer = call()
+            contestants[layout] = call
+        except (RuntimeError, NotImplementedError, TypeError):  # a layout without this operation
+            continue
+    truth, error = "", None
+    if problem.fits_dense:
+        truth, error = "dense", _error(found, case.dense(torch.float64)())
+    elif answer is not None:
+        truth, error = "torch.sparse", _error(found, answer)
+    calls = {"scorch": case.scorch, **contestants}
+    if problem.fits_dense:
+        calls["dense"] = case.dense(torch.float32)
+    seconds = _interleaved(calls)
+    layout = min(contestants, key=lambda name: seconds[name], default="")
+    return Row(
+        text=case.text,
+        formats=", ".join(str(_format(operand)) for operand in case.operands),
+        result=str(_format(found)),
+        first=first,
+        warm=seconds["scorch"],
+        torch_sparse=seconds[layout] if layout else None,
+        layout=layout,
+        dense=seconds.get("dense"),
+        truth=truth,
+        error=error,
+    )
+
+
+def _interleaved(calls: dict[str, Call]) -> dict[str, float]:
+    """The median time of each call; they take turns, so that a disturbance meets them all."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    begin = time.perf_counter()
+    for turn in range(MOST_RUNS):
+        for name, call in calls.items():
+            times[name].append(_timed(call)[0])
+        if turn + 1 >= FEWEST_RUNS and time.perf_counter() - begin > SECONDS:
+            break
+    return {name: statistics.median(seen) for name, seen in times.items()}
+
+
+def _timed(call: Call) -> tuple[float, Any]:
+    begin = time.perf_counter()
+    found = call()
+    return time.perf_counter() - begin, found
+
+
+def _error(found: torch.Tensor, truth: torch.Tensor) -> float:
+    """The largest difference relative to the largest value, without making sparse ones dense."""
+    scale = max(1e-30, _largest(truth))
+    if isinstance(found, SparseTensor) and truth.layout != torch.strided:
+        mine, other = _as_coo(found), _sorted(truth.to_sparse_coo())
+        if mine._nnz() == other._nnz() and torch.equal(mine.indices(), other.indices()):
+            return _largest(mine.values().double() - other.values().double()) / scale
+        return _largest(mine.double() - other.double()) / scale
+    mine = found.to_dense() if isinstance(found, SparseTensor) else found
+    return _largest(mine.double() - truth.to_dense().double()) / scale
+
+
+def _sorted(matrix: torch.Tensor) -> torch.Tensor:
+    """``matrix`` with its entries in order: torch takes unsorted columns of a product for sorted ones."""
+    return torch.sparse_coo_tensor(matrix._indices(), matrix._values(), matrix.shape).coalesce()
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    values = tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor
+    values = values.values() if values.layout not in (torch.strided, torch.sparse_coo) else values
+    return float(values.abs().max()) if values.numel() else 0.0
+
+
+def _as_coo(tensor: SparseTensor) -> torch.Tensor:
+    plain = tensor.to_format("coo")
+    assert isinstance(plain, SparseTensor)
+    return torch.sparse_coo_tensor(
+        plain.indices(), plain.values(), plain.storage.pattern.shape, is_coalesced=True
+    )
+
+
+def _format(tensor: Any) -> Format | str:
+    return tensor.format if isinstance(tensor, SparseTensor) else "dense"
+
+
+# words -----------------------------------------------------------------------------------------------
+
+
+def _print_heading(problem: Problem) -> None:
+    fits = "a smaller copy, beside dense tensors too" if problem.fits_dense else "without dense tensors"
+    print(
+        f"\nMatrices {problem.n:,} x {problem.n:,}, a tensor {problem.m:,} x {problem.m:,} x {problem.m:,}, "
+        f"about {problem.entries:,} entries each:\n{fits}\n"
+    )
+    last = "dense" if problem.fits_dense else "first call"
+    print(_line("expression", "formats", "scorch", "torch.sparse", last, "ratio", "agree"), flush=True)
+
+
+def _print_row(row: Row, problem: Problem) -> None:
+    sparse = f"{_time(row.torch_sparse)} {row.layout}" if row.torch_sparse is not None else "cannot"
+    last = _time(row.dense) if problem.fits_dense else _time(row.first)
+    ratio = "-" if row.ratio is None else f"{row.ratio:.1f}x" if row.ratio < 99 else f"{row.ratio:.0f}x"
+    agrees = "-" if row.error is None else "yes" if row.agrees else "NO"
+    formats = f"{row.formats} -> {row.result}"
+    text = row.text.partition(" = ")[2] or row.text
+    print(_line(text, formats, _time(row.warm), sparse, last, ratio, agrees), flush=True)
+
+
+def _line(text: str, formats: str, scorch: str, sparse: str, last: str, ratio: str, agrees: str) -> str:
+    return f"{text:24}{formats:27}{scorch:>9}{sparse:>15}{last:>11}{ratio:>7} {agrees:>6}"
+
+
+def _print_ending(problem: Problem) -> None:
+    stored, threads = cache.statistics(), torch.get_num_threads()
+    print(
+        f"""
+Times are medians of runs in turns, with {threads} threads. first call: with the compilation of the kernel,
+unless an earlier run left it on disk. torch.sparse: its fastest layout. ratio: the best other time
+over Scorch's, so that above 1 Scorch is faster. agree: with dense torch in float64; where that is
+too large with torch.sparse, and where that cannot (-) only on the smaller copy.
+
+{stored.entries} kernels ({stored.bytes:,} bytes) are kept in {stored.directory}
+"""
+    )
+    A, B = (from_torch(power_law((problem.n,) * 2, problem.entries, seed), format="csr") for seed in (0, 1))
+    print('What scorch.explain("ij,jk->ik", A, B) says without its source:\n')
+    print(explain("ij,jk->ik", A, B).report(source=False))
+
+
+def _warm() -> None:
+    """Whoever has seen the demonstration goes on with kernels like its own: have the usual ones ready."""
+    print("\nCompiling the usual kernels ahead (python -m scorch cache --warm) ...", flush=True)
+    found = warm.warm(warm.print_progress)
+    print(f"{found.kernels} are on disk; {found.compiled} were compiled now, in {found.seconds:.1f} s")
+
+
+def _print_json(problems: tuple[Problem, ...], tables: list[list[Row]]) -> None:
+    found = {
+        "threads": torch.get_num_threads(),
+        "problems": [
+            {**asdict(problem), "rows": [{**asdict(row), "agrees": row.agrees} for row in rows]}
+            for problem, rows in zip(problems, tables, strict=True)
+        ],
+        "cache": str(cache.directory()),
+    }
+    print(json.dumps(found, indent=2))
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.1f} us"

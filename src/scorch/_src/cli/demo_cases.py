@@ -1,0 +1,181 @@
+"""The expressions of the demonstration: each in Scorch's way, torch.sparse's ways and the dense way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from scorch._src.statements.einsum import einsum
+from scorch._src.statements.statement import evaluate
+from scorch._src.tensor.create.construct import from_coordinates, from_torch
+from scorch._src.tensor.sparse_tensor import SparseTensor
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One expression: Scorch's way, torch.sparse's ways by layout, and the dense way (in a given dtype)."""
+
+    text: str
+    operands: tuple[Any, ...]
+    scorch: Call
+    torch_sparse: dict[str, Call]
+    dense: Callable[[torch.dtype], Call]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes: matrices of ``n`` x ``n`` and a tensor of ``m`` x ``m`` x ``m`` with ``entries`` each."""
+
+    n: int
+    m: int
+    entries: int
+    fits_dense: bool
+
+
+def power_law(shape: tuple[int, ...], entries: int, seed: int) -> torch.Tensor:
+    """A random COO tensor in which few rows and columns have many of the entries, as graphs do."""
+    generator = torch.Generator().manual_seed(seed)
+    coordinates = []
+    for size in shape:
+        ranks = (size * torch.rand(entries, generator=generator, dtype=torch.float64) ** 1.5).long()
+        coordinates.append(torch.randperm(size, generator=generator)[ranks.clamp(max=size - 1)])
+    values = torch.rand(entries, generator=generator) + 0.5
+    return torch.sparse_coo_tensor(torch.stack(coordinates), values, shape).coalesce()
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """Three random matrices as Scorch has them and in torch's own layouts."""
+
+    coo: list[torch.Tensor]
+    csr: list[torch.Tensor]
+    ours: list[SparseTensor]
+
+    @classmethod
+    def random(cls, problem: Problem) -> Matrices:
+        coo = [power_law((problem.n, problem.n), problem.entries, seed) for seed in range(3)]
+        csr = [matrix.to_sparse_csr() for matrix in coo]
+        return cls(coo, csr, [_as_csr(matrix) for matrix in csr])
+
+    def ways(self, call: Callable[[list[torch.Tensor]], Any]) -> dict[str, Call]:
+        """``call`` in each of torch's layouts."""
+        return {name: _bind(call, tensors) for name, tensors in (("coo", self.coo), ("csr", self.csr))}
+
+
+def make_cases(problem: Problem) -> Iterator[Case]:
+    """The expressions of the demonstration, on operands of the sizes of ``problem``."""
+    matrices = Matrices.random(problem)
+    yield from _products(matrices, problem.n)
+    yield from _sums(matrices)
+    yield _tensor_product(problem)
+    yield _conversion(matrices)
+
+
+def _products(matrices: Matrices, n: int) -> Iterator[Case]:
+    A, B, _ = matrices.ours
+    coo = matrices.coo
+    x, X, Y = torch.rand(n), torch.rand(n, 32), torch.rand(n, 32)
+    yield Case(
+        "ij,j->i",
+        (A, x),
+        lambda: einsum("ij,j->i", A, x),
+        matrices.ways(lambda t: t[0] @ x),
+        _dense(lambda a, v: a @ v, coo[0], x),
+    )
+    for width in (32, 128):
+        D = torch.rand(n, width)
+        yield Case(
+            f"ij,jk->ik (k={width})",
+            (A, D),
+            _bind(einsum, "ij,jk->ik", A, D),
+            matrices.ways(lambda t, D=D: t[0] @ D),  # type: ignore[misc]
+            _dense(lambda a, d: a @ d, coo[0], D),
+        )
+    yield Case(
+        "ij,jk->ik",
+        (A, B),
+        lambda: einsum("ij,jk->ik", A, B),
+        matrices.ways(lambda t: t[0] @ t[1]),
+        _dense(lambda a, b: a @ b, coo[0], coo[1]),
+    )
+    yield Case(
+        "ij,ik,jk->ij (k=32)",
+        (A, X, Y),
+        lambda: einsum("ij,ik,jk->ij", A, X, Y),
+        {"csr": lambda: _sampled(matrices.csr[0], X, Y)},
+        _dense(lambda a, p, q: a * (p @ q.T), coo[0], X, Y),
+    )
+
+
+def _sums(matrices: Matrices) -> Iterator[Case]:
+    A, B, C = matrices.ours
+    yield Case(
+        "D[i,j] = A[i,j] + B[i,j]",
+        (A, B),
+        lambda: evaluate("D[i,j] = A[i,j] + B[i,j]", A=A, B=B),
+        matrices.ways(lambda t: t[0] + t[1]),
+        _dense(lambda a, b: a + b, *matrices.coo[:2]),
+    )
+    yield Case(
+        "D[i,j] = A[i,k]*B[k,j] + C[i,j]",
+        (A, B, C),
+        lambda: evaluate("D[i,j] = A[i,k] * B[k,j] + C[i,j]", A=A, B=B, C=C),
+        matrices.ways(lambda t: t[0] @ t[1] + t[2]),
+        _dense(lambda a, b, c: a @ b + c, *matrices.coo),
+    )
+
+
+def _tensor_product(problem: Problem) -> Case:
+    m = problem.m
+    cube = power_law((m, m, m), problem.entries, 3)
+    T = from_coordinates(cube.indices(), cube.values(), cube.shape, format="csf")
+    P, Q = torch.rand(m, 16), torch.rand(m, 16)
+    return Case(
+        "ikl,kj,lj->ij (j=16)",
+        (T, P, Q),
+        lambda: einsum("ikl,kj,lj->ij", T, P, Q),
+        {"coo": lambda: torch.einsum("ikl,kj,lj->ij", cube, P, Q)},
+        _dense(lambda t, p, q: torch.einsum("ikl,kj,lj->ij", t, p, q), cube, P, Q),
+    )
+
+
+def _conversion(matrices: Matrices) -> Case:
+    A = matrices.ours[0]
+    return Case(
+        'A.to_format("csc")',
+        (A,),
+        lambda: A.to_format("csc"),
+        {"csr": lambda: matrices.csr[0].to_sparse_csc()},
+        _dense(lambda a: a.T.contiguous().T, matrices.coo[0]),
+    )
+
+
+def _as_csr(matrix: torch.Tensor) -> SparseTensor:
+    found = from_torch(matrix, format="csr")
+    assert isinstance(found, SparseTensor)
+    return found
+
+
+def _dense(call: Callable[..., Any], *tensors: torch.Tensor) -> Callable[[torch.dtype], Call]:
+    """``call`` on dense copies of ``tensors``, in the dtype asked for."""
+
+    def prepared(dtype: torch.dtype) -> Call:
+        return _bind(call, *(tensor.to_dense().to(dtype) for tensor in tensors))
+
+    return prepared
+
+
+def _bind(call: Callable[..., Any], *arguments: Any) -> Call:
+    return lambda: call(*arguments)
+
+
+def _sampled(A: torch.Tensor, X: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
+    """torch samples at the pattern of A; the product with its values is ours."""
+    found = torch.sparse.sampled_addmm(A, X, Y.T, beta=0.0)
+    values = found.values() * A.values()
+    return torch.sparse_csr_tensor(found.crow_indices(), found.col_indices(), values, found.shape)

@@ -1,0 +1,1 @@
+"""``scorch.compile``: record calls and fuse them into kernels."""

@@ -1,0 +1,162 @@
+"""Scorch's own functions in programs that ``torch.compile`` reads.
+
+torch follows a program line by line, and cannot follow Scorch's caches and tables. Where it asks
+(``is_dynamo_compiling``) these functions are operators, whose body it does not look into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from scorch._src.compile.capture.fake_outputs import SHAPED, STANDS_FOR
+from scorch._src.compile.capture.operators import PRODUCTS
+from scorch._src.compile.capture.serialize import OURS
+from scorch._src.compile.capture.trace import RENAMED, record
+from scorch._src.formats import Format
+from scorch._src.notation.indexing import parse
+from scorch._src.notation.trees import accesses
+from scorch._src.ops.reduction import masked
+from scorch._src.statements.einsum import einsum
+from scorch._src.statements.statement import evaluate
+from scorch._src.tensor.autograd import sparse_of
+from scorch._src.tensor.create.construct import (
+    from_coordinates,
+    from_torch,
+    sparse_coo_tensor,
+    sparse_csc_tensor,
+    sparse_csr_tensor,
+)
+from scorch._src.tensor.flatten import TracedStorage, pattern_of, read_spelled
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.tensor.traced import sampled, traced
+from scorch._src.torch_internals import tree_leaves
+
+_library = torch.library.Library("scorch", "FRAGMENT")
+Tensors = Sequence[torch.Tensor]
+
+
+def operator(schema: str, shaped: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Make a function an operator; ``shaped`` gives, for dense tensors, one of the result's shape."""
+
+    def define(function: Any) -> Any:
+        name = schema.partition("(")[0]
+        _library.define(schema)
+
+        def run(*args: Any) -> Any:
+            return record(function, args, {}) if _is_traced(args) else function(*args)
+
+        _library.impl(name, run, "CompositeImplicitAutograd")
+        packet = getattr(torch.ops.scorch, name)
+        RENAMED[packet] = RENAMED[packet.default] = function
+        OURS[f"scorch.{name}"] = function
+        SHAPED[function] = shaped
+        return function
+
+    return define
+
+
+def _is_traced(args: Any) -> bool:
+    for tensor in tree_leaves(args):
+        if isinstance(tensor, SparseTensor):
+            if isinstance(tensor.storage, TracedStorage):
+                return True
+        elif isinstance(tensor, torch.Tensor) and type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return True
+    return False
+
+
+def _like_einsum(
+    equation: str, operands: Tensors, format: Any = None, sparse_grad: bool = False
+) -> torch.Tensor:
+    return torch.einsum(equation, *operands)
+
+
+def _like_evaluate(expression: str, names: list[str], tensors: Tensors, format: Any = None) -> torch.Tensor:
+    assign = parse(expression).assign
+    sizes: dict[str, Any] = {}
+    for access in accesses(assign.value):
+        sizes.update(zip(access.indices, tensors[names.index(access.tensor)].shape, strict=True))
+    return torch.empty([sizes[index] for index in assign.target.indices])
+
+
+@operator(
+    "einsum(str equation, Tensor[] operands, str? format=None, bool sparse_grad=False) -> Tensor",
+    _like_einsum,
+)
+def _einsum(equation: str, operands: Tensors, format: str | None = None, sparse_grad: bool = False) -> Any:
+    return einsum(equation, *operands, format=_format(format), sparse_grad=sparse_grad)
+
+
+PRODUCTS.add(_einsum)
+
+
+@operator(
+    "evaluate(str expression, str[] names, Tensor[] tensors, str? format=None) -> Tensor", _like_evaluate
+)
+def _evaluate(expression: str, names: list[str], tensors: Tensors, format: str | None = None) -> Any:
+    named: dict[str, Any] = dict(zip(names, tensors, strict=True))
+    return evaluate(expression, format=_format(format), **named)
+
+
+@operator("from_torch(Tensor t, str? format=None) -> Tensor", lambda t, format=None: t)
+def _from_torch(t: torch.Tensor, format: str | None = None) -> Any:
+    return from_torch(t, format=_format(format))
+
+
+def _empty(
+    kind: str, index: Tensors, values: torch.Tensor, size: Sequence[int], format: str | None = None
+) -> Any:
+    """A tensor without entries that is stored as ``_sparse`` stores it."""
+    form = _format(kind if format is None else format)
+    nowhere = torch.zeros(len(size), 0, dtype=torch.int64, device="cpu")
+    return from_coordinates(nowhere, torch.zeros(0, dtype=values.dtype, device="cpu"), size, format=form)
+
+
+@operator(
+    "sparse(str kind, Tensor[] index, Tensor values, SymInt[] size, str? format=None) -> Tensor",
+    lambda kind, index, values, size, format=None: values.new_empty(size),
+)
+def _sparse(
+    kind: str, index: Tensors, values: torch.Tensor, size: Sequence[int], format: str | None = None
+) -> Any:
+    make: Any = {"coo": sparse_coo_tensor, "csr": sparse_csr_tensor, "csc": sparse_csc_tensor}[kind]
+    return make(*index, values, tuple(size), format=_format(format))
+
+
+STANDS_FOR[_sparse] = _empty
+
+
+def _assemble(format: str, shape: Sequence[Any], arrays: Tensors, values: torch.Tensor) -> SparseTensor:
+    """A tensor from its arrays, of which nothing is computed."""
+    pattern = pattern_of(read_spelled(format), tuple(shape), arrays)
+    return traced(pattern, values) if _is_traced((arrays, values)) else sparse_of(pattern, values)
+
+
+_library.define("assemble(str format, SymInt[] shape, Tensor[] arrays, Tensor values) -> Tensor")
+_library.impl("assemble", _assemble, "CompositeImplicitAutograd")
+
+
+def _format(text: str | None) -> Format | str | None:
+    return read_spelled(text) if text is not None and ":" in text else text
+
+
+def _like_masked(name: str) -> Callable[..., Any]:
+    """A function of dense tensors with the shapes of a reduction over stored entries."""
+    like = {"prod": "sum", "median": "nansum"}.get(name, name)
+    return lambda S, *args, **kwargs: getattr(torch, like)(S, *args, **kwargs)
+
+
+for _name, _masked in {**masked.OPERATIONS, **masked.PER_ENTRY}.items():
+    OURS[f"scorch.masked.{_name}"] = _masked
+    SHAPED[_masked] = _like_masked(_name)
+SHAPED[SparseTensor.to_format] = lambda tensor, format: tensor
+SHAPED[sampled] = lambda tensor, mask: mask
+SHAPED[torch.sparse.mm] = torch.mm
+for _same in (torch.sparse.softmax, torch.sparse.log_softmax, torch.Tensor.coalesce):
+    SHAPED[_same] = lambda tensor, *_, **__: tensor
+for _name in ("", "_csr", "_csc", "_coo"):
+    if hasattr(torch.Tensor, f"to_sparse{_name}"):
+        SHAPED[getattr(torch.Tensor, f"to_sparse{_name}")] = lambda tensor, *_, **__: tensor

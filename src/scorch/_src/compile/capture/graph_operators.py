@@ -1,0 +1,37 @@
+"""Sums, maxima and attention over the neighbours in a graph as operators of graphs that torch makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scorch._src.compile.capture.functions import operator
+from scorch._src.compile.capture.operators import PRODUCTS
+from scorch._src.ops.graph import api
+
+Tensor = torch.Tensor
+
+
+def _like_rows(adj: Tensor, x: Tensor, targets: int, *_: Any) -> Tensor:
+    return x.new_empty(targets, x.shape[1])
+
+
+def _like_heads(adj: Tensor, x: Tensor, sources: Tensor, targets: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(targets.shape[0], x.shape[1], x.shape[2])
+
+
+operator(
+    "sum_neighbours(Tensor adj, Tensor x, SymInt targets, str how, float? loop, Tensor? edge_weight, "
+    "Tensor? bias) -> Tensor",
+    _like_rows,
+)(api.summed)
+PRODUCTS.add(api.summed)
+
+operator("max_neighbours(Tensor adj, Tensor x, SymInt targets) -> Tensor", _like_rows)(api.largest)
+
+operator(
+    "attend_neighbours(Tensor adj, Tensor x, Tensor sources, Tensor targets, float slope, float dropout, "
+    "bool loops, Tensor? edge_attr, Tensor? edge_weight, str fill, Tensor? filled) -> Tensor",
+    _like_heads,
+)(api.attended)

@@ -1,0 +1,1 @@
+"""Statements to loops: one pass a file, in the order of ``pipeline``."""

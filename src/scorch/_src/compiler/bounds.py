@@ -1,0 +1,271 @@
+"""The memory a kernel needs beside its operands and its result, read off its loops.
+
+Nothing is listed by hand: every array that a kernel allocates is an ``Allocate`` in its loops, and every
+routine that allocates says how much (``loops.routines``). The loops are walked in order with an upper bound
+for each variable. Lengths follow from the sizes; for counters that grow with the data, collectors and
+workspaces state beside their declaration how far (``limits``). A length that nothing bounds is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scorch._src.compiler.names import safe_index
+from scorch._src.compiler.plan import Operand, Plan
+from scorch._src.formats import Format
+from scorch._src.loops.analysis import walk
+from scorch._src.loops.nodes import (
+    Allocate,
+    Array,
+    Binary,
+    Block,
+    Call,
+    Cast,
+    Const,
+    Declare,
+    Expr,
+    For,
+    Free,
+    Function,
+    If,
+    KeepArray,
+    Kernel,
+    Parallel,
+    Resize,
+    Select,
+    Stmt,
+    Var,
+    While,
+)
+from scorch._src.loops.routines import ROUTINES
+from scorch._src.loops.types import INT64, Type
+
+HUGE_PAGE = 2 << 20  # results from this size on lie in pages of their own, which are as large
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The bytes of a step; its peak is no more than ``operands + result + workspace``.
+
+    ``operands``
+        as they were given
+    ``result``
+        what is allocated for it: all of it if ``exact``, else the most there may be
+    ``workspace``
+        everything else: ``each_thread`` for every one of ``threads``, ``copies`` of operands that
+        are stored otherwise first, and the rest once
+    ``values``
+        how many values the result has at most
+    """
+
+    operands: int
+    result: int
+    exact: bool
+    workspace: int
+    each_thread: int
+    threads: int
+    copies: int
+    values: int
+
+    @property
+    def once(self) -> int:
+        """The workspace that does not depend on the number of threads."""
+        return self.workspace - self.each_thread * self.threads - self.copies
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What a kernel allocates: ``each_thread`` in every worker and ``once`` for all of them."""
+
+    each_thread: int
+    once: int
+
+
+def workspace(kernel: Kernel, sizes: Mapping[str, int], threads: int, limits: Mapping[str, int]) -> Workspace:
+    """The most that ``kernel`` allocates at any one time; ``limits`` are those of its assembly."""
+    bounds: dict[str, float] = {f"{safe_index(index)}_size": size for index, size in sizes.items()}
+    found = _Walk(kernel.functions, {**bounds, "threads": threads}, limits)
+    for function in kernel.functions:
+        if function.exported:
+            found.visit(function.body)
+    once = found.peak - found.each_thread * threads
+    return Workspace(found.each_thread, once)
+
+
+class _Walk:
+    """The arrays that are alive while loops are walked; ``bounds`` has the most a variable may be."""
+
+    def __init__(
+        self, functions: Iterable[Function], bounds: Mapping[str, float], limits: Mapping[str, int]
+    ) -> None:
+        self.functions = {function.name: function for function in functions}
+        self.bounds = dict(bounds)
+        self.limits = limits
+        self.firsts: dict[str, float] = {}  # what growing counters begin with
+        self.alive: dict[str, int] = {}
+        self.peak = 0
+        self.each_thread = 0
+        self.keeps: frozenset[str] = frozenset()  # the arrays of a worker that outlive its turns,
+        self.kept: dict[str, int] = {}  # what they take after all of them,
+        self.growing = 0  # and the most that one of them takes twice while it grows
+        self.turns = 1
+
+    def visit(self, node: Stmt) -> None:
+        match node:
+            case Block(body):
+                for statement in body:
+                    self.visit(statement)
+            case For(_, _, _, body) | While(_, body):
+                self.visit(body)
+            case If(condition, then, otherwise):
+                self._calls(condition)
+                self.visit(then)
+                self.visit(otherwise)
+            case Declare(var, value):
+                self._calls(value)
+                if var.name in self.limits:
+                    self.firsts[var.name] = self.most(value)
+                else:
+                    self.bounds[var.name] = self.most(value)
+            case Allocate(array, count, _) if array.name in self.keeps:
+                self.kept[array.name] = self._kept_bytes(array, count)
+            case Allocate(array, count, _):
+                self.alive[array.name] = self._bytes(array, self.most(count))
+                self._note()
+            case Resize(array, count) if array.name in self.keeps:
+                self.growing = max(self.growing, self._bytes(array, self.most(count)) // 2)
+            case Resize(array, count):  # by doubling: the old array is at most half as long
+                self._note(self._bytes(array, self.most(count)) // 2)
+            case Free(array):
+                self.alive.pop(array.name, None)
+            case Parallel():
+                self._workers(node)
+            case _:
+                self._calls(node)
+
+    def _bytes(self, array: Array, length: float) -> int:
+        assert length < math.inf, f"nothing bounds the length of {array.name}"
+        return array.element.bytes * max(int(length), 1)
+
+    def _kept_bytes(self, array: Array, count: Expr) -> int:
+        """Arrays of all turns: their counters reach their limit together, and each has its first length."""
+        first = self.firsts[count.name] if isinstance(count, Var) else self.most(count)
+        return self._bytes(array, self.most(count) + first * self.turns)
+
+    def _note(self, more: int = 0) -> None:
+        self.peak = max(self.peak, sum(self.alive.values()) + more)
+
+    def _workers(self, parallel: Parallel) -> None:
+        worker = _Walk(self.functions.values(), self.bounds, self.limits)
+        worker.keeps = frozenset(n.array.name for n in walk(parallel.body) if isinstance(n, KeepArray))
+        worker.turns = int(self.most(parallel.count))
+        for part in (parallel.prologue, parallel.body, parallel.epilogue):
+            worker.visit(part)
+        assert not worker.alive, f"workers leave {', '.join(worker.alive)} behind"
+        self.alive |= worker.kept
+        self.each_thread = worker.peak
+        self._note(worker.growing + worker.peak * int(self.most(parallel.threads)))
+
+    def _calls(self, node: Expr | Stmt) -> None:
+        """What functions called in ``node`` allocate and free again."""
+        for call in walk(node):
+            if isinstance(call, Call):
+                self._note(self._called(call))
+
+    def _called(self, call: Call) -> int:
+        arguments = [0.0 if isinstance(value, Array) else self.most(value) for value in call.arguments]
+        if call.function not in self.functions:
+            memory = ROUTINES[call.function].memory
+            return 0 if memory is None else int(memory(*arguments))
+        function = self.functions[call.function]
+        names = (param.name for param in function.params)
+        inside = _Walk(self.functions.values(), dict(zip(names, arguments, strict=True)), {})
+        inside.visit(function.body)
+        return inside.peak
+
+    def most(self, expr: Expr) -> float:
+        """An upper bound of a number that is not negative."""
+        match expr:
+            case Const(value):
+                assert not isinstance(value, complex), "a length is a number"
+                return value
+            case Var(name, _):
+                return self.limits.get(name, self.bounds.get(name, math.inf))
+            case Cast(value, _):
+                return self.most(value)
+            case Select(_, then, otherwise):
+                return max(self.most(then), self.most(otherwise))
+            case Binary(op, a, b, _):
+                return self._joined(op, self.most(a), self.most(b), b)
+        return math.inf
+
+    def _joined(self, op: str, x: float, y: float, divisor: Expr) -> float:
+        match op:
+            case "+":
+                return x + y
+            case "-" | "%":
+                return x
+            case "*":
+                return x * y if x and y else 0
+            case "/":
+                return x // y if isinstance(divisor, Const) and x < math.inf else x
+            case "max":
+                return max(x, y)
+            case "min":
+                return min(x, y)
+        return math.inf
+
+
+# tensors ---------------------------------------------------------------------------------------------
+
+
+def operand_bytes(operand: Operand) -> int:
+    """What the arrays of a tensor take."""
+    arrays = array_bytes(operand.format, operand.counts, operand.index, operand.element)
+    return sum(arrays)
+
+
+def array_bytes(form: Format, counts: Sequence[int], index: Type, element: Type) -> list[int]:
+    """What each array takes of a tensor with ``counts`` positions on its levels; the values come last."""
+    found, parents = [], 1
+    for level, count in enumerate(counts):
+        if form.levels[level].keeps_crd:
+            if form.starts_run(level):
+                found.append((parents + 1) * index.bytes)
+            found.append(count * index.bytes)
+        parents = count
+    return [*found, parents * element.bytes]
+
+
+def most_counts(form: Format, shape: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:
+    """How many positions each level has at most with coordinates for ``places`` up to there.
+
+    >>> most_counts(Format("csr"), (3, 4), (5, 5)), most_counts(Format("coo"), (3, 4), (5, 5))
+    ((3, 5), (5, 5))
+    """
+    counts: list[int] = []
+    room = parents = 1
+    for level, kind in enumerate(form.levels):
+        if kind.is_full or form.starts_run(level):
+            last = level
+            while last + 1 < len(form) and form.levels[last + 1].keeps_crd and not form.starts_run(last + 1):
+                last += 1
+            size = math.prod(form.level_size(member, shape) for member in range(level, last + 1))
+            room *= size
+            parents = kind.count(parents, size, min(places[last], room))
+        counts.append(parents)
+    return tuple(counts)
+
+
+def result_arrays(plan: Plan, counts: Sequence[int], element: Type) -> list[int]:
+    """What the new arrays of the result take; a shared pattern takes nothing."""
+    index = INT64 if max(counts, default=0) > 2**31 - 1 else plan.index
+    arrays = array_bytes(plan.result, counts, index, element)
+    return arrays[-1:] if plan.assembly == "shared" else arrays
+
+
+def in_pages(size: int) -> int:
+    """``size`` bytes as a result holds them: whole pages if they are many."""
+    return size if size < HUGE_PAGE else -(-size // HUGE_PAGE) * HUGE_PAGE

@@ -1,0 +1,1 @@
+"""Fuse several statements into one kernel."""

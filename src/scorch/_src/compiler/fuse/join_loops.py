@@ -1,0 +1,259 @@
+"""The loops of several plans under one loop over rows, a few rows at a time; or under two, one after another.
+
+    for a strip of rows:  the rows of the first result; those of the second; ...
+
+What nobody outside asks for is kept for the rows at hand only. A step that reads a long vector at the place
+of every entry runs for all rows first, where a later one fetches rows of a large tensor: with these in
+between, the vector would have to come from memory again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from scorch._src.compiler.fuse.group import FusionError, Group
+from scorch._src.compiler.lower.levels import STRIP_BEGIN
+from scorch._src.compiler.lower.lower import lower
+from scorch._src.compiler.pipeline import Planned, as_statement
+from scorch._src.compiler.plan import STRIP_START, Plan, Step
+from scorch._src.compiler.target import target
+from scorch._src.formats import Format
+from scorch._src.loops.nodes import (
+    TRUE,
+    Allocate,
+    Array,
+    Assign,
+    Binary,
+    Block,
+    Comment,
+    Const,
+    Declare,
+    Expr,
+    For,
+    Free,
+    Function,
+    If,
+    Kernel,
+    Load,
+    Parallel,
+    Stmt,
+    Var,
+    While,
+    block,
+    both,
+    wide,
+)
+from scorch._src.loops.types import INT64
+from scorch._src.notation import nodes as notation
+from scorch._src.notation.nodes import Reduce
+from scorch._src.notation.show import show
+from scorch._src.notation.trees import accesses, substitute
+
+LONGEST = Var("longest")  # entries of a strip: those of the longest row, if that is longer than others get
+STRIP_STOP = Var("strip_stop")
+ENTRIES = 2048  # of a strip: four results of so many stay in the first cache
+ROWS = 16  # of a strip
+FLAT = 1024  # elements of a strip, where rows are single elements
+LONG = 16  # a vector of this part of a core's cache does not stay there beside rows of other tensors
+
+
+def joined(group: Group, planned: Sequence[Planned]) -> tuple[Kernel, frozenset[str]]:
+    """One kernel that does for each row what all plans do, and the results that it keeps for a strip only."""
+    first = _first_phase(group, planned)
+    phases = [part for part in (planned[:first], planned[first:]) if part]
+    late = {access.tensor for each in planned[first:] for access in read_by(each.plan)}
+    whole = [name for name in group.results[:first] if name in late and name not in group.kept]
+    in_strip = frozenset(group.results) - set(group.kept) - set(whole)
+    bodies = []
+    for phase in phases:
+        plans = [replace(each.plan, in_strip=in_strip) for each in phase]
+        bodies.append(_phase(group, plans))
+    kept = [Array(f"{name}_vals", group.element) for name in whole]
+    before: list[Stmt] = [Allocate(array, _entries_of_all(group)) for array in kept]
+    if any(name in group.stored for name in in_strip):
+        pos, r = _pos(group), Var("r")
+        longer = Binary("max", LONGEST, _entries(pos, r, r + 1), INT64)
+        before.append(Declare(LONGEST, Const(ENTRIES)))
+        before.append(For(r, Const(0), Var(f"{group.outermost}_size"), Assign(LONGEST, longer)))
+    params: list[Var | Array] = [Var("parallel_for"), Var("threads")]
+    params += [Var(f"{index}_size") for index, _ in group.sizes]
+    if group.pattern is not None:
+        params += [Array(f"{group.pattern.name}2_{part}", group.pattern.index) for part in ("pos", "crd")]
+    params += [Array(f"{name}_vals", group.element) for name in (*inputs_of(group, planned), *group.kept)]
+    scopes = bodies if len(bodies) == 1 else [If(TRUE, body) for body in bodies]
+    body = block(*before, *scopes, *(Free(array) for array in kept))
+    compute = Function("scorch_compute", tuple(params), body, exported=True)
+    return Kernel(_header(group, planned, first, in_strip), tuple(params), (compute,)), in_strip
+
+
+def inputs_of(group: Group, planned: Sequence[Planned]) -> dict[str, Format | None]:
+    """What the kernel reads from outside, in order, each with the format it is copied to, if it is."""
+    formats: dict[str, Format | None] = {}
+    for each in planned:
+        copies = {conversion.name: conversion.format for conversion in each.conversions}
+        for access in read_by(each.plan):
+            if access.tensor in group.results:
+                continue
+            form = copies.get(access.tensor)
+            if formats.setdefault(access.tensor, form) != form:
+                raise FusionError(f"{access.tensor} is needed in two layouts")
+    return formats
+
+
+def read_by(plan: Plan) -> list[notation.Access]:
+    """All that the loops of a plan read."""
+    assert plan.value is not None
+    found = list(accesses(plan.value))
+    if plan.applied is not None:
+        total, value = plan.applied
+        found += [access for access in accesses(value) if access != total]
+    return found
+
+
+# phases ----------------------------------------------------------------------------------------------
+
+
+def _first_phase(group: Group, planned: Sequence[Planned]) -> int:
+    """How many steps run for all rows before the others do; 0 if all go row by row."""
+    if group.pattern is None or not any(_fetches_rows(each.plan) for each in planned):
+        return 0
+    first = 0
+    for place, each in enumerate(planned):
+        if each.plan.step.reduced or each.plan.step.target.tensor not in group.stored:
+            break
+        if any(_is_long_vector(group, each.plan, access) for access in read_by(each.plan)):
+            first = place + 1
+    return first
+
+
+def _fetches_rows(plan: Plan) -> bool:
+    """Whether entries pick rows of a tensor that is too large for the cache of a core."""
+    sizes = [plan.operand(access.tensor).nnz * plan.element.bytes for access, _ in plan.prefetched]
+    return any(size > target().cache_bytes for size in sizes)
+
+
+def _is_long_vector(group: Group, plan: Plan, access: notation.Access) -> bool:
+    if access.indices != group.walked[-1:]:
+        return False
+    return plan.operand(access.tensor).nnz * plan.element.bytes > target().cache_bytes // LONG
+
+
+def _phase(group: Group, plans: Sequence[Plan]) -> Stmt:
+    """One loop over all rows, shared by threads."""
+    loops = [_loop_of(group, lower(plan)) for plan in plans]
+    balanced = next((place for place, plan in enumerate(plans) if plan.balance is not None), 0)
+    shell = loops[balanced][0]
+    inner: list[Stmt] = [Comment(show(_written(plans[0]))), loops[0][1]]
+    if len(plans) > 1:
+        inner = []
+        for plan, (_, loop) in zip(plans, loops, strict=True):
+            inner += [Comment(show(_written(plan))), replace(loop, start=STRIP_START, stop=STRIP_STOP)]
+        inner = [_strips(group, inner)]
+    own = {plan.step.target.tensor: plan.step for plan in plans}
+    scratch = [_strip_array(group, step) for name, step in own.items() if name in plans[0].in_strip]
+    head = block(lower(plans[balanced]).functions[0].body).body[:2]
+    shared = replace(
+        shell,
+        prologue=block(*(Allocate(array, count) for array, count in scratch)),
+        body=Block((*block(shell.body).body[:2], *inner)),
+        epilogue=block(*(Free(array) for array, _ in scratch)),
+    )
+    return block(*head, shared)
+
+
+def _loop_of(group: Group, kernel: Kernel) -> tuple[Parallel, For]:
+    """The parallel loop of a kernel and the loop over rows inside it, if there is nothing else."""
+    (function,) = kernel.functions
+    match list(block(function.body).body):
+        case [
+            Declare(Var("span")),
+            Declare(),
+            Parallel(_, _, _, Block(()), Block(body), Block(())) as parallel,
+        ]:
+            match body:
+                case [Declare(), Declare(), For(Var(name), Var("chunk_start"), Var("chunk_stop")) as loop]:
+                    if name == group.outermost:
+                        return parallel, loop
+    raise FusionError(f"the loops of {kernel.header.splitlines()[0]} are not one loop over rows")
+
+
+# strips ----------------------------------------------------------------------------------------------
+
+
+def _strips(group: Group, loops: Sequence[Stmt]) -> Stmt:
+    """``loops`` for a few rows at a time: as many as have ``ENTRIES`` entries, or one."""
+    most = FLAT if group.pattern is None else ROWS
+    room = both(Var("chunk_stop") > STRIP_STOP, Const(most) > STRIP_STOP - STRIP_START)
+    begin: Stmt | None = None
+    if group.pattern is not None:
+        pos = _pos(group)
+        room = both(room, _entries(pos, STRIP_START, STRIP_STOP + 1) <= ENTRIES)
+        begin = Declare(STRIP_BEGIN, wide(Load(pos, STRIP_START)))
+    return block(
+        Declare(STRIP_START, Var("chunk_start")),
+        While(
+            Var("chunk_stop") > STRIP_START,
+            block(
+                Declare(STRIP_STOP, STRIP_START + 1),
+                While(room, Assign(STRIP_STOP, STRIP_STOP + 1)),
+                begin,
+                *loops,
+                Assign(STRIP_START, STRIP_STOP),
+            ),
+        ),
+    )
+
+
+def _pos(group: Group) -> Array:
+    assert group.pattern is not None
+    return Array(f"{group.pattern.name}2_pos", group.pattern.index)
+
+
+def _entries(pos: Array, start: Expr, stop: Expr) -> Expr:
+    """How many entries the rows from ``start`` to ``stop`` have."""
+    return wide(Load(pos, stop)) - wide(Load(pos, start))
+
+
+def _entries_of_all(group: Group) -> Expr:
+    return wide(Load(_pos(group), Var(f"{group.outermost}_size")))
+
+
+def _strip_array(group: Group, step: Step) -> tuple[Array, Expr]:
+    """Room for the rows at hand of a result."""
+    array = Array(f"{step.target.tensor}_vals", group.element)
+    if step.target.tensor in group.stored:
+        return array, LONGEST
+    count: Expr = Const(FLAT if group.pattern is None else ROWS)
+    for index in step.target.indices[1:]:
+        count = count * Var(f"{index}_size")
+    return array, count
+
+
+# words -----------------------------------------------------------------------------------------------
+
+
+def _written(plan: Plan) -> notation.Assign:
+    """What the plan computes, as it was given."""
+    assert plan.value is not None
+    found = as_statement(replace(plan.step, body=plan.value))
+    if plan.applied is None:
+        return found
+    total, value = plan.applied
+    assert isinstance(found.value, Reduce)
+    return notation.Assign(found.target, substitute(value, {total: found.value}))
+
+
+def _header(group: Group, planned: Sequence[Planned], first: int, in_strip: frozenset[str]) -> str:
+    lines = [show(_written(each.plan)) for each in planned]
+    lines.append(f"one loop over {group.outermost} for all, shared by threads")
+    if first:
+        names = ", ".join(group.results[:first])
+        lines[-1] = f"a loop over {group.outermost} for {names}, then one for the others, shared by threads"
+    if in_strip:
+        names = ", ".join(name for name in group.results if name in in_strip)
+        lines.append(f"only for the rows at hand: {names}")
+    if group.pattern is not None:
+        found = [name for name in (*inputs_of(group, planned), *group.results) if name in group.stored]
+        lines.append(f"at the entries of one pattern, {group.pattern.format}: {', '.join(found)}")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Lower a plan to loops: merge levels, look up operands, assemble the result."""

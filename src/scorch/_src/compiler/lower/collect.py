@@ -1,0 +1,354 @@
+"""Collectors: what takes the finished entries of a result.
+
+``Values`` writes to a place that is known. ``Rows`` appends coordinates and values below dense levels, each
+chunk of the outer loop to arrays of its own, which are put one after another at the end; ``collect_in_place``
+has those that need no such arrays. ``Entries`` keeps all coordinates under keys and packs them, once sorted,
+into any format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scorch._src.compiler import lattice
+from scorch._src.compiler.lower.pack import Packer
+from scorch._src.compiler.plan import LevelUse, Plan
+from scorch._src.formats.scratch import FIRST_CAPACITY, ListScratch, join_key, not_zero
+from scorch._src.loops.nodes import (
+    Allocate,
+    Array,
+    Assign,
+    Binary,
+    Const,
+    Copy,
+    Declare,
+    Expr,
+    For,
+    Free,
+    Function,
+    If,
+    KeepArray,
+    Load,
+    Put,
+    PutArray,
+    Resize,
+    Return,
+    SlotArray,
+    Stmt,
+    Store,
+    Var,
+    block,
+    both,
+)
+from scorch._src.loops.types import INT64
+from scorch._src.notation.operators import REDUCTIONS
+
+
+class Collector:
+    """Takes finished entries; most places need nothing done."""
+
+    appends = True  # entries that were never found must not be placed
+    chunks_per_thread = 16
+    inputs: tuple[Var | Array, ...] = ()
+    outputs: tuple[Var | Array, ...] = ()
+    finish_inputs: tuple[Var | Array, ...] = ()
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.name = plan.step.target.tensor
+        self.uses = plan.result_uses
+        self.values = Array(f"{self.name}_vals", plan.element)
+
+    def helpers(self) -> tuple[Function, ...]:
+        return ()
+
+    def before(self) -> Stmt:
+        return block()
+
+    def after(self) -> Stmt:
+        return block()
+
+    def before_chunks(self, chunks: Expr) -> Stmt:
+        return block()
+
+    def before_chunk(self, chunk: Expr) -> Stmt:
+        return block()
+
+    def after_chunk(self, chunk: Expr) -> Stmt:
+        return block()
+
+    def limits(self, entries: int, inserted: int) -> dict[str, int]:
+        """How far the counters get that arrays grow with, by name; as ``Scratch.limits``."""
+        return {}
+
+    def make_room(self, entries: Expr) -> Stmt:
+        """Before ``entries`` are placed that are known to come."""
+        return block()
+
+    def counting(self, loops: Stmt) -> Stmt:
+        """The first of two turns of ``loops``, or something shorter with the same effect."""
+        return loops
+
+    def next_pass(self) -> Stmt | None:
+        """What comes between this turn of the loops and the next one; None if there is no other."""
+        return None
+
+    def around(self, depth: int, inner: Stmt) -> Stmt:
+        return inner
+
+    def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
+        raise NotImplementedError
+
+    def finish(self, sizes: tuple[Var, ...]) -> Function | None:
+        return None
+
+
+class Values(Collector):
+    """A place for every value: computed for a dense result, an operand's own for a shared pattern."""
+
+    appends = False
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.inputs = (self.values,)
+        self.writes_once = _writes_once(plan)
+
+    def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
+        if position is None:
+            assert self.plan.pattern is None, "the place in a shared pattern is not known"
+            position = join_key(coordinates, [use.arrays.size for use in self.uses])
+        if self.writes_once:
+            return Store(self.values, position, value)
+        join = REDUCTIONS[self.plan.step.reduction].loop
+        joined = Binary(join, Load(self.values, position), value, self.plan.element)
+        return Store(self.values, position, joined)
+
+
+def writes_everything(plan: Plan) -> bool:
+    """Whether every value of a dense result, or of one on an operand's pattern, is written, whatever it was.
+
+    It is if no loop comes back to a value, and loops that skip coordinates are only those of the pattern.
+    """
+    if plan.assembly not in ("dense", "shared") or not _writes_once(plan) or plan.splits.blocks:
+        return False
+    if lattice.support(plan.step.body, lambda access: lattice.EVERYWHERE) == lattice.NOWHERE:
+        return False
+    if plan.pattern is not None:
+        return all(access != plan.pattern for access, _ in plan.searched)
+    result = _result_loops(plan)
+    for access in plan.step.accesses:
+        operand = plan.operand(access.tensor)
+        for use in plan.splits.uses(operand.format, access.indices, access.tensor, operand.index):
+            if use.needs <= result and not operand.format.levels[use.level].is_full:
+                return False
+    return True
+
+
+def _writes_once(plan: Plan) -> bool:
+    """Whether each value is complete when it is written: no reduction is outside of the result's loops.
+
+    A stretch of a row that stays in registers is complete when it is stored.
+    """
+    if plan.vectors is not None and plan.vectors.kind == "rows":
+        return True
+    result = _result_loops(plan)
+    last = max((plan.order.index(loop) for loop in result), default=-1)
+    return all(loop in result for loop in plan.order[: last + 1])
+
+
+def _result_loops(plan: Plan) -> set[str]:
+    return {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
+
+
+class Rows(Collector):
+    """Formats ``d...ds``: the number of entries of each row goes to ``pos``, entries to arrays per chunk."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        last = len(self.uses)
+        self.pos = Array(f"{self.name}{last}_pos", INT64)
+        self.crd = Array(f"{self.name}{last}_crd", plan.index)
+        self.count, self.capacity = Var(f"{self.name}_count"), Var(f"{self.name}_capacity")
+        self.row_start = Var(f"{self.name}_row_start")
+        self.tables = [Array(f"chunk_{part}", INT64) for part in ("crd", "vals", "count")]
+        self.chunks = Var("chunk_total")
+        self.nnz = Var(f"{self.name}_nnz")
+        self.inputs = (self.pos,)
+        self.outputs = (self.nnz, self.chunks, *self.tables)
+        self.finish_inputs = (Var("discard"), self.crd, self.values)
+        outer = [loop for use in self.uses[:-1] for loop in use.loops]
+        self.row_depth = len(outer)
+        self.has_room = False
+
+    def before_chunks(self, chunks: Expr) -> Stmt:
+        allocated = [Allocate(table, chunks, zero=True) for table in self.tables]
+        kept = [PutArray(table.name, table) for table in self.tables]
+        return block(*allocated, *kept, Put(self.chunks.name, chunks))
+
+    def before_chunk(self, chunk: Expr) -> Stmt:
+        return block(
+            Declare(self.capacity, Const(FIRST_CAPACITY)),
+            Declare(self.count, Const(0)),
+            Allocate(self.crd, self.capacity),
+            Allocate(self.values, self.capacity),
+        )
+
+    def after_chunk(self, chunk: Expr) -> Stmt:
+        crd, values, count = self.tables
+        return block(
+            KeepArray(crd, chunk, self.crd),
+            KeepArray(values, chunk, self.values),
+            Store(count, chunk, self.count),
+            Store(self.pos, Const(1), self.count) if self.is_vector else None,
+        )
+
+    def limits(self, entries: int, inserted: int) -> dict[str, int]:
+        """Room doubles when it is full: in all chunks together there is less than twice what was needed."""
+        return {self.capacity.name: max(FIRST_CAPACITY, 2 * entries)}
+
+    @property
+    def is_vector(self) -> bool:
+        """A single row, which is never cut into chunks."""
+        return len(self.uses) == 1
+
+    def around(self, depth: int, inner: Stmt) -> Stmt:
+        if depth != self.row_depth or self.is_vector:
+            return inner
+        row = join_key(
+            [use.coordinate for use in self.uses[:-1]], [use.arrays.size for use in self.uses[:-1]]
+        )
+        return block(
+            Declare(self.row_start, self.count),
+            inner,
+            Store(self.pos, row + 1, self.count - self.row_start),
+        )
+
+    def make_room(self, entries: Expr) -> Stmt:
+        """Room for ``entries`` more, which are then placed without asking."""
+        self.has_room = True
+        needed = self.count + entries
+        return If(
+            self.capacity < needed,
+            block(
+                Assign(self.capacity, Binary("max", self.capacity * 2, needed, INT64)),
+                Resize(self.crd, self.capacity),
+                Resize(self.values, self.capacity),
+            ),
+        )
+
+    def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
+        append = block(
+            None if self.has_room else self.make_room_for_one(),
+            Store(self.crd, self.count, coordinates[-1]),
+            Store(self.values, self.count, value),
+            Assign(self.count, self.count + 1),
+        )
+        return If(not_zero(value), append) if self.plan.skip_zeros else append
+
+    def make_room_for_one(self) -> Stmt:
+        return If(
+            self.count.equals(self.capacity),
+            block(
+                Assign(self.capacity, self.capacity * 2),
+                Resize(self.crd, self.capacity),
+                Resize(self.values, self.capacity),
+            ),
+        )
+
+    def after(self) -> Stmt:
+        r = Var("r")
+        rows = row_count(self.uses)
+        total = Store(self.pos, r + 1, Load(self.pos, r + 1) + Load(self.pos, r))
+        return block(For(r, Const(0), rows, total), Put(self.nnz.name, Load(self.pos, rows)))
+
+    def finish(self, sizes: tuple[Var, ...]) -> Function:
+        """Put the arrays of the chunks one after another (or only free them)."""
+        chunk, at, discard = Var("chunk"), Var("at"), Var("discard")
+        crd, values = Array("part_crd", self.crd.element), Array("part_vals", self.values.element)
+        length = Var("length")
+        join = block(
+            SlotArray(crd, self.tables[0], chunk),
+            SlotArray(values, self.tables[1], chunk),
+            Declare(length, Load(self.tables[2], chunk)),
+            If(  # arrays of no length have no address
+                both(discard.equals(0), Const(0) < length),
+                block(
+                    Copy(self.crd, at, crd, Const(0), length),
+                    Copy(self.values, at, values, Const(0), length),
+                ),
+            ),
+            Assign(at, at + length),
+            Free(crd),
+            Free(values),
+        )
+        body = block(
+            Declare(at, Const(0)),
+            For(chunk, Const(0), self.chunks, join),
+            *(Free(table) for table in self.tables),
+            Return(Const(0)),
+        )
+        params: tuple[Var | Array, ...] = (self.chunks, *self.tables, discard, self.crd, self.values)
+        return Function("scorch_finish", params, body, exported=True)
+
+
+class Entries(Collector):
+    """A list of entries under keys, packed into the levels of any format."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        names = [f"{self.name}c{use.level + 1}" for use in self.uses]
+        sizes = [use.arrays.size for use in self.uses]
+        join = REDUCTIONS[plan.step.reduction].loop
+        self.comes_sorted = plan.comes_sorted
+        self.list = ListScratch("entry", names, sizes, plan.words, plan.element, join, self.comes_sorted)
+        self.packer = Packer(plan, self.list)
+        self.outputs = (*self.packer.counts, self.list.count, *self.list.keys, self.list.values)
+        self.finish_inputs = (Var("discard"), *self.packer.arrays)
+
+    def helpers(self) -> tuple[Function, ...]:
+        return () if self.comes_sorted else self.list.helpers()
+
+    def before(self) -> Stmt:
+        return self.list.allocate()
+
+    def limits(self, entries: int, inserted: int) -> dict[str, int]:
+        return self.list.limits(entries, inserted)
+
+    def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
+        insert = self.list.insert(coordinates, value)
+        return If(not_zero(value), insert) if self.plan.skip_zeros else insert
+
+    def after(self) -> Stmt:
+        arrays = [*self.list.keys, self.list.values]
+        return block(
+            None if self.comes_sorted else self.list.settle(),
+            self.packer.count(),
+            *(Put(count.name, count) for count in (*self.packer.counts, self.list.count)),
+            *(PutArray(array.name, array) for array in arrays),
+        )
+
+    def finish(self, sizes: tuple[Var, ...]) -> Function:
+        discard = Var("discard")
+        params: tuple[Var | Array, ...] = (
+            *sizes,
+            discard,
+            self.list.count,
+            *self.packer.counts,
+            *self.list.keys,
+            self.list.values,
+            *self.packer.arrays,
+        )
+        body = block(
+            If(discard.equals(0), self.packer.fill()),
+            self.list.free(),
+            Return(Const(0)),
+        )
+        return Function("scorch_finish", params, body, exported=True)
+
+
+def row_count(uses: Sequence[LevelUse]) -> Expr:
+    """How many rows lie below the levels before the last of ``uses``."""
+    rows: Expr = Const(1)
+    for use in uses[:-1]:
+        rows = rows * use.arrays.size
+    return rows

@@ -1,0 +1,246 @@
+"""The levels of all accesses of a plan: statements that open them, follow a loop and go down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scorch._src.compiler import lattice
+from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE, Support
+from scorch._src.compiler.lower.express import value_of
+from scorch._src.compiler.lower.walk import Cursor, Loop, State, States
+from scorch._src.compiler.plan import Plan
+from scorch._src.loops.nodes import (
+    FALSE,
+    TRUE,
+    Array,
+    Assign,
+    Binary,
+    Const,
+    Declare,
+    Expr,
+    Load,
+    Select,
+    Stmt,
+    Var,
+    While,
+    block,
+    both,
+    wide,
+)
+from scorch._src.loops.types import INT64
+from scorch._src.notation.nodes import Access
+from scorch._src.notation.trees import accesses
+
+STRIP_BEGIN = Var("strip_begin")  # where the entries of the rows at hand begin
+
+
+class Levels:
+    """The accesses of ``plan`` with what is looked up again and again."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.accesses = plan.step.accesses
+        self.labels = self._label()
+        self.uses = {
+            access: plan.uses_of(
+                plan.operand(access.tensor).format, access, plan.operand(access.tensor).index
+            )
+            for access in self.accesses
+        }
+
+    def _label(self) -> dict[Access, str]:
+        """A name for each access: the tensor's, numbered where a tensor is used several times."""
+        seen: dict[str, int] = {}
+        labels = {}
+        for access in self.accesses:
+            seen[access.tensor] = seen.get(access.tensor, 0) + 1
+            count = seen[access.tensor]
+            labels[access] = access.tensor if count == 1 else f"{access.tensor}_{count}_"
+        return labels
+
+    def values(self, access: Access) -> Array:
+        return Array(f"{access.tensor}_vals", self.plan.operand(access.tensor).element)
+
+    def cursors(self, x: str, states: States) -> dict[Access, Cursor]:
+        """The accesses whose next level stores coordinates of ``x``."""
+        found = {}
+        for access in self.accesses:
+            state, uses = states[access], self.uses[access]
+            if state.level == len(uses) or state.present == FALSE:
+                continue
+            use, level = uses[state.level], self.plan.operand(access.tensor).format.levels[state.level]
+            is_searched = (access, state.level) in self.plan.searched
+            if use.loop == x and not level.is_full and not is_searched:
+                found[access] = self._cursor(access, state)
+        return found
+
+    def _cursor(self, access: Access, state: State) -> Cursor:
+        """The next level of ``access``, opened by ``open``."""
+        form = self.plan.operand(access.tensor).format
+        position = Var(f"p{self.labels[access]}{state.level + 1}")
+        return Cursor(
+            access,
+            self.uses[access][state.level],
+            form.levels[state.level],
+            state.start,
+            position,
+            Var(f"{position.name}_end"),
+            form.is_unique(state.level),
+        )
+
+    def stored_at(self, access: Access, states: States, cursors: Mapping[Access, Cursor]) -> Support:
+        if states[access].present == FALSE:
+            return NOWHERE
+        return lattice.stored(access) if access in cursors else EVERYWHERE
+
+    def entries(self, access: Access, state: State) -> tuple[Expr, Expr]:
+        """The entries of the next level; none if the access is absent."""
+        form = self.plan.operand(access.tensor).format
+        if not form.starts_run(state.level):
+            assert state.stop is not None
+            return state.start, state.stop
+        arrays = self.uses[access][state.level].arrays
+        start, stop = form.levels[state.level].bounds(arrays, state.start)
+        if state.present == TRUE:
+            return start, stop
+        return Select(state.present, start, Const(0)), Select(state.present, stop, Const(0))
+
+    def count(self, access: Access, level: int) -> Expr:
+        """How many positions a level has in all."""
+        form, uses = self.plan.operand(access.tensor).format, self.uses[access]
+        above = self.count(access, level - 1) if level else Const(1)
+        if form.levels[level].is_full:
+            return above * uses[level].arrays.size
+        if not form.starts_run(level):
+            return above
+        return wide(Load(uses[level].arrays.pos, above))
+
+    def extent(self, x: str) -> Expr:
+        """How many turns a counted loop over ``x`` takes; the last block may be cut short."""
+        index, part = self.plan.splits.origin(x)
+        size, block_size = self.plan.splits.size(index), self.plan.splits.block(index)
+        if block_size is None:
+            return size
+        if part == "outer":
+            return (size + (block_size - 1)) // block_size
+        left = size - Var(f"{index}_out") * block_size
+        return Binary("min", Const(block_size), left, INT64)
+
+    def derive(self, x: str, bound: frozenset[str]) -> Stmt | None:
+        """Once both loops of a split index are open, the index itself."""
+        index, part = self.plan.splits.origin(x)
+        block_size = self.plan.splits.block(index)
+        if part == "whole" or block_size is None or not set(self.plan.splits.loops_of(index)) <= bound:
+            return None
+        return Declare(Var(index), Var(f"{index}_out") * block_size + Var(f"{index}_in"))
+
+    def open(self, cursor: Cursor, states: States) -> Stmt:
+        start, stop = self.entries(cursor.access, states[cursor.access])
+        return block(Declare(cursor.position, start), Declare(cursor.end, stop))
+
+    def open_follower(self, cursor: Cursor, states: States, begin: Expr | None) -> Stmt:
+        """Open a level that follows; ``begin`` is where a chunk of the loop begins."""
+        start, stop = self.entries(cursor.access, states[cursor.access])
+        if begin is None or begin == Const(0):
+            return block(Declare(cursor.position, start), Declare(cursor.end, stop))
+        search = cursor.kind.search(cursor.use.arrays, start, stop, begin, cursor.parent)
+        return block(Declare(cursor.position, search), Declare(cursor.end, stop))
+
+    def follow(self, loop: Loop) -> tuple[Stmt, dict[Access, State]]:
+        """Move followers up to x and set their flags."""
+        moves: list[Stmt | None] = []
+        states = dict(loop.states)
+        for c in loop.followers:
+            behind = both(c.has_more, c.front < loop.x)
+            moves.append(While(behind, Assign(c.position, c.position + 1)))
+            moves.append(Declare(c.flag, both(c.has_more, c.front.equals(loop.x))))
+            moves.append(c.find_run_end(loop.x))
+            states[c.access] = c.resolved(loop.states[c.access].level, c.flag)
+        return block(*moves), states
+
+    def resolve(self, states: States, bound: frozenset[str]) -> tuple[Stmt, dict[Access, State]]:
+        """Go down all levels whose coordinate is known: locate full ones, search the others."""
+        statements: list[Stmt | None] = []
+        found = dict(states)
+        for access in self.accesses:
+            form, uses = self.plan.operand(access.tensor).format, self.uses[access]
+            while True:
+                state = found[access]
+                if state.level == len(uses) or state.present == FALSE:
+                    break
+                use, level = uses[state.level], form.levels[state.level]
+                if not use.needs <= bound:
+                    break
+                position = Var(f"p{self.labels[access]}{state.level + 1}")
+                if level.is_full:
+                    at = level.locate(use.arrays, state.start, use.coordinate)
+                    if isinstance(at, Const | Var):
+                        found[access] = State(state.level + 1, at, None, state.present)
+                        continue
+                    statements.append(Declare(position, at))
+                    found[access] = State(state.level + 1, position, None, state.present)
+                    continue
+                start, stop = self.entries(access, state)
+                cursor = self._cursor(access, state)
+                found_at = level.search(use.arrays, start, cursor.end, use.coordinate, cursor.parent)
+                statements += [
+                    Declare(cursor.end, stop),
+                    Declare(position, found_at),
+                    Declare(cursor.flag, both(cursor.has_more, cursor.front.equals(use.coordinate))),
+                ]
+                if not cursor.is_unique:
+                    after = level.search_after(use.arrays, position, cursor.end, use.coordinate)
+                    statements.append(Declare(cursor.run_end, after))
+                found[access] = cursor.resolved(state.level, cursor.flag)
+        return block(*statements), found
+
+    def pattern_position(self, states: States) -> Expr | None:
+        """Where the entry of the shared pattern stands, once it is known."""
+        pattern, levels = self.plan.pattern, self.plan.pattern_levels
+        if pattern is None or states[pattern].level < levels:
+            return None
+        state = states[pattern]
+        position = state.start if state.level == levels else Var(f"p{self.labels[pattern]}{levels}")
+        for use in self.plan.result_uses[levels:]:
+            position = position * use.arrays.size + use.coordinate
+        return self.in_strip(self.plan.step.target.tensor, position)
+
+    def in_strip(self, tensor: str, position: Expr) -> Expr:
+        """A position of a sparse tensor, counted from the first row at hand if only those are kept."""
+        return position - STRIP_BEGIN if tensor in self.plan.in_strip else position
+
+    def load(self, access: Access, walked: Access, states: States) -> Load:
+        """The value of ``access``, which has its values at the entries of ``walked``."""
+        position = states[walked].start
+        if access != walked:
+            position = self.in_strip(access.tensor, position)
+        return Load(self.values(access), position)
+
+    def factor(self, walked: Access, states: States) -> Load | None:
+        """The value of a factor that is taken out of a sum; None for entries that are walked but not read."""
+        if self.plan.value is None:
+            return self.load(walked, walked, states)
+        reads = dict(self.plan.reads)
+        found = (access for access in accesses(self.plan.value) if reads.get(access, access) == walked)
+        access = next(found, None)
+        return None if access is None else self.load(access, walked, states)
+
+    def value(self, states: States) -> Expr:
+        """The value of a point, without the factors that are taken out of the sum."""
+        out = {access for access, _ in self.plan.factors}
+
+        walks = dict(self.plan.reads)
+
+        def read(access: Access) -> Expr | None:
+            walked = walks.get(access, access)
+            state = states[walked]
+            if walked in out:
+                return Const(1, self.plan.element)
+            if state.present == FALSE:
+                return None
+            load = self.load(access, walked, states)
+            return load if state.present == TRUE else Select(state.present, load, Const(0, load.type))
+
+        types = {operand.name: operand.element for operand in self.plan.operands}
+        body = self.plan.step.body if self.plan.value is None else self.plan.value
+        return value_of(body, types, read)

@@ -1,0 +1,114 @@
+"""The levels of an access as loops walk them: how far it is resolved, and the level being walked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scorch._src.compiler.lattice import Support
+from scorch._src.compiler.plan import LevelUse
+from scorch._src.formats import Level
+from scorch._src.loops.nodes import (
+    FALSE,
+    TRUE,
+    Assign,
+    Declare,
+    Expr,
+    Stmt,
+    Var,
+    While,
+    block,
+    both,
+    either,
+)
+from scorch._src.loops.types import BOOL
+from scorch._src.notation.nodes import Access
+
+
+@dataclass(frozen=True)
+class State:
+    """How far an access is resolved.
+
+    ``level`` is the next one. ``start`` is the position reached; where that is a run of entries they end
+    before ``stop``. ``present`` is TRUE, FALSE or a flag.
+    """
+
+    level: int
+    start: Expr
+    stop: Expr | None
+    present: Expr
+
+
+States = Mapping[Access, State]
+Flags = Mapping[Access, Expr]
+Check = tuple[Support, Flags]  # a condition, and the flags it is about
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A stored level walked below ``parent``: its position, its end, and where the run at the front ends."""
+
+    access: Access
+    use: LevelUse
+    kind: Level
+    parent: Expr
+    position: Var
+    end: Var
+    is_unique: bool
+
+    @property
+    def has_more(self) -> Expr:
+        return self.position < self.end
+
+    @property
+    def front(self) -> Expr:
+        return self.kind.coordinate(self.use.arrays, self.position, self.parent)
+
+    @property
+    def run_end(self) -> Var:
+        return Var(f"{self.position.name}_next")
+
+    @property
+    def flag(self) -> Var:
+        return Var(f"{self.position.name}_here", BOOL)
+
+    def find_run_end(self, x: Expr) -> Stmt | None:
+        """Set ``run_end`` behind the entries with coordinate ``x`` at the front (levels with repeats)."""
+        if self.is_unique:
+            return None
+        there = self.kind.coordinate(self.use.arrays, self.run_end, self.parent)
+        more = both(self.run_end < self.end, there.equals(x))
+        return block(
+            Declare(self.run_end, self.position),
+            While(more, Assign(self.run_end, self.run_end + 1)),
+        )
+
+    def resolved(self, level: int, present: Expr) -> State:
+        return State(level + 1, self.position, None if self.is_unique else self.run_end, present)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop being opened: its depth and variable, and what holds around it.
+
+    ``known`` is what is left to say of the last check, once what it needs at any rate is known to be there.
+    """
+
+    depth: int
+    x: Var
+    states: States
+    bound: frozenset[str]
+    known: Check | None
+    followers: list[Cursor]
+
+
+def formula(where: Support, flags: Mapping[Access, Expr]) -> Expr:
+    """``where`` as a condition over ``flags``, in a stable order."""
+    found: Expr = FALSE
+    order = list(flags)
+    for clause in sorted(where, key=lambda c: sorted(order.index(a) for a in c)):
+        term: Expr = TRUE
+        for access in sorted(clause, key=order.index):
+            term = both(term, flags[access])
+        found = either(found, term)
+    return found

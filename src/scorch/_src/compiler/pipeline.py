@@ -1,0 +1,208 @@
+"""The passes on one page: from a step and its operands to a kernel.
+
+- ``infer_format``: what the result is stored as
+- ``convert_operands``: which operands are taken out of blocks, transposed or copied
+- ``order_loops``: the order of the loops (``cost`` prices them)
+- ``insert_workspace``: how the result is built: in place, by rows, by a sorted list; with which workspace
+- ``assign_slots``: whether rows are written in place, into as much room as they may need
+- ``parallelize``: whether threads share the outermost loop, and how
+- ``vectorize``: whether the innermost loop runs in vector registers, and which factors stand outside it
+- ``lower`` and ``loops.simplify``: the loops, which ``loops.cpp`` prints
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scorch._src.compiler import lattice
+from scorch._src.compiler.at_zero import mark_vanishing
+from scorch._src.compiler.describe import describe_assembly
+from scorch._src.compiler.lattice import EVERYWHERE
+from scorch._src.compiler.lower.lower import lower
+from scorch._src.compiler.plan import Operand, Plan, Splits, Step
+from scorch._src.compiler.schedule.assign_slots import assign_slots
+from scorch._src.compiler.schedule.convert_operands import (
+    Conversion,
+    lay_out,
+    renamed_searches,
+    split_blocks,
+    transpose,
+    unblock,
+)
+from scorch._src.compiler.schedule.cost import Problem
+from scorch._src.compiler.schedule.infer_format import Inferred, infer_format
+from scorch._src.compiler.schedule.insert_workspace import insert_workspace, shared_pattern
+from scorch._src.compiler.schedule.order_loops import Choice, order_loops, stored_order
+from scorch._src.compiler.vector.parallelize import parallelize
+from scorch._src.compiler.vector.vectorize import vectorize
+from scorch._src.formats import Format
+from scorch._src.loops.nodes import Kernel
+from scorch._src.loops.simplify import simplify
+from scorch._src.loops.types import INT32, INT64, Type
+from scorch._src.notation.nodes import Access, Assign, Expr, Op, Reduce
+from scorch._src.notation.show import show
+from scorch._src.notation.trees import children, with_children
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, the conversions it needs, and how it was chosen."""
+
+    plan: Plan
+    conversions: tuple[Conversion, ...]
+    inferred: Inferred
+    choice: Choice
+
+    def kernel(self) -> Kernel:
+        """The loops, simplified."""
+        found = simplify(lower(self.plan))
+        assert isinstance(found, Kernel)
+        return found
+
+
+def plan_step(
+    step: Step,
+    tensors: Mapping[str, Operand],
+    sizes: Mapping[str, int],
+    element: Type,
+    requested: Format | None = None,
+    skip_zeros: bool = False,
+    unsorted: bool = False,
+) -> Planned:
+    """Every choice for one step over ``tensors``; ``element`` is the type the result is computed in.
+
+    ``unsorted``: the entries of the only operand come in any order and may repeat.
+    """
+    operands = {access: tensors[access.tensor] for access in step.accesses}
+    step = replace(step, body=_marked(step.body, operands))
+    inferred = infer_format(step, operands, sizes)
+    if requested is not None:
+        inferred = Inferred(requested, ("asked for",))
+    conversions: list[Conversion] = []
+    step, operands = unblock(step, operands, conversions)
+    splits = split_blocks(operands)
+    problem = Problem(step, operands, inferred.format, splits, sizes)
+    choice = stored_order(problem) if unsorted else order_loops(problem)
+    order = choice.chosen.order
+    step, operands = transpose(step, operands, order, splits, conversions)
+    step, operands = lay_out(step, operands, order, choice.chosen.laid_out, conversions)
+    searched = renamed_searches(choice.chosen.searched, operands, conversions)
+    plan = _assemble(
+        step, operands, order, splits, inferred.format, sizes, element, skip_zeros, unsorted, searched
+    )
+    plan = vectorize(plan, operands, sizes)
+    plan = replace(plan, header=_header(plan))
+    return Planned(plan, tuple(conversions), inferred, choice)
+
+
+def result_format(step: Step, tensors: Mapping[str, Operand], sizes: Mapping[str, int]) -> Format:
+    """The format that ``plan_step`` gives the result if none is requested."""
+    operands = {access: tensors[access.tensor] for access in step.accesses}
+    step = replace(step, body=_marked(step.body, operands))
+    return infer_format(step, operands, sizes).format
+
+
+def index_type(shape: Sequence[int], nnz: int = 0) -> Type:
+    """The narrowest type for coordinates and positions: int32 while both fit."""
+    return INT32 if max((*shape, nnz), default=0) <= 2**31 - 1 else INT64
+
+
+def _marked(body: Expr, operands: Mapping[Access, Operand]) -> Expr:
+    """``body`` with what ``lattice.support`` cannot see said by marks."""
+    return mark_vanishing(_visit_divisors(body, operands), operands)
+
+
+def _visit_divisors(body: Expr, operands: Mapping[Access, Operand]) -> Expr:
+    """Mark numerators that are visited everywhere because their divisor may be zero where it is not stored.
+
+    A[i,j] / B[i,j]   ->   everywhere(A[i,j]) / B[i,j]
+
+    Inside the loops this could not be seen: there a divisor that was found absent is out of sight.
+    """
+    parts = tuple(_visit_divisors(part, operands) for part in children(body))
+    if isinstance(body, Op) and body.name == "div":
+        where = lattice.support(
+            body.args[1], lambda a: lattice.stored(a) if operands[a].is_sparse else EVERYWHERE
+        )
+        if where != EVERYWHERE:
+            return Op("div", (Op("everywhere", parts[:1]), parts[1]))
+    return with_children(body, parts)
+
+
+def _as_written(body: Expr) -> Expr:
+    """``body`` without the marks of ``_marked``."""
+    if isinstance(body, Op) and body.name in ("everywhere", "vanishing"):
+        return _as_written(body.args[0])
+    return with_children(body, tuple(_as_written(part) for part in children(body)))
+
+
+def _assemble(
+    step: Step,
+    operands: Mapping[Access, Operand],
+    order: tuple[str, ...],
+    splits: Splits,
+    result: Format,
+    sizes: Mapping[str, int],
+    element: Type,
+    skip_zeros: bool,
+    unsorted: bool,
+    searched: frozenset[tuple[Access, int]],
+) -> Plan:
+    shape = [sizes[index] for index in step.target.indices]
+    distinct = {operand.name: operand for operand in operands.values()}
+    plan = Plan(
+        step=step,
+        operands=tuple(distinct.values()),
+        result=result,
+        element=element,
+        index=index_type(shape),
+        splits=splits,
+        order=order,
+        assembly="dense",
+        pattern=None,
+        prefix=0,
+        prefix_levels=0,
+        workspace=None,
+        bitmap=False,
+        slots=(),
+        words=(),
+        workspace_words=(),
+        parallel=False,
+        balance=None,
+        skip_zeros=skip_zeros,
+        searched=searched,
+        header="",
+    )
+    if not result.is_dense:
+        shared = None if skip_zeros or unsorted else shared_pattern(step, operands, result)
+        if shared is not None:
+            plan = replace(plan, assembly="shared", pattern=shared[0], pattern_levels=shared[1])
+        else:
+            plan = assign_slots(insert_workspace(plan, shape), operands)
+    if unsorted:
+        plan = replace(plan, assembly="list", prefix=0, prefix_levels=0, workspace=None, workspace_words=())
+        plan = replace(plan, bitmap=False, slots=())
+    return parallelize(plan, operands)
+
+
+# words -----------------------------------------------------------------------------------------------
+
+
+def as_statement(step: Step) -> Assign:
+    """The step as index notation, for people."""
+    value = _as_written(step.body)
+    if step.reduced:
+        value = Reduce(step.reduction, step.reduced, value)
+    return Assign(step.target, value)
+
+
+def _header(plan: Plan) -> str:
+    formats = ", ".join(f"{operand.name} {operand.format}" for operand in plan.operands)
+    lines = [
+        show(as_statement(plan.step)),
+        f"formats: {plan.step.target.tensor} {plan.result}; {formats}",
+        f"loops: {', '.join(plan.order) or 'none'}" + (", the first in parallel" if plan.parallel else ""),
+        f"result: {describe_assembly(plan)}",
+    ]
+    return "\n".join(lines)

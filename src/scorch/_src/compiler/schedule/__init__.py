@@ -1,0 +1,1 @@
+"""Choose the result's format, the order of loops, conversions and workspaces."""

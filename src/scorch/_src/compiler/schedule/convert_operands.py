@@ -1,0 +1,187 @@
+"""Operands stored in a way that the loops cannot walk are converted before the kernel runs.
+
+Blocks that do not fit the other operands are taken apart, sparse operands stored in another order than the
+loops are transposed, dense ones that the innermost loop would jump in are copied. Each conversion renames
+the access, so that a tensor used twice may be converted for one use alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scorch._src.compiler.plan import Operand, Splits, Step
+from scorch._src.compiler.schedule.cost import estimated_counts, is_against, transposed_format
+from scorch._src.formats import Format, dense_format
+from scorch._src.notation.nodes import Access
+from scorch._src.notation.trees import substitute
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """An operand to be stored otherwise before the kernel runs: ``name`` is what the kernel calls it."""
+
+    tensor: str
+    name: str
+    format: Format
+    reason: str
+
+
+def _renamed(
+    step: Step, operands: Mapping[Access, Operand], access: Access, conversion: Conversion
+) -> tuple[Step, dict[Access, Operand]]:
+    """``step`` reading ``access`` from its converted operand."""
+    old = operands[access]
+    counts = estimated_counts(conversion.format, old.shape, old.nnz)
+    new = Operand(conversion.name, conversion.format, old.element, old.index, old.shape, counts)
+    fresh = Access(conversion.name, access.indices)
+    body = substitute(step.body, {access: fresh})
+    found = {fresh if a == access else a: new if a == access else o for a, o in operands.items()}
+    return replace(step, body=body), found
+
+
+def _fresh_name(
+    tensor: str, suffix: str, operands: Mapping[Access, Operand], conversions: Sequence[Conversion]
+) -> str:
+    """A name that no operand has, nor had before it was converted."""
+    taken = {operand.name for operand in operands.values()}
+    taken |= {name for conversion in conversions for name in (conversion.tensor, conversion.name)}
+    name = f"{tensor}{suffix}"
+    while name in taken:
+        name += suffix[-1]
+    return name
+
+
+def unblock(
+    step: Step, operands: Mapping[Access, Operand], conversions: list[Conversion]
+) -> tuple[Step, dict[Access, Operand]]:
+    """Convert blocked operands whose blocks do not fit the other operands of the same index."""
+    found = dict(operands)
+    for access in step.accesses:
+        operand = found[access]
+        clash = next(
+            (
+                index
+                for index in access.indices
+                if _clashes(index, access, found) and operand.format.is_blocked
+            ),
+            None,
+        )
+        if clash is None:
+            continue
+        form = unblocked_format(operand.format)
+        name = _fresh_name(access.tensor, "_unblocked", found, conversions)
+        reason = f"blocks over {clash} do not fit the other operands"
+        conversion = Conversion(access.tensor, name, form, reason)
+        conversions.append(conversion)
+        step, found = _renamed(step, found, access, conversion)
+    return step, found
+
+
+def _clashes(index: str, access: Access, operands: Mapping[Access, Operand]) -> bool:
+    """Whether ``access`` splits ``index`` in a way that some sparse operand of the index does not."""
+    mine = {operands[access].format.block(dim) for dim, i in enumerate(access.indices) if i == index}
+    if mine == {None}:
+        return False
+    if len(mine) > 1:
+        return True
+    named = {i for other in operands for i in other.indices}
+    if f"{index}_out" in named or f"{index}_in" in named:  # what the loops of the split would be called
+        return True
+    for other, operand in operands.items():
+        for dim, i in enumerate(other.indices):
+            if i != index or not operand.is_sparse:
+                continue
+            is_full = all(
+                level.is_full
+                for level, stored in zip(operand.format.levels, operand.format.order, strict=True)
+                if stored == dim
+            )
+            block = operand.format.block(dim)
+            if block not in mine and not (block is None and is_full):
+                return True
+    return False
+
+
+def unblocked_format(form: Format) -> Format:
+    """The format without blocks: a dimension is dense if both of its parts were."""
+    order = list(dict.fromkeys(form.order))
+    letters = ""
+    for dim in order:
+        parts = [level for level, stored in zip(form.levels, form.order, strict=True) if stored == dim]
+        is_single = len(parts) == 1 and not parts[0].is_coded
+        letters += parts[0].letter if is_single else "d" if all(p.is_full for p in parts) else "s"
+    return Format(letters, order=order)
+
+
+def split_blocks(operands: Mapping[Access, Operand]) -> Splits:
+    blocks: dict[str, int] = {}
+    for access, operand in operands.items():
+        for dim, index in enumerate(access.indices):
+            block = operand.format.block(dim)
+            if block is not None:
+                blocks[index] = block
+    return Splits(tuple(blocks.items()))
+
+
+def transpose(
+    step: Step,
+    operands: Mapping[Access, Operand],
+    order: Sequence[str],
+    splits: Splits,
+    conversions: list[Conversion],
+) -> tuple[Step, dict[Access, Operand]]:
+    """Convert the operands whose stored order conflicts with the order of loops."""
+    found = dict(operands)
+    for access in step.accesses:
+        operand = found[access]
+        uses = splits.uses(operand.format, access.indices, access.tensor, operand.index)
+        if not operand.is_sparse or not is_against(order, operand.format, uses):
+            continue
+        form = transposed_format(order, access, operand, splits)
+        name = _fresh_name(access.tensor, "_t", found, conversions)
+        stored = ", ".join(access.indices[dim] for dim in operand.format.order)
+        reason = f"stored by {stored}, but the loops run {', '.join(order)}"
+        conversion = Conversion(access.tensor, name, form, reason)
+        conversions.append(conversion)
+        step, found = _renamed(step, found, access, conversion)
+    return step, found
+
+
+def lay_out(
+    step: Step,
+    operands: Mapping[Access, Operand],
+    order: Sequence[str],
+    laid_out: Sequence[Access],
+    conversions: list[Conversion],
+) -> tuple[Step, dict[Access, Operand]]:
+    """Copy dense operands so that the innermost loop runs along memory."""
+    found = dict(operands)
+    for access in laid_out:
+        operand = found[access]
+        x, _ = split_blocks(operands).origin(order[-1])
+        last = access.indices.index(x)
+        form = dense_format(
+            len(access.indices), (*(dim for dim in operand.format.order if dim != last), last)
+        )
+        name = _fresh_name(access.tensor, "_t", found, conversions)
+        conversion = Conversion(access.tensor, name, form, f"the innermost loop, over {x}, jumps in it")
+        conversions.append(conversion)
+        step, found = _renamed(step, found, access, conversion)
+    return step, found
+
+
+def renamed_searches(
+    searched: Sequence[tuple[Access, int]],
+    operands: Mapping[Access, Operand],
+    conversions: Sequence[Conversion],
+) -> frozenset[tuple[Access, int]]:
+    """Searched levels, by the names that accesses have after conversion."""
+    found = set()
+    for access, level in searched:
+        renamed = [
+            access,
+            *(Access(c.name, access.indices) for c in conversions if c.tensor == access.tensor),
+        ]
+        found |= {(name, level) for name in renamed if name in operands}
+    return frozenset(found)

@@ -1,0 +1,80 @@
+"""How a sparse result is built, and where it needs a workspace (section 4.1 of the paper, made general).
+
+A result that has an operand's pattern takes only values. Otherwise entries must come in stored order: they do
+while every loop outside is over an earlier level of the result. From the first other loop on, a
+workspace over the levels that are left takes them in any order and gives them back sorted; where no loop is
+in order, the list that collects all entries is itself the workspace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from scorch._src.compiler import lattice
+from scorch._src.compiler.plan import Operand, Plan, Step
+from scorch._src.compiler.schedule.cost import prefix_of
+from scorch._src.compiler.schedule.infer_format import shared_levels, support_of
+from scorch._src.formats import Format
+from scorch._src.notation.nodes import Access
+from scorch.settings import enabled
+
+LARGEST_KEY = 2**63 - 1
+ALWAYS_DENSE = 2**16  # a workspace up to this many places is dense
+MOST_DENSE = 2**25  # and never beyond this many
+
+
+def shared_pattern(
+    step: Step, operands: Mapping[Access, Operand], result: Format
+) -> tuple[Access, int] | None:
+    """The access whose pattern, or the first levels of it, is the result's: it alone supports the body."""
+    where = support_of(step, operands)
+    for access, operand in operands.items():
+        if operand.is_sparse and where == lattice.stored(access):
+            levels = shared_levels(access, operand.format, step.target, result)
+            if levels is not None:
+                return access, levels
+    return None
+
+
+def insert_workspace(plan: Plan, shape: Sequence[int]) -> Plan:
+    uses, levels = plan.result_uses, len(plan.result)
+    extents = [plan.result.level_size(level, shape) for level in range(levels)]
+    prefix, covered = prefix_of(plan.order, uses)
+    words = key_words(range(levels), extents)
+    workspace = None
+    if covered < levels:
+        left = math.prod(extents[covered:])
+        entries = sum(operand.nnz for operand in plan.operands if operand.is_sparse)
+        is_small = left <= ALWAYS_DENSE or (prefix > 0 and left <= min(MOST_DENSE, 8 * entries))
+        workspace = "dense" if is_small else "list" if prefix > 0 else None
+        if workspace is None:
+            prefix = covered = 0
+    letters = plan.result.letters
+    by_rows = letters[:-1] == "d" * (levels - 1) and letters[-1] in "so"
+    by_rows = by_rows and covered >= levels - 1 and (workspace is not None or covered == levels)
+    return replace(
+        plan,
+        assembly="rows" if by_rows else "list",
+        prefix=prefix,
+        prefix_levels=covered,
+        workspace=workspace,
+        bitmap=workspace == "dense" and enabled("bitmap"),
+        words=words,
+        workspace_words=key_words(range(covered, levels), extents) if workspace == "list" else (),
+    )
+
+
+def key_words(levels: Sequence[int], extents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """``levels`` in groups whose coordinates fit one 64-bit key together."""
+    words: list[list[int]] = []
+    room = 0
+    for level in levels:
+        if words and room * max(extents[level], 1) <= LARGEST_KEY:
+            words[-1].append(level)
+            room *= max(extents[level], 1)
+        else:
+            words.append([level])
+            room = max(extents[level], 1)
+    return tuple(tuple(word) for word in words)

@@ -1,0 +1,1 @@
+"""Spread loops over vector lanes and threads."""

@@ -1,0 +1,52 @@
+"""Which loop threads share: the outermost, if every turn of it owns its part of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from scorch._src.compiler import lattice
+from scorch._src.compiler.lattice import EVERYWHERE
+from scorch._src.compiler.plan import VALUES, Operand, Plan
+from scorch._src.notation.nodes import Access
+from scorch.settings import enabled
+
+
+def parallelize(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
+    """Share the outermost loop if every turn of it owns its part of the result."""
+    if not plan.order or plan.assembly in ("list", "buckets"):
+        return plan
+    if any(level == VALUES for _, level in plan.slots):  # nobody knows where rows begin
+        return plan
+    x = plan.order[0]
+    owners = {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
+    if x not in owners or (plan.assembly == "rows" and (plan.prefix == 0 or len(plan.result) < 2)):
+        return plan
+    first = {}
+    for access, operand in operands.items():
+        uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+        is_walked = bool(uses) and uses[0].loop == x and (access, 0) not in plan.searched
+        if is_walked and not operand.format.levels[0].is_full:
+            first[access] = operand
+    where = lattice.support(plan.step.body, lambda a: lattice.stored(a) if a in first else EVERYWHERE)
+    if where != EVERYWHERE and not (len(where) == 1 and len(next(iter(where))) == 1):
+        return plan
+    if not enabled("balance"):
+        return replace(plan, parallel=True)
+    if where == EVERYWHERE:
+        return replace(plan, parallel=True, balance=_balance(plan, operands, x))
+    (walked,) = next(iter(where))
+    form = operands[walked].format
+    has_rows = len(form) > 1 and form.is_unique(0) and form.starts_run(1)
+    return replace(plan, parallel=True, balance=(operands[walked].name, 1) if has_rows else None)
+
+
+def _balance(plan: Plan, operands: Mapping[Access, Operand], x: str) -> tuple[str, int] | None:
+    """The largest operand whose rows lie under the outermost loop."""
+    best: tuple[int, str] | None = None
+    for access, operand in operands.items():
+        uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+        has_rows = len(uses) > 1 and uses[0].loop == x and operand.format.levels[0].is_full
+        if has_rows and operand.format.starts_run(1) and (best is None or operand.nnz > best[0]):
+            best = (operand.nnz, operand.name)
+    return None if best is None else (best[1], 1)

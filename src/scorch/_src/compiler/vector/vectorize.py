@@ -1,0 +1,321 @@
+"""The innermost loop in vector registers, and products taken apart so that less is multiplied inside.
+
+    C[i,k] = A[i,j] * B[j,k], loops i, j, k      rows: a stretch of C's row stays in registers over all of j
+    D[i,j] = S[i,j] * X[i,k] * Y[j,k]            sums: several partial sums of the row of X times that of Y
+
+Both need an innermost loop over a dense index along which every tensor that has it lies in memory. A factor
+that does not change in an inner loop is taken out of its sum, S above after k, and in
+
+    M[i,r] = T[i,j,k] * B[j,r] * C[k,r]          B after all of k: M += B * (the sum over k of T * C)
+
+which is how the partial products of a matricised tensor times Khatri-Rao product are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from scorch._src.compiler.lattice import required
+from scorch._src.compiler.plan import LevelUse, Operand, Plan, Splits, Vectors
+from scorch._src.compiler.schedule.infer_format import support_of
+from scorch._src.compiler.target import Target, target
+from scorch._src.loops.nodes import MOST_TURNS
+from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
+from scorch._src.notation.nodes import Access, Expr, Literal, Op
+from scorch.settings import enabled
+
+FETCHED = 1024  # at most so many bytes of a row are fetched ahead
+LONG_ROW = 64  # entries from which on gathered vectors pay
+LONG_LOOP = 1024  # turns from which on the extent of a loop does not go into its kernel
+JAMMED = (4, 3, 2)  # turns that run side by side, the first that divide a block
+SHORT_ROW = 4  # entries of a row below which they run one by one
+LANES = 16  # the most lanes that compilers may make of a sum
+REUSED = 4  # uses of each row of a dense operand that make it worth keeping it in the cache
+
+
+def vectorize(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Plan:
+    """``plan`` with its innermost loop in vector registers and factors taken out of sums, where possible."""
+    if not plan.order or plan.step.reduction != "sum":
+        return plan
+    plan = replace(plan, sums=_parts(plan, operands))
+    if not _is_plain(plan, operands):
+        return plan
+    vectors = _rows(plan, operands, sizes) or _sums(plan, operands, sizes)
+    plan = replace(plan, vectors=vectors, splits=_with_extent(plan.splits, vectors, sizes))
+    if enabled("contract"):
+        plan = replace(plan, factors=_factors(plan))
+    if vectors is None or not enabled("prefetch"):
+        return plan
+    return replace(plan, prefetched=_prefetched(plan, vectors, operands, sizes))
+
+
+def _parts(plan: Plan, operands: Mapping[Access, Operand]) -> int:
+    """In how many parts an innermost sum is added: two where rows are too short for gathered vectors."""
+    if not enabled("sums"):
+        return 1
+    x = plan.order[-1]
+    rows = [_row_length(operand) for access, operand in operands.items() if _walks(plan, access, operand, x)]
+    gathers = any(x in access.indices and not operand.is_sparse for access, operand in operands.items())
+    if rows and gathers and min(rows) < LONG_ROW:
+        return 2
+    return MOST_TURNS if not rows and _jumps(plan, operands, x) else LANES
+
+
+def _jumps(plan: Plan, operands: Mapping[Access, Operand], x: str) -> bool:
+    """Whether a dense operand has an index inside ``x`` in memory."""
+    return any(
+        not operand.is_sparse and x in access.indices and access.indices[operand.format.order[-1]] != x
+        for access, operand in operands.items()
+    )
+
+
+def _row_length(operand: Operand) -> float:
+    """About how many entries the last level has below a position."""
+    above = operand.counts[-2] if len(operand.counts) > 1 else 1
+    return operand.nnz / max(above, 1)
+
+
+def _prefetched(
+    plan: Plan, vectors: Vectors, operands: Mapping[Access, Operand], sizes: Mapping[str, int]
+) -> tuple[tuple[Access, int], ...]:
+    """Dense operands too large for the cache whose rows a level picks that lists its coordinates."""
+    if len(plan.order) < 2:
+        return ()
+    x = plan.order[-2]
+    walked = [operand for access, operand in operands.items() if _walks(plan, access, operand, x)]
+    if not walked or any(operand.format.is_coded for operand in walked):
+        return ()
+    most = FETCHED // plan.element.bytes
+    count = vectors.width if vectors.kind == "rows" else min(sizes[vectors.loop], most)
+    share = 2 if vectors.kind == "rows" else 16  # sums wait for every row, also for those in the second cache
+    found = []
+    for access, operand in operands.items():
+        is_large = operand.nnz * operand.element.bytes > target().cache_bytes // share
+        if not operand.is_sparse and {x, vectors.loop} <= set(access.indices) and is_large:
+            found.append((access, count))
+    return tuple(found)
+
+
+def _walks(plan: Plan, access: Access, operand: Operand, x: str) -> bool:
+    """Whether a stored level of ``access`` gives the coordinates of ``x``, each once."""
+    uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+    return any(
+        use.loop == x
+        and not operand.format.levels[use.level].is_full
+        and operand.format.is_unique(use.level)
+        and (access, use.level) not in plan.searched
+        for use in uses
+    )
+
+
+def _is_plain(plan: Plan, operands: Mapping[Access, Operand]) -> bool:
+    """Whether every point visited has all operands, of one type that vectors come in."""
+    sparse = {access for access, operand in operands.items() if operand.is_sparse}
+    where = support_of(plan.step, operands)
+    return (
+        plan.element in (FLOAT32, FLOAT64, INT32, INT64)
+        and all(operand.element == plan.element for operand in operands.values())
+        and len(where) == 1
+        and sparse <= set(required(where))
+        and _is_polynomial(plan.step.body)
+    )
+
+
+def _is_polynomial(body: Expr) -> bool:
+    match body:
+        case Access() | Literal():
+            return True
+        case Op("add" | "sub" | "mul" | "neg", args):
+            return all(map(_is_polynomial, args))
+    return False
+
+
+def _result_loops(plan: Plan) -> set[str]:
+    return {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
+
+
+def _lies_along(plan: Plan, operands: Mapping[Access, Operand], x: str) -> bool:
+    """Whether all operands that have index ``x`` lie in memory along it, and some do."""
+    found = False
+    for access, operand in operands.items():
+        uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+        touching = [use for use in uses if x in use.needs]
+        if touching and not (len(touching) == 1 and _is_last(touching[0], operand, uses)):
+            return False
+        found = found or bool(touching)
+    return found
+
+
+def _is_last(use: LevelUse, operand: Operand, uses: tuple[LevelUse, ...]) -> bool:
+    return use.level == len(uses) - 1 and operand.format.levels[use.level].is_full
+
+
+def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Vectors | None:
+    """A stretch of the result in registers: dense, along the innermost loop, summed over loops outside it."""
+    x, size = plan.order[-1], sizes.get(plan.order[-1], 0)
+    results, order = _result_loops(plan), plan.order
+    is_placed = plan.assembly in ("dense", "shared")
+    if x not in results or size < 1 or not is_placed or not enabled("registers"):
+        return None
+    last = plan.result_uses[-1]
+    if last.loop != x or sum(x in use.needs for use in plan.result_uses) != 1:
+        return None
+    depth = next((place for place, loop in enumerate(order) if loop not in results), len(order))
+    if depth >= len(order) - 1 or any(loop in results for loop in order[depth:-1]):
+        return None
+    if not _lies_along(plan, operands, x):
+        return None
+    machine = target()
+    turns = _turns(plan, operands, depth)
+    most = _accumulators(machine) // turns * machine.vector_bytes // plan.element.bytes
+    pieces = -(-size // most)
+    width = -(-size // pieces)
+    opens = 0 if pieces > 1 and _fits_in_stretches(plan, operands, x, width, size) else depth
+    return Vectors("rows", x, width, _lanes(plan, width), 0, width == size, 0, depth, opens, turns)
+
+
+def _turns(plan: Plan, operands: Mapping[Access, Operand], depth: int) -> int:
+    """How many turns of the last of ``depth`` loops run side by side: 1 if they share nothing.
+
+    That takes a counted loop on which no loop inside depends, such as the one over the rows of a block, and
+    inside loops over the entries of one operand: where several are merged, each turn would need positions.
+    Rows that come from memory are better read whole than in the narrow stretches that turns leave room for.
+    """
+    if depth == 0 or plan.assembly not in ("dense", "shared") or not enabled("jam"):
+        return 1
+    if _bytes_along(operands, {plan.order[-1]}) > target().shared_cache_bytes // 2:
+        return 1
+    loop, inside = plan.order[depth - 1], plan.order[depth:-1]
+    shared = False
+    walked: list[str | None] = []
+    for access, operand in operands.items():
+        uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+        walked += [use.loop for use in uses if not operand.format.levels[use.level].is_full]
+        first = min((use.level for use in uses if loop in use.needs), default=len(uses))
+        for use in uses:
+            if operand.format.levels[use.level].is_full:
+                continue
+            if loop in use.needs or (use.level > first and not use.needs.isdisjoint(inside)):
+                return 1
+        shared = shared or (first == len(uses) and plan.order[-1] in access.indices)
+    if not shared or any(walked.count(inner) > 1 for inner in inside):
+        return 1
+    block = plan.splits.block(plan.splits.origin(loop)[0])
+    return next((turns for turns in JAMMED if block is None or block % turns == 0), 1)
+
+
+def _entries(plan: Plan, operands: Mapping[Access, Operand]) -> int:
+    """How many stored entries at a time share the row that their sums have in common.
+
+    That hides how long a sum takes, and their sums end in one register. Rows that are picked from the second
+    cache come fast enough for four; further away there is less to hide.
+    """
+    if len(plan.order) < 2 or plan.assembly not in ("dense", "shared") or not enabled("jam"):
+        return 1
+    loop, x = plan.order[-2:]
+    walking = [access for access, operand in operands.items() if _walks(plan, access, operand, loop)]
+    stored = [access for access, operand in operands.items() if operand.is_sparse]
+    if len(walking) != 1 or stored != walking or _row_length(operands[walking[0]]) < SHORT_ROW:
+        return 1
+    far = _bytes_along(operands, {loop, x})
+    if far > target().shared_cache_bytes:
+        return 1
+    return 4 if far <= target().cache_bytes else 2
+
+
+def _bytes_along(operands: Mapping[Access, Operand], loops: set[str]) -> int:
+    """The bytes of all dense operands that have ``loops``."""
+    dense = [o for a, o in operands.items() if loops <= set(a.indices) and not o.is_sparse]
+    return sum(o.nnz * o.element.bytes for o in dense)
+
+
+def _fits_in_stretches(plan: Plan, operands: Mapping[Access, Operand], x: str, width: int, size: int) -> bool:
+    """Whether stretches go outermost (Algorithm 3): the dense operands fit the cache only stretch by stretch.
+
+    The loops over stored entries are then run once for each stretch, which pays where every row of the
+    dense operands is used several times.
+    """
+    if not enabled("tiles"):
+        return False
+    machine = target()
+    dense = [o for a, o in operands.items() if x in a.indices and not o.is_sparse]
+    entries = max((o.nnz for o in operands.values() if o.is_sparse), default=0)
+    total = sum(o.nnz * o.element.bytes for o in dense)
+    rows = sum(o.nnz // size for o in dense)
+    is_large, fits = total > machine.shared_cache_bytes, total * width // size <= machine.cache_bytes // 2
+    return is_large and fits and entries >= REUSED * rows
+
+
+def _sums(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Vectors | None:
+    """Partial sums over the innermost loop, which the result does not have."""
+    x, size = plan.order[-1], sizes.get(plan.order[-1], 0)
+    if x in _result_loops(plan) or not enabled("sums") or not _lies_along(plan, operands, x):
+        return None
+    machine = target()
+    lanes = machine.vector_bytes // plan.element.bytes
+    if size < lanes:
+        return None
+    registers = size // lanes
+    most = _accumulators(machine)
+    if registers > most:  # several turns: as many registers as divide the loop, if many do
+        registers = next((n for n in range(most, 3, -1) if registers % n == 0), 4)
+    depth = len(plan.order) - 1
+    turns = _turns(plan, operands, depth)
+    entries = _entries(plan, operands) if turns == 1 else turns
+    alone = turns == 1 and entries < 4
+    sums = next(n for n in (machine.partial_sums, 2, 3, 5, 1) if registers % n == 0) if alone else 1
+    width = registers * lanes
+    return Vectors("sums", x, width, lanes, sums, size == width, size % width, depth, 0, entries)
+
+
+def _with_extent(splits: Splits, vectors: Vectors | None, sizes: Mapping[str, int]) -> Splits:
+    """A short loop in vectors has its extent as a number: products by it are shifts, and rows are whole."""
+    if vectors is None or sizes.get(vectors.loop, LONG_LOOP) >= LONG_LOOP:
+        return splits
+    return replace(splits, extents=((vectors.loop, sizes[vectors.loop]),))
+
+
+def _accumulators(machine: Target) -> int:
+    return machine.vector_registers // 2
+
+
+def _lanes(plan: Plan, width: int) -> int:
+    lanes = target().vector_bytes // plan.element.bytes
+    while lanes > width:
+        lanes //= 2
+    return lanes
+
+
+def _factors(plan: Plan) -> tuple[tuple[Access, int], ...]:
+    """For each factor of a product that is taken out of inner sums, how many loops it stands in."""
+    factors = _product(plan.step.body)
+    if factors is None:
+        return ()
+    results, order = _result_loops(plan), plan.order
+    free = {plan.vectors.loop} if plan.vectors is not None and plan.vectors.kind == "rows" else set()
+    needed = [order.index(loop) + 1 for loop in results - free]
+    outermost = max(needed, default=0)
+    innermost = len(order) - len(free)
+    found = []
+    for access in dict.fromkeys(factors):
+        loops = {loop for index in access.indices for loop in plan.splits.loops_of(index)} - free
+        depth = max([outermost, *(order.index(loop) + 1 for loop in loops)])
+        if depth < innermost and factors.count(access) == 1:
+            found.append((access, depth))
+    return tuple(found)
+
+
+def _product(body: Expr) -> list[Access] | None:
+    """The accesses of a product; None if it is anything else."""
+    match body:
+        case Access():
+            return [body]
+        case Literal():
+            return []
+        case Op("neg", (part,)):
+            return _product(part)
+        case Op("mul", (a, b)):
+            left, right = _product(a), _product(b)
+            return None if left is None or right is None else left + right
+    return None

@@ -1,0 +1,1 @@
+"""Run any step in torch operations, by joins, where no compiler can be had."""

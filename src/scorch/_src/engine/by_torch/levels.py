@@ -1,0 +1,84 @@
+"""The arrays of a tensor in any format, made from sorted entries by torch.
+
+Levels are built from the outermost in. A full level computes positions, ``parent * size + coordinate``; any
+other numbers the pairs of a parent and a coordinate that occur. Levels of a run of coordinates have the same
+entries, so the pairs are those of all their coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from scorch._src.compiler.pipeline import index_type
+from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.formats import Format
+from scorch._src.storage.storage import Pattern, Storage
+
+
+def level_coordinates(form: Format, columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The coordinate of every entry in each level, from those in each dimension."""
+    found = []
+    for level, dim in enumerate(form.order):
+        block, part = form.block(dim), form.part(level)
+        column = columns[dim].to(torch.int64)
+        if block is None or part == "whole":
+            found.append(column)
+        else:
+            found.append(column.div(block, rounding_mode="floor") if part == "outer" else column % block)
+    return found
+
+
+def pack(
+    form: Format,
+    shape: tuple[int, ...],
+    columns: Sequence[torch.Tensor],
+    values: torch.Tensor,
+    check: Callable[[int], None],
+) -> Storage:
+    """The tensor with these entries, which are in the order of the levels and differ from each other.
+
+    ``check`` is told how many bytes full levels need before they are allocated.
+    """
+    crds = level_coordinates(form, columns)
+    entries = values.numel()
+    at = torch.zeros(
+        entries, dtype=torch.int64, device="cpu"
+    )  # the position of each entry in the level above
+    positions, level = 1, 0
+    pos: list[torch.Tensor | None] = [None] * len(form)
+    crd: list[torch.Tensor | None] = [None] * len(form)
+    counts: list[int] = []
+    while level < len(form):
+        if form.levels[level].is_full:
+            size = form.level_size(level, shape)
+            positions *= size
+            check(positions * values.element_size())
+            at = at * size + crds[level]
+            counts.append(positions)
+            level += 1
+            continue
+        last = level
+        while not form.is_unique(last):
+            last += 1
+        run = range(level, last + 1)
+        is_new = torch.ones(entries, dtype=torch.bool, device="cpu")
+        if entries:
+            is_new[1:] = at[1:] != at[:-1]
+            for each in run:
+                is_new[1:] |= crds[each][1:] != crds[each][:-1]
+        begins = torch.zeros(positions + 1, dtype=torch.int64, device="cpu")
+        torch.cumsum(torch.bincount(at[is_new], minlength=positions), 0, out=begins[1:])
+        pos[level] = begins
+        for each in run:
+            crd[each] = crds[each][is_new]
+        at = torch.cumsum(is_new, 0) - 1
+        positions = int(is_new.sum())
+        counts += [positions] * len(run)
+        level = last + 1
+    dtype = dtype_of_type(index_type(shape, max(counts, default=0)))
+    placed = torch.zeros(positions, dtype=values.dtype, device="cpu")
+    placed[at] = values
+    narrow_pos, narrow_crd = (tuple(a if a is None else a.to(dtype) for a in arrays) for arrays in (pos, crd))
+    return Storage(Pattern(form, shape, narrow_pos, narrow_crd, tuple(counts)), placed)

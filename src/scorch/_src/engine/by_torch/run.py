@@ -1,0 +1,127 @@
+"""Prepared steps without their kernels: by torch where it has the operations, else by the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from scorch._src.backends.cpu import toolchain
+from scorch._src.engine.by_torch import relations
+from scorch._src.engine.by_torch.levels import level_coordinates, pack
+from scorch._src.engine.by_torch.relations import Relation
+from scorch._src.engine.by_torch.statement import Places, Statement, all_places
+from scorch._src.storage.coordinates import coordinates
+from scorch._src.storage.storage import Storage
+from scorch.errors import CompilerNotFoundError, warn
+
+if TYPE_CHECKING:
+    from scorch._src.engine.executable import Prepared
+
+Tensor = Storage | torch.Tensor
+
+_warned: set[str] = set()
+
+
+def warn_without_compiler() -> None:
+    """Say, once in a process, that there is no compiler and how to get one."""
+    if "compiler" in _warned:
+        return
+    _warned.add("compiler")
+    try:
+        toolchain.find_toolchain()
+    except CompilerNotFoundError as error:
+        reason = str(error)
+        warn(
+            f"{reason}\nUntil then Scorch computes with torch's own operations, which gives the same results "
+            f"and takes many times as long."
+        )
+
+
+def run_without_kernel(prepared: Prepared, sources: Sequence[Tensor]) -> Tensor:
+    """The result of a prepared step on tensors in the order of its ``sources``, computed by torch."""
+    prepared.check_budget()
+    plan = prepared.planned.plan
+    names = list(dict.fromkeys(access.tensor for access in plan.step.accesses))
+    operands = _converted(prepared, sources)
+    tensors = dict(zip(names, operands, strict=True))
+    sizes = dict(zip(dict.fromkeys(plan.step.indices), prepared.sizes, strict=True))
+    try:
+        statement = Statement(plan.step, tensors, sizes)
+        places = statement.run(prepared.kernel.dtype, prepared.kernel.identity)
+    except (NotImplementedError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "not implemented" not in str(error):
+            raise
+        return prepared.interpret(sources)
+    if prepared.assembly == "dense":
+        return _as_dense(prepared, places, sizes)
+    if prepared.assembly == "shared":
+        return _on_pattern(prepared, places, sizes, operands)
+    return _as_sparse(prepared, places, sizes)
+
+
+def _converted(prepared: Prepared, sources: Sequence[Tensor]) -> list[Tensor]:
+    """The operands, the sparse ones in the formats that the kernel reads: it stores zeros where they do."""
+    return [
+        tensor if form is None or isinstance(tensor, torch.Tensor) else prepared.convert(tensor, form)
+        for tensor, (_, form) in zip(sources, prepared.sources, strict=True)
+    ]
+
+
+def _as_dense(prepared: Prepared, places: Places, sizes: Mapping[str, int]) -> torch.Tensor:
+    target = prepared.planned.plan.step.target.indices
+    first = [index for index in target if index not in places.trailing]
+    order = [*first, *places.trailing]
+    dense = torch.full(
+        [sizes[index] for index in order], prepared.kernel.identity, dtype=prepared.kernel.dtype, device="cpu"
+    )
+    if first:
+        dense[tuple(places.columns[index] for index in first)] = places.values
+    elif places.values.shape[0]:
+        dense.copy_(places.values[0])
+    stored = [target[dim] for dim in prepared.format.order]
+    laid_out = dense.permute([order.index(index) for index in stored]).contiguous().to(prepared.dtype)
+    return laid_out.permute(prepared.back) if prepared.back else laid_out
+
+
+def _on_pattern(
+    prepared: Prepared, places: Places, sizes: Mapping[str, int], operands: Sequence[Tensor]
+) -> Storage:
+    """The values at the places of a pattern that an operand has."""
+    source = operands[prepared.pattern_source]
+    assert isinstance(source, Storage)
+    pattern = prepared.shared(source)
+    target = prepared.planned.plan.step.target.indices
+    found = coordinates(pattern)
+    wanted = {index: found[dim] for dim, index in enumerate(target)}
+    columns, values = all_places(places, target, sizes)
+    known = Relation(dict(zip(target, columns, strict=True)), {}, values.numel())
+    row, is_there = relations.find(wanted, pattern.size, known, sizes)
+    zero = torch.tensor(prepared.kernel.identity, dtype=values.dtype, device="cpu")
+    placed = torch.where(is_there, values[row], zero) if values.numel() else zero.repeat(pattern.size)
+    return Storage(pattern, placed.to(prepared.dtype))
+
+
+def _as_sparse(prepared: Prepared, places: Places, sizes: Mapping[str, int]) -> Storage:
+    """A new pattern: the places in the order of the levels of the result."""
+    plan = prepared.planned.plan
+    target = plan.step.target.indices
+    columns, values = all_places(places, target, sizes)
+    if plan.skip_zeros:
+        kept = values != 0
+        columns, values = [column[kept] for column in columns], values[kept]
+    order = _order_of_levels(prepared, columns)
+    columns, values = [column[order] for column in columns], values[order]
+    found = pack(prepared.format, prepared.shape, columns, values, prepared.check_bytes)
+    return Storage(found.pattern, found.values.to(prepared.dtype))
+
+
+def _order_of_levels(prepared: Prepared, columns: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What puts entries with these coordinates in the order in which they are stored."""
+    form = prepared.format
+    crds = level_coordinates(form, columns)
+    names = [str(level) for level in range(len(form))]
+    sizes = {name: form.level_size(level, prepared.shape) for level, name in enumerate(names)}
+    (key,) = relations.keys([dict(zip(names, crds, strict=True))], names, sizes)
+    return torch.argsort(key, stable=True)

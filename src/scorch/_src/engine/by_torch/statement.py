@@ -1,0 +1,252 @@
+"""Any step over any formats in torch's own operations: what runs where there is no compiler.
+
+The points at which the body can differ from zero (``compiler.lattice``) are joined from the entries of sparse
+operands (``relations``); the body is computed for all of them at once, and what belongs to one place of the
+result is added up there. Indices that only dense operands have stay dimensions of the values, so that a
+product with a dense matrix picks its rows and not its elements.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from scorch._src.compiler import lattice
+from scorch._src.compiler.lattice import EVERYWHERE, Support
+from scorch._src.compiler.plan import Step
+from scorch._src.compiler.typing import argument_type, dtype_of_type, type_of, type_of_dtype
+from scorch._src.engine.by_torch import relations
+from scorch._src.engine.by_torch.relations import Relation
+from scorch._src.engine.dense import FUNCTIONS
+from scorch._src.loops.types import Type
+from scorch._src.notation.nodes import Access, Expr, Literal, Op
+from scorch._src.storage.coordinates import entries
+from scorch._src.storage.storage import Storage
+
+MOST_VALUES = 1 << 22  # computed at a time
+
+Tensor = Storage | torch.Tensor
+
+
+@dataclass(frozen=True)
+class Places:
+    """A result: ``values`` at the places with these coordinates, each once.
+
+    ``trailing`` are indices of the target that are dimensions of ``values``, after the first one.
+    """
+
+    columns: Mapping[str, torch.Tensor]
+    values: torch.Tensor
+    trailing: tuple[str, ...]
+
+
+class Statement:
+    """A step on its tensors, of which the sparse ones are taken apart into entries."""
+
+    def __init__(self, step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
+        self.step, self.sizes = step, sizes
+        self.types: dict[str, Type] = {}
+        self.dense: dict[Access, torch.Tensor] = {}
+        self.stored: dict[Access, Relation] = {}
+        self.values: dict[Access, torch.Tensor] = {}
+        for access in step.accesses:
+            tensor = tensors[access.tensor]
+            values = tensor.values if isinstance(tensor, Storage) else tensor
+            self.types[access.tensor] = type_of_dtype(values.dtype)
+            wide = dtype_of_type(self.types[access.tensor].computes_in)
+            if isinstance(tensor, Storage):
+                columns, values = entries(tensor)
+                self.stored[access] = Relation.of(access, access.indices, columns, values.numel())
+                self.values[access] = values.to(wide)
+            else:
+                self.dense[access] = tensor.detach().to(wide)
+        joined = {index for relation in self.stored.values() for index in relation.columns}
+        order = tuple(dict.fromkeys(step.indices))
+        self.joined = tuple(index for index in order if index in joined)
+        self.trailing = tuple(index for index in order if index not in joined)
+
+    # where ------------------------------------------------------------------------------------------------
+
+    def support(self, expr: Expr) -> Support:
+        """Where ``expr`` can differ from zero."""
+        return lattice.support(expr, lambda a: lattice.stored(a) if a in self.stored else EVERYWHERE)
+
+    @functools.cached_property
+    def points(self) -> Relation:
+        """The points at which the body is computed, over the indices of sparse operands."""
+        parts = []
+        for clause in self.support(self.step.body):
+            part = relations.join_all([self.stored[access] for access in clause], self.sizes)
+            for index in self.joined:
+                if index not in part.columns:
+                    part = part.crossed(index, self.sizes[index])
+            parts.append(part)
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
+            return Relation(dict.fromkeys(self.joined, nothing), {}, 0)
+        return relations.union(parts, self.joined, self.sizes)
+
+    @functools.cached_property
+    def found(self) -> dict[Access, tuple[torch.Tensor, torch.Tensor | None]]:
+        """For each sparse access the entry at each point, and whether there is one (None: everywhere)."""
+        known: dict[Access, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        for access, relation in self.stored.items():
+            origin = self.points.origins.get(access)
+            if origin is not None:
+                known[access] = origin, None
+            else:
+                row, is_there = relations.find(self.points.columns, self.points.count, relation, self.sizes)
+                entry = relation.origins[access]
+                known[access] = (entry[row] if entry.numel() else row), is_there
+        return known
+
+    # what -------------------------------------------------------------------------------------------------
+
+    def value(self, expr: Expr, rows: slice) -> torch.Tensor:
+        """``expr`` at some of the points: a first dimension for them, and one for each trailing index."""
+        match expr:
+            case Access():
+                return self._dense(expr, rows) if expr in self.dense else self._entries(expr, rows)
+            case Literal(value):
+                return torch.tensor(value, dtype=dtype_of_type(type_of(expr, self.types).type), device="cpu")
+            case Op("present", (part,)):
+                return self._shaped(self._holds(part, rows).to(torch.int64))
+            case Op("everywhere" | "vanishing", (part,)):
+                return self.value(part, rows)
+            case Op(name, args):
+                return self._apply(name, args, expr, rows)
+        raise AssertionError(f"no value for {expr!r}")
+
+    def _apply(self, name: str, args: tuple[Expr, ...], expr: Expr, rows: slice) -> torch.Tensor:
+        values = [self.value(arg, rows) for arg in args]
+        wanted = dtype_of_type(argument_type(name, [type_of(arg, self.types) for arg in args]).computes_in)
+        if name == "where":
+            found = torch.where(values[0] != 0, values[1].to(wanted), values[2].to(wanted))
+        else:
+            found = FUNCTIONS[name](*(value.to(wanted) for value in values))
+        return found.to(dtype_of_type(type_of(expr, self.types).type.computes_in))
+
+    def _holds(self, expr: Expr, rows: slice) -> torch.Tensor:
+        """At which points the entries are there without which ``expr`` is zero."""
+        count = len(range(*rows.indices(self.points.count)))
+        found = torch.zeros(count, dtype=torch.bool, device="cpu")
+        for clause in self.support(expr):
+            part = torch.ones(count, dtype=torch.bool, device="cpu")
+            for access in clause:
+                is_there = self.found[access][1]
+                if is_there is not None:
+                    part &= is_there[rows]
+            found |= part
+        return found
+
+    def _entries(self, access: Access, rows: slice) -> torch.Tensor:
+        entry, is_there = self.found[access]
+        values = self.values[access]
+        if not values.numel():
+            return self._shaped(torch.zeros(entry[rows].numel(), dtype=values.dtype, device="cpu"))
+        picked = values[entry[rows]]
+        if is_there is not None:
+            picked = torch.where(is_there[rows], picked, torch.zeros((), dtype=picked.dtype, device="cpu"))
+        return self._shaped(picked)
+
+    def _shaped(self, column: torch.Tensor) -> torch.Tensor:
+        return column.view(-1, *(1,) * len(self.trailing))
+
+    def _dense(self, access: Access, rows: slice) -> torch.Tensor:
+        """A dense operand at some of the points; diagonals where an index stands several times."""
+        tensor, labels = self.dense[access], list(access.indices)
+        while len(set(labels)) < len(labels):
+            twice = next(index for index in labels if labels.count(index) > 1)
+            first, second = [dim for dim, index in enumerate(labels) if index == twice][:2]
+            tensor = tensor.diagonal(dim1=first, dim2=second)
+            labels = [index for dim, index in enumerate(labels) if dim not in (first, second)] + [twice]
+        picked = [index for index in labels if index in self.joined]
+        kept = [index for index in self.trailing if index in labels]
+        tensor = tensor.permute([labels.index(index) for index in (*picked, *kept)])
+        if picked:
+            tensor = tensor[tuple(self.points.columns[index][rows] for index in picked)]
+        else:
+            tensor = tensor.unsqueeze(0)
+        shape = [self.sizes[index] if index in kept else 1 for index in self.trailing]
+        return tensor.reshape(tensor.shape[0], *shape)
+
+    # the result -------------------------------------------------------------------------------------------
+
+    def run(self, dtype: torch.dtype, identity: float) -> Places:
+        """The result at every place that some point belongs to, computed in ``dtype``."""
+        target = self.step.target.indices
+        kept = tuple(index for index in self.joined if index in target)
+        places, group = self._places(kept)
+        trailing = tuple(index for index in self.trailing if index in target)
+        wide = torch.int64 if dtype == torch.bool else dtype
+        shape = (places.count, *(self.sizes[index] for index in trailing))
+        out = torch.full(shape, int(identity) if wide != dtype else identity, dtype=wide, device="cpu")
+        width = max(1, math.prod(self.sizes[index] for index in self.trailing))
+        chunk = max(1, MOST_VALUES // width)
+        for begin in range(0, self.points.count, chunk):
+            rows = slice(begin, min(begin + chunk, self.points.count))
+            shape = (rows.stop - begin, *(self.sizes[index] for index in self.trailing))
+            value = self.value(self.step.body, rows).expand(shape)
+            if self.step.reduction == "any":
+                value = value != 0
+            value = self._over_trailing(value.to(dtype), trailing)
+            self._gather(out, group[rows], value.to(wide))
+        return Places(places.columns, out.to(dtype), trailing)
+
+    def _places(self, kept: Sequence[str]) -> tuple[Relation, torch.Tensor]:
+        """The places of the result in these indices, each once and in order, and that of each point."""
+        points = self.points
+        if not kept:
+            any_point = int(points.count > 0)
+            return Relation({}, {}, any_point), torch.zeros(points.count, dtype=torch.int64, device="cpu")
+        (key,) = relations.keys([points.columns], kept, self.sizes)
+        distinct, group = torch.unique(key, return_inverse=True)
+        first = torch.zeros(distinct.numel(), dtype=torch.int64, device="cpu")
+        first[group] = torch.arange(group.numel(), device="cpu")
+        return Relation({index: points.columns[index][first] for index in kept}, {}, distinct.numel()), group
+
+    def _over_trailing(self, value: torch.Tensor, kept: Sequence[str]) -> torch.Tensor:
+        """Reduced over the trailing indices that the result does not have."""
+        dims = [dim for dim, index in enumerate(self.trailing, 1) if index not in kept]
+        if not dims:
+            return value
+        match self.step.reduction:
+            case "sum":
+                return value.any(dims) if value.dtype == torch.bool else value.sum(dims, dtype=value.dtype)
+            case "any":
+                return value.any(dims)
+            case "max" | "min":
+                if any(self.sizes[self.trailing[dim - 1]] == 0 for dim in dims):
+                    raise NotImplementedError("a maximum of nothing")
+                return value.amax(dims) if self.step.reduction == "max" else value.amin(dims)
+            case "prod":
+                for dim in reversed(dims):
+                    value = value.prod(dim, dtype=value.dtype)
+                return value
+        raise AssertionError(f"cannot reduce by {self.step.reduction!r}")
+
+    def _gather(self, out: torch.Tensor, group: torch.Tensor, value: torch.Tensor) -> None:
+        """Combine what belongs to one place."""
+        match self.step.reduction:
+            case "sum":
+                out.index_add_(0, group, value)
+            case "any" | "max" | "min" | "prod" as name:
+                how = {"any": "amax", "max": "amax", "min": "amin", "prod": "prod"}[name]
+                places = group.view(-1, *(1,) * (value.dim() - 1)).expand_as(value)
+                out.scatter_reduce_(0, places, value, how)
+
+
+def all_places(
+    places: Places, order: Sequence[str], sizes: Mapping[str, int]
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The coordinates in each index of ``order``, and the values, of all places one by one."""
+    found = Relation(places.columns, {}, places.values.shape[0])
+    for index in places.trailing:
+        found = found.crossed(index, sizes[index])
+    return [found.columns[index] for index in order], places.values.reshape(-1)

@@ -1,0 +1,425 @@
+"""Running steps on tensors: plan, convert what must be converted, call the kernel.
+
+Everything here works on ``Storage`` and plain dense tensors; ``SparseTensor`` is put around it by the
+callers. Prepared steps are kept by what they depend on (statement, formats, shapes, dtypes, magnitude of
+counts), so that a warm call plans nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from scorch._src.backends.cpu.kernel import Schedule, build_together
+from scorch._src.bounded import BoundedCache
+from scorch._src.compiler.at_zero import value_at_zero
+from scorch._src.compiler.lattice import EVERYWHERE
+from scorch._src.compiler.plan import Operand, Step
+from scorch._src.compiler.schedule.densify import nearly_full
+from scorch._src.compiler.schedule.infer_format import infer_format, support_of
+from scorch._src.compiler.steps import mend_constant, mend_zeros
+from scorch._src.compiler.typing import dtype_of_type, result_type, type_of_dtype
+from scorch._src.engine.dense import matrix_product, run_dense
+from scorch._src.engine.executable import Prepared, Tensor, stride_order
+from scorch._src.engine.schedules import Problem, find_contraction, find_schedule, new_schedule
+from scorch._src.events import LISTENERS, tell
+from scorch._src.formats import Format, dense_format
+from scorch._src.loops.types import INT32
+from scorch._src.notation.nodes import Access, Expr, Op
+from scorch._src.notation.operators import REDUCTIONS
+from scorch._src.storage.budget import is_within_budget
+from scorch._src.storage.relevel import releveled, shares_entries
+from scorch._src.storage.storage import Pattern, Storage
+from scorch.errors import ShapeError
+from scorch.settings import current, enabled
+
+MOST_PLANS = 4096
+WORTH_MENDING = 4  # places for each stored entry from which on a sum counts those not stored
+
+_plans: BoundedCache[object, Prepared] = BoundedCache(MOST_PLANS)
+_conversions: BoundedCache[object, Prepared] = BoundedCache(MOST_PLANS)
+_contractions: BoundedCache[object, tuple[Step, ...]] = BoundedCache(MOST_PLANS)
+_seen: BoundedCache[Step, bool] = BoundedCache(MOST_PLANS)  # steps of several kernels that have been run
+
+
+def operand_of(name: str, tensor: Tensor) -> Operand:
+    """A tensor as the compiler sees it; a dense one counts as stored in the order of its strides."""
+    if isinstance(tensor, Storage):
+        return tensor.operand(name)
+    shape = tuple(tensor.shape)
+    form = dense_format(len(shape), stride_order(tensor))
+    counts, positions = [], 1
+    for dim in form.order:
+        positions *= shape[dim]
+        counts.append(positions)
+    return Operand(name, form, type_of_dtype(tensor.dtype), INT32, shape, tuple(counts))
+
+
+def key_of(tensor: Tensor) -> object:
+    if isinstance(tensor, Storage):
+        return tensor.key
+    return (tuple(tensor.shape), tensor.dtype, stride_order(tensor))
+
+
+@dataclass(frozen=True)
+class Task:
+    """A step, the tensors it reads and what its result is to be.
+
+    ``requested`` is the format of the result, where it is not to be inferred. ``skip_zeros``: zeros among the
+    values are not stored. ``unsorted``: the entries of the only tensor come in any order and may repeat.
+    """
+
+    step: Step
+    tensors: Mapping[str, Tensor]
+    sizes: Mapping[str, int]
+    requested: Format | None = None
+    skip_zeros: bool = False
+    unsorted: bool = False
+
+    def narrowed(self) -> Task:
+        """With those tensors only that the step reads; a dense format keeps nothing but its rank."""
+        used = {access.tensor: self.tensors[access.tensor] for access in self.step.accesses}
+        form = self.requested
+        if form is not None and form.is_dense:
+            form = dense_format(form.dims)
+        return Task(self.step, used, self.sizes, form, self.skip_zeros, self.unsorted)
+
+    @property
+    def has_sparse(self) -> bool:
+        return any(isinstance(tensor, Storage) for tensor in self.tensors.values())
+
+    def operands(self) -> dict[str, Operand]:
+        """The tensors as the compiler sees them."""
+        return {name: operand_of(name, tensor) for name, tensor in self.tensors.items()}
+
+    def operands_by_access(self) -> dict[Access, Operand]:
+        return {
+            access: operand_of(access.tensor, self.tensors[access.tensor]) for access in self.step.accesses
+        }
+
+    def problem(self) -> Problem:
+        """The task as the compiler sees it."""
+        sizes = {index: self.sizes[index] for index in dict.fromkeys(self.step.indices)}
+        return Problem(self.step, self.operands(), sizes, self.requested, self.skip_zeros, self.unsorted)
+
+
+def run_step(task: Task) -> Tensor:
+    """The result of a step: a ``Storage``, or a plain tensor where its format is dense."""
+    parts = stored_steps(task)
+    if len(parts) == 1:
+        return run_stored(task)
+    requested = inferred_format(task) if task.requested is None else task.requested
+    if len(parts) > 2:
+        _build_independent(task, parts[:-1])
+    given = dict(task.tensors)
+    for part in parts[:-1]:
+        given[part.target.tensor] = run_stored(Task(part, given, task.sizes))
+    last = Task(parts[-1], given, task.sizes, requested, task.skip_zeros, task.unsorted)
+    return _as_dtype(run_stored(last), task)
+
+
+def _build_independent(task: Task, parts: Sequence[Step]) -> None:
+    """Compile the kernels of ``parts`` that need no other's result side by side, when the step is new."""
+    if task.step in _seen:
+        return
+    _seen[task.step] = True
+    sources = []
+    for part in parts:
+        if all(access.tensor in task.tensors for access in part.accesses):
+            alone = Task(part, task.tensors, task.sizes).narrowed()
+            if alone.has_sparse:
+                sources.append(prepared_step(alone).kernel.source)
+    build_together(sources)
+
+
+def _as_dtype(found: Tensor, task: Task) -> Tensor:
+    """A result put together from several steps in the dtype that the step of ``task`` has."""
+    types = {access.tensor: operand.element for access, operand in task.operands_by_access().items()}
+    dtype = dtype_of_type(result_type(task.step, types))
+    if isinstance(found, torch.Tensor):
+        return found.to(dtype)
+    return Storage(found.pattern, found.values.to(dtype))
+
+
+def stored_steps(task: Task) -> tuple[Step, ...]:
+    """The steps over stored entries that a step is run as.
+
+    Itself, or those that count zeros that are not stored, or those that multiply two tensors at a time.
+    """
+    return _mended(task) or _contracted(task)
+
+
+def inferred_format(task: Task) -> Format:
+    """The format of the result where none is asked for, which does not depend on the steps it is run as."""
+    return infer_format(task.step, task.operands_by_access(), task.sizes).format
+
+
+def run_stored(task: Task) -> Tensor:
+    """As ``run_step``, over stored entries only."""
+    task = task.narrowed()
+    full = made_dense(task)
+    if full is not None:
+        task = replace(task, tensors={**task.tensors, full: _dense_copy(task.tensors[full])})
+    if not task.has_sparse and not task.skip_zeros:
+        return _run_dense(task)
+    return execute(prepared_step(task), task.tensors)
+
+
+def _dense_copy(tensor: Tensor) -> torch.Tensor:
+    """A sparse tensor as a dense one to be read only: where every place is stored, its own values."""
+    assert isinstance(tensor, Storage)
+    pattern = tensor.pattern
+    if not operand_of("", tensor).is_full:
+        dense = convert(tensor, dense_format(len(pattern.shape)))
+        assert isinstance(dense, torch.Tensor)
+        return dense
+    order = pattern.format.order
+    stored = tensor.values.view([pattern.shape[dim] for dim in order])
+    return stored.permute(sorted(range(len(order)), key=lambda level: order[level]))
+
+
+def _run_dense(task: Task) -> Tensor:
+    tensors = {name: tensor for name, tensor in task.tensors.items() if isinstance(tensor, torch.Tensor)}
+    start = time.perf_counter()
+    dense = run_dense(task.step, tensors, task.sizes)
+    if LISTENERS:
+        tell("torch", task.step, tuple(tensors.values()), dense, start)
+    return dense if task.requested is None else convert(dense, task.requested)
+
+
+def made_dense(task: Task) -> str | None:
+    """The sparse operand of a step that is multiplied as a dense one because it is nearly full."""
+    if not task.step.reduced or (task.requested is not None and not task.requested.is_dense):
+        return None
+    operands = task.operands()
+    full = nearly_full(task.step, operands, task.sizes)
+    if full is None or not inferred_format(task).is_dense:
+        return None
+    operand = operands[full]
+    size = operand.element.bytes * math.prod(operand.shape)
+    return full if operand.is_full or is_within_budget(size) else None
+
+
+def prepared_step(task: Task) -> Prepared:
+    """The prepared step for these tensors, made anew only if there was none."""
+    facts = tuple((name, key_of(tensor)) for name, tensor in task.tensors.items())
+    settings = (torch.get_default_dtype(), current().without)
+    key = (task.step, task.requested, task.skip_zeros, task.unsorted, facts, *settings)
+    found = _plans.get(key)
+    if found is None:
+        problem = task.problem()
+        found = _plans[key] = _bind(find_schedule(problem), problem)
+    return found
+
+
+def single_kernel(
+    steps: Sequence[Step],
+    tensors: Mapping[str, Tensor],
+    sizes: Mapping[str, int],
+    requested: Format | None,
+) -> Prepared | DenseProduct | None:
+    """What runs a statement that is one kernel or one dense product, for callers that keep it."""
+    if len(steps) != 1:
+        return None
+    task = Task(steps[0], tensors, sizes, requested)
+    if not task.has_sparse or len(stored_steps(task)) != 1:
+        return None
+    task = task.narrowed()
+    full = made_dense(task)
+    return prepared_step(task) if full is None else DenseProduct(task, full)
+
+
+class DenseProduct:
+    """A product whose nearly full operand is made dense at each call, in place of a prepared kernel."""
+
+    def __init__(self, task: Task, full: str) -> None:
+        self.step, self.sizes, self.full = task.step, dict(task.sizes), full
+        self.sources: list[tuple[str, None]] = [(name, None) for name in task.tensors]
+        operand = operand_of(full, task.tensors[full])
+        self.bytes = 0 if operand.is_full else operand.element.bytes * math.prod(operand.shape)
+        self.multiply = matrix_product(task.step)
+
+    def __call__(self, sources: Sequence[Tensor], contiguous: bool = False) -> Tensor | None:
+        """The product; None where there is no memory for the dense copy now."""
+        if not is_within_budget(self.bytes):
+            return None
+        tensors = {}
+        for (name, _), tensor in zip(self.sources, sources, strict=True):
+            tensors[name] = _dense_copy(tensor) if isinstance(tensor, Storage) else tensor
+        start = time.perf_counter()
+        multiply = functools.partial(run_dense, self.step, sizes=self.sizes)
+        found = (self.multiply or multiply)(tensors)
+        if LISTENERS:
+            tell("torch", self.step, tuple(tensors.values()), found, start)
+        return found
+
+
+def prepare(task: Task) -> Prepared:
+    """Plan a step for just these tensors, whatever is known about others like them."""
+    problem = task.problem()
+    return _bind(new_schedule(problem), problem)
+
+
+def _bind(schedule: Schedule, problem: Problem) -> Prepared:
+    return Prepared(schedule, dtype_of_type(problem.element), problem.sizes, convert_cached)
+
+
+def execute(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Run a prepared step; with ``settings(debug=True)`` the interpreter must agree."""
+    sources = [tensors[name] for name, _ in prepared.sources]
+    result = prepared(sources)
+    if current().debug:
+        again = prepared.interpret(sources)
+        _compare(result, again, prepared.planned.plan.header)
+    return result
+
+
+# zeros that count ------------------------------------------------------------------------------------
+
+
+def _mended(task: Task) -> tuple[Step, ...] | None:
+    """The steps that replace a reduction for which zeros that are not stored count."""
+    step, sizes = task.step, task.sizes
+    if not step.reduced or (REDUCTIONS[step.reduction].skips_zero and not _may_fill(step.body)):
+        return None
+    sparse = [access for access in step.accesses if isinstance(task.tensors[access.tensor], Storage)]
+    if not sparse:
+        return None
+    operands = task.operands_by_access()
+    element = result_type(step, {access.tensor: operand.element for access, operand in operands.items()})
+    total = math.prod(sizes[index] for index in step.reduced)
+    if total == 0 and step.reduction in ("max", "min"):
+        empty = [index for index in step.reduced if sizes[index] == 0]
+        raise ShapeError(f"{step.reduction} over index {empty[0]!r} of size 0 has no value")
+    if total > 0 and support_of(step, operands) == EVERYWHERE:
+        fill = value_at_zero(step.body, operands)
+        if fill == 0 and REDUCTIONS[step.reduction].skips_zero:
+            return None
+        room = math.prod(sizes[index] for index in step.indices)
+        if (
+            fill is None
+            or not math.isfinite(fill)
+            or room < WORTH_MENDING * sum(operands[a].nnz for a in sparse)
+        ):
+            return None
+        return mend_constant(step, total, element, fill, sparse)
+    return None if REDUCTIONS[step.reduction].skips_zero else mend_zeros(step, total, element)
+
+
+def _may_fill(body: Expr) -> bool:
+    """Whether ``body`` may differ from zero where no operand is stored (products, the usual case, do not)."""
+    return not (isinstance(body, Access) or (isinstance(body, Op) and body.name == "mul"))
+
+
+def _contracted(task: Task) -> tuple[Step, ...]:
+    """The steps of a product of many tensors."""
+    step = task.step
+    if not step.reduced or step.reduction != "sum" or len(step.accesses) < 3 or not enabled("contract"):
+        return (step,)
+    used = Task(step, task.tensors, task.sizes).narrowed()
+    if not used.has_sparse:
+        return (step,)
+    facts = tuple((name, key_of(tensor)) for name, tensor in used.tensors.items())
+    key = (step, facts, current().without)
+    found = _contractions.get(key)
+    if found is None:
+        found = _contractions[key] = find_contraction(used.problem())
+    return found
+
+
+# conversion ------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=128)  # torch's tensors have up to 64 dimensions
+def copy_step(dims: int) -> Step:
+    """``B[i,j] = A[i,j]``: what a conversion is."""
+    letters = "ijklmnopqrstuvwxyz"
+    indices = tuple(letters[dim] if dim < len(letters) else f"i{dim}" for dim in range(dims))
+    return Step(Access("B", indices), Access("A", indices), "sum", ())
+
+
+def copy_task(source: Tensor, form: Format, skip_zeros: bool = False, unsorted: bool = False) -> Task:
+    """A copy of ``source`` stored as ``form``."""
+    shape = source.pattern.shape if isinstance(source, Storage) else tuple(source.shape)
+    step = copy_step(len(shape))
+    sizes = dict(zip(step.target.indices, shape, strict=True))
+    return Task(step, {"A": source}, sizes, form, skip_zeros, unsorted)
+
+
+def convert(source: Tensor, form: Format) -> Tensor:
+    """``source`` stored as ``form``."""
+    if isinstance(source, torch.Tensor):
+        return source if form.is_dense else from_dense(source, form)
+    if source.pattern.format == form:
+        return source
+    if shares_entries(source.pattern.format, form) and not current().debug:
+        return releveled(source, form)
+    key = (source.key, form, torch.get_default_dtype(), current().without)
+    prepared = _conversions.get(key)
+    if prepared is None or current().debug:
+        task = copy_task(source, form).narrowed()
+        prepared = prepared_step(task)
+        found = execute(prepared, task.tensors)
+        _conversions[key] = prepared
+        return found
+    return prepared([source], contiguous=True)
+
+
+def from_dense(source: torch.Tensor, form: Format) -> Storage:
+    """The nonzero values of ``source`` stored as ``form``."""
+    found = run_step(copy_task(source.detach(), form, skip_zeros=True))
+    assert isinstance(found, Storage)
+    return found
+
+
+def sorted_storage(source: Storage, form: Format) -> Storage:
+    """``source``, whose entries may be unsorted and repeated, as a proper tensor: repeats are summed."""
+    found = run_step(copy_task(source, form, unsorted=True))
+    assert isinstance(found, Storage)
+    return found
+
+
+def convert_cached(source: Storage, form: Format) -> Storage:
+    """As ``convert``, but the new pattern and the way the values go are kept with the old pattern."""
+    pattern = source.pattern
+    if pattern.format == form:
+        return source
+    target, places = converted_pattern(pattern, form)
+    return Storage(target, values_from(source.values.detach(), target, places))
+
+
+def converted_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Tensor]:
+    """The pattern stored as ``form``, and where each of its values comes from; both are kept."""
+    found = pattern.converted.get(form)
+    if found is None:
+        numbered = Storage(pattern, torch.arange(1, pattern.size + 1, device="cpu"))
+        moved = convert(numbered, form)
+        assert isinstance(moved, Storage)
+        found = (moved.pattern, moved.values.sub_(1))
+        found = pattern.converted.setdefault(form, found)
+    return found
+
+
+def values_from(values: torch.Tensor, target: Pattern, places: torch.Tensor) -> torch.Tensor:
+    """The values of a converted pattern; places that the old one does not store, -1, are zero."""
+    if not target.format.levels[-1].is_full:
+        return values.index_select(0, places)
+    padded = torch.cat([values, values.new_zeros(1)])
+    return padded[places]
+
+
+# checking --------------------------------------------------------------------------------------------
+
+
+def _compare(result: Tensor, again: Tensor, what: str) -> None:
+    def parts(tensor: Tensor) -> list[torch.Tensor]:
+        return [tensor] if isinstance(tensor, torch.Tensor) else [*tensor.pattern.arrays, tensor.values]
+
+    for a, b in zip(parts(result), parts(again), strict=True):
+        if not torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True):
+            raise AssertionError(f"kernel and interpreter disagree on {what.splitlines()[0]}")

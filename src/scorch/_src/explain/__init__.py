@@ -1,0 +1,1 @@
+"""Explain what a call did and what it costs."""

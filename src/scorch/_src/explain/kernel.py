@@ -1,0 +1,79 @@
+"""What one prepared kernel does, put into words: formats, loops, conversions, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from scorch._src.compiler.describe import (
+    describe_assembly,
+    describe_conversion,
+    describe_dearer,
+    describe_inner,
+    describe_threads,
+    workspace_loops,
+)
+from scorch._src.compiler.pipeline import as_statement
+from scorch._src.compiler.plan import Operand, Plan, Step
+from scorch._src.compiler.schedule.cost import Cost
+from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.engine.executable import Prepared
+from scorch._src.engine.execute import operand_of
+from scorch._src.engine.footprint import footprint
+from scorch._src.explain.report import MOST_REJECTED, OrderCost, StepExplanation, TensorFacts
+from scorch._src.notation.show import show
+from scorch._src.storage.storage import Storage
+from scorch.settings import current
+
+Tensors = Mapping[str, Storage | torch.Tensor]
+
+
+def explain_kernel(
+    prepared: Prepared, step: Step, tensors: Tensors, sizes: Mapping[str, int], purpose: str
+) -> StepExplanation:
+    """What a prepared kernel does with ``tensors``, in words."""
+    planned = prepared.planned
+    plan, choice = planned.plan, planned.choice
+    form = plan.result
+    nnz = None if plan.pattern is None else plan.operand(plan.pattern.tensor).nnz
+    return StepExplanation(
+        statement=show(as_statement(step)),
+        kind="kernel",
+        purpose=purpose,
+        operands=tuple(facts(operand_of(name, tensor)) for name, tensor in tensors.items()),
+        result=TensorFacts(
+            step.target.tensor, form, shape_of_result(step, sizes), nnz, word_of(prepared.dtype)
+        ),
+        reasons=planned.inferred.reasons,
+        conversions=tuple(map(describe_conversion, planned.conversions)),
+        loop_order=plan.order,
+        cost=_order_cost(choice.chosen, choice.chosen, plan),
+        paper=_order_cost(choice.paper, choice.chosen, plan),
+        rejected=tuple(_order_cost(c, choice.chosen, plan) for c in choice.rejected[:MOST_REJECTED]),
+        assembly=describe_assembly(plan),
+        workspace=plan.workspace and f"{plan.workspace} over {workspace_loops(plan)}",
+        inner=describe_inner(plan),
+        parallel=plan.parallel,
+        memory=footprint(prepared, tensors),
+        threads=describe_threads(plan, prepared.threads(), current().threads or torch.get_num_threads()),
+        source=prepared.kernel.source,
+    )
+
+
+def facts(operand: Operand) -> TensorFacts:
+    dtype = word_of(dtype_of_type(operand.element))
+    return TensorFacts(operand.name, operand.format, operand.shape, operand.nnz, dtype)
+
+
+def shape_of_result(step: Step, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(sizes[index] for index in step.target.indices)
+
+
+def word_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _order_cost(cost: Cost, chosen: Cost, plan: Plan) -> OrderCost:
+    reason = "" if cost.order == chosen.order else describe_dearer(cost, chosen, plan)
+    return OrderCost(cost.order, cost.total, cost.work, cost.assembly, cost.transposition, reason)

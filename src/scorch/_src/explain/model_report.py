@@ -1,0 +1,195 @@
+"""``scorch.report``: the layers of a model, how they are stored, and how long they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from scorch._src.nn import timing
+from scorch._src.nn.embedding import SparseEmbedding
+from scorch._src.nn.linear import SparseLinear
+from scorch._src.nn.sparsification import Sparsification, sparsification_of
+from scorch._src.storage.budget import is_within_budget
+from scorch.errors import ArgumentError, OperandError
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer: its weight as it is stored, and times in seconds; None where nothing was measured."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    format: str
+    density: float
+    bytes: int
+    dense_bytes: int
+    expected: float | None
+    measured: float | None
+    dense_measured: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """All layers with weights, in order; as a string it is a table."""
+
+    layers: tuple[LayerReport, ...]
+    batch: int
+    threads: int
+    sparsification: Sparsification  # of weights, parameters with two dimensions or more
+
+    @property
+    def bytes(self) -> int:
+        """What the weights and index arrays take."""
+        return sum(layer.bytes for layer in self.layers)
+
+    @property
+    def dense_bytes(self) -> int:
+        """What they would take if all were dense."""
+        return sum(layer.dense_bytes for layer in self.layers)
+
+    def __str__(self) -> str:
+        head = [
+            "layer",
+            "kind",
+            "shape",
+            "format",
+            "density",
+            "bytes",
+            "of dense",
+            "expected",
+            "measured",
+            "dense",
+        ]
+        rows = [head]
+        for layer in self.layers:
+            shape = " x ".join(map(str, layer.shape))
+            share = f"{layer.bytes / max(layer.dense_bytes, 1):.2f}"
+            times = (_time(layer.expected), _time(layer.measured), _time(layer.dense_measured))
+            facts = (layer.format, f"{layer.density:.1%}", f"{layer.bytes:,}", share)
+            rows.append([layer.name or "(model)", layer.kind, shape, *facts, *times])
+        totals = [
+            sum(time for layer in self.layers if (time := getattr(layer, name)) is not None)
+            for name in ("expected", "measured", "dense_measured")
+        ]
+        share = f"{self.bytes / max(self.dense_bytes, 1):.2f}"
+        times = (_time(totals[0] or None), _time(totals[1] or None), _time(totals[2] or None))
+        rows.append(["all", "", "", "", "", f"{self.bytes:,}", share, *times])
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = []
+        for row in rows:
+            cells = [
+                cell.ljust(width) if column < 4 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append("  ".join(cells).rstrip())
+        lines.insert(1, "-" * max(map(len, lines)))
+        lines.append(
+            f"times for a batch of {self.batch}, {self.threads} threads; dense: the layer stored densely"
+        )
+        lines += [f"{layer.name or '(model)'}: {layer.reason}" for layer in self.layers if layer.reason]
+        lines.append(str(self.sparsification))
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<report of {len(self.layers)} layers, {self.bytes:,} bytes, {self.dense_bytes:,} if dense>"
+
+
+def report(
+    model: torch.nn.Module, *, batch: int = 32, measure: bool = True, quiet: bool = False
+) -> ModelReport:
+    """Print the layers of a model that have weights: density, bytes, expected and measured time.
+
+    Times are of the layer alone on ``batch`` inputs, the shortest of several calls, and beside them that of
+    the same layer stored densely; without ``measure`` no layer is run. Expected is what reading the weight,
+    or multiplying by it, takes at the speed of this machine. Below stand the sparsity over all weights, and
+    which layers ``scorch.sparsify`` left dense. The table is also returned; with ``quiet`` it is not printed.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise OperandError(f"report takes a torch.nn.Module, not a {type(model).__name__}")
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise ArgumentError(f"batch is a number of inputs, not {batch!r}")
+    found: list[LayerReport] = []
+    inside: set[torch.nn.Module] = set()
+    for name, module in model.named_modules():
+        if module in inside:
+            continue
+        if isinstance(module, SparseEmbedding):
+            inside.add(module.table)
+        layer = _layer(name, module, batch, measure)
+        if layer is not None:
+            found.append(layer)
+    asked = getattr(model, "sparsification", None)
+    names = {name for name, _ in model.named_modules()}
+    left = () if asked is None else asked.skipped
+    skipped = {layer.name: layer.reason for layer in left if layer.name in names}
+    now = sparsification_of(model, None if asked is None else asked.asked, skipped)
+    made = ModelReport(tuple(found), batch, torch.get_num_threads(), now)
+    if not quiet:
+        print(made)
+    return made
+
+
+def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> LayerReport | None:
+    decision = getattr(module, "sparsified", None)
+    reason = "" if decision is None else f"{'sparse' if decision.is_sparse else 'dense'}: {decision.reason}"
+    if isinstance(module, (SparseLinear, SparseEmbedding)):
+        table = module.table if isinstance(module, SparseEmbedding) else module
+        shape: tuple[int, ...] = (table.out_features, table.in_features)
+        element, nonzero = table.values.element_size(), table.nnz
+        size, form = nonzero * element + table.pattern.bytes(), str(table.format)
+        count = shape[0] * shape[1]
+    elif type(module) in timing.PLAIN:
+        weight = module.weight
+        assert isinstance(weight, torch.Tensor)
+        shape, element, count = tuple(weight.shape), weight.element_size(), weight.numel()
+        nonzero, size, form = int(torch.count_nonzero(weight.detach())), count * element, "dense"
+    else:
+        own = [parameter for parameter in module.parameters(recurse=False)]
+        if not own:
+            return None
+        size = sum(parameter.numel() * parameter.element_size() for parameter in own)
+        count = sum(parameter.numel() for parameter in own)
+        nonzero = sum(int(torch.count_nonzero(parameter.detach())) for parameter in own)
+        kind = type(module).__name__
+        return LayerReport(name, kind, (count,), "dense", nonzero / count, size, size, None, None, None, "")
+    expected = timing.expected_seconds(module, batch) if measure else None
+    times = _times(module, batch, count * element) if measure else {}
+    return LayerReport(
+        name,
+        type(module).__name__,
+        shape,
+        form,
+        nonzero / max(count, 1),
+        size,
+        count * element,
+        expected,
+        times.get("own"),
+        times.get("dense"),
+        reason,
+    )
+
+
+def _times(module: torch.nn.Module, batch: int, dense_bytes: int) -> dict[str, float]:
+    calls = {"own": timing.call_of(module, batch)}
+    if isinstance(module, (SparseLinear, SparseEmbedding)):
+        if is_within_budget(dense_bytes):
+            calls["dense"] = timing.call_of(_dense(module), batch)
+        return timing.fastest(calls)
+    found = timing.fastest(calls)
+    return {**found, "dense": found["own"]}
+
+
+def _dense(module: SparseLinear | SparseEmbedding) -> torch.nn.Module:
+    if isinstance(module, SparseLinear):
+        return module.to_dense()
+    found: torch.nn.Embedding = torch.nn.Embedding.from_pretrained(module.weight.detach().to_dense())
+    return found
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"

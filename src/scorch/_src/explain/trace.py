@@ -1,0 +1,228 @@
+"""A function called while it is watched: its calls, where they stand in its text, and the kernels in them.
+
+Kernels tell when they run (``runtime.watch``); a mode of torch sees the calls they are part of, and Python's
+frames say which line of the user's they came from and what the tensors are called there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import linecache
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from scorch._src import nn
+from scorch._src.compile import recorder
+from scorch._src.compile.lazy_tensor import LATER
+from scorch._src.events import LISTENERS, Event
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import tree_leaves
+
+_TORCHS = os.path.dirname(torch.__file__) + os.sep
+_OURS = str(Path(__file__).parents[2]) + os.sep
+_FOR_USERS = (os.path.dirname(nn.__file__) + os.sep, recorder.__file__)  # whose calls are shown as the user's
+_FUNCTION: CodeType = SparseTensor.__torch_function__.__func__.__code__  # type: ignore[attr-defined]
+_INVISIBLE = {
+    "__get__",
+    "__set__",
+    "dim",
+    "size",
+    "numel",
+    "stride",
+    "is_floating_point",
+    "is_complex",
+    "__len__",
+}
+
+
+@dataclass
+class Call:
+    """A call of the function that is watched, and what ran in it from ``start`` to ``end``."""
+
+    name: str
+    where: str
+    line: str
+    is_sparse: bool
+    start: float = 0.0
+    end: float = 0.0
+    entry: FrameType | None = None  # of a function of Scorch that is none of torch's
+    names: dict[str, Any] = field(default_factory=dict)  # the caller's tensors by the names it has for them
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass
+class Trace:
+    """All calls of one run of the function, and what it returned."""
+
+    calls: list[Call]
+    result: Any
+    seconds: float
+
+    def forget_tensors(self) -> None:
+        """Keep times only."""
+        self.result = None
+        for call in self.calls:
+            call.names.clear()
+            call.events = [replace(event, operands=(), result=None) for event in call.events]
+
+
+class _Watch(TorchFunctionMode):
+    """The calls of torch's functions, and the kernels that ran in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.open: Call | None = None
+        self.thread = threading.get_ident()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        caller = sys._getframe(1)
+        path = caller.f_code.co_filename
+        is_ours = path.startswith(_OURS) and not path.startswith(_FOR_USERS)
+        if getattr(func, "__name__", "") in _INVISIBLE or self.open is not None or is_ours:
+            return func(*args, **(kwargs or {}))
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        is_sparse = any(isinstance(leaf, SparseTensor) for leaf in leaves)
+        is_torchs = not is_sparse and any(leaf.layout != torch.strided for leaf in leaves)
+        name = _plain_name(func) + (" of torch.sparse" if is_torchs else "")
+        call = self.open = _call_at(name, is_sparse, _place(caller).user)
+        call.start = time.perf_counter()
+        try:
+            found = func(*args, **(kwargs or {}))
+        finally:
+            call.end = time.perf_counter()
+            self.open = None
+        if call.events or any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(found)):
+            call.is_sparse |= any(isinstance(leaf, SparseTensor) for leaf in tree_leaves(found))
+            self.calls.append(call)
+        return found
+
+    def heard(self, event: Event) -> None:
+        if threading.get_ident() != self.thread:
+            return
+        call = self.open
+        if call is None:
+            place = _place(sys._getframe(1))
+            last = self.calls[-1] if self.calls else None
+            if last is not None and last.entry is not None and last.entry is place.entry:
+                call = last
+            else:
+                name = "joined calls" if event.kind == "fused" else place.name
+                call = _call_at(name, True, place.user)
+                call.start, call.entry = event.start, place.entry
+                self.calls.append(call)
+            call.end = event.end
+        call.events.append(event)
+
+
+def traced(call: Callable[[], Any], with_calls: bool) -> Trace:
+    """What ``call`` does; without ``with_calls`` only its kernels are seen."""
+    watch = _Watch()
+    LISTENERS.append(watch.heard)
+    start = time.perf_counter()
+    try:
+        with watch if with_calls else contextlib.nullcontext():
+            found = call()
+    finally:
+        LISTENERS.remove(watch.heard)
+    spent = time.perf_counter() - start
+    for seen in watch.calls:
+        seen.entry = None
+    return Trace(watch.calls, found, spent)
+
+
+_TRACED: CodeType = traced.__code__
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where something ran: the outermost call of Scorch, its name, and the user's function around it."""
+
+    entry: FrameType | None
+    name: str
+    user: FrameType | None
+
+
+def _place(frame: FrameType | None) -> _Place:
+    """Where ``frame`` is, as the user sees it."""
+    entry: FrameType | None = None
+    function = ""
+    while frame is not None and frame.f_code is not _TRACED:
+        path = frame.f_code.co_filename
+        if path.startswith(_OURS):
+            entry = frame
+            if frame.f_code is _FUNCTION:
+                function = _plain_name(frame.f_locals.get("func"))
+        elif not path.startswith(_TORCHS):
+            break
+        frame = frame.f_back
+    user = None if frame is None or frame.f_code is _TRACED else frame
+    name = "" if entry is None else _qualified_name(entry).removesuffix(".forward")
+    return _Place(entry, function if not name or "<locals>" in name else name, user)
+
+
+def _qualified_name(frame: FrameType) -> str:
+    """The name of the function that runs, with its class."""
+    if sys.version_info >= (3, 11):
+        return frame.f_code.co_qualname
+    return search_qualified_name(frame)
+
+
+def search_qualified_name(frame: FrameType) -> str:
+    """The same for Python 3.10, where code does not know its class, which the first argument tells."""
+    code = frame.f_code
+    first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    for owner in (first if isinstance(first, type) else type(first)).__mro__:
+        if _has_code(vars(owner).get(code.co_name), code):
+            return f"{owner.__qualname__}.{code.co_name}"
+    is_global = _has_code(frame.f_globals.get(code.co_name), code)
+    return code.co_name if is_global else f"<locals>.{code.co_name}"
+
+
+def _has_code(member: Any, code: CodeType) -> bool:
+    function = getattr(member, "__func__", member)
+    return callable(function) and getattr(inspect.unwrap(function), "__code__", None) is code
+
+
+def _plain_name(function: Any) -> str:
+    return str(getattr(function, "__name__", function)).strip("_")
+
+
+def _call_at(name: str, is_sparse: bool, user: FrameType | None) -> Call:
+    if user is None:
+        return Call(name, "", "", is_sparse)
+    path, number = user.f_code.co_filename, user.f_lineno
+    line = linecache.getline(path, number).strip()
+    return Call(name, f"{os.path.basename(path)}:{number}", line, is_sparse, names=_names(user))
+
+
+def _names(frame: FrameType) -> dict[str, Any]:
+    """The tensors of a function by their names: its variables, and attributes of its ``self``."""
+    variables = dict(frame.f_locals)
+    owner = variables.pop("self", None)
+    if isinstance(owner, torch.nn.Module):
+        inside = {**owner._parameters, **owner._buffers, **vars(owner)}
+        variables.update({f"self.{name}": value for name, value in inside.items()})
+    return {
+        name: stored(value)
+        for name, value in variables.items()
+        if isinstance(value, torch.Tensor) and type(value) not in LATER
+    }
+
+
+def stored(value: Any) -> Any:
+    """What a sparse tensor keeps; any other value as it is."""
+    return value.storage if isinstance(value, SparseTensor) else value

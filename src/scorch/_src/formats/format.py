@@ -1,0 +1,297 @@
+"""A format: one level per dimension, outermost first, and the order in which dimensions are stored.
+
+A block splits a dimension in two: the dimension then stands twice in ``order``, first as the number of
+the block, then as the place inside it. ``bsr(2, 3)`` is ``Format("dsdd", order=(0, 1, 0, 1),
+blocks={0: 2, 1: 3})``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scorch._src.formats.compressed import Compressed
+from scorch._src.formats.coordinate import Coordinate
+from scorch._src.formats.dense import Dense
+from scorch._src.formats.level import Level
+from scorch.errors import FormatError
+
+LEVELS: tuple[Level, ...] = (Dense(), Compressed(), Coordinate())
+_BY_LETTER = {level.letter: level for level in LEVELS}
+_BY_WORD = {level.name: level for level in LEVELS} | {"sparse": _BY_LETTER["s"]}
+
+NAMES = ("dense", "csr", "csc", "coo", "dcsr", "dcsc", "csf", "bsr", "bsc")
+_BLOCKED = re.compile(r"(bsr|bsc)\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Format:
+    """How a tensor is stored.
+
+    >>> Format("csr") == Format("ds")
+    True
+    >>> Format("dense,compressed", order=(1, 0))
+    Format('csc')
+    >>> Format("bsr(2,2)").letters
+    'dsdd'
+    """
+
+    levels: tuple[Level, ...]
+    order: tuple[int, ...]
+    blocks: tuple[tuple[int, int], ...]
+    family: str | None = field(compare=False)
+
+    def __init__(
+        self,
+        spec: str | Sequence[Level] | Format,
+        order: Iterable[int] | None = None,
+        blocks: Mapping[int, int] | Iterable[tuple[int, int]] | None = None,
+        *,
+        dims: int | None = None,
+    ) -> None:
+        if isinstance(spec, Format):
+            levels, default, found, family = spec.levels, spec.order, spec.blocks, spec.family
+            if dims is not None and dims != spec.dims and family is not None:
+                levels, default, found = _named(family, dims)
+        elif isinstance(spec, str):
+            levels, default, found, family = _parse(spec, dims)
+        elif isinstance(spec, tuple | list) and all(isinstance(level, Level) for level in spec):
+            levels, default, found, family = tuple(spec), tuple(range(len(spec))), (), None
+        else:
+            raise FormatError(
+                f"a format is a name such as 'csr', letters such as 'ds' or a Format, not {spec!r}"
+            )
+        chosen = default if order is None else _checked_order(order)
+        split = found if blocks is None else _checked_blocks(blocks)
+        object.__setattr__(self, "levels", levels)
+        object.__setattr__(self, "order", chosen)
+        object.__setattr__(self, "blocks", split)
+        object.__setattr__(self, "family", family if order is None and blocks is None else None)
+        _check(self, spec)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is cached: hashes of strings differ between processes."""
+        return {name: self.__dict__[name] for name in ("levels", "order", "blocks", "family")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+
+    # facts -------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.letters, self.order, self.blocks))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def dims(self) -> int:
+        """The number of dimensions of the tensors it stores."""
+        return len(set(self.order))
+
+    @functools.cached_property
+    def letters(self) -> str:
+        return "".join(level.letter for level in self.levels)
+
+    @functools.cached_property
+    def is_dense(self) -> bool:
+        return all(level.is_full for level in self.levels)
+
+    @functools.cached_property
+    def is_coded(self) -> bool:
+        """Whether kernels read the coordinates of a level from another array: see ``Level.code``."""
+        return any(level.is_coded for level in self.levels)
+
+    @property
+    def is_blocked(self) -> bool:
+        return bool(self.blocks)
+
+    def block(self, dim: int) -> int | None:
+        """The block size of ``dim``, or None if it is not split."""
+        return dict(self.blocks).get(dim)
+
+    def part(self, level: int) -> str:
+        """``whole``, or which part of a split dimension the level stores: ``outer`` or ``inner``."""
+        dim = self.order[level]
+        if self.block(dim) is None:
+            return "whole"
+        return "outer" if dim not in self.order[:level] else "inner"
+
+    def level_size(self, level: int, shape: Sequence[int]) -> int:
+        """How many coordinates the level can have."""
+        size, block = shape[self.order[level]], self.block(self.order[level])
+        if block is None:
+            return size
+        return -(-size // block) if self.part(level) == "outer" else block
+
+    def starts_run(self, level: int) -> bool:
+        """Whether the level has entries of its own (and so keeps ``pos``), not those of the level above."""
+        kind = self.levels[level]
+        return kind.keeps_pos and (kind.letter != "o" or level == 0 or self.levels[level - 1].letter != "o")
+
+    def is_unique(self, level: int) -> bool:
+        """Whether a coordinate occurs once below each position: all levels but those inside a run."""
+        following = self.levels[level + 1].letter if level + 1 < len(self.levels) else ""
+        return self.levels[level].letter != "o" or following != "o"
+
+    # names -------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The usual name, or letters with the order where it is not the plain one."""
+        names = NAMES[:-2] if self.dims > 1 else ("dense",)  # a vector is s, not csr
+        for name in names:
+            try:
+                if Format(name, dims=self.dims) == self:
+                    return name
+            except FormatError:
+                continue
+        sizes = [size for _, size in self.blocks]
+        if len(sizes) == 2:
+            for name in ("bsr", "bsc"):
+                written = f"{name}({sizes[0]},{sizes[1]})"
+                if Format(written, dims=self.dims) == self:
+                    return written
+        return self.letters
+
+    def __repr__(self) -> str:
+        if self.name != self.letters or (self.order == tuple(range(len(self.levels))) and not self.blocks):
+            return f"Format({self.name!r})"
+        blocks = f", blocks={dict(self.blocks)}" if self.blocks else ""
+        return f"Format({self.letters!r}, order={self.order}{blocks})"
+
+    def __str__(self) -> str:
+        if self.name != self.letters or self.order == tuple(range(len(self.levels))):
+            return self.name
+        blocks = "".join(f", {dim} by {size}" for dim, size in self.blocks)
+        return f"{self.letters}(order {','.join(map(str, self.order))}{blocks})"
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+
+def as_format(spec: str | Format, dims: int) -> Format:
+    """``spec`` as a format for tensors of ``dims`` dimensions: ``csr`` of three is ``dds``."""
+    if not isinstance(spec, str | Format):
+        raise FormatError(f"a format is a name such as 'csr', letters such as 'ds' or a Format, not {spec!r}")
+    return _named_format(spec, dims) if isinstance(spec, str) else _format_for(spec, dims)
+
+
+def _format_for(spec: str | Format, dims: int) -> Format:
+    found = Format(spec, dims=dims)
+    if found.dims != dims:
+        raise FormatError(
+            f"format {str(found)!r} stores tensors of {found.dims} dimensions, but this one has {dims}"
+        )
+    return found
+
+
+_named_format = functools.lru_cache(maxsize=256)(_format_for)
+
+
+@functools.lru_cache(maxsize=256)
+def dense_format(dims: int, order: tuple[int, ...] | None = None) -> Format:
+    return Format("d" * dims if dims else "dense", order=order, dims=dims)
+
+
+def _parse(
+    spec: str, dims: int | None
+) -> tuple[tuple[Level, ...], tuple[int, ...], tuple[tuple[int, int], ...], str | None]:
+    text = spec.strip().lower()
+    if text in NAMES[:-2] or _BLOCKED.fullmatch(text):
+        return (*_named(text, dims), text)
+    if text and set(text) <= set(_BY_LETTER):
+        levels = tuple(_BY_LETTER[letter] for letter in text)
+    elif "," in text or text in _BY_WORD:
+        words = [word.strip() for word in text.split(",")]
+        unknown = [word for word in words if word not in _BY_WORD]
+        if unknown:
+            raise FormatError(f"format {spec!r} has the unknown level {unknown[0]!r}; {_known()}")
+        levels = tuple(_BY_WORD[word] for word in words)
+    else:
+        near = difflib.get_close_matches(text, NAMES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        if text in ("bsr", "bsc"):
+            hint = f"give its block size: '{text}(4,4)'. "
+        raise FormatError(f"unknown format {spec!r}; {hint}{_known()}")
+    return levels, tuple(range(len(levels))), (), None
+
+
+def _known() -> str:
+    return (
+        f"there are the names {', '.join(NAMES)}, letters such as 'ds' (d dense, s compressed, o coordinate) "
+        "and words such as 'dense,compressed'"
+    )
+
+
+def _named(
+    name: str, dims: int | None
+) -> tuple[tuple[Level, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """The levels, order and blocks of a name for tensors of ``dims`` dimensions (2 unless said)."""
+    n = 2 if dims is None else dims
+    plain = tuple(range(n))
+    swapped = (*plain[:-2], n - 1, n - 2) if n >= 2 else plain
+    blocked = _BLOCKED.fullmatch(name)
+    if blocked:
+        if n < 2:
+            raise FormatError(f"format {name!r} stores matrices, but the tensor has {n} dimensions")
+        rows = int(blocked[2])
+        columns = int(blocked[3] or rows)
+        outer = plain if blocked[1] == "bsr" else swapped
+        letters = "d" * (n - 1) + "s" + "dd"
+        sizes = ((n - 2, rows), (n - 1, columns))
+        return _letters(letters), (*outer, n - 2, n - 1), sizes
+    if name in ("csc", "dcsr", "dcsc") and n < 2:
+        raise FormatError(f"format {name!r} stores matrices, but the tensor has {n} dimensions")
+    letters, order = {
+        "dense": ("d" * n, plain),
+        "csr": ("d" * (n - 1) + "s" * (n > 0), plain),
+        "csc": ("d" * (n - 1) + "s" * (n > 0), swapped),
+        "coo": ("o" * n, plain),
+        "csf": ("s" * n, plain),
+        "dcsr": ("d" * (n - 2) + "ss", plain),
+        "dcsc": ("d" * (n - 2) + "ss", swapped),
+    }[name]
+    return _letters(letters), order, ()
+
+
+def _letters(text: str) -> tuple[Level, ...]:
+    return tuple(_BY_LETTER[letter] for letter in text)
+
+
+def _checked_order(order: Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(int(dim) for dim in order)
+    except (TypeError, ValueError):
+        raise FormatError(f"the order of a format lists dimensions, such as (1, 0), not {order!r}") from None
+
+
+def _checked_blocks(blocks: Mapping[int, int] | Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    try:
+        return tuple(sorted((int(dim), int(size)) for dim, size in dict(blocks).items()))
+    except (TypeError, ValueError):
+        raise FormatError(
+            f"the blocks of a format give a size to dimensions, such as {{0: 4, 1: 4}}, not {blocks!r}"
+        ) from None
+
+
+def _check(found: Format, spec: object) -> None:
+    if len(found.order) != len(found.levels):
+        raise FormatError(
+            f"format {spec!r} has {len(found.levels)} levels, but its order {found.order} names "
+            f"{len(found.order)} dimensions"
+        )
+    if sorted(set(found.order)) != list(range(found.dims)):
+        raise FormatError(f"order {found.order} must name the dimensions 0 to {found.dims - 1}")
+    for dim, size in found.blocks:
+        if found.order.count(dim) != 2:
+            raise FormatError(f"dimension {dim} has blocks, so it must stand twice in order {found.order}")
+        if size < 1:
+            raise FormatError(f"blocks of dimension {dim} have size {size}; sizes start at 1")
+    for dim in range(found.dims):
+        if found.order.count(dim) > 1 and found.block(dim) is None:
+            raise FormatError(f"dimension {dim} stands twice in order {found.order} but has no block size")

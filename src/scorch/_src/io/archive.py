@@ -1,0 +1,233 @@
+"""A sparse tensor as named arrays and a few facts, and back: what archives keep.
+
+The facts are ``format``, ``shape`` and ``dtype``; the arrays are ``values`` and, level by level, ``pos0``,
+``crd0``, ``pos1`` ... Kernels follow these arrays without looking, so whatever comes from outside is checked
+here first, with as much care as the arguments of a constructor, and the index arrays are copied: a file may
+say that they lie where values or another tensor lie, and whoever writes to those would change them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from scorch._src.compiler.pipeline import index_type
+from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
+from scorch._src.formats import Format
+from scorch._src.storage.coordinates import coordinates, inside
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.create.check import (
+    as_indices,
+    as_shape,
+    check_coordinates,
+    check_pointers,
+    is_sorted,
+    is_sorted_below,
+    own,
+)
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import FileError, UnsupportedError
+
+Facts = dict[str, Any]
+
+
+# out -------------------------------------------------------------------------------------------------
+
+
+def facts_of(tensor: torch.Tensor) -> Facts:
+    """What is to be known of ``tensor``, sparse or dense, beside its arrays, as JSON can hold it."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    facts: Facts = {"shape": list(tensor.shape), "dtype": dtype}
+    if isinstance(tensor, SparseTensor):
+        facts["format"] = format_facts(tensor.format)
+    return facts
+
+
+def arrays_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The arrays of ``tensor`` by name; those of a dense tensor are its values alone."""
+    if not isinstance(tensor, SparseTensor):
+        return {"values": tensor.detach().resolve_conj().resolve_neg().contiguous()}
+    pattern = tensor.storage.pattern
+    named = {f"pos{level}": pos for level, pos in enumerate(pattern.pos) if pos is not None}
+    named |= {f"crd{level}": crd for level, crd in enumerate(pattern.crd) if crd is not None}
+    return {"values": tensor.storage.values.detach(), **named}
+
+
+def format_facts(form: Format) -> Facts:
+    if form.is_coded:
+        raise UnsupportedError(
+            f"files keep Scorch's own levels only, not those of format {form}; save S.to_format('csr')"
+        )
+    facts: Facts = {"levels": form.letters, "order": list(form.order)}
+    if form.blocks:
+        facts["blocks"] = [list(block) for block in form.blocks]
+    return facts
+
+
+# in --------------------------------------------------------------------------------------------------
+
+
+def as_dtype(name: object) -> torch.dtype:
+    """The dtype with this name, if it is one that tensors have."""
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(found, torch.dtype):
+        raise FileError(f"it names the dtype {name!r}, which does not exist")
+    type_of_dtype(found)
+    return found
+
+
+def as_stored_format(facts: object) -> Format:
+    is_described = isinstance(facts, Mapping) and {"levels", "order"} <= set(facts)
+    if not isinstance(facts, Mapping) or not is_described or not isinstance(facts["order"], list):
+        raise FileError(f"it describes its format as {facts!r}, which is no format")
+    dims = len(set(map(str, facts["order"])))
+    blocks = facts.get("blocks")
+    return Format(facts["levels"] or "dense", order=facts["order"], blocks=blocks, dims=dims)
+
+
+def from_arrays(facts: object, arrays: Mapping[str, torch.Tensor]) -> SparseTensor | torch.Tensor:
+    """The tensor with these facts and arrays; an error of ``scorch.errors`` if they do not fit."""
+    if not isinstance(facts, Mapping):
+        raise FileError(f"it has {facts!r} instead of the facts of a tensor")
+    shape, values = as_shape("shape", facts.get("shape")), arrays.get("values")
+    if values is None:
+        raise FileError("it has no array of values")
+    if values.dtype != as_dtype(facts.get("dtype")):
+        raise FileError(f"its values are {values.dtype}, but it says that they are {facts.get('dtype')}")
+    if facts.get("format") is None:
+        return _as_dense(values, shape)
+    form = as_stored_format(facts["format"])
+    levels = range(len(form))
+    pos = [arrays.get(f"pos{level}") for level in levels]
+    crd = [arrays.get(f"crd{level}") for level in levels]
+    pattern, flat = checked_pattern(form, shape, pos, crd), values.reshape(-1).contiguous()
+    check_values(pattern, flat)
+    return SparseTensor(Storage(pattern, flat)) if not form.is_dense else _as_dense(values, shape)
+
+
+def _as_dense(values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    if values.numel() != math.prod(shape):
+        raise FileError(f"there are {values.numel()} values, but the shape is {shape}")
+    return values.reshape(shape)
+
+
+def checked_pattern(
+    form: Format,
+    shape: tuple[int, ...],
+    pos: list[torch.Tensor | None],
+    crd: list[torch.Tensor | None],
+    has_contents: bool = True,
+    is_sent: bool = False,
+) -> Pattern:
+    """The pattern of copies of these arrays, after a look at each of them: the cost follows the entries.
+
+    Without ``has_contents`` the arrays are still to be filled, and only their lengths are looked at. Those
+    that another process of ours has sent in shared memory stay there.
+    """
+    if form.dims != len(shape):
+        raise FileError(f"its format stores {form.dims} dimensions, but its shape is {shape}")
+    counts: list[int] = []
+    positions = 1
+    for level, kind in enumerate(form.levels):
+        size = form.level_size(level, shape)
+        needs = (form.starts_run(level), kind.keeps_crd)
+        for name, array, needed in (("pos", pos[level], needs[0]), ("crd", crd[level], needs[1])):
+            if (array is not None) != needed:
+                word = "lacks" if needed else "has"
+                raise FileError(f"level {level} of format {form} {word} the array {name}{level}")
+            if array is not None:
+                _check_array(f"{name}{level}", as_indices(f"{name}{level}", array))
+        positions = _check_level(form, level, positions, size, pos[level], crd[level], has_contents)
+        counts.append(positions)
+    if has_contents:
+        _check_runs(form, pos, crd)
+    dtype = dtype_of_type(index_type(shape, max(counts, default=0)))
+    keep = _given if not has_contents else _kept if is_sent else own
+    arrays = [tuple(None if array is None else keep(array, dtype) for array in kept) for kept in (pos, crd)]
+    return Pattern(form, shape, arrays[0], arrays[1], tuple(counts))
+
+
+def _check_array(name: str, array: torch.Tensor) -> None:
+    """An array is one row, with memory for each of its elements."""
+    if array.dim() != 1:
+        raise FileError(f"{name} has shape {tuple(array.shape)}; it must be one row")
+    if array.numel() * array.element_size() > array.untyped_storage().nbytes():
+        raise FileError(f"{name} is said to have {array.numel()} elements, but has memory for fewer")
+
+
+def _given(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """An array that is still to be filled."""
+    return array.detach()
+
+
+def _kept(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy, but of arrays in shared memory."""
+    is_shared = array.is_shared() and array.dtype == dtype and array.is_contiguous()
+    return array.detach() if is_shared else own(array, dtype)
+
+
+def check_values(pattern: Pattern, values: torch.Tensor) -> None:
+    """There must be one value for each position, and zeros in the part of a block outside the tensor."""
+    _check_array("values", values)
+    form = pattern.format
+    if values.numel() != pattern.size:
+        raise FileError(f"there are {values.numel()} values, but the levels have {pattern.size} positions")
+    if any(pattern.shape[dim] % size for dim, size in form.blocks):
+        kept = inside(pattern, coordinates(pattern))
+        if kept is not None and bool((values[~kept] != 0).any()):
+            raise FileError("the part of a block that lies outside the tensor holds values")
+
+
+def _check_level(
+    form: Format,
+    level: int,
+    parents: int,
+    size: int,
+    pos: torch.Tensor | None,
+    crd: torch.Tensor | None,
+    has_contents: bool,
+) -> int:
+    """The positions of the level below ``parents``, after a look at its arrays."""
+    if crd is None:
+        return parents * size
+    if pos is not None and not has_contents:
+        if pos.numel() != parents + 1:
+            raise FileError(
+                f"pos{level} has {pos.numel()} entries, but {parents} positions above need {parents + 1}"
+            )
+    elif pos is not None:
+        check_pointers(f"pos{level}", pos, parents, crd.numel(), "positions above")
+    elif crd.numel() != parents:
+        raise FileError(f"crd{level} has {crd.numel()} coordinates, but the level above has {parents}")
+    if has_contents:
+        check_coordinates(f"crd{level}", crd, form.order[level], size)
+    return crd.numel()
+
+
+def _check_runs(form: Format, pos: list[torch.Tensor | None], crd: list[torch.Tensor | None]) -> None:
+    """Entries below a position come in order and none repeats, level by level or run by run."""
+    for level in range(len(form)):
+        begins = pos[level]
+        if begins is None:
+            continue
+        last = level + 1
+        while last < len(form) and form.letters[last] == "o" and not form.starts_run(last):
+            last += 1
+        first = crd[level]
+        if last == level + 1 and first is not None:
+            is_fine = is_sorted_below(begins, first)
+        else:
+            is_fine = _is_run_sorted(begins, [array for array in crd[level:last] if array is not None])
+        if not is_fine:
+            raise FileError(f"the coordinates of level {level} are not in order, or one repeats")
+
+
+def _is_run_sorted(begins: torch.Tensor, columns: list[torch.Tensor]) -> bool:
+    if begins.numel() == 2:
+        return is_sorted(columns)
+    lengths = begins[1:].to(torch.int64) - begins[:-1]
+    parents = torch.arange(lengths.numel(), device="cpu").repeat_interleave(lengths)
+    return is_sorted([parents, *columns])

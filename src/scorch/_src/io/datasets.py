@@ -1,0 +1,127 @@
+"""Sparse tensors as samples: datasets of their rows, and what data loaders make of them.
+
+A data loader asks for a batch sample by sample and stacks what it gets, or asks the dataset for all of them
+(``__getitems__``). For rows of a sparse matrix the second is one gather, many times faster than the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, default_collate, get_worker_info
+
+from scorch._src.formats import as_format
+from scorch._src.io.shared_memory import packed
+from scorch._src.tensor.create.check import from_numpy
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import collate_functions
+from scorch.errors import OperandError, ShapeError
+
+
+class Sample(tuple[Any, ...]):
+    """One row of each tensor of a dataset."""
+
+    __slots__ = ()
+
+
+class Batch(Sequence[Any]):
+    """Samples that were gathered together, in ``parts``.
+
+    torch's ``default_collate`` takes them as they are; any other function finds a list of samples.
+    """
+
+    def __init__(self, parts: Sequence[Any], in_tuples: bool) -> None:
+        self.parts = list(parts)
+        self.in_tuples = in_tuples
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"a batch of {len(self)} samples has none at {index}")
+        return Sample(part[index] for part in self.parts) if self.in_tuples else self.parts[0][index]
+
+
+class SparseRows(Dataset[Any]):
+    """Rows of sparse matrices, with labels and the like: a ``TensorDataset`` whose batches are one gather.
+
+    Matrices of any format are kept as csr, so that rows are found without a search; batches are csr too.
+    ``MappedRows``, which leave a matrix on disk, are taken as they are.
+
+    >>> import scorch, torch
+    >>> from scorch.utils.data import DataLoader, SparseRows
+    >>> loader = DataLoader(SparseRows(scorch.eye(6, format="csr"), torch.arange(6)), batch_size=4)
+    >>> [(rows.shape[0], rows.nnz, labels.tolist()) for rows, labels in loader]
+    [(4, 4, [0, 1, 2, 3]), (2, 2, [4, 5])]
+    """
+
+    def __init__(self, *tensors: Any) -> None:
+        self.tensors = tuple(_by_rows(tensor) for tensor in tensors)
+        if not self.tensors:
+            raise OperandError("a dataset needs a tensor: SparseRows(S, labels)")
+        sizes = [tuple(tensor.shape) for tensor in self.tensors]
+        if not all(size and size[0] == sizes[0][0] for size in sizes):
+            raise ShapeError(
+                f"tensors of a dataset have as many rows each, not shapes {', '.join(map(str, sizes))}"
+            )
+
+    def __len__(self) -> int:
+        return int(self.tensors[0].shape[0])
+
+    def __getitem__(self, index: Any) -> Sample:
+        """One sample for a number; for a slice or a list the rows of each tensor."""
+        return Sample(tensor[index] for tensor in self.tensors)
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """A batch for a data loader: one gather from each tensor."""
+        rows = torch.tensor(list(indices), dtype=torch.int64)
+        return Batch([tensor[rows] for tensor in self.tensors], in_tuples=True)
+
+
+def _by_rows(tensor: Any) -> Any:
+    """A tensor whose rows are found without a search."""
+    if is_scipy(tensor):
+        tensor = from_scipy(tensor)
+    elif isinstance(tensor, np.ndarray):
+        tensor = from_numpy("a tensor of a dataset", tensor)
+    elif isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided:
+        tensor = from_torch(tensor)
+    if isinstance(tensor, SparseTensor):
+        is_found_so = tensor.dim() != 2 or tensor.format == as_format("csr", 2)
+        return tensor if is_found_so else tensor.to_format("csr")
+    if isinstance(tensor, torch.Tensor) or (hasattr(tensor, "shape") and hasattr(tensor, "__getitems__")):
+        return tensor
+    raise OperandError(f"a dataset is made of tensors and MappedRows, not of a {type(tensor).__name__}")
+
+
+# batches ---------------------------------------------------------------------------------------------
+
+
+def _stacked(samples: Sequence[torch.Tensor], **_: Any) -> Any:
+    """What a data loader makes of sparse samples, in the process of a worker too."""
+    return _handed_over(samples.parts[0] if isinstance(samples, Batch) else torch.stack(list(samples)))
+
+
+def _together(samples: Sequence[Sample], **_: Any) -> list[Any]:
+    """As for tuples, unless the rows are together already."""
+    if isinstance(samples, Batch):
+        return [_handed_over(part) for part in samples.parts]
+    return [default_collate(list(parts)) for parts in zip(*samples, strict=True)]
+
+
+def _handed_over(batch: Any) -> Any:
+    """In a worker, in memory that the process of the loader gets as it is."""
+    is_packed = get_worker_info() is not None and isinstance(batch, SparseTensor)
+    return packed(batch) if is_packed else batch
+
+
+collate_functions[SparseTensor] = _stacked
+collate_functions[Sample] = _together

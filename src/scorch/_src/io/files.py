@@ -1,0 +1,200 @@
+"""``scorch.load`` and ``scorch.save``: tensors in files, of the kind that the suffix says.
+
+``.mtx`` and ``.tns`` are text that other programs read; ``.npz`` is SciPy's where SciPy has the format;
+``.safetensors`` and ``.pt`` hold dictionaries of tensors too. All of them give back the format, dtype and
+shape that were saved.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import pickle
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scorch._src.formats import Format
+from scorch._src.io.frostt import read_frostt, write_frostt
+from scorch._src.io.matrix_market import read_matrix_market, write_matrix_market
+from scorch._src.io.npz import read_npz, write_npz
+from scorch._src.io.pickling import check_filled
+from scorch._src.io.replacement import replaced
+from scorch._src.io.safetensors import read_safetensors, write_safetensors
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import FileError, MissingFileError, OperandError, ScorchError, add_note
+
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta)(:\d+)?")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How files with one suffix are read and written."""
+
+    read: Callable[..., Any]
+    write: Callable[..., None]
+    takes_many: bool = False
+
+
+def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any) -> Any:
+    """The tensor (or dictionary of tensors) in a file; ``format`` is how it shall be stored.
+
+    Without ``format`` it is what it was when saved; files that do not say so give ``coo``. Other options,
+    and files that are open, are for ``torch.load``.
+
+    >>> import scorch, tempfile
+    >>> S = scorch.sparse_coo_tensor([[0], [1]], [2.0], (2, 2), format="csr")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     scorch.save(f"{folder}/S.mtx", S)
+    ...     scorch.load(f"{folder}/S.mtx")
+    SparseTensor(shape=(2, 2), dtype=float32, format=csr, nnz=1, density=25.00%)
+    """
+    source = f if path is None else path
+    if not isinstance(source, (str, os.PathLike)):
+        return _read_pickle(source, format, **options)
+    found = Path(source)
+    kind = _kind(found)
+    if not found.is_file():
+        raise MissingFileError(_missing(found))
+    if options and kind.read is not _read_pickle:
+        raise TypeError(f"{next(iter(options))!r} is an option for .pt files, not for {found.name!r}")
+    try:
+        return kind.read(found, format, **options)
+    except ScorchError as error:
+        if str(found) not in str(error):
+            add_note(error, f"in the file {found}")
+        raise
+
+
+def save(
+    path: Any = None, tensor: Any = None, *more: Any, obj: Any = None, f: Any = None, **options: Any
+) -> None:
+    """Write ``tensor`` to the file ``path``, as its suffix says.
+
+    torch's own order, ``save(tensor, path)``, is understood too, and open files are for ``torch.save``. A
+    file that is there is replaced when the new one is complete.
+    """
+    target, content = (f, obj) if path is None and tensor is None else (path, tensor)
+    if not _is_path(target) or _is_path(content):
+        target, content = content, target
+    if not _is_path(target):
+        torch.save(content, target, *more, **options)
+        return
+    found = Path(target)
+    kind = _kind(found)
+    if kind.write is _write_pickle:
+        with replaced(found) as fresh:
+            torch.save(content, fresh, *more, **options)
+        return
+    if more or options:
+        raise TypeError(f"options of torch.save are for .pt files, not for {found.name!r}")
+    if kind.takes_many and isinstance(content, Mapping):
+        content = {name: _as_tensor(value) for name, value in content.items()}
+    else:
+        content = _as_tensor(content)
+    with replaced(found) as fresh:
+        kind.write(fresh, content)
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike))
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value if value.layout == torch.strided else from_torch(value)
+    if is_scipy(value):
+        return from_scipy(value)
+    raise OperandError(
+        f"files hold tensors, not a {type(value).__name__}; make one with scorch.tensor, or save it as .pt"
+        if not isinstance(value, Mapping)
+        else "this kind of file holds one tensor; several in a dictionary go into .safetensors or .pt"
+    )
+
+
+# torch's own -----------------------------------------------------------------------------------------
+
+# What torch raises for files that are cut off, damaged, or something else.
+_DAMAGED = (
+    EOFError,
+    OSError,
+    RuntimeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    MemoryError,
+    pickle.UnpicklingError,
+    struct.error,
+)
+
+
+def _read_pickle(source: Any, format: Any = None, **options: Any) -> Any:
+    if _is_device(format):  # torch's second argument
+        options["map_location"], format = format, None
+    try:
+        found = torch.load(source, **{"weights_only": True, **options})
+        check_filled()
+    except (ScorchError, FileNotFoundError, PermissionError):
+        raise
+    except _DAMAGED as error:
+        said = f"{type(error).__name__}: {error}"
+        raise FileError(f"{source} cannot be read as a whole file of torch.save ({said})") from error
+    if format is None:
+        return found
+    if isinstance(found, dict):
+        return {
+            name: value.to_format(format) if isinstance(value, SparseTensor) else value
+            for name, value in found.items()
+        }
+    return from_torch(found, format)
+
+
+def _is_device(value: object) -> bool:
+    if isinstance(value, str):
+        return _DEVICE.fullmatch(value) is not None
+    return value is not None and not isinstance(value, Format)
+
+
+def _write_pickle(path: Path, content: Any) -> None:
+    torch.save(content, path)
+
+
+# suffixes --------------------------------------------------------------------------------------------
+
+
+_KINDS = {
+    ".mtx": Kind(read_matrix_market, write_matrix_market),
+    ".mtx.gz": Kind(read_matrix_market, write_matrix_market),
+    ".tns": Kind(read_frostt, write_frostt),
+    ".tns.gz": Kind(read_frostt, write_frostt),
+    ".npz": Kind(read_npz, write_npz),
+    ".safetensors": Kind(read_safetensors, write_safetensors, takes_many=True),
+    ".pt": Kind(_read_pickle, _write_pickle, takes_many=True),
+    ".pth": Kind(_read_pickle, _write_pickle, takes_many=True),
+}
+
+
+def _kind(path: Path) -> Kind:
+    name = path.name.lower()
+    for suffix, kind in _KINDS.items():
+        if name.endswith(suffix):
+            return kind
+    raise FileError(f"{path} has none of the suffixes that say how a file is written: {', '.join(_KINDS)}")
+
+
+def _missing(path: Path) -> str:
+    if path.is_dir():
+        return f"{path} is a folder, not a file"
+    if not path.parent.is_dir():
+        return f"there is no file {path}, nor the folder {path.parent}"
+    near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
+    return f"there is no file {path}" + (f"; did you mean {near[0]!r}?" if near else "")

@@ -1,0 +1,153 @@
+"""NumPy archives (``.npz``): SciPy's layout where SciPy has the format, else the arrays of every level.
+
+A matrix in csr, csc, coo or bsr is written as ``scipy.sparse.save_npz`` would, so that either library reads
+what the other wrote. Every other tensor is kept with one array for each of its own, and its facts as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from scorch._src.formats import Format, as_format
+from scorch._src.io.archive import arrays_of, facts_of, from_arrays
+from scorch._src.io.text_table import Array
+from scorch._src.tensor.create.build import from_compressed, from_coordinates
+from scorch._src.tensor.create.check import from_numpy
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.interop.torch_layouts import from_scipy, scipy_kind
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import FileError
+
+Arrays = dict[str, Array]
+
+
+def write_npz(path: Path, tensor: torch.Tensor) -> None:
+    """Write one tensor, without compression."""
+    arrays = _scipy_arrays(tensor) if isinstance(tensor, SparseTensor) else None
+    if arrays is None:
+        facts = facts_of(tensor)
+        arrays = {name: _as_numpy(array) for name, array in arrays_of(tensor).items()}
+        arrays["scorch"] = np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)
+    with path.open("wb") as file:  # given a name, NumPy may add a second suffix
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def read_npz(path: Path, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
+    """The tensor in ``path``, written by Scorch or by SciPy."""
+    arrays = _load(path)
+    if "scorch" in arrays:
+        found = _from_own(path, arrays)
+    elif "format" in arrays:
+        found = _from_scipy_arrays(path, arrays)
+    else:
+        raise FileError(
+            f"{path} is neither an archive of Scorch nor of SciPy: it has the arrays "
+            f"{', '.join(sorted(arrays)) or 'none'}; read it with numpy.load and use scorch.tensor"
+        )
+    return found if format is None else from_torch(found, format)
+
+
+# What zipfile and NumPy raise for damaged archives, which look encrypted, patched or much too long.
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    ValueError,
+    EOFError,
+    AttributeError,
+    KeyError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    MemoryError,
+    OSError,
+)
+
+
+def _load(path: Path) -> Arrays:
+    with path.open("rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        except _DAMAGED as error:
+            raise FileError(f"{path} is no whole .npz archive: {error}") from None
+
+
+# our own ---------------------------------------------------------------------------------------------
+
+
+def _from_own(path: Path, arrays: Arrays) -> SparseTensor | torch.Tensor:
+    try:
+        facts = json.loads(arrays.pop("scorch").tobytes())
+    except (ValueError, RecursionError):
+        raise FileError(f"{path}: the facts of the tensor are not as Scorch writes them") from None
+    tensors = {name: from_numpy(name, array) for name, array in arrays.items()}
+    bits = tensors.get("values")
+    if bits is not None and bits.dtype == torch.int16 and _says_bfloat16(facts):
+        tensors["values"] = bits.view(torch.bfloat16)
+    return from_arrays(facts, tensors)
+
+
+def _says_bfloat16(facts: Any) -> bool:
+    return isinstance(facts, dict) and facts.get("dtype") == "bfloat16"
+
+
+def _as_numpy(array: torch.Tensor) -> Array:
+    """NumPy has no bfloat16: its bits are kept as whole numbers."""
+    return (array.view(torch.int16) if array.dtype == torch.bfloat16 else array).numpy()
+
+
+# SciPy's ---------------------------------------------------------------------------------------------
+
+
+def _scipy_arrays(tensor: SparseTensor) -> Arrays | None:
+    """The arrays that SciPy keeps for this tensor; None where it has no such matrix or dtype."""
+    pattern, values = tensor.storage.pattern, tensor.storage.values.detach()
+    if len(pattern.shape) != 2 or values.dtype in (torch.bfloat16, torch.float16):
+        return None
+    is_coo = pattern.format == as_format("coo", 2)
+    kind = "coo" if is_coo else scipy_kind(pattern)
+    if kind is None:
+        return None
+    crd = [array.numpy() for array in pattern.crd if array is not None]
+    pos = [array.numpy() for array in pattern.pos if array is not None]
+    indices = {"row": crd[0], "col": crd[1]} if is_coo else {"indices": crd[0], "indptr": pos[0]}
+    blocks = [block for _, block in pattern.format.blocks]
+    return {
+        **indices,
+        "format": np.array(kind.encode("ascii")),
+        "shape": np.array(pattern.shape),
+        "data": values.numpy().reshape(-1, *blocks),
+        "_is_array": np.array(True),
+    }
+
+
+def _from_scipy_arrays(path: Path, arrays: Arrays) -> SparseTensor | torch.Tensor:
+    kind = str(np.char.decode(arrays["format"]) if arrays["format"].dtype.kind == "S" else arrays["format"])
+    needed = {"coo": ("row", "col"), "dia": ("offsets",)}.get(kind, ("indices", "indptr"))
+    if kind == "coo" and "coords" in arrays:
+        needed = ("coords",)
+    for name in ("shape", "data", *needed):
+        if name not in arrays:
+            raise FileError(f"{path} says that it is a SciPy matrix in {kind}, but has no array {name!r}")
+    shape = tuple(arrays["shape"].tolist())
+    data = arrays["data"]
+    if kind == "dia":
+        import scipy.sparse
+
+        return from_scipy(scipy.sparse.dia_array((data, arrays["offsets"]), shape=shape))
+    values = from_numpy("data", data)
+    if kind == "coo":
+        rows: Any = arrays["coords"] if "coords" in arrays else [arrays["row"], arrays["col"]]
+        return from_coordinates(rows, values, shape, name="coords")
+    if kind in ("csr", "csc", "bsr") and len(shape) == 2:
+        return from_compressed(kind, arrays["indptr"], arrays["indices"], values, shape)
+    raise FileError(
+        f"{path} says that it is a SciPy matrix in {kind!r}; there are csr, csc, coo, bsr and dia"
+    )

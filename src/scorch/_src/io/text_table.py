@@ -1,0 +1,293 @@
+"""Tables of numbers in text, read and written as whole columns.
+
+Matrix Market and FROSTT files are a header and then one entry a line. The lines are never walked in Python: a
+routine in C parses them all (``runtime.parse``). What it does not take, NumPy reads: it finds where lines
+begin, counts the numbers in each and parses them at once. Only a file that is broken is read again slowly,
+to name the line.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from scorch._src.backends.cpu.routines.parse_table import parse_table
+from scorch._src.formats import Format
+from scorch._src.io.archive import as_dtype, as_stored_format
+from scorch._src.storage.coordinates import entries
+from scorch._src.tensor.create.check import as_shape
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import FileError
+
+Array = np.ndarray[Any, Any]
+UNKNOWN = 2**62  # the size of a dimension that nobody has told
+NOTE = "scorch:"  # a comment that begins so has the facts which the file format has no place for
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of ``path``, unpacked where it is a ``.gz``."""
+    if path.suffix.lower() != ".gz":
+        return path.read_bytes()
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise FileError(f"{path} is no whole gzip file: {error}") from None
+
+
+def write_text(path: Path, lines: Iterable[str]) -> None:
+    data = "\n".join([*lines, ""]).encode("ascii")
+    if path.suffix.lower() == ".gz":
+        # Without the time in its header the same tensor gives the same file.
+        path.write_bytes(gzip.compress(data, compresslevel=6, mtime=0))
+    else:
+        path.write_bytes(data)
+
+
+def split_header(data: bytes, comment: bytes) -> tuple[list[str], int]:
+    """The comments before the first line of numbers, and where that line begins."""
+    comments, begin = [], 0
+    while begin < len(data):
+        end = data.find(b"\n", begin)
+        end = len(data) if end < 0 else end
+        line = data[begin:end].strip()
+        if line and not line.startswith(comment):
+            break
+        if line:
+            comments.append(line.decode("utf-8", "replace"))
+        begin = end + 1
+    return comments, min(begin, len(data))
+
+
+@dataclass(frozen=True)
+class Note:
+    """What Scorch wrote into a comment, as far as it did."""
+
+    dtype: torch.dtype | None = None
+    format: Format | None = None
+    shape: tuple[int, ...] | None = None
+
+
+def note_in(path: Path, comments: Iterable[str], comment: str) -> Note:
+    """The facts that a file has no other place for."""
+    for line in comments:
+        text = line.lstrip(comment).strip()
+        if text.startswith(NOTE):
+            try:
+                found = json.loads(text.removeprefix(NOTE))
+            except (ValueError, RecursionError):
+                found = None
+            if not isinstance(found, dict):
+                raise FileError(f"{path}: the comment {line!r} is not as Scorch writes it; take it out")
+            return Note(
+                as_dtype(found["dtype"]) if "dtype" in found else None,
+                as_stored_format(found["format"]) if "format" in found else None,
+                as_shape("shape", found["shape"]) if "shape" in found else None,
+            )
+    return Note()
+
+
+def as_noted(path: Path, values: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """``values`` in the dtype that a comment names, if it has them."""
+    if dtype is None or dtype == values.dtype:
+        return values
+    is_whole = not (dtype.is_floating_point or dtype.is_complex)
+    loses = (values.is_complex() and not dtype.is_complex) or (values.is_floating_point() and is_whole)
+    if is_whole and not loses and values.numel():
+        limits = torch.iinfo(torch.uint8) if dtype == torch.bool else torch.iinfo(dtype)
+        least, most = torch.aminmax(values)
+        loses = int(least) < limits.min or int(most) > (1 if dtype == torch.bool else limits.max)
+    if loses:
+        raise FileError(f"{path}: a comment names the dtype {dtype}, which does not hold all of its values")
+    return values.to(dtype)
+
+
+class Table:
+    """The numbers of ``data`` from ``begin`` on: lines with any number of columns, the same in each."""
+
+    def __init__(self, path: Path, data: bytes, begin: int) -> None:
+        self.path = path
+        self.whole = data
+        self.begin = begin
+
+    def columns(
+        self, sizes: Sequence[int], parts: int, is_whole: bool, names: Sequence[str], what: str
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The coordinates of each row, counted from 0, and its values: ``parts`` numbers make one.
+
+        Each row has a coordinate up to each of ``sizes``, named ``names`` in errors, and ``parts`` more
+        numbers, whole ones or not; ``what`` says so in words.
+        """
+        found = parse_table(self.whole, self.begin, tuple(sizes), parts, is_whole)
+        if found is None:
+            found = self._by_numpy(sizes, parts, is_whole, names, what)
+        places, numbers = found
+        values = torch.from_numpy(numbers)
+        if parts == 2:
+            values = torch.complex(values[:, 0], values[:, 1])
+        elif parts == 1:
+            values = values[:, 0]
+        return [torch.from_numpy(column) for column in places], values
+
+    def _by_numpy(
+        self, sizes: Sequence[int], parts: int, is_whole: bool, names: Sequence[str], what: str
+    ) -> tuple[Array, Array]:
+        width = len(sizes) + parts
+        self.check_widths(width, what)
+        numbers = self.read(np.int64 if is_whole else np.float64).reshape(self.rows, width)
+        for column, (size, name) in enumerate(zip(sizes, names, strict=True)):
+            check_coordinate_column(self, numbers[:, column], size, name)
+        places = self._whole(numbers[:, : len(sizes)]).T.astype(np.int64, order="C") - 1
+        return places, np.ascontiguousarray(numbers[:, len(sizes) :])
+
+    def _whole(self, numbers: Array) -> Array:
+        """The first columns, read again as whole numbers where decimal ones are not exact."""
+        if numbers.dtype.kind == "i" or not numbers.size or numbers.max() < 2**53:
+            return numbers
+        rows = [line.split()[: numbers.shape[1]] for line in self.data.splitlines() if line.strip()]
+        try:
+            return np.array([[int(word) for word in row] for row in rows], np.int64)
+        except (ValueError, OverflowError):
+            raise self._wrong_number(np.float64) or FileError(
+                f"{self.path}: a coordinate from 2**53 on must be written with all of its digits"
+            ) from None
+
+    @functools.cached_property
+    def data(self) -> bytes:
+        return self.whole[self.begin :]
+
+    @functools.cached_property
+    def above(self) -> int:
+        """How many lines stand above the table."""
+        return self.whole.count(b"\n", 0, self.begin)
+
+    @functools.cached_property
+    def _begins(self) -> Array:
+        text = np.frombuffer(self.data, dtype=np.uint8)
+        begins = np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])
+        return begins[begins < len(text)]
+
+    @functools.cached_property
+    def widths(self) -> Array:
+        """How many numbers each line has."""
+        blank = np.frombuffer(self.data, dtype=np.uint8) <= ord(" ")
+        starts = ~blank
+        starts[1:] &= blank[:-1]
+        if not len(blank):
+            return np.zeros(0, np.int64)
+        found: Array = np.add.reduceat(starts, self._begins, dtype=np.int64)
+        return found
+
+    def line(self, number: int) -> int:
+        """The number, in the file, of line ``number`` of the table."""
+        return self.above + number + 1
+
+    @property
+    def rows(self) -> int:
+        return int(np.count_nonzero(self.widths))
+
+    def row_line(self, row: int) -> int:
+        """The line, in the file, of a row: lines without numbers are no rows."""
+        return self.line(int(np.flatnonzero(self.widths)[row]))
+
+    def check_widths(self, columns: int, what: str) -> None:
+        wrong = np.flatnonzero((self.widths != columns) & (self.widths != 0))
+        if wrong.size:
+            number = int(wrong[0])
+            text = self._text(number)
+            raise FileError(
+                f"{self.path}, line {self.line(number)}: {text!r} has {self.widths[number]} "
+                f"{_plural('number', int(self.widths[number]))}, but {what}"
+            )
+
+    def read(self, dtype: type[np.generic]) -> Array:
+        """All numbers in one row."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # older NumPy stops at what is no number with a mere warning
+            try:
+                found: Array = np.fromstring(self.data, dtype=dtype, sep=" ")
+            except (DeprecationWarning, ValueError):
+                raise self._wrong_number(dtype) or FileError(f"{self.path}: not all are numbers") from None
+        wrong = self._wrong_number(dtype) if _may_be_cut(found) else None
+        if wrong is not None:
+            raise wrong
+        return found
+
+    def _wrong_number(self, dtype: type[np.generic]) -> FileError | None:
+        """What is wrong with the first word that is no number; read slowly, as it is rarely asked."""
+        is_whole = np.issubdtype(dtype, np.integer)
+        parse: Callable[[str], object] = int if is_whole else float
+        for number in np.flatnonzero(self.widths):
+            for word in self._text(int(number)).split():
+                try:
+                    dtype(parse(word))
+                except (ValueError, OverflowError):
+                    kind = "whole number of 64 bits" if is_whole else "number"
+                    return FileError(f"{self.path}, line {self.line(int(number))}: {word!r} is no {kind}")
+        return None
+
+    def _text(self, number: int) -> str:
+        begin = int(self._begins[number])
+        end = self.data.find(b"\n", begin)
+        return self.data[begin : len(self.data) if end < 0 else end].decode("utf-8", "replace").strip()
+
+
+def check_coordinate_column(table: Table, column: Array, size: int, what: str) -> None:
+    """Coordinates in files count from 1."""
+    is_whole = column.dtype.kind == "i"
+    is_fine = (column >= 1) & (column <= size)
+    wrong = np.flatnonzero(~(is_fine if is_whole else is_fine & (column == np.floor(column))))
+    if wrong.size:
+        row = int(wrong[0])
+        number = int(column[row]) if is_whole or float(column[row]).is_integer() else float(column[row])
+        if not isinstance(number, int):
+            rule = " is no whole number"
+        elif size != UNKNOWN:
+            rule = f" is outside 1..{size}"
+        else:
+            rule = ": they count from 1" if number < 1 else " is larger than 2**62"
+        raise FileError(f"{table.path}, line {table.row_line(row)}: {what} {number}{rule}")
+
+
+def format_numbers(values: torch.Tensor) -> tuple[str, list[Iterable[Any]]]:
+    """How one value is printed so that it is read back exactly, and the columns to print."""
+    if values.dtype.is_complex:
+        parts = torch.view_as_real(values.resolve_conj())
+        word = "%.9g" if values.dtype == torch.complex64 else "%.17g"
+        return f"{word} {word}", [parts[:, 0].tolist(), parts[:, 1].tolist()]
+    if values.dtype.is_floating_point:
+        return ("%.17g" if values.dtype == torch.float64 else "%.9g"), [values.tolist()]
+    return "%d", [values.tolist()]
+
+
+def entry_lines(tensor: SparseTensor) -> Iterable[str]:
+    """A line for each stored entry: its coordinates, counted from 1, and its value."""
+    crd, values = entries(tensor.storage)
+    word, numbers = format_numbers(values)
+    places = [(array + 1).tolist() for array in crd]
+    return print_rows([*places, *numbers], "%d " * len(places) + word)
+
+
+def print_rows(columns: list[Iterable[Any]], pattern: str) -> Iterable[str]:
+    return map(pattern.__mod__, zip(*columns, strict=True))
+
+
+def _may_be_cut(numbers: Array) -> bool:
+    """NumPy reads whole numbers beyond 64 bits as the nearest one that has them."""
+    if numbers.dtype.kind != "i" or not numbers.size:
+        return False
+    limits = np.iinfo(numbers.dtype)
+    return bool(numbers.max() == limits.max or numbers.min() == limits.min)
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else word + "s"

@@ -1,0 +1,296 @@
+"""Routines that kernels may ``Call``: searching, sorting and dividing work.
+
+They are written once by hand because their shape never depends on the expression. Each has a C text
+for the printer and a Python twin for the interpreter; the twins index arrays only through ``[]``,
+so the interpreter passes arrays that check every access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from string import Template
+from typing import Protocol
+
+from scorch._src.loops.types import INT32, INT64, Type
+
+
+class Indexed(Protocol):
+    """What a Python twin needs of an array."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+
+@dataclass(frozen=True)
+class Routine:
+    """A C function and its Python twin.
+
+    ``arrays`` gives the element type of each array parameter by position; ``writes`` the positions of
+    those it changes; ``externs`` the C functions it needs; ``memory``, of one that allocates, how many bytes
+    at most, from the numbers among its arguments (arrays count as 0).
+    """
+
+    text: str
+    twin: Callable[..., int]
+    arrays: dict[int, Type]
+    writes: tuple[int, ...] = ()
+    externs: tuple[str, ...] = ()
+    memory: Callable[..., float] | None = None
+
+
+_BOUND = Template("""\
+static inline i64 ${name}_bound_$t(const $t *restrict crd, i64 lo, i64 hi, i64 c) {
+  while (lo < hi) {
+    const i64 mid = lo + (hi - lo) / 2;
+    if (crd[mid] $before c) lo = mid + 1;
+    else hi = mid;
+  }
+  return lo;
+}""")
+
+_BALANCE = Template("""\
+static i64 balance_$t(const $t *restrict pos, i64 n, i64 part, i64 parts) {
+  const i64 total = (i64)pos[n] - pos[0] + n;
+  const i64 goal = total / parts * part + total % parts * part / parts;
+  i64 lo = 0, hi = n;
+  while (lo < hi) {
+    const i64 mid = lo + (hi - lo) / 2;
+    if ((i64)pos[mid] - pos[0] + mid < goal) lo = mid + 1;
+    else hi = mid;
+  }
+  return lo;
+}""")
+
+# Least significant digit first. Only bits in which keys differ are sorted by, so a bound is not
+# needed; digits are made equally wide, and narrow for short lists, whose histograms would cost more
+# than the keys.
+_SORT_KEYS = """\
+static i64 sort_keys(i64 *restrict key, i64 *restrict perm, i64 n, i64 bound) {
+  (void)bound;
+  i64 ordered = 1;
+  while (ordered < n && key[ordered - 1] <= key[ordered]) ordered++;
+  if (ordered >= n) return 0;
+  if (n <= 40) {
+    for (i64 i = ordered; i < n; i++) {
+      const i64 k = key[i], v = perm[i];
+      i64 p = i;
+      for (; p > 0 && key[p - 1] > k; p--) key[p] = key[p - 1], perm[p] = perm[p - 1];
+      key[p] = k;
+      perm[p] = v;
+    }
+    return 0;
+  }
+  u64 varying = 0;
+  for (i64 i = 1; i < n; i++) varying |= (u64)(key[i] ^ key[0]);
+  const i64 bits = 64 - __builtin_clzll(varying), widest = n < 1024 ? 8 : 11;
+  const i64 digits = (bits + widest - 1) / widest, width = (bits + digits - 1) / digits;
+  const i64 buckets = 1LL << width;
+  if (n > 0x3ffffffffffffff) return -1;
+  i64 *const memory = (i64 *)malloc((usize)(2 * n + buckets) * sizeof(i64));
+  if (!memory) return -1;
+  i64 *count = memory, *key_from = key, *perm_from = perm, *key_to = memory + buckets, *perm_to = key_to + n;
+  for (i64 digit = 0; digit < digits; digit++) {
+    const i64 shift = digit * width;
+    if ((varying >> shift & (u64)(buckets - 1)) == 0) continue;
+    memset(count, 0, (usize)buckets * sizeof(i64));
+    for (i64 i = 0; i < n; i++) count[(u64)key_from[i] >> shift & (u64)(buckets - 1)]++;
+    for (i64 b = 0, before = 0; b < buckets; b++) {
+      const i64 here = count[b];
+      count[b] = before;
+      before += here;
+    }
+    for (i64 i = 0; i < n; i++) {
+      const i64 p = count[(u64)key_from[i] >> shift & (u64)(buckets - 1)]++;
+      key_to[p] = key_from[i];
+      perm_to[p] = perm_from[i];
+    }
+    i64 *swap = key_from;
+    key_from = key_to;
+    key_to = swap;
+    swap = perm_from;
+    perm_from = perm_to;
+    perm_to = swap;
+  }
+  if (key_from != key) {
+    memcpy(key, key_from, (usize)n * sizeof(i64));
+    memcpy(perm, perm_from, (usize)n * sizeof(i64));
+  }
+  free(memory);
+  return 0;
+}"""
+
+# Coordinates are distinct, so where they are not too sparse a set of bits sorts them in one sweep.
+_SORT_LIST = """\
+static i64 sort_list(i64 *restrict list, i64 n, i64 bound) {
+  i64 ordered = 1;
+  while (ordered < n && list[ordered - 1] <= list[ordered]) ordered++;
+  if (ordered >= n) return 0;
+  if (n <= 40) {
+    for (i64 i = ordered; i < n; i++) {
+      const i64 k = list[i];
+      i64 p = i;
+      for (; p > 0 && list[p - 1] > k; p--) list[p] = list[p - 1];
+      list[p] = k;
+    }
+    return 0;
+  }
+  if (bound > 0 && bound / 128 <= n) {
+    const i64 words = bound / 64 + 1;
+    u64 *const set = (u64 *)calloc((usize)words, sizeof(u64));
+    if (!set) return -1;
+    for (i64 i = 0; i < n; i++) set[list[i] >> 6] |= 1ULL << (list[i] & 63);
+    for (i64 w = 0, p = 0; w < words; w++)
+      for (u64 left = set[w]; left; left &= left - 1) list[p++] = 64 * w + __builtin_ctzll(left);
+    free(set);
+    return 0;
+  }
+  u64 varying = 0;
+  for (i64 i = 1; i < n; i++) varying |= (u64)(list[i] ^ list[0]);
+  const i64 bits = 64 - __builtin_clzll(varying), widest = n < 1024 ? 8 : 11;
+  const i64 digits = (bits + widest - 1) / widest, width = (bits + digits - 1) / digits;
+  const i64 buckets = 1LL << width;
+  if (n > 0x3ffffffffffffff) return -1;
+  i64 *const memory = (i64 *)malloc((usize)(n + buckets) * sizeof(i64));
+  if (!memory) return -1;
+  i64 *count = memory, *from = list, *to = memory + buckets;
+  for (i64 digit = 0; digit < digits; digit++) {
+    const i64 shift = digit * width;
+    if ((varying >> shift & (u64)(buckets - 1)) == 0) continue;
+    memset(count, 0, (usize)buckets * sizeof(i64));
+    for (i64 i = 0; i < n; i++) count[(u64)from[i] >> shift & (u64)(buckets - 1)]++;
+    for (i64 b = 0, before = 0; b < buckets; b++) {
+      const i64 here = count[b];
+      count[b] = before;
+      before += here;
+    }
+    for (i64 i = 0; i < n; i++) to[count[(u64)from[i] >> shift & (u64)(buckets - 1)]++] = from[i];
+    i64 *const swap = from;
+    from = to;
+    to = swap;
+  }
+  if (from != list) memcpy(list, from, (usize)n * sizeof(i64));
+  free(memory);
+  return 0;
+}"""
+
+
+# Places are marked in a bitmap, a second bitmap says which of its words are in use, and both are read
+# back bit by bit, which also clears them: a sort in two passes. A short list is sorted faster by insertion.
+_SORT_PLACES = """\
+static i64 sort_places(i32 *restrict list, i64 n, i64 *restrict bits, i64 *restrict tops, i64 words) {
+  i64 ordered = 1;
+  while (ordered < n && list[ordered - 1] < list[ordered]) ordered++;
+  if (ordered >= n) return 0;
+  if (n <= 24) {
+    for (i64 i = ordered; i < n; i++) {
+      const i32 place = list[i];
+      i64 p = i;
+      for (; p > 0 && list[p - 1] > place; p--) list[p] = list[p - 1];
+      list[p] = place;
+    }
+    return 0;
+  }
+  for (i64 i = 0; i < n; i++) {
+    const u32 place = (u32)list[i];
+    bits[place >> 6] |= (i64)(1ull << (place & 63));
+    tops[place >> 12] |= (i64)(1ull << (place >> 6 & 63));
+  }
+  for (i64 t = 0, e = 0; t < words && e < n; t++) {
+    for (u64 top = (u64)tops[t]; top; top &= top - 1) {
+      const i64 w = t * 64 + __builtin_ctzll(top);
+      for (u64 word = (u64)bits[w]; word; word &= word - 1) list[e++] = (i32)(w * 64 + __builtin_ctzll(word));
+      bits[w] = 0;
+    }
+    tops[t] = 0;
+  }
+  return 0;
+}"""
+
+
+def lower_bound(crd: Indexed, lo: int, hi: int, c: int) -> int:
+    """The first position in ``lo..hi`` whose coordinate is at least ``c``."""
+    while lo < hi:
+        mid = (lo + hi) // 2
+        lo, hi = (mid + 1, hi) if crd[mid] < c else (lo, mid)
+    return lo
+
+
+def upper_bound(crd: Indexed, lo: int, hi: int, c: int) -> int:
+    """The first position in ``lo..hi`` whose coordinate is more than ``c``."""
+    while lo < hi:
+        mid = (lo + hi) // 2
+        lo, hi = (mid + 1, hi) if crd[mid] <= c else (lo, mid)
+    return lo
+
+
+def balance(pos: Indexed, n: int, part: int, parts: int) -> int:
+    """The first row before which lie ``part/parts`` of all rows and entries together."""
+    first = int(pos[0])
+    goal = (int(pos[n]) - first + n) * part // parts
+    lo, hi = 0, n
+    while lo < hi:
+        mid = (lo + hi) // 2
+        lo, hi = (mid + 1, hi) if int(pos[mid]) - first + mid < goal else (lo, mid)
+    return lo
+
+
+def sort_keys(key: Indexed, perm: Indexed, n: int, bound: int) -> int:
+    """Sort ``key[:n]`` ascending, stably, and carry ``perm`` along."""
+    pairs = sorted(((key[i], perm[i]) for i in range(n)), key=lambda pair: pair[0])
+    for i, (k, v) in enumerate(pairs):
+        assert bound <= 0 or 0 <= k < bound, f"sort_keys: key {k} is outside 0..{bound - 1}"
+        key[i], perm[i] = k, v
+    return 0
+
+
+def sort_list(values: Indexed, n: int, bound: int) -> int:
+    """Sort the distinct coordinates ``values[:n]`` ascending."""
+    ordered = sorted(values[i] for i in range(n))
+    assert len(set(ordered)) == n, "sort_list: coordinates are not distinct"
+    for i, value in enumerate(ordered):
+        assert bound <= 0 or 0 <= value < bound, f"sort_list: {value} is outside 0..{bound - 1}"
+        values[i] = value
+    return 0
+
+
+def sort_places(places: Indexed, n: int, bits: Indexed, tops: Indexed, words: int) -> int:
+    """Sort the distinct ``places[:n]`` ascending; the bitmaps are clear before and after."""
+    ordered = sorted(places[i] for i in range(n))
+    assert len(set(ordered)) == n, "sort_places: places are not distinct"
+    for i, place in enumerate(ordered):
+        assert 0 <= place < words * 4096, f"sort_places: {place} is outside 0..{words * 4096 - 1}"
+        assert not bits[place // 64] and not tops[place // 4096], "sort_places: a bitmap is not clear"
+        places[i] = place
+    return 0
+
+
+def _memory_of_keys(key: float, perm: float, n: float, bound: float) -> float:
+    """Keys and places once more, and the histogram of a digit."""
+    return 8 * (2 * n + _MOST_BUCKETS)
+
+
+def _memory_of_list(values: float, n: float, bound: float) -> float:
+    """A set of bits; or the list once more, if it is short beside ``bound``, and the histogram of a digit."""
+    return 8 * max(bound // 64 + 1, min(n, bound // 128) + _MOST_BUCKETS)
+
+
+_MOST_BUCKETS = 2**11
+_MEMORY = ("malloc", "free", "memset", "memcpy")
+
+ROUTINES: dict[str, Routine] = {
+    "sort_keys": Routine(_SORT_KEYS, sort_keys, {0: INT64, 1: INT64}, (0, 1), _MEMORY, _memory_of_keys),
+    "sort_places": Routine(_SORT_PLACES, sort_places, {0: INT32, 2: INT64, 3: INT64}, (0, 2, 3)),
+    "sort_list": Routine(_SORT_LIST, sort_list, {0: INT64}, (0,), (*_MEMORY, "calloc"), _memory_of_list),
+}
+for _type, _t in ((INT32, "i32"), (INT64, "i64")):
+    ROUTINES |= {
+        f"lower_bound_{_t}": Routine(
+            _BOUND.substitute(name="lower", t=_t, before="<"), lower_bound, {0: _type}
+        ),
+        f"upper_bound_{_t}": Routine(
+            _BOUND.substitute(name="upper", t=_t, before="<="), upper_bound, {0: _type}
+        ),
+        f"balance_{_t}": Routine(_BALANCE.substitute(t=_t), balance, {0: _type}),
+    }

@@ -1,0 +1,203 @@
+"""``import scorch as torch``: every name of torch is found under Scorch too, submodules included.
+
+Names of torch that Scorch does not have are copied, and those that appear later are looked up in torch. A
+submodule ``scorch.X.Y`` that Scorch has no file for *is* ``torch.X.Y``, the same module object, so classes,
+``isinstance`` and pickles are torch's own. Where Scorch has a file of the same name (``scorch.nn``), that
+module answers with torch's names for what it does not have itself. Nothing in torch is changed, unless
+the user assigns to a name of torch through Scorch.
+
+A name that is replaced in torch after Scorch was imported stays what it was under Scorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+from scorch._src.torch_internals import all_operator_names
+
+HERE, THERE = "scorch", "torch"
+
+
+# Modules that pickles of version 0.1 name, and where their contents are now.
+SAVED_NAMES = {
+    "formats.compressed": "formats.compressed",
+    "formats.coordinate": "formats.coordinate",
+    "formats.dense": "formats.dense",
+    "formats.format": "formats.format",
+    "formats.level": "formats.level",
+    "formats.scratch": "formats.scratch",
+    "nn.autoencoder": "nn.autoencoder",
+    "nn.dynamic": "nn.dynamic",
+    "nn.embedding": "nn.embedding",
+    "nn.graph": "nn.graph",
+    "nn.graph_attention": "nn.graph_attention",
+    "nn.inputs": "nn.inputs",
+    "nn.linear": "nn.linear",
+    "nn.moe": "nn.moe",
+    "nn.multihead_attention": "nn.multihead_attention",
+    "nn.sparsification": "nn.sparsification",
+    "nn.sparsify": "nn.sparsify",
+    "tensor.mapped": "io.mapped_rows",
+    "tensor.samples": "io.datasets",
+    "tensor.saved": "io.pickling",
+}
+
+REPLACED_LATER = ("manual_seed",)  # by torch itself, when it imports its compiler: looked up each time
+
+
+def extend(module: types.ModuleType, other: types.ModuleType) -> None:
+    """Let ``module`` answer for the names of ``other`` that it does not have itself."""
+    if isinstance(module, Namespace) or "__getattr__" in vars(module):
+        return
+    files = {found.name for found in pkgutil.iter_modules(getattr(module, "__path__", ()))}
+    own = frozenset(vars(module)) | files
+    copied = {
+        name: value
+        for name, value in vars(other).items()
+        if name not in own and name not in REPLACED_LATER and _is_shared(name, value)
+    }
+    vars(module).update(copied)
+
+    def look_up(name: str) -> Any:
+        is_counterpart = name in files and name in dir(other)
+        if is_counterpart:  # torch has imported it already, so here too it is there without an import
+            return importlib.import_module(f"{module.__name__}.{name}")
+        if name in files or name.startswith("__") or _is_made_up(other, name):
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        try:
+            return getattr(other, name)
+        except AttributeError:
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}") from None
+
+    def list_names() -> list[str]:
+        return sorted({*vars(module), *dir(other)})
+
+    vars(module).update(__getattr__=look_up, __dir__=list_names, __namespace__=(own, other))
+    module.__class__ = Namespace
+    for name in files:
+        _extend_submodule(module, name)
+
+
+def _is_shared(name: str, value: object) -> bool:
+    """Whether a name of torch is copied; the others are looked up when they are asked for.
+
+    Of the names between underscores only modules (``__config__``) are. ``torch.classes`` and its like answer
+    to every name they are asked for, which confuses tools that look through the names of a module.
+    """
+    if isinstance(value, types.ModuleType):
+        return type(value) is types.ModuleType
+    return not name.startswith("__")
+
+
+def _is_made_up(other: types.ModuleType, name: str) -> bool:
+    """Whether ``torch.ops``, which has a namespace for any name it is asked for, has no operators there."""
+    if other.__name__ != "torch.ops" or name in vars(other) or hasattr(type(other), name):
+        return False
+    return not any(operator.startswith(f"{name}::") for operator in all_operator_names())
+
+
+def _extend_submodule(module: types.ModuleType, name: str) -> None:
+    """Extend the submodule of Scorch that ``module`` has under ``name``, where torch has it as well."""
+    own = sys.modules.get(f"{module.__name__}.{name}")
+    _, other = vars(module)["__namespace__"]
+    counterpart = vars(other).get(name)
+    if own is not None and isinstance(counterpart, types.ModuleType):
+        extend(own, counterpart)
+
+
+class Namespace(types.ModuleType):
+    """A module in which assigning to a name of the other module reaches the other module."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own, other = vars(self)["__namespace__"]
+        super().__setattr__(name, value)
+        if name in own or name.startswith("__"):
+            _extend_submodule(self, name)  # the import system puts a submodule here once it is loaded
+        elif vars(other).get(name) is not value:
+            setattr(other, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        own, other = vars(self)["__namespace__"]
+        is_here = name in vars(self)
+        if is_here:
+            super().__delattr__(name)
+        if name not in own and (hasattr(other, name) or not is_here):
+            delattr(other, name)
+
+
+# submodules ------------------------------------------------------------------------------------------
+
+
+class AliasFinder(MetaPathFinder):
+    """Finds ``torch.X.Y`` for ``scorch.X.Y`` where Scorch has no such file.
+
+    It must come before the finder of files: that one would follow the path of ``torch.X``, which is what
+    ``scorch.X`` is, and load a second copy of ``torch.X.Y``.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, rest = fullname.partition(".")
+        if package != HERE or not rest:
+            return None
+        parent = fullname.rpartition(".")[0]
+        is_own = getattr(sys.modules.get(parent), "__name__", None) == parent
+        file = PathFinder.find_spec(fullname, path) if is_own else None
+        if file is not None and file.loader is not None:  # not just a folder, such as an old __pycache__
+            return None
+        other = f"{THERE}.{rest}"
+        found = _find(other)
+        if other not in sys.modules and found is None:
+            return None
+        return ModuleSpec(fullname, AliasLoader(other), origin=None if found is None else found.origin)
+
+
+class AliasLoader(Loader):
+    """Puts a module of torch in the place of the one that is to be loaded.
+
+    ``create_module`` must not return it: the import system would write the new name into it.
+    """
+
+    def __init__(self, other: str) -> None:
+        self.other = other
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        sys.modules[module.__name__] = importlib.import_module(self.other)
+
+    def get_code(self, fullname: str) -> types.CodeType | None:
+        """For ``python -m scorch.X``."""
+        found = _find(self.other)
+        read: Callable[[str], types.CodeType | None] | None = getattr(
+            None if found is None else found.loader, "get_code", None
+        )
+        return None if read is None else read(self.other)
+
+
+def _find(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ModuleNotFoundError, ValueError):  # no such package, or a module without a file (torch.ops)
+        return None
+
+
+# putting it in place ---------------------------------------------------------------------------------
+
+
+def install(own: Iterable[str]) -> None:
+    """Make ``scorch``, whose own public names are ``own``, answer for all of torch."""
+    module, other = sys.modules[HERE], importlib.import_module(THERE)
+    if not any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, AliasFinder())
+    extend(module, other)
+    vars(module)["__all__"] = sorted({*own, *other.__all__})
+    for old, new in SAVED_NAMES.items():
+        sys.modules.setdefault(f"{HERE}.{old}", importlib.import_module(f"{HERE}._src.{new}"))

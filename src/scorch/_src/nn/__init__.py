@@ -1,0 +1,1 @@
+"""Layers with sparse weights, pruning and training."""

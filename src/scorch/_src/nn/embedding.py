@@ -1,0 +1,115 @@
+"""An embedding table of which only some values are stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scorch._src.compile.capture.fake_outputs import STANDS_FOR
+from scorch._src.compile.capture.functions import operator
+from scorch._src.grad_state import untracked
+from scorch._src.nn.linear import SparseLinear
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import CallError, IndexRangeError
+
+
+class SparseEmbedding(torch.nn.Module):
+    """Rows of a sparse table, as dense vectors; made by ``from_weight``, and by ``scorch.sparsify``.
+
+    ``table`` has the values, which are learned at their places, and the pattern.
+
+    >>> import torch, scorch
+    >>> table = scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), format="csr")
+    >>> scorch.nn.SparseEmbedding.from_weight(table)(torch.tensor([1, 1, 0]))
+    tensor([[3., 0.],
+            [3., 0.],
+            [0., 2.]], grad_fn=<ViewBackward0>)
+    """
+
+    def __init__(self, table: SparseLinear, padding_idx: int | None = None) -> None:
+        super().__init__()
+        self.table = table
+        self.padding_idx = padding_idx
+
+    @classmethod
+    def from_weight(cls, weight: SparseTensor, padding_idx: int | None = None) -> SparseEmbedding:
+        """The table with this sparse weight; it is stored as ``csr``."""
+        rows = weight.to_format("csr")
+        assert isinstance(rows, SparseTensor)
+        return cls(SparseLinear.from_weight(rows), padding_idx)
+
+    @property
+    def weight(self) -> SparseTensor:
+        """The table, connected to the values that are learned."""
+        return self.table.weight
+
+    @property
+    def num_embeddings(self) -> int:
+        """How many rows there are."""
+        return self.table.out_features
+
+    @property
+    def embedding_dim(self) -> int:
+        """How long a row is."""
+        return self.table.in_features
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The rows numbered by ``input``, one more dimension than it has."""
+        if input.is_floating_point() or input.is_complex() or input.dtype == torch.bool:
+            raise CallError(f"rows are numbered by integers, not by {input.dtype}")
+        pattern = self.table.pattern
+        pos, columns = pattern.pos[-1], pattern.crd[-1]
+        assert pos is not None and columns is not None
+        padding = None if self.padding_idx is None else self.padding_idx % self.num_embeddings
+        pick = torch.ops.scorch.embedding if torch.compiler.is_compiling() else _picked
+        found: torch.Tensor = pick(input, pos, columns, self.table.values, self.embedding_dim, padding)
+        return found
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+@operator(
+    "embedding(Tensor input, Tensor pos, Tensor columns, Tensor values, SymInt size, int? padding) -> Tensor",
+    lambda input, pos, columns, values, size, padding: values.new_empty((*input.shape, size)),
+)
+def _picked(
+    input: torch.Tensor,
+    pos: torch.Tensor,
+    columns: torch.Tensor,
+    values: torch.Tensor,
+    size: int,
+    padding: int | None,
+) -> torch.Tensor:
+    """The rows numbered by ``input`` of a csr matrix with ``size`` columns."""
+    with untracked():
+        wanted = input.reshape(-1).to(torch.int64)
+        rows = pos.numel() - 1
+        if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < rows:
+            raise IndexRangeError(
+                f"rows are numbered from 0 to {rows - 1}, but there are "
+                f"{int(wanted.min())} and {int(wanted.max())}"
+            )
+        begin = pos[wanted].to(torch.int64)
+        lengths = pos[wanted + 1].to(torch.int64) - begin
+        ends = lengths.cumsum(0)
+        number = torch.arange(wanted.numel()).repeat_interleave(lengths)
+        source = torch.arange(number.numel()) + (begin - ends + lengths)[number]
+        target = number * size + columns[source]
+    if padding is not None:  # its row is not learned
+        kept = wanted[number] != padding
+        picked = torch.where(kept, values[source], values.detach()[source])
+    else:
+        picked = values[source]
+    found = picked.new_zeros(wanted.numel() * size).scatter(0, target, picked)
+    return found.view(*input.shape, size)
+
+
+def _zeros(
+    input: torch.Tensor, pos: Any, columns: Any, values: torch.Tensor, size: int, padding: int | None
+) -> torch.Tensor:
+    return torch.zeros((), dtype=values.dtype, device="cpu").expand(*input.shape, size)
+
+
+STANDS_FOR[_picked] = _zeros

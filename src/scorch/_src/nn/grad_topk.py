@@ -1,0 +1,223 @@
+"""The largest gradients outside of a pattern, which say where a sparse tensor should grow.
+
+The gradient of a sparse tensor lives on its pattern. What it would be elsewhere is a statement without the
+mask of the pattern; here it is computed in tiles of whole rows, of which the largest entries are kept, so
+that there is never a dense matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from scorch._src.notation.nodes import Access, Assign, Expr
+from scorch._src.notation.show import show
+from scorch._src.notation.trees import accesses, substitute
+from scorch._src.statements.arrays import Call, Piece
+from scorch._src.statements.gradients import diagonals, rules, seeded
+from scorch._src.statements.statement import evaluate
+from scorch._src.tensor.autograd import WATCHED, learned_of
+from scorch._src.tensor.entries import coordinates_of, entries_of
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ArgumentError, CallError, InPlaceError, OperandError
+
+TILE = 1 << 20  # places of the gradient that are computed at a time, if a row has no more
+
+Span = tuple[int, int]  # where a part of a dimension begins, and how long it is
+
+
+@dataclass(frozen=True)
+class _Use:
+    """One use of the tensor by a statement, as its backward has seen it."""
+
+    call: Call
+    arrays: tuple[torch.Tensor, ...]
+    place: int
+    incoming: torch.Tensor
+    versions: tuple[int, ...]
+
+
+@dataclass
+class grad_topk:  # noqa: N801 - it is used like a function
+    """The ``k`` entries of the gradient of ``tensor`` outside of its pattern that are largest in magnitude.
+
+    The backward passes inside the ``with`` block are summed, all uses of the tensor in einsum, evaluate,
+    matmul and linear; other uses are refused. Then ``indices`` has a column for each entry and ``values`` its
+    gradient, the largest first, and those further ahead in the tensor first where they are equal. Fewer than
+    ``k`` are found where the tensor has fewer places that are not stored. Until the block ends, what the
+    gradient is computed from is kept; it takes the memory of that, of a tile of rows and of ``k`` entries.
+    The weight of a layer is meant by ``layer.weight``, although that is another object each time.
+
+    >>> import torch, scorch
+    >>> W = scorch.from_torch(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), format="csr").requires_grad_()
+    >>> with scorch.grad_topk(W, k=1) as grown:
+    ...     torch.nn.functional.linear(torch.tensor([1.0, 2.0]), W).sum().backward()
+    >>> grown.indices, grown.values
+    (tensor([[0],
+            [1]]), tensor([2.]))
+    """
+
+    tensor: SparseTensor
+    k: int
+    indices: torch.Tensor = field(init=False)
+    values: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tensor, SparseTensor):
+            raise OperandError(f"grad_topk is for sparse tensors, not a {type(self.tensor).__name__}")
+        if not self.tensor.requires_grad:
+            raise OperandError("the tensor does not require a gradient; call requires_grad_() first")
+        if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 0:
+            raise ArgumentError(f"k is how many entries are wanted, not {self.k!r}")
+        self._uses: list[_Use] = []
+
+    def __enter__(self) -> grad_topk:
+        if id(learned_of(self.tensor)) in WATCHED:
+            raise CallError("grad_topk is active for this tensor already")
+        self._uses = []
+        WATCHED[id(learned_of(self.tensor))] = self._note
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        del WATCHED[id(learned_of(self.tensor))]
+        uses, self._uses = self._uses, []
+        if kind is None:
+            with torch.no_grad():
+                self.indices, self.values = _largest(self.tensor, self.k, uses)
+
+    def _note(self, call: Call, arrays: Sequence[torch.Tensor], place: int, incoming: torch.Tensor) -> None:
+        kept = tuple(array.detach() for array in arrays)
+        versions = tuple(array._version for array in (*kept, incoming))
+        self._uses.append(_Use(call, kept, place, incoming, versions))
+
+
+def _largest(tensor: SparseTensor, k: int, uses: Sequence[_Use]) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = tuple(tensor.shape)
+    if not uses:
+        raise CallError(
+            "no backward pass with a product of the tensor was heard since grad_topk began (in RigL: "
+            "since the last step()); of a model that torch.compile has made one graph of, products with the "
+            "tensor itself are heard, but not with what is computed from it: take this step without the graph"
+        )
+    for use in uses:
+        _check_unchanged(use)
+    stored = entries_of(tensor).keys
+    best = _Best(k, tensor.dtype)
+    for start, spans in _tiles(shape):
+        tile = torch.zeros([length for _, length in spans], dtype=tensor.dtype)
+        for use in uses:
+            _add_gradient(tile, use, spans)
+        flat = tile.reshape(-1)
+        first, last = torch.searchsorted(stored, torch.tensor([start, start + flat.numel()])).tolist()
+        best.take(start, flat, stored[first:last] - start)
+    keys, values = best.found()
+    return torch.stack(coordinates_of(keys, shape)) if shape else keys.new_zeros(0, 0), values
+
+
+def _check_unchanged(use: _Use) -> None:
+    """Refuse what was changed since the backward pass, if the gradient is computed from it."""
+    seed, _, _ = seeded(use.call, use.arrays, use.place, use.incoming)
+    found = rules(use.call.text, use.call.names[use.place], seed, None)
+    read = {access.tensor for rule, _ in found for access in accesses(rule.statement.value)}
+    named = zip((*use.call.names, seed), (*use.arrays, use.incoming), use.versions, strict=True)
+    if any(name in read and array._version != version for name, array, version in named):
+        raise InPlaceError(
+            "a tensor that the gradient is computed from was changed before the with block of grad_topk "
+            "ended; let the optimizer step after it"
+        )
+
+
+def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[int, tuple[Span, ...]]]:
+    """Parts of a tensor, at most ``TILE`` places that follow each other: where each begins, and its spans."""
+    if math.prod(shape) == 0:
+        return
+    inner = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    cut = next((dim for dim in range(len(shape)) if inner[dim] <= TILE), len(shape) - 1)
+    rows = max(1, TILE // inner[cut]) if shape else 1
+    for number in range(math.prod(shape[:cut])):
+        outer = [number // math.prod(shape[dim + 1 : cut]) % shape[dim] for dim in range(cut)]
+        fixed: list[Span] = [(at, 1) for at in outer]
+        rest: list[Span] = [(0, size) for size in shape[cut + 1 :]]
+        start = sum(at * size for at, size in zip(outer, inner, strict=False))
+        for begin in range(0, shape[cut], rows) if shape else [0]:
+            here: list[Span] = [(begin, min(rows, shape[cut] - begin))] if shape else []
+            yield start + begin * inner[cut] if shape else 0, (*fixed, *here, *rest)
+
+
+class _Best:
+    """The entries of largest magnitude among those seen so far, which come in the order of their places."""
+
+    def __init__(self, k: int, dtype: torch.dtype) -> None:
+        self.k = k
+        self.keys = torch.zeros(0, dtype=torch.int64)
+        self.values = torch.zeros(0, dtype=dtype)
+        self.least = -1.0  # entries that come later must be larger than this
+
+    def take(self, start: int, values: torch.Tensor, without: torch.Tensor) -> None:
+        """Consider ``values``, whose places begin with ``start``; those at ``without`` are stored."""
+        if not self.k:
+            return
+        sizes = values.abs()
+        sizes[without] = -1.0
+        places = (sizes > self.least).nonzero().reshape(-1)  # nan is not larger: it is left out
+        self.keys = torch.cat([self.keys, places + start])
+        self.values = torch.cat([self.values, values[places]])
+        if self.keys.numel() >= self.k:
+            sizes = self.values.abs()
+            self.least = float(torch.topk(sizes, self.k, sorted=False).values.min())
+            self._keep((sizes >= self.least).nonzero().reshape(-1))
+            self._keep(self._order()[: self.k].sort().values)
+
+    def found(self) -> tuple[torch.Tensor, torch.Tensor]:
+        order = self._order()
+        return self.keys[order], self.values[order]
+
+    def _order(self) -> torch.Tensor:
+        """Largest first; of equals the one that came first."""
+        return torch.sort(self.values.abs(), descending=True, stable=True).indices
+
+    def _keep(self, which: torch.Tensor) -> None:
+        self.keys, self.values = self.keys[which], self.values[which]
+
+
+# the gradient of a tile ------------------------------------------------------------------------------
+
+
+def _add_gradient(tile: torch.Tensor, use: _Use, spans: Sequence[Span]) -> None:
+    """Add what one use gives to the part of the gradient that has ``spans``."""
+    call = use.call
+    seed, _, pieces = seeded(call, use.arrays, use.place, use.incoming)
+    for rule, _ in rules(call.text, call.names[use.place], seed, None):
+        pieces |= diagonals(rule, call, use.arrays, tile.dtype)
+        named = dict(zip(rule.statement.target.indices, (spans[dim] for dim in rule.dims), strict=True))
+        statement, tensors = _narrowed(rule.statement, pieces, named)
+        found = evaluate(show(statement), format="dense", **tensors)
+        assert isinstance(found, torch.Tensor)
+        if rule.repeated:
+            sizes = call.sizes(use.arrays)
+            found = found * math.prod(sizes[index] for index in rule.repeated)
+        for dim in range(tile.dim()):
+            if dim not in rule.dims:
+                found = found.unsqueeze(dim)
+        tile += found.real if found.is_complex() and not tile.is_complex() else found
+
+
+def _narrowed(
+    statement: Assign, pieces: Mapping[str, Piece], spans: Mapping[str, Span]
+) -> tuple[Assign, dict[str, Any]]:
+    """The statement for some of the values of its free indices, and the parts of tensors that it reads."""
+    tensors: dict[str, Any] = {}
+    renamed: dict[Access, Expr] = {}
+    for access in accesses(statement.value):
+        tensor = pieces[access.tensor].tensor()
+        for dim, index in enumerate(access.indices):
+            if index in spans and spans[index] != (0, tensor.shape[dim]):
+                tensor = tensor.narrow(dim, *spans[index])
+        name = f"{access.tensor}_{len(renamed)}"
+        renamed[access] = Access(name, access.indices)
+        tensors[name] = tensor
+    return Assign(statement.target, substitute(statement.value, renamed)), tensors

@@ -1,0 +1,160 @@
+"""Graph attention with PyG's names, arguments, parameters and numbers, as one fused kernel.
+
+See ``nn.graph`` for how layers are called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, Parameter
+
+from scorch._src.nn.graph import Nodes, check_channels, glorot, nodes_of, pair_of
+from scorch._src.ops.graph.aggregate import computed, linear
+from scorch._src.ops.graph.api import attend_neighbours
+from scorch._src.ops.graph.edge_features import FILLS
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ArgumentError, OperandError
+
+
+class GATConv(Module):
+    """``sum_j P[i,j] W x[j] + b`` with a softmax P over neighbours (Veličković and others).
+
+    Scores are ``leaky_relu(a_src W x[j] + a_dst W x[i])``. They, the softmax and the sum are one kernel:
+    nothing is made for each edge and feature.
+    ``heads`` are put side by side, or averaged without ``concat``. In training, ``dropout`` drops weights
+    after the softmax. ``add_self_loops`` makes each node a neighbour of itself, once.
+
+    With ``edge_dim`` edges have as many features, and scores have a term ``a_edge W_edge e[i,j]``. They are
+    ``edge_attr``: a row for each edge of an edge_index, or for each stored entry of a matrix in the order of
+    its ``values()`` (of a CSR matrix, row by row). Without it they are the values of the matrix, or of a
+    tensor (targets, sources, features) in format ``dsd``. Loops that are added get what ``fill_value``
+    (``mean``, ``add``, ``max``, ``min`` or ``mul``) makes of the features of all other edges that end at
+    their node; or it is a number, or a tensor of features.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: Any = "mean",
+        bias: bool = True,
+        residual: bool = False,
+    ) -> None:
+        super().__init__()
+        check_channels(out_channels=out_channels, heads=heads)
+        if edge_dim is not None:
+            check_channels(edge_dim=edge_dim)
+        if isinstance(fill_value, str) and fill_value not in FILLS:
+            raise ArgumentError(
+                f"fill_value is {fill_value!r}; it may be a number or one of {', '.join(FILLS)}"
+            )
+        if not 0 <= dropout <= 1:
+            raise ArgumentError(f"dropout is a probability between 0 and 1, not {dropout}")
+        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
+        self.add_self_loops, self.residual = add_self_loops, residual
+        self.edge_dim, self.fill_value = edge_dim, fill_value
+        sources, targets = self._channels = pair_of(in_channels)
+        width = out_channels * heads
+        self.lin = Linear(sources, width, bias=False) if isinstance(in_channels, int) else None
+        self.lin_src = None if self.lin is not None else Linear(sources, width, bias=False)
+        self.lin_dst = None if self.lin is not None else Linear(targets, width, bias=False)
+        self.att_src = Parameter(torch.empty(1, heads, out_channels))
+        self.att_dst = Parameter(torch.empty(1, heads, out_channels))
+        self.lin_edge = None if edge_dim is None else Linear(edge_dim, width, bias=False)
+        self.att_edge = None if edge_dim is None else Parameter(torch.empty(1, heads, out_channels))
+        last = width if concat else out_channels
+        self.res = Linear(targets, last, bias=False) if residual else None
+        self.bias = Parameter(torch.empty(last)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for part in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
+            if part is not None:
+                glorot(part.weight)
+        for attention in (self.att_src, self.att_dst, self.att_edge):
+            if attention is not None:
+                glorot(attention)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
+
+    def forward(
+        self,
+        x: Nodes,
+        edge_index: Tensor,
+        edge_attr: Tensor | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> Tensor:
+        sources, targets, shape = nodes_of(x, self._channels, edge_index, size)
+        features, of_sources, of_targets = self._scores(sources, targets, shape[0])
+        dropout = self.dropout if self.training else 0.0
+        scores = computed(of_sources), computed(of_targets)
+        edges = self._edges(edge_index, edge_attr)
+        found = attend_neighbours(
+            edge_index, computed(features), *scores, self.negative_slope, dropout, self.add_self_loops, *edges
+        )
+        found = found.to(features.dtype)
+        out = found.flatten(1) if self.concat else found.mean(1)
+        if self.res is not None and targets is not None:
+            out = out + linear(targets, self.res.weight)
+        return out if self.bias is None else out + self.bias
+
+    def _edges(self, adj: Tensor, edge_attr: Tensor | None) -> tuple[Any, ...]:
+        """Features of edges, what makes scores of them, and features of new loops, if there are any."""
+        if self.lin_edge is None or self.att_edge is None:
+            if edge_attr is not None or (isinstance(adj, SparseTensor) and adj.dim() == 3):
+                raise ArgumentError("edges have features (edge_attr): give GATConv their number as edge_dim")
+            return ()
+        if edge_attr is None and not isinstance(adj, SparseTensor):
+            return ()
+        if edge_attr is not None and (
+            not isinstance(edge_attr, Tensor) or isinstance(edge_attr, SparseTensor)
+        ):
+            raise OperandError("edge_attr is a dense tensor of features for each edge")
+        weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+        project = (weight * self.att_edge.view(self.heads, self.out_channels, 1)).sum(1).t()
+        if isinstance(self.fill_value, str):
+            return edge_attr, computed(project), self.fill_value
+        filled = torch.as_tensor(self.fill_value, dtype=project.dtype)
+        return edge_attr, computed(project), "mean", filled
+
+    def _scores(self, sources: Tensor, targets: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The features of sources, and the scores of sources and targets for each head."""
+        first = self.lin or self.lin_src
+        assert first is not None
+        features = linear(sources, first.weight)
+        heads = self.heads
+        if targets is sources and self.lin is not None:
+            both = features @ torch.cat([_blocks(self.att_src), _blocks(self.att_dst)], 1)
+            of_sources, of_targets = both[:, :heads], both[:, heads:]
+        else:
+            of_sources = features @ _blocks(self.att_src)
+            of_targets = features.new_zeros(count, heads)
+            if targets is not None:
+                second = self.lin or self.lin_dst
+                assert second is not None
+                of_targets = linear(targets, second.weight) @ _blocks(self.att_dst)
+        return features.view(-1, heads, self.out_channels), of_sources, of_targets
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
+
+
+def _blocks(attention: Tensor) -> Tensor:
+    """A vector for each head, (1, heads, features), as the blocks of a matrix (heads * features, heads)."""
+    heads = attention.shape[1]
+    if heads == 1:
+        return attention.view(-1, 1)
+    spread = attention.squeeze(0).unsqueeze(2) * torch.eye(
+        heads, dtype=attention.dtype, device="cpu"
+    ).unsqueeze(1)
+    return spread.reshape(-1, heads)

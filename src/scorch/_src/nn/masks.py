@@ -1,0 +1,246 @@
+"""Masks for sparse attention: which query attends to which key, in time and memory of the pairs alone.
+
+>>> mask = window(16, 2) | global_tokens(16, 1)
+>>> mask.shape, mask.nnz
+(torch.Size([16, 16]), 100)
+
+Each is a ``SparseTensor`` of bools of shape (queries, keys) in csr format that stores the pairs that attend.
+``|`` unites masks and ``&`` intersects them. ``F.scaled_dot_product_attention`` takes them as ``attn_mask``,
+``scorch.nn.MultiheadAttention`` as ``pairs``; what attention finds out about a mask is kept with it, so make
+it once.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from scorch._src.tensor.matrix_rows import rows_tensor
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ArgumentError, DtypeError, ShapeError
+
+__all__ = ["bigbird", "causal", "from_function", "global_tokens", "random_blocks", "window"]
+
+MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def window(n: int, radius: int | tuple[int, int], m: int | None = None) -> SparseTensor:
+    """Each token sees itself and ``radius`` tokens on either side, or ``(before, after)`` of them.
+
+    ``window(n, (255, 0))`` is a causal window of 256 tokens. ``m``: the number of keys, ``n`` if not given.
+    """
+    n, m = _sizes(n, m)
+    sides = radius if isinstance(radius, tuple) else (radius, radius)
+    if len(sides) != 2:
+        raise ArgumentError(f"radius is a number or (before, after), not {radius}")
+    before, after = (_count("radius", side) for side in sides)
+    rows = torch.arange(n, device="cpu")
+    return _intervals((rows - before).clamp(0, m), (rows + after + 1).clamp(0, m), m)
+
+
+def causal(n: int, m: int | None = None) -> SparseTensor:
+    """Each token sees itself and all before it: half of all pairs, which a mask has to list.
+
+    Attention to all of them needs no mask but ``is_causal=True``, and with ``is_causal=True`` any mask is
+    ``mask & causal(n)`` without listing it.
+    """
+    n, m = _sizes(n, m)
+    rows = torch.arange(n, device="cpu")
+    return _intervals(torch.zeros_like(rows), (rows + 1).clamp(0, m), m)
+
+
+def global_tokens(n: int, tokens: int | Sequence[int] | torch.Tensor) -> SparseTensor:
+    """Some tokens see all tokens and are seen by all: the first ``tokens``, or those with these numbers."""
+    n, _ = _sizes(n)
+    if isinstance(tokens, int):
+        which = torch.arange(min(_count("tokens", tokens), n), device="cpu")
+    else:
+        which = torch.as_tensor(tokens, device="cpu")
+        if which.numel() and (which.is_floating_point() or which.is_complex() or which.dtype == torch.bool):
+            raise DtypeError(f"tokens are whole numbers, not {which.dtype}; of a mask take .nonzero()")
+        which = which.long().flatten()
+        outside = which[(which < -n) | (which >= n)]
+        if outside.numel():
+            raise ArgumentError(f"token {int(outside[0])} is outside of 0 to {n - 1}")
+        which = torch.unique(which % n if n else which)
+    lengths = torch.full((n,), which.numel(), dtype=torch.int64, device="cpu")
+    lengths[which] = n
+    pos = pointers(lengths)
+    is_global = torch.zeros(n, dtype=torch.bool, device="cpu")
+    is_global[which] = True
+    crd = torch.empty(int(pos[-1]), dtype=torch.int64, device="cpu")
+    in_full = is_global.repeat_interleave(lengths)
+    crd[in_full] = torch.arange(n, device="cpu").repeat(which.numel())
+    crd[~in_full] = which.repeat(n - which.numel())
+    return _mask(pos, crd, n)
+
+
+def random_blocks(
+    n: int, block: int, per_row: int, m: int | None = None, *, generator: torch.Generator | None = None
+) -> SparseTensor:
+    """Each block of ``block`` tokens sees all tokens of ``per_row`` blocks drawn at random, all different.
+
+    It sees all blocks where there are no more than ``per_row``.
+    """
+    n, m = _sizes(n, m)
+    block, per_row = _count("block", block, 1), _count("per_row", per_row)
+    rows, columns = -(-n // block), -(-m // block)
+    per_row = min(per_row, columns)
+    drawn = torch.empty(rows, per_row, dtype=torch.int64, device="cpu")
+    for i in range(per_row):  # Floyd's way: what was drawn before gives way to the last there is
+        last = columns - per_row + i
+        new = torch.randint(last + 1, (rows,), generator=generator, device="cpu")
+        drawn[:, i] = torch.where((drawn[:, :i] == new[:, None]).any(1), last, new)
+    return _blocks(list(drawn.sort(1).values), block, n, m)
+
+
+def bigbird(
+    n: int,
+    block: int = 16,
+    num_global: int = 2,
+    num_random: int = 2,
+    num_sliding: int = 2,
+    *,
+    generator: torch.Generator | None = None,
+) -> SparseTensor:
+    """BigBird's mask: global tokens, a window of blocks and random blocks, as in the Scorch paper's Table 3.
+
+    The first ``num_global`` tokens see all and are seen by all. Each block of ``block`` tokens sees itself,
+    ``num_sliding`` blocks on either side, and ``num_random`` blocks drawn at random.
+    """
+    n, _ = _sizes(n)
+    block, sliding = _count("block", block, 1), _count("num_sliding", num_sliding)
+    count = -(-n // block)
+    near = [
+        torch.arange(max(0, i - sliding), min(count, i + sliding + 1), device="cpu") for i in range(count)
+    ]
+    mask = _blocks(near, block, n, n)
+    if _count("num_random", num_random):
+        mask = _union(mask, random_blocks(n, block, num_random, generator=generator))
+    return _union(mask, global_tokens(n, num_global)) if _count("num_global", num_global) else mask
+
+
+def from_function(
+    mask_mod: MaskMod,
+    n: int,
+    m: int | None = None,
+    batch: int | None = None,
+    heads: int | None = None,
+    block: int = 128,
+) -> SparseTensor:
+    """The pairs for which ``mask_mod(b, h, q_idx, kv_idx)`` is true, as ``FlexAttention`` writes masks.
+
+    It gets index tensors that broadcast, for ``block`` queries at a time, and returns bools; so all pairs are
+    looked at once, but never more than ``block * m`` of them are in memory. The mask has shape (n, m), and
+    ``(batch, heads, n, m)`` where these are given; what is not given is 0 in the call.
+
+    >>> near = from_function(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() <= h, 8, heads=2)
+    >>> near.shape
+    torch.Size([2, 8, 8])
+    """
+    n, m = _sizes(n, m)
+    block = _count("block", block, 1)
+    counts = [
+        1 if count is None else _count(name, count) for name, count in (("batch", batch), ("heads", heads))
+    ]
+    keys = torch.arange(m, device="cpu")[None, :]
+    lengths, found = [], []
+    for b in range(counts[0]):
+        for h in range(counts[1]):
+            for first in range(0, n, block):
+                queries = torch.arange(first, min(n, first + block), device="cpu")[:, None]
+                allowed = mask_mod(torch.tensor(b), torch.tensor(h), queries, keys)
+                places = _checked(allowed, (queries.shape[0], m))
+                lengths.append(places.sum(1))
+                found.append(places.nonzero()[:, 1])
+    none = torch.zeros(0, dtype=torch.int64, device="cpu")
+    shape = tuple(count for count in (batch, heads) if count is not None)
+    return _mask(pointers(torch.cat([none, *lengths])), torch.cat([none, *found]), m, (*shape, n))
+
+
+# arguments -------------------------------------------------------------------------------------------
+
+
+def _count(name: str, value: int, least: int = 0) -> int:
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"{name} is a whole number, not {value!r}") from None
+    if found < least:
+        raise ArgumentError(f"{name} is {least} or more, not {found}")
+    return found
+
+
+def _sizes(n: int, m: int | None = None) -> tuple[int, int]:
+    return _count("n", n), _count("n", n) if m is None else _count("m", m)
+
+
+def _checked(allowed: object, shape: tuple[int, int]) -> torch.Tensor:
+    """What a mask function returned, as a matrix of bools."""
+    if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool:
+        kind = allowed.dtype if isinstance(allowed, torch.Tensor) else type(allowed).__name__
+        raise DtypeError(f"mask_mod(b, h, q_idx, kv_idx) returns a tensor of bools, not {kind}")
+    try:
+        return allowed.expand(shape)
+    except RuntimeError:
+        raise ShapeError(
+            f"mask_mod returned shape {tuple(allowed.shape)} for q_idx of shape {(shape[0], 1)} and kv_idx "
+            f"of shape {(1, shape[1])}, whose pairs have shape {shape}"
+        ) from None
+
+
+# building --------------------------------------------------------------------------------------------
+
+
+def pointers(lengths: torch.Tensor) -> torch.Tensor:
+    """Where rows of these lengths begin, and the end."""
+    pos = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device="cpu")
+    torch.cumsum(lengths, 0, out=pos[1:])
+    return pos
+
+
+def _intervals(begins: torch.Tensor, ends: torch.Tensor, m: int) -> SparseTensor:
+    """Row ``i`` has the columns from ``begins[i]`` to before ``ends[i]``."""
+    lengths = ends - begins
+    pos = pointers(lengths)
+    crd = torch.arange(int(pos[-1]), device="cpu") + (begins - pos[:-1]).repeat_interleave(lengths)
+    return _mask(pos, crd, m)
+
+
+def _blocks(seen: Sequence[torch.Tensor], block: int, n: int, m: int) -> SparseTensor:
+    """Block ``i`` of the rows has the columns of the blocks ``seen[i]``, which are sorted."""
+    inside = torch.arange(block, device="cpu")
+    lengths, found = [], []
+    for i, blocks in enumerate(seen):
+        columns = (blocks[:, None] * block + inside).flatten()
+        columns = columns[columns < m]
+        rows = min(block, n - i * block)
+        lengths.append(torch.full((rows,), columns.numel(), device="cpu"))
+        found.append(columns.to(torch.int32 if m < 2**31 else torch.int64).repeat(rows))
+    none = torch.zeros(0, dtype=torch.int64, device="cpu")
+    return _mask(pointers(torch.cat([none, *lengths])), torch.cat(found) if found else none, m)
+
+
+def _mask(pos: torch.Tensor, crd: torch.Tensor, m: int, rows: tuple[int, ...] | None = None) -> SparseTensor:
+    """A csr tensor of True; with several dimensions of ``rows``, a batch of them."""
+    return in_rows(
+        pos, crd, torch.ones(crd.numel(), dtype=torch.bool, device="cpu"), (*(rows or (pos.numel() - 1,)), m)
+    )
+
+
+def in_rows(
+    pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
+) -> SparseTensor:
+    """A csr tensor of this shape, whose rows are those of all matrices of the batch one after the other."""
+    is_small = not is_dynamo_compiling() and max(crd.numel(), shape[-1]) < 2**31  # not known in a graph
+    index = torch.int32 if is_small else torch.int64
+    return rows_tensor(pos.to(index), crd.to(index), values, shape)
+
+
+def _union(a: SparseTensor, b: SparseTensor) -> SparseTensor:
+    found = a | b
+    assert isinstance(found, SparseTensor)
+    return found

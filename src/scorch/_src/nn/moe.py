@@ -1,0 +1,175 @@
+"""Mixtures of experts: a sparse gate says which experts see a token, and no token is dropped.
+
+The gate is a sparse matrix with a row for each token and a column for each expert. By its columns tokens are
+gathered, so that each expert runs on a slice of its own; the results come back by a product with a sparse
+matrix that has the gate's values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scorch._src.formats import as_format
+from scorch._src.ops.sorting.topk import in_places, largest_places
+from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.autograd import sparse_of, values_of
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ArgumentError, ShapeError, UnsupportedError
+
+
+class TopKGate(torch.nn.Module):
+    """Each token's ``k`` most likely experts, with their probabilities, as a ``csr`` matrix.
+
+    With ``renormalize`` the probabilities of the experts chosen add up to one. ``balance_loss`` is that of
+    the last call, to be added to the loss: 1 if all experts are used alike, more if not.
+    """
+
+    balance_loss: torch.Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        experts: int,
+        k: int = 2,
+        *,
+        renormalize: bool = True,
+        noise: float = 0.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if isinstance(k, bool) or not isinstance(k, int) or not 0 < k <= experts:
+            raise ArgumentError(f"k is a number from 1 to {experts}, the number of experts, not {k!r}")
+        super().__init__()
+        self.experts, self.k, self.renormalize, self.noise = experts, k, renormalize, noise
+        self.score = torch.nn.Linear(in_features, experts, bias=False, device=device, dtype=dtype)
+        self.balance_loss = torch.zeros((), dtype=dtype)
+
+    def forward(self, tokens: torch.Tensor) -> SparseTensor:
+        if tokens.dim() != 2:
+            raise ShapeError(f"a gate takes a matrix, a row for each token, not shape {tuple(tokens.shape)}")
+        scores = self.score(tokens)
+        if self.noise and self.training:
+            scores = scores + self.noise * torch.randn_like(scores)
+        likely = torch.softmax(scores, -1)
+        places = largest_places(likely, self.k)
+        self.balance_loss = _balance(places, likely)
+        values = likely.gather(-1, places)
+        if self.renormalize:
+            values = values / values.sum(1, keepdim=True)
+        return in_places(places, values, tuple(likely.shape))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and files have: the last loss without what it was computed from."""
+        return {**self.__dict__, "balance_loss": self.balance_loss.detach()}
+
+    def extra_repr(self) -> str:
+        return f"experts={self.experts}, k={self.k}, renormalize={self.renormalize}"
+
+
+def _balance(places: torch.Tensor, likely: torch.Tensor) -> torch.Tensor:
+    """The share of tokens that each expert sees times its mean probability, summed and scaled."""
+    tokens, experts = likely.shape
+    chosen = places.reshape(-1)
+    used = likely.new_zeros(experts).index_add(0, chosen, likely.new_ones(chosen.shape))
+    return experts * (used / max(chosen.numel(), 1) * likely.sum(0) / max(tokens, 1)).sum()
+
+
+def _experts_of(gates: SparseTensor) -> torch.Tensor:
+    columns = gates.storage.pattern.crd[1]
+    assert columns is not None
+    return columns.to(torch.int64)
+
+
+class MoE(torch.nn.Module):
+    """A mixture of experts, of which each token is seen by ``k``.
+
+    ``experts`` is a number, of networks with one hidden layer, or a list of modules of one's own. Gradients
+    are those of computing all experts and multiplying what was not chosen by zero. ``balance_loss`` is to be
+    added to the loss, with a small factor, so that all experts are used.
+
+    >>> import torch, scorch
+    >>> layer = scorch.nn.MoE(16, experts=8, k=2, hidden=32)
+    >>> layer(torch.ones(4, 10, 16)).shape
+    torch.Size([4, 10, 16])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        experts: int | Sequence[torch.nn.Module],
+        k: int = 2,
+        *,
+        hidden: int | None = None,
+        gate: torch.nn.Module | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        own = {"device": device, "dtype": dtype}
+        wide = 4 * features if hidden is None else hidden
+        if isinstance(experts, int):
+            experts = [
+                torch.nn.Sequential(
+                    torch.nn.Linear(features, wide, **own),
+                    torch.nn.GELU(),
+                    torch.nn.Linear(wide, features, **own),
+                )
+                for _ in range(experts)
+            ]
+        if not experts:
+            raise ArgumentError("a mixture needs at least one expert")
+        self.features = features
+        self.experts = torch.nn.ModuleList(experts)
+        self.gate = TopKGate(features, len(experts), k, **own) if gate is None else gate
+
+    @property
+    def balance_loss(self) -> torch.Tensor:
+        """That of the gate in the last call."""
+        found: torch.Tensor = self.gate.balance_loss  # type: ignore[assignment]
+        return found
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if input.dim() == 0 or input.shape[-1] != self.features:
+            raise ShapeError(
+                f"the input has shape {tuple(input.shape)}, but the layer takes {self.features} features"
+            )
+        if torch.compiler.is_exporting():
+            raise UnsupportedError(
+                "a MoE cannot be exported: how many tokens an expert sees depends on their numbers; export "
+                "the gate and the experts by themselves"
+            )
+        tokens = input.reshape(-1, self.features)
+        gates = self.gate(tokens)
+        shape = (tokens.shape[0], len(self.experts))
+        if not isinstance(gates, SparseTensor) or tuple(gates.shape) != shape:
+            raise ShapeError(f"the gate gives {tuple(gates.shape)}, not a sparse matrix of shape {shape}")
+        found = _combined(gates, tokens, self.experts)
+        return found.reshape(*input.shape[:-1], found.shape[-1])
+
+
+def _combined(gates: SparseTensor, tokens: torch.Tensor, experts: torch.nn.ModuleList) -> torch.Tensor:
+    stored = gates if str(gates.format) == "csr" else gates.to_format("csr")
+    assert isinstance(stored, SparseTensor)
+    pattern = stored.storage.pattern
+    begins, expert = pattern.pos[1], _experts_of(stored)
+    assert begins is not None
+    count = expert.numel()
+    token = torch.arange(tokens.shape[0]).repeat_interleave(begins.diff().to(torch.int64))
+    order = expert.argsort(stable=True)
+    slices = tokens[token[order]].split(torch.bincount(expert, minlength=len(experts)).tolist())
+    results = torch.cat([module(part) for module, part in zip(experts, slices, strict=True)])
+    place = torch.empty_like(order)
+    place[order] = torch.arange(count)  # within a token they increase, as its experts do
+    dtype = begins.dtype if count < 2**31 else torch.int64
+    combining = Pattern(
+        as_format("csr", 2),
+        (tokens.shape[0], count),
+        (None, begins.to(dtype)),
+        (None, place.to(dtype)),
+        (tokens.shape[0], count),
+    )
+    found: torch.Tensor = sparse_of(combining, values_of(stored)) @ results
+    return found

@@ -1,0 +1,160 @@
+"""What ``scorch.sparsify`` reached in a model, and which layers it left dense.
+
+Weights are parameters with two dimensions or more; biases and the parameters of norms are not counted. A
+weight that several layers share counts once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from scorch._src.nn.embedding import SparseEmbedding
+from scorch._src.nn.linear import SparseLinear
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import ConvNd
+
+BY_REQUEST = "named in skip"
+TOLERANCE = 0.005  # how far below the sparsity asked for a rounded one may lie
+SHOWN = 4  # layers that a warning names
+
+
+@dataclass(frozen=True)
+class SkippedLayer:
+    """A layer whose weights were neither pruned nor stored sparse."""
+
+    name: str
+    kind: str
+    weights: int
+    share: float  # of all weights of the model
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name or '(model)'} ({self.kind}), {self.share:.1%} of all weights: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Sparsification:
+    """The sparsity that was asked for and the one reached over all ``weights`` of a model."""
+
+    asked: float | None  # None for a model that sparsify did not make
+    reached: float
+    weights: int
+    skipped: tuple[SkippedLayer, ...]
+
+    @property
+    def skipped_share(self) -> float:
+        """The share of all weights in layers that were left dense."""
+        return sum(layer.share for layer in self.skipped)
+
+    def __str__(self) -> str:
+        head = f"sparsity {self.reached:.1%} over {self.weights:,} weights"
+        head += "" if self.asked is None else f", asked for {self.asked:.1%}"
+        if not self.skipped:
+            return head
+        return "\n".join([f"{head}; left dense, {self.skipped_share:.1%}:", *map(str, self.skipped)])
+
+    def warning(self) -> str | None:
+        """What to tell if layers that the caller did not name hold the model below what was asked."""
+        unasked = [layer for layer in self.skipped if layer.reason != BY_REQUEST]
+        if not unasked or self.asked is None or self.reached >= self.asked - TOLERANCE:
+            return None
+        share = sum(layer.share for layer in unasked)
+        names = ", ".join(f"{layer.name or '(model)'} ({layer.kind})" for layer in unasked[:SHOWN])
+        more = f" and {len(unasked) - SHOWN} more" if len(unasked) > SHOWN else ""
+        return (
+            f"asked for a sparsity of {self.asked:.1%}, reached {self.reached:.1%} over all weights of the "
+            f"model: {share:.1%} of them are in layers that stay dense: {names}{more}. "
+            "Print .sparsification of the model that was returned to see why; name them in skip= if they "
+            "should stay dense"
+        )
+
+
+def sparsification_of(model: torch.nn.Module, asked: float | None, skipped: dict[str, str]) -> Sparsification:
+    """What was reached in ``model``, given the names of layers left dense and the reasons."""
+    counted: dict[int, tuple[int, int]] = {}
+    for module in model.modules():
+        for key, size, nonzero in _weights(module):
+            counted[key] = size, nonzero
+    total = sum(size for size, _ in counted.values())
+    nonzero = sum(stored for _, stored in counted.values())
+    found = []
+    for name, reason in skipped.items():
+        module = model.get_submodule(name)
+        size = sum(size for _, size, _ in _weights(module))
+        found.append(SkippedLayer(name, kind_of(module), size, size / max(total, 1), reason))
+    return Sparsification(asked, 1 - nonzero / total if total else 0.0, total, tuple(found))
+
+
+def has_weights(module: torch.nn.Module) -> bool:
+    """Whether a module has weights of its own, those of its children aside."""
+    return any(size for _, size, _ in _weights(module)) or any(map(is_lazy, _own(module)))
+
+
+def kind_of(module: torch.nn.Module) -> str:
+    if parametrize.is_parametrized(module):
+        return type(module).__mro__[1].__name__  # torch has made a class of its own for it
+    return type(module).__name__
+
+
+def reason_for(module: torch.nn.Module) -> str:
+    """Why ``sparsify`` leaves a module dense that is no plain Linear or Embedding."""
+    match module:
+        case _ if any(map(is_lazy, _own(module))):
+            return "not initialized yet; call the model once before"
+        case _ if parametrize.is_parametrized(module):
+            return "its weight is computed by a parametrization; remove it first"
+        case torch.nn.Linear() if getattr(module, "sparse_grad", False):
+            return "it learns from sparse inputs, row by row"
+        case torch.nn.modules.linear.NonDynamicallyQuantizableLinear():
+            return "attention reads the weight of its projection itself"
+        case torch.nn.MultiheadAttention():
+            return "attention projects queries, keys and values in torch's own kernel"
+        case ConvNd():
+            return "there is no sparse convolution"
+        case torch.nn.RNNBase() | torch.nn.RNNCellBase():
+            return "recurrent layers run in torch's own kernels"
+        case torch.nn.Linear() | torch.nn.Embedding():
+            return f"{type(module).__name__} is a subclass, which may compute otherwise"
+    return "only Linear and Embedding layers are stored sparse"
+
+
+def _own(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return list(module.parameters(recurse=False))
+
+
+def _weights(module: torch.nn.Module) -> Iterator[tuple[int, int, int]]:
+    """A key, the number of elements, and that of nonzeros, of each weight that a module has itself."""
+    if isinstance(module, SparseEmbedding):
+        return
+    if isinstance(module, SparseLinear):
+        yield id(module.values), module.out_features * module.in_features, module.nnz
+        return
+    if parametrize.is_parametrized(module):
+        for name in module.parametrizations:  # type: ignore[union-attr]
+            weight = getattr(module, name)
+            if weight.dim() > 1:
+                yield id(module), weight.numel(), int(torch.count_nonzero(weight.detach()))
+    parameters = [] if isinstance(module, parametrize.ParametrizationList) else _own(module)
+    for parameter in parameters:
+        if is_lazy(parameter) or parameter.dim() < 2:
+            continue
+        if isinstance(parameter, SparseTensor):
+            yield id(parameter), math.prod(parameter.shape), parameter.nnz
+        else:
+            pruned = _pruned_by_torch(module, parameter)
+            yield id(parameter), parameter.numel(), int(torch.count_nonzero(pruned.detach()))
+
+
+def _pruned_by_torch(module: torch.nn.Module, parameter: torch.nn.Parameter) -> torch.Tensor:
+    """A parameter times the mask that ``torch.nn.utils.prune`` has laid over it, if there is one."""
+    for name, own in module.named_parameters(recurse=False):
+        mask = getattr(module, name.removesuffix("_orig") + "_mask", None)
+        if own is parameter and name.endswith("_orig") and isinstance(mask, torch.Tensor):
+            return parameter * mask
+    return parameter

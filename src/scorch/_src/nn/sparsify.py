@@ -1,0 +1,329 @@
+"""``scorch.sparsify``: a trained model with sparse weights where that is faster."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.utils import parametrize
+from torch.nn.utils import prune as torch_prune
+
+from scorch._src.formats import Format
+from scorch._src.nn import prune, timing
+from scorch._src.nn.embedding import SparseEmbedding
+from scorch._src.nn.linear import SparseLinear
+from scorch._src.nn.pattern import masked_pattern, weight_format
+from scorch._src.nn.sparsification import BY_REQUEST, has_weights, reason_for, sparsification_of
+from scorch._src.storage.storage import Storage
+from scorch._src.tensor.autograd import values_at
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ArgumentError, OperandError, warn
+
+Layer = torch.nn.Linear | torch.nn.Embedding
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a layer is stored, and why; ``seconds`` has those of the dense and the sparse one, by batch."""
+
+    is_sparse: bool
+    reason: str
+    seconds: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+
+def sparsify(
+    model: torch.nn.Module,
+    sparsity: float = 0.9,
+    blocks: tuple[int, int] | int | None = None,
+    format: str | Format = "auto",
+    *,
+    nm: tuple[int, int] | None = None,
+    method: str = "magnitude",
+    distribution: str = "uniform",
+    prefer: str = "speed",
+    batch: int | Sequence[int] = (1, 32),
+    skip: Iterable[str | type] = (),
+    inplace: bool = False,
+) -> torch.nn.Module:
+    """The model with sparse weights in its Linear and Embedding layers: the smallest are gone.
+
+    ``sparsity`` is the share that goes: of single weights, of ``blocks`` by their norms, or with
+    ``nm=(2, 4)`` all but 2 of every 4. ``distribution`` says where: the same share in every layer
+    (``uniform``), the smallest of all (``global``), or more in large layers (``erk``, usual with
+    ``method="random"`` for networks that are sparse from the start). What ``torch.nn.utils.prune`` has
+    masked is taken as it is.
+
+    Each layer is timed dense and sparse at the sizes of ``batch``, on this machine with the threads now set;
+    where sparse is slower on average the pruned weight stays dense. With ``prefer="size"`` it is sparse
+    wherever that is smaller. ``scorch.report`` shows what was decided. ``skip`` has names or classes of
+    modules to leave alone; the model itself is left alone unless ``inplace``.
+
+    Attention, convolutions, recurrent and other layers stay dense. ``sparsification`` of the result lists
+    them with the reasons, and has the sparsity reached over all weights of the model; where they hold it
+    below the one asked for, there is a warning.
+
+    >>> import torch, scorch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+    >>> scorch.sparsify(model, sparsity=0.9, prefer="size")[0]
+    SparseLinear(in_features=64, out_features=32, bias=True, format=csr, nnz=205, density=10.01%)
+    """
+    blocks = (blocks, blocks) if isinstance(blocks, int) else blocks
+    batches = (batch,) if isinstance(batch, int) else tuple(batch)
+    _check(model, sparsity, blocks, nm, method, distribution, prefer, batches)
+    forms = _formats(format, blocks)
+    if not inplace:
+        model = copy.deepcopy(model, _not_leaves(model))
+    chosen, skipped = _layers(model, tuple(skip))
+    masks = _masks([layer for _, layer in chosen], sparsity, blocks, nm, method, distribution)
+    replaced: dict[torch.nn.Module, torch.nn.Module] = {}
+    tied: dict[int, tuple[torch.nn.Module, torch.Tensor]] = {}
+    for (_, layer), mask in zip(chosen, masks, strict=True):
+        replaced[layer] = _stored(layer, mask, forms, batches, prefer, tied)
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if child in replaced:
+                module._modules[name] = replaced[child]
+    model = replaced.get(model, model)
+    reached = sparsification_of(model, sparsity if nm is None else 1 - nm[0] / nm[1], skipped)
+    model.sparsification = reached  # type: ignore[assignment]
+    told = reached.warning()
+    if told is not None:
+        warn(told)
+    return model
+
+
+def _check(
+    model: Any,
+    sparsity: Any,
+    blocks: tuple[int, int] | None,
+    nm: tuple[int, int] | None,
+    method: str,
+    distribution: str,
+    prefer: str,
+    batches: tuple[int, ...],
+) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise OperandError(f"sparsify takes a torch.nn.Module, not a {type(model).__name__}")
+    if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity <= 1:
+        raise ArgumentError(f"sparsity is the share of weights that go, from 0 to 1, not {sparsity!r}")
+    if nm is not None and (blocks is not None or method != "magnitude" or distribution != "uniform"):
+        raise ArgumentError("nm keeps the largest of each group; it goes with no blocks and no other choice")
+    for name, given, known in (
+        ("method", method, ("magnitude", "random")),
+        ("distribution", distribution, prune.DISTRIBUTIONS),
+        ("prefer", prefer, ("speed", "size")),
+    ):
+        if given not in known:
+            raise ArgumentError(f"{name} is one of {', '.join(known)}, not {given!r}")
+    if distribution == "global" and method == "random":
+        raise ArgumentError("distribution='global' compares magnitudes; with method='random' take 'erk'")
+    if not batches or not all(isinstance(size, int) and size > 0 for size in batches):
+        raise ArgumentError(f"batch has the sizes of inputs to measure, not {batches!r}")
+
+
+def _formats(format: str | Format, blocks: tuple[int, int] | None) -> list[Format]:
+    """Those that are tried."""
+    if format != "auto":
+        return [weight_format(format)]
+    found = [weight_format("csr")]
+    return found if blocks is None else [weight_format("auto", blocks), *found]
+
+
+def _not_leaves(model: torch.nn.Module) -> dict[int, Any]:
+    """What ``deepcopy`` refuses to copy: results, such as the weights that torch's pruning computes."""
+    return {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    }
+
+
+def _layers(
+    model: torch.nn.Module, skip: tuple[str | type, ...]
+) -> tuple[list[tuple[str, Layer]], dict[str, str]]:
+    """The layers to prune, and the names of all others that have weights, with the reasons."""
+    names = {name for name, _ in model.named_modules()}
+    for one in skip:
+        if isinstance(one, str) and one not in names:
+            raise ArgumentError(f"the model has no module {one!r} to skip")
+    found: list[tuple[str, Layer]] = []
+    left: dict[str, str] = {}
+    for name, module in model.named_modules():
+        is_named = any(
+            isinstance(module, one) if isinstance(one, type) else name == one or name.startswith(f"{one}.")
+            for one in skip
+        )
+        is_plain = type(module) in timing.PLAIN and not parametrize.is_parametrized(module)
+        if is_named or not is_plain or getattr(module, "sparse_grad", False):  # it learns from sparse inputs
+            if has_weights(module) and not isinstance(module, SparseLinear):
+                left[name] = BY_REQUEST if is_named else reason_for(module)
+            continue
+        assert isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
+        found.append((name, module))
+    return found, left
+
+
+def _masks(
+    layers: Sequence[Layer],
+    sparsity: float,
+    blocks: tuple[int, int] | None,
+    nm: tuple[int, int] | None,
+    method: str,
+    distribution: str,
+) -> list[torch.Tensor]:
+    """For each layer which weights stay; masks that torch's pruning has made are taken as they are."""
+    weights = [layer.weight.detach() for layer in layers]
+    given = [getattr(layer, "weight_mask", None) for layer in layers]
+    free = [weight for weight, mask in zip(weights, given, strict=True) if mask is None]
+    density = 1 - sparsity
+    if nm is not None:
+        found = [prune.nm_mask(weight, *nm) for weight in free]
+    elif distribution == "global":
+        found = prune.global_masks(free, density, blocks) if free else []
+    else:
+        make = prune.magnitude_mask if method == "magnitude" else prune.random_mask
+        shares = [density] * len(free)
+        if distribution == "erk":
+            shares = prune.erdos_renyi_densities([tuple(weight.shape) for weight in free], density)
+        found = [make(weight, share, blocks) for weight, share in zip(free, shares, strict=True)]
+    rest = iter(found)
+    return [next(rest) if mask is None else mask != 0 for mask in given]
+
+
+def _stored(
+    layer: Layer,
+    mask: torch.Tensor,
+    forms: Sequence[Format],
+    batches: Sequence[int],
+    prefer: str,
+    tied: dict[int, tuple[torch.nn.Module, torch.Tensor]],
+) -> torch.nn.Module:
+    """The layer that takes the place of ``layer``."""
+    parameter = getattr(layer, "weight_orig", layer.weight)
+    known = tied.get(id(parameter))
+    if known is not None:
+        mask = known[1]
+    dense = _pruned(layer, mask)
+    obstacle = _obstacle(layer)
+    if obstacle is not None:
+        return _finished(dense, layer, Decision(False, obstacle))
+    if isinstance(layer, torch.nn.Embedding):
+        forms = [weight_format("csr")]
+    contestants: dict[str, torch.nn.Module] = {str(form): _sparse(dense, mask, form) for form in forms}
+    if known is not None:
+        return _finished(_with_values_of(known[0], dense, contestants), layer, known[0].sparsified)
+    found: torch.nn.Module
+    if prefer == "size":
+        best = min(contestants, key=lambda name: _size(contestants[name]))
+        is_smaller = _size(contestants[best]) < _size(dense)
+        decision = Decision(is_smaller, "smaller" if is_smaller else "sparse would take more bytes")
+        found = contestants[best] if is_smaller else dense
+    else:
+        found, decision = _measured(dense, contestants, batches)
+    tied[id(parameter)] = found, mask
+    return _finished(found, layer, decision)
+
+
+def _obstacle(layer: Layer) -> str | None:
+    """Why a layer must stay dense."""
+    if layer.weight.device.type != "cpu":
+        return f"on {layer.weight.device}"
+    if isinstance(layer, torch.nn.Embedding) and (
+        layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse
+    ):
+        return "embeddings with max_norm, scale_grad_by_freq or sparse gradients stay dense"
+    return None
+
+
+def _pruned(layer: Layer, mask: torch.Tensor) -> Layer:
+    """A plain layer with zeros where ``mask`` has them."""
+    weight = torch.nn.Parameter((layer.weight * mask).detach())
+    if isinstance(layer, torch.nn.Embedding):
+        return torch.nn.Embedding(
+            layer.num_embeddings,
+            layer.embedding_dim,
+            layer.padding_idx,
+            layer.max_norm,
+            layer.norm_type,
+            layer.scale_grad_by_freq,
+            layer.sparse,
+            _weight=weight,
+        )
+    with torch.device("meta"):
+        made = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+    made.weight = weight
+    if layer.bias is not None:
+        made.bias = torch.nn.Parameter(layer.bias.detach().clone())
+    return made
+
+
+def _sparse(dense: Layer, mask: torch.Tensor, form: Format) -> torch.nn.Module:
+    pattern = masked_pattern(mask, (mask.shape[0], mask.shape[1]), form)
+    weight = SparseTensor(Storage(pattern, values_at(dense.weight.detach(), pattern)))
+    if isinstance(dense, torch.nn.Embedding):
+        return SparseEmbedding.from_weight(weight, dense.padding_idx)
+    return SparseLinear.from_weight(weight, dense.bias)
+
+
+def _with_values_of(
+    first: torch.nn.Module, dense: Layer, contestants: Mapping[str, torch.nn.Module]
+) -> torch.nn.Module:
+    """A layer whose weight is that of ``first``, as it was before."""
+    if isinstance(first, (torch.nn.Linear, torch.nn.Embedding)):
+        dense.weight = first.weight
+        return dense
+    source = first.table if isinstance(first, SparseEmbedding) else first
+    assert isinstance(source, SparseLinear)
+    if isinstance(dense, torch.nn.Embedding):
+        return SparseEmbedding(source, dense.padding_idx)
+    weight = SparseTensor(Storage(source.pattern, source.values.detach()))
+    made = SparseLinear.from_weight(weight, dense.bias)
+    made.values = source.values
+    return made
+
+
+def _measured(
+    dense: torch.nn.Module, contestants: Mapping[str, torch.nn.Module], batches: Sequence[int]
+) -> tuple[torch.nn.Module, Decision]:
+    spent: dict[int, dict[str, float]] = {}
+    for size in batches:
+        calls = {"dense": timing.call_of(dense, size)}
+        calls |= {name: timing.call_of(layer, size) for name, layer in contestants.items()}
+        spent[size] = timing.fastest(calls)
+    gain = {
+        name: statistics.geometric_mean([spent[size]["dense"] / spent[size][name] for size in batches])
+        for name in contestants
+    }
+    best = max(gain, key=lambda name: gain[name])
+    seconds = {size: (spent[size]["dense"], spent[size][best]) for size in batches}
+    where = " and ".join(map(str, batches))
+    if gain[best] > 1:
+        return contestants[best], Decision(True, f"{gain[best]:.1f} x as fast at batch {where}", seconds)
+    return dense, Decision(False, f"sparse takes {1 / gain[best]:.1f} x the time at batch {where}", seconds)
+
+
+def _finished(made: torch.nn.Module, layer: Layer, decision: Any) -> torch.nn.Module:
+    """The new layer with what else the old one had: mode, hooks, and what is learned."""
+    made.sparsified = decision
+    learned: Any = getattr(layer, "weight_orig", layer.weight)
+    for name, parameter in made.named_parameters():
+        if not name.endswith("bias"):
+            parameter.requires_grad_(learned.requires_grad)
+        elif getattr(layer, "bias", None) is not None:
+            own: Any = getattr(layer, "bias_orig", layer.bias)
+            parameter.requires_grad_(own.requires_grad)
+    if made is not layer:
+        made._forward_hooks.update(layer._forward_hooks)
+        for key, hook in layer._forward_pre_hooks.items():
+            if not isinstance(hook, torch_prune.BasePruningMethod):
+                made._forward_pre_hooks[key] = hook
+    return made.train(layer.training)
+
+
+def _size(layer: torch.nn.Module) -> int:
+    return sum(value.numel() * value.element_size() for value in layer.state_dict().values())

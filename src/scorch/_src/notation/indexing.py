@@ -1,0 +1,413 @@
+"""Index notation as ``evaluate`` takes it: ``D[i,j] = A[i,k] * B[k,j] + C[i,j]``.
+
+    statement   :=  target ("=" | "+=") comparison
+    comparison  :=  sum [("<" | "<=" | ">" | ">=" | "==" | "!=") sum]
+    sum         :=  product (("+" | "-") product)*
+    product     :=  unary (("*" | "/") unary)*
+    unary       :=  ("+" | "-")* atom
+    atom        :=  number | name | name "[" names "]" | function "(" arguments ")" | "(" comparison ")"
+
+A reduction names its indices first: ``max(j, A[i,j])``. Every other index that is not on the left is summed:
+each term of a sum on its own, and inside a term around the smallest part that holds all uses of the index.
+
+    y[i] = a * A[i,k] * x[k] + exp(B[i,k])   ->   sum(k, a * A[i,k] * x[k]) + exp(sum(k_1, B[i,k_1]))
+
+An index that is bound twice, or bound and also used outside, gets a fresh name, as ``k_1`` here: in the tree
+that is returned every ``Reduce`` has indices of its own, and no index shares its name with a tensor.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NoReturn
+
+from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
+from scorch._src.notation.operators import OPERATORS, REDUCTIONS
+from scorch._src.notation.trees import children, free_indices, with_children, with_unique_binders
+from scorch.errors import NotationError
+
+CONSTANTS: Mapping[str, int | float | bool] = {"inf": math.inf, "nan": math.nan, "True": True, "False": False}
+FUNCTIONS = tuple(name for name, row in OPERATORS.items() if row.symbol is None)
+RESERVED = frozenset((*CONSTANTS, *FUNCTIONS, *REDUCTIONS))
+BINARY = {row.symbol: row.name for row in OPERATORS.values() if row.symbol and row.arity == 2}
+LONG_CHAIN, GROUP = 32, 8  # a chain of more links becomes a tree of groups of so many
+MOST_NESTED = 100  # levels of a tree
+MOST_TERMS = 1024  # tensors named in an expression
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+
+_INSTEAD = {
+    "@": "there is no '@'; a matrix product names its indices: C[i,j] = A[i,k] * B[k,j]",
+    "**": "there is no '**'; write square(x) for x ** 2, sqrt(x) for x ** 0.5 and exp(y * log(x)) for x ** y",
+    "^": "there is no '^'; write square(x) for x to the power of 2 and exp(y * log(x)) for other powers",
+    "//": "there is no '//'; write '/' to divide",
+    "%": "there is no '%'; compute remainders before the expression",
+    "&": "there is no '&'; multiply conditions instead: (x > 0) * (y > 0)",
+    "|": "there is no '|'; write maximum(x > 0, y > 0)",
+    ";": "one statement at a time; call evaluate once for each",
+    "...": "there is no '...' here; name every index, or use einsum",
+    ":": "there are no slices; slice the tensor before the expression and name its indices",
+}
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
+    r"|(?P<name>[A-Za-z_][A-Za-z_0-9]*)"
+    r"|(?P<symbol>\.\.\.|\*\*|//|\+=|<=|>=|==|!=|.))"
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What ``evaluate`` was asked for; ``+=`` has the target itself as first term of the value."""
+
+    assign: Assign
+    accumulate: bool = False
+
+
+def parse(text: str) -> Statement:
+    """Read one assignment in index notation.
+
+    >>> from scorch._src.notation.show import show
+    >>> show(parse("D[i,j] = A[i,k] * B[k,j] + C[i,j]").assign)
+    'D[i,j] = sum(k, A[i,k] * B[k,j]) + C[i,j]'
+    """
+    if not isinstance(text, str):
+        raise NotationError(f"an index expression is a string such as 'y[i] = A[i,j] * x[j]', not {text!r}")
+    return _parse(text)
+
+
+@lru_cache(maxsize=1024)
+def _parse(text: str) -> Statement:
+    try:
+        return _Parser(text).statement()
+    except RecursionError:
+        raise NotationError(
+            f"the expression nests more than {MOST_NESTED} parentheses, calls or signs; "
+            "compute parts of it first"
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str  # number, name, symbol or end
+    text: str
+    at: int
+
+
+class _Parser:
+    """Recursive descent; one method for each rule of the grammar above."""
+
+    def __init__(self, text: str) -> None:
+        self.text = " ".join(text.split())
+        self.tokens = self.tokenize()
+        self.next = 0
+        self.tensors: dict[str, _Token] = {}  # where each name first stands
+        self.indices: dict[str, _Token] = {}
+
+    def tokenize(self) -> list[_Token]:
+        tokens = []
+        for match in _TOKEN.finditer(self.text):
+            kind = match.lastgroup or ""
+            tokens.append(_Token(kind, match[kind], match.start(kind)))
+        return [*tokens, _Token("end", "", len(self.text))]
+
+    # Moving along the tokens.
+
+    @property
+    def token(self) -> _Token:
+        return self.tokens[self.next]
+
+    def take(self, *texts: str) -> _Token | None:
+        """The current token if it is one of these symbols, and on to the next one."""
+        token = self.token
+        if token.kind != "symbol" or token.text not in texts:
+            return None
+        self.next += 1
+        return token
+
+    def fail(self, message: str, token: _Token | None = None) -> NoReturn:
+        at = (token or self.token).at
+        raise NotationError(f"{message}\n    {self.text}\n    {' ' * at}^")
+
+    def expected(self, what: str) -> NoReturn:
+        token = self.token
+        if token.text in _INSTEAD:
+            self.fail(_INSTEAD[token.text])
+        found = repr(token.text) if token.text else "the end"
+        self.fail(f"expected {what} but found {found}")
+
+    # The grammar.
+
+    def statement(self) -> Statement:
+        if not self.text:
+            raise NotationError("the expression is empty; write for example 'y[i] = A[i,j] * x[j]'")
+        if self.token.kind != "name":
+            self.expected("the name of the result")
+        name = self.token
+        self.next += 1
+        indices = self.subscript(name)
+        target = self.access(name, [index.text for index in indices])
+        self.check_target(indices)
+        accumulate = self.token.text == "+="
+        if not self.take("=", "+="):
+            self.expected(f"'=' or '+=' after the result {name.text!r}")
+        if self.token.kind == "end":
+            self.fail("there is nothing on the right side; write what to compute")
+        value = self.comparison()
+        check_size(value)
+        if self.token.text == "=":
+            self.fail("a statement has one '='; write '==' to compare")
+        if self.token.kind != "end":
+            self.expected("an operator")
+        self.check_names_differ()
+        free = free_indices(value)
+        for index in indices:
+            if index.text not in free and not accumulate:
+                self.fail(
+                    f"index {index.text!r} of the result does not occur on the right, outside of reductions "
+                    "over it, so Scorch cannot know how large it is; use it there or drop it",
+                    index,
+                )
+        value = sum_implicitly(value, tuple(index for index in free if index not in target.indices))
+        value = with_unique_binders(value, target.indices, {*self.tensors, *self.indices})
+        if accumulate:
+            value = Op("add", (target, value))
+        return Statement(Assign(target, value), accumulate)
+
+    def check_target(self, indices: list[_Token]) -> None:
+        for n, index in enumerate(indices):
+            if index.text in (earlier.text for earlier in indices[:n]):
+                self.fail(f"index {index.text!r} stands twice in the result; use two names", index)
+
+    def check_names_differ(self) -> None:
+        for text, token in self.indices.items():
+            if text in self.tensors:
+                self.fail(f"{text!r} is a tensor in one place and an index in another; rename one", token)
+
+    def comparison(self) -> Expr:
+        left = self.sum()
+        if sign := self.take(*COMPARISONS):
+            left = Op(BINARY[sign.text], (left, self.sum()))
+            if self.token.text in COMPARISONS:
+                self.fail("comparisons do not chain; write (x < y) * (y < z)")
+        return left
+
+    def sum(self) -> Expr:
+        return self.chain(self.product, "+", "-")
+
+    def product(self) -> Expr:
+        return self.chain(self.unary, "*", "/")
+
+    def chain(self, part: Callable[[], Expr], *signs: str) -> Expr:
+        """Parts joined by operators that are read from the left; a long chain becomes a tree of groups."""
+        links: list[tuple[str, Expr]] = [("", part())]
+        while sign := self.take(*signs):
+            links.append((BINARY[sign.text], part()))
+        return grouped(links)
+
+    def unary(self) -> Expr:
+        if self.take("+"):
+            return self.unary()
+        if not self.take("-"):
+            return self.atom()
+        # A minus directly before a number belongs to the number.
+        is_number = self.token.kind == "number" or self.token.text in ("inf", "nan")
+        value = self.unary()
+        if is_number and isinstance(value, Literal):
+            return Literal(-value.value)
+        return Op("neg", (value,))
+
+    def atom(self) -> Expr:
+        token = self.token
+        if token.kind == "number":
+            self.next += 1
+            return self.number(token)
+        if token.kind == "name":
+            self.next += 1
+            return self.named(token)
+        if self.take("("):
+            inner = self.comparison()
+            if not self.take(")"):
+                self.expected("')'")
+            return inner
+        self.expected("a tensor, a number or '('")
+
+    def number(self, token: _Token) -> Literal:
+        if not token.text.isdigit():
+            return Literal(float(token.text))
+        if len(token.text) > 19 or int(token.text) >= 2**63:
+            self.fail("the number does not fit in 64 bits; write it with an exponent or a point", token)
+        return Literal(int(token.text))
+
+    def named(self, name: _Token) -> Expr:
+        """What a name begins: a constant, a call, or a tensor with or without indices."""
+        if name.text in CONSTANTS:
+            return Literal(CONSTANTS[name.text])
+        if self.take("("):
+            return self.call(name)
+        return self.access(name, [index.text for index in self.subscript(name)])
+
+    def access(self, name: _Token, indices: list[str]) -> Access:
+        self.check_name(name)
+        self.tensors.setdefault(name.text, name)
+        return Access(name.text, tuple(indices))
+
+    def subscript(self, name: _Token) -> list[_Token]:
+        """The indices in brackets after a tensor's name; none without brackets."""
+        indices: list[_Token] = []
+        if not self.take("["):
+            return indices
+        while not self.take("]"):
+            if indices and not self.take(","):
+                self.expected(f"',' or ']' after the indices of {name.text!r}")
+            token = self.token
+            if token.kind == "number" or token.text == "-":
+                self.fail(f"an index is a name, not a number; select from {name.text!r} beforehand")
+            if token.kind != "name":
+                self.expected(f"an index of {name.text!r}")
+            self.check_name(token)
+            self.indices.setdefault(token.text, token)
+            indices.append(token)
+            self.next += 1
+        if self.token.text == "[":
+            self.fail(f"write all indices of {name.text!r} in one pair of brackets: {name.text}[i,j]")
+        return indices
+
+    def check_name(self, name: _Token) -> None:
+        if name.text in RESERVED:
+            kind = "constant" if name.text in CONSTANTS else "function"
+            self.fail(f"{name.text!r} is a {kind}; give tensors and indices other names", name)
+
+    def call(self, name: _Token) -> Expr:
+        if name.text in REDUCTIONS:
+            return self.reduction(name)
+        if name.text not in FUNCTIONS:
+            self.unknown_function(name)
+        arguments: list[Expr] = []
+        while not self.take(")"):
+            if arguments and not self.take(","):
+                self.expected(f"',' or ')' after the arguments of {name.text!r}")
+            arguments.append(self.comparison())
+        arity = OPERATORS[name.text].arity
+        if len(arguments) != arity:
+            plural = "argument" if arity == 1 else "arguments"
+            self.fail(f"{name.text!r} takes {arity} {plural}, not {len(arguments)}", name)
+        return Op(name.text, tuple(arguments))
+
+    def reduction(self, name: _Token) -> Expr:
+        """``max(j, k, body)``: names followed by a comma are indices, what comes last is reduced."""
+        indices: list[_Token] = []
+        while self.token.kind == "name" and self.tokens[self.next + 1].text == ",":
+            indices.append(self.token)
+            self.next += 2
+        example = f"{name.text}(j, A[i,j])"
+        pairwise = {"max": "maximum", "min": "minimum"}.get(name.text)
+        cure = f"use {pairwise}(x, y) for the {name.text} of two values" if pairwise else f"write {example}"
+        start = self.token
+        if start.text == ")":
+            self.fail(f"{name.text!r} takes indices and then what it reduces: {example}", name)
+        body = self.comparison()
+        if self.token.text == ",":
+            self.fail(f"only the last argument of {name.text!r} is not an index: {example}; {cure}", start)
+        if not self.take(")"):
+            self.expected(f"')' after the arguments of {name.text!r}")
+        if not indices:
+            self.fail(f"{name.text!r} names the indices it runs over before what it reduces: {example}", name)
+        for n, index in enumerate(indices):
+            if index.text not in free_indices(body):
+                self.fail(f"{index.text!r} is not an index of what {name.text!r} reduces; {cure}", index)
+            if index.text in (earlier.text for earlier in indices[:n]):
+                self.fail(f"index {index.text!r} is named twice", index)
+        return Reduce(name.text, tuple(index.text for index in indices), body)
+
+    def unknown_function(self, name: _Token) -> NoReturn:
+        if OPERATORS.get(name.text):
+            self.fail(f"write {OPERATORS[name.text].symbol!r} instead of {name.text!r}", name)
+        known = (*FUNCTIONS, *REDUCTIONS)
+        close = difflib.get_close_matches(name.text.lower(), known, n=1)
+        guess = f"did you mean {close[0]!r}?" if close else f"a tensor takes brackets: {name.text}[i,j]."
+        self.fail(f"there is no function {name.text!r}; {guess} Known are: {', '.join(known)}", name)
+
+
+def grouped(links: Sequence[tuple[str, Expr]]) -> Expr:
+    """``a + b - c ...`` as a tree; each part comes with the operator before it, the first one with none.
+
+    It is read from the left. A long chain becomes a chain of groups, so that no tree is deep:
+
+    a + b - c ... - x - y + z ...   ->   (a + b - c ...) - (x + y - z ...) ...
+
+    Quotients are left as they are.
+    """
+    while len(links) > LONG_CHAIN:
+        groups: list[list[tuple[str, Expr]]] = []
+        for name, part in links:
+            inside = _INSIDE.get((groups[-1][0][0], name)) if groups else None
+            if inside is not None and len(groups[-1]) < GROUP:
+                groups[-1].append((inside, part))
+            else:
+                groups.append([(name, part)])
+        if len(groups) == len(links):
+            break
+        links = [(group[0][0], _from_left(group)) for group in groups]
+    return _from_left(links)
+
+
+# What stands before a part inside of a group, by what stands before the group and stood before the part.
+_INSIDE = {
+    ("", "add"): "add",
+    ("", "sub"): "sub",
+    ("add", "add"): "add",
+    ("add", "sub"): "sub",
+    ("sub", "add"): "sub",
+    ("sub", "sub"): "add",
+    ("", "mul"): "mul",
+    ("mul", "mul"): "mul",
+}
+
+
+def _from_left(links: Sequence[tuple[str, Expr]]) -> Expr:
+    found = links[0][1]
+    for name, part in links[1:]:
+        found = Op(name, (found, part))
+    return found
+
+
+def check_size(value: Expr) -> None:
+    """Refuse what is too large to plan: passes walk trees by recursion, and every statement takes time."""
+    level, depth, count = [value], 0, 0
+    while level:
+        depth += 1
+        count += sum(isinstance(node, Access) for node in level)
+        level = [part for node in level for part in children(node)]
+    if depth > MOST_NESTED:
+        raise NotationError(
+            f"the expression nests {depth} operators in each other, and at most {MOST_NESTED} are planned; "
+            "compute parts of it first"
+        )
+    if count > MOST_TERMS:
+        raise NotationError(
+            f"the expression names {count:,} tensors, and at most {MOST_TERMS:,} are planned; "
+            "compute parts of it first"
+        )
+
+
+def sum_implicitly(expr: Expr, indices: tuple[str, ...]) -> Expr:
+    """Sum over ``indices``, each term of a sum on its own and as far inside as all uses of an index allow.
+
+    a[i] * A[i,k] + A[i,k] * x[k]   ->   a[i] * sum(k, A[i,k]) + sum(k, A[i,k] * x[k])
+    """
+    free = free_indices(expr)
+    indices = tuple(index for index in indices if index in free)
+    if not indices:
+        return expr
+    parts = children(expr)
+    if isinstance(expr, Op) and expr.name in ("add", "sub", "neg"):
+        return with_children(expr, tuple(sum_implicitly(part, indices) for part in parts))
+    used = [free_indices(part) for part in parts]
+    inside = tuple(index for index in indices if sum(index in own for own in used) == 1)
+    here = tuple(index for index in indices if index not in inside)
+    expr = with_children(expr, tuple(sum_implicitly(part, inside) for part in parts))
+    return Reduce("sum", here, expr) if here else expr

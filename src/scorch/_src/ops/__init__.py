@@ -1,0 +1,1 @@
+"""torch's functions on sparse tensors."""

@@ -1,0 +1,222 @@
+"""``F.scaled_dot_product_attention`` with a sparse mask, in memory that follows queries, keys and the mask.
+
+A sparse mask of bools lists the pairs that attend, per head and batch if it has those dimensions, which
+broadcast. All heads are computed by one routine (``runtime.attention``), which keeps nothing for pairs: what
+the backward pass needs of them it computes again. A mask of numbers is added to the scores, where what is not
+stored is a zero: there all pairs attend, and it is computed on dense tensors within the dense budget.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from scorch._src.backends.cpu.routines import attention as routine
+from scorch._src.backends.cpu.routines.attention import Heads
+from scorch._src.grad_state import is_transformed, untracked
+from scorch._src.ops.attention import reference
+from scorch._src.ops.attention.mask_pairs import Pairs, pairs_of
+from scorch._src.ops.fallback import densely
+from scorch._src.statements.autocast import cast, is_autocast
+from scorch._src.storage.budget import is_within_budget
+from scorch._src.tensor.registry import implements
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ArgumentError, DtypeError, ShapeError
+
+DENSE_FROM = 0.9  # the share of pairs from which on dense attention is faster
+Place = tuple[int, ...]
+
+
+@implements(F.scaled_dot_product_attention, learns=True)
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """``softmax(query @ key.T * scale) @ value`` over the pairs that ``attn_mask`` allows.
+
+    A sparse mask of bools of shape (..., L, S), in any format, says which they are: those stored as True. A
+    query without any gives zeros. A sparse mask of numbers is added to the scores, as torch does: what is not
+    stored is a bias of zero, so that all pairs attend; that, and sparse queries, keys and values, need dense
+    memory, within the dense budget.
+    """
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    if is_autocast():
+        query, key, value = cast(query, key, value)
+    if not _is_pairs(attn_mask, query, key):
+        given = (query, key, value, attn_mask, dropout_p, is_causal)
+        return _densely(*given, **options)
+    assert isinstance(attn_mask, SparseTensor)
+    query, key, value = (_plain(tensor) for tensor in (query, key, value))
+    if not 0 <= dropout_p <= 1:
+        raise ArgumentError(f"dropout_p is a probability between 0 and 1, not {dropout_p}")
+    _check_dtypes(query, key, value)
+    if enable_gqa:
+        key, value = _repeated("key", key, query), _repeated("value", value, query)
+    batch = _batch(query, key, value, attn_mask)
+    pairs = pairs_of(attn_mask, is_causal)
+    if pairs.density > DENSE_FROM and is_within_budget(attn_mask.numel()):
+        kept = torch.tril(attn_mask) if is_causal else attn_mask
+        return _densely(query, key, value, kept, dropout_p, scale=scale)
+    return attend(query, key, value, pairs, batch, scale, dropout_p)
+
+
+def _densely(*args: Any, **kwargs: Any) -> torch.Tensor:
+    found: torch.Tensor = densely(F.scaled_dot_product_attention, args, kwargs)
+    return found
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor, or a dense copy within the budget."""
+    return densely(torch.Tensor.contiguous, (tensor,), {}) if isinstance(tensor, SparseTensor) else tensor
+
+
+# what is asked ---------------------------------------------------------------------------------------
+
+
+def _is_pairs(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Whether ``mask`` lists the pairs of queries and keys that attend."""
+    if not isinstance(mask, SparseTensor) or mask.dtype != torch.bool:
+        return False
+    if min(query.dim(), key.dim(), mask.dim()) < 2:
+        raise ShapeError(
+            f"attention takes tensors of at least two dimensions: query has shape {tuple(query.shape)}, "
+            f"key {tuple(key.shape)} and attn_mask {tuple(mask.shape)}"
+        )
+    pairs = (query.shape[-2], key.shape[-2])
+    if any(own not in (1, size) for own, size in zip(mask.shape[-2:], pairs, strict=True)):
+        raise ShapeError(
+            f"attn_mask has shape {tuple(mask.shape)}, but there are {pairs[0]} queries and {pairs[1]} keys: "
+            f"it must end with {pairs}"
+        )
+    return tuple(mask.shape[-2:]) == pairs
+
+
+def _check_dtypes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    if not query.dtype == key.dtype == value.dtype or not query.dtype.is_floating_point:
+        raise DtypeError(
+            "query, key and value must have one floating-point dtype, not "
+            f"{query.dtype}, {key.dtype} and {value.dtype}"
+        )
+
+
+def _repeated(name: str, tensor: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Each head of ``tensor`` for as many heads of the queries as share it."""
+    if min(tensor.dim(), query.dim()) < 3 or not tensor.shape[-3] or query.shape[-3] % tensor.shape[-3]:
+        raise ShapeError(
+            f"enable_gqa: the heads of query, shape {tuple(query.shape)}, must be a multiple of those of "
+            f"{name}, shape {tuple(tensor.shape)}; heads are dimension -3"
+        )
+    times = query.shape[-3] // tensor.shape[-3]
+    return tensor if times == 1 else tensor.repeat_interleave(times, -3)
+
+
+def _batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> Place:
+    """The batch dimensions of the result."""
+    if value.dim() < 2 or query.shape[-1] != key.shape[-1] or value.shape[-2] != key.shape[-2]:
+        raise ShapeError(
+            f"query (L, E), key (S, E) and value (S, V) have shapes {tuple(query.shape)}, "
+            f"{tuple(key.shape)} and {tuple(value.shape)}, which do not fit"
+        )
+    try:
+        batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (query, key, value)))
+        if torch.broadcast_shapes(batch, mask.shape[:-2]) != batch:
+            raise RuntimeError
+    except RuntimeError:
+        raise ShapeError(
+            f"the batches of query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)} "
+            f"and attn_mask {tuple(mask.shape)} do not fit together"
+        ) from None
+    return tuple(batch)
+
+
+# heads -----------------------------------------------------------------------------------------------
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pairs: Pairs,
+    batch: Place,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    skipped: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of dense tensors over ``pairs``, without the keys that ``skipped`` (batch..., keys) names."""
+    with untracked():
+        heads = heads_of(pairs, batch, query.shape[-1], scale, dropout, skipped)
+    if is_transformed():  # torch.func takes torch's own operations apart
+        wide = reference.attend(_wide(query), _wide(key), _wide(value), pairs, heads)
+        return wide.to(query.dtype)
+    found: torch.Tensor = _Attention.apply(query, key, value, pairs, heads)
+    return found
+
+
+def heads_of(
+    pairs: Pairs,
+    batch: Place,
+    features: int,
+    scale: float | None,
+    dropout: float = 0.0,
+    skipped: torch.Tensor | None = None,
+) -> Heads:
+    """The heads of a batch, each with its mask."""
+    factor = 1 / math.sqrt(max(features, 1)) if scale is None else scale
+    masks: list[int] = [0] * math.prod(batch)
+    if pairs.masks > 1:
+        masks = torch.arange(pairs.masks, device="cpu").view(pairs.batch).expand(batch).flatten().tolist()
+    first, second = torch.randint(2**32, (2,), device="cpu").tolist() if dropout else (0, 0)
+    return Heads(pairs.blocks, batch, masks, factor, dropout, (first, second), skipped)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """In float32 at least, as torch computes attention."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+class _Attention(torch.autograd.Function):
+    """All heads in one call; gradients of gradients go pair by pair."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pairs: Pairs, heads: Heads
+    ) -> torch.Tensor:
+        ctx.pairs, ctx.heads = pairs, heads
+        Q, K, V = (_wide(tensor.detach()) for tensor in (query, key, value))
+        ctx.is_whole = heads.blocks is not None and Q.device.type == "cpu" and routine.is_able(Q.dtype)
+        if not ctx.is_whole:
+            ctx.save_for_backward(query, key, value)
+            return reference.attend(Q, K, V, pairs, heads).to(query.dtype)
+        found, state = routine.forward(Q, K, V, heads)
+        ctx.save_for_backward(query, key, value, found, state)
+        return found.to(query.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """From the queries' maxima and sums, or where its gradient is wanted too, pair by pair."""
+        q, k, v, *kept = ctx.saved_tensors
+        given = (q, k, v)
+        if torch.is_grad_enabled() or not ctx.is_whole:
+            with torch.enable_grad():
+                again = reference.attend(_wide(q), _wide(k), _wide(v), ctx.pairs, ctx.heads)
+            wanted = [tensor for tensor in given if tensor.requires_grad]
+            made = iter(
+                torch.autograd.grad(again, wanted, gradient.to(again), create_graph=torch.is_grad_enabled())
+            )
+            return *(next(made) if tensor.requires_grad else None for tensor in given), None, None
+        out, state = kept
+        Q, K, V = (_wide(tensor) for tensor in given)
+        grads = routine.backward(Q, K, V, ctx.heads, out, state, gradient.to(Q))
+        found = (
+            made.sum_to_size(tensor.shape).to(tensor.dtype) for made, tensor in zip(grads, given, strict=True)
+        )
+        return *found, None, None

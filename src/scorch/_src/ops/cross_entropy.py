@@ -1,0 +1,131 @@
+"""Cross entropy and negative log likelihood of sparse scores: (N, C), one row of scores for each sample.
+
+The logarithm of a softmax is dense, but the loss needs one number of it a row:
+
+    loss[i] = logsumexp(x[i,:]) - x[i, target[i]]
+
+so that the cost follows the entries of x and the number of rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from scorch._src.grad_state import is_learning
+from scorch._src.ops.products.matmul import mv
+from scorch._src.ops.reduction.reduce import logsumexp
+from scorch._src.tensor.autograd import by_formula
+from scorch._src.tensor.check_call import check_call
+from scorch._src.tensor.entries_autograd import learned_entries
+from scorch._src.tensor.registry import implements, implements_learning, implements_operator
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
+from scorch.errors import IndexRangeError, ShapeError
+
+aten = torch.ops.aten
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+@implements_operator(aten.nll_loss_forward.default)
+def nll_loss_forward(
+    self: Any, target: Any, weight: Any, reduction: int, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Minus the scores of the targets, weighted; and the sum of the weights."""
+    check_call(aten.nll_loss_forward.default, self, target, weight, reduction, ignore_index)
+    x, places = (self, target) if self.dim() == 2 else (self.unsqueeze(0), target.reshape(1))
+    weights = _weights(places, weight, ignore_index, x)
+    loss = -_picked(x, places) * weights
+    if self.dim() == 1 and not reduction:
+        loss = loss.reshape(())
+    return _reduced(loss, _REDUCTIONS[reduction], weights.sum()), weights.sum()
+
+
+@implements(F.cross_entropy)
+def cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """The cross entropy of rows of scores and classes, or probabilities of classes."""
+    is_matrix = isinstance(input, SparseTensor) and input.dim() == 2 and input.is_floating_point()
+    if not is_matrix or size_average is not None or reduce is not None or reduction not in _REDUCTIONS:
+        with DisableTorchFunctionSubclass():
+            return F.cross_entropy(
+                input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
+            )
+    options = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing}
+    check_call(F.cross_entropy, input, target, **options)
+    of_classes = torch.ones(input.shape[1], dtype=input.dtype) if weight is None else weight
+    total = torch.logsumexp(input, 1) if is_learning(input) else logsumexp(input, [1])
+    if target.is_floating_point():
+        loss, weights = _soft(input, target, of_classes, total), torch.ones_like(total)
+    else:
+        weights = _weights(target, weight, ignore_index, input)
+        loss = weights * (total - _picked(input, target))
+    if label_smoothing:
+        even = total * of_classes.sum() - mv(input, of_classes)
+        if not target.is_floating_point():
+            even = torch.where(target == ignore_index, torch.zeros_like(even), even)
+        loss = (1 - label_smoothing) * loss + label_smoothing / input.shape[1] * even
+    return _reduced(loss, reduction, weights.sum())
+
+
+@implements_learning(F.cross_entropy)
+def learned_cross_entropy(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """The same composed, if the scores alone are learned."""
+    is_served = isinstance(input, SparseTensor) and input.dim() == 2 and input.numel()
+    if not is_served or (isinstance(target, torch.Tensor) and target.requires_grad):
+        return by_formula(F.cross_entropy, (input, target, *args), kwargs)
+    return cross_entropy(input, target, *args, **kwargs)
+
+
+def _soft(x: SparseTensor, target: Any, weight: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """The loss of each row where targets are probabilities."""
+    if tuple(target.shape) != tuple(x.shape):
+        shapes = f"input has shape {tuple(x.shape)}, but target has shape {tuple(target.shape)}"
+        raise ShapeError(f"cross_entropy: {shapes}")
+    weighted = target * weight
+    found: torch.Tensor = total * _plain(weighted.sum(1)) - _plain((weighted * x).sum(1))
+    return found
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor
+
+
+def _weights(target: Any, weight: Any, ignore_index: int, x: torch.Tensor) -> torch.Tensor:
+    """How much each row counts: as its class does, and not at all where the target is ``ignore_index``."""
+    rows, classes = x.shape
+    if tuple(target.shape) != (rows,):
+        raise ShapeError(
+            f"cross_entropy: there are {rows} rows of scores, but target has shape {tuple(target.shape)}"
+        )
+    counts = target != ignore_index
+    wrong = counts & ((target < 0) | (target >= classes))
+    if bool(wrong.any()):
+        raise IndexRangeError(f"target {int(target[wrong][0])} is out of bounds for {classes} classes")
+    of_classes = torch.ones(classes, dtype=x.dtype) if weight is None else weight
+    found: torch.Tensor = of_classes[torch.where(counts, target, 0)] * counts
+    return found
+
+
+def _picked(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The score of each row's target; of any class where it is ignored."""
+    inside = torch.where((target >= 0) & (target < x.shape[1]), target, 0)
+    if not isinstance(x, SparseTensor):
+        return x[torch.arange(len(inside)), inside]
+    return learned_entries(x).at(torch.arange(len(inside)) * x.shape[1] + inside)
+
+
+def _reduced(loss: torch.Tensor, reduction: str, weight: torch.Tensor) -> torch.Tensor:
+    if reduction == "none":
+        return loss
+    return loss.sum() if reduction == "sum" else loss.sum() / weight

@@ -1,0 +1,120 @@
+"""Matrices as what iterative methods ask of them: products with a few columns, by Scorch's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from scorch._src.ops.products import matmul
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import DtypeError, OperandError, ShapeError
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def as_matrix(name: str, A: Any) -> torch.Tensor:
+    """``A`` as a matrix of floating-point or complex numbers; torch's sparse layouts become ours."""
+    if not isinstance(A, torch.Tensor):
+        raise OperandError(
+            f"{name} takes a matrix, not a {type(A).__name__}; make one with scorch.from_scipy"
+        )
+    if A.dim() != 2:
+        raise ShapeError(f"{name} takes a matrix, but this tensor has shape {tuple(A.shape)}")
+    if A.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
+        dtype = str(A.dtype).removeprefix("torch.")
+        raise DtypeError(
+            f"{name} takes matrices of float32, float64 or complex numbers, not {dtype}; use .double()"
+        )
+    return A if A.layout is torch.strided else from_torch(A)
+
+
+def as_square(name: str, A: Any) -> torch.Tensor:
+    """The same, where only square matrices have a meaning."""
+    matrix = as_matrix(name, A)
+    if matrix.shape[0] != matrix.shape[1]:
+        raise ShapeError(f"{name} takes a square matrix, but this one has shape {tuple(matrix.shape)}")
+    return matrix
+
+
+def as_columns(name: str, b: Any, rows: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A right-hand side, one column or several, as a dense tensor."""
+    if not isinstance(b, torch.Tensor):
+        raise OperandError(f"{name} takes a tensor as its right-hand side, not a {type(b).__name__}")
+    if b.dim() not in (1, 2):
+        raise ShapeError(f"{name}: the right-hand side is (n,) or (n, k), not {tuple(b.shape)}")
+    if rows is not None and b.shape[0] != rows:
+        raise ShapeError(
+            f"{name}: the right-hand side has shape {tuple(b.shape)}, but the matrix has {rows} rows; "
+            f"it may be ({rows},) or ({rows}, k)"
+        )
+    if not b.is_floating_point() and not b.is_complex():
+        raise DtypeError(f"{name}: the right-hand side is {b.dtype}; convert it with .double()")
+    if dtype is not None and b.dtype != dtype:
+        raise DtypeError(
+            f"{name}: the matrix is {dtype}, but the right-hand side {b.dtype}; convert one of them"
+        )
+    if b.layout is not torch.strided or isinstance(b, SparseTensor):
+        return b.to_dense()
+    return b.detach()
+
+
+def product_with(name: str, A: Any, rows: int | None = None) -> Product:
+    """``x -> A @ x``; ``A`` may be a function that says so itself."""
+    if callable(A) and not isinstance(A, torch.Tensor):
+        return _checked(name, A)
+    matrix = as_square(name, A)
+    if rows is not None and matrix.shape[0] != rows:
+        raise ShapeError(f"{name}: a matrix of shape {tuple(matrix.shape)} does not go with {rows} rows")
+    if isinstance(matrix, SparseTensor):
+        return lambda x: matmul.matmul(matrix, x)
+    return lambda x: matrix @ x
+
+
+def _checked(name: str, function: Callable[[torch.Tensor], Any]) -> Product:
+    """A user's function, which must give what a square matrix would: columns of the same shape."""
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        found = function(x)
+        if not isinstance(found, torch.Tensor) or found.shape != x.shape:
+            kind = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            raise ShapeError(
+                f"{name}: the function gave {kind} for columns of shape {tuple(x.shape)}; give the same shape"
+            )
+        return found
+
+    return product
+
+
+def tolerance(tol: float | None, dtype: torch.dtype) -> float:
+    """How small a residual must become beside the right-hand side: what the dtype can usually give."""
+    if tol is not None:
+        return float(tol)
+    return 1e-5 if dtype in (torch.float32, torch.complex64) else 1e-10
+
+
+def is_hermitian(A: torch.Tensor) -> bool:
+    """Whether a matrix is its own transpose, conjugated where it is complex, but for the last digits."""
+    if not isinstance(A, SparseTensor):
+        return _is_close(A, A.mH)
+    first, second = from_torch(A, format="csr"), from_torch(A.T, format="csr")
+    assert isinstance(first, SparseTensor) and isinstance(second, SparseTensor)
+    arrays = zip(first.storage.pattern.arrays, second.storage.pattern.arrays, strict=True)
+    if all(torch.equal(a, b) for a, b in arrays):
+        return _is_close(first.storage.values, second.storage.values.conj())
+    if bool(first.storage.values.all()):
+        return False
+    return is_hermitian(first.eliminate_zeros())
+
+
+def _is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not a.numel():
+        return True
+    return bool((a - b).abs().max() <= 16 * torch.finfo(a.dtype).eps * a.abs().max())
+
+
+def diagonal_of(A: torch.Tensor) -> torch.Tensor:
+    found = torch.diagonal(A)
+    return found.to_dense() if isinstance(found, SparseTensor) else found

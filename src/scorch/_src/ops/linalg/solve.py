@@ -1,0 +1,244 @@
+"""Equations, determinants and least squares of sparse matrices.
+
+With SciPy installed a matrix is factored (SuperLU), whose cost follows the entries of its factors. Without it
+a small matrix is solved densely, a larger one by ``cg`` where it is symmetric and positive definite, else by
+``gmres``, which say so when they do not converge. Batches of matrices are solved densely, within the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from scorch._src.ops.fallback import densely, write_out
+from scorch._src.ops.linalg.krylov import cg, gmres, lsmr
+from scorch._src.ops.linalg.operators import (
+    as_columns,
+    as_matrix,
+    as_square,
+    diagonal_of,
+    is_hermitian,
+    tolerance,
+)
+from scorch._src.ops.linalg.scipy_backend import scipy_linalg
+from scorch._src.ops.products.matmul import matmul
+from scorch._src.storage.budget import check_budget
+from scorch._src.tensor.registry import implements
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import CallError, LinAlgError, ShapeError
+
+DENSE_ROWS = 2048  # up to this size a dense factorisation takes a second at most
+DENSE_PLACES = 1 << 22
+
+
+# equations -------------------------------------------------------------------------------------------
+
+
+@implements(torch.linalg.solve)
+def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> torch.Tensor:
+    """The dense solution of ``A @ X = B``, or with ``left=False`` of ``X @ A = B``."""
+    if out is not None:
+        found = solve(A, B, left=left)
+        if out.dtype != found.dtype:
+            raise CallError(f"solve gives {found.dtype}, but out is of {out.dtype}")
+        return write_out(out, found, "solve")
+    is_sparse = isinstance(A, SparseTensor) or A.layout is not torch.strided
+    if not is_sparse or A.dim() != 2 or B.dim() > 2:
+        dense: torch.Tensor = densely(torch.linalg.solve, (A, B), {"left": left})
+        return dense
+    matrix = as_square("solve", A)
+    assert isinstance(matrix, SparseTensor)
+    if not left and B.dim() == 1:
+        raise ShapeError("solve with left=False takes a matrix on the right; use b.unsqueeze(0)")
+    if not left:
+        return solve(matrix.T, torch.transpose(B, 0, 1)).T
+    if isinstance(B, SparseTensor):
+        cure = "solve a few columns at a time"
+        check_budget(B.numel() * B.dtype.itemsize, f"the solution of shape {tuple(B.shape)}", cure)
+    columns = as_columns("solve", B, matrix.shape[0], matrix.dtype)
+    if not columns.numel():
+        return columns.clone()
+    factors = factored(matrix)
+    if factors is not None:
+        return torch.from_numpy(factors.solve(columns.contiguous().numpy()))
+    if matrix.shape[0] <= DENSE_ROWS:
+        dense = densely(torch.linalg.solve, (matrix, columns), {})
+        return dense
+    return _iteratively(matrix, columns)
+
+
+@implements(torch.sparse.spsolve)
+def spsolve(input: Any, other: Any, *, left: bool = True) -> torch.Tensor:
+    return solve(input, other, left=left)
+
+
+@implements(torch.linalg.solve_triangular)
+def solve_triangular(
+    A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False, out: Any = None
+) -> torch.Tensor:
+    """The solution of ``A @ X = B`` for a triangular ``A``; entries of the other triangle are not read."""
+    linalg = scipy_linalg()
+    if linalg is None or not isinstance(A, SparseTensor) or A.dim() != 2 or out is not None:
+        kwargs = {"upper": upper, "left": left, "unitriangular": unitriangular}
+        kwargs |= {} if out is None else {"out": out}
+        found: torch.Tensor = densely(torch.linalg.solve_triangular, (A, B), kwargs)
+        return found
+    matrix = as_square("solve_triangular", A)
+    if not left:
+        turned = torch.transpose(B, 0, 1)
+        return solve_triangular(matrix.T, turned, upper=not upper, unitriangular=unitriangular).T
+    if B.dim() != 2:
+        raise ShapeError(
+            f"solve_triangular takes a matrix on the right, not a tensor of shape {tuple(B.shape)}"
+        )
+    columns = as_columns("solve_triangular", B, matrix.shape[0], matrix.dtype)
+    triangle = torch.triu(matrix) if upper else torch.tril(matrix)
+    assert isinstance(triangle, SparseTensor)
+    if not unitriangular and not bool(diagonal_of(triangle).all()):
+        raise LinAlgError("solve_triangular: the matrix is singular, it has a zero on its diagonal")
+    done = linalg.spsolve_triangular(
+        triangle.to_scipy().tocsr(), columns.numpy(), lower=not upper, unit_diagonal=unitriangular
+    )
+    return torch.from_numpy(done).to(matrix.dtype)
+
+
+def factored(matrix: SparseTensor) -> Any:
+    """SuperLU's factors of a square matrix, or None where SciPy is not installed."""
+    linalg = scipy_linalg()
+    if linalg is None:
+        return None
+    if not bool(matrix.storage.values.isfinite().all()):  # which SuperLU takes for singular
+        raise LinAlgError("the matrix has numbers that are not finite, so the equation has no solution")
+    given = matrix.to_scipy().tocsc()
+    is_symmetric = is_hermitian(matrix)
+    order = "MMD_AT_PLUS_A" if is_symmetric else "COLAMD"
+    try:
+        return linalg.splu(given, permc_spec=order, options={"SymmetricMode": is_symmetric})
+    except RuntimeError:
+        raise LinAlgError(
+            f"the matrix of shape {tuple(matrix.shape)} is singular, so the equation has no solution "
+            "or many; torch.linalg.lstsq gives the closest"
+        ) from None
+
+
+def _iteratively(matrix: SparseTensor, columns: torch.Tensor) -> torch.Tensor:
+    diagonal = diagonal_of(matrix)
+    inverse = torch.where(diagonal == 0, 1, 1 / diagonal)
+
+    def near(x: torch.Tensor) -> torch.Tensor:
+        return x * (inverse if x.dim() == 1 else inverse.unsqueeze(1))
+
+    real = diagonal.real if diagonal.is_complex() else diagonal
+    if bool((real > 0).all()) and is_hermitian(matrix):
+        try:
+            return cg(matrix, columns, M=near)
+        except LinAlgError:
+            pass  # not positive definite
+    return gmres(matrix, columns, M=near)
+
+
+# inverses and determinants ---------------------------------------------------------------------------
+
+
+@implements(torch.linalg.inv, torch.inverse, torch.Tensor.inverse)
+def inv(A: Any, *, out: Any = None) -> torch.Tensor:
+    """The inverse, which is dense whatever the pattern."""
+    if isinstance(A, SparseTensor) and A.dim() == 2:
+        size = A.numel() * A.dtype.itemsize
+        check_budget(2 * size, f"the inverse of a matrix of shape {tuple(A.shape)}", "use torch.linalg.solve")
+    kwargs = {} if out is None else {"out": out}
+    found: torch.Tensor = densely(torch.linalg.inv, (A,), kwargs)
+    return found
+
+
+@implements(torch.linalg.det, torch.det, torch.Tensor.det)
+def det(A: Any, *, out: Any = None) -> torch.Tensor:
+    if not _is_factored(A) or out is not None:
+        found: torch.Tensor = densely(torch.linalg.det, (A,), {} if out is None else {"out": out})
+        return found
+    pivots, sign = _pivots(as_square("det", A))
+    return torch.prod(pivots) * sign
+
+
+@implements(torch.linalg.slogdet, torch.slogdet, torch.Tensor.slogdet)
+def slogdet(A: Any, *, out: Any = None) -> Any:
+    """The sign of the determinant, and the logarithm of its size."""
+    if not _is_factored(A) or out is not None:
+        return densely(torch.linalg.slogdet, (A,), {} if out is None else {"out": out})
+    pivots, sign = _pivots(as_square("slogdet", A))
+    sizes = pivots.abs()
+    signs = torch.where(sizes == 0, 0, pivots / sizes)
+    kind = torch.return_types.linalg_slogdet  # type: ignore[attr-defined]
+    return kind((signs.prod() * sign, torch.log(sizes).sum()))
+
+
+def _pivots(matrix: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The diagonal of a triangular factor, and the sign of the rows' and columns' new order."""
+    assert isinstance(matrix, SparseTensor)
+    if not bool(matrix.storage.values.isfinite().all()):
+        return torch.full((1,), math.nan, dtype=matrix.dtype), 1
+    try:
+        factors = factored(matrix)
+    except LinAlgError:  # singular
+        return torch.zeros(1, dtype=matrix.dtype), 1
+    found = torch.from_numpy(factors.U.diagonal()).to(matrix.dtype)
+    return found, _parity(factors.perm_r) * _parity(factors.perm_c)
+
+
+@implements(torch.logdet, torch.Tensor.logdet)
+def logdet(A: Any) -> torch.Tensor:
+    if not _is_factored(A) or A.is_complex():
+        found: torch.Tensor = densely(torch.logdet, (A,), {})
+        return found
+    sign, logarithm = slogdet(A)
+    return torch.where(sign < 0, math.nan, logarithm)
+
+
+def _is_factored(A: Any) -> bool:
+    return isinstance(A, SparseTensor) and A.dim() == 2 and bool(A.numel()) and scipy_linalg() is not None
+
+
+def _parity(order: Any) -> int:
+    """1 for an even permutation, -1 for an odd one: by its number of cycles."""
+    import scipy.sparse.csgraph
+
+    count = len(order)
+    edges = scipy.sparse.csr_array(([1] * count, order, range(count + 1)), shape=(count, count))
+    cycles = scipy.sparse.csgraph.connected_components(edges, directed=True, connection="weak")[0]
+    return 1 if (count - cycles) % 2 == 0 else -1
+
+
+# least squares ---------------------------------------------------------------------------------------
+
+
+@implements(torch.linalg.lstsq)
+def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """The ``X`` of least norm among those that bring ``A @ X`` closest to ``B``.
+
+    Large matrices are solved iteratively (LSMR, tolerance 1e-10 or in float32 1e-5); then the rank and the
+    singular values are not known and left empty.
+    """
+    if not isinstance(A, SparseTensor) or A.dim() != 2 or A.numel() <= DENSE_PLACES or driver is not None:
+        return densely(torch.linalg.lstsq, (A, B), {"rcond": rcond, "driver": driver})
+    matrix = as_matrix("lstsq", A)
+    columns = as_columns("lstsq", B, matrix.shape[0], matrix.dtype)
+    turned = matrix.T.conj() if matrix.is_complex() else matrix.T
+    limit = tolerance(None, matrix.dtype)
+    most = 10 * max(100, min(matrix.shape))
+    wide = columns.unsqueeze(1) if columns.dim() == 1 else columns
+    found = torch.stack(
+        [
+            lsmr(lambda x: matmul(matrix, x), lambda x: matmul(turned, x), part, matrix.shape[1], limit, most)
+            for part in wide.T.contiguous()
+        ],
+        1,
+    )
+    found = found[:, 0] if columns.dim() == 1 else found
+    residuals = (matmul(matrix, found) - columns).abs().square().sum(0)
+    if matrix.shape[0] <= matrix.shape[1]:
+        residuals = residuals.new_zeros(0)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    kind = torch.return_types.linalg_lstsq  # type: ignore[attr-defined]
+    return kind((found, residuals, nothing, residuals.new_zeros(0)))

@@ -1,0 +1,97 @@
+"""Losses of two sparse tensors that are taken element by element, with their sum or mean.
+
+Where neither operand stores anything the loss of one element is always the same, f(0, 0). So the sum is that
+of the loss at the stored places, and f(0, 0) for each of the others: the cost follows the entries, also where
+f(0, 0) is not zero.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from scorch._src.tensor.check_call import check_call
+from scorch._src.tensor.entries import entries_of, united
+from scorch._src.tensor.registry import implements
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
+
+_SCALARS = ("weight", "pos_weight", "var")  # arguments that may be dense, if they are one number
+
+
+def _by_entries(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose loss is taken element by element, on lists of stored values."""
+    signature = inspect.signature(function)
+
+    def loss(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if not _is_summed(bound.arguments):
+            with DisableTorchFunctionSubclass():
+                return function(*args, **kwargs)
+        check_call(function, *args, **kwargs)
+        return _summed(function, bound.arguments)
+
+    return loss
+
+
+def _is_summed(given: dict[str, Any]) -> bool:
+    """Whether the result is one number, made of sparse tensors of one shape."""
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    sparse = [tensor for tensor in tensors.values() if isinstance(tensor, SparseTensor)]
+    dense = [name for name, tensor in tensors.items() if not isinstance(tensor, SparseTensor)]
+    is_legacy = given.get("size_average") is not None or given.get("reduce") is not None
+    return (
+        given["reduction"] in ("mean", "sum", "batchmean")
+        and not is_legacy
+        and not any(tensor.requires_grad for tensor in tensors.values())
+        and len({tuple(tensor.shape) for tensor in sparse}) == 1
+        and all(name in _SCALARS and tensors[name].numel() == 1 for name in dense)
+    )
+
+
+def _summed(function: Callable[..., Any], given: dict[str, Any]) -> torch.Tensor:
+    sparse = {name: entries_of(value) for name, value in given.items() if isinstance(value, SparseTensor)}
+    keys = united(list(sparse.values()))
+
+    def at(values: dict[str, torch.Tensor], count: int) -> torch.Tensor:
+        numbers = {
+            name: value.reshape(1).expand(count)
+            for name, value in given.items()
+            if isinstance(value, torch.Tensor) and name not in sparse
+        }
+        found: torch.Tensor = function(**{**given, **numbers, **values, "reduction": "none"})
+        return found
+
+    stored = at({name: entries.at(keys) for name, entries in sparse.items()}, keys.numel())
+    shape = next(iter(sparse.values())).shape
+    others = math.prod(shape) - keys.numel()
+    wide = torch.complex128 if stored.is_complex() else torch.float64
+    total = stored.sum(dtype=wide)
+    if others:
+        zero = at({name: entries.values.new_zeros(1) for name, entries in sparse.items()}, 1)
+        total = total + others * zero.reshape(()).to(wide)
+    divisor = {"sum": 1, "mean": math.prod(shape), "batchmean": shape[0] if shape else 1}
+    return torch.div(total, divisor[given["reduction"]]).to(stored.dtype)
+
+
+for _function in (
+    F.mse_loss,
+    F.l1_loss,
+    F.smooth_l1_loss,
+    F.huber_loss,
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+    F.kl_div,
+    F.poisson_nll_loss,
+    F.gaussian_nll_loss,
+    F.soft_margin_loss,
+    F.hinge_embedding_loss,
+    F.margin_ranking_loss,
+):
+    implements(_function)(_by_entries(_function))

@@ -1,0 +1,1 @@
+"""Functions that move entries: views, indexing, joins, scatters."""

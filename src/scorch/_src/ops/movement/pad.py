@@ -1,0 +1,73 @@
+"""Padding by what the tensor holds: each dimension is read again at the places that the mode names.
+
+    reflect      2 1 | 0 1 2 3 | 2 1
+    replicate    0 0 | 0 1 2 3 | 3 3
+    circular     2 3 | 0 1 2 3 | 0 1
+
+Time and memory follow the entries of the result. Padding with a number is in ``ops.shape``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from scorch._src.ops.movement.index import index_select
+from scorch._src.ops.movement.shape import shape_after
+from scorch._src.tensor.registry import implements, implements_operator
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
+
+aten = torch.ops.aten
+
+
+@implements(F.pad)
+def pad(input: SparseTensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
+    """torch writes circular paddings into a dense tensor; everything else is an operator of its own."""
+    if mode != "circular":
+        with DisableTorchFunctionSubclass():
+            return F.pad(input, pad, mode, value)
+    shape_after(F.pad, input, pad, mode, value)  # says what is wrong
+    return _padded(input, pad, mode)
+
+
+@implements_operator(
+    aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default
+)
+def reflection_pad(self: SparseTensor, padding: Sequence[int]) -> Any:
+    shape_after(F.pad, self, padding, "reflect")
+    return _padded(self, padding, "reflect")
+
+
+@implements_operator(
+    aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default
+)
+def replication_pad(self: SparseTensor, padding: Sequence[int]) -> Any:
+    shape_after(F.pad, self, padding, "replicate")
+    return _padded(self, padding, "replicate")
+
+
+def _padded(self: SparseTensor, padding: Sequence[int], mode: str) -> Any:
+    if not any(padding):
+        return torch.clone(self)
+    for number in range(len(padding) // 2):
+        dim = self.dim() - 1 - number
+        before, after = padding[2 * number], padding[2 * number + 1]
+        if before or after:
+            self = index_select(self, dim, _places(self.shape[dim], before, after, mode))
+    return self
+
+
+def _places(size: int, before: int, after: int, mode: str) -> torch.Tensor:
+    """Where a padded dimension is read; a negative padding cuts first."""
+    if mode == "circular":
+        first, last = max(-before, 0), size - max(-after, 0)
+        place = torch.arange(-max(before, 0), last - first + max(after, 0))
+        return place % (last - first) + first
+    place = torch.arange(-before, size + after)
+    if mode == "replicate":
+        return place.clamp(0, size - 1)
+    return size - 1 - (size - 1 - place.abs()).abs()

@@ -1,0 +1,133 @@
+"""Functions of ``torch.nn.functional`` and others that are one expression, taken whole as users call them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from scorch._src.grad_state import is_learning
+from scorch._src.ops.fallback import all_sparse, densely, replace_by, stored, write_out
+from scorch._src.ops.products.matmul import is_turned, matmul, turned_over
+from scorch._src.statements.autocast import cast, is_autocast
+from scorch._src.statements.einsum import einsum
+from scorch._src.tensor.autograd import sparse_of, values_of
+from scorch._src.tensor.check_call import check_call
+from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
+from scorch._src.tensor.registry import implements, implements_operator
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
+from scorch.errors import CallError, ShapeError
+
+aten = torch.ops.aten
+
+
+@implements(F.linear, learns=True)
+def linear(input: Any, weight: Any, bias: Any = None, *, out: Any = None) -> Any:
+    """``input @ weight.T + bias``."""
+    if out is not None:
+        check_call(F.linear, input, weight, bias, out=out)
+        return write_out(out, linear(input, weight, bias), "linear")
+    if is_autocast():
+        input, weight, bias = cast(input, weight, bias)
+    if not _fits(input, weight, bias):
+        check_call(F.linear, input, weight, bias)
+    is_rows = isinstance(weight, SparseTensor) and not isinstance(input, SparseTensor) and input.dim()
+    if is_rows and len(weight.storage.pattern.shape) == 2:  # asking the tensor itself takes longer
+        product = _rows_by_weight(input, weight)
+    elif weight.dim() == 1:
+        product = matmul(input, weight)
+    elif isinstance(weight, SparseTensor) and input.dim() == 1:
+        product = matmul(weight, input)
+    else:
+        product = matmul(input, torch.transpose(weight, 0, 1))
+    return product if bias is None else (product + bias).reshape(product.shape)
+
+
+def _fits(input: Any, weight: Any, bias: Any) -> bool:
+    """Whether sizes and dtypes agree as in almost all calls; asking torch takes longer."""
+    if not isinstance(weight, SparseTensor) or isinstance(input, SparseTensor):
+        return False
+    shape, dtype = weight.storage.pattern.shape, weight.storage.values.dtype
+    if len(shape) != 2 or input.dtype is not dtype or input.shape[-1:] != shape[1:]:
+        return False
+    return bias is None or (bias.dtype is dtype and bias.shape == shape[:1])
+
+
+def _rows_by_weight(input: Any, weight: SparseTensor) -> Any:
+    """``input @ weight.T`` for a dense input, its leading dimensions as one."""
+    if input.dim() == 1:
+        return einsum("j,kj->k", input, weight, format="dense")
+    rows = input if input.dim() == 2 else input.flatten(0, -2)
+    if is_turned(rows, weight):
+        found = turned_over(einsum("kj,ji->ki", weight, turned_over(rows), format="dense"))
+    else:
+        found = einsum("ij,kj->ik", rows, weight, format="dense")
+    return found if input.dim() == 2 else found.unflatten(0, input.shape[:-1])
+
+
+@implements(F.bilinear, learns=True)
+def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
+    """``input1 @ weight[k] @ input2`` for every k."""
+    check_call(F.bilinear, input1, input2, weight, bias)
+    batch = "abcdefg"[: input1.dim() - 1]
+    product = einsum(f"{batch}i,kij,{batch}j->{batch}k", input1, weight, input2)
+    return product if bias is None else product + bias
+
+
+@implements_operator(aten.glu)
+def glu(self: SparseTensor, dim: int = -1) -> SparseTensor:
+    """``a * sigmoid(b)`` of both halves, at the entries of ``a``."""
+    if not self.dim() or self.shape[dim] % 2:
+        raise ShapeError(f"glu halves dimension {dim}, whose size must be even, of shape {tuple(self.shape)}")
+    a, b = torch.chunk(self, 2, dim)
+    assert isinstance(a, SparseTensor) and isinstance(b, SparseTensor)
+    entries = entries_of(a)
+    gates = torch.sigmoid(entries_of(b).at(entries.keys))
+    return from_entries(
+        Entries(entries.keys, entries.values * gates, entries.shape), format_for(a, entries.shape)
+    )
+
+
+@implements(torch.stft, torch.Tensor.stft, learns=True)
+def stft(input: Any, *args: Any, **kwargs: Any) -> Any:
+    """The transform of every window, which fills it; torch cuts windows by strides."""
+    return densely(torch.stft, (input, *args), kwargs)
+
+
+@implements(F.rrelu, torch.rrelu, learns=True)
+def rrelu(
+    input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Any:
+    """Zero for zero; in training a slope is drawn for every stored element that is negative."""
+    given = values_of(input).clone() if inplace else values_of(input)  # gradients need it as it is
+    values = torch.rrelu(given, lower, upper, training)
+    found = sparse_of(input.storage.pattern, values)
+    if not inplace:
+        return found
+    return input.copy_(found) if is_learning(input) else replace_by(input, found, "rrelu")
+
+
+@implements(F.multi_head_attention_forward)
+def multi_head_attention_forward(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result is sparse if all tensors are, above all the weights of the last projection."""
+    with DisableTorchFunctionSubclass():
+        found, weights = F.multi_head_attention_forward(query, key, value, *args, **kwargs)
+    given = (query, key, value, *args, *kwargs.values())
+    floats = [tensor for tensor in given if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
+    return (stored(found, query) if all_sparse(floats) and found.dtype == query.dtype else found), weights
+
+
+@implements(F.one_hot)
+def one_hot(tensor: Any, num_classes: int = -1) -> Any:
+    """A row of zeros with a one for each class; only the ones are stored."""
+    values = tensor.storage.values
+    if values.numel() and values.dtype == torch.int64:
+        least, most = (int(value) for value in torch.aminmax(values))
+        if least < 0:
+            raise CallError(f"one_hot: classes are counted from 0, but there is {least}")
+        if -1 != num_classes <= most:
+            raise CallError(f"one_hot: class {most} is not one of {num_classes} classes")
+    with DisableTorchFunctionSubclass():
+        return F.one_hot(tensor, num_classes)

@@ -1,0 +1,164 @@
+"""Matrix products under torch's own names: each is an einsum.
+
+As torch users expect, a product with a dense tensor is dense, and a product of sparse tensors (torch's own
+layouts included) is sparse, however full it is; ``einsum`` makes those dense that need less memory so.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from scorch._src.backends.cpu.routines.transpose import laid_out
+from scorch._src.formats import Format
+from scorch._src.grad_state import is_learning, is_plain_inference
+from scorch._src.ops.fallback import densely, write_out
+from scorch._src.statements.autocast import cast, is_autocast
+from scorch._src.statements.call_cache import keep_as, repeat_call
+from scorch._src.statements.einsum import einsum
+from scorch._src.tensor.check_call import check_call
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.registry import implements
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ShapeError
+from scorch.settings import current
+
+Result = SparseTensor | torch.Tensor
+_BATCH = "abcdefgh"
+FEW_ROWS = 2  # of a dense matrix, below which it is not worth transposing
+MUCH_WORK = 1 << 14  # multiplications from which on it is
+
+
+@implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, learns=True)
+def matmul(input: Any, other: Any, *, out: Any = None) -> Result:
+    """``input @ other`` for vectors, matrices and batches of matrices."""
+    return _product(torch.matmul, input, other, out)
+
+
+@implements(torch.mm, torch.Tensor.mm, learns=True)
+def mm(input: Any, mat2: Any, *, out: Any = None) -> Result:
+    """The product of two matrices."""
+    return _product(torch.mm, input, mat2, out)
+
+
+@implements(torch.mv, torch.Tensor.mv, learns=True)
+def mv(input: Any, vec: Any, *, out: Any = None) -> Result:
+    """The product of a matrix and a vector."""
+    return _product(torch.mv, input, vec, out)
+
+
+@implements(torch.bmm, torch.Tensor.bmm, learns=True)
+def bmm(input: Any, mat2: Any, *, out: Any = None) -> Result:
+    """The products of two batches of matrices."""
+    return _product(torch.bmm, input, mat2, out)
+
+
+@implements(torch.Tensor.__rmatmul__, learns=True)
+def rmatmul(input: Any, other: Any) -> Result:
+    """``other @ input``, where ``other`` is the dense tensor on the left."""
+    return _product(torch.matmul, other, input, None)
+
+
+@implements(torch.einsum, learns=True)
+def torch_einsum(*args: Any) -> Result:
+    return einsum(*cast(*args)) if is_autocast() else einsum(*args)
+
+
+def _product(function: Any, left: Any, right: Any, out: Any) -> Result:
+    """``function`` of both; only calls that were checked are remembered under its name."""
+    if is_autocast():
+        left, right = cast(left, right)
+    name = function.__name__
+    is_new = out is not None or is_learning(left, right)
+    known = None if is_new else repeat_call(((name,), None), (left, right))
+    if known is not None:
+        return known
+    check_call(function, left, right, out=out)
+    if left.dtype != right.dtype:  # which torch accepts where there is nothing to add up
+        return densely(function, (left, right), {} if out is None else {"out": out})  # type: ignore[no-any-return]
+    subscripts = _subscripts(left.dim(), right.dim())
+    left, right = _as_sparse(left), _as_sparse(right)
+    found = turned(left, right) if is_turned(left, right) else None
+    if found is None:
+        found = _multiplied(name, subscripts, left, right)
+    return found if out is None else write_out(out, found, name)
+
+
+def _multiplied(name: str, subscripts: tuple[str, str, str], left: Any, right: Any) -> Result:
+    """The product, which of two sparse tensors is sparse."""
+    first, second, result = subscripts
+    equation = f"{first},{second}->{result}"
+    is_sparse = isinstance(left, SparseTensor) and isinstance(right, SparseTensor)
+    asked: Any = _sparse_format(subscripts, left.format, right.format) if is_sparse else "dense"
+    found = einsum(equation, left, right, format=asked)
+    if is_sparse and result and not isinstance(found, SparseTensor):  # a sparse dimension of size 1 is none
+        return from_torch(found, format=_rows_format(len(result)))
+    if not is_learning(left, right):
+        keep_as(((name,), None), (equation, asked), (left, right))
+    return found
+
+
+def is_turned(left: Any, right: Any) -> bool:
+    """Whether a product is computed as the transpose of that of the transposes.
+
+    Kernels go along rows of a dense operand. Those of ``left.T`` are met by one entry of a sparse ``right``
+    each, and stay in registers; along rows of ``left`` values would be picked one by one.
+    """
+    if not isinstance(right, SparseTensor) or isinstance(left, SparseTensor) or left.dim() != 2:
+        return False
+    pattern, rows = right.storage.pattern, left.shape[0]
+    return len(pattern.shape) == 2 and rows >= FEW_ROWS and rows * pattern.size >= MUCH_WORK
+
+
+def turned(left: Any, right: Any) -> Any:
+    """``left @ right`` for which ``is_turned``, once sizes were checked."""
+    if left.shape[1] != right.shape[0]:
+        return None
+    return turned_over(einsum("jk,ji->ki", right, turned_over(left), format="dense"))
+
+
+def turned_over(matrix: torch.Tensor) -> torch.Tensor:
+    """The transpose of a dense matrix, row by row in memory."""
+    if type(matrix) is not torch.Tensor or not is_plain_inference(matrix):
+        return matrix.t().contiguous()
+    return laid_out(matrix, (1, 0), current().threads or torch.get_num_threads())
+
+
+def _as_sparse(tensor: Any) -> Any:
+    """A tensor in one of torch's sparse layouts as one of ours."""
+    if isinstance(tensor, SparseTensor) or tensor.layout is torch.strided:
+        return tensor
+    return from_torch(tensor)
+
+
+@functools.lru_cache(maxsize=256)
+def _sparse_format(subscripts: tuple[str, str, str], left: Format, right: Format) -> Format | None:
+    """The format to ask for so that a product of sparse tensors is sparse; None where it is anyway.
+
+    Rows of ``csr`` and columns of ``csc`` are all stored, so nothing but the sum is sparse in their product.
+    """
+    first, second, result = subscripts
+    for indices, form in ((first, left), (second, right)):
+        for dim, level in zip(form.order, form.levels, strict=True):
+            if indices[dim] in result and not level.is_full:
+                return None
+    return _rows_format(len(result)) if result else None
+
+
+def _rows_format(dims: int) -> Format:
+    return Format("d" * (dims - 1) + "s")
+
+
+def _subscripts(left: int, right: int) -> tuple[str, str, str]:
+    """The subscripts of both operands and the result; leading dimensions are batches."""
+    if not left or not right:
+        raise ShapeError("matmul takes vectors, matrices or batches of them, not scalars; use * instead")
+    batch = max(left, right) - 2
+    if batch > len(_BATCH):
+        raise ShapeError(f"matmul takes up to {len(_BATCH)} batch dimensions, not {batch}")
+    letters = _BATCH[: max(batch, 0)]
+    first = "j" if left == 1 else letters[len(letters) - (left - 2) :] + "ij"
+    second = "j" if right == 1 else letters[len(letters) - (right - 2) :] + "jk"
+    return first, second, letters + ("" if left == 1 else "i") + ("" if right == 1 else "k")

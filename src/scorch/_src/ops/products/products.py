@@ -1,0 +1,190 @@
+"""Products added to something: ``beta * input + alpha * (a @ b)`` and its like, and products of several."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scorch._src.ops.fallback import write_out
+from scorch._src.ops.products import matmul
+from scorch._src.statements.einsum import einsum
+from scorch._src.tensor.autograd import placed, sparse_of, values_of
+from scorch._src.tensor.check_call import check_call
+from scorch._src.tensor.entries import Entries, format_for, from_entries
+from scorch._src.tensor.registry import implements, implements_learning, implements_operator
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
+
+aten = torch.ops.aten
+
+
+def _scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
+    """With whole numbers only the whole part of a factor counts, as in torch."""
+    whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    number = int(factor) if whole else factor
+    return tensor if number == 1 else tensor * number
+
+
+def _added(self: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    """With ``beta`` 0 what ``self`` holds does not matter, NaN included."""
+    if beta == 0:
+        wide = torch.broadcast_shapes(self.shape, product.shape)
+        return _scaled(product, alpha).expand(wide)
+    return _scaled(self, beta) + _scaled(product, alpha)
+
+
+@implements_learning(torch.addmm, torch.Tensor.addmm)
+@implements_operator(aten.addmm.default)
+def addmm(self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    check_call(torch.addmm, self, mat1, mat2, beta=beta, alpha=alpha)
+    return _added(self, matmul.mm(mat1, mat2), beta, alpha)
+
+
+@implements_learning(torch.addmv, torch.Tensor.addmv)
+@implements_operator(aten.addmv.default)
+def addmv(self: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    check_call(torch.addmv, self, mat, vec, beta=beta, alpha=alpha)
+    return _added(self, matmul.mv(mat, vec), beta, alpha)
+
+
+@implements_learning(torch.baddbmm, torch.Tensor.baddbmm)
+@implements_operator(aten.baddbmm.default)
+def baddbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    check_call(torch.baddbmm, self, batch1, batch2, beta=beta, alpha=alpha)
+    return _added(self, matmul.bmm(batch1, batch2), beta, alpha)
+
+
+@implements_learning(torch.addbmm, torch.Tensor.addbmm)
+@implements_operator(aten.addbmm.default)
+def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    check_call(torch.addbmm, self, batch1, batch2, beta=beta, alpha=alpha)
+    return _added(self, einsum("bij,bjk->ik", batch1, batch2), beta, alpha)
+
+
+implements_operator(aten.mm.default)(matmul.mm)
+implements_operator(aten.mv.default)(matmul.mv)
+implements_operator(aten.bmm.default)(matmul.bmm)
+
+
+@implements(torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power)
+def matrix_power(input: Any, n: int, *, out: Any = None) -> Any:
+    """``input`` multiplied with itself; no times is the unit matrix, which is sparse too."""
+    is_square = isinstance(input, SparseTensor) and input.dim() == 2 and input.shape[0] == input.shape[1]
+    if n == 0 and is_square and out is None:
+        size = input.shape[0]
+        ones = torch.ones(size, dtype=input.dtype)
+        places = Entries(torch.arange(size, device="cpu") * (size + 1), ones, (size, size))
+        return from_entries(places, format_for(input, (size, size)))
+    if out is not None and isinstance(n, int) and n >= 0:
+        check_call(torch.matrix_power, input, n, out=out)
+    with DisableTorchFunctionSubclass():
+        return torch.matrix_power(input, n) if out is None else torch.matrix_power(input, n, out=out)
+
+
+@implements_learning(torch.dot, torch.Tensor.dot)
+@implements_operator(aten.dot.default)
+def dot(self: Any, tensor: Any) -> Any:
+    check_call(torch.dot, self, tensor)
+    return einsum("i,i->", self, tensor)
+
+
+@implements_learning(torch.vdot, torch.Tensor.vdot)
+@implements_operator(aten.vdot.default)
+def vdot(self: Any, other: Any) -> Any:
+    """As ``dot``, of the first vector's complex conjugate."""
+    check_call(torch.vdot, self, other)
+    return einsum("i,i->", self.conj() if self.is_complex() else self, other)
+
+
+@implements(torch.kron, torch.Tensor.kron, learns=True)
+def kron(input: Any, other: Any, *, out: Any = None) -> Any:
+    """The Kronecker product: every entry of one with every entry of the other."""
+    if out is not None:
+        check_call(torch.kron, input, other, out=out)
+        return write_out(out, kron(input, other), "kron")
+    rank = max(input.dim(), other.dim())
+    if not 0 < rank <= 8:
+        return input * other
+    first, second = (part.reshape((1,) * (rank - part.dim()) + tuple(part.shape)) for part in (input, other))
+    i, j = "abcdefgh"[:rank], "ijklmnop"[:rank]
+    pairs = "".join(map("".join, zip(i, j, strict=True)))
+    found = einsum(f"{i},{j}->{pairs}", first, second, format="s" * len(pairs))
+    return found.reshape([a * b for a, b in zip(first.shape, second.shape, strict=True)])
+
+
+# as einsums, for gradients that follow the entries ---------------------------------------------------
+
+
+@implements_learning(torch.inner, torch.Tensor.inner)
+def inner(input: Any, other: Any) -> Any:
+    """The sum of products along the last dimensions of both."""
+    check_call(torch.inner, input, other)
+    if not input.dim() or not other.dim():
+        return input * other
+    a, b = "abcdefgh"[: input.dim() - 1], "ijklmnop"[: other.dim() - 1]
+    return einsum(f"{a}z,{b}z->{a}{b}", input, other)
+
+
+@implements_learning(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger)
+def outer(input: Any, vec2: Any) -> Any:
+    check_call(torch.outer, input, vec2)
+    return einsum("i,j->ij", input, vec2)
+
+
+@implements_learning(torch.tensordot)
+def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
+    """The sum of products over pairs of dimensions, or over the last of ``a`` and the first of ``b``."""
+    if isinstance(dims, torch.Tensor):
+        dims = dims.tolist()
+    check_call(torch.tensordot, a, b, dims, out=out)
+    if isinstance(dims, int):
+        dims = (list(range(a.dim() - dims, a.dim())), list(range(dims)))
+    over_a, over_b = ([d % t.dim() for d in own] for own, t in zip(dims, (a, b), strict=True))
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    first = [next(letters) for _ in range(a.dim())]
+    second = [first[over_a[over_b.index(d)]] if d in over_b else next(letters) for d in range(b.dim())]
+    kept = [first[d] for d in range(a.dim()) if d not in over_a]
+    kept += [second[d] for d in range(b.dim()) if d not in over_b]
+    return einsum(f"{''.join(first)},{''.join(second)}->{''.join(kept)}", a, b)
+
+
+@implements_learning(torch.linalg.multi_dot)
+def multi_dot(tensors: Sequence[Any], *, out: Any = None) -> Any:
+    check_call(torch.linalg.multi_dot, tensors, out=out)
+    return functools.reduce(matmul.matmul, tensors)
+
+
+@implements_learning(torch.chain_matmul)
+def chain_matmul(*matrices: Any, out: Any = None) -> Any:
+    check_call(torch.chain_matmul, *matrices, out=out)
+    return functools.reduce(matmul.mm, matrices)
+
+
+def _unit(input: Any, unit: Any) -> Any:
+    """A unit matrix connected to the matrix that it is a power of, on which it does not depend."""
+    if not isinstance(input, SparseTensor) or not isinstance(unit, SparseTensor):
+        return torch.where(torch.ones_like(unit, dtype=torch.bool), unit, input.to_dense())
+    stored = unit.storage
+    own = placed(values_of(input), input.storage.pattern, stored.pattern)
+    return sparse_of(stored.pattern, torch.where(stored.pattern.present, stored.values, own))
+
+
+@implements_learning(torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power)
+def learned_power(input: Any, n: int, *, out: Any = None) -> Any:
+    """As ``matrix_power``, by squaring, each product sampled at the pattern of what it is learned from."""
+    if n < 0:
+        return torch.matrix_power(input.to_dense(), n)
+    if n == 0:
+        return _unit(input, matrix_power(input.detach(), 0))
+    if n == 1:
+        return input.clone()
+    found = None
+    while n:
+        if n % 2:
+            found = input if found is None else matmul.matmul(found, input)
+        n //= 2
+        input = matmul.matmul(input, input) if n else input
+    return found

@@ -1,0 +1,138 @@
+"""Functions of tensors that are learned, composed of others whose gradients cost what the entries cost.
+
+torch's formulas for them expand, compare or fill tensors of the whole shape. What is not served here (an
+``out=``, mixed dtypes, other ranks) goes by torch's formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from scorch._src.grad_state import untracked
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.autograd import by_formula, sparse_of, values_at, values_of
+from scorch._src.tensor.registry import implements_learning
+from scorch._src.tensor.sparse_tensor import SparseTensor
+
+Function = Callable[..., Any]
+
+
+def _is_plain(tensor: Any) -> bool:
+    return isinstance(tensor, SparseTensor) and tensor.is_floating_point() and bool(tensor.numel())
+
+
+# norms -----------------------------------------------------------------------------------------------
+
+
+@implements_learning(torch.norm, torch.Tensor.norm)
+def norm(
+    input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
+) -> Any:
+    """The norm of vectors, which that of Frobenius is too."""
+    order = 2.0 if p in ("fro", None) else p
+    if _is_plain(input) and out is None and dtype is None and isinstance(order, (int, float)):
+        return torch.linalg.vector_norm(input, order, dim, keepdim)
+    return by_formula(torch.norm, (input, p, dim, keepdim), {"out": out, "dtype": dtype})
+
+
+@implements_learning(F.normalize)
+def normalize(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Any:
+    if not _is_plain(input) or input.dim() != 2 or out is not None:
+        return by_formula(F.normalize, (input, p, dim, eps), {"out": out})
+    return input / torch.linalg.vector_norm(input, p, dim, True).clamp(min=eps)
+
+
+@implements_learning(torch.cosine_similarity, F.cosine_similarity)
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    is_plain = _is_plain(x1) and isinstance(x2, torch.Tensor) and x1.shape == x2.shape
+    if not is_plain or x1.dim() != 2 or x1.dtype != x2.dtype:
+        return by_formula(torch.cosine_similarity, (x1, x2, dim, eps), {})
+    sizes = [torch.linalg.vector_norm(x, 2, dim).clamp(min=eps) for x in (x1, x2)]
+    return torch.sum(x1 * x2, dim) / (sizes[0] * sizes[1])
+
+
+@implements_learning(torch.nansum, torch.Tensor.nansum)
+def nansum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None) -> Any:
+    if not _is_plain(input) or out is not None:
+        return by_formula(torch.nansum, (input, dim, keepdim), {"dtype": dtype, "out": out})
+    values = values_of(input)
+    numbers = sparse_of(input.storage.pattern, torch.where(values.isnan(), 0, values))
+    dims = tuple(range(input.dim())) if dim is None else dim
+    return torch.sum(numbers, dims, keepdim, dtype=dtype)
+
+
+# neighbours ------------------------------------------------------------------------------------------
+
+
+@implements_learning(F.glu)
+def glu(input: Any, dim: int = -1) -> Any:
+    """The first half times the sigmoid of the second, at the entries of the first."""
+    if not _is_plain(input) or input.shape[dim] % 2:
+        return by_formula(F.glu, (input, dim), {})
+    halves: Any = torch.chunk(input, 2, dim)
+    first, second = halves
+    if bool(values_of(second).isnan().any()):  # which is not zero where the first half is
+        return by_formula(F.glu, (input, dim), {})
+    pattern = first.storage.pattern
+    return sparse_of(pattern, values_of(first) * torch.sigmoid(values_at(second, pattern)))
+
+
+@implements_learning(torch.diff, torch.Tensor.diff)
+def diff(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    if not _is_plain(input) or prepend is not None or append is not None or not 0 < n < input.shape[dim]:
+        return by_formula(torch.diff, (input, n, dim, prepend, append), {})
+    for _ in range(n):
+        size = input.shape[dim] - 1
+        input = torch.narrow(input, dim, 1, size) - torch.narrow(input, dim, 0, size)
+    return input
+
+
+# functions of several tensors ------------------------------------------------------------------------
+
+
+def united_pattern(tensors: Sequence[Any]) -> Pattern:
+    """The places where any of the tensors, which have one shape, has an entry."""
+    patterns = [tensor.storage.pattern for tensor in tensors]
+    if all(pattern is patterns[0] for pattern in patterns):
+        same: Pattern = patterns[0]
+        return same
+    with torch.no_grad(), untracked():
+        total: Any = SparseTensor(Storage(patterns[0], patterns[0].present))
+        for pattern in patterns[1:]:
+            total = total + SparseTensor(Storage(pattern, pattern.present))
+    found: Pattern = total.storage.pattern
+    return found
+
+
+def _on_united(function: Function) -> Function:
+    """``function`` of the values of several tensors where any of them has an entry."""
+
+    def handler(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        is_plain = all(_is_plain(tensor) for tensor in tensors) and kwargs.get("out") is None
+        if is_plain and len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1:
+            zero = torch.zeros(1, dtype=tensors[0].dtype, device="cpu")
+            if not bool(_replaced(function, args, kwargs, lambda _: zero).count_nonzero()):
+                pattern = united_pattern(tensors)
+                values = _replaced(function, args, kwargs, lambda tensor: values_at(tensor, pattern))
+                return sparse_of(pattern, values)
+        return by_formula(function, args, kwargs)
+
+    return handler
+
+
+def _replaced(function: Function, args: Any, kwargs: Any, by: Callable[[Any], Any]) -> Any:
+    def one(value: Any) -> Any:
+        return by(value) if isinstance(value, torch.Tensor) else value
+
+    return function(*map(one, args), **{name: one(value) for name, value in kwargs.items()})
+
+
+for _name in ("maximum", "minimum", "fmax", "fmin", "hypot", "lerp", "addcmul"):
+    for _home in (torch, torch.Tensor):
+        implements_learning(getattr(_home, _name))(_on_united(getattr(_home, _name)))

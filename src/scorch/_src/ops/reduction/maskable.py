@@ -1,0 +1,53 @@
+"""torch's reductions with one argument more: ``scorch.amax(S, 1, masked=True)``, ``S.amax(1, masked=True)``.
+
+Without ``masked`` they are torch's own. (``torch.amax`` itself refuses arguments that it does not know before
+sparse tensors are asked.)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from scorch._src.ops.reduction.masked import OPERATIONS, PER_ENTRY
+from scorch._src.ops.torch_sparse import as_sparse
+from scorch._src.tensor.flatten import LIVE, RECORD, any_traced
+from scorch._src.tensor.sparse_tensor import SparseTensor
+
+_NUMPY = {"axis": "dim", "keepdims": "keepdim", "input": "S"}  # torch takes these names too
+
+
+def _with_masked(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``plain``, a function or method of torch, with the argument ``masked``."""
+    operation = {**OPERATIONS, **PER_ENTRY}[name]
+    is_method = plain is getattr(torch.Tensor, name)
+
+    @functools.wraps(plain)
+    def call(*args: Any, masked: bool = False, **kwargs: Any) -> Any:
+        if not masked:
+            if is_method:  # without the way through torch
+                return SparseTensor.__torch_function__(plain, (), args, kwargs)
+            return plain(*args, **kwargs)
+        if not is_method and is_dynamo_compiling():  # which calls methods without reading them
+            return getattr(args[0], name)(*args[1:], masked=True, **kwargs)
+        named = {_NUMPY.get(key, key): value for key, value in kwargs.items()}
+        tensor = as_sparse(f"{name} with masked=True", args[0] if args else named.pop("S", None))
+        if LIVE and any_traced((tensor,)):
+            return RECORD[0](operation, (tensor, *args[1:]), named)
+        return operation(tensor, *args[1:], **named)
+
+    call.__doc__ = (
+        f"As ``torch.{name}``; with ``masked=True`` over the stored entries of a sparse tensor only."
+    )
+    call.__module__, call.__qualname__ = __name__, name
+    return call
+
+
+FUNCTIONS = {name: _with_masked(name, getattr(torch, name)) for name in (*OPERATIONS, *PER_ENTRY)}
+globals().update(FUNCTIONS)
+for _name in FUNCTIONS:
+    setattr(SparseTensor, _name, _with_masked(_name, getattr(torch.Tensor, _name)))

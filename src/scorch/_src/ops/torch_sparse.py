@@ -1,0 +1,329 @@
+"""The functions of ``torch.sparse`` on sparse tensors of any format, mixed with torch's own layouts.
+
+They have the meaning that torch gives them: sums, maxima and means over stored entries only, products
+sampled at the stored entries. What is sparse with torch's tensors is sparse here. (``softmax`` has a file of
+its own.)
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from scorch._src.compiler.plan import Step
+from scorch._src.engine.execute import Task, execute, prepared_step
+from scorch._src.formats import Format, as_format
+from scorch._src.grad_state import is_learning
+from scorch._src.notation.nodes import Access, Op
+from scorch._src.ops.products import matmul, products
+from scorch._src.ops.reduction.reduce import quick_sum
+from scorch._src.statements.call_cache import keep_call, repeat_call
+from scorch._src.statements.einsum import einsum
+from scorch._src.statements.operands import as_operand
+from scorch._src.storage.budget import check_budget
+from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.autograd import sparse_of, values_at, values_of
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries, keys_of
+from scorch._src.tensor.registry import implements, implements_operator
+from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
+from scorch._src.torch_internals import torch_sparse_sum
+from scorch.errors import ArgumentError, CallError, IndexRangeError, OperandError, ShapeError
+
+aten = torch.ops.aten
+REDUCE = {"amax": "max", "amin": "min"}
+CSR = as_format("csr", 2)
+_BATCH = "abcdefgh"
+
+
+def as_sparse(name: str, tensor: Any) -> SparseTensor:
+    """``tensor``, which must be sparse, as one of ours."""
+    if isinstance(tensor, SparseTensor):
+        return tensor
+    if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
+        found = from_torch(tensor)
+        assert isinstance(found, SparseTensor)
+        return found
+    kind = "a dense tensor" if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
+    raise OperandError(f"{name} takes a sparse tensor here, not {kind}; make one with scorch.from_torch")
+
+
+# products --------------------------------------------------------------------------------------------
+
+
+@implements(torch.sparse.mm, learns=True)
+def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
+    """The product of two matrices; ``reduce`` says how the products of a row's stored entries are combined.
+
+    ``sum``, ``mean``, ``amax`` or ``amin``; rows without entries are 0.
+    """
+    if reduce == "sum":
+        return matmul.mm(sparse, dense)
+    if reduce != "mean" and reduce not in REDUCE:
+        raise ArgumentError(f"reduce is {reduce!r}; it may be 'sum', 'mean', 'amax' or 'amin'")
+    matrix = as_sparse(f"torch.sparse.mm with reduce={reduce!r}", sparse)
+    if isinstance(dense, SparseTensor) or dense.layout is not torch.strided:
+        raise OperandError(f"torch.sparse.mm with reduce={reduce!r} takes a dense matrix on the right")
+    if matrix.dim() != 2 or dense.dim() != 2 or matrix.shape[1] != dense.shape[0]:
+        raise ShapeError(
+            f"torch.sparse.mm takes matrices that fit, not {tuple(matrix.shape)} and {tuple(dense.shape)}"
+        )
+    if reduce == "mean":
+        total, count = matmul.mm(matrix, dense), _rows_of(matrix).divisors
+        return total / count if total.is_floating_point() or total.is_complex() else total // count
+    if is_learning(matrix, dense):
+        return _learned_extremes(matrix, dense, reduce)
+    found, empty = _extreme_products(matrix, dense, REDUCE[reduce]), _rows_of(matrix).empty
+    return found if empty is None else found.masked_fill(empty, 0)
+
+
+def _learned_extremes(matrix: SparseTensor, dense: torch.Tensor, how: str) -> torch.Tensor:
+    """As ``_extreme_products``, connected to both; every product of an entry is kept for the gradient."""
+    rows, columns, values = matrix.coo()
+    size = rows.numel() * dense.shape[1] * dense.element_size()
+    check_budget(size, f"the gradient of torch.sparse.mm with reduce={how!r}", "multiply by fewer columns")
+    products = values.unsqueeze(1) * dense.index_select(0, columns)
+    start = products.new_zeros(matrix.shape[0], dense.shape[1])
+    places = rows.unsqueeze(1).expand_as(products)
+    return start.scatter_reduce(0, places, products, reduce=how, include_self=False)
+
+
+def _extreme_products(matrix: SparseTensor, dense: torch.Tensor, how: str) -> torch.Tensor:
+    """``max(j, A[i,j] * B[j,k])`` over the stored entries of ``A``."""
+    head, operands = (f"{how} of stored products", None, "A", "B"), (matrix, dense)
+    known = repeat_call(head, operands)
+    if known is not None:
+        return known
+    tensors = {"A": matrix.storage, "B": as_operand("the matrix on the right", dense)}
+    product = Op("mul", (Access("A", ("i", "j")), Access("B", ("j", "k"))))
+    step = Step(Access("C", ("i", "k")), product, how, ("j",))
+    sizes = {"i": matrix.shape[0], "j": matrix.shape[1], "k": dense.shape[1]}
+    task = Task(step, tensors, sizes, as_format("dense", 2)).narrowed()
+    prepared = prepared_step(task)
+    found = execute(prepared, task.tensors)
+    keep_call(head, operands, prepared, ["A", "B"])
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+class Rows(NamedTuple):
+    """What is known of the rows of a pattern: by how many entries means divide, and which have none."""
+
+    divisors: torch.Tensor
+    empty: torch.Tensor | None
+
+
+_rows: weakref.WeakKeyDictionary[Pattern, Rows] = weakref.WeakKeyDictionary()
+
+
+def _rows_of(matrix: SparseTensor) -> Rows:
+    pattern = matrix.storage.pattern
+    known = _rows.get(pattern)
+    if known is None:
+        count = _stored_in_rows(matrix).unsqueeze(1)
+        known = _rows[pattern] = Rows(count.clamp(min=1), None if bool(count.all()) else count == 0)
+    return known
+
+
+def _stored_in_rows(matrix: SparseTensor) -> torch.Tensor:
+    """How many entries each row of a matrix stores."""
+    pattern = matrix.storage.pattern
+    if pattern.format == CSR:
+        pointers = pattern.pos[1]
+        assert pointers is not None
+        return torch.diff(pointers)
+    return torch.bincount(entries_of(matrix).coordinates[0], minlength=matrix.shape[0])
+
+
+@implements(torch.sparse.addmm, learns=True)
+@implements_operator(aten._sparse_addmm.default)
+def addmm(mat: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """``beta * mat + alpha * (mat1 @ mat2)``."""
+    whole = mat if mat.layout is torch.strided else from_torch(mat)
+    return products.addmm(whole, mat1, mat2, beta=beta, alpha=alpha)
+
+
+@implements(torch.smm, torch.Tensor.smm, learns=True)
+@implements_operator(aten.smm.default)
+def smm(input: Any, mat: Any) -> SparseTensor:
+    """The product of a sparse and a dense matrix, stored sparse, as ``coo``."""
+    return _as_sparse_sum("smm", None, input, mat)
+
+
+@implements(torch.sspaddmm, torch.Tensor.sspaddmm, torch.saddmm, learns=True)
+@implements_operator(aten.sspaddmm.default)
+def sspaddmm(
+    input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
+) -> SparseTensor:
+    """``beta * input + alpha * (mat1 @ mat2)`` for sparse ``input`` and ``mat1`` and dense ``mat2``."""
+    if out is not None:
+        raise OperandError("sspaddmm does not write to out=; use the result instead")
+    return _as_sparse_sum("sspaddmm", as_sparse("sspaddmm", input), mat1, mat2, beta, alpha)
+
+
+@implements(torch.hspmm, torch.hsmm, learns=True)
+@implements_operator(aten.hspmm.default)
+def hspmm(mat1: Any, mat2: Any, *, out: Any = None) -> SparseTensor:
+    """The product of a sparse and a dense matrix as a hybrid tensor: sparse rows of dense columns."""
+    if out is not None:
+        raise OperandError("hspmm does not write to out=; use the result instead")
+    return _product_as("hspmm", mat1, mat2, Format("sd"))
+
+
+def _as_sparse_sum(
+    name: str, input: SparseTensor | None, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1
+) -> SparseTensor:
+    form = as_format("coo" if input is None else input.format, 2)
+    product = _product_as(name, mat1, mat2, form)
+    if input is None:
+        return product
+    if tuple(input.shape) != tuple(product.shape):
+        raise ShapeError(
+            f"{name} adds a product of shape {tuple(product.shape)} to a tensor of shape {tuple(input.shape)}"
+        )
+    found = products._added(input, product, beta, alpha)
+    assert isinstance(found, SparseTensor)
+    return found
+
+
+def _product_as(name: str, mat1: Any, mat2: Any, form: Format) -> SparseTensor:
+    """``mat1 @ mat2`` of a sparse and a dense matrix, stored as ``form``."""
+    matrix = as_sparse(name, mat1)
+    is_dense = isinstance(mat2, torch.Tensor) and not isinstance(mat2, SparseTensor)
+    if not is_dense or mat2.layout is not torch.strided:
+        raise OperandError(f"{name} takes a dense matrix on the right; torch.mm takes sparse ones too")
+    shapes = tuple(matrix.shape), tuple(mat2.shape)
+    if matrix.dim() != 2 or mat2.dim() != 2 or shapes[0][1] != shapes[1][0]:
+        raise ShapeError(f"{name} takes matrices that fit, not of shapes {shapes[0]} and {shapes[1]}")
+    if matrix.dtype != mat2.dtype:
+        raise CallError(f"{name} takes matrices of one dtype, not {matrix.dtype} and {mat2.dtype}")
+    found = einsum("ij,jk->ik", matrix, mat2, format=form)
+    assert isinstance(found, SparseTensor)
+    return found
+
+
+@implements(torch.sparse.sampled_addmm, learns=True)
+@implements_operator(aten.sparse_sampled_addmm.default)
+def sampled_addmm(
+    input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
+) -> SparseTensor:
+    """``beta * input + alpha * (mat1 @ mat2)`` at the stored entries of ``input``, nowhere else."""
+    pattern = as_sparse("sampled_addmm", input)
+    shape, dims = tuple(pattern.shape), pattern.dim()
+    fits = dims >= 2 and mat1.dim() == mat2.dim() == dims and mat1.shape[:-2] == mat2.shape[:-2] == shape[:-2]
+    if not fits or (mat1.shape[-2], mat2.shape[-1]) != shape[-2:] or mat1.shape[-1] != mat2.shape[-2]:
+        raise ShapeError(
+            f"sampled_addmm: the product of {tuple(mat1.shape)} and {tuple(mat2.shape)} "
+            f"does not have the shape {shape} of the sparse tensor"
+        )
+    if out is not None:
+        raise OperandError("sampled_addmm does not write to out=; use the result instead")
+    stored = pattern.storage.values
+    batch = _BATCH[: dims - 2]
+    ones = with_values(pattern, torch.ones_like(stored))
+    found = einsum(f"{batch}ij,{batch}ik,{batch}kj->{batch}ij", ones, mat1, mat2, format=pattern.format)
+    assert isinstance(found, SparseTensor)
+    if is_learning(input, mat1, mat2):
+        own = pattern.storage.pattern
+        return sparse_of(own, values_of(pattern) * beta + values_at(found, own) * alpha)
+    if found.nnz == pattern.nnz:
+        sampled = found.storage.values * alpha
+        return with_values(pattern, (sampled if beta == 0 else stored * beta + sampled).to(stored.dtype))
+    added = torch.add(with_values(pattern, stored * beta), found, alpha=alpha)
+    assert isinstance(added, SparseTensor)
+    return added
+
+
+# sums ------------------------------------------------------------------------------------------------
+
+
+@implements(torch_sparse_sum)
+@implements_operator(aten._sparse_sum)
+def sum(input: SparseTensor, dim: Any = None, *, dtype: torch.dtype | None = None) -> Any:
+    """The sum over dimensions: sparse as long as a sparse dimension is left, else dense."""
+    values, shape = input.storage.values, input.storage.pattern.shape
+    dims = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
+    reduced = _checked_dims(len(shape), dims)
+    if len(reduced) == len(shape):
+        return values.sum(dtype=dtype)
+    kept = [d for d in range(len(shape)) if d not in reduced]
+    if dtype is None and _is_summed_by_kernel(input, math.prod(shape[d] for d in kept)):
+        return _summed_by_kernel(input, sorted(reduced), kept)
+    entries = entries_of(input)
+    crd = entries.coordinates
+    kept_shape = tuple(shape[d] for d in kept)
+    wanted = values.dtype if dtype is None else dtype
+    made = Entries(keys_of([crd[d] for d in kept], kept_shape), entries.values.to(wanted), kept_shape)
+    sparse_kept = len([d for d in kept if d < len(shape) - input.dense_dim()])
+    if not sparse_kept:
+        return from_entries(made, Format("s" * len(kept_shape)), in_order=False).to_dense()
+    form = format_for(input, kept_shape)
+    if input.dense_dim() and sparse_kept < len(kept):
+        form = Format("o" * sparse_kept + "d" * (len(kept) - sparse_kept))
+    return from_entries(made, form, in_order=False)
+
+
+def _is_summed_by_kernel(input: SparseTensor, places: int) -> bool:
+    """Whether sums of all places, stored or not, are no more work than those of the entries."""
+    pattern, dtype = input.storage.pattern, input.storage.values.dtype
+    is_plain = not pattern.format.is_blocked and not pattern.format.levels[-1].is_full
+    return is_plain and dtype in (torch.float32, torch.float64) and places <= max(4 * pattern.size, 4096)
+
+
+def _summed_by_kernel(input: SparseTensor, reduced: list[int], kept: list[int]) -> SparseTensor:
+    """The kernel of ``S.sum`` makes the sums; stored are those of places that have entries."""
+    shape = tuple(input.storage.pattern.shape[d] for d in kept)
+    sums = quick_sum(input, tuple(reduced))
+    dense = (sums.to_dense() if isinstance(sums, SparseTensor) else sums).reshape(-1)
+    found = _touched(input, kept, shape).nonzero().squeeze(1)
+    columns = [found] if len(kept) == 1 else None
+    made = Entries(found, dense.index_select(0, found), shape, columns)
+    return from_entries(made, format_for(input, shape))
+
+
+def _touched(input: SparseTensor, kept: list[int], shape: tuple[int, ...]) -> torch.Tensor:
+    """Which places of the dimensions ``kept``, numbered row by row, have entries below."""
+    pattern = input.storage.pattern
+    if kept == [0] and pattern.format == CSR:
+        return _stored_in_rows(input) > 0
+    level = pattern.format.order.index(kept[0])
+    column = pattern.crd[level] if len(kept) == 1 else None
+    if column is None or column.numel() != pattern.size:
+        crd = entries_of(input).coordinates
+        column = keys_of([crd[d] for d in kept], shape)
+    touched = torch.zeros(math.prod(shape), dtype=torch.bool)
+    return touched.index_fill_(0, column.to(torch.int64), True)
+
+
+def _checked_dims(rank: int, dims: Sequence[int]) -> set[int]:
+    for dim in dims:
+        if not -rank <= dim < rank:
+            raise IndexRangeError(f"torch.sparse.sum over dimension {dim} of a tensor with {rank} dimensions")
+    reduced = {dim % rank for dim in dims}
+    if len(reduced) != len(dims):
+        raise ArgumentError(f"torch.sparse.sum: a dimension stands twice in {tuple(dims)}")
+    return reduced or set(range(rank))
+
+
+# diagonals -------------------------------------------------------------------------------------------
+
+
+def spdiags(
+    diagonals: torch.Tensor,
+    offsets: torch.Tensor,
+    shape: Any,
+    layout: torch.layout | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse.spdiags``: a matrix with the rows of ``diagonals`` on its diagonals ``offsets``.
+
+    >>> import torch, scorch
+    >>> scorch.sparse.spdiags(torch.ones(2, 3), torch.tensor([0, 1]), (3, 3), format="csr")
+    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=5, density=55.56%)
+    """
+    dense = diagonals.to_dense() if isinstance(diagonals, SparseTensor) else diagonals
+    return from_torch(torch.sparse.spdiags(dense, torch.as_tensor(offsets), shape, layout), format)

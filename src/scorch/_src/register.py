@@ -1,0 +1,46 @@
+"""Import every module that registers functions of torch, in the order of the layers."""
+
+from scorch._src.compile import (  # noqa: F401
+    capture,
+    pointwise_rules,
+    product_rules,
+)
+from scorch._src.io import datasets, pickling  # noqa: F401
+from scorch._src.nn import optimizer_hooks
+from scorch._src.ops import (  # noqa: F401
+    conv,
+    cross_entropy,
+    distances,
+    embedding,
+    fallback,
+    losses,
+    torch_sparse,
+)
+from scorch._src.ops.attention import sdpa  # noqa: F401
+from scorch._src.ops.linalg import norms, solve, solve_gradient  # noqa: F401
+from scorch._src.ops.movement import index, join, movement, pad, scatter, shape  # noqa: F401
+from scorch._src.ops.pointwise import (  # noqa: F401
+    arithmetic,
+    complex_parts,
+    differentiable_functions,
+    dropout,
+    on_values,
+    random_like,
+    sets,
+)
+from scorch._src.ops.products import linear, matmul, products  # noqa: F401
+from scorch._src.ops.reduction import (  # noqa: F401
+    composed,
+    count,
+    direct,
+    maskable,
+    normalization,
+    reduce,
+    reduce_autograd,
+    scan,
+    softmax,
+)
+from scorch._src.ops.sorting import sort  # noqa: F401
+from scorch._src.tensor import in_place, metadata, numpy_operators, torch_methods  # noqa: F401
+
+optimizer_hooks.install()

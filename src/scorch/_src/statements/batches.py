@@ -1,0 +1,124 @@
+"""Statements on batches, as ``torch.vmap`` and batches of gradients ask for: one index more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from scorch._src.formats import Format, as_format
+from scorch._src.grad_state import untracked
+from scorch._src.notation.nodes import Access, Assign, Expr
+from scorch._src.notation.show import show
+from scorch._src.notation.trees import accesses, substitute
+from scorch._src.statements.arrays import Call, Compute, Piece, forward_of, fresh, index_names, run_text
+from scorch._src.storage.storage import Pattern
+from scorch._src.torch_internals import (
+    add_batch_dim,
+    decrement_vmap_nesting,
+    increment_vmap_nesting,
+    is_legacy_batchedtensor,
+    remove_batch_dim,
+)
+from scorch.errors import UnsupportedError
+
+
+def batched(
+    call: Call,
+    arrays: Sequence[torch.Tensor],
+    in_dims: Sequence[int | None],
+    size: int,
+    computed: Compute,
+) -> tuple[torch.Tensor, int | None]:
+    """The statement with one more index: the last one of the batched operands and the result.
+
+    The values of a batched sparse operand are one dense level more below its pattern.
+    """
+    if all(dim is None for dim in in_dims):
+        return computed(call.text, call.names, _pieces(call, arrays), call.format, call.run).array, None
+    assign = call.assign
+    index = fresh("batch", (*call.names, *index_names(call.text)))
+    batched = {name for name, dim in zip(call.names, in_dims, strict=True) if dim is not None}
+    pieces = []
+    for array, pattern, dim in zip(arrays, call.patterns, in_dims, strict=True):
+        if dim is None:
+            pieces.append(Piece(array, pattern))
+        elif pattern is None:
+            pieces.append(Piece(array.movedim(dim, -1)))
+        else:
+            pieces.append(Piece(array.movedim(dim, -1).reshape(-1), _deeper(pattern, size)))
+    target = Access(assign.target.tensor, (*assign.target.indices, index))
+    text = show(Assign(target, _with_index(assign.value, batched, index)))
+    asked = _batched_format(call, arrays, in_dims)
+    found = computed(text, call.names, pieces, asked, run_text(text, call.names, asked))
+    if found.pattern is None:
+        return found.array, found.array.dim() - 1
+    outer = _shallower(found.pattern)
+    call.pattern = outer
+    return found.array.reshape(outer.size, size), 1
+
+
+def gradients_of_batch(call: Call, arrays: Sequence[torch.Tensor], computed: Compute) -> torch.Tensor:
+    """The same for the batches of gradients of ``torch.autograd.grad(is_grads_batched=True)``."""
+    increment_vmap_nesting()
+    level = decrement_vmap_nesting()
+    in_dims = [0 if is_legacy_batchedtensor(array) else None for array in arrays]
+    plain = [
+        array if dim is None else remove_batch_dim(array, level, 1, 0)
+        for array, dim in zip(arrays, in_dims, strict=True)
+    ]
+    size = next(array.shape[0] for array, dim in zip(plain, in_dims, strict=True) if dim is not None)
+    found, dim = batched(call, plain, in_dims, size, computed)
+    assert dim is not None
+    return add_batch_dim(found, dim, level)
+
+
+def _pieces(call: Call, arrays: Sequence[torch.Tensor]) -> list[Piece]:
+    return [Piece(array, pattern) for array, pattern in zip(arrays, call.patterns, strict=True)]
+
+
+def _with_index(expr: Expr, batched: set[str], index: str) -> Expr:
+    """``expr`` with one more index, the last one, of the tensors that are ``batched``."""
+    used = [access for access in accesses(expr) if access.tensor in batched]
+    return substitute(expr, {access: Access(access.tensor, (*access.indices, index)) for access in used})
+
+
+def _deeper(pattern: Pattern, size: int) -> Pattern:
+    return pattern.carried(_deeper_format(pattern.format), (*pattern.shape, size), len(pattern.format))
+
+
+def _deeper_format(form: Format) -> Format:
+    levels = (*form.levels, *Format("d").levels)
+    return Format(levels, order=(*form.order, form.dims), blocks=dict(form.blocks))
+
+
+def _shallower(pattern: Pattern) -> Pattern:
+    form = pattern.format
+    levels = len(form) - 1
+    if form.levels[-1].name != "dense" or form.order[-1] != len(pattern.shape) - 1:
+        raise UnsupportedError("vmap over this expression gives a sparse result that is not batched evenly")
+    outer = Format(form.levels[:-1], order=form.order[:-1], blocks=dict(form.blocks))
+    return Pattern(
+        outer, pattern.shape[:-1], pattern.pos[:levels], pattern.crd[:levels], pattern.counts[:levels]
+    )
+
+
+def _batched_format(call: Call, arrays: Sequence[torch.Tensor], in_dims: Sequence[int | None]) -> Any:
+    """The format of the result without the batch, with a dense level below."""
+    form = call.format
+    if form is None:  # it depends on patterns and shapes alone: zeros tell
+        probe = replace(call, pattern=None)
+        with untracked():
+            forward_of(probe, [_zeros(array, dim) for array, dim in zip(arrays, in_dims, strict=True)])
+        form = "dense" if probe.pattern is None else probe.pattern.format
+    found = as_format(form, len(call.assign.target.indices))
+    return "dense" if found.is_dense else _deeper_format(found)
+
+
+def _zeros(array: torch.Tensor, without: int | None) -> torch.Tensor:
+    shape = list(array.shape)
+    if without is not None:
+        del shape[without]
+    return torch.zeros(shape, dtype=array.dtype, device="cpu")

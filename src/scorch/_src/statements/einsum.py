@@ -1,0 +1,175 @@
+"""``scorch.einsum``: torch's einsum over tensors in any mix of formats."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from scorch._src.compiler.steps import split
+from scorch._src.compiler.typing import dtype_of_type, type_of_dtype, widened
+from scorch._src.engine.execute import single_kernel
+from scorch._src.formats import Format, as_format
+from scorch._src.grad_state import is_learning
+from scorch._src.notation.parse_einsum import Einsum, parse_einsum, read_indices, sublists_to_equation
+from scorch._src.notation.show import show
+from scorch._src.statements.arrays import run_text
+from scorch._src.statements.autocast import cast, is_autocast
+from scorch._src.statements.autograd import learned
+from scorch._src.statements.call_cache import keep_call, repeat_call
+from scorch._src.statements.contraction import MOST_OPERANDS, Contraction, contractions
+from scorch._src.statements.modes import recorder
+from scorch._src.statements.operands import as_learned, as_operand, converted, shape_of, squeezed
+from scorch._src.statements.statement import run_statement
+from scorch._src.storage.storage import Storage
+from scorch._src.tensor.flatten import spelled
+from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
+
+
+def einsum(
+    *args: Any, format: str | Format | None = None, sparse_grad: bool = False
+) -> SparseTensor | torch.Tensor:
+    """The product of ``operands`` summed as ``equation`` says; ``format`` is the result's.
+
+    Gradients of sparse operands live on their patterns. Those of dense operands are dense; with
+    ``sparse_grad`` they store those rows only that sparse operands meet.
+
+    >>> import torch, scorch
+    >>> A = scorch.from_torch(torch.eye(3), format="csr")
+    >>> scorch.einsum("ij,jk->ik", A, A)
+    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
+    """
+    if len(args) > MOST_OPERANDS or (len(args) == 2 and type(args[1]) in (list, tuple)):
+        equation, operands = _arguments(args)
+        if len(operands) > MOST_OPERANDS:
+            return _in_parts(equation, operands, format, sparse_grad)
+    if is_dynamo_compiling():
+        equation, operands = _arguments(args)
+        spoken = equation, list(operands), spelled(format), sparse_grad
+        return torch.ops.scorch.einsum(*spoken)  # type: ignore[no-any-return]
+    record = recorder()
+    if record is not None:
+        return record.called(einsum, args, {"format": format, "sparse_grad": sparse_grad})  # type: ignore[no-any-return]
+    if is_autocast():
+        args = cast(*args)
+    head = (args[0], format) if args and isinstance(args[0], str) else None
+    if is_learning(*args[1:] if head else args):
+        return _learned(args, format, sparse_grad)
+    if head is not None:
+        found = repeat_call(head, args[1:])
+        if found is not None:
+            return found
+    equation, operands = _arguments(args)
+    if format is None and _is_torchs(operands):
+        return torch.einsum(equation, *operands)
+    tensors = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
+    parsed = parse_einsum(equation, [shape_of(tensor) for tensor in tensors])
+    dtype = _common_dtype(parsed, operands)
+    if dtype is not None:
+        tensors = [converted(tensor, dtype) for tensor in tensors]
+    result = run_einsum(parsed, tensors, format)
+    if head is not None and dtype is None and not any(operand.squeeze for operand in parsed.operands):
+        requested = None if format is None else as_format(format, len(parsed.statement.target.indices))
+        names = [operand.access.tensor for operand in parsed.operands]
+        given = dict(zip(names, tensors, strict=True))
+        prepared = single_kernel(split(parsed.statement), given, parsed.sizes, requested)
+        keep_call(head, operands, prepared, names)
+    return wrap(result)
+
+
+def _in_parts(
+    equation: str, operands: Sequence[Any], format: str | Format | None, sparse_grad: bool
+) -> SparseTensor | torch.Tensor:
+    """As ``einsum`` of many operands: a few at a time, all in the dtype of the result."""
+    if format is None and all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands):
+        return torch.einsum(equation, *operands)
+    for number, operand in enumerate(operands):
+        as_operand(f"operand {number}", operand)
+    dtype = functools.reduce(torch.promote_types, [operand.dtype for operand in operands])
+    given = [operand if operand.dtype == dtype else operand.to(dtype) for operand in operands]
+    *parts, last = planned_contractions(equation, tuple(tuple(operand.shape) for operand in operands))
+    for part in parts:
+        given.append(einsum(part.equation, *(given[n] for n in part.takes), sparse_grad=sparse_grad))
+        for number in part.takes:
+            given[number] = None  # which nothing else takes
+    return einsum(last.equation, *(given[n] for n in last.takes), format=format, sparse_grad=sparse_grad)
+
+
+@functools.lru_cache(maxsize=256)
+def planned_contractions(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Contraction, ...]:
+    """The einsums of a few operands each that one of many is computed as."""
+    return tuple(contractions(*read_indices(equation, shapes)))
+
+
+def _learned(
+    args: tuple[Any, ...], format: str | Format | None, sparse_grad: bool
+) -> SparseTensor | torch.Tensor:
+    """As ``einsum``, connected to the operands."""
+    equation, operands = _arguments(args)
+    plain = all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands)
+    if plain and format is None:
+        return torch.einsum(equation, *operands)
+    operands = tuple(as_learned(f"operand {n}", operand) for n, operand in enumerate(operands))
+    parsed, text, names = _parsed(equation, tuple(tuple(operand.shape) for operand in operands))
+    dtype = _common_dtype(parsed, operands)
+    if dtype is not None:
+        operands = tuple(operand.to(dtype) for operand in operands)
+    if not any(operand.squeeze for operand in parsed.operands):
+        return learned(
+            text, names, operands, format, lambda *given: einsum(equation, *given, format=format), sparse_grad
+        )
+    narrow = [
+        value.squeeze(operand.squeeze) if operand.squeeze else value
+        for value, operand in zip(operands, parsed.operands, strict=True)
+    ]
+    return learned(text, names, narrow, format, run_text(text, names, format), sparse_grad)
+
+
+def _common_dtype(parsed: Einsum, operands: Sequence[Any]) -> torch.dtype | None:
+    """What operands of several dtypes are converted to; None where the kernel does it, or there is one."""
+    dtypes = [operand.dtype for operand in operands if isinstance(operand, torch.Tensor)]
+    if len(dtypes) < len(operands) or len(set(dtypes)) < 2:  # a number has no dtype of its own
+        return None
+    names = (operand.access.tensor for operand in parsed.operands)
+    types = dict(zip(names, map(type_of_dtype, dtypes), strict=True))
+    found = widened(parsed.statement.value, types, all_tensors=True)
+    return dtype_of_type(next(iter(found.values()))) if found else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Einsum, str, tuple[str, ...]]:
+    """An equation, its statement, and the names of the operands in it."""
+    parsed = parse_einsum(equation, list(shapes))
+    return parsed, show(parsed.statement), tuple(operand.access.tensor for operand in parsed.operands)
+
+
+def _is_torchs(operands: Sequence[Any]) -> bool:
+    """Whether torch must do it: all operands are its own dense tensors on another device."""
+    plain = all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands)
+    return plain and any(not value.is_cpu for value in operands)
+
+
+def run_einsum(
+    parsed: Einsum, tensors: list[Storage | torch.Tensor], format: str | Format | None
+) -> Storage | torch.Tensor:
+    """A parsed equation on tensors that were checked."""
+    statement = parsed.statement
+    requested = None if format is None else as_format(format, len(statement.target.indices))
+    named = {
+        operand.access.tensor: squeezed(tensor, operand.squeeze)
+        for operand, tensor in zip(parsed.operands, tensors, strict=True)
+    }
+    return run_statement(split(statement), named, parsed.sizes, requested)
+
+
+def _arguments(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """The equation and operands, also from the form with lists of subscripts."""
+    if args and isinstance(args[0], str):
+        operands = args[1:]
+        if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+            operands = tuple(operands[0])  # torch takes them as one list too
+        return args[0], operands
+    return sublists_to_equation(args)

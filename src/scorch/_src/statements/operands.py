@@ -1,0 +1,129 @@
+"""What users pass in: checked once, at the edge, with the name they know it by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.engine.execute import convert
+from scorch._src.formats import Format
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import FAKE_MODE, get_dispatch_mode, is_functorch_wrapped_tensor
+from scorch.errors import DtypeError, FreedError, OperandError, UnsupportedError, add_note
+
+
+def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
+    """``value`` as a storage or a plain dense tensor; torch's sparse layouts are taken as they are."""
+    if isinstance(value, SparseTensor):
+        return value.storage
+    if isinstance(value, (int, float, complex, np.generic)):
+        value = _scalar(name, value)
+    if not isinstance(value, torch.Tensor):
+        raise OperandError(
+            f"{name} is a {type(value).__name__}, not a tensor; "
+            "make one with torch.tensor or scorch.from_scipy"
+        )
+    _refuse_shells(name, value)
+    if value.device.type != "cpu":
+        raise OperandError(f"{name} is on device {value.device}, but Scorch computes on the cpu; use .cpu()")
+    try:
+        type_of_dtype(value.dtype)
+    except DtypeError as error:
+        add_note(error, f"in {name}")
+        raise
+    if value.layout != torch.strided:
+        found = from_torch(value)
+        assert isinstance(found, SparseTensor)
+        return found.storage
+    if value.numel() and value.data_ptr() == 0:
+        if not value._is_zerotensor():
+            raise FreedError(f"{name} has no memory: its storage was resized or freed; make it anew")
+        value = torch.zeros(value.shape, dtype=value.dtype, device="cpu")
+    plain: torch.Tensor = value.detach() if value.requires_grad else value
+    return plain
+
+
+def as_learned(name: str, value: Any) -> torch.Tensor:
+    """``value`` as a tensor that keeps its gradients; torch's sparse layouts become ours."""
+    if isinstance(value, torch.Tensor) and (isinstance(value, SparseTensor) or value.layout == torch.strided):
+        return value
+    if isinstance(value, torch.Tensor):
+        return from_torch(value)
+    found = as_operand(name, value)
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def _scalar(name: str, value: Any) -> torch.Tensor:
+    """A number as a tensor without dimensions, in the dtype torch gives it."""
+    try:
+        return torch.tensor(value, device="cpu")
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise OperandError(
+            f"{name} is the number {value!r}, which no dtype holds; numbers go up to 64 bits"
+        ) from None
+
+
+def _refuse_shells(name: str, value: torch.Tensor) -> None:
+    """Refuse tensors without memory of their own: kernels would read nowhere."""
+    kind = type(value)
+    is_wrapper = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if value.is_nested:
+        raise UnsupportedError(f"{name} is a nested tensor; pad it with torch.nested.to_padded_tensor")
+    if get_dispatch_mode(FAKE_MODE) is not None:
+        raise UnsupportedError(f"{name} is used inside a fake tensor mode, where Scorch cannot compute")
+    if is_wrapper or is_functorch_wrapped_tensor(value):
+        word = "a tensor inside torch.func" if not is_wrapper else f"a {kind.__name__}"
+        raise UnsupportedError(
+            f"{name} is {word}, which Scorch cannot read yet; call it outside of torch.func, vmap, "
+            "torch.compile and fake tensor modes, on plain tensors"
+        )
+
+
+def shape_of(tensor: Storage | torch.Tensor) -> tuple[int, ...]:
+    return tensor.pattern.shape if isinstance(tensor, Storage) else tuple(tensor.shape)
+
+
+def converted(tensor: Storage | torch.Tensor, dtype: torch.dtype) -> Storage | torch.Tensor:
+    """``tensor`` in another dtype."""
+    if isinstance(tensor, Storage):
+        return Storage(tensor.pattern, tensor.values.to(dtype))
+    return tensor.to(dtype)
+
+
+def squeezed(tensor: Storage | torch.Tensor, dims: tuple[int, ...]) -> Storage | torch.Tensor:
+    """``tensor`` without the dimensions ``dims``, which all have size 1."""
+    if not dims:
+        return tensor
+    if isinstance(tensor, torch.Tensor):
+        return tensor.squeeze(dims)
+    pattern = tensor.pattern
+    kept = [dim for dim in range(len(pattern.shape)) if dim not in dims]
+    shape = tuple(pattern.shape[dim] for dim in kept)
+    if not kept:
+        return tensor.values.sum().reshape(()).to(tensor.values.dtype)
+    plain = convert(tensor, Format("s" * len(pattern.shape), order=[*dims, *kept]))
+    assert isinstance(plain, Storage)
+    return _without_outer_levels(plain, len(dims), shape)
+
+
+def _without_outer_levels(tensor: Storage, number: int, shape: tuple[int, ...]) -> Storage:
+    """A tensor whose first ``number`` levels store dimensions of size 1, without them."""
+    pattern = tensor.pattern
+    entries = pattern.counts[number - 1]
+    pos, crd = list(pattern.pos[number:]), list(pattern.crd[number:])
+    if entries == 0:
+        pos[0] = torch.zeros(2, dtype=pattern.index_dtype, device="cpu")
+    kept = pattern.format.order[number:]
+    order = [sorted(kept).index(dim) for dim in kept]
+    form = Format(pattern.format.levels[number:], order=order)
+    return Storage(Pattern(form, shape, tuple(pos), tuple(crd), pattern.counts[number:]), tensor.values)
+
+
+def dtype_of(tensor: Storage | torch.Tensor) -> torch.dtype:
+    return tensor.values.dtype if isinstance(tensor, Storage) else tensor.dtype

@@ -1,0 +1,1 @@
+"""Sparsity patterns and values: the arrays of a sparse tensor."""

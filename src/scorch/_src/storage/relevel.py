@@ -1,0 +1,37 @@
+"""The same matrix with its rows kept otherwise: CSR and COO, and CSC and COO by columns.
+
+The entries stay where they are: the inner coordinates and the values are shared, and only what says which
+row an entry lies in is made anew.
+"""
+
+from __future__ import annotations
+
+from scorch._src.backends.cpu.routines.row_pointers import pointers_of, rows_of
+from scorch._src.formats import Format
+from scorch._src.storage.budget import LARGE, check_budget
+from scorch._src.storage.storage import Pattern, Storage
+
+
+def shares_entries(old: Format, new: Format) -> bool:
+    """Whether both keep the same entries in the same order, below rows and in a list."""
+    plain = old.order == new.order and len(old.order) == 2 and not old.is_blocked and not new.is_blocked
+    return plain and {old.letters, new.letters} == {"ds", "oo"}
+
+
+def releveled(storage: Storage, form: Format) -> Storage:
+    """``storage`` in a format that shares its entries."""
+    pattern = storage.pattern
+    count, inner = pattern.size, pattern.crd[1]
+    if form.letters == "ds":
+        rows, outer = pattern.crd[0], pattern.shape[form.order[0]]
+        assert rows is not None
+        if 8 * outer > LARGE:
+            what = f"a tensor of shape {pattern.shape} in format {form}"
+            check_budget(8 * outer, what, "ask for a sparser format such as 'coo' or 'dcsr'")
+        made = Pattern(form, pattern.shape, (None, pointers_of(rows, outer)), (None, inner), (outer, count))
+    else:
+        pos = pattern.pos[1]
+        assert pos is not None and inner is not None
+        ends, rows = rows_of(pos, inner)
+        made = Pattern(form, pattern.shape, (ends, None), (rows, inner), (count, count))
+    return Storage(made, storage.values)

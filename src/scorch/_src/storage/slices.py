@@ -1,0 +1,298 @@
+"""Parts of a sparse tensor along the dimension that its outermost level stores.
+
+The coordinates from ``start`` to ``stop`` there are a range of positions of the first level, and so a range
+of positions of every level below: a part has slices of the same arrays, and finding it takes no time that
+grows with the entries.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from scorch._src.backends.cpu.routines.concat import joined
+from scorch._src.backends.cpu.routines.join_matrices import below, beside
+from scorch._src.backends.cpu.routines.pick_rows import picked_rows
+from scorch._src.compiler.pipeline import index_type
+from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.formats import Format
+from scorch._src.storage.storage import Pattern, Storage
+
+Array = torch.Tensor | None
+
+
+def outer_dim(form: Format) -> int | None:
+    """The dimension along which a tensor has parts; None if it is cut in blocks."""
+    return None if form.is_blocked or not form.order else form.order[0]
+
+
+def part(storage: Storage, start: int, stop: int) -> Storage:
+    """The coordinates from ``start`` to before ``stop`` of the outermost dimension."""
+    pattern = storage.pattern
+    shape = list(pattern.shape)
+    shape[pattern.format.order[0]] = stop - start
+    ranges = _ranges(pattern, start, stop)
+    pos, crd = _sliced(pattern, ranges)
+    if crd[0] is not None:
+        crd[0] = crd[0] - start
+    counts = tuple(end - begin for begin, end in ranges)
+    begin, end = ranges[-1]
+    return Storage(
+        Pattern(pattern.format, tuple(shape), tuple(pos), tuple(crd), counts), storage.values[begin:end]
+    )
+
+
+def one_of(storage: Storage, index: int) -> Storage | None:
+    """What is at coordinate ``index`` of the outermost dimension, of two or more; None if nothing is."""
+    pattern, form = storage.pattern, storage.pattern.format
+    ranges = _ranges(pattern, index, index + 1)
+    begin, end = ranges[0]
+    if begin == end:
+        return None
+    pos, crd = _sliced(pattern, ranges)
+    if form.letters[:2] == "oo":  # coordinates in step with those of the outermost level: a list of its own
+        pos[1] = torch.tensor([0, end - begin], dtype=pattern.index_dtype, device="cpu")
+    shape = tuple(size for dim, size in enumerate(pattern.shape) if dim != form.order[0])
+    inner = inner_format(form)
+    counts = tuple(end - begin for begin, end in ranges[1:])
+    begin, end = ranges[-1]
+    return Storage(Pattern(inner, shape, tuple(pos[1:]), tuple(crd[1:]), counts), storage.values[begin:end])
+
+
+def all_of(storage: Storage) -> list[Storage | None]:
+    """``one_of`` for every coordinate at once; None too where levels have positions, but no values."""
+    pattern, form = storage.pattern, storage.pattern.format
+    size = pattern.shape[form.order[0]]
+    bounds = _bounds(pattern, torch.arange(size + 1, device="cpu"))
+    held = torch.nonzero(bounds[-1][1:] > bounds[-1][:-1])[:, 0]
+    starts, stops = [level[held] for level in bounds], [level[held + 1] for level in bounds]
+    pos: list[Sequence[Array]] = []
+    crd: list[Sequence[Array]] = []
+    for level in range(1, len(form)):
+        pointers, places = pattern.pos[level], pattern.crd[level]
+        start, stop = starts[level], stops[level]
+        if pointers is not None:
+            pos.append(_pointers(pointers, starts[level - 1], stops[level - 1] + 1, start))
+        elif level == 1 and form.letters[:2] == "oo":  # a list of its own, as in one_of
+            lengths = (stop - start).to(pattern.index_dtype)
+            pos.append(torch.stack([torch.zeros_like(lengths), lengths], 1).unbind())
+        else:
+            pos.append([None] * held.numel())
+        crd.append([None] * held.numel() if places is None else _stretches(places, start, stop))
+    counts = zip(
+        *((stop - start).tolist() for start, stop in zip(starts[1:], stops[1:], strict=True)), strict=True
+    )
+    values = _stretches(storage.values, starts[-1], stops[-1])
+    shape = tuple(size for dim, size in enumerate(pattern.shape) if dim != form.order[0])
+    inner = inner_format(form)
+    found: list[Storage | None] = [None] * size
+    rows = zip(held.tolist(), zip(*pos, strict=True), zip(*crd, strict=True), counts, values, strict=True)
+    for index, own_pos, own_crd, own_counts, own in rows:
+        found[index] = Storage(Pattern(inner, shape, own_pos, own_crd, own_counts), own)
+    return found
+
+
+def _stretches(array: torch.Tensor, start: torch.Tensor, stop: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The slices of ``array`` from each ``start`` to before its ``stop``; they come one after the other."""
+    sizes = torch.stack([start - torch.cat([start.new_zeros(1), stop])[:-1], stop - start], 1)
+    until = int(stop[-1]) if stop.numel() else 0
+    if not bool(sizes[:, 0].any()):
+        return torch.split(array[:until], sizes[:, 1].tolist())
+    return torch.split(array[:until], sizes.reshape(-1).tolist())[1::2]
+
+
+def _bounds(pattern: Pattern, cuts: torch.Tensor) -> list[torch.Tensor]:
+    """The first positions of each level that belong to coordinates ``cuts`` of the outermost dimension."""
+    found: list[torch.Tensor] = []
+    for level, kind in enumerate(pattern.format.levels):
+        crd, pos = pattern.crd[level], pattern.pos[level]
+        if level == 0 and crd is not None:
+            cuts = torch.searchsorted(crd, cuts.to(crd.dtype))
+        elif level and kind.is_full:
+            cuts = cuts * pattern.format.level_size(level, pattern.shape)
+        elif level and pos is not None:
+            cuts = pos[cuts].to(torch.int64)
+        found.append(cuts)
+    return found
+
+
+def _pointers(
+    array: torch.Tensor, start: torch.Tensor, stop: torch.Tensor, less: torch.Tensor
+) -> Sequence[torch.Tensor]:
+    """As ``_stretches``, which here may overlap, each with ``less`` taken off."""
+    lengths = stop - start
+    offset = start - (torch.cumsum(lengths, 0) - lengths)
+    index = torch.repeat_interleave(offset, lengths) + torch.arange(int(lengths.sum()), device="cpu")
+    found: torch.Tensor = array[index] - torch.repeat_interleave(less.to(array.dtype), lengths)
+    return torch.split(found, lengths.tolist())
+
+
+@functools.lru_cache(maxsize=256)
+def inner_format(form: Format) -> Format:
+    """``form`` without its outermost level."""
+    order = [dim - (dim > form.order[0]) for dim in form.order[1:]]
+    return Format(form.levels[1:], order=order, dims=len(order))
+
+
+def element(storage: Storage, places: Sequence[int]) -> torch.Tensor:
+    """The value at one place of a tensor that is not cut in blocks."""
+    pattern = storage.pattern
+    form = pattern.format
+    begin, end = 0, 1  # the positions of the level above, or of the entries of a run of coordinates
+    for level, kind in enumerate(form.levels):
+        place = places[form.order[level]]
+        if kind.is_full:
+            begin = begin * pattern.shape[form.order[level]] + place
+            end = begin + 1
+            continue
+        pos, crd = pattern.pos[level], pattern.crd[level]
+        assert crd is not None
+        if pos is not None:
+            begin, end = int(pos[begin]), int(pos[end])
+        among = crd.numpy()[begin:end]
+        begin, end = begin + int(among.searchsorted(place)), begin + int(among.searchsorted(place, "right"))
+        if begin == end:
+            return storage.values.new_zeros(())
+    return storage.values[begin].clone()
+
+
+def _ranges(pattern: Pattern, start: int, stop: int) -> list[tuple[int, int]]:
+    """The positions of each level that belong to these coordinates of the outermost dimension."""
+    begin, end = start, stop
+    found: list[tuple[int, int]] = []
+    for level, kind in enumerate(pattern.format.levels):
+        crd, pos = pattern.crd[level], pattern.pos[level]
+        if level == 0 and crd is not None:
+            asked = torch.tensor([start, stop], dtype=crd.dtype, device="cpu")
+            begin, end = torch.searchsorted(crd, asked).tolist()
+        elif kind.is_full and level:
+            size = pattern.format.level_size(level, pattern.shape)
+            begin, end = begin * size, end * size
+        elif level and pos is not None:
+            begin, end = int(pos[begin]), int(pos[end])
+        found.append((begin, end))
+    return found
+
+
+def _sliced(pattern: Pattern, ranges: Sequence[tuple[int, int]]) -> tuple[list[Array], list[Array]]:
+    pos: list[Array] = list(pattern.pos)
+    crd: list[Array] = list(pattern.crd)
+    for level, (begin, end) in enumerate(ranges):
+        places, pointers = crd[level], pos[level]
+        if places is not None:
+            crd[level] = places[begin:end]
+        if pointers is None:
+            continue
+        if level == 0:
+            pos[0] = torch.tensor([0, end - begin], dtype=pointers.dtype, device="cpu")
+        else:
+            above, until = ranges[level - 1]
+            pos[level] = pointers[above : until + 1] - begin
+    return pos, crd
+
+
+def rows_of(storage: Storage, picked: torch.Tensor) -> Storage | None:
+    """The coordinates ``picked`` of the outermost dimension, of rows below dense levels.
+
+    None where it must be done otherwise; that is also the place to say that a row is not there.
+    """
+    pattern = storage.pattern
+    form = pattern.format
+    if form.letters.rstrip("d") != form.letters or set(form.letters[:-1]) != {"d"} or form.is_blocked:
+        return None
+    pos, crd = pattern.pos[-1], pattern.crd[-1]
+    assert pos is not None and crd is not None
+    shape = list(pattern.shape)
+    shape[form.order[0]] = picked.numel()
+    rows = picked.to(torch.int64).contiguous()
+    each = pattern.counts[-2] // max(pattern.counts[0], 1)
+    if not each:
+        return None
+    if each != 1:
+        rows = (rows.unsqueeze(1) * each + torch.arange(each, device="cpu")).reshape(-1)
+    found = picked_rows(pos, crd, storage.values, rows)
+    if found is None:
+        return None
+    above = [None] * (len(form) - 1)
+    counts = [count // max(pattern.counts[0], 1) * picked.numel() for count in pattern.counts[:-1]]
+    made = Pattern(form, tuple(shape), (*above, found[0]), (*above, found[1]), (*counts, found[1].numel()))
+    return Storage(made, found[2])
+
+
+def matrices_joined(parts: Sequence[Storage], dim: int, shape: tuple[int, ...]) -> Storage | None:
+    """Matrices of compressed rows, or columns, below or beside each other; None if they are anything else."""
+    form = parts[0].pattern.format
+    if form.letters != "ds" or form.is_blocked:
+        return None
+    patterns = [part.pattern for part in parts]
+    rows, count = shape[form.order[0]], sum([pattern.counts[1] for pattern in patterns])
+    index = dtype_of_type(index_type(shape, count))
+    if any([pattern.index_dtype is not index for pattern in patterns]):
+        return None
+    arrays, sizes = [part.tensors for part in parts], [pattern.shape[dim] for pattern in patterns]
+    is_outer = dim == form.order[0]
+    found = below(arrays, sizes, count) if is_outer else beside(arrays, sizes, rows, count)
+    if found is None:
+        return None
+    pos, crd, values = found
+    return Storage(Pattern(form, shape, (None, pos), (None, crd), (rows, count)), values)
+
+
+def in_a_row(parts: Sequence[Storage], shape: tuple[int, ...]) -> Storage:
+    """Tensors of one format, not cut in blocks, one after the other along the outermost dimension."""
+    patterns = [part.pattern for part in parts]
+    form = patterns[0].format
+    counts = tuple(sum(pattern.counts[level] for pattern in patterns) for level in range(len(form)))
+    index = dtype_of_type(index_type(shape, counts[-1]))
+    pos: list[Array] = []
+    crd: list[Array] = []
+    for level in range(len(form)):
+        if form.levels[level].is_full:
+            pos.append(None)
+            crd.append(None)
+            continue
+        pointers = [pattern.pos[level] for pattern in patterns]
+        places = [pattern.crd[level] for pattern in patterns]
+        if level == 0 and pointers[0] is not None:
+            pos.append(torch.tensor([0, counts[0]], dtype=index, device="cpu"))
+        else:
+            below = [array if not n or array is None else array[1:] for n, array in enumerate(pointers)]
+            pos.append(_one_array(below, _starts([p.counts[level] for p in patterns]), index))
+        further = _starts([p.shape[form.order[0]] for p in patterns]) if level == 0 else None
+        crd.append(_one_array(places, further, index))
+    values = joined([part.values for part in parts])
+    return Storage(Pattern(form, shape, tuple(pos), tuple(crd), counts), values)
+
+
+def moved(storage: Storage, dim: int, by: int, shape: tuple[int, ...]) -> Storage | None:
+    """The same entries ``by`` further along ``dim`` of a larger ``shape``; None if no array has that."""
+    pattern = storage.pattern
+    form = pattern.format
+    level = form.order.index(dim)
+    there = pattern.crd[level]
+    if there is None or form.is_blocked:
+        return None
+    index = dtype_of_type(index_type(shape, pattern.size))
+    crd = [array if array is None else array.to(index) for array in pattern.crd]
+    pos = [array if array is None else array.to(index) for array in pattern.pos]
+    crd[level] = _further(there, by, index)
+    return Storage(Pattern(form, shape, tuple(pos), tuple(crd), pattern.counts), storage.values)
+
+
+def _further(array: torch.Tensor, by: int, dtype: torch.dtype) -> torch.Tensor:
+    found = array if array.dtype == dtype else array.to(dtype)
+    return found + by if by else found
+
+
+def _starts(lengths: Iterable[int]) -> list[int]:
+    """Where each of several stretches begins."""
+    return [0, *itertools.accumulate(lengths)][:-1]
+
+
+def _one_array(arrays: Sequence[Array], further: Sequence[int] | None, dtype: torch.dtype) -> Array:
+    """The arrays of a level one after the other; None if it keeps none."""
+    given = [array if array.dtype == dtype else array.to(dtype) for array in arrays if array is not None]
+    return joined(given, further) if given else None

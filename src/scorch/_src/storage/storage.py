@@ -1,0 +1,309 @@
+"""What a sparse tensor is made of: a pattern, which is immutable and shared, and values.
+
+A ``Pattern`` holds the index arrays of every level. Tensors with the same pattern share it, so that what is
+found out about it once (addresses for kernels, the same pattern in another format) serves them all.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+
+import torch
+
+from scorch._src.bounded import BoundedCache
+from scorch._src.compiler.plan import Operand, fullness
+from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.formats import Format, Level
+from scorch._src.grad_state import untracked
+from scorch._src.loops.types import INT32, INT64
+from scorch.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from scorch._src.storage.strides import Strides
+
+MANY = 64  # followers, of which the dead are looked for from here on
+
+MOST_NUMBERS = 1 << 14
+MOST_RELATIVES = 64  # forms of one pattern that are kept with it
+_numbers: BoundedCache[object, int] = BoundedCache(MOST_NUMBERS)
+_counter = itertools.count()  # threads never draw the same number
+
+
+def _number(facts: object) -> int:
+    """A small number for ``facts``, cheap to hash at every call.
+
+    No other facts ever get it. Facts that were not heard of for long get another one, and with it new entries
+    in the caches that are looked up by numbers.
+    """
+    return _numbers.setdefault(facts, next(_counter))
+
+
+class Pattern:
+    """The index arrays of a tensor, level by level: ``pos`` and ``crd``, None where a level keeps none.
+
+    ``counts`` has the number of positions of each level. ``converted`` remembers the same pattern in other
+    formats, each with the place that every value comes from.
+    """
+
+    def __init__(
+        self,
+        format: Format,
+        shape: tuple[int, ...],
+        pos: tuple[torch.Tensor | None, ...],
+        crd: tuple[torch.Tensor | None, ...],
+        counts: tuple[int, ...],
+    ) -> None:
+        self.format = format
+        self.shape = shape
+        self.pos = pos
+        self.crd = crd
+        self.counts = counts
+        self.converted: BoundedCache[Format, tuple[Pattern, torch.Tensor]] = BoundedCache(MOST_RELATIVES)
+        self.masks: dict[torch.dtype, torch.Tensor] = {}
+        self.relatives: BoundedCache[tuple[Format, tuple[int, ...]], Pattern] = BoundedCache(MOST_RELATIVES)
+        if format.is_coded:  # refused here if a level cannot hold its coordinates
+            _ = self.arrays
+
+    @functools.cached_property
+    def index_dtype(self) -> torch.dtype:
+        for array in (*self.crd, *self.pos):
+            if array is not None:
+                return array.dtype
+        return torch.int32
+
+    @functools.cached_property
+    def arrays(self) -> tuple[torch.Tensor, ...]:
+        """The arrays in the order in which kernels take them."""
+        found = []
+        for kind, pos, crd in zip(self.format.levels, self.pos, self.crd, strict=True):
+            if pos is not None:
+                found.append(pos)
+            if crd is not None:
+                found.append(_coded(kind, pos, crd) if kind.is_coded else crd)
+        return tuple(found)
+
+    @functools.cached_property
+    def present(self) -> torch.Tensor:
+        """True for every entry: the values of a mask of the pattern."""
+        with untracked():
+            return torch.ones(self.size, dtype=torch.bool, device="cpu")
+
+    def mask(self, dtype: torch.dtype) -> torch.Tensor:
+        """One for every entry, of ``dtype`` where kernels compute with that in vector registers.
+
+        They do with operands of one dtype only, so this is kept, as ``present`` is.
+        """
+        if dtype not in (torch.float32, torch.float64):
+            return self.present
+        found = self.masks.get(dtype)
+        if found is None:
+            with untracked():
+                found = self.masks[dtype] = torch.ones(self.size, dtype=dtype, device="cpu")
+        return found
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where the arrays are now: handing a tensor to another process moves them to shared memory."""
+        return tuple(array.data_ptr() for array in self.arrays)
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return self.counts[-1] if self.counts else 1
+
+    @functools.cached_property
+    def key(self) -> int:
+        """A number for what a schedule depends on: format, shape, width of indices, magnitudes, fullness."""
+        magnitudes = tuple(count.bit_length() for count in self.counts)
+        full = fullness(self.size, self.shape)
+        return _number((self.format, self.shape, self.index_dtype, magnitudes, full))
+
+    def carried(self, form: Format, shape: tuple[int, ...], levels: int) -> Pattern:
+        """The same arrays as another format: transposed, or the first ``levels`` with dense ones below."""
+        if form == self.format and shape == self.shape:
+            return self
+        known = self.relatives.get((form, shape))
+        if known is not None:  # with what was found out about it
+            return known
+        counts = list(self.counts[:levels])
+        for level in range(levels, len(form)):
+            counts.append(counts[-1] * form.level_size(level, shape))
+        more = (None,) * (len(form) - levels)
+        found = Pattern(form, shape, (*self.pos[:levels], *more), (*self.crd[:levels], *more), tuple(counts))
+        return self.relatives.setdefault((form, shape), found)
+
+    def bytes(self) -> int:
+        coded = [crd for kind, crd in zip(self.format.levels, self.crd, strict=True) if kind.is_coded]
+        kept = [*self.arrays, *(crd for crd in coded if crd is not None)]
+        return sum(array.numel() * array.element_size() for array in kept)
+
+    def __copy__(self) -> Pattern:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
+        return self
+
+
+def _coded(kind: Level, pos: torch.Tensor | None, crd: torch.Tensor) -> torch.Tensor:
+    """The coordinates of a level as kernels read them."""
+    assert pos is not None, f"a {kind.name} level has entries of its own"
+    with untracked():
+        return kind.code(pos, crd).to(crd.dtype).contiguous()
+
+
+def plain(values: torch.Tensor) -> torch.Tensor:
+    """Values as kernels read them: one for each entry, without gaps, with nothing left to do."""
+    if values._is_zerotensor():  # torch's gradient of a function with steps
+        return torch.zeros(values.numel(), dtype=values.dtype, device="cpu")
+    listed = values if values.dim() == 1 else values.reshape(-1)
+    return listed.resolve_conj().resolve_neg().contiguous()
+
+
+_Any = TypeVar("_Any")
+
+
+def add_weak(references: list[weakref.ref[_Any]], value: _Any) -> None:
+    """Add a weak reference, and drop the dead ones now and then."""
+    references.append(weakref.ref(value))
+    if len(references) >= MANY and len(references) & (len(references) - 1) == 0:
+        references[:] = [reference for reference in references if reference() is not None]
+
+
+def mark_written(values: torch.Tensor) -> None:
+    """Let autograd refuse gradients that need values which are replaced, as if they were written to."""
+    if not values.is_inference():
+        torch.autograd.graph.increment_version(values)
+
+
+Check = Callable[[Pattern, torch.Tensor], Pattern]
+
+
+class ViewOrigin(Protocol):
+    """Where the storage of a view comes from: one that is of no view, and the steps from there."""
+
+    @property
+    def source(self) -> Storage: ...
+
+    @property
+    def steps(self) -> tuple[Any, ...]: ...
+
+    def of(self, source: torch.Tensor) -> torch.Tensor:
+        """The same view of another tensor."""
+
+    def again(self, before: Pattern) -> Storage:
+        """The view as it is now, stored as ``before`` was."""
+
+
+class Storage:
+    """A pattern and its values, one for every position of the last level, without gaps in memory.
+
+    That of a view has an ``origin``, and is one of the ``followers`` of the storage that it is a view of.
+    When that becomes another one, a follower forgets what it has; it is made anew when it is asked for it.
+    One whose arrays are still to be read from a file is ``deferred``: they are checked when first asked for.
+    """
+
+    pattern: Pattern
+    values: torch.Tensor
+    origin: ViewOrigin | None = None
+    strides: Strides | None = None  # of a dense result, where it may not lie row by row
+    followers: list[weakref.ref[Storage]] | None = None
+    forgotten: tuple[Pattern, torch.Tensor] | None = None
+    deferred: tuple[Check, Pattern, torch.Tensor] | None = None
+
+    def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
+        self.pattern = pattern
+        self.values = values if values.is_contiguous() else values.contiguous()
+
+    @functools.cached_property
+    def key(self) -> int:
+        return _number((self.pattern.key, self.values.dtype))
+
+    @functools.cached_property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All arrays in the order in which kernels take them."""
+        return (*self.pattern.arrays, self.values)
+
+    def become(self, other: Storage) -> None:
+        """Take the pattern and values of ``other``, for all tensors that have this storage."""
+        mark_written(self.values)
+        self.take(other.pattern, other.values)
+        self._tell_followers()
+
+    def take(self, pattern: Pattern, values: torch.Tensor) -> None:
+        """Have other entries, without telling anyone."""
+        self.pattern = pattern
+        self.values = values if values.is_contiguous() else values.contiguous()
+        for name in ("key", "tensors", "forgotten"):
+            self.__dict__.pop(name, None)
+
+    def defer(self, check: Check) -> None:
+        """Have ``check`` look at the arrays when they are first asked for; it says which pattern they are."""
+        self.deferred = check, self.__dict__.pop("pattern"), self.__dict__.pop("values")
+
+    # views -------------------------------------------------------------------------------------------
+
+    def follow(self, origin: ViewOrigin) -> None:
+        """Be the storage of a view."""
+        self.origin = origin
+        source = origin.source
+        if source.followers is None:
+            source.followers = []
+        add_weak(source.followers, self)
+
+    def shell(self) -> torch.Tensor:
+        """A dense tensor without memory that lies in memory as a tensor of this storage would."""
+        if self.origin is not None:
+            return self.origin.of(self.origin.source.shell())
+        shape = self.pattern.shape
+        if self.strides is None:
+            return torch.empty(shape, device="meta")
+        return torch.empty_strided(shape, self.strides.find(), device="meta")
+
+    def _tell_followers(self) -> None:
+        for follower in self.followers or ():
+            found = follower()
+            if found is not None:
+                found._forget()
+
+    def _forget(self) -> None:
+        if self.forgotten is None:
+            mark_written(self.values)
+            self.forgotten = self.pattern, self.values
+            for name in ("pattern", "values", "key", "tensors"):
+                self.__dict__.pop(name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        """What a view has forgotten, or is still to be checked; other attributes are found without this."""
+        forgotten, origin, deferred = self.forgotten, self.origin, self.deferred
+        if deferred is not None and name in ("pattern", "values"):
+            check, pattern, values = deferred
+            self.take(check(pattern, values), values)
+            self.deferred = None
+            return self.__dict__[name]
+        if name not in ("pattern", "values") or (name not in self.__dict__ and forgotten is None):
+            raise AttributeError(f"a storage has no {name!r}")
+        if forgotten is None or origin is None:  # another thread has made it anew
+            return self.__dict__[name]
+        found = origin.again(forgotten[0])
+        self.take(found.pattern, found.values)
+        return self.__dict__[name]
+
+    def __call__(self) -> NoReturn:
+        """Refused: torch's ``tensor.storage()`` is the memory of a dense tensor."""
+        raise UnsupportedError(
+            "a sparse tensor has no memory of its own; ask an array: .values().untyped_storage()"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Storage:
+        return Storage(self.pattern, self.values.detach().clone())
+
+    def operand(self, name: str) -> Operand:
+        """This tensor as the compiler sees it."""
+        pattern = self.pattern
+        index = INT32 if pattern.index_dtype == torch.int32 else INT64
+        element = type_of_dtype(self.values.dtype)
+        return Operand(name, pattern.format, element, index, pattern.shape, pattern.counts)

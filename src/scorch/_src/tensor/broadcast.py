@@ -1,0 +1,93 @@
+"""Entries of tensors that are broadcast to one shape: repeated, or paired where they meet.
+
+    v[:, None] * w[None, :]     every entry of v with every entry of w
+    A[:, None, :] * B[None]     the entries of A and B with the same last coordinate
+
+The second way takes time and memory for the pairs only, however often broadcasting repeats an entry.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from scorch._src.storage.budget import LARGE, check_budget
+from scorch._src.tensor.entries import Entries, Shape, coordinates_of, keys_of
+
+EACH = 64  # bytes that an entry takes while it is repeated or paired, about
+
+
+def expanded(entries: Entries, shape: Shape) -> Entries:
+    """The entries of the tensor broadcast to ``shape``, each repeated."""
+    if entries.shape == shape:
+        return entries
+    own = _padded(entries.shape, shape)
+    repeats = math.prod(new for old, new in zip(own, shape, strict=True) if old != new)
+    count = entries.values.numel() * repeats
+    if EACH * count > LARGE:
+        what = f"broadcasting a tensor of shape {entries.shape} to {shape}, each entry {repeats:,} times,"
+        check_budget(EACH * count, what, "use einsum or evaluate, which do not repeat them")
+    crd = coordinates_of(entries.keys, own)
+    keys, values = torch.zeros_like(entries.keys), entries.values
+    numbers = torch.arange(repeats, device="cpu")
+    keys, values = keys.repeat_interleave(repeats), values.repeat_interleave(repeats)
+    numbers = numbers.repeat(entries.keys.numel())
+    columns: list[torch.Tensor] = []
+    for dim in reversed(range(len(shape))):
+        if own[dim] == shape[dim]:
+            columns.insert(0, crd[dim].repeat_interleave(repeats))
+        else:
+            columns.insert(0, numbers % max(shape[dim], 1))
+            numbers = numbers.div(max(shape[dim], 1), rounding_mode="floor")
+    keys = keys_of(columns, shape) if shape else keys
+    keys, order = torch.sort(keys)
+    return Entries(keys, values[order], shape)
+
+
+def common_keys(a: Entries, b: Entries, shape: Shape) -> torch.Tensor | None:
+    """Where both have an entry once they are broadcast to ``shape``; None if that is wider than both."""
+    columns_of_a, columns_of_b = _owned(a, shape), _owned(b, shape)
+    dims = range(len(shape))
+    if any(dim not in columns_of_a and dim not in columns_of_b for dim in dims):
+        return None
+    shared = [dim for dim in dims if dim in columns_of_a and dim in columns_of_b]
+    sizes = tuple(shape[dim] for dim in shared)
+    none = torch.zeros((), dtype=torch.int64, device="cpu")
+    of_a = (keys_of([columns_of_a[dim] for dim in shared], sizes) + none).expand(a.values.numel())
+    of_b = (keys_of([columns_of_b[dim] for dim in shared], sizes) + none).expand(b.values.numel())
+    of_a, (of_b, order) = of_a.contiguous(), torch.sort(of_b)
+    begins, ends = torch.searchsorted(of_b, of_a), torch.searchsorted(of_b, of_a, right=True)
+    counts = ends - begins
+    total = int(counts.sum())
+    if EACH * total > LARGE:
+        check_budget(EACH * total, f"pairing {total:,} entries", "multiply parts of the tensors")
+    first = torch.repeat_interleave(counts, output_size=total)
+    number = torch.arange(total, device="cpu") - (counts.cumsum(0) - counts)[first]
+    second = order[begins[first] + number]
+    columns = [columns_of_a[dim][first] if dim in columns_of_a else columns_of_b[dim][second] for dim in dims]
+    return torch.sort(keys_of(columns, shape)).values
+
+
+def values_at(entries: Entries, keys: torch.Tensor, crd: list[torch.Tensor], shape: Shape) -> torch.Tensor:
+    """The values of the tensor broadcast to ``shape`` at ``keys``, whose coordinates are ``crd``."""
+    if entries.shape == shape:
+        return entries.at(keys)
+    skipped = len(shape) - len(entries.shape)
+    own = [
+        column if size == wide else torch.zeros_like(column)
+        for column, size, wide in zip(crd[skipped:], entries.shape, shape[skipped:], strict=True)
+    ]
+    there = keys_of(own, entries.shape)
+    return entries.at(there if own else torch.zeros_like(keys))
+
+
+def _owned(entries: Entries, shape: Shape) -> dict[int, torch.Tensor]:
+    """The coordinates of the dimensions along which the tensor is not repeated."""
+    skipped = len(shape) - len(entries.shape)
+    columns = enumerate(entries.coordinates, skipped)
+    return {dim: column for dim, column in columns if entries.shape[dim - skipped] == shape[dim]}
+
+
+def _padded(own: Shape, shape: Shape) -> Shape:
+    return (1,) * (len(shape) - len(own)) + own

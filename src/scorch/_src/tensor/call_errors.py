@@ -1,0 +1,223 @@
+"""Errors of calls of torch's functions, told in the words of the call that the user made.
+
+A call that fails is repeated on tensors without memory of the same shapes and dtypes. What torch says of
+those is what it says of dense tensors: the user gets an error of the same type, which is one of Scorch's too,
+naming the function and what it was given. Where torch would accept the call, the error is Scorch's own.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from scorch._src.grad_state import is_transformed
+from scorch._src.tensor.create.check import is_freed
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import len_torch_dispatch_stack, tree_flatten, tree_map, tree_unflatten
+from scorch.errors import (
+    ArgumentError,
+    CallError,
+    DensityError,
+    DeviceError,
+    FreedError,
+    IndexRangeError,
+    LinAlgError,
+    MissingDeviceError,
+    OperandError,
+    ScorchError,
+    UnsupportedError,
+)
+
+KINDS: dict[type[BaseException], type[ScorchError]] = {
+    RuntimeError: CallError,
+    IndexError: IndexRangeError,
+    TypeError: OperandError,
+    ValueError: ArgumentError,
+    NotImplementedError: UnsupportedError,
+    torch.linalg.LinAlgError: LinAlgError,
+    AssertionError: MissingDeviceError,  # "Torch not compiled with CUDA enabled"
+}
+SIGNS = {
+    "__getitem__": "S[...]",
+    "__setitem__": "S[...] = value",
+    "__matmul__": "@",
+    "__rmatmul__": "@",
+    "__bool__": "bool",
+    "__float__": "float",
+    "__int__": "int",
+    "__index__": "index",
+    "__len__": "len",
+}
+SMALL = 1 << 20  # bytes
+MOST_DIMS = 16
+DIFFERENTIATING = {torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward}
+ALLOCATING = {"tolist", "unbind"}  # functions for which torch takes memory even where tensors have none
+
+
+def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception:
+    """What the user is told when ``func`` failed with ``error``: another error, or the same one."""
+    if len_torch_dispatch_stack():  # a compiler or a tracer at work, which reads torch's errors
+        return error
+    tensors = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, torch.Tensor)]
+    freed = next((tensor for tensor in tensors if is_freed(tensor)), None)
+    if freed is not None:  # which torch must not read
+        shape = tuple(freed.shape)
+        told = (
+            f"a dense tensor of shape {shape} has no memory: its storage was resized or freed; make it anew"
+        )
+        return _made(FreedError, name_of(func), told, tensors)
+    elsewhere = _mixed_devices(tensors)
+    name = name_of(func)
+    if elsewhere is not None:
+        return _made(DeviceError, name, elsewhere, tensors)
+    if "doesn't have storage" in str(error) and is_transformed():
+        told = "it has no form inside of torch.func for a sparse tensor whose values are tracked; "
+        return _made(UnsupportedError, name, f"{told}apply it outside, or to .to_dense()", tensors)
+    refused = re.search(r"you tried to allocate (\d+) bytes", str(error))
+    if refused is not None and not isinstance(error, ScorchError):
+        size = int(refused[1])
+        return _made(DensityError, name, f"{size:,} bytes of dense memory are more than there is", tensors)
+    is_too_large = isinstance(error, DensityError)  # if not an operand, then the result
+    if func in DIFFERENTIATING:  # what it differentiates was computed before, from these very tensors
+        dense, is_exact = None, False
+    else:
+        dense, is_exact = _error_of_dense(func, args, kwargs, tensors, is_too_large)
+    if isinstance(error, AssertionError) and not isinstance(dense, AssertionError):
+        return error  # one of our own
+    if dense is None:
+        is_ours = isinstance(error, ScorchError) or type(error) not in KINDS
+        return error if is_ours else _made(KINDS[type(error)], name, str(error), tensors)
+    is_refusal = isinstance(error, (DensityError, UnsupportedError))
+    is_own = isinstance(error, ScorchError) and not error.is_retold and not is_refusal
+    if is_own and (isinstance(error, type(dense)) or not is_exact):
+        return error
+    return _made(KINDS[type(dense)], name, str(dense), tensors)
+
+
+def of_our_kind(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments with torch's own sparse tensors as ours; None if there are none, or one is written to."""
+    leaves, spec = tree_flatten((list(args), kwargs))
+    theirs = [value for value in leaves if _is_torchs(value)]
+    name = str(getattr(func, "__name__", ""))
+    in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+    is_written = in_place and bool(args) and _is_torchs(args[0])
+    if not theirs or is_written or kwargs.get("out") is not None:
+        return None
+    ours = [from_torch(value) if _is_torchs(value) else value for value in leaves]
+    again, named = tree_unflatten(ours, spec)
+    return tuple(again), named
+
+
+def _is_torchs(value: Any) -> bool:
+    """Whether this is a sparse tensor of torch itself."""
+    return (
+        isinstance(value, torch.Tensor)
+        and not isinstance(value, SparseTensor)
+        and value.layout is not torch.strided
+    )
+
+
+def _mixed_devices(tensors: Sequence[torch.Tensor]) -> str | None:
+    """What is wrong with tensors on several devices; numbers may be anywhere, as in torch."""
+    own = next((tensor.device for tensor in tensors if isinstance(tensor, SparseTensor)), None)
+    for tensor in tensors:
+        if own is not None and tensor.device != own and tensor.dim() > 0:
+            other = tensor.device
+            return f"all tensors must be on one device, but the sparse one is on {own} and another on {other}"
+    return None
+
+
+def _error_of_dense(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    tensors: Sequence[torch.Tensor],
+    is_too_large: bool,
+) -> tuple[Exception | None, bool]:
+    """What torch raises for dense tensors, and whether it was asked with their values.
+
+    Small tensors are copied; in the place of large ones, and where results are too large, stand tensors
+    without memory.
+    """
+    if not is_too_large and sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= SMALL:
+        return _error_on(_copied, func, args, kwargs), True
+    found = None if name_of(func) in ALLOCATING else _error_on(_shell, func, args, kwargs)
+    numbers = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, int)]
+    is_harmless = len(tensors) == 1 and all(abs(number) <= MOST_DIMS for number in numbers)
+    if found is None and is_harmless:  # some functions look at dims only where there is memory
+        tiny = _error_on(_tiny, func, args, kwargs)
+        found = tiny if isinstance(tiny, IndexError) else None
+    is_of_shell = isinstance(found, NotImplementedError) or "meta" in str(found)
+    return (None if is_of_shell else found), False
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor.detach().clone()
+
+
+def _shell(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
+
+
+def _tiny(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((2,) * tensor.dim(), dtype=tensor.dtype)
+
+
+def _error_on(
+    stand_in: Callable[[torch.Tensor], torch.Tensor], func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Exception | None:
+    """What torch raises with dense tensors in the place of those given."""
+
+    def replaced(value: Any) -> Any:
+        return stand_in(value) if isinstance(value, torch.Tensor) else value
+
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            func(*tree_map(replaced, tuple(args)), **tree_map(replaced, kwargs))
+    except Exception as error:
+        is_missing = isinstance(error, NotImplementedError) and "Could not run" in str(error)
+        return error if type(error) in KINDS and not is_missing else None
+    return None
+
+
+def _made(kind: type[ScorchError], name: str, text: str, tensors: Sequence[torch.Tensor]) -> ScorchError:
+    error = kind(f"{name}: {cleaned(text, name)}{described(tensors)}")
+    error.is_retold = True
+    return error
+
+
+def cleaned(text: str, name: str) -> str:
+    """torch's words without those of its inside."""
+    first = text.strip().split("\n")[0].strip()
+    first = first.replace("aten::", "").replace("(sparse_coo)", "")
+    first = re.sub(r"torch\.Size\(\[([^\]]*)\]\)", r"(\1)", first)
+    return re.sub(rf"^(torch\.)?{re.escape(name)}_?(\(\))?: ", "", first)
+
+
+def described(tensors: Sequence[torch.Tensor]) -> str:
+    """What the call was given."""
+    if not tensors:
+        return ""
+    found = []
+    for tensor in tensors[:4]:
+        kind = str(tensor.format) if isinstance(tensor, SparseTensor) else "dense"
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        found.append(f"{kind} {tuple(tensor.shape)} {dtype}")
+    more = f" and {len(tensors) - 4} more" if len(tensors) > 4 else ""
+    return f" (given {', '.join(found)}{more})"
+
+
+def name_of(func: Any) -> str:
+    """What users call a function of torch."""
+    name = str(getattr(func, "__name__", func))
+    if name == "__get__":
+        name = str(getattr(func.__self__, "__name__", name))
+    return SIGNS.get(name, name.removeprefix("__").removesuffix("__"))

@@ -1,0 +1,325 @@
+"""A tensor from its index arrays: coordinates, or pointers and coordinates, in any order and with repeats.
+
+The index arrays are checked and copied, so that nobody changes a pattern through an array of his own; values
+are shared where they already are what a tensor needs. A kernel sorts entries and sums repeats where needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from scorch._src.backends.cpu.routines.sort import sort_entries
+from scorch._src.compiler.pipeline import index_type
+from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.engine.execute import convert, sorted_storage
+from scorch._src.formats import Format, as_format
+from scorch._src.grad_state import is_learning, untracked
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.create.check import (
+    as_indices,
+    as_learned_values,
+    as_shape,
+    check_coordinates,
+    check_pointers,
+    is_sorted,
+    is_sorted_below,
+    own,
+)
+from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
+from scorch.errors import ShapeError
+
+FEW = 1 << 14  # entries up to which torch says whether they are in order; beyond, a routine in C is faster
+_ARRAYS = {"r": ("crow_indices", "col_indices", "rows"), "c": ("ccol_indices", "row_indices", "columns")}
+
+
+# coordinates -----------------------------------------------------------------------------------------
+
+
+def from_coordinates(
+    coordinates: Any,
+    values: Any,
+    shape: Any = None,
+    format: str | Format | None = None,
+    name: str = "indices",
+) -> SparseTensor | torch.Tensor:
+    """A tensor from the coordinates of its entries, in any order; values of equal coordinates are summed.
+
+    ``coordinates`` has one row for each of the first dimensions; the others are dense, and each value has
+    their shape. Without ``format`` it is ``coo``, with dense levels below where values have dimensions;
+    without ``shape`` it is as large as the coordinates ask for.
+    """
+    given = as_learned_values("values", values)
+    if is_learning(given):
+        return _connected(coordinates, given, shape, format, name)
+    crd, count = _rows(name, coordinates)
+    return _from_rows(crd, count, given, shape, format, name)
+
+
+def _from_rows(
+    crd: list[torch.Tensor],
+    count: int,
+    given: torch.Tensor,
+    shape: Any,
+    format: str | Format | None,
+    name: str,
+) -> SparseTensor | torch.Tensor:
+    if shape is None:
+        shape = (*(max(0, int(row.max()) + 1) if row.numel() else 0 for row in crd), *given.shape[1:])
+    sizes = as_shape("size", shape)
+    _check_coordinate_arrays(name, crd, given, sizes, count)
+    if not crd:
+        total = given.sum(0, dtype=given.dtype) if given.dtype != torch.bool else given.any(0)
+        asked = as_format("dense" if format is None else format, len(sizes))
+        return wrap(convert(total.reshape(sizes), asked))
+    dense = sizes[len(crd) :]
+    form = Format("o" * len(crd) + "d" * len(dense))
+    asked = form if format is None else as_format(format, len(sizes))
+    counts = _counts(form, sizes, [count] * len(crd))
+    dtype = _index_dtype(sizes, counts)
+    arrays = [own(array, dtype) for array in crd]
+    pos = torch.tensor([0, count], dtype=dtype, device="cpu")
+    nothing: tuple[None, ...] = (None,) * len(dense)
+    pattern = Pattern(
+        form, sizes, (pos, *(None,) * (len(crd) - 1), *nothing), (*arrays, *nothing), tuple(counts)
+    )
+    storage = Storage(pattern, given.contiguous().reshape(-1))
+    if count < FEW and is_sorted(arrays):
+        return wrap(convert(storage, asked))
+    found = sort_entries(arrays, sizes[: len(crd)])
+    if found is True or (not found and is_sorted(arrays)):
+        return wrap(convert(storage, asked))
+    if not isinstance(found, bool):
+        order, moved = found
+        pattern = Pattern(form, sizes, pattern.pos, (*moved, *nothing), tuple(counts))
+        return wrap(convert(Storage(pattern, given[order].contiguous().reshape(-1)), asked))
+    if asked.is_dense:
+        return wrap(convert(sorted_storage(storage, form), asked))
+    return SparseTensor(sorted_storage(storage, asked))
+
+
+def _connected(
+    coordinates: Any, values: torch.Tensor, shape: Any, format: str | Format | None, name: str
+) -> SparseTensor | torch.Tensor:
+    """As ``from_coordinates``, connected to the values."""
+    from scorch._src.tensor.autograd import sparse_of, stored
+    from scorch._src.tensor.entries import keys_of
+
+    with untracked():
+        crd, count = _rows(name, coordinates)
+        made = _from_rows(crd, count, torch.zeros(values.shape, dtype=values.dtype), shape, None, name)
+        place = None
+        if isinstance(made, SparseTensor):
+            pattern = made.storage.pattern
+            sizes = pattern.shape[: len(crd)]
+            own = keys_of([array for array in pattern.crd if array is not None], sizes)
+            place = torch.searchsorted(own, keys_of(crd, sizes))
+    if place is None:
+        total, form = values.sum(0).reshape(made.shape), as_format(format or "dense", made.dim())
+        return total if form.is_dense else stored(total, form)
+    summed = values.new_zeros(own.numel(), *values.shape[1:]).index_add(0, place, values)
+    found = sparse_of(pattern, summed)
+    return found if format is None else found.to_format(format)
+
+
+def _rows(name: str, coordinates: Any) -> tuple[list[torch.Tensor], int]:
+    """The coordinates in each dimension, and the number of entries, which may have no dimensions at all."""
+    if isinstance(coordinates, (list, tuple)) and any(
+        isinstance(row, (torch.Tensor, np.ndarray)) for row in coordinates
+    ):
+        rows = [as_indices(f"{name}[{dim}]", row) for dim, row in enumerate(coordinates)]
+        for dim, row in enumerate(rows):
+            if row.dim() != 1:
+                raise ShapeError(
+                    f"{name}[{dim}] must be a list of coordinates, not of shape {tuple(row.shape)}"
+                )
+            if row.numel() != rows[0].numel():
+                raise ShapeError(
+                    f"{name}[{dim}] has {row.numel()} coordinates, but {name}[0] has {rows[0].numel()}"
+                )
+        return rows, rows[0].numel()
+    found = as_indices(name, coordinates)
+    if found.dim() != 2:
+        raise ShapeError(
+            f"{name} has shape {tuple(found.shape)}; it must have one row for each dimension "
+            "and one column for each entry"
+        )
+    return list(found), found.shape[1]
+
+
+def _check_coordinate_arrays(
+    name: str, crd: Sequence[torch.Tensor], values: torch.Tensor, sizes: tuple[int, ...], count: int
+) -> None:
+    if values.dim() == 0 or values.shape[0] != count:
+        number = "is a scalar" if values.dim() == 0 else f"has {values.shape[0]}"
+        raise ShapeError(f"{name} has {count} entries, but values {number}: give one value for each entry")
+    dense = tuple(values.shape[1:])
+    if len(crd) + len(dense) != len(sizes):
+        raise ShapeError(
+            f"size {sizes} has {len(sizes)} dimensions, but {name} has {len(crd)} rows and each value has "
+            f"{len(dense)} dimensions"
+        )
+    if dense != sizes[len(crd) :]:
+        raise ShapeError(f"each value has shape {dense}, but size {sizes} ends with {sizes[len(crd) :]}")
+    for dim, array in enumerate(crd):
+        check_coordinates(f"{name}[{dim}]", array, dim, sizes[dim])
+
+
+# pointers --------------------------------------------------------------------------------------------
+
+
+def from_compressed(
+    kind: str, pointers: Any, plain: Any, values: Any, shape: Any, format: str | Format | None = None
+) -> SparseTensor | torch.Tensor:
+    """A tensor from the arrays of torch's layout ``kind`` (csr, csc, bsr, bsc), batched and hybrid too."""
+    given = as_learned_values("values", values)
+    with untracked():
+        pattern, in_order = _compressed_pattern(kind, pointers, plain, given, shape)
+    asked = pattern.format if format is None else as_format(format, len(pattern.shape))
+    flat = given.contiguous().reshape(-1)
+    if is_learning(given):
+        return _compressed_connected(pattern, flat, in_order, asked)
+    storage = Storage(pattern, flat)
+    if not in_order:
+        storage = sorted_storage(storage, pattern.format)
+    return wrap(convert(storage, asked))
+
+
+def _compressed_connected(
+    pattern: Pattern, values: torch.Tensor, in_order: bool, form: Format
+) -> SparseTensor | torch.Tensor:
+    from scorch._src.storage.coordinates import coordinates
+    from scorch._src.tensor.autograd import sparse_of
+
+    if in_order:
+        return sparse_of(pattern, values).to_format(form)
+    with untracked():
+        columns = coordinates(pattern)
+    return from_coordinates([columns[dim] for dim in range(len(columns))], values, pattern.shape, form)
+
+
+def _compressed_pattern(
+    kind: str, pointers: Any, plain: Any, given: torch.Tensor, shape: Any
+) -> tuple[Pattern, bool]:
+    """The arrays as a pattern, and whether its entries are in order and differ."""
+    pointer_name, plain_name, what = _ARRAYS[kind[-1]]
+    pos, crd = as_indices(pointer_name, pointers), as_indices(plain_name, plain)
+    batch = _check_compressed_arrays(kind, pos, crd, given)
+    inner = 2 if kind[0] == "b" else 0
+    blocks = tuple(given.shape[batch + 1 : batch + 1 + inner])
+    sizes = _inferred_size(kind, pos, crd, given, blocks) if shape is None else as_shape("size", shape)
+    form = compressed_format(kind, batch, blocks, given.dim() - batch - 1 - inner)
+    _check_compressed_size(form, sizes, batch, pos, given, inner)
+    across = form.order[batch + 1]
+    entries = crd.shape[-1]
+    lines = form.level_size(batch, sizes)
+    unit = f"blocks of {what}" if inner else what
+    check_pointers(pointer_name, pos, lines, entries, unit)
+    check_coordinates(plain_name, crd, across, sizes[across], form.block(across))
+    counts = _counts(form, sizes, [crd.numel()])
+    dtype = _index_dtype(sizes, counts)
+    arrays = (own(_joined_pointers(pos, entries), dtype), own(crd.reshape(-1), dtype))
+    place = batch + 1
+    before: tuple[None, ...] = (None,) * place
+    after: tuple[None, ...] = (None,) * (len(form) - place - 1)
+    pattern = Pattern(form, sizes, (*before, arrays[0], *after), (*before, arrays[1], *after), tuple(counts))
+    return pattern, is_sorted_below(*arrays)
+
+
+def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> int:
+    """The number of batch dimensions."""
+    pointer_name, plain_name, _ = _ARRAYS[kind[-1]]
+    if pos.dim() == 0:
+        raise ShapeError(f"{pointer_name} is a scalar; it must list where each row or column begins")
+    batch = pos.dim() - 1
+    if crd.dim() != pos.dim() or crd.shape[:-1] != pos.shape[:-1]:
+        raise ShapeError(
+            f"{plain_name} has shape {tuple(crd.shape)}, but {pointer_name} has shape {tuple(pos.shape)}: "
+            "all dimensions but the last are batches and must agree"
+        )
+    if values.shape[: batch + 1] != crd.shape:
+        raise ShapeError(
+            f"values has shape {tuple(values.shape)}, but {plain_name} has shape {tuple(crd.shape)}: "
+            "give one value for each entry"
+        )
+    if kind[0] == "b" and values.dim() < batch + 3:
+        raise ShapeError(
+            f"values has shape {tuple(values.shape)}; in {kind} each value is a block: its shape ends with "
+            "the rows and columns of a block"
+        )
+    if kind[0] == "b" and 0 in values.shape[batch + 1 : batch + 3]:
+        raise ShapeError(
+            f"values has blocks of shape {tuple(values.shape[batch + 1 : batch + 3])}; sizes start at 1"
+        )
+    return batch
+
+
+def compressed_format(kind: str, batch: int, blocks: tuple[int, ...], dense: int) -> Format:
+    row, column = batch, batch + 1
+    outer = (row, column) if kind[-1] == "r" else (column, row)
+    letters = "d" * batch + "ds" + "d" * len(blocks) + "d" * dense
+    inner = (row, column) if blocks else ()
+    order = (*range(batch), *outer, *inner, *range(batch + 2, batch + 2 + dense))
+    return Format(letters, order=order, blocks=dict(zip(inner, blocks, strict=True)))
+
+
+def _inferred_size(
+    kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, blocks: tuple[int, ...]
+) -> tuple[int, ...]:
+    """As torch: as many rows as there are pointers, and columns up to the last one used."""
+    lines, across = pos.shape[-1] - 1, int(crd.max()) + 1 if crd.numel() else 0
+    rows, columns = (lines, across) if kind[-1] == "r" else (across, lines)
+    height, width = blocks or (1, 1)
+    dense = values.shape[pos.dim() + len(blocks) :]
+    return (*pos.shape[:-1], max(rows, 0) * height, max(columns, 0) * width, *dense)
+
+
+def _check_compressed_size(
+    form: Format, sizes: tuple[int, ...], batch: int, pos: torch.Tensor, values: torch.Tensor, inner: int
+) -> None:
+    dense = tuple(values.shape[batch + 1 + inner :])
+    wanted = batch + 2 + len(dense)
+    if len(sizes) != wanted:
+        raise ShapeError(
+            f"size {sizes} has {len(sizes)} dimensions, but the arrays are those of a tensor of {wanted}: "
+            f"{batch} batch, 2 sparse and {len(dense)} dense"
+        )
+    if sizes[:batch] != tuple(pos.shape[:-1]):
+        raise ShapeError(
+            f"size {sizes} begins with {sizes[:batch]}, but the arrays have batches {tuple(pos.shape[:-1])}"
+        )
+    if sizes[batch + 2 :] != dense:
+        raise ShapeError(
+            f"each value has dense dimensions {dense}, but size {sizes} ends with {sizes[batch + 2 :]}"
+        )
+    for dim, block in form.blocks:
+        if sizes[dim] % block:
+            raise ShapeError(f"dimension {dim} has size {sizes[dim]}, which blocks of {block} do not divide")
+
+
+def _joined_pointers(pos: torch.Tensor, entries: int) -> torch.Tensor:
+    """The pointers of all batches in one row."""
+    if pos.dim() == 1:
+        return pos
+    flat = pos.reshape(-1, pos.shape[-1]).to(torch.int64)
+    begins = torch.arange(flat.shape[0], device="cpu").unsqueeze(1) * entries
+    return torch.cat(
+        [(flat[:, :-1] + begins).reshape(-1), torch.tensor([flat.shape[0] * entries], device="cpu")]
+    )
+
+
+def _counts(form: Format, sizes: tuple[int, ...], entries: Sequence[int]) -> list[int]:
+    """The positions of each level; ``entries`` has those of the levels that keep coordinates."""
+    left, found, positions = list(entries), [], 1
+    for number, level in enumerate(form.levels):
+        own = left.pop(0) if level.keeps_crd else 0
+        positions = level.count(positions, form.level_size(number, sizes), own)
+        found.append(positions)
+    return found
+
+
+def _index_dtype(sizes: tuple[int, ...], counts: Sequence[int]) -> torch.dtype:
+    return dtype_of_type(index_type(sizes, max(counts, default=0)))

@@ -1,0 +1,247 @@
+"""What users hand over to build tensors from, checked: arrays, sizes, coordinates and pointers.
+
+Kernels trust the index arrays of a pattern, so nothing gets past this file that they could not follow.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.grad_state import is_learning
+from scorch.errors import (
+    DtypeError,
+    FreedError,
+    IndexRangeError,
+    OperandError,
+    ShapeError,
+    UnsupportedError,
+    add_note,
+)
+
+LARGEST = 2**63 - 1
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def check_device(name: str, device: Any) -> None:
+    """Refuse every device but the cpu."""
+    if device is not None and torch.device(device).type != "cpu":
+        raise OperandError(f"{name} is on device {device}, but Scorch computes on the cpu; use .cpu()")
+
+
+def refuse_pinning(pin_memory: bool) -> None:
+    if pin_memory:
+        raise UnsupportedError(
+            "pin_memory=True serves copies to a GPU, but Scorch computes on the cpu; leave it out"
+        )
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a dense tensor was taken away (``untyped_storage().resize_(0)``)."""
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        return False
+    try:
+        if tensor.data_ptr() or not tensor.numel():
+            return False
+    except RuntimeError:  # a tensor of torch.func or of another layout
+        return False
+    return tensor.is_cpu and not tensor._is_zerotensor()
+
+
+def refuse_freed(*values: Any) -> None:
+    """Refuse dense tensors whose memory was taken away: torch's own functions would end the process."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if is_freed(value):
+                raise FreedError(
+                    f"a dense tensor of shape {tuple(value.shape)} has no memory: its storage was resized or "
+                    "freed; make it anew"
+                )
+        elif isinstance(value, (list, tuple)):
+            refuse_freed(*value)
+
+
+# arrays ----------------------------------------------------------------------------------------------
+
+
+def as_tensor(name: str, data: Any) -> torch.Tensor:
+    """Lists, NumPy arrays and tensors as a plain tensor, without a copy where there need be none."""
+    if isinstance(data, torch.Tensor):
+        check_device(name, data.device)
+        refuse_freed(data)
+        if data.layout != torch.strided:
+            raise OperandError(f"{name} must be a dense tensor, not one of layout {data.layout}")
+        return data.detach().resolve_conj().resolve_neg()
+    if isinstance(data, np.ndarray):
+        return from_numpy(name, data)
+    try:
+        return torch.tensor(data, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OperandError(f"{name} is not an array of numbers: {error}") from None
+
+
+def from_numpy(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A NumPy array as a tensor: the same memory, unless torch cannot use it."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise DtypeError(
+            f"{name} has NumPy's dtype {array.dtype}, which torch does not have; "
+            f"convert it with .astype('{'complex128' if array.dtype.kind == 'c' else 'float64'}')"
+        ) from None
+
+
+def as_indices(name: str, data: Any) -> torch.Tensor:
+    """Coordinates or pointers as a tensor of integers."""
+    found = as_tensor(name, data)
+    if found.dtype in _INTEGERS:
+        return found
+    if found.numel() == 0:
+        return found.to(torch.int64)  # what is empty says nothing about its dtype
+    if found.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return found.to(torch.int64)
+    dtype = str(found.dtype).removeprefix("torch.")
+    raise DtypeError(f"{name} has dtype {dtype}; coordinates are whole numbers: use int64 or int32")
+
+
+def own(array: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A copy of an index array, without gaps, in memory that nobody else can write to.
+
+    Kernels follow the arrays of a pattern without looking, and patterns are shared and never change. So what
+    comes in from users and files is copied, and so is what goes out to them.
+    """
+    wanted = array.dtype if dtype is None else dtype
+    return array.detach().to(wanted, copy=True, memory_format=torch.contiguous_format)
+
+
+def as_values(name: str, data: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Values as a tensor of a dtype that kernels have."""
+    found = as_tensor(name, data)
+    return found.to(_checked_dtype(name, dtype or found.dtype))
+
+
+def as_learned_values(name: str, data: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """As ``as_values``; a tensor that is learned stays connected."""
+    if not isinstance(data, torch.Tensor) or data.layout != torch.strided or not is_learning(data):
+        return as_values(name, data, dtype)
+    check_device(name, data.device)
+    return data.to(_checked_dtype(name, dtype or data.dtype))
+
+
+def _checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
+    try:
+        type_of_dtype(wanted)
+    except DtypeError as error:
+        add_note(error, f"in {name}")
+        raise
+    return wanted
+
+
+# sizes -----------------------------------------------------------------------------------------------
+
+
+def as_shape(name: str, size: Any) -> tuple[int, ...]:
+    """Sizes as a tuple, each a whole number from 0."""
+    if isinstance(size, (torch.Tensor, np.ndarray)):
+        size = size.tolist()
+    if isinstance(size, str) or not isinstance(size, Sequence):
+        raise ShapeError(f"{name} lists the size of each dimension, such as (3, 4), not {size!r}")
+    return tuple(_checked_size(name, dim, given) for dim, given in enumerate(size))
+
+
+def _checked_size(name: str, dim: int, given: Any) -> int:
+    try:
+        found = operator.index(given)
+    except TypeError:
+        raise ShapeError(f"{name}[{dim}] is {given!r}; sizes must be non-negative integers") from None
+    if isinstance(given, bool) or found < 0:
+        raise ShapeError(f"{name}[{dim}] is {given!r}; sizes must be non-negative integers")
+    if found > LARGEST:
+        raise ShapeError(f"{name}[{dim}] is {found}; the largest size is 2**63 - 1")
+    return found
+
+
+# coordinates and pointers ----------------------------------------------------------------------------
+
+
+def check_coordinates(name: str, array: torch.Tensor, dim: int, size: int, block: int | None = None) -> None:
+    """Every coordinate must lie in dimension ``dim`` of ``size``, counted in blocks where it has them."""
+    if array.numel() == 0:
+        return
+    places = size if block is None else -(-size // block)
+    low, high = torch.aminmax(array)
+    if int(low) >= 0 and int(high) < places:
+        return
+    flat = array.reshape(-1)
+    entry = int(((flat < 0) | (flat >= places)).nonzero()[0])
+    has = f"has size {size}" if block is None else f"has {places} blocks of {block}"
+    allowed = f"coordinates go from 0 to {places - 1}" if places else "it has no coordinates"
+    raise IndexRangeError(
+        f"{name} has {int(flat[entry])} at entry {entry}, but dimension {dim} {has}: {allowed}"
+    )
+
+
+def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, what: str) -> None:
+    """``pointers`` (rows of them in a batch) must go from 0 to ``entries`` without going down."""
+    if pointers.shape[-1] != rows + 1:
+        raise ShapeError(
+            f"{name} has {pointers.shape[-1]} entries, but {rows} {what} need {rows + 1}: where each begins, "
+            "and where the last ends"
+        )
+    batches = pointers.reshape(-1, rows + 1)
+    falls = batches[:, 1:] < batches[:, :-1]
+    for kind, wrong in (
+        ("start", batches[:, :1] != 0),
+        ("order", falls),
+        ("end", batches[:, -1:] != entries),
+    ):
+        if bool(wrong.any()):
+            number, entry = (int(place) for place in wrong.nonzero()[0])
+            where = f"{name} of batch {number}" if pointers.dim() > 1 else name
+            raise IndexRangeError(f"{where} {_wrong_pointer(kind, batches[number].tolist(), entry, entries)}")
+
+
+def _wrong_pointer(kind: str, row: list[int], entry: int, entries: int) -> str:
+    if kind == "start":
+        return f"begins with {row[0]}; the first pointer is 0"
+    if kind == "end":
+        return f"ends with {row[-1]}, but there are {entries} entries; the last pointer is their number"
+    return (
+        f"falls from {row[entry]} at entry {entry} to {row[entry + 1]} at entry {entry + 1}; "
+        "pointers never go down"
+    )
+
+
+def is_sorted(crd: Sequence[torch.Tensor]) -> bool:
+    """Whether the entries with coordinates ``crd`` come in order and none repeats."""
+    if crd[0].numel() < 2:
+        return True
+    equal: torch.Tensor | None = None
+    rises: torch.Tensor | None = None
+    for array in crd:
+        here, before = array[1:], array[:-1]
+        if equal is None or rises is None:
+            rises, equal = here > before, here == before
+        else:
+            rises |= equal & (here > before)
+            equal &= here == before
+    return rises is not None and bool(rises.all())
+
+
+def is_sorted_below(pos: torch.Tensor, crd: torch.Tensor) -> bool:
+    """Whether the coordinates below each position come in order and none repeats."""
+    if crd.numel() < 2:
+        return True
+    fine = torch.ones(crd.numel() + 1, dtype=torch.bool, device="cpu")
+    torch.gt(crd[1:], crd[:-1], out=fine[1:-1])
+    fine.index_fill_(0, pos.to(torch.int64), True)  # the first below a position follows nothing
+    return bool(fine.all())

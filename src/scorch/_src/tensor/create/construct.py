@@ -1,0 +1,323 @@
+"""Tensors from what users have: dense tensors, torch's sparse layouts, lists, coordinates, edges.
+
+The five constructors have torch's signatures, with ``format`` added; unlike torch's, they always check what
+they are given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.engine.execute import from_dense
+from scorch._src.formats import Format, as_format
+from scorch._src.grad_state import is_learning
+from scorch._src.tensor import (  # noqa: F401 - fills the table that sparse tensors look in
+    metadata,
+)
+from scorch._src.tensor.autograd import stored
+from scorch._src.tensor.create.build import from_compressed, from_coordinates
+from scorch._src.tensor.create.check import (
+    as_indices,
+    as_learned_values,
+    as_shape,
+    check_device,
+    refuse_freed,
+    refuse_pinning,
+)
+from scorch._src.tensor.flatten import spelled
+from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import FormatError, OperandError, ShapeError, UnsupportedError
+
+__all__ = [
+    "from_coordinates",
+    "from_edge_index",
+    "from_torch",
+    "sparse_bsc_tensor",
+    "sparse_bsr_tensor",
+    "sparse_compressed_tensor",
+    "sparse_coo_tensor",
+    "sparse_csc_tensor",
+    "sparse_csr_tensor",
+    "tensor",
+]
+
+COMPRESSED = {
+    torch.sparse_csr: "csr",
+    torch.sparse_csc: "csc",
+    torch.sparse_bsr: "bsr",
+    torch.sparse_bsc: "bsc",
+}
+
+
+def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
+    """A torch tensor, dense or in one of torch's sparse layouts, as a sparse tensor.
+
+    Without ``format`` a sparse layout stays what it is and a dense tensor becomes ``coo``. Values are shared
+    where the layout stays; of a dense tensor the nonzeros are taken.
+
+    >>> import torch, scorch
+    >>> scorch.from_torch(torch.eye(3), format="csr")
+    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
+    """
+    if is_dynamo_compiling() and not isinstance(t, SparseTensor):
+        return torch.ops.scorch.from_torch(t, spelled(format))  # type: ignore[no-any-return]
+    if isinstance(t, SparseTensor):
+        return t if format is None else t.to_format(format)
+    if not isinstance(t, torch.Tensor):
+        raise OperandError(
+            f"from_torch takes a torch.Tensor, not a {type(t).__name__}; "
+            "use scorch.from_scipy for SciPy's and scorch.tensor(data, format=...) for lists and arrays"
+        )
+    check_device("the tensor", t.device)
+    refuse_freed(t)
+    type_of_dtype(t.dtype)
+    if is_learning(t):
+        return _connected(t, format)
+    t = t.detach()
+    if t.layout == torch.strided:
+        form = as_format("coo" if format is None else format, t.dim())
+        return t if form.is_dense else SparseTensor(from_dense(t.resolve_conj().resolve_neg(), form))
+    if t.layout == torch.sparse_coo:
+        return from_coordinates(t._indices(), t._values(), t.shape, format)
+    kind = COMPRESSED.get(t.layout)
+    if kind is None:
+        raise UnsupportedError(
+            f"tensors of layout {t.layout} are not supported; convert with .to_dense() first"
+        )
+    by_row = kind[-1] == "r"
+    pointers, plain = (t.crow_indices(), t.col_indices()) if by_row else (t.ccol_indices(), t.row_indices())
+    return from_compressed(kind, pointers.detach(), plain.detach(), t.values().detach(), t.shape, format)
+
+
+def _connected(t: torch.Tensor, format: str | Format | None) -> SparseTensor | torch.Tensor:
+    """As ``from_torch``, connected to ``t``: its gradient has the entries that are taken."""
+    if t.layout != torch.strided:
+        t = t.to_dense()
+    form = as_format("coo" if format is None else format, t.dim())
+    return t if form.is_dense else stored(t, form)
+
+
+def tensor(
+    data: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.tensor``; with ``format`` the nonzeros are stored so.
+
+    >>> import scorch
+    >>> scorch.tensor([[0.0, 2.0], [0.0, 0.0]], format="csr")
+    SparseTensor(shape=(2, 2), dtype=float32, format=csr, nnz=1, density=25.00%)
+    """
+    if is_scipy(data):
+        data = from_scipy(data)
+    if isinstance(data, SparseTensor):
+        copied = data.clone() if dtype is None else data.to(dtype)
+        return from_torch(copied, format)
+    if format is None:
+        return torch.tensor(
+            data, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory
+        )
+    _check_options("the tensor", device, pin_memory)
+    found = data.detach().clone() if isinstance(data, torch.Tensor) else torch.tensor(data, device="cpu")
+    return _leaf(from_torch(found if dtype is None else found.to(dtype), format), requires_grad)
+
+
+def from_edge_index(
+    edge_index: Any, edge_weight: Any = None, size: Any = None, format: str | Format = "coo"
+) -> SparseTensor | torch.Tensor:
+    """The adjacency matrix of a graph: entry (source, target) for each column of ``edge_index``.
+
+    Without ``edge_weight`` each edge weighs 1; repeated edges add up. ``size`` is the number of nodes, or a
+    pair for graphs between two kinds of nodes.
+    """
+    edges = as_indices("edge_index", edge_index)
+    if edges.dim() != 2 or edges.shape[0] != 2:
+        raise ShapeError(f"edge_index has shape {tuple(edges.shape)}; it must be (2, number of edges)")
+    weights = (
+        torch.ones(edges.shape[1], device="cpu")
+        if edge_weight is None
+        else as_learned_values("edge_weight", edge_weight)
+    )
+    if weights.shape[:1] != edges.shape[1:]:
+        raise ShapeError(
+            f"edge_weight has shape {tuple(weights.shape)}, but edge_index has {edges.shape[1]} edges: "
+            "give one weight for each edge"
+        )
+    if size is None:
+        size = (int(edges.max()) + 1 if edges.numel() else 0,) * 2
+    elif isinstance(size, int):
+        size = (size, size)
+    shape = (*as_shape("size", size), *weights.shape[1:])
+    return from_coordinates(edges, weights, shape, as_format(format, len(shape)), name="edge_index")
+
+
+# torch's constructors --------------------------------------------------------------------------------
+
+
+def _in_graph(
+    kind: str, index: list[torch.Tensor], values: torch.Tensor, size: Any, format: str | Format | None
+) -> SparseTensor:
+    """A tensor that is made inside of a compiled program, from tensors there."""
+    given = kind, index, values, list(size), spelled(format)
+    return torch.ops.scorch.sparse(*given)  # type: ignore[no-any-return]
+
+
+def sparse_coo_tensor(
+    indices: Any = None,
+    values: Any = None,
+    size: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    is_coalesced: bool | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse_coo_tensor``: entries in any order, repeats are summed.
+
+    >>> import scorch
+    >>> scorch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], [3.0, 4.0, 5.0], (2, 3))
+    SparseTensor(shape=(2, 3), dtype=float32, format=coo, nnz=3, density=50.00%)
+    """
+    if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
+        return _in_graph("coo", [indices], values, size, format)
+    _check_options("sparse_coo_tensor", device, pin_memory)
+    if values is None:  # torch's other form: an empty tensor of the given size
+        shape = as_shape("size", indices if size is None else size)
+        empty = torch.zeros(0, dtype=dtype or torch.get_default_dtype(), device="cpu")
+        indices, values, size = torch.zeros(len(shape), 0, dtype=torch.int64, device="cpu"), empty, shape
+    given = as_learned_values("values", values, dtype)
+    return _leaf(from_coordinates(indices, given, size, format), requires_grad)
+
+
+def sparse_compressed_tensor(
+    compressed_indices: Any,
+    plain_indices: Any,
+    values: Any,
+    size: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse_compressed_tensor``: CSR, CSC, BSR or BSC, as ``layout`` says."""
+    kind = None if layout is None else COMPRESSED.get(layout)
+    if kind is None:
+        raise FormatError(
+            f"layout {layout} is not compressed; there are torch.sparse_csr, torch.sparse_csc, "
+            "torch.sparse_bsr and torch.sparse_bsc"
+        )
+    _check_options(f"sparse_{kind}_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype)
+    made = from_compressed(kind, compressed_indices, plain_indices, given, size, format)
+    return _leaf(made, requires_grad)
+
+
+def sparse_csr_tensor(
+    crow_indices: Any,
+    col_indices: Any,
+    values: Any,
+    size: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse_csr_tensor``; columns in any order inside a row, repeats are summed.
+
+    >>> import scorch
+    >>> scorch.sparse_csr_tensor([0, 1, 3], [2, 0, 2], [3.0, 4.0, 5.0], (2, 3))
+    SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)
+    """
+    if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
+        return _in_graph("csr", [crow_indices, col_indices], values, size, format)
+    _check_options("sparse_csr_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype)
+    return _leaf(from_compressed("csr", crow_indices, col_indices, given, size, format), requires_grad)
+
+
+def sparse_csc_tensor(
+    ccol_indices: Any,
+    row_indices: Any,
+    values: Any,
+    size: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse_csc_tensor``; rows in any order inside a column, repeats are summed."""
+    if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
+        return _in_graph("csc", [ccol_indices, row_indices], values, size, format)
+    _check_options("sparse_csc_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype)
+    return _leaf(from_compressed("csc", ccol_indices, row_indices, given, size, format), requires_grad)
+
+
+def sparse_bsr_tensor(
+    crow_indices: Any,
+    col_indices: Any,
+    values: Any,
+    size: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse_bsr_tensor``: each value is a block."""
+    _check_options("sparse_bsr_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype)
+    return _leaf(from_compressed("bsr", crow_indices, col_indices, given, size, format), requires_grad)
+
+
+def sparse_bsc_tensor(
+    ccol_indices: Any,
+    row_indices: Any,
+    values: Any,
+    size: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """As ``torch.sparse_bsc_tensor``: each value is a block."""
+    _check_options("sparse_bsc_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype)
+    return _leaf(from_compressed("bsc", ccol_indices, row_indices, given, size, format), requires_grad)
+
+
+def _check_options(name: str, device: Any, pin_memory: bool) -> None:
+    check_device(name, device)
+    refuse_pinning(pin_memory)
+
+
+def _leaf(made: SparseTensor | torch.Tensor, requires_grad: bool) -> SparseTensor | torch.Tensor:
+    """What a constructor gives: with ``requires_grad`` a tensor of its own, connected to nothing else."""
+    return made.detach().requires_grad_() if requires_grad else made

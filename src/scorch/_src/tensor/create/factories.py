@@ -1,0 +1,390 @@
+"""torch's functions that make tensors, with ``format`` added, and ``density`` for the random ones.
+
+Without these they return what torch returns. With them a sparse tensor is made directly: what has few
+entries is never dense on the way, and what has all entries is checked against the dense budget first.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from scorch._src.compiler.pipeline import index_type
+from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
+from scorch._src.formats import Format, as_format
+from scorch._src.storage.budget import check_budget
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.create.build import from_coordinates
+from scorch._src.tensor.create.check import LARGEST, as_shape, check_device, refuse_pinning
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.entries import coordinates_of
+from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, UnsupportedError
+
+Made = SparseTensor | torch.Tensor
+AnyFormat = str | Format | None
+Draw = Callable[..., torch.Tensor]
+Maker = TypeVar("Maker", bound=Callable[..., Made])
+
+MOSTLY_TAKEN = 0.25  # from this share of all places on, they are drawn from a list of all
+
+
+def leaf(maker: Maker) -> Maker:
+    """A function that makes tensors, with ``requires_grad`` for sparse ones too."""
+
+    @functools.wraps(maker)
+    def make(*args: Any, requires_grad: bool = False, **options: Any) -> Made:
+        made = maker(*args, **options)
+        return made.requires_grad_() if requires_grad else made
+
+    return make  # type: ignore[return-value]
+
+
+# without entries -------------------------------------------------------------------------------------
+
+
+@leaf
+def zeros(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.zeros``; in a sparse ``format`` nothing is stored.
+
+    >>> import scorch
+    >>> scorch.zeros(1_000_000, 1_000_000, format="coo")
+    SparseTensor(shape=(1000000, 1000000), dtype=float32, format=coo, nnz=0, density=0.00%)
+    """
+    if format is None:
+        return torch.zeros(*size, **options)
+    shape, dtype = _shape_of(size, options), _dtype_of("zeros", options)
+    return _without_entries("zeros", shape, dtype, format)
+
+
+@leaf
+def empty(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.empty``; in a sparse ``format`` nothing is stored, so that all values are 0."""
+    if format is None:
+        return torch.empty(*size, **options)
+    shape, dtype = _shape_of(size, options), _dtype_of("empty", options)
+    return _without_entries("empty", shape, dtype, format)
+
+
+@leaf
+def zeros_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.zeros_like``; in a sparse ``format`` nothing is stored."""
+    if format is None:
+        return torch.zeros_like(input, **options)
+    check_tensor("zeros_like", input)
+    dtype = _dtype_of("zeros_like", options, input.dtype)
+    return _without_entries("zeros_like", tuple(input.shape), dtype, format)
+
+
+def _without_entries(name: str, shape: tuple[int, ...], dtype: torch.dtype, format: str | Format) -> Made:
+    form = as_format(format, len(shape))
+    if form.is_dense:
+        return torch.zeros(shape, dtype=dtype, device="cpu")
+    pattern = _empty_pattern(name, form, shape)
+    return SparseTensor(Storage(pattern, torch.zeros(pattern.size, dtype=dtype, device="cpu")))
+
+
+def _empty_pattern(name: str, form: Format, shape: tuple[int, ...]) -> Pattern:
+    """The pattern in which nothing is stored; dense levels at the top still have all their positions."""
+    counts, pointers, positions = [], 0, 1
+    for level, kind in enumerate(form.levels):
+        if form.starts_run(level):
+            pointers = max(pointers, positions + 1)
+        positions = kind.count(positions, form.level_size(level, shape), 0)
+        counts.append(positions)
+    dtype = dtype_of_type(index_type(shape, max(counts)))
+    check_budget(
+        pointers * dtype.itemsize, f"{name} in format {form}", "use format='coo', which has no pointers"
+    )
+    none = torch.zeros(0, dtype=dtype, device="cpu")
+    pos = [
+        torch.zeros((counts[level - 1] if level else 1) + 1, dtype=dtype, device="cpu")
+        if form.starts_run(level)
+        else None
+        for level in range(len(form))
+    ]
+    crd = [none if kind.keeps_crd else None for kind in form.levels]
+    return Pattern(form, shape, tuple(pos), tuple(crd), tuple(counts))
+
+
+# with all entries ------------------------------------------------------------------------------------
+
+
+@leaf
+def ones(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.ones``; in a sparse ``format`` every place is stored."""
+    if format is None:
+        return torch.ones(*size, **options)
+    shape, dtype = _shape_of(size, options), _dtype_of("ones", options)
+    return _filled("ones", shape, 1, dtype, format)
+
+
+@leaf
+def ones_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.ones_like``; in a sparse ``format`` every place is stored."""
+    if format is None:
+        return torch.ones_like(input, **options)
+    check_tensor("ones_like", input)
+    dtype = _dtype_of("ones_like", options, input.dtype)
+    return _filled("ones_like", tuple(input.shape), 1, dtype, format)
+
+
+@leaf
+def full(size: Any, fill_value: Any, *, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.full``; in a sparse ``format`` every place is stored, unless ``fill_value`` is 0."""
+    if format is None:
+        return torch.full(size, fill_value, **options)
+    try:
+        inferred = torch.full((), fill_value, device="cpu").dtype
+    except TypeError:
+        raise OperandError(f"fill_value is one number, not {fill_value!r}") from None
+    dtype = _dtype_of("full", options, inferred)
+    return _filled("full", as_shape("size", size), fill_value, dtype, format)
+
+
+def _filled(name: str, shape: tuple[int, ...], value: Any, dtype: torch.dtype, format: str | Format) -> Made:
+    form = as_format(format, len(shape))
+    if value == 0:
+        return _without_entries(name, shape, dtype, form)
+    check_all_stored(name, shape, dtype, form)
+    return from_torch(torch.full(shape, value, dtype=dtype, device="cpu"), form)
+
+
+def check_all_stored(name: str, shape: tuple[int, ...], dtype: torch.dtype, form: Format) -> None:
+    """Refuse to store every place where that takes more than the dense budget."""
+    places = math.prod(shape)
+    sparse = sum(level.keeps_crd for level in form.levels)
+    size = places * (dtype.itemsize + sparse * dtype_of_type(index_type(shape, places)).itemsize)
+    check_budget(size, f"{name} of shape {shape}, which stores every place,", "ask for fewer entries")
+
+
+# some of the places ----------------------------------------------------------------------------------
+
+
+@leaf
+def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.eye``; in a sparse ``format`` only the diagonal is stored.
+
+    >>> import scorch
+    >>> scorch.eye(100_000, format="csr").nnz
+    100000
+    """
+    if format is None:
+        return torch.eye(n, **options) if m is None else torch.eye(n, m, **options)
+    shape, dtype = as_shape("size", (n, n if m is None else m)), _dtype_of("eye", options)
+    diagonal = torch.arange(min(shape), device="cpu")
+    values = torch.ones(min(shape), dtype=dtype, device="cpu")
+    return from_coordinates([diagonal, diagonal], values, shape, as_format(format, 2))
+
+
+@leaf
+def arange(*bounds: Any, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.arange``; in a sparse ``format`` all but a 0 is stored."""
+    if format is None:
+        return torch.arange(*bounds, **options)
+    named = {name: options.pop(name) for name in ("start", "end", "step") if name in options}
+    dtype = options.get("dtype")
+    check_options("arange", options)
+    planned = torch.arange(*bounds, **named, dtype=dtype, device="meta")  # torch finds length and dtype
+    form = as_format(format, 1)
+    type_of_dtype(planned.dtype)
+    check_all_stored("arange", tuple(planned.shape), planned.dtype, form)
+    return from_torch(torch.arange(*bounds, **named, dtype=dtype, device="cpu"), form)
+
+
+def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.as_tensor``; with ``format`` the nonzeros are stored so.
+
+    A sparse tensor stays sparse, and so does one of SciPy's arrays.
+    """
+    if is_scipy(data):
+        data = from_scipy(data)
+    if isinstance(data, SparseTensor):
+        dtype = _dtype_of("as_tensor", options, data.dtype)
+        return from_torch(data.to(dtype), format)
+    if format is None:
+        return torch.as_tensor(data, **options)
+    check_options("as_tensor", options)
+    return from_torch(torch.as_tensor(data, dtype=options.get("dtype"), device="cpu"), format)
+
+
+# at random -------------------------------------------------------------------------------------------
+
+
+@leaf
+def rand(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.rand``; with ``density`` only that share of places is stored, drawn at random.
+
+    The number of entries is ``round(density * places)``; without ``format`` they are stored as ``coo``.
+
+    >>> import scorch
+    >>> scorch.rand(1000, 1000, density=0.01, format="csr").nnz
+    10000
+    """
+    if density is None and format is None:
+        return torch.rand(*size, **options)
+    shape = _shape_of(size, options)
+    return drawn("rand", torch.rand, shape, density, format, options, torch.get_default_dtype())
+
+
+@leaf
+def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.randn``; with ``density`` only that share of places is stored, drawn at random."""
+    if density is None and format is None:
+        return torch.randn(*size, **options)
+    shape = _shape_of(size, options)
+    return drawn("randn", torch.randn, shape, density, format, options, torch.get_default_dtype())
+
+
+@leaf
+def randint(
+    *bounds_and_size: Any, density: float | None = None, format: AnyFormat = None, **options: Any
+) -> Made:
+    """As ``torch.randint``; with ``density`` only that share of places is stored, drawn at random.
+
+    ``randint(high, size)`` or ``randint(low, high, size)``; a value that is drawn as 0 is stored too.
+    """
+    if density is None and format is None:
+        return torch.randint(*bounds_and_size, **options)
+    low, high, size = _randint_arguments(bounds_and_size, options)
+
+    def draw(count: Sequence[int], **options: Any) -> torch.Tensor:
+        return torch.randint(low, high, count, **options)
+
+    return drawn("randint", draw, as_shape("size", size), density, format, options, torch.int64)
+
+
+def _randint_arguments(given: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, int, Any]:
+    names = ("low", "high", "size")
+    named = {name: options.pop(name) for name in names if name in options}
+    free = [name for name in names if name not in named]
+    if "low" in free and len(given) < len(free):
+        free.remove("low")
+    if len(given) != len(free):
+        raise OperandError("randint takes (high, size) or (low, high, size)")
+    found = {"low": 0, **named, **dict(zip(free, given, strict=True))}
+    try:
+        low, high = operator.index(found["low"]), operator.index(found["high"])
+    except TypeError:
+        raise OperandError(
+            f"randint draws whole numbers, but its bounds are {found['low']!r} and {found['high']!r}"
+        ) from None
+    if low >= high:
+        raise ArgumentError(
+            f"randint draws from low up to, but not including, high: {low} is not below {high}"
+        )
+    return low, high, found["size"]
+
+
+def drawn(
+    name: str,
+    draw: Draw,
+    shape: tuple[int, ...],
+    density: float | None,
+    format: AnyFormat,
+    options: dict[str, Any],
+    default: torch.dtype,
+) -> Made:
+    """Values from ``draw`` at random places of ``shape``, or at all where there is no ``density``."""
+    form = as_format("coo" if format is None else format, len(shape))
+    generator = options.pop("generator", None)
+    dtype = _dtype_of(name, options, default)
+    if default.is_floating_point and not (dtype.is_floating_point or dtype.is_complex):
+        plain = str(dtype).removeprefix("torch.")
+        raise DtypeError(f"{name} has no {plain} values; draw them with scorch.randint")
+    if density is None:
+        check_all_stored(name, shape, dtype, form)
+        return from_torch(draw(shape, dtype=dtype, generator=generator, device="cpu"), form)
+    places = math.prod(shape)
+    if places > LARGEST:
+        raise ShapeError(
+            f"a tensor of shape {shape} has more places than torch can number: "
+            "the product of its sizes must stay below 2**63"
+        )
+    count = round(_checked_density(density) * places)
+    keys = _draw_places(count, places, generator)
+    values = draw((count,), dtype=dtype, generator=generator, device="cpu")
+    if not shape:  # a number, stored or not
+        return values.sum(dtype=dtype)
+    return from_coordinates(coordinates_of(keys, shape), values, shape, form)
+
+
+def _checked_density(density: Any) -> float:
+    try:
+        found = float(density)
+    except (TypeError, ValueError):
+        raise OperandError(f"density is a number from 0 to 1, not {density!r}") from None
+    if not 0 <= found <= 1:
+        raise ArgumentError(f"density is the share of places that is stored, from 0 to 1, not {density!r}")
+    return found
+
+
+def _draw_places(count: int, places: int, generator: torch.Generator | None) -> torch.Tensor:
+    """``count`` different numbers below ``places``, in order; every choice is as likely as any other."""
+    if count >= MOSTLY_TAKEN * places:
+        everything = torch.randperm(places, generator=generator, device="cpu")
+        return everything[:count].sort().values
+    found = torch.zeros(0, dtype=torch.int64, device="cpu")
+    while found.numel() < count:
+        # As many as give the rest on average, since some fall on places that are taken, and some to spare.
+        left, share = count - found.numel(), (count - found.numel()) / (places - found.numel())
+        tries = math.ceil(-math.log1p(-share) / share * left + 3 * math.sqrt(left)) + 1
+        more = torch.randint(places, (tries,), generator=generator, device="cpu")
+        found = torch.unique(torch.cat([found, more]))
+    chosen = torch.randperm(found.numel(), generator=generator, device="cpu")[:count]
+    return found[chosen.sort().values]
+
+
+# arguments -------------------------------------------------------------------------------------------
+
+
+def _shape_of(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
+    """The sizes, given one by one, as one sequence or under the name ``size``."""
+    if not size and "size" in options:
+        return as_shape("size", options.pop("size"))
+    is_sequence = len(size) == 1 and isinstance(size[0], (Sequence, torch.Tensor, np.ndarray))
+    return as_shape("size", size[0] if is_sequence else size)
+
+
+def _dtype_of(name: str, options: Mapping[str, Any], default: torch.dtype | None = None) -> torch.dtype:
+    """The dtype asked for; all other options of torch must be ones that sparse tensors have."""
+    check_options(name, options)
+    found: torch.dtype = options.get("dtype") or default or torch.get_default_dtype()
+    type_of_dtype(found)
+    return found
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    for option, value in options.items():
+        match option:
+            case "device":
+                check_device(name, value)
+            case "requires_grad":
+                if value:
+                    raise UnsupportedError(
+                        f"{name} has no requires_grad=; call .requires_grad_() on the result"
+                    )
+            case "pin_memory":
+                refuse_pinning(value)
+            case "dtype" | "memory_format":
+                pass
+            case "layout":
+                if value not in (None, torch.strided):
+                    raise OperandError(f"{name} takes layout= or format=, not both; format names any layout")
+            case "out" | "names":
+                if value is not None:
+                    raise UnsupportedError(f"{name} with format= has no {option}=; leave it out")
+            case _:
+                raise OperandError(f"{name} has no argument {option!r}")
+
+
+def check_tensor(name: str, input: Any) -> None:
+    if not isinstance(input, torch.Tensor):
+        raise OperandError(f"{name} takes a tensor, not a {type(input).__name__}")

@@ -1,0 +1,209 @@
+"""More of torch's functions that make tensors, with ``format``: lists of numbers, diagonals, and arrays.
+
+As in ``tensor.create``: without ``format`` they return what torch returns, and what has few entries is never
+dense on the way.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+
+from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.formats import as_format
+from scorch._src.tensor.create.build import from_coordinates
+from scorch._src.tensor.create.check import as_shape
+from scorch._src.tensor.create.check import from_numpy as as_dense
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.create.factories import (
+    AnyFormat,
+    Made,
+    check_all_stored,
+    check_options,
+    check_tensor,
+    drawn,
+    leaf,
+)
+from scorch._src.tensor.entries import coordinates_of
+from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ArgumentError, IndexRangeError, OperandError, ShapeError
+
+# lists -----------------------------------------------------------------------------------------------
+
+
+@leaf
+def linspace(start: Any, end: Any, steps: int, *, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.linspace``; in a sparse ``format`` all but zeros are stored."""
+    if format is None:
+        return torch.linspace(start, end, steps, **options)
+    return _listed("linspace", torch.linspace, (start, end), steps, format, options)
+
+
+@leaf
+def logspace(
+    start: Any, end: Any, steps: int, base: float = 10.0, *, format: AnyFormat = None, **options: Any
+) -> Made:
+    """As ``torch.logspace``; in a sparse ``format`` all but zeros are stored."""
+    if format is None:
+        return torch.logspace(start, end, steps, base, **options)
+
+    def make(start: Any, end: Any, steps: int, **options: Any) -> torch.Tensor:
+        return torch.logspace(start, end, steps, base, **options)
+
+    return _listed("logspace", make, (start, end), steps, format, options)
+
+
+def randperm(n: int, *, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.randperm``; in a sparse ``format`` all but the 0 are stored."""
+    if format is None:
+        return torch.randperm(n, **options)
+    generator, options = options.pop("generator", None), {"dtype": torch.int64, **options}
+
+    def make(n: int, **options: Any) -> torch.Tensor:
+        return torch.randperm(n, generator=generator, **options)
+
+    return _listed("randperm", make, (), n, format, options)
+
+
+def _listed(
+    name: str, make: Any, bounds: tuple[Any, ...], count: Any, format: Any, options: dict[str, Any]
+) -> Made:
+    """The vector ``make(*bounds, count)``, checked against the dense budget before it is made."""
+    form = as_format(format, 1)
+    check_options(name, options)
+    shape = as_shape("size", (count,))
+    dtype = options.get("dtype") or make(*bounds, 0, device="cpu").dtype
+    type_of_dtype(dtype)
+    check_all_stored(name, shape, dtype, form)
+    return from_torch(make(*bounds, shape[0], dtype=dtype, device="cpu"), form)
+
+
+# at random -------------------------------------------------------------------------------------------
+
+
+def bernoulli(input: torch.Tensor, *args: Any, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.bernoulli``; with ``format`` the ones are stored so."""
+    if format is None:
+        return torch.bernoulli(input, *args, **options)
+    check_tensor("bernoulli", input)
+    form = as_format(format, input.dim())
+    return from_torch(torch.bernoulli(input, *args, **options), form)
+
+
+@leaf
+def normal(
+    mean: Any, std: Any = 1.0, size: Any = None, *, density: Any = None, format: Any = None, **options: Any
+) -> Made:
+    """As ``torch.normal``; with ``density`` only that share of places is stored, drawn at random.
+
+    A sparse tensor is made from two numbers and a ``size``, or in ``format`` from tensors of means and
+    deviations, where every place is drawn.
+    """
+    if density is None and format is None:
+        given = (mean, std) if size is None else (mean, std, size)
+        return torch.normal(*given, **options)
+    if size is None:
+        if density is not None:
+            raise OperandError("normal with density= takes two numbers and a size, not tensors")
+        found = torch.normal(mean, std, **options)
+        return from_torch(found, as_format(format, found.dim()))
+
+    def draw(count: Any, **options: Any) -> torch.Tensor:
+        return torch.normal(mean, std, count, **options)
+
+    shape = as_shape("size", size)
+    return drawn("normal", draw, shape, density, format, options, torch.get_default_dtype())
+
+
+# diagonals -------------------------------------------------------------------------------------------
+
+
+def diag(input: torch.Tensor, diagonal: int = 0, *, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.diag``; the matrix of a vector has in a sparse ``format`` only the diagonal stored.
+
+    >>> import torch, scorch
+    >>> scorch.diag(torch.ones(100_000), format="csr").nnz
+    100000
+    """
+    if format is None:
+        return torch.diag(input, diagonal, **options)
+    check_tensor("diag", input)
+    check_options("diag", options)
+    if input.dim() != 1:
+        found = torch.diag(input, diagonal)
+        return from_torch(found, as_format(format, found.dim()))
+    return diag_embed(input, diagonal, format=format)
+
+
+def diagflat(input: torch.Tensor, offset: int = 0, *, format: AnyFormat = None) -> Made:
+    """As ``torch.diagflat``; in a sparse ``format`` only the diagonal is stored."""
+    if format is None:
+        return torch.diagflat(input, offset)
+    check_tensor("diagflat", input)
+    return diag_embed(input.reshape(-1), offset, format=format)
+
+
+def diag_embed(
+    input: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1, *, format: AnyFormat = None
+) -> Made:
+    """As ``torch.diag_embed``; in a sparse ``format`` only the diagonals are stored."""
+    if format is None:
+        return torch.diag_embed(input, offset, dim1, dim2)
+    check_tensor("diag_embed", input)
+    if input.dim() == 0:
+        raise ShapeError("diag_embed takes a tensor with at least one dimension, and this has none")
+    rank = input.dim() + 1
+    form, dims = as_format(format, rank), [_checked_dim(dim, rank) for dim in (dim1, dim2)]
+    if dims[0] == dims[1]:
+        raise ArgumentError(f"diag_embed puts diagonals into two dimensions, but {dim1} and {dim2} are one")
+    if isinstance(input, SparseTensor) or input.layout != torch.strided:
+        return from_torch(torch.diag_embed(input, offset, dim1, dim2), form)
+    shape = tuple(input.shape)
+    *batch, along = coordinates_of(torch.arange(math.prod(shape), device="cpu"), shape)
+    offset = operator.index(offset)
+    size = shape[-1] + abs(offset)
+    columns, sizes = list(batch), list(shape[:-1])
+    placed = sorted(zip(dims, (along + max(-offset, 0), along + max(offset, 0)), strict=True), key=_first)
+    for dim, column in placed:
+        columns.insert(dim, column)
+        sizes.insert(dim, size)
+    return from_coordinates(columns, input.detach().reshape(-1), tuple(sizes), form)
+
+
+def _first(pair: tuple[int, torch.Tensor]) -> int:
+    return pair[0]
+
+
+def _checked_dim(dim: int, rank: int) -> int:
+    if not -rank <= dim < rank:
+        raise IndexRangeError(f"diag_embed to dimension {dim} of a tensor with {rank} dimensions")
+    return dim % rank
+
+
+# arrays ----------------------------------------------------------------------------------------------
+
+
+def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> Made:
+    """As ``torch.asarray``; with ``format`` the nonzeros are stored so. SciPy's arrays stay sparse."""
+    if is_scipy(obj):
+        obj = from_scipy(obj)
+    if isinstance(obj, SparseTensor):
+        is_copied = bool(options.pop("copy", False))
+        check_options("asarray", options)
+        return from_torch(obj.to(options.get("dtype") or obj.dtype, copy=is_copied), format)
+    found = torch.asarray(obj, **options)
+    return found if format is None else from_torch(found, as_format(format, found.dim()))
+
+
+def from_numpy(array: np.ndarray[Any, Any], *, format: AnyFormat = None) -> Made:
+    """As ``torch.from_numpy``; with ``format`` the nonzeros are stored so."""
+    if format is None:
+        return torch.from_numpy(array)
+    if not isinstance(array, np.ndarray):
+        raise OperandError(f"from_numpy takes an array of NumPy, not a {type(array).__name__}")
+    return from_torch(as_dense("the array", array), as_format(format, array.ndim))

@@ -1,0 +1,153 @@
+"""The entries of a sparse tensor as two lists, for operations that move entries instead of computing.
+
+The place of an entry is one number, its *key*: the place in the dense tensor counted row by row, which fits
+in 64 bits because torch numbers places so. Reshaping leaves keys as they are, slices and permutations are
+arithmetic on them, and two patterns are united or intersected as sorted lists of numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from scorch._src.compiler.pipeline import index_type
+from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.engine.execute import convert
+from scorch._src.formats import Format, as_format
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.create.build import from_coordinates
+from scorch._src.tensor.sparse_tensor import SparseTensor
+
+Shape = tuple[int, ...]
+
+
+class Entries:
+    """``values`` at the places ``keys``, which increase, of a tensor of ``shape``.
+
+    They are made from keys or from ``columns``, the coordinates in each dimension; what was not given is
+    worked out where it is asked for.
+    """
+
+    def __init__(
+        self,
+        keys: torch.Tensor | None,
+        values: torch.Tensor,
+        shape: Shape,
+        columns: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        self.values = values
+        self.shape = shape
+        self._keys = keys
+        self._columns = columns
+
+    @property
+    def keys(self) -> torch.Tensor:
+        if self._keys is None:
+            assert self._columns is not None
+            self._keys = keys_of(self._columns, self.shape)
+        return self._keys
+
+    @property
+    def coordinates(self) -> list[torch.Tensor]:
+        """For each dimension the coordinates of all entries."""
+        if self._columns is None:
+            self._columns = coordinates_of(self.keys, self.shape)
+        return list(self._columns)
+
+    def sorted(self) -> Entries:
+        """The same entries in the order of their places."""
+        keys, order = torch.sort(self.keys, stable=True)
+        columns = None if self._columns is None else [column[order] for column in self._columns]
+        return Entries(keys, self.values[order], self.shape, columns)
+
+    def at(self, keys: torch.Tensor) -> torch.Tensor:
+        """The values at other places, zero where nothing is stored."""
+        return self.find(keys)[0]
+
+    def find(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``at``, and whether something is stored there."""
+        if not self.keys.numel():
+            return self.values.new_zeros(keys.shape), torch.zeros_like(keys, dtype=torch.bool)
+        place = torch.searchsorted(self.keys, keys).clamp_(max=self.keys.numel() - 1)
+        stored = self.keys[place] == keys
+        return torch.where(stored, self.values[place], self.values.new_zeros(())), stored
+
+
+def entries_of(tensor: SparseTensor) -> Entries:
+    """The stored entries in the order of their places."""
+    shape = tensor.storage.pattern.shape
+    coo = convert(tensor.storage, as_format("coo", len(shape)))
+    assert isinstance(coo, Storage)
+    crd = [array.to(torch.int64) for array in coo.pattern.crd if array is not None]
+    return Entries(None, coo.values.detach(), shape, crd)
+
+
+def keys_of(coordinates: Sequence[torch.Tensor], shape: Shape) -> torch.Tensor:
+    """The key of each entry."""
+    keys = torch.zeros((), dtype=torch.int64, device="cpu")
+    for crd, size in zip(coordinates, shape, strict=True):
+        keys = keys * size + crd.to(torch.int64)
+    return keys
+
+
+def coordinates_of(keys: torch.Tensor, shape: Shape) -> list[torch.Tensor]:
+    """For each dimension the coordinates at ``keys``."""
+    found: list[torch.Tensor] = []
+    for size in reversed(shape):
+        found.insert(0, keys % size if size else keys)
+        keys = keys.div(size, rounding_mode="floor") if size else keys
+    return found
+
+
+def from_entries(entries: Entries, form: Format, in_order: bool = True) -> SparseTensor:
+    """The tensor with these entries; unless they are ``in_order`` they are sorted, and repeats summed."""
+    shape = entries.shape
+    if not in_order:
+        entries = entries.sorted()
+        if bool((entries.keys[1:] == entries.keys[:-1]).any()):
+            return _summed(entries.coordinates, entries.values, shape, form)
+    values, count = entries.values, entries.values.numel()
+    dtype = dtype_of_type(index_type(shape, count))
+    crd = tuple(column.to(dtype) for column in entries.coordinates)
+    pos = torch.tensor([0, count], dtype=dtype)
+    listed = form if form.letters == "s" else as_format("coo", len(shape))  # a vector has the same arrays
+    pattern = Pattern(listed, shape, (pos, *(None,) * (len(crd) - 1)), crd, (count,) * len(crd))
+    found = convert(Storage(pattern, values.contiguous()), form)
+    assert isinstance(found, Storage)
+    return SparseTensor(found)
+
+
+def _summed(crd: list[torch.Tensor], values: torch.Tensor, shape: Shape, form: Format) -> SparseTensor:
+    made = from_coordinates(crd, values, shape, form)
+    assert isinstance(made, SparseTensor)
+    return made
+
+
+def format_for(tensor: SparseTensor, shape: Shape) -> Format:
+    """The format of a result of ``shape`` made of the entries of ``tensor``: its own where that fits."""
+    form = tensor.format
+    if form.dims == len(shape) and not form.is_blocked:
+        return form
+    letters = set(form.letters)
+    if letters == {"o"} or len(shape) > 2:
+        return as_format("coo" if letters == {"o"} else "csf", len(shape))
+    return as_format("csr" if len(shape) == 2 else "s", len(shape))
+
+
+def united(tensors: Sequence[Entries]) -> torch.Tensor:
+    """The keys of all entries of several tensors of one shape."""
+    first, *others = (tensor.keys for tensor in tensors)
+    if all(other is first for other in others):
+        return first
+    found: torch.Tensor = torch.unique(torch.cat([first, *others]))
+    return found
+
+
+def common(tensors: Sequence[Entries]) -> torch.Tensor:
+    """The keys of entries that all of several tensors of one shape have."""
+    first, *others = (tensor.keys for tensor in tensors)
+    for other in others:
+        if other is not first:
+            first = first[torch.isin(first, other, assume_unique=True)]
+    return first

@@ -1,0 +1,42 @@
+"""Entries of tensors that are learned: as ``tensor.entries`` has them, with values connected to the tensor.
+
+What groups, sorts or moves entries by their keys is written once; given these entries its result has a
+gradient. Outside of learning they are the entries of ``tensor.entries``, at no cost.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from scorch._src.formats import Format
+from scorch._src.grad_state import is_learning, untracked
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.autograd import sparse_of, values_of
+from scorch._src.tensor.entries import Entries, entries_of, from_entries
+from scorch._src.tensor.sparse_tensor import SparseTensor
+
+
+def learned_entries(tensor: SparseTensor) -> Entries:
+    """The stored entries in the order of their places, connected to the tensor."""
+    if not is_learning(tensor):
+        return entries_of(tensor)
+    with untracked():
+        listed = numbered_entries(tensor.storage.pattern)
+    return Entries(listed.keys, values_of(tensor)[listed.values], listed.shape, listed.coordinates)
+
+
+def numbered_entries(pattern: Pattern) -> Entries:
+    """The places of a pattern, in their order, with the numbers of its values."""
+    return entries_of(SparseTensor(Storage(pattern, torch.arange(pattern.size, device="cpu"))))
+
+
+def from_learned_entries(entries: Entries, form: Format, in_order: bool = True) -> SparseTensor:
+    """The tensor with these entries, of which no place is given twice, connected to their values."""
+    if not is_learning(entries.values):
+        return from_entries(entries, form, in_order)
+    with untracked():
+        numbers = torch.arange(1, entries.values.numel() + 1, device="cpu")
+        made = from_entries(Entries(entries.keys, numbers, entries.shape), form, in_order)
+    pattern, places = made.storage.pattern, made.storage.values
+    padded = torch.cat([entries.values.new_zeros(1), entries.values])  # blocks have zeros of their own
+    return sparse_of(pattern, padded[places])

@@ -1,0 +1,193 @@
+"""Functions inside of ``torch.func`` that have no rule of their own there: differentiated as outside, whole.
+
+A function of sparse tensors is one of arrays: dense tensors, and the values of sparse ones. ``torch.func``
+takes it as one step, and what autograd makes of it outside is its derivative. That derivative is such a
+function again; so there are derivatives of any order, forwards too, and batches go one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.autograd import sparse_of, values_of
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import is_functorch_wrapped_tensor, tree_flatten, tree_leaves, tree_unflatten
+from scorch.errors import UnsupportedError
+
+Arrays = tuple[torch.Tensor, ...]
+Function = Callable[..., Arrays]
+
+
+def is_tracked(args: Any, kwargs: Any) -> bool:
+    """Whether the values of a sparse tensor are tracked by ``torch.func``."""
+    return any(
+        isinstance(leaf, SparseTensor) and is_functorch_wrapped_tensor(leaf.storage.values)
+        for leaf in tree_leaves((args, kwargs))
+    )
+
+
+def is_any_tracked(args: Any, kwargs: Any) -> bool:
+    """Whether a tensor, sparse or dense, is tracked by ``torch.func``."""
+    leaves = tree_leaves((args, kwargs))
+    arrays = (leaf.storage.values if isinstance(leaf, SparseTensor) else leaf for leaf in leaves)
+    return any(isinstance(array, torch.Tensor) and is_functorch_wrapped_tensor(array) for array in arrays)
+
+
+def as_a_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func`` of sparse tensors whose values are tracked by ``torch.func``."""
+    leaves, spec = tree_flatten((args, kwargs))
+    patterns = [leaf.storage.pattern if isinstance(leaf, SparseTensor) else None for leaf in leaves]
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    arrays = [
+        leaf.storage.values if isinstance(leaf, SparseTensor) else leaf
+        for leaf in (leaves[place] for place in places)
+    ]
+    results: list[Any] = []  # the leaves of the result, which say how it is put together, and its form
+
+    def function(*given: torch.Tensor) -> Arrays:
+        filled = list(leaves)
+        for place, array in zip(places, given, strict=True):
+            pattern = patterns[place]
+            filled[place] = array if pattern is None else sparse_of(pattern, array)
+        own_args, own_kwargs = tree_unflatten(filled, spec)
+        found, form = tree_flatten(func(*own_args, **own_kwargs))
+        results[:] = [[_Outline.of(leaf) for leaf in found], form]
+        tensors = [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+        return tuple(values_of(leaf) if isinstance(leaf, SparseTensor) else leaf for leaf in tensors)
+
+    outputs = iter(_Whole.apply(function, *arrays))
+    outlines, form = results
+    return tree_unflatten([outline.filled(outputs) for outline in outlines], form)
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """A leaf of a result without its numbers: a tensor, dense or on a ``pattern``, or something ``other``."""
+
+    is_tensor: bool
+    pattern: Pattern | None = None
+    other: Any = None
+
+    @staticmethod
+    def of(leaf: Any) -> _Outline:
+        if isinstance(leaf, SparseTensor):
+            return _Outline(True, leaf.storage.pattern)
+        return _Outline(True) if isinstance(leaf, torch.Tensor) else _Outline(False, other=leaf)
+
+    def filled(self, arrays: Iterator[torch.Tensor]) -> Any:
+        """The leaf with the next of ``arrays``."""
+        if not self.is_tensor:
+            return self.other
+        return next(arrays) if self.pattern is None else sparse_of(self.pattern, next(arrays))
+
+
+class _Whole(torch.autograd.Function):
+    """A function of arrays, in one step."""
+
+    @staticmethod
+    def forward(function: Function, *arrays: torch.Tensor) -> Arrays:
+        with torch.enable_grad():  # it may put its result together otherwise where nothing is learned
+            found = function(*_leaves(arrays))
+        return tuple(array.detach() for array in found)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Arrays) -> None:
+        ctx.function, *arrays = inputs
+        ctx.save_for_backward(*arrays)
+        ctx.save_for_forward(*arrays)
+        ctx.are_numbers = [_is_number(array) for array in output]
+        ctx.mark_non_differentiable(*(array for array in output if not _is_number(array)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        arrays, function = ctx.saved_tensors, ctx.function
+        given = [gradient for gradient in gradients if gradient is not None]
+        which = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        floats = [place for place, array in enumerate(arrays) if _is_number(array)]
+
+        def pulled_back(*both: torch.Tensor) -> Arrays:
+            again = torch.is_grad_enabled() and any(array.requires_grad for array in both)
+            with torch.enable_grad():
+                own = _leaves(both[: len(arrays)])
+                found = function(*own)
+                pairs = [
+                    (found[place], gradient)
+                    for place, gradient in zip(which, both[len(arrays) :], strict=True)
+                ]
+                return _gradients(pairs, [own[place] for place in floats], again)
+
+        found = dict(zip(floats, _Whole.apply(pulled_back, *arrays, *given), strict=True))
+        return None, *(found.get(place) for place in range(len(arrays)))
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *changes: Any) -> Any:
+        arrays, function = ctx.saved_tensors, ctx.function
+        which = [place for place, change in enumerate(changes) if change is not None]
+
+        def pushed_forward(*both: torch.Tensor) -> Arrays:
+            again = torch.is_grad_enabled() and any(array.requires_grad for array in both)
+            with torch.enable_grad():
+                own = _leaves(both[: len(arrays)])
+                found = function(*own)
+                numbers = [array for array in found if _is_number(array)]
+                seeds = [torch.zeros_like(array).requires_grad_() for array in numbers]
+                inner = _gradients(
+                    list(zip(numbers, seeds, strict=True)), [own[place] for place in which], True
+                )
+                pairs = list(zip(inner, both[len(arrays) :], strict=True))
+                moved = iter(_gradients(pairs, seeds, again))
+                return tuple(next(moved) for array in found if _is_number(array))
+
+        moved = iter(_Whole.apply(pushed_forward, *arrays, *(changes[place] for place in which)))
+        return tuple(next(moved) if is_number else None for is_number in ctx.are_numbers)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], function: Function, *arrays: torch.Tensor) -> Any:
+        if info.batch_size == 0:
+            raise UnsupportedError("vmap over a batch of no elements; it is not known what it would give")
+        rows = [
+            _Whole.apply(
+                function,
+                *(
+                    array if dim is None else array.select(dim, number)
+                    for array, dim in zip(arrays, in_dims[1:], strict=True)
+                ),
+            )
+            for number in range(info.batch_size)
+        ]
+        found = tuple(torch.stack(column) for column in zip(*rows, strict=True))
+        return found, (0,) * len(found)
+
+
+def _is_number(array: torch.Tensor) -> bool:
+    return array.is_floating_point() or array.is_complex()
+
+
+def _leaves(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Arrays that gradients can be asked of; those that are connected stay as they are."""
+    return [
+        array if array.requires_grad or not _is_number(array) else array.detach().requires_grad_()
+        for array in arrays
+    ]
+
+
+def _gradients(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], inputs: Sequence[torch.Tensor], again: bool
+) -> Arrays:
+    """The gradients of ``inputs``, zeros where nothing depends on them."""
+    known = [(result, gradient) for result, gradient in pairs if result.requires_grad]
+    if not known:
+        return tuple(torch.zeros_like(array) for array in inputs)
+    return torch.autograd.grad(
+        [result for result, _ in known],
+        list(inputs),
+        [gradient for _, gradient in known],
+        create_graph=again,
+        allow_unused=True,
+        materialize_grads=True,
+    )

@@ -1,0 +1,1 @@
+"""Convert from and to torch's layouts, SciPy and graphs."""

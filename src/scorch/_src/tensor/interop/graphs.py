@@ -1,0 +1,146 @@
+"""A matrix as a graph: edges and weights as graph libraries take them, and networkx both ways.
+
+``coo``, ``csr`` and ``csc`` give tuples as torch_sparse does, with int64 indices. Of a tensor with more than
+two dimensions the first two are nodes, and each edge has a value of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from scorch._src.formats import Format
+from scorch._src.grad_state import is_learning
+from scorch._src.tensor.autograd import values_of
+from scorch._src.tensor.create.build import from_coordinates
+from scorch._src.tensor.create.check import as_values, own
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import OperandError, ShapeError, UnsupportedError
+
+Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+# arrays ----------------------------------------------------------------------------------------------
+
+
+def coo(S: SparseTensor) -> Arrays:
+    found = _stored(S, "oo", (0, 1))
+    row, column = found.storage.pattern.crd[:2]
+    assert row is not None and column is not None
+    return own(row, torch.int64), own(column, torch.int64), _values(found)
+
+
+def csr(S: SparseTensor) -> Arrays:
+    return _compressed(S, (0, 1))
+
+
+def csc(S: SparseTensor) -> Arrays:
+    return _compressed(S, (1, 0))
+
+
+def sparse_sizes(S: SparseTensor) -> tuple[int, int]:
+    shape = S.storage.pattern.shape
+    if len(shape) < 2:
+        raise ShapeError(f"a matrix has rows and columns, but this tensor has shape {shape}")
+    return shape[0], shape[1]
+
+
+def _compressed(S: SparseTensor, order: tuple[int, int]) -> Arrays:
+    found = _stored(S, "ds", order)
+    pos, crd = found.storage.pattern.pos[1], found.storage.pattern.crd[1]
+    assert pos is not None and crd is not None
+    return own(pos, torch.int64), own(crd, torch.int64), _values(found)
+
+
+def _stored(S: SparseTensor, letters: str, order: tuple[int, int]) -> SparseTensor:
+    """``S`` with its first two dimensions as ``letters`` and ``order`` say, and dense ones below."""
+    sparse_sizes(S)
+    more = len(S.storage.pattern.shape) - 2
+    form = Format(letters + "d" * more, order=(*order, *range(2, 2 + more)))
+    found = S.to_format(form)
+    assert isinstance(found, SparseTensor)
+    return found
+
+
+def _values(found: SparseTensor) -> torch.Tensor:
+    values = values_of(found) if is_learning(found) else found.storage.values.detach()
+    return values.view(-1, *found.storage.pattern.shape[2:])
+
+
+# networkx --------------------------------------------------------------------------------------------
+
+
+def from_networkx(
+    graph: Any,
+    weight: str | None = "weight",
+    format: str | Format = "csr",
+    nodes: Iterable[Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> SparseTensor | torch.Tensor:
+    """The adjacency matrix of a networkx graph, with rows and columns in the order of ``nodes``.
+
+    An edge without the attribute ``weight`` weighs 1 (all do if it is None), the weights of parallel edges
+    add up, and an undirected edge is stored both ways. Without ``nodes`` they come as the graph lists them.
+
+    >>> import networkx, scorch
+    >>> scorch.from_networkx(networkx.path_graph(3))
+    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=4, density=44.44%)
+    """
+    module = _networkx()
+    if not isinstance(graph, module.Graph):
+        raise OperandError(f"from_networkx takes a graph of networkx, not a {type(graph).__name__}")
+    listed = list(graph) if nodes is None else list(nodes)
+    number = {node: place for place, node in enumerate(listed)}
+    if len(number) != len(listed):
+        raise OperandError("nodes names a node twice")
+    unknown = [node for node in listed if node not in graph]
+    if unknown:
+        raise OperandError(f"nodes names {unknown[0]!r}, which is no node of the graph")
+    edges = [
+        (number[source], number[target], 1 if weight is None else data.get(weight, 1))
+        for source, target, data in graph.edges(data=True)
+        if source in number and target in number
+    ]
+    if not graph.is_directed():
+        edges += [(target, source, value) for source, target, value in edges if source != target]
+    crd = torch.tensor([edge[:2] for edge in edges], dtype=torch.int64, device="cpu").reshape(-1, 2)
+    return from_coordinates(crd.t(), _weights(edges, dtype), (len(listed),) * 2, format)
+
+
+def _weights(edges: list[tuple[int, int, Any]], dtype: torch.dtype | None) -> torch.Tensor:
+    """In torch's default dtype, but whole numbers other than 1 as int64."""
+    given = [edge[2] for edge in edges]
+    if dtype is None and all(value == 1 for value in given):
+        dtype = torch.get_default_dtype()
+    return as_values("the weights of the edges", given, dtype)
+
+
+def to_networkx(S: SparseTensor, create_using: Any = None, weight: str = "weight") -> Any:
+    """The graph whose adjacency matrix is ``S``: every stored entry is an edge, nodes are numbers.
+
+    ``create_using`` is a kind of graph of networkx, ``networkx.DiGraph`` unless given.
+    """
+    module = _networkx()
+    rows, columns = sparse_sizes(S)
+    if rows != columns or S.dim() != 2:
+        raise ShapeError(f"a graph has a square matrix, but this tensor has shape {tuple(S.shape)}")
+    graph = module.empty_graph(rows, create_using=create_using or module.DiGraph)
+    row, column, value = coo(S)
+    graph.add_weighted_edges_from(
+        zip(row.tolist(), column.tolist(), value.tolist(), strict=True), weight=weight
+    )
+    return graph
+
+
+def _networkx() -> ModuleType:
+    try:
+        import networkx
+    except ImportError:
+        raise UnsupportedError(
+            "this needs networkx, which is not installed; get it with: pip install networkx"
+        ) from None
+    module: ModuleType = networkx
+    return module

@@ -1,0 +1,32 @@
+"""Sparse tensors of torch's own that are connected to the sparse tensor of which they were made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scorch._src.tensor.autograd import apply, sparse_of, values_at
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.interop import torch_layouts
+from scorch._src.tensor.sparse_tensor import SparseTensor
+
+
+class _Layout(torch.autograd.Function):
+    """S in one of torch's layouts; whatever layout its gradient has, it is taken at the entries of S."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: SparseTensor) -> torch.Tensor:
+        ctx.pattern = tensor.storage.pattern
+        return torch_layouts.to_torch(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        given = gradient if gradient.layout == torch.strided else from_torch(gradient)
+        return sparse_of(ctx.pattern, values_at(given, ctx.pattern))
+
+
+def to_torch(S: SparseTensor) -> torch.Tensor:
+    """As one of torch's own layouts, connected to the tensor."""
+    found: torch.Tensor = apply(_Layout, S)
+    return found

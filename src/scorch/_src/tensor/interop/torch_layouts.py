@@ -1,0 +1,232 @@
+"""To and from other libraries: torch's own sparse layouts and SciPy's sparse arrays.
+
+A format that the other side has too is handed over as it is: values share memory, index arrays are copied, so
+that neither side can change the pattern of the other. Every other format goes through coordinates.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import types
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from scorch._src.engine.execute import convert
+from scorch._src.formats import Format, as_format
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.create.build import compressed_format, from_compressed, from_coordinates
+from scorch._src.tensor.create.check import from_numpy, own
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import DtypeError, OperandError, ShapeError, UnsupportedError
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+_LAYOUTS = {
+    "csr": torch.sparse_csr,
+    "csc": torch.sparse_csc,
+    "bsr": torch.sparse_bsr,
+    "bsc": torch.sparse_bsc,
+}
+
+
+# torch -----------------------------------------------------------------------------------------------
+
+
+def to_torch(S: SparseTensor) -> torch.Tensor:
+    """``S`` in the layout of torch that its format is; ``coo`` for formats that torch does not have."""
+    _silence_beta_warning()
+    storage = S.storage
+    found = _as_compressed(storage)
+    if found is not None:
+        return found
+    form = storage.pattern.format
+    sparse = len(form.letters.rstrip("d"))
+    is_coo = form.letters[:sparse] == "o" * sparse and form.order == tuple(range(len(form)))
+    if not is_coo:
+        storage = _converted(storage, "coo")
+        sparse = len(storage.pattern.shape)
+    return _as_coo(storage, sparse)
+
+
+def _as_coo(storage: Storage, sparse: int) -> torch.Tensor:
+    """``storage``, of ``sparse`` coordinate levels with dense ones below."""
+    shape = storage.pattern.shape
+    crd = [array.to(torch.int64) for array in storage.pattern.crd[:sparse] if array is not None]
+    values = storage.values.detach().view(crd[0].numel(), *shape[sparse:])
+    return torch.sparse_coo_tensor(torch.stack(crd), values, shape, is_coalesced=True, check_invariants=False)
+
+
+def _as_compressed(storage: Storage) -> torch.Tensor | None:
+    """``storage`` as one of torch's compressed layouts, if it is one and torch's rules for it hold."""
+    pattern, form = storage.pattern, storage.pattern.format
+    found = compressed_kind(form)
+    if found is None or any(pattern.shape[dim] % block for dim, block in form.blocks):
+        return None
+    kind, batch = found
+    pos, crd = pattern.pos[batch + 1], pattern.crd[batch + 1]
+    assert pos is not None and crd is not None
+    batches = pattern.shape[:batch]
+    pointers = split_pointers(pos, math.prod(batches), crd.numel()) if batches else own(pos)
+    if pointers is None:
+        return None
+    blocks = [block for _, block in form.blocks]
+    entries = crd.numel() // max(1, math.prod(batches))
+    values = storage.values.detach().view(*batches, entries, *blocks, *pattern.shape[batch + 2 :])
+    made: torch.Tensor = torch.sparse_compressed_tensor(
+        pointers.reshape(*batches, pointers.shape[-1]),
+        own(crd).view(*batches, entries),
+        values,
+        pattern.shape,
+        layout=_LAYOUTS[kind],
+        check_invariants=False,
+    )
+    return made
+
+
+def compressed_kind(form: Format) -> tuple[str, int] | None:
+    """Which of torch's compressed layouts the format is, and with how many batch dimensions."""
+    blocks = tuple(block for _, block in form.blocks)
+    batch = form.letters.find("s") - 1
+    if batch < 0 or len(blocks) not in (0, 2):
+        return None
+    for kind in ("bsr", "bsc") if blocks else ("csr", "csc"):
+        if compressed_format(kind, batch, blocks, form.dims - batch - 2) == form:
+            return kind, batch
+    return None
+
+
+def split_pointers(pos: torch.Tensor, batches: int, entries: int) -> torch.Tensor | None:
+    """The pointers of each batch; None where they have different numbers of entries, which torch refuses."""
+    if batches == 0 or entries % batches:
+        return None
+    rows = (pos.numel() - 1) // batches
+    each = entries // batches
+    begins = torch.arange(batches + 1, dtype=pos.dtype, device="cpu") * each
+    if rows == 0 or not torch.equal(pos[::rows], begins):
+        return None
+    split = torch.cat([pos[:-1].view(batches, rows), pos[rows::rows].unsqueeze(1)], 1)
+    return split - begins[:-1].unsqueeze(1)
+
+
+@functools.cache
+def _silence_beta_warning() -> None:
+    """Torch warns once a process that its compressed layouts are in beta; users of Scorch did not ask."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        empty = torch.zeros(0, device="cpu")
+        torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64, device="cpu"), empty.long(), empty, (0, 0))
+
+
+def _converted(storage: Storage, name: str) -> Storage:
+    found = convert(storage, as_format(name, len(storage.pattern.shape)))
+    assert isinstance(found, Storage)
+    return found
+
+
+# SciPy -----------------------------------------------------------------------------------------------
+
+
+def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
+    """A SciPy sparse array or matrix as a sparse tensor; without ``format`` CSR, CSC and BSR stay so.
+
+    >>> import scipy.sparse, scorch
+    >>> scorch.from_scipy(scipy.sparse.eye_array(3, format="csr"))
+    SparseTensor(shape=(3, 3), dtype=float64, format=csr, nnz=3, density=33.33%)
+    """
+    if not _scipy().issparse(m):
+        raise OperandError(
+            f"from_scipy takes one of SciPy's sparse arrays, not a {type(m).__name__}; "
+            "use scorch.from_torch or scorch.tensor(data, format=...)"
+        )
+    if m.format in _LAYOUTS and m.ndim == 2:
+        entries = int(m.indptr[-1])  # SciPy lets the arrays be longer than what they hold
+        data = from_numpy("the data of the SciPy array", m.data[:entries])
+        return from_compressed(m.format, m.indptr, m.indices[:entries], data, m.shape, format)
+    if format is None and m.format == "csr":
+        format = "csr"  # a vector
+    listed = m.tocoo()
+    coordinates = listed.coords if hasattr(listed, "coords") else (listed.row, listed.col)
+    data = from_numpy("the data of the SciPy array", listed.data)
+    rows = [from_numpy("coordinates", array) for array in coordinates]
+    return from_coordinates(rows, data, m.shape, format, name="coords")
+
+
+def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
+    """``S`` as SciPy's CSR, CSC, BSR or COO array where its format is one, else as COO.
+
+    Values are shared unless zeros are among them; index arrays are copied. SciPy's ``eliminate_zeros`` moves
+    both in place.
+    Tensors of more than two dimensions are COO arrays, which SciPy has since 1.15.
+    """
+    sparse = _scipy()
+    storage, shape = S.storage, S.storage.pattern.shape
+    if not shape:
+        raise ShapeError("SciPy's sparse arrays have dimensions, but this tensor has none; use .item()")
+    if storage.values.dtype in (torch.bfloat16, torch.float16):
+        name = str(storage.values.dtype).removeprefix("torch.")
+        raise DtypeError(f"SciPy's sparse arrays have no {name}; convert with .float() first")
+    kind = scipy_kind(storage.pattern)
+    if kind is None:
+        storage = _converted(storage, "coo")
+        pattern = storage.pattern
+        crd = tuple(own(array).numpy() for array in pattern.crd if array is not None)
+        try:
+            made = sparse.coo_array((_numpy(storage.values), crd), shape=shape)
+        except (TypeError, ValueError):
+            raise ShapeError(
+                f"this SciPy's sparse arrays have 1 or 2 dimensions, but this tensor has shape {shape}; "
+                "use .to_torch() or reduce it first"
+            ) from None
+        made.has_canonical_format = True
+        return made
+    pos, crd_array = storage.pattern.pos[1], storage.pattern.crd[1]
+    assert pos is not None and crd_array is not None
+    blocks = [block for _, block in storage.pattern.format.blocks]
+    data = _numpy(_shareable(storage.values, math.prod(blocks))).reshape(-1, *blocks)
+    make = {"csr": sparse.csr_array, "csc": sparse.csc_array, "bsr": sparse.bsr_array}[kind]
+    made = make((data, own(crd_array).numpy(), own(pos).numpy()), shape=shape)
+    made.has_sorted_indices = True
+    return made
+
+
+def is_scipy(value: object) -> bool:
+    """Whether it is one of SciPy's sparse arrays or matrices; SciPy is not imported to find out."""
+    module = sys.modules.get("scipy.sparse")
+    return module is not None and bool(module.issparse(value))
+
+
+def scipy_kind(pattern: Pattern) -> str | None:
+    """Which of SciPy's compressed formats the pattern is: csr, csc, bsr or none."""
+    found = compressed_kind(pattern.format)
+    if found is None or found[0] == "bsc" or len(pattern.shape) != 2:
+        return None
+    is_whole = not any(pattern.shape[dim] % block for dim, block in pattern.format.blocks)
+    return found[0] if is_whole else None
+
+
+def _shareable(values: torch.Tensor, block: int) -> torch.Tensor:
+    """``values``, or a copy where a block of zeros is among them, over which SciPy would move the others."""
+    zeros = values == 0
+    has_zeros = bool(zeros.any()) if block == 1 else bool(zeros.view(-1, block).all(1).any())
+    return values.detach().clone() if has_zeros else values
+
+
+def _numpy(values: torch.Tensor) -> np.ndarray[Any, Any]:
+    return values.detach().numpy()
+
+
+def _scipy() -> types.ModuleType:
+    try:
+        import scipy.sparse
+    except ImportError:
+        raise UnsupportedError(
+            "this needs SciPy, which is not installed; get it with: pip install scipy"
+        ) from None
+    module: types.ModuleType = scipy.sparse
+    return module

@@ -1,0 +1,209 @@
+"""What sparse tensors answer that is no computation: copies, other dtypes, and facts of a tensor.
+
+A copy shares the pattern, which never changes, and has values of its own. What would need the memory of a
+dense tensor (``numpy``, ``data_ptr`` ...) is refused; left to torch, some of it would end the process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.grad_state import is_asked_by
+from scorch._src.storage.budget import check_budget
+from scorch._src.tensor.registry import implements, implements_operator
+from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
+from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass
+from scorch.errors import CallError, DeviceError, OperandError, UnsupportedError
+
+aten = torch.ops.aten
+
+
+# copies ----------------------------------------------------------------------------------------------
+
+
+@implements_operator(aten.detach, aten.alias, aten.lift_fresh)
+def detach(self: SparseTensor) -> SparseTensor:
+    """The same tensor, sharing everything."""
+    found = SparseTensor(self.storage)
+    if self.copied_by is not None:
+        found.copied_by = self.copied_by
+    return found
+
+
+@implements_operator(aten.clone)
+def clone(self: SparseTensor, *, memory_format: torch.memory_format | None = None) -> SparseTensor:
+    """A copy with values of its own."""
+    return with_values(self, self.storage.values.clone())
+
+
+@implements_operator(aten._to_copy)
+def to_copy(
+    self: SparseTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """A copy in another dtype: what ``.to(dtype)``, ``.double()`` and their like come down to."""
+    if device is not None and device.type == "meta" and forward_ad._current_level >= 0:
+        # torch's forward formulas ask so for the shape and dtype of a sum or product with a tangent of zeros
+        return torch.empty(tuple(self.shape), dtype=dtype or self.dtype, device="meta")
+    if device is not None and device.type != "cpu":
+        raise DeviceError(
+            f"asked for a sparse tensor on device {device}, but Scorch computes on the cpu; "
+            f"S.to_torch().to('{device}') is one of torch's own there"
+        )
+    values = self.storage.values
+    if dtype is None:
+        return with_values(self, values.clone())
+    type_of_dtype(dtype)
+    return with_values(self, values.to(dtype, copy=True))
+
+
+@implements(torch.Tensor.to_dense, learns=True)
+def to_dense(
+    self: SparseTensor, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None
+) -> torch.Tensor:
+    return SparseTensor.to_dense(self, dtype, masked_grad=masked_grad)
+
+
+@implements(torch.is_same_size, learns=True)
+@implements_operator(aten.is_same_size)
+def is_same_size(self: torch.Tensor, other: torch.Tensor) -> bool:
+    return tuple(self.shape) == tuple(other.shape)
+
+
+@implements(torch.Tensor.is_sparse.__get__, learns=True)  # type: ignore[attr-defined]
+def is_sparse(self: SparseTensor) -> bool:
+    """True, though to torch's C++ it is a strided tensor without memory, which is what graphs are made of."""
+    return not is_asked_by(FAKE_TENSOR_MAKER, 2)
+
+
+@implements(torch.Tensor.data.__get__, learns=True)  # type: ignore[attr-defined]
+def data(self: SparseTensor) -> SparseTensor:
+    """The same tensor without its gradients; for checks of gradients one whose elements may be changed."""
+    if is_asked_by("torch.autograd.gradcheck", 2):
+        from scorch._src.tensor.gradcheck import Perturbed
+
+        return Perturbed(self.storage)
+    return SparseTensor(self.storage)
+
+
+@implements(torch.positive, torch.Tensor.positive, torch.Tensor.__pos__, learns=True)
+def positive(input: SparseTensor) -> SparseTensor:
+    """The tensor itself, as torch has it."""
+    if input.dtype == torch.bool:
+        raise CallError("The `+` operator, on a bool tensor is not supported.")
+    return input
+
+
+# what a sparse tensor cannot be asked ----------------------------------------------------------------
+
+
+@implements(torch.Tensor.numpy, torch.Tensor.__array__, learns=True)
+def numpy(self: SparseTensor, *_: Any, **__: Any) -> Any:
+    raise OperandError(
+        "a sparse tensor is no NumPy array; use .to_scipy(), or .to_dense().numpy(). "
+        "To compute with it, make the other operand a tensor: torch.from_numpy(array), "
+        "scorch.from_scipy(matrix) @ S"
+    )
+
+
+@implements(torch.Tensor.tolist, learns=True)
+def tolist(self: SparseTensor) -> Any:
+    """All elements as nested lists, zeros included."""
+    size = self.numel() * (
+        self.storage.values.element_size() + 32
+    )  # a number of Python and a reference to it
+    check_budget(size, f"a list of all elements of {tuple(self.shape)}", "use .values().tolist()")
+    return self.to_dense().tolist()
+
+
+@implements(
+    torch.Tensor.data_ptr, getattr(torch.Tensor, "const_data_ptr", None), learns=True
+)  # new in torch 2.13
+def data_ptr(self: SparseTensor) -> int:
+    raise OperandError("a sparse tensor has several arrays; ask one of them: .values().data_ptr()")
+
+
+@implements(torch.Tensor.__dlpack__, learns=True)
+def dlpack(self: SparseTensor, *_: Any, **__: Any) -> Any:
+    raise OperandError("DLPack has no sparse tensors; hand over .values() and .levels, or .to_dense()")
+
+
+@implements(torch.Tensor.data.__set__, learns=True)  # type: ignore[attr-defined]
+def set_data(self: SparseTensor, other: torch.Tensor) -> None:
+    """``S.data = other``: S becomes the other tensor, gradients aside."""
+    if not isinstance(self, SparseTensor) or not isinstance(other, SparseTensor):
+        kinds = f"{type(self).__name__}.data = {type(other).__name__}"
+        raise UnsupportedError(f"{kinds}: the data of a sparse tensor is sparse; use S.copy_(other)")
+    with DisableTorchFunctionSubclass():
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+    self.storage = other.storage
+
+
+@implements_operator(aten.set_)
+def set_(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    raise UnsupportedError(
+        "set_ hands over memory, which a sparse tensor has several arrays of; write with copy_, "
+        "or hand over .to_dense()"
+    )
+
+
+@implements(torch.Tensor.resize_, torch.Tensor.resize_as_, learns=True)
+def resize_(self: torch.Tensor, *size: Any, **_: Any) -> torch.Tensor:
+    """Allowed where nothing changes; a dense tensor may take the size of a sparse one."""
+    given = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    wanted = tuple(given.shape) if isinstance(given, torch.Tensor) else tuple(given)
+    if not isinstance(self, SparseTensor):
+        return self.resize_(wanted)
+    if wanted != tuple(self.shape):
+        raise UnsupportedError(
+            f"a sparse tensor of shape {tuple(self.shape)} cannot be resized to {wanted} in place; "
+            "take a slice, or torch.nn.functional.pad"
+        )
+    return self
+
+
+@implements(torch.Tensor.sparse_resize_, torch.Tensor.sparse_resize_and_clear_, learns=True)
+def sparse_resize_(self: SparseTensor, size: Any, *_: Any) -> torch.Tensor:
+    raise UnsupportedError(
+        "a sparse tensor cannot be resized in place; make a new one: "
+        "scorch.sparse_coo_tensor(S.indices(), S.values(), size)"
+    )
+
+
+@implements(torch.Tensor.share_memory_, learns=True)
+def share_memory_(self: SparseTensor) -> SparseTensor:
+    """Move every array to shared memory, for other processes."""
+    for array in (*self.storage.pattern.arrays, self.storage.values):
+        array.share_memory_()
+    return self
+
+
+@implements(torch.Tensor.is_shared, learns=True)
+def is_shared(self: SparseTensor) -> bool:
+    return bool(self.storage.values.is_shared())
+
+
+@implements_operator(aten.is_pinned)
+def is_pinned(self: SparseTensor, device: torch.device | None = None) -> bool:
+    return bool(self.storage.values.is_pinned())
+
+
+@implements_operator(aten._pin_memory)
+def pin_memory(self: SparseTensor, device: torch.device | None = None) -> SparseTensor:
+    """The same tensor with its values in pinned memory."""
+    return with_values(self, self.storage.values.pin_memory())
+
+
+def to_dlpack(tensor: torch.Tensor) -> Any:
+    """As ``torch.to_dlpack``, which would give a capsule without memory for a sparse tensor: refused."""
+    return dlpack(tensor) if isinstance(tensor, SparseTensor) else torch.to_dlpack(tensor)

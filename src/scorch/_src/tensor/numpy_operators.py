@@ -1,0 +1,166 @@
+"""NumPy's arrays and numbers and SciPy's matrices as the other operand of a sparse tensor.
+
+    S @ array        array * S        np.float32(2) * S        S + matrix        np.sin(S)
+
+An array becomes a dense tensor that shares its memory, a matrix of SciPy a sparse one, and torch computes.
+NumPy asks ``__array_ufunc__``, whichever side the array is on. SciPy asks only for ``matrix + S`` and
+``matrix - S``; in other calls with its matrix on the left it wants an array, and the error names the cure.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from scorch._src.tensor.create.check import from_numpy
+from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ArgumentError, InPlaceError, UnsupportedError
+
+# NumPy's functions behind Python's operators, which take numbers on either side.
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "bitwise_and": operator.and_,
+    "bitwise_or": operator.or_,
+    "bitwise_xor": operator.xor,
+    "divide": operator.truediv,
+    "equal": operator.eq,
+    "floor_divide": operator.floordiv,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "invert": operator.invert,
+    "left_shift": operator.lshift,
+    "less": operator.lt,
+    "less_equal": operator.le,
+    "matmul": operator.matmul,
+    "multiply": operator.mul,
+    "not_equal": operator.ne,
+    "power": operator.pow,
+    "remainder": operator.mod,
+    "right_shift": operator.rshift,
+    "subtract": operator.sub,
+}
+# The others have the same name in torch, except these.
+RENAMED = {
+    "conjugate": "conj",
+    "degrees": "rad2deg",
+    "fabs": "abs",
+    "negative": "neg",
+    "radians": "deg2rad",
+    "rint": "round",
+}
+
+
+def as_operand(value: Any) -> Any:
+    """What torch takes in the place of ``value``: a tensor for an array or matrix, a number for a number."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return from_numpy("the array", value)
+    if isinstance(value, (list, tuple)):
+        return from_numpy("the list", np.asarray(value))
+    return from_scipy(value) if is_scipy(value) else value
+
+
+def array_ufunc(
+    self: SparseTensor, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any
+) -> Any:
+    """NumPy's function ``ufunc`` of a sparse tensor, computed by torch's function of the same meaning."""
+    name = ufunc.__name__
+    function = OPERATORS.get(name) or getattr(torch, RENAMED.get(name, name), None)
+    if method != "__call__" or function is None:
+        called = name if method == "__call__" else f"{name}.{method}"
+        raise UnsupportedError(
+            f"numpy.{called} does not take sparse tensors; use a function of torch, or S.to_scipy()"
+        )
+    if kwargs:
+        raise UnsupportedError(
+            f"numpy.{name} with {', '.join(kwargs)}= does not take sparse tensors; use torch's function"
+        )
+    operands = [as_operand(value) for value in inputs]
+    if name not in OPERATORS:  # torch's other functions of two take no numbers
+        operands = [value if isinstance(value, torch.Tensor) else torch.tensor(value) for value in operands]
+    if name == "matmul":
+        operands = _of_one_dtype(operands)
+    found = function(*operands)
+    return found if out is None else _written(out[0], found, name)
+
+
+def _of_one_dtype(operands: list[Any]) -> list[Any]:
+    """As NumPy multiplies matrices; torch refuses to mix dtypes."""
+    if not all(isinstance(value, torch.Tensor) for value in operands):
+        return operands
+    dtype = torch.result_type(*operands)
+    return [value.to(dtype) for value in operands]
+
+
+def _written(out: Any, found: torch.Tensor, name: str) -> Any:
+    """``array += S``: the array takes the result."""
+    if not isinstance(out, np.ndarray):
+        raise UnsupportedError(f"numpy.{name} writes to arrays only, not to a {type(out).__name__}")
+    if not out.flags.writeable:
+        raise ArgumentError(f"numpy.{name} cannot write to an array that is read-only")
+    if tuple(found.shape) != out.shape:
+        raise InPlaceError(f"numpy.{name} gives shape {tuple(found.shape)}, but the array has {out.shape}")
+    result = found.to_dense() if isinstance(found, SparseTensor) else found
+    values = result.detach().numpy()
+    if not np.can_cast(values.dtype, out.dtype, "same_kind"):
+        raise InPlaceError(f"numpy.{name} gives {values.dtype}, which an array of {out.dtype} cannot take")
+    out[...] = values
+    return out
+
+
+setattr(SparseTensor, "__array_ufunc__", array_ufunc)  # noqa: B010 - torch does not declare it
+
+
+# SciPy -----------------------------------------------------------------------------------------------
+
+
+def _with_matrix_on_the_right(name: str) -> Callable[[SparseTensor, Any], Any]:
+    """``S + matrix``: asked only where torch does not know the other operand."""
+    plain = getattr(torch.Tensor, name)
+
+    def method(self: SparseTensor, other: Any) -> Any:
+        found = plain(self, other)
+        if found is NotImplemented and is_scipy(other):
+            _refuse_product(name, other)
+            operands = [self, from_scipy(other)]
+            return plain(*(_of_one_dtype(operands) if name == "__matmul__" else operands))
+        return found
+
+    method.__name__, method.__qualname__ = name, f"SparseTensor.{name}"
+    return method
+
+
+def _refuse_product(name: str, other: Any) -> None:
+    """``S * matrix`` with SciPy's older classes, whose ``*`` is the product of matrices."""
+    if name == "__mul__" and not isinstance(other, sys.modules["scipy.sparse"].sparray):
+        kind = type(other).__name__
+        raise UnsupportedError(
+            f"S * {kind} means the elementwise product to torch and that of matrices to SciPy; "
+            "use S * scorch.from_scipy(matrix), or S @ matrix"
+        )
+
+
+def _with_matrix_on_the_left(name: str, forward: Callable[..., Any]) -> Callable[[SparseTensor, Any], Any]:
+    """``matrix + S``. Python asks here first for a dense tensor on the left too, which answers itself."""
+    plain = getattr(torch.Tensor, name)
+
+    def method(self: SparseTensor, other: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            return NotImplemented
+        return forward(from_scipy(other), self) if is_scipy(other) else plain(self, other)
+
+    method.__name__, method.__qualname__ = name, f"SparseTensor.{name}"
+    return method
+
+
+for _name in ("__add__", "__sub__", "__mul__", "__truediv__", "__matmul__"):
+    setattr(SparseTensor, _name, _with_matrix_on_the_right(_name))
+for _name, _forward in (("__radd__", operator.add), ("__rsub__", operator.sub)):
+    setattr(SparseTensor, _name, _with_matrix_on_the_left(_name, _forward))

@@ -1,0 +1,1 @@
+"""Print and draw sparse tensors."""

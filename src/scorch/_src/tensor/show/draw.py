@@ -1,0 +1,124 @@
+"""A sparse tensor drawn as the tree of its levels: what each one stores, below what.
+
+The tree is walked only as far as it is drawn, so that large tensors are drawn at no cost, in part.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+from scorch._src.storage.storage import Storage
+from scorch._src.tensor.show.display import describe
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import OperandError
+
+LONGEST_ROW = 8  # values of a dense level that stand in one line
+
+
+class Drawing(str):
+    """Text that is shown as it is, where a value is shown by its ``repr``."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def draw(S: SparseTensor, most: int = 40) -> Drawing:
+    """``S`` as a tree of its levels in text, at most ``most`` lines of it.
+
+    >>> import scorch
+    >>> scorch.draw(scorch.sparse_coo_tensor([[0, 1, 1], [1, 0, 2]], [1.5, 2.0, 3.0], (2, 3), format="csr"))
+    SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)
+    dimension 0 dense, dimension 1 compressed
+    ├─ 0
+    │  └─ 1: 1.5
+    └─ 1
+       ├─ 0: 2.0
+       └─ 2: 3.0
+    """
+    if not isinstance(S, SparseTensor):
+        raise OperandError(f"draw takes a sparse tensor, not a {type(S).__name__}; use scorch.from_torch")
+    tree = _Tree(S.storage)
+    lines = list(itertools.islice(tree.lines(0, 0, "", {}), most + 1))
+    if len(lines) > most:
+        lines[most:] = ["..."]
+    return Drawing("\n".join([describe(S.storage), tree.legend(), *lines]))
+
+
+class _Tree:
+    def __init__(self, storage: Storage) -> None:
+        self.pattern, self.values = storage.pattern, storage.values.detach()
+        self.form = storage.pattern.format
+
+    def legend(self) -> str:
+        """What each level stores, outermost first."""
+        words = []
+        for level, kind in enumerate(self.form.levels):
+            part = {"whole": "", "outer": "blocks of ", "inner": "inside blocks of "}[self.form.part(level)]
+            words.append(f"{part}dimension {self.form.order[level]} {kind.name}")
+        return ", ".join(words)
+
+    def lines(self, level: int, position: int, indent: str, at: dict[int, int]) -> Iterator[str]:
+        """The tree below ``position``, which has the coordinates ``at``."""
+        last = self._after(level)
+        children = self._children(level, position)
+        for child in children:
+            corner, bar = ("└─ ", "   ") if child == children[-1] else ("├─ ", "│  ")
+            here, label = self._coordinates(level, last, child - children[0], child, at)
+            shown = self._shown(last, child)
+            yield f"{indent}{corner}{label}{shown}"
+            if not shown:
+                yield from self.lines(last, child, indent + bar, here)
+
+    def _after(self, level: int) -> int:
+        """The level below: a run of coordinate levels is drawn as one."""
+        last = level + 1
+        while last < len(self.form) and self.form.letters[last] == "o" and not self.form.starts_run(last):
+            last += 1
+        return last
+
+    def _children(self, level: int, position: int) -> range:
+        pos = self.pattern.pos[level]
+        if pos is None:
+            size = self.form.level_size(level, self.pattern.shape)
+            return range(position * size, (position + 1) * size)
+        return range(int(pos[position]), int(pos[position + 1]))
+
+    def _coordinates(
+        self, level: int, last: int, number: int, child: int, at: dict[int, int]
+    ) -> tuple[dict[int, int], str]:
+        found, words = dict(at), []
+        for member in range(level, last):
+            crd = self.pattern.crd[member]
+            coordinate = number if crd is None else int(crd[child])
+            dim = self.form.order[member]
+            part, block = self.form.part(member), self.form.block(dim) or 1
+            if part == "outer":
+                found[dim] = coordinate * block
+                words.append(f"block {coordinate}")
+                continue
+            found[dim] = coordinate if part == "whole" else found[dim] + coordinate
+            is_padding = found[dim] >= self.pattern.shape[dim]
+            words.append("(padding)" if is_padding else str(found[dim]))
+        return found, ", ".join(words)
+
+    def _shown(self, level: int, position: int) -> str:
+        """What stands behind a coordinate: its value, a row of them, or nothing where a tree is below."""
+        if level == len(self.form):
+            return f": {_number(self.values[position])}"
+        if level == len(self.form) - 1 and self.form.levels[level].is_full:
+            below = self._children(level, position)
+            words = [_number(self.values[place]) for place in below[:LONGEST_ROW]]
+            words += ["..."] if len(below) > LONGEST_ROW else []
+            return f": [{', '.join(words)}]"
+        return "" if self._children(level, position) else ": nothing"
+
+
+def _number(value: torch.Tensor) -> str:
+    """A value in short: as torch prints scalars, at most six digits of it."""
+    found = value.item()
+    if isinstance(found, float) and not found.is_integer():
+        return f"{found:.6g}"
+    return str(found)

@@ -1,0 +1,147 @@
+"""Where a tensor has entries, as a picture: inline in notebooks, or with matplotlib.
+
+Entries are counted in a grid of at most 200 by 200 cells, in time that follows their number. Tensors with
+more than two dimensions show the last two, all others on top of one another.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from scorch._src.storage.coordinates import entries
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import OperandError, UnsupportedError
+
+CELLS = 200
+SHADES = (0.35, 0.6, 0.85)  # from few entries in a cell to many
+WIDEST = 240  # pixels
+THINNEST = 16
+
+Array = np.ndarray[Any, Any]
+
+
+def grid(S: SparseTensor, cells: int = CELLS) -> tuple[Array, tuple[int, int]]:
+    """How many entries fall into each cell, and the sizes (rows, columns) that the cells cover."""
+    shape = S.storage.pattern.shape
+    rows, columns = (1, 1, *shape)[-2:]
+    height, width = min(rows, cells), min(columns, cells)
+    if not height or not width:
+        return np.zeros((height, width), dtype=np.int64), (rows, columns)
+    crd, values = entries(S.storage)
+    place = torch.zeros(values.numel(), dtype=torch.int64, device="cpu")
+    axes = list(zip((rows, columns), (height, width), strict=True))[-len(crd) :]
+    for array, (size, count) in zip(crd[-2:], axes, strict=True):
+        place = place * count + (array if size == count else _cell(array, size, count))
+    counts = torch.bincount(place, minlength=height * width)
+    return counts.reshape(height, width).numpy(), (rows, columns)
+
+
+def _cell(coordinates: torch.Tensor, size: int, count: int) -> torch.Tensor:
+    if size < 2**62 // count:
+        return coordinates * count // size
+    return (coordinates.to(torch.float64) * (count / size)).to(torch.int64).clamp_(max=count - 1)
+
+
+# notebooks -------------------------------------------------------------------------------------------
+
+
+def to_html(S: SparseTensor) -> str:
+    """The facts of a tensor in a table beside its picture."""
+    pattern = S.storage.pattern
+    places = math.prod(pattern.shape)
+    facts = {
+        "shape": " × ".join(map(str, pattern.shape)) or "scalar",
+        "dtype": str(S.storage.values.dtype).removeprefix("torch."),
+        "format": str(pattern.format),
+        "levels": ", ".join(level.name for level in pattern.format.levels),
+        "stored values": f"{pattern.size:,}",
+        "density": f"{pattern.size / places:.3g}" if places else "none",
+        "memory": _bytes(pattern.bytes() + S.storage.values.numel() * S.storage.values.element_size()),
+    }
+    left = "style='text-align:left'"
+    rows = "".join(
+        f"<tr><th {left}>{name}</th><td {left}>{html.escape(text)}</td></tr>" for name, text in facts.items()
+    )
+    return (
+        "<div style='display:flex;align-items:center;gap:1.5em'>"
+        f"<table><caption {left}><b>SparseTensor</b></caption>{rows}</table>"
+        f"{to_svg(S)}</div>"
+    )
+
+
+def to_svg(S: SparseTensor) -> str:
+    """The picture of a tensor; darker cells have more entries."""
+    counts, (rows, columns) = grid(S)
+    height, width = counts.shape
+    scale = WIDEST / max(rows, columns, 1)
+    size = [max(THINNEST, round(scale * length)) for length in (columns, rows)]
+    most = float(counts.max(initial=0))
+    part = np.log1p(counts) / max(math.log1p(most), 1e-9)  # may round to a little more than 1
+    shade = np.ceil(np.minimum(part, 1) * len(SHADES)).astype(np.int64)
+    paths = "".join(
+        f"<path opacity='{opacity}' d='{_path(shade == number)}'/>"
+        for number, opacity in enumerate(SHADES, 1)
+        if bool((shade == number).any())
+    )
+    return (
+        f"<svg width='{size[0]}' height='{size[1]}' viewBox='0 -0.5 {max(width, 1)} {max(height, 1)}' "
+        "preserveAspectRatio='none' style='border:1px solid gray' shape-rendering='crispEdges' "
+        f"stroke='currentColor' stroke-width='1'>{paths}</svg>"
+    )
+
+
+def _path(mask: Array) -> str:
+    """Horizontal strokes over the cells of ``mask``, one for each run."""
+    edges = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
+    row, begin = np.nonzero(edges == 1)
+    end = np.nonzero(edges == -1)[1]
+    strokes = zip(begin.tolist(), row.tolist(), (end - begin).tolist(), strict=True)
+    return "".join(map("M%d %dh%d".__mod__, strokes))
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}" if unit != "bytes" else f"{count} {unit}"
+        size /= 1024
+    return f"{size:.3g} GiB"
+
+
+# matplotlib ------------------------------------------------------------------------------------------
+
+
+def spy(S: SparseTensor, ax: Any = None, *, cells: int = 500, **options: Any) -> Any:
+    """Draw where ``S`` has entries, with matplotlib, and return the axes.
+
+    Darker cells have more entries; ``options`` go to ``ax.imshow``.
+    """
+    if not isinstance(S, SparseTensor):
+        raise OperandError(f"spy takes a sparse tensor, not a {type(S).__name__}; use scorch.from_torch")
+    axes = _pyplot().subplots()[1] if ax is None else ax
+    counts, (rows, columns) = grid(S, cells)
+    extent = (-0.5, max(columns, 1) - 0.5, max(rows, 1) - 0.5, -0.5)
+    usual = {"cmap": "Greys", "interpolation": "nearest", "vmin": 0, "aspect": "auto"}
+    if 0.2 < (rows or 1) / (columns or 1) < 5:
+        usual["aspect"] = "equal"
+    picture = np.log1p(counts) if counts.size else np.zeros((1, 1))
+    axes.imshow(picture, extent=extent, **{**usual, **options})
+    axes.set_title(f"{S.format}, {S.nnz:,} stored")
+    return axes
+
+
+def _pyplot() -> ModuleType:
+    try:
+        import matplotlib.pyplot
+    except ImportError:
+        raise UnsupportedError(
+            "this needs matplotlib, which is not installed; get it with: pip install matplotlib"
+        ) from None
+    module: ModuleType = matplotlib.pyplot
+    return module

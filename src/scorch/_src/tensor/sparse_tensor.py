@@ -1,0 +1,528 @@
+"""``SparseTensor``: a ``torch.Tensor`` of any order, stored in any format.
+
+To torch it is a wrapper subclass: it has a shape, a dtype and a device but no storage of its own. Calls of
+torch functions arrive in ``__torch_function__`` whole, before torch takes them apart; what torch's C++ calls
+by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.dispatch``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from scorch._src.engine.execute import convert
+from scorch._src.formats import Format, as_format
+from scorch._src.grad_state import (
+    has_tangents,
+    is_asked_by,
+    is_grad_enabled,
+    is_learning,
+    is_transformed,
+    untracked,
+)
+from scorch._src.storage.storage import Pattern, Storage, add_weak, plain
+from scorch._src.storage.strides import has_strides, keep_strides
+from scorch._src.tensor import registry
+from scorch._src.tensor.create.check import own, refuse_freed
+from scorch._src.tensor.dynamo import unread, unread_all
+from scorch._src.tensor.flatten import (
+    ALL_NAMES,
+    LIVE,
+    RECORD,
+    VALUES,
+    TracedStorage,
+    any_traced,
+    array_of,
+    is_tracing,
+    names_of,
+    remember,
+    traced_shell,
+    unflattened,
+)
+from scorch._src.torch_internals import (
+    DisableTorchFunctionSubclass,
+    any_requires_grad,
+    len_torch_dispatch_stack,
+    make_wrapper_subclass,
+)
+from scorch.errors import OperandError, ShapeError, UnsupportedError
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+
+_default_dtype = torch.get_default_dtype
+
+
+class Step(NamedTuple):
+    """A view is ``func(source, *args, **kwargs)``, or what of that stands at ``place``."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    place: int | None
+    grad_mode: bool  # whether gradients were enabled
+
+    def of(self, source: torch.Tensor) -> Any:
+        """The same view of another tensor."""
+        result = self.func(source, *self.args, **self.kwargs)
+        return result if self.place is None else result[self.place]
+
+
+class Origin(NamedTuple):
+    """Where the storage of a view comes from: one that is of no view, and the steps from there."""
+
+    source: Storage
+    steps: tuple[Step, ...]
+
+    def of(self, source: torch.Tensor) -> torch.Tensor:
+        """The same view of another tensor."""
+        result: torch.Tensor = run_steps(self.steps, source)
+        return result
+
+    def again(self, before: Pattern) -> Storage:
+        """The view as it is now, stored as ``before`` was."""
+        from scorch._src.tensor.views import positions_through, select_values
+
+        pattern, positions = positions_through(self.steps, self.source.pattern, before.format)
+        return Storage(pattern, select_values(self.source.values, positions))
+
+
+class ViewOf(NamedTuple):
+    """The tensor that a tensor is a view of, itself none, and the steps from there."""
+
+    parent: SparseTensor
+    steps: tuple[Step, ...]
+
+
+def run_steps(steps: tuple[Step, ...], source: torch.Tensor) -> Any:
+    """The view of ``source`` that is made by ``steps``."""
+    for step in steps:
+        source = step.of(source)
+    return source
+
+
+class SparseTensor(torch.Tensor):
+    """A sparse tensor. Make one with ``scorch.from_torch``, ``from_scipy`` or ``sparse_coo_tensor``.
+
+    torch's names for sparse tensors (``values``, ``crow_indices``, ``to_sparse_csr`` ...) work, with one
+    exception: ``layout`` is ``torch.strided`` whatever the format, since torch's data loaders and compiler
+    refuse wrappers that say otherwise. ``S.format`` says how the tensor is stored.
+    """
+
+    storage: Storage
+    made_of: torch.Tensor | None = None  # the values, tracked by autograd, that a tensor was made of
+    view_of: ViewOf | None = None
+    viewed_by: list[weakref.ref[SparseTensor]] | None = None
+    is_shared_in_graph: bool = False  # whether it has views, or is one, inside of a graph that is being made
+    copied_by: str | None = None  # what made it, where dense tensors have a view
+    has_unknown_gradient: bool = False  # a view of what was written to, of a kind that torch does not follow
+
+    @staticmethod
+    def __new__(cls, storage: Storage) -> SparseTensor:
+        shape = storage.pattern.shape
+        dtype = storage.values.dtype
+        if type(storage) is TracedStorage:
+            return traced_shell(cls, storage)  # type: ignore[return-value]
+        try:  # naming what is the default costs as much again; all storages are on the CPU
+            is_default = dtype is _default_dtype()
+            made: SparseTensor = (
+                make_wrapper_subclass(cls, shape)
+                if is_default
+                else make_wrapper_subclass(cls, shape, dtype=dtype)
+            )
+        except RuntimeError:
+            raise ShapeError(
+                f"a tensor of shape {shape} has more places than torch can number: "
+                "the product of its sizes must stay below 2**63"
+            ) from None
+        made.storage = storage
+        return made
+
+    @classmethod
+    @unread
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if LIVE and any_traced((args, *(kwargs or {}).values())):
+            return RECORD[0](func, args, kwargs or {})
+        if func in registry.FACTS:
+            with DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if len_torch_dispatch_stack() and is_tracing():
+            return RECORD[0](func, args, kwargs or {})
+        handler = registry.FUNCTIONS.get(func)
+        try:
+            is_plain = func in registry.LEARNING
+            if not is_plain and _is_differentiated(func, args, kwargs or {}):
+                from scorch._src.tensor.autograd import differentiated
+
+                found = differentiated(func, args, kwargs or {})
+            elif not is_plain and forward_ad._current_level >= 0 and has_tangents(args, kwargs):
+                from scorch._src.tensor.forward_mode import carried_forward
+
+                found = carried_forward(func, args, kwargs or {})
+            elif not is_plain and is_transformed():  # of nothing that is tracked
+                with untracked():
+                    found = func(*args, **(kwargs or {}))
+            elif handler is not None:
+                if func not in registry.DIRECT:
+                    refuse_freed(*args, *(kwargs or {}).values())
+                found = handler(*args, **(kwargs or {}))
+            else:
+                with DisableTorchFunctionSubclass():
+                    found = without_base(func(*args, **(kwargs or {})))
+            if type(found) is SparseTensor and has_strides(args):
+                keep_strides(found.storage, func, args, kwargs or {})
+            return found
+        except Exception as error:
+            from scorch._src.tensor.call_errors import of_our_kind, retold
+
+            again = of_our_kind(func, args, kwargs or {})
+            if again is not None:
+                return func(*again[0], **again[1])
+            told = retold(error, func, args, kwargs or {})
+            if told is error:
+                raise
+        raise told
+
+    @classmethod
+    @unread
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if LIVE and any_traced((args, *(kwargs or {}).values())):
+            return RECORD[0](func, args, kwargs or {})
+        refuse_freed(*args, *(kwargs or {}).values())
+        if registry.is_in_place(func):
+            check_write(func, args, kwargs)
+        place = registry.place_of_index(func)
+        if place is not None and len(args) > place and isinstance(args[place], SparseTensor):
+            args = (*args[:place], args[place].to_dense(), *args[place + 1 :])
+            if not any(isinstance(value, SparseTensor) for value in (*args, *(kwargs or {}).values())):
+                return func(*args, **(kwargs or {}))
+        handler = registry.OPERATORS.get(func) or registry.OPERATORS.get(func.overloadpacket)
+        if handler is None or (kwargs and "out" in kwargs):  # the result of the handler is written to out
+            found = registry.FALLBACKS[0](func, args, dict(kwargs or {}))
+        else:
+            found = handler(*args, **(kwargs or {}))
+        return as_view(found, func, args, kwargs) if func.is_view else found
+
+    # facts -------------------------------------------------------------------------------------------
+
+    @property
+    def format(self) -> Format:
+        """How the tensor is stored."""
+        return self.storage.pattern.format
+
+    @property
+    def nnz(self) -> int:
+        """The number of stored values, explicit zeros and the zeros inside blocks included."""
+        return self.storage.pattern.size
+
+    @property
+    def density(self) -> float:
+        """The share of all places that is stored; the padding of blocks may take it above 1."""
+        places = 1
+        for size in self.storage.pattern.shape:
+            places *= size
+        return self.nnz / places if places else 0.0
+
+    @property
+    def levels(self) -> tuple[dict[str, Any], ...]:
+        """For each level its kind, dimension and arrays, which are copies, outermost first."""
+        pattern = self.storage.pattern
+        return tuple(
+            {
+                "kind": level.name,
+                "dim": pattern.format.order[number],
+                "size": pattern.format.level_size(number, pattern.shape),
+                "pos": None if pos is None else own(pos),
+                "crd": None if crd is None else own(crd),
+            }
+            for number, (level, pos, crd) in enumerate(
+                zip(pattern.format.levels, pattern.pos, pattern.crd, strict=True)
+            )
+        )
+
+    # other forms -------------------------------------------------------------------------------------
+
+    def to_format(self, format: str | Format) -> SparseTensor | torch.Tensor:
+        """The same tensor stored otherwise; a dense format gives a plain tensor.
+
+        Changing one of both in place (``T.mul_(2)``) leaves the other alone. ``values()`` may be the same
+        memory, as in torch: between ``csr`` and ``coo``, and in the same format.
+        """
+        if LIVE and any_traced((self,)):
+            return RECORD[0](SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
+        form = as_format(format, len(self.storage.pattern.shape))
+        if is_learning(self):
+            from scorch._src.tensor.autograd import converted
+
+            return converted(self, form)
+        found = convert(self.storage, form)
+        if found is self.storage:
+            return with_values(self, found.values)
+        return SparseTensor(found) if isinstance(found, Storage) else found
+
+    def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> torch.Tensor:
+        """The same tensor as a plain dense one; its gradient has the entries that are stored.
+
+        That is torch's ``masked_grad=True``; False, a gradient for every place, is refused if there is one.
+        """
+        from scorch._src.tensor.autograd import values_of
+
+        if masked_grad is False and is_learning(self):
+            raise UnsupportedError(
+                "the gradient of a sparse tensor has its entries only (masked_grad=True); for one of every "
+                "place make the dense tensor the parameter: S.detach().to_dense().requires_grad_()"
+            )
+
+        found = self.to_format("dense") if self.storage.pattern.shape else values_of(self).reshape(())
+        return found if dtype is None else found.to(dtype)
+
+    def to_torch(self) -> torch.Tensor:
+        """As one of torch's own layouts: COO, CSR, CSC, BSR or BSC where the format is one, else COO."""
+        if is_grad_enabled() and any_requires_grad(self) and not is_transformed():
+            from scorch._src.tensor.interop.layouts_autograd import to_torch
+        else:
+            from scorch._src.tensor.interop.torch_layouts import to_torch
+
+        return to_torch(self)
+
+    def to_scipy(self) -> scipy.sparse.sparray:
+        """As a SciPy array, for matrices and vectors."""
+        from scorch._src.tensor.interop.torch_layouts import to_scipy
+
+        return to_scipy(self)
+
+    # changed entries ---------------------------------------------------------------------------------
+
+    def eliminate_zeros(self) -> SparseTensor:
+        """The same tensor without the zeros among its stored values."""
+        from scorch._src.tensor.torch_methods import eliminate_zeros
+
+        return eliminate_zeros(self)
+
+    def setdiag(self, values: Any, k: int = 0) -> SparseTensor:
+        """This matrix with diagonal ``k`` set to a number or a list; a short list sets its beginning."""
+        from scorch._src.tensor.torch_methods import setdiag
+
+        return setdiag(self, values, k)
+
+    # graphs, with the names of torch_sparse ----------------------------------------------------------
+
+    def coo(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Row, column (int64) and value of every entry of a matrix, row by row."""
+        from scorch._src.tensor.interop.graphs import coo
+
+        return coo(self)
+
+    def csr(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Row pointers, columns (int64) and values of a matrix."""
+        from scorch._src.tensor.interop.graphs import csr
+
+        return csr(self)
+
+    def csc(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Column pointers, rows (int64) and values of a matrix."""
+        from scorch._src.tensor.interop.graphs import csc
+
+        return csc(self)
+
+    def sparse_sizes(self) -> tuple[int, int]:
+        """The numbers of rows and columns."""
+        from scorch._src.tensor.interop.graphs import sparse_sizes
+
+        return sparse_sizes(self)
+
+    def sparse_size(self, dim: int) -> int:
+        """The number of rows (0) or columns (1)."""
+        return self.sparse_sizes()[dim]
+
+    def to_edge_index(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The edges of a graph, a column (source, target) for each, and their weights."""
+        row, column, value = self.coo()
+        return torch.stack([row, column]), value
+
+    def to_networkx(self, create_using: Any = None, weight: str = "weight") -> Any:
+        """As a directed graph of networkx, or of the kind of ``create_using``."""
+        from scorch._src.tensor.interop.graphs import to_networkx
+
+        return to_networkx(self, create_using, weight)
+
+    # Python ------------------------------------------------------------------------------------------
+
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
+        from scorch._src.tensor.show.display import describe
+
+        if isinstance(self.storage, TracedStorage):
+            return f"SparseTensor(shape={tuple(self.shape)}, format={self.format}, traced)"
+        return describe(self.storage)
+
+    def _repr_html_(self) -> str:
+        from scorch._src.tensor.show.spy import to_html
+
+        return to_html(self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.numpy()  # says what to do instead
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Refused: the tensor has several arrays. Only torch, where it makes graphs, gets an empty one."""
+        if is_asked_by("torch", 1):
+            return super().untyped_storage()
+        raise OperandError(
+            "a sparse tensor has no memory of its own; ask an array: .values().untyped_storage()"
+        )
+
+    # graphs of torch.compile and torch.export --------------------------------------------------------
+
+    def __tensor_flatten__(self) -> tuple[list[str], Format]:
+        """The names of all arrays, and what else is needed to make the tensor of them."""
+        pattern = self.storage.pattern
+        if not isinstance(self.storage, TracedStorage):
+            remember(pattern)
+        return [*names_of(pattern.format), VALUES], pattern.format
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], format: Format, shape: Any, stride: Any
+    ) -> SparseTensor:
+        """The tensor that was taken apart, or one that is traced if its arrays are."""
+        pattern, values = unflattened(inner, format, shape), inner[VALUES]
+        if type(values) is not torch.Tensor:
+            return SparseTensor(TracedStorage(pattern, values))
+        return SparseTensor(Storage(pattern, plain(values)))
+
+    def _stable_hash_for_caching(self) -> str:
+        """What a compiled graph depends on, for torch's cache of graphs on disk."""
+        pattern, values = self.storage.pattern, self.storage.values
+        counts = [array.shape for array in (*pattern.arrays, values)]
+        return f"{pattern.format!r} {pattern.shape} {pattern.index_dtype} {values.dtype} {counts}"
+
+
+def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    """Refuse to write where torch refuses it for dense tensors that are the same views."""
+    target = args[0] if args else None
+    if isinstance(target, SparseTensor):
+        from scorch._src.tensor.write_checks import check_memory, check_untracked
+
+        check_memory(func.overloadpacket.__name__, target, (args[1:], kwargs))
+        check_untracked(target)
+
+
+def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function is one of tensors that autograd or ``torch.func`` keeps track of."""
+    if is_grad_enabled() and any_requires_grad(*args, **kwargs):
+        return True
+    if not is_transformed():
+        return False
+    from scorch._src.tensor.functorch import is_any_tracked
+
+    return is_any_tracked(args, kwargs)
+
+
+def _array(name: str) -> property:
+    """An array of a sparse tensor by the name that it has in graphs."""
+    return property(lambda tensor: array_of(tensor.storage, name))
+
+
+unread_all(vars(SparseTensor).values())
+for _name in ALL_NAMES:
+    setattr(SparseTensor, _name, _array(_name))
+
+
+_aten = torch.ops.aten
+_DETACHED = {_aten.detach.default, _aten.lift_fresh.default}
+_COPIED = {_aten._conj.default, _aten.view.dtype, _aten.view_as_complex.default, _aten.view_as_real.default}
+_RESHAPED = {
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten._reshape_alias.default,
+    _aten.reshape.default,
+}
+
+
+def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    """``found``, one tensor or several, as made from the first argument by the operator ``func``."""
+    source, rest, named = args[0], args[1:], dict(kwargs or {})
+    if not isinstance(source, SparseTensor) or func in _DETACHED:
+        return found
+    if func in _COPIED:
+        if isinstance(found, SparseTensor):
+            found.copied_by = func.overloadpacket.__name__
+        return found
+    is_several = isinstance(found, (list, tuple))
+    for place, part in enumerate(found if is_several else [found]):
+        if isinstance(part, SparseTensor) and part is not source:
+            step = Step(func, rest, named, place if is_several else None, is_grad_enabled())
+            link_view(part, source, (step,))
+    return found
+
+
+def link_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...]) -> None:
+    """Let ``view``, made of ``source`` by ``steps``, and its base show each other's changes."""
+    above, origin = source.storage, source.storage.origin
+    if origin is not None:
+        above = origin.source
+    is_reshaped = has_strides((source,)) and any(step.func in _RESHAPED for step in steps)
+    if is_reshaped and _is_copy(source.storage, steps):
+        return
+    if view.storage is not source.storage:
+        view.storage.follow(Origin(above, steps if origin is None else (*origin.steps, *steps)))
+    link = source.view_of
+    view.view_of = ViewOf(source, steps) if link is None else ViewOf(link.parent, (*link.steps, *steps))
+    _register(view)
+
+
+def _is_copy(source: Storage, steps: tuple[Step, ...]) -> bool:
+    """Whether dense tensors have a copy instead of this view: a reshape of what does not lie so in memory."""
+    try:
+        run_steps(steps, source.shell())
+    except RuntimeError:
+        return True
+    return False
+
+
+def _register(view: SparseTensor) -> None:
+    assert view.view_of is not None
+    parent = view.view_of.parent
+    if parent.viewed_by is None:
+        parent.viewed_by = []
+    add_weak(parent.viewed_by, view)
+
+
+def without_base(found: Any) -> Any:
+    """Views as tensors that torch does not know to be views: what they are views of is known here.
+
+    torch would write through a view by its strides, which a sparse tensor does not have.
+    Call it where torch's functions do not come back to ``__torch_function__``.
+    """
+    if isinstance(found, SparseTensor):
+        if type(found.storage) is TracedStorage or not found._is_view():
+            return found
+        view = SparseTensor(found.storage)
+        if found.copied_by is not None:
+            view.copied_by = found.copied_by
+        if found.view_of is not None:
+            view.view_of = found.view_of
+            _register(view)
+        return view
+    if type(found) is list or type(found) is tuple:
+        return type(found)(without_base(part) for part in found)
+    return found
+
+
+def wrap(found: Storage | torch.Tensor) -> SparseTensor | torch.Tensor:
+    """What users hold: sparse results as ``SparseTensor``, dense ones as they are."""
+    return SparseTensor(found) if isinstance(found, Storage) else found
+
+
+def with_values(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:
+    """The pattern of ``tensor`` with other values."""
+    pattern: Pattern = tensor.storage.pattern
+    return SparseTensor(Storage(pattern, values))

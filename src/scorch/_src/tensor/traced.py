@@ -1,0 +1,102 @@
+"""A sparse tensor inside of a graph that is being made: its arrays have shapes, but no memory yet.
+
+``torch.compile`` and ``torch.export`` run a program once on such tensors and write down what is done to the
+arrays. Every call on one is an operator of the graph (``ops.capture``), which runs the same call later.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.flatten import RECORD, VALUES, TracedStorage, array_of, names_of
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import any_requires_grad
+
+
+def is_traced(tensor: Any) -> TypeGuard[SparseTensor]:
+    """Whether it is a sparse tensor whose arrays are being traced."""
+    return isinstance(tensor, SparseTensor) and isinstance(tensor.storage, TracedStorage)
+
+
+def same_arrays(first: Pattern, second: Pattern) -> bool:
+    """Whether two patterns are one: the same arrays, as objects, in the same format."""
+    if first is second:
+        return True
+    return first.format == second.format and all(
+        a is b for a, b in zip(first.arrays, second.arrays, strict=True)
+    )
+
+
+class _Values(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: SparseTensor) -> torch.Tensor:
+        ctx.pattern = tensor.storage.pattern
+        return tensor.storage.values.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return SparseTensor(TracedStorage(ctx.pattern, gradient))
+
+
+class _Wrap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, pattern: Pattern) -> SparseTensor:
+        ctx.pattern = pattern
+        return SparseTensor(TracedStorage(pattern, values.detach()))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return values_on(gradient, ctx.pattern), None
+
+
+def arrays_of(tensor: SparseTensor) -> list[torch.Tensor]:
+    """Index arrays and values, as the graph knows them: ``torch.export`` has to see them asked for."""
+    storage = tensor.storage
+    if not torch.compiler.is_exporting():
+        return [*storage.pattern.arrays, storage.values]
+    names = [*names_of(storage.pattern.format), VALUES]
+    try:
+        return [getattr(tensor, name) for name in names]
+    except RuntimeError:  # made inside of the graph, which knows its arrays already
+        return [array_of(storage, name) for name in names]
+
+
+def traced_values(tensor: SparseTensor) -> torch.Tensor:
+    """The values of a tensor, connected to it."""
+    if torch.compiler.is_exporting():
+        return arrays_of(tensor)[-1]
+    if torch.is_grad_enabled() and any_requires_grad(tensor):
+        found: torch.Tensor = _Values.apply(tensor)
+        return found
+    return tensor.storage.values
+
+
+def traced(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+    """The tensor with these values, connected to them."""
+    if not torch.compiler.is_exporting() and torch.is_grad_enabled() and values.requires_grad:
+        found: SparseTensor = _Wrap.apply(values, pattern)
+        return found
+    return SparseTensor(TracedStorage(pattern, values))
+
+
+def values_on(tensor: torch.Tensor, pattern: Pattern) -> torch.Tensor:
+    """The values of a dense or sparse tensor at the entries of a pattern."""
+    if is_traced(tensor) and same_arrays(tensor.storage.pattern, pattern):
+        return tensor.storage.values
+    like = tensor.storage.values if is_traced(tensor) else tensor
+    marked = SparseTensor(TracedStorage(pattern, like.new_ones((pattern.size,))))
+    found: SparseTensor = RECORD[0](sampled, (tensor, marked), {})
+    return found.storage.values
+
+
+def sampled(tensor: torch.Tensor, mask: SparseTensor) -> SparseTensor:
+    """A tensor at the entries of ``mask``."""
+    from scorch._src.tensor.autograd import sparse_of, values_at
+
+    return sparse_of(mask.storage.pattern, values_at(tensor, mask.storage.pattern))

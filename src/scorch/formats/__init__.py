@@ -1,6 +1,0 @@
-"""How tensors are stored: kinds of levels, and formats made of them."""
-
-from scorch.formats.format import LEVELS, NAMES, Format, as_format, dense_format
-from scorch.formats.level import Level, LevelArrays
-
-__all__ = ["LEVELS", "NAMES", "Format", "Level", "LevelArrays", "as_format", "dense_format"]
