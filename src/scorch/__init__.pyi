@@ -8,10 +8,10 @@ from torch import Tensor as Tensor
 
 __version__: str
 
-from scorch.explanation import Explanation as Explanation
-from scorch.formats.format import Format as Format
-from scorch.nn.report import ModelReport as ModelReport
-from scorch.tensor.sparse_tensor import SparseTensor as SparseTensor
+from scorch._src.explain.report import Explanation as Explanation
+from scorch._src.formats.format import Format as Format
+from scorch._src.explain.model_report import ModelReport as ModelReport
+from scorch._src.tensor.sparse_tensor import SparseTensor as SparseTensor
 @overload
 def arange(*bounds: Any, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
@@ -28,7 +28,7 @@ def asarray(obj: Any, *, format: str | Format, dtype: torch.dtype | None = None,
 def bernoulli(input: Tensor, *args: Any, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
 def bernoulli(input: Tensor, *args: Any, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
-from scorch.ops.compile import compile as compile
+from scorch._src.compile.api import compile as compile
 @overload
 def diag(input: Tensor, diagonal: builtins.int = 0, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
@@ -41,9 +41,9 @@ def diag_embed(input: Tensor, offset: builtins.int = 0, dim1: builtins.int = -2,
 def diagflat(input: Tensor, offset: builtins.int = 0, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
 def diagflat(input: Tensor, offset: builtins.int = 0, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
-from scorch.doctor import doctor as doctor
-from scorch.tensor.draw import draw as draw
-from scorch.ops.einsum import einsum as einsum
+from scorch._src.explain.doctor import doctor as doctor
+from scorch._src.tensor.show.draw import draw as draw
+from scorch._src.statements.einsum import einsum as einsum
 @overload
 def empty(*size: Any, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
@@ -53,8 +53,8 @@ def empty_like(input: Tensor, *, format: None = None, dtype: torch.dtype | None 
 @overload
 def empty_like(input: Tensor, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
 from scorch import errors as errors
-from scorch.ops.statement import evaluate as evaluate
-from scorch.explain import explain as explain
+from scorch._src.statements.statement import evaluate as evaluate
+from scorch._src.explain.statement import explain as explain
 @overload
 def eye(n: builtins.int, m: builtins.int | None = None, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
@@ -76,12 +76,12 @@ def full(size: Any, fill_value: Any, *, format: str | Format, dtype: torch.dtype
 def full_like(input: Tensor, fill_value: Any, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
 def full_like(input: Tensor, fill_value: Any, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
-from scorch.ops.grad_topk import grad_topk as grad_topk
+from scorch._src.nn.grad_topk import grad_topk as grad_topk
 @overload
 def linspace(start: Any, end: Any, steps: builtins.int, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
 def linspace(start: Any, end: Any, steps: builtins.int, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
-from scorch.tensor.files import load as load
+from scorch._src.io.files import load as load
 @overload
 def logspace(start: Any, end: Any, steps: builtins.int, base: builtins.float = 10.0, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
@@ -140,9 +140,9 @@ def randn_like(input: Tensor, *, density: None = None, format: str | Format, dty
 def randperm(n: builtins.int, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
 def randperm(n: builtins.int, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
-from scorch.ops.rearrange import rearrange as rearrange
-from scorch.nn.report import report as report
-from scorch.tensor.files import save as save
+from scorch._src.ops.movement.rearrange import rearrange as rearrange
+from scorch._src.explain.model_report import report as report
+from scorch._src.io.files import save as save
 from scorch.settings import settings as settings
 def sparse_bsc_tensor(ccol_indices: Any, row_indices: Any, values: Any, size: Any=None, *, dtype: torch.dtype | None=None, device: Any=None, pin_memory: builtins.bool=False, requires_grad: builtins.bool=False, check_invariants: builtins.bool | None=None, format: str | Format | None=None) -> SparseTensor: ...
 def sparse_bsr_tensor(crow_indices: Any, col_indices: Any, values: Any, size: Any=None, *, dtype: torch.dtype | None=None, device: Any=None, pin_memory: builtins.bool=False, requires_grad: builtins.bool=False, check_invariants: builtins.bool | None=None, format: str | Format | None=None) -> SparseTensor: ...
@@ -150,15 +150,15 @@ def sparse_compressed_tensor(compressed_indices: Any, plain_indices: Any, values
 def sparse_coo_tensor(indices: Any=None, values: Any=None, size: Any=None, *, dtype: torch.dtype | None=None, device: Any=None, pin_memory: builtins.bool=False, requires_grad: builtins.bool=False, check_invariants: builtins.bool | None=None, is_coalesced: builtins.bool | None=None, format: str | Format | None=None) -> SparseTensor: ...
 def sparse_csc_tensor(ccol_indices: Any, row_indices: Any, values: Any, size: Any=None, *, dtype: torch.dtype | None=None, device: Any=None, pin_memory: builtins.bool=False, requires_grad: builtins.bool=False, check_invariants: builtins.bool | None=None, format: str | Format | None=None) -> SparseTensor: ...
 def sparse_csr_tensor(crow_indices: Any, col_indices: Any, values: Any, size: Any=None, *, dtype: torch.dtype | None=None, device: Any=None, pin_memory: builtins.bool=False, requires_grad: builtins.bool=False, check_invariants: builtins.bool | None=None, format: str | Format | None=None) -> SparseTensor: ...
-from scorch.nn.sparsify import sparsify as sparsify
-from scorch.tensor.spy import spy as spy
+from scorch._src.nn.sparsify import sparsify as sparsify
+from scorch._src.tensor.show.spy import spy as spy
 @overload
 def tensor(data: Any, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
 def tensor(data: Any, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
-from scorch.tensor.handlers import to_dlpack as to_dlpack
-from scorch.tensor.graphs import to_networkx as to_networkx
-from scorch.ops.topk import topk_sparse as topk_sparse
+from scorch._src.tensor.metadata import to_dlpack as to_dlpack
+from scorch._src.tensor.interop.graphs import to_networkx as to_networkx
+from scorch._src.ops.sorting.topk import topk_sparse as topk_sparse
 @overload
 def zeros(*size: Any, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
