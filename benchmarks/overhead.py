@@ -170,7 +170,7 @@ import json, time, torch
 """
     + COLD.split("names =")[0]
     + """
-from scorch.runtime import schedules
+from scorch._src.engine import schedules
 spent = {}
 def timed(make):
     def spy(problem):

@@ -160,7 +160,8 @@ def _of_module(module: types.ModuleType, name: str) -> str:
 def _own_line(module: types.ModuleType, name: str) -> str:
     value = getattr(module, name)
     is_module = isinstance(value, types.ModuleType)
-    return f"from {module.__name__ if is_module else value.__module__} import {name} as {name}\n"
+    home = value.__name__.rpartition(".")[0] if is_module else value.__module__
+    return f"from {home} import {name} as {name}\n"
 
 
 def _borrowed(module: types.ModuleType, names: list[str]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
 from scorch._src.engine import execute, fused_executable
-from scorch._src.engine.by_torch import execute as by_torch
+from scorch._src.engine.by_torch import run as by_torch
 from scorch._src.statements import call_cache
 from scorch.errors import CompilerNotFoundError
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scorch import errors
 from scorch._src import namespace, register  # noqa: F401
+from scorch._src.backends.cpu.launch import release_memory
 from scorch._src.compile.api import compile
 from scorch._src.explain.doctor import doctor
 from scorch._src.explain.model_report import ModelReport, report
@@ -129,6 +130,7 @@ __all__ = [
     "randn_like",
     "randperm",
     "rearrange",
+    "release_memory",
     "report",
     "save",
     "settings",

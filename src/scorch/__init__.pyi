@@ -141,6 +141,7 @@ def randperm(n: builtins.int, *, format: None = None, dtype: torch.dtype | None 
 @overload
 def randperm(n: builtins.int, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
 from scorch._src.ops.movement.rearrange import rearrange as rearrange
+from scorch._src.backends.cpu.launch import release_memory as release_memory
 from scorch._src.explain.model_report import report as report
 from scorch._src.io.files import save as save
 from scorch.settings import settings as settings

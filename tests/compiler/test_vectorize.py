@@ -18,8 +18,8 @@ AVX512 = Target("", 64, 32, 4, 1 << 20, 32 << 20)
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
     def use(target: Target) -> None:
-        for module in ("compiler.vectorize", "runtime.schedules"):
-            monkeypatch.setattr(f"scorch.{module}.target", lambda: target)
+        for module in ("compiler.vector.vectorize", "engine.schedules"):
+            monkeypatch.setattr(f"scorch._src.{module}.target", lambda: target)
         schedules.forget()
 
     use(NEON)

@@ -36,8 +36,8 @@ FORMATS = ("csr", "csc", "coo", "dcsr", "bsr(4,4)")
 @pytest.fixture(params=TARGETS)
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
     target = TARGETS[request.param]
-    for module in ("compiler.vectorize", "runtime.schedules", "runtime.attention_tiles"):
-        monkeypatch.setattr(f"scorch.{module}.target", lambda: target)
+    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_tiles"):
+        monkeypatch.setattr(f"scorch._src.{module}.target", lambda: target)
     schedules.forget()
     yield target
     schedules.forget()
@@ -127,8 +127,8 @@ CROSS = next(
 @pytest.mark.parametrize("march", ["armv8-a", "armv8.2-a+sve"])
 def test_gcc_for_aarch64_takes_them(march: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = TARGETS[16]
-    for module in ("compiler.vectorize", "runtime.schedules", "runtime.attention_tiles"):
-        monkeypatch.setattr(f"scorch.{module}.target", lambda: target)
+    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_tiles"):
+        monkeypatch.setattr(f"scorch._src.{module}.target", lambda: target)
     schedules.forget()
     flags = [f"-march={march}", "-O3", "-shared", "-nostdlib", "-fPIC", "-std=gnu11", "-w", "-fopenmp-simd"]
     for text in dict.fromkeys([*map(print_kernel, kernels()), *routines(target)]):

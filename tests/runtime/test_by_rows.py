@@ -94,8 +94,8 @@ def test_routines_compile_for(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         texts.append(source)
         return Library()
 
-    for module in ("by_rows", "attend"):
-        monkeypatch.setattr(f"scorch.runtime.{module}.target", lambda: machine)
+    for module in ("by_rows", "graph_attention"):
+        monkeypatch.setattr(f"scorch._src.backends.cpu.routines.{module}.target", lambda: machine)
     monkeypatch.setattr(jit, "load", load)
     by_rows.text_of.cache_clear()
     jit._function_address.cache_clear()

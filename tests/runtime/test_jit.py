@@ -19,10 +19,10 @@ from scorch._src.backends.cpu.jit import Library
 from scorch.errors import CompilationError, ScorchWarning
 from scorch.settings import settings
 
-ROOT = str(Path(jit.__file__).parents[2])
+ROOT = str(Path(jit.__file__).parents[4])
 CHILD = """
 import sys
-from scorch.runtime import jit
+from scorch._src.backends.cpu import jit
 library = jit.load(sys.argv[1])
 print(library.origin, library.seconds_to_build > 0, library.path)
 """

@@ -49,8 +49,8 @@ def sources() -> list[str]:
 @pytest.mark.parametrize("name", SETS)
 def test_kernels_compile_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, triple, cpu = SETS[name]
-    for module in ("compiler.vectorize", "runtime.schedules", "runtime.attention_tiles"):
-        monkeypatch.setattr(f"scorch.{module}.target", lambda: machine)
+    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_tiles"):
+        monkeypatch.setattr(f"scorch._src.{module}.target", lambda: machine)
     schedules.forget()
     texts = sources() + [attention_source.source.__wrapped__(element) for element in ("float", "double")]
     schedules.forget()

@@ -195,8 +195,9 @@ def test_directory_that_cannot_be_written_costs_planning_only(tmp_path: Path) ->
 
 SCRIPT = """
 import torch, scorch
-from scorch.compiler import order_loops
-from scorch.runtime import schedules, toolchain
+from scorch._src.backends.cpu import toolchain
+from scorch._src.compiler.schedule import order_loops
+from scorch._src.engine import schedules
 planned, ran = [], []
 plan, run = schedules.plan_step, toolchain.subprocess.Popen
 def spy_plan(*a): planned.append(1); return plan(*a)

@@ -197,7 +197,7 @@ def test_kernels_run_in_a_process_that_has_no_compiler(tmp_path: Path) -> None:
     """All the way from a call to a result, with nothing on PATH."""
     script = """
 import torch, scorch
-from scorch.runtime import toolchain
+from scorch._src.backends.cpu import toolchain
 A = scorch.tensor([[0.0, 2.0], [3.0, 0.0]], format="csr")
 assert torch.equal(A @ torch.tensor([1.0, 10.0]), torch.tensor([20.0, 3.0]))
 C = scorch.evaluate("C[i,j] = A[i,j] + B[j,i]", A=A, B=A)

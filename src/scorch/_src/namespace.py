@@ -26,8 +26,8 @@ from scorch._src.torch_internals import all_operator_names
 HERE, THERE = "scorch", "torch"
 
 
-# Modules that pickles of version 0.1 name, and where their contents are now.
-SAVED_NAMES = {
+# Modules of version 0.1 that users import or that pickles name, and where they are now.
+OLD_NAMES = {
     "formats.compressed": "formats.compressed",
     "formats.coordinate": "formats.coordinate",
     "formats.dense": "formats.dense",
@@ -41,6 +41,7 @@ SAVED_NAMES = {
     "nn.graph_attention": "nn.graph_attention",
     "nn.inputs": "nn.inputs",
     "nn.linear": "nn.linear",
+    "nn.masks": "nn.masks",
     "nn.moe": "nn.moe",
     "nn.multihead_attention": "nn.multihead_attention",
     "nn.sparsification": "nn.sparsification",
@@ -199,5 +200,5 @@ def install(own: Iterable[str]) -> None:
         sys.meta_path.insert(0, AliasFinder())
     extend(module, other)
     vars(module)["__all__"] = sorted({*own, *other.__all__})
-    for old, new in SAVED_NAMES.items():
+    for old, new in OLD_NAMES.items():
         sys.modules.setdefault(f"{HERE}.{old}", importlib.import_module(f"{HERE}._src.{new}"))

@@ -198,4 +198,4 @@ from scorch._src.nn.autoencoder import TopKAutoencoder as TopKAutoencoder
 from scorch._src.nn.moe import TopKGate as TopKGate
 from scorch._src.nn.prune import erdos_renyi_densities as erdos_renyi_densities
 from scorch._src.nn.loading import load_sparse as load_sparse
-from scorch.nn import masks as masks
+from scorch._src.nn import masks as masks

@@ -18,7 +18,7 @@ import pages
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import torch, scorch
-    from scorch.runtime import jit, toolchain
+    from scorch._src.backends.cpu import jit, toolchain
 
     I = scorch.eye(5, format="csr")
     dense = torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, 4.0]])
