@@ -12,7 +12,7 @@ S = scorch.from_torch(torch.eye(40), format="csr")
 scorch.einsum("ij,jk->ik", S, torch.ones(40, 8))
 assert launch.builtins() is not None
 # what the builtins point to must outlive these modules: the hooks of fork are freed after all of them
-for module in (fill, invoke):
+for module in (launch, invoke):
     vars(module).clear()
 gc.collect()
 junk = [(ctypes.c_uint64 * 4)(*[2**64 - 1] * 4) for _ in range(20_000)]  # where they were

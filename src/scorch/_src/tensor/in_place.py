@@ -293,7 +293,7 @@ def _dimensions(part: Any) -> int:
 
 def _as_index(part: Any) -> Any:
     """A part of a key as a number, a slice, None, Ellipsis or a tensor with dimensions."""
-    if part is None or part is Ellipsis or isinstance(part, bool | slice):
+    if part is None or part is Ellipsis or isinstance(part, (bool, slice)):
         return part
     if isinstance(part, torch.Tensor) and part.dim() == 0 and part.dtype == torch.bool:
         return bool(part)

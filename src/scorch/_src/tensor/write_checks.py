@@ -117,7 +117,7 @@ def check_assignment(target: SparseTensor, key: Any, value: Any) -> None:
             torch.zeros(1)[torch.ones(1, dtype=torch.uint8)] = 0.0
         except RuntimeError as error:
             raise CallError(str(error)) from None
-    is_slicing = all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts)
+    is_slicing = all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
     is_spread = not isinstance(value, torch.Tensor) and _are_numbers_spread()
     if target.storage.origin is not None and is_slicing and not is_spread:
         _check_overlap("this assignment", target.storage.shell()[key])
