@@ -6,7 +6,7 @@ torch is here too, so that a program may say ``import scorch as torch``.
 
 from typing import TYPE_CHECKING, Any
 
-from scorch import errors, formats
+from scorch import errors, formats  # noqa: F401
 from scorch._src import namespace, register  # noqa: F401
 from scorch._src.backends.cpu.launch import release_memory
 from scorch._src.compile.api import compile
