@@ -22,9 +22,9 @@ from scorch._src.compiler.lattice import (
     support,
 )
 from scorch._src.engine.execute import from_dense
+from scorch._src.loops.operators import OPERATORS
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.nodes import Access, Expr
-from scorch._src.notation.operators import OPERATORS
 
 A, B, C = (Access(name, ("i",)) for name in "ABC")
 D = Access("d", ("i",))  # dense

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from scorch._src.loops.operators import OPERATORS, Operator
 from scorch._src.notation.indexing import Statement, parse
 from scorch._src.notation.nodes import Access, Assign, Literal, Op, Reduce
-from scorch._src.notation.operators import OPERATORS, Operator
 from scorch._src.notation.show import show
 from scorch.errors import NotationError
 

@@ -23,7 +23,8 @@ from scorch._src.compile.group_arrays import names_read, rows_of, steps_on, view
 from scorch._src.compile.lazy_tensor import Value
 from scorch._src.compiler.plan import Step
 from scorch._src.engine.fused_executable import FusedKernel, fused_kernel, without_gaps
-from scorch._src.notation.differentiate import uses_of
+from scorch._src.loops.operators import OPERATORS
+from scorch._src.notation.differentiate import BUILD, uses_of
 from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
 from scorch._src.notation.show import show
 from scorch._src.notation.trees import accesses, free_indices, walk
@@ -159,18 +160,19 @@ class Backward:
         return found
 
 
-SLOW = ("exp", "expm1", "tanh", "sigmoid", "log")
 INCOMING = "g"  # before the name of a result: its gradient, as it comes in
 
-# for functions of one argument: what ``u`` times the derivative is, by the result
-_BY_RESULT: dict[str, Any] = {
-    "relu": lambda u, y: Op("where", (Op("le", (y, Literal(0.0))), Literal(0.0), u)),
-    "exp": lambda u, y: Op("mul", (u, y)),
-    "expm1": lambda u, y: Op("mul", (u, Op("add", (y, Literal(1.0))))),
-    "tanh": lambda u, y: Op("mul", (u, Op("sub", (Literal(1.0), Op("square", (y,)))))),
-    "sigmoid": lambda u, y: Op("mul", (u, Op("mul", (y, Op("sub", (Literal(1.0), y)))))),
-    "sqrt": lambda u, y: Op("div", (u, Op("mul", (Literal(2.0), y)))),
-}
+
+def _has_rule_by_result(name: str) -> bool:
+    return OPERATORS[name].derivative_by_result is not None
+
+
+def _by_result(name: str, u: Expr, y: Expr) -> Expr:
+    """``u`` times the derivative of a function of one argument, by its result."""
+    rule = OPERATORS[name].derivative_by_result
+    assert rule is not None
+    found: Expr = rule(BUILD, u, y)
+    return found
 
 
 def plan_backward(
@@ -250,11 +252,11 @@ class _Planner:
         if y.tensor not in self.asked and not _is_slow(body):
             match body:
                 case Op("relu", (Access() as x,)):  # by its argument it is the same
-                    return x, _BY_RESULT["relu"](u, x)
+                    return x, _by_result("relu", u, x)
             return None
         match body:
-            case Op(name, (Access() as x,)) if name in _BY_RESULT and x.indices == y.indices:
-                return x, _BY_RESULT[name](u, y)
+            case Op(name, (Access() as x,)) if x.indices == y.indices and _has_rule_by_result(name):
+                return x, _by_result(name, u, y)
             case Op("where", (Op("gt", (Access() as x, Literal(0))), same, below)) if x == same:
                 # leaky_relu and elu: for them the result has the sign of the argument
                 match below:
@@ -346,7 +348,7 @@ class _Planner:
 
 def _is_slow(body: Expr) -> bool:
     """Whether it takes longer to compute than to keep."""
-    return any(isinstance(part, Op) and part.name in SLOW for part in walk(body))
+    return any(isinstance(part, Op) and OPERATORS[part.name].is_slow for part in walk(body))
 
 
 def _ordered(indices: Sequence[str], letters: tuple[str, ...]) -> tuple[str, ...]:

@@ -15,28 +15,30 @@ from scorch._src.compile.lazy_tensor import Recipe, SparseLater
 from scorch._src.compile.recorder import Recorder, records
 from scorch._src.compile.rules import Reading, elementwise, operator
 from scorch._src.compiler.plan import Step
+from scorch._src.loops.operators import OPERATORS, Operator
 from scorch._src.notation.nodes import Expr, Literal, Op
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 T = torch.Tensor
 
 
-def _unary(name: str, keeps_zero: bool, *functions: Any) -> None:
+def _record_operator(entry: Operator) -> None:
+    homes = ((torch, entry.name), (T, entry.name), (F, entry.name), (T, f"__{entry.name}__"))
+    found = [getattr(home, name, None) for home, name in homes]
+    functions = dict.fromkeys(function for function in found if function is not None)
+
     @records(*functions)
     def rule(recorder: Recorder, input: Any, inplace: bool = False) -> Recipe | None:
-        return None if inplace else elementwise(recorder, operator(name), [input], keeps_zero, dense=True)
+        return (
+            None
+            if inplace
+            else elementwise(recorder, operator(entry.name), [input], entry.keeps_zero, dense=True)
+        )
 
 
-# functions that kernels have in vectors; torch itself is faster with all others
-_unary("relu", True, torch.relu, T.relu, F.relu)
-_unary("abs", True, torch.abs, T.abs, T.__abs__)
-_unary("neg", True, torch.neg, T.neg, T.__neg__)
-_unary("sqrt", True, torch.sqrt, T.sqrt)
-_unary("tanh", True, torch.tanh, T.tanh, F.tanh)
-_unary("square", True, torch.square, T.square)
-_unary("expm1", True, torch.expm1, T.expm1)
-_unary("exp", False, torch.exp, T.exp)
-_unary("sigmoid", False, torch.sigmoid, T.sigmoid, F.sigmoid)
+for _entry in OPERATORS.values():
+    if _entry.in_lanes and _entry.arity == 1:  # torch itself is faster with all others
+        _record_operator(_entry)
 
 
 @records(F.leaky_relu)

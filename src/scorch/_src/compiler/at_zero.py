@@ -12,8 +12,8 @@ from scorch._src.compiler.lower.express import value_of
 from scorch._src.compiler.plan import Operand
 from scorch._src.loops.evaluate import Evaluator
 from scorch._src.loops.memory import BoundsError
+from scorch._src.loops.operators import OPERATORS
 from scorch._src.notation.nodes import Access, Expr, Op
-from scorch._src.notation.operators import OPERATORS
 from scorch._src.notation.trees import accesses, children, walk, with_children
 
 

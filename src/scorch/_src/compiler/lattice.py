@@ -1,6 +1,6 @@
 """Where an expression can differ from zero: the one question behind co-iteration and format inference.
 
-Every operator knows where its result is zero when arguments are (``notation.operators``). Put together for a
+Every operator knows where its result is zero when arguments are (``loops.operators``). Put together for a
 whole expression this gives a *support*: a monotone formula over accesses, kept as the set of its
 smallest sets of accesses (a sum of products). ``A * B`` has the support A and B, ``A + B`` has A or B,
 ``exp(A)`` is supported everywhere. A loop must visit a coordinate exactly if the accesses stored there
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from scorch._src.loops.operators import OPERATORS
 from scorch._src.notation.nodes import Access, Expr, Literal, Op, Reduce
-from scorch._src.notation.operators import OPERATORS
 from scorch._src.notation.trees import accesses
 
 Support = frozenset[frozenset[Access]]
@@ -59,10 +59,7 @@ def constant(expr: Expr) -> float | None:
             values = [constant(arg) for arg in args]
             if any(value is None for value in values):
                 return None
-            try:
-                return OPERATORS[name].at(*values)
-            except (OverflowError, ValueError):
-                return float("nan")
+            return OPERATORS[name].at(*(value for value in values if value is not None))
     return None
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from scorch._src.compiler.plan import Step
+from scorch._src.loops.operators import OPERATORS, REDUCTIONS
 from scorch._src.loops.types import BOOL, FLOAT32, FLOAT64, INT64, TYPES, Type
 from scorch._src.loops.values import wrap
 from scorch._src.notation.nodes import Access, Expr, Literal, Op, Reduce
-from scorch._src.notation.operators import OPERATORS, REDUCTIONS
 from scorch._src.notation.trees import accesses, children, with_children
 from scorch.errors import DtypeError
 

@@ -9,39 +9,17 @@ import torch
 
 from scorch._src.compiler.plan import Step
 from scorch._src.compiler.typing import argument_type, dtype_of_type, result_type, type_of, type_of_dtype
+from scorch._src.loops.operators import OPERATORS
 from scorch._src.loops.types import Type
 from scorch._src.notation.nodes import Access, Expr, Literal, Op
 from scorch._src.storage.budget import check_budget
 from scorch.errors import ShapeError
 
-FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "neg": torch.neg,
-    "relu": torch.relu,
-    "abs": torch.abs,
-    "sqrt": torch.sqrt,
-    "tanh": torch.tanh,
-    "sin": torch.sin,
-    "expm1": torch.expm1,
-    "log1p": torch.log1p,
-    "square": torch.square,
-    "sign": torch.sign,
-    "exp": torch.exp,
-    "log": torch.log,
-    "cos": torch.cos,
-    "sigmoid": torch.sigmoid,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
-    "lt": torch.lt,
-    "gt": torch.gt,
-    "ne": torch.ne,
-    "le": torch.le,
-    "ge": torch.ge,
-    "eq": torch.eq,
-}
+
+def torch_function(name: str) -> Callable[..., torch.Tensor]:
+    """What computes an operator on dense tensors."""
+    found: Callable[..., torch.Tensor] = OPERATORS[name].torch or getattr(torch, name)
+    return found
 
 
 def run_dense(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
@@ -134,7 +112,7 @@ def _evaluate(
             wanted = dtype_of_type(argument_type(name, [type_of(arg, types) for arg in args]))
             if name == "where":
                 return torch.where(values[0] != 0, values[1].to(wanted), values[2].to(wanted))
-            return FUNCTIONS[name](*(value.to(wanted) for value in values))
+            return torch_function(name)(*(value.to(wanted) for value in values))
     raise AssertionError(f"cannot evaluate {expr!r}")
 
 

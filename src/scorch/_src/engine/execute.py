@@ -29,9 +29,9 @@ from scorch._src.engine.executable import Prepared, Tensor, stride_order
 from scorch._src.engine.schedules import Problem, find_contraction, find_schedule, new_schedule
 from scorch._src.events import LISTENERS, tell
 from scorch._src.formats import Format, dense_format
+from scorch._src.loops.operators import REDUCTIONS
 from scorch._src.loops.types import INT32
 from scorch._src.notation.nodes import Access, Expr, Op
-from scorch._src.notation.operators import REDUCTIONS
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.relevel import releveled, shares_entries
 from scorch._src.storage.storage import Pattern, Storage

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from scorch._src.loops.operators import IN_LOOPS
 from scorch._src.loops.types import Type
 
 
@@ -24,36 +25,6 @@ def wrap(value: int, type: Type) -> int:
         return value & ((1 << bits) - 1)
     half = 1 << (bits - 1)
     return ((value + half) & ((1 << bits) - 1)) - half
-
-
-# What unary functions mean; the result is then converted to the node's type.
-MEANINGS: dict[str, Callable[[Any], Any]] = {
-    "-": operator.neg,
-    "!": lambda x: x == 0,
-    "abs": abs,
-    "exp": np.exp,
-    "log": np.log,
-    "sqrt": np.sqrt,
-    "tanh": np.tanh,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "relu": lambda x: 0 if x < 0 else x,
-    "sin": np.sin,
-    "cos": np.cos,
-    "expm1": np.expm1,
-    "log1p": np.log1p,
-    "sign": lambda x: int(x > 0) - int(x < 0),
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "round": np.rint,
-    "trunc": np.trunc,
-    "erf": math.erf,
-    "reciprocal": lambda x: 1 / x,
-    "square": lambda x: x * x,
-    "isnan": lambda x: x != x,
-    "conj": np.conj,
-    "real": np.real,
-}
-UNCHANGED = {"floor", "ceil", "round", "trunc", "conj", "real"}  # on integers
 
 
 def _divide(a: int, b: int) -> int:
@@ -109,9 +80,10 @@ def convert(value: Any, type: Type) -> Any:
 
 def unary(op: str, x: Any, operand: Type, type: Type) -> Any:
     """The value of ``op(x)``."""
-    if op in UNCHANGED and operand.is_integer:
+    entry = IN_LOOPS[op]
+    if entry.keeps_integers and operand.is_integer:
         return x
-    return convert(MEANINGS[op](x), type)
+    return convert(entry.compute(x), type)
 
 
 def binary(op: str, a: Any, b: Any, operand: Type, type: Type) -> Any:

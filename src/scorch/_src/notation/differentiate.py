@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from scorch._src.loops.operators import OPERATORS, Build
 from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
 from scorch._src.notation.trees import accesses, free_indices, rename, walk, with_unique_binders
 from scorch.errors import UnsupportedError
@@ -290,58 +291,16 @@ def _plus(a: Expr, b: Expr) -> Expr:
     return Op("add", (a, b))
 
 
-def _minus(a: Expr) -> Expr:
-    return Op("neg", (a,))
+BUILD = Build(lambda name, args: Op(name, tuple(map(_as_expr, args))))
 
 
-def _call(name: str, *args: Expr) -> Expr:
-    return Op(name, args)
-
-
-def _selected(condition: str, u: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    """The gradients of maximum and minimum: where both are equal, each gets half of it, as in torch."""
-    half = _times(Literal(0.5), u)
-    zero = Literal(0)
-    mine = _call("where", _call(condition, a, b), u, _call("where", _call("eq", a, b), half, zero))
-    other = _call("where", _call(condition, b, a), u, _call("where", _call("eq", a, b), half, zero))
-    return mine, other
-
-
-_ONE = Literal(1)
-# For each operator what ``u``, multiplied by its derivative by each argument, is; None: it has none there.
-_RULES: dict[str, Callable[..., Sequence[Expr | None]]] = {
-    "add": lambda u, a, b: (u, u),
-    "sub": lambda u, a, b: (u, _minus(u)),
-    "mul": lambda u, a, b: (_times(u, b), _times(u, a)),
-    "div": lambda u, a, b: (_call("div", u, b), _minus(_call("div", _times(u, a), _times(b, b)))),
-    "neg": lambda u, a: (_minus(u),),
-    "relu": lambda u, a: (_call("where", _call("gt", a, Literal(0)), u, Literal(0)),),
-    "abs": lambda u, a: (_times(u, _call("sign", a)),),
-    "sqrt": lambda u, a: (_call("div", u, _times(Literal(2), _call("sqrt", a))),),
-    "tanh": lambda u, a: (_times(u, _call("sub", _ONE, _call("square", _call("tanh", a)))),),
-    "sin": lambda u, a: (_times(u, _call("cos", a)),),
-    "cos": lambda u, a: (_minus(_times(u, _call("sin", a))),),
-    "exp": lambda u, a: (_times(u, _call("exp", a)),),
-    "expm1": lambda u, a: (_times(u, _call("exp", a)),),
-    "log": lambda u, a: (_call("div", u, a),),
-    "log1p": lambda u, a: (_call("div", u, _plus(a, _ONE)),),
-    "square": lambda u, a: (_times(u, _times(Literal(2), a)),),
-    "sigmoid": lambda u, a: (
-        _times(u, _times(_call("sigmoid", a), _call("sub", _ONE, _call("sigmoid", a)))),
-    ),
-    "maximum": lambda u, a, b: _selected("gt", u, a, b),
-    "minimum": lambda u, a, b: _selected("lt", u, a, b),
-    "where": lambda u, c, a, b: (
-        None,
-        _call("where", c, u, Literal(0)),
-        _call("where", c, Literal(0), u),
-    ),
-}
+def _as_expr(value: Expr | float) -> Expr:
+    return Literal(value) if isinstance(value, (int, float)) else value
 
 
 def _partials(name: str) -> Partials:
-    """The rule of an operator; those that jump between constants have the derivative zero: none."""
-    rule = _RULES.get(name)
+    """``u`` times the derivative of an operator by each argument; those that jump have none."""
+    rule = OPERATORS[name].derivative
     if rule is None:
         return lambda u, args: (None,) * len(args)
-    return lambda u, args: rule(u, *args)
+    return lambda u, args: [None if part is None else _as_expr(part) for part in rule(BUILD, u, *args)]

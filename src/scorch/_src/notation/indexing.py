@@ -26,14 +26,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
+from scorch._src.loops.operators import OPERATORS, REDUCTIONS
 from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
-from scorch._src.notation.operators import OPERATORS, REDUCTIONS
 from scorch._src.notation.trees import children, free_indices, with_children, with_unique_binders
 from scorch.errors import NotationError
 
 CONSTANTS: Mapping[str, int | float | bool] = {"inf": math.inf, "nan": math.nan, "True": True, "False": False}
-FUNCTIONS = tuple(name for name, row in OPERATORS.items() if row.symbol is None)
-RESERVED = frozenset((*CONSTANTS, *FUNCTIONS, *REDUCTIONS))
 BINARY = {row.symbol: row.name for row in OPERATORS.values() if row.symbol and row.arity == 2}
 LONG_CHAIN, GROUP = 32, 8  # a chain of more links becomes a tree of groups of so many
 MOST_NESTED = 100  # levels of a tree
@@ -57,6 +55,11 @@ _TOKEN = re.compile(
     r"|(?P<name>[A-Za-z_][A-Za-z_0-9]*)"
     r"|(?P<symbol>\.\.\.|\*\*|//|\+=|<=|>=|==|!=|.))"
 )
+
+
+def is_function(name: str) -> bool:
+    """Whether an operator is written by its name and not by a symbol."""
+    return name in OPERATORS and OPERATORS[name].symbol is None
 
 
 @dataclass(frozen=True)
@@ -277,14 +280,14 @@ class _Parser:
         return indices
 
     def check_name(self, name: _Token) -> None:
-        if name.text in RESERVED:
+        if name.text in CONSTANTS or name.text in REDUCTIONS or is_function(name.text):
             kind = "constant" if name.text in CONSTANTS else "function"
             self.fail(f"{name.text!r} is a {kind}; give tensors and indices other names", name)
 
     def call(self, name: _Token) -> Expr:
         if name.text in REDUCTIONS:
             return self.reduction(name)
-        if name.text not in FUNCTIONS:
+        if not is_function(name.text):
             self.unknown_function(name)
         arguments: list[Expr] = []
         while not self.take(")"):
@@ -326,7 +329,7 @@ class _Parser:
     def unknown_function(self, name: _Token) -> NoReturn:
         if OPERATORS.get(name.text):
             self.fail(f"write {OPERATORS[name.text].symbol!r} instead of {name.text!r}", name)
-        known = (*FUNCTIONS, *REDUCTIONS)
+        known = (*filter(is_function, OPERATORS), *REDUCTIONS)
         close = difflib.get_close_matches(name.text.lower(), known, n=1)
         guess = f"did you mean {close[0]!r}?" if close else f"a tensor takes brackets: {name.text}[i,j]."
         self.fail(f"there is no function {name.text!r}; {guess} Known are: {', '.join(known)}", name)

@@ -40,7 +40,7 @@ class Literal(Expr):
 
 @dataclass(frozen=True)
 class Op(Expr):
-    """An elementwise operator of ``notation.operators`` applied to its arguments."""
+    """An elementwise operator of ``loops.operators`` applied to its arguments."""
 
     name: str
     args: tuple[Expr, ...]

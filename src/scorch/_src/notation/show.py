@@ -5,9 +5,9 @@ What is printed reads back as the same tree: ``parse(show(assign)).assign == ass
 
 from __future__ import annotations
 
+from scorch._src.loops.operators import OPERATORS
 from scorch._src.notation.indexing import COMPARISONS, Statement
 from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
-from scorch._src.notation.operators import OPERATORS
 
 # How tightly a node holds together; a part that holds less tightly than its place asks gets parentheses.
 _COMPARISON, _SUM, _PRODUCT, _UNARY, _ATOM = range(5)

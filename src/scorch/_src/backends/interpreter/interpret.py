@@ -48,9 +48,9 @@ from scorch._src.loops.nodes import (
     Var,
     While,
 )
-from scorch._src.loops.values import MEANINGS, convert
+from scorch._src.loops.values import convert
 
-__all__ = ["MEANINGS", "BoundsError", "Memory", "run"]
+__all__ = ["BoundsError", "Memory", "run"]
 
 Action = Callable[[Frame], None]
 

@@ -42,9 +42,9 @@ from scorch._src.loops.nodes import (
     block,
     lane,
 )
+from scorch._src.loops.operators import REDUCTIONS
 from scorch._src.loops.types import BOOL, INT64, Type
 from scorch._src.notation.nodes import Access
-from scorch._src.notation.operators import REDUCTIONS
 
 
 def identity_of(reduction: str, element: Type) -> int | float | bool:

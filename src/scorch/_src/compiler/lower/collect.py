@@ -40,8 +40,8 @@ from scorch._src.loops.nodes import (
     block,
     both,
 )
+from scorch._src.loops.operators import REDUCTIONS
 from scorch._src.loops.types import INT64
-from scorch._src.notation.operators import REDUCTIONS
 
 
 class Collector:

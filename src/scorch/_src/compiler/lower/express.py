@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 from scorch._src.compiler.typing import Typed, argument_type, type_of
 from scorch._src.loops.nodes import Binary, Cast, Const, Expr, Select, Unary
+from scorch._src.loops.operators import OPERATORS
 from scorch._src.loops.types import BOOL, INT64, Type
 from scorch._src.loops.values import wrap
 from scorch._src.notation import nodes as notation
 from scorch._src.notation.nodes import Access, Literal, Op
-from scorch._src.notation.operators import OPERATORS
 
 Read = Callable[[Access], Expr | None]
 
@@ -61,5 +61,5 @@ def _apply(name: str, args: tuple[notation.Expr, ...], types: Mapping[str, Type]
         return Select(condition, converted(values[1], wanted), converted(values[2], wanted), both=True)
     values = [converted(value, wanted) for value in values]
     if operator.arity == 1:
-        return Unary(operator.loop, values[0], result)
-    return Binary(operator.loop, values[0], values[1], result)
+        return Unary(operator.in_loops, values[0], result)
+    return Binary(operator.in_loops, values[0], values[1], result)

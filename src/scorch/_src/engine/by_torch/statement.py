@@ -21,7 +21,7 @@ from scorch._src.compiler.plan import Step
 from scorch._src.compiler.typing import argument_type, dtype_of_type, type_of, type_of_dtype
 from scorch._src.engine.by_torch import relations
 from scorch._src.engine.by_torch.relations import Relation
-from scorch._src.engine.dense import FUNCTIONS
+from scorch._src.engine.dense import torch_function
 from scorch._src.loops.types import Type
 from scorch._src.notation.nodes import Access, Expr, Literal, Op
 from scorch._src.storage.coordinates import entries
@@ -129,7 +129,7 @@ class Statement:
         if name == "where":
             found = torch.where(values[0] != 0, values[1].to(wanted), values[2].to(wanted))
         else:
-            found = FUNCTIONS[name](*(value.to(wanted) for value in values))
+            found = torch_function(name)(*(value.to(wanted) for value in values))
         return found.to(dtype_of_type(type_of(expr, self.types).type.computes_in))
 
     def _holds(self, expr: Expr, rows: slice) -> torch.Tensor:

@@ -19,7 +19,7 @@ from scorch._src.backends.cpu.print.expressions import (
     pointer_to,
     safe_name,
 )
-from scorch._src.backends.cpu.print.functions import EXTERNS, FUNCTIONS, TYPEDEFS, helpers, needed_by
+from scorch._src.backends.cpu.print.functions import EXTERNS, TYPEDEFS, helpers, needed_by
 from scorch._src.backends.cpu.print.lanes import (
     in_lanes,
     print_lanes,
@@ -82,7 +82,7 @@ from scorch._src.loops.nodes import (
 from scorch._src.loops.routines import ROUTINES
 from scorch._src.loops.types import INT64, Type
 
-__all__ = ["FUNCTIONS", "print_kernel"]
+__all__ = ["print_kernel"]
 
 # gcc optimises loops inside one another in a time that grows with the cube of their number.
 DEEP = 12

@@ -1,4 +1,4 @@
-"""What generated C may call on scalars: one table of functions, one of helper texts, one of externs.
+"""What generated C may call on scalars: helper texts and externs. ``loops.operators`` says which.
 
 Kernels are compiled without any header and linked without any library, which is why they compile in
 a tenth of a second. So everything they call is either declared by hand (``EXTERNS``, found in the
@@ -13,6 +13,7 @@ from functools import cache
 from string import Template
 
 from scorch._src.backends.cpu.print import exponentials
+from scorch._src.loops.operators import IN_LOOPS
 from scorch._src.loops.types import TYPES, Type
 
 C_NAMES = {
@@ -45,45 +46,10 @@ typedef struct { f32 re, im; } c64;
 typedef struct { f64 re, im; } c128;
 typedef __SIZE_TYPE__ usize;"""
 
-# How a unary function prints, by the kind of its operand: the name of a function to call, where
-# $t is the C type and $f the suffix of libm's float versions, or "" where it changes nothing.
-# A kind that is absent has no meaning: the operand is cast before. "-" and "!" are operators.
-_REAL = {"float": "$n$f"}
-_BOTH = {"float": "$n$f", "complex": "${n}_$t"}
-_OWN = {"float": "${n}_$t", "complex": "${n}_$t"}  # brought along
-_EACH = {"int": "${n}_$t", "float": "${n}_$t"}
-_WHOLE = {"bool": "", "int": "", "float": "$n$f"}
-FUNCTIONS: dict[str, dict[str, str]] = {
-    "-": {"int": "-", "float": "-", "complex": "neg_$t"},
-    "!": {"bool": "!", "int": "!", "float": "!", "complex": "zero_$t"},
-    "abs": {"bool": "", "int": "abs_$t", "float": "fabs$f", "complex": "abs_$t"},
-    "exp": _OWN,
-    "log": _BOTH,
-    "sqrt": _BOTH,
-    "tanh": _OWN,
-    "sigmoid": {"float": "sigmoid_$t", "complex": "sigmoid_$t"},
-    "relu": {"bool": "", **_EACH},
-    "sin": _BOTH,
-    "cos": _BOTH,
-    "expm1": {"float": "${n}_$t"},
-    "log1p": _REAL,
-    "sign": {"bool": "", **_EACH},
-    "floor": _WHOLE,
-    "ceil": _WHOLE,
-    "round": {"bool": "", "int": "", "float": "rint$f"},
-    "trunc": _WHOLE,
-    "erf": _REAL,
-    "reciprocal": {"float": "reciprocal_$t", "complex": "reciprocal_$t"},
-    "square": {"bool": "", **_EACH, "complex": "square_$t"},
-    "isnan": {"bool": "never", "int": "never", "float": "isnan_$t", "complex": "isnan_$t"},
-    "conj": {"bool": "", "int": "", "float": "", "complex": "conj_$t"},
-    "real": {"bool": "", "int": "", "float": "", "complex": "real_$t"},
-}
-
 
 def callee(op: str, type: Type) -> str:
     """The C name of unary ``op`` on ``type``; "" if it changes nothing."""
-    template = FUNCTIONS[op].get("int" if type.kind == "uint" else type.kind)
+    template = IN_LOOPS[op].c.get("int" if type.kind == "uint" else type.kind)
     assert template is not None, f"{op} has no meaning for {type}"
     return Template(template).substitute(n=op, t=C_NAMES[type.name], f="f" if type.bytes == 4 else "")
 
@@ -250,9 +216,14 @@ static inline $t cos_$t($t x) {
 }"""
 
 
-@cache
 def helpers() -> dict[str, str]:
     """The text of every helper by name, an order in which each follows those it calls."""
+    return _helpers(len(IN_LOOPS))
+
+
+@cache
+def _helpers(operators: int) -> dict[str, str]:
+    """The helpers while there are so many operators."""
     texts = dict(_SINGLE)
     for text in exponentials.texts():
         texts |= _by_name(text)
@@ -264,8 +235,10 @@ def helpers() -> dict[str, str]:
             continue
         done.add(t)
         half = type.bytes // 2 if type.kind == "complex" else type.bytes
-        text = Template(group).substitute(t=t, r=f"f{8 * half}", f="f" if half == 4 else "")
-        texts |= _by_name(text)
+        kind = "int" if type.kind == "uint" else type.kind
+        own = [entry.helpers[kind] for entry in IN_LOOPS.values() if kind in entry.helpers]
+        for text in (group, *own):
+            texts |= _by_name(Template(text).substitute(t=t, r=f"f{8 * half}", f="f" if half == 4 else ""))
     return texts
 
 
