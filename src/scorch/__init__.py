@@ -7,8 +7,7 @@ torch is here too, so that a program may say ``import scorch as torch``.
 from typing import TYPE_CHECKING, Any
 
 from scorch import errors, formats  # noqa: F401
-from scorch._src import VERSION as __version__
-from scorch._src import namespace, register  # noqa: F401
+from scorch._src import __version__, namespace, register  # noqa: F401
 from scorch._src.backends.cpu.launch import release_memory
 from scorch._src.compile.api import compile
 from scorch._src.explain.doctor import doctor

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from scorch._src import VERSION
+from scorch._src import __version__
 from scorch._src.backends.cpu import cache, toolchain
 from scorch._src.cli import bench, demo, warm
 from scorch._src.explain.report import Explanation
@@ -79,7 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=None)
-    parser.add_argument("--version", action="version", version=f"scorch {VERSION}")
+    parser.add_argument("--version", action="version", version=f"scorch {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="{env,cache,explain,demo,bench}")
 
     env = commands.add_parser("env", help="show the compiler, processor and versions in use")
@@ -135,7 +135,7 @@ def _add_bench(commands: Any) -> argparse.ArgumentParser:
 
 
 def show_environment(options: argparse.Namespace) -> int:
-    facts = {"scorch": VERSION, **toolchain.describe()}
+    facts = {"scorch": __version__, **toolchain.describe()}
     _print_facts(facts, options.json)
     return 0
 
