@@ -12,6 +12,7 @@ import scorch
 from scorch import SparseTensor
 from scorch._src.ops.reduction.masked import OPERATIONS, PER_ENTRY
 from scorch._src.tensor import registry
+from scorch._src.torch_internals import OpOverload, OpOverloadPacket
 
 FORMATS = ["csr", "csc", "coo", "dcsr", "bsr(2,2)"]
 DENSE = torch.tensor(
@@ -151,7 +152,11 @@ def name_of(function: Any) -> str:
     return f"{getattr(function, '__self__', '')}" if name == "__get__" else name
 
 
-KNOWN = [*{**registry.FUNCTIONS, **registry.WHEN_LEARNING}]
+KNOWN = [
+    function
+    for function, entry in registry.TABLE.items()
+    if not isinstance(function, (OpOverload, OpOverloadPacket)) and (entry.run or entry.run_differentiable)
+]
 DATA = {torch.Tensor.data.__get__}  # what is there to have no gradient
 
 

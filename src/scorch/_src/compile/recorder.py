@@ -1,7 +1,7 @@
 """Calls on sparse tensors that are recorded instead of run, so that several become one kernel.
 
-Inside ``scorch.compile`` a call that has a rule (``RULES``) gives a ``Later``: a tensor that knows its shape
-and dtype, and the steps that compute it. When its numbers are asked for, by a call without a rule or
+Inside ``scorch.compile`` a call that has a rule (``records``) gives a ``Later``: a tensor that knows its
+shape and dtype, and the steps that compute it. When its numbers are asked for, by a call without a rule or
 because it is returned, all steps that lead to it are joined (``ops.fused``). What cannot be joined is run
 call by call, as it would have been outside. A result is computed from the tensors as they were when the call
 was made: before anything is changed in place, all that was recorded is computed.
@@ -36,6 +36,7 @@ from scorch._src.compile.lazy_tensor import (
 )
 from scorch._src.statements.modes import active, recorder
 from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.registry import entry, look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import any_requires_grad, len_torch_function_stack, pop_mode_temporarily
 
@@ -44,7 +45,6 @@ MOST_NODES = 4096  # of one compiled function; then it begins anew
 
 Rule = Callable[..., Any]
 Part = tuple[Recipe, Call | None]  # a result, and the call that it is outside if that is not the recorded one
-RULES: dict[Any, Rule] = {}  # what each function of torch records; ``ops.record_*`` fill it
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 FULL = 0.25  # of all places; from here on products are given to torch's BLAS, outside
 _CONSTANTS = {int, float, bool, str, type(None), torch.dtype}
@@ -55,7 +55,7 @@ def records(*functions: Any) -> Callable[[Rule], Rule]:
 
     def register(rule: Rule) -> Rule:
         for function in functions:
-            RULES[function] = rule
+            entry(function).record = rule
         return rule
 
     return register
@@ -112,7 +112,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in METADATA:
             return func(*args, **kwargs)
-        rule = RULES.get(func)
+        rule = look_up(func).record
         if rule is not None:
             found = self.record(rule, func, args, kwargs)
             if found is not None:
@@ -121,7 +121,7 @@ class Recorder(TorchFunctionMode):
 
     def called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A function of Scorch's own: recorded, or run."""
-        rule = RULES.get(func)
+        rule = look_up(func).record
         with Paused():
             found = None if rule is None else self.record(rule, func, args, kwargs)
             return self.run(func, args, kwargs) if found is None else found

@@ -20,7 +20,7 @@ from scorch._src.ops.reduction.reduce import logsumexp
 from scorch._src.tensor.autograd import by_formula
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.entries_autograd import learned_entries
-from scorch._src.tensor.registry import implements, implements_learning, implements_operator
+from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import IndexRangeError, ShapeError
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 _REDUCTIONS = ("none", "mean", "sum")
 
 
-@implements_operator(aten.nll_loss_forward.default)
+@implements(aten.nll_loss_forward.default)
 def nll_loss_forward(
     self: Any, target: Any, weight: Any, reduction: int, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,7 +78,7 @@ def cross_entropy(
     return _reduced(loss, reduction, weights.sum())
 
 
-@implements_learning(F.cross_entropy)
+@implements_differentiable(F.cross_entropy)
 def learned_cross_entropy(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     """The same composed, if the scores alone are learned."""
     is_served = isinstance(input, SparseTensor) and input.dim() == 2 and input.numel()

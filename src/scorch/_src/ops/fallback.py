@@ -170,7 +170,7 @@ def _view_of(func: Any) -> Any:
         return None
     packet = getattr(aten, plain, None)
     found = getattr(packet, func._overloadname, None)
-    is_known = any(op in table for op in (found, packet) for table in (registry.OPERATORS, KEEP_ZEROS))
+    is_known = any(op in KEEP_ZEROS or registry.look_up(op).run is not None for op in (found, packet))
     return found if is_known else None
 
 
@@ -249,7 +249,7 @@ def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return densely(func, args, kwargs)
 
 
-@registry.implements_operator(aten.add_.Tensor)
+@registry.implements(aten.add_.Tensor)
 def _add_in_place(self: Any, other: Any, **kwargs: Any) -> Any:
     """``self += other``: how autograd sums gradients, which have one pattern."""
     if not kwargs and isinstance(self, SparseTensor) and isinstance(other, SparseTensor):
@@ -261,7 +261,7 @@ def _add_in_place(self: Any, other: Any, **kwargs: Any) -> Any:
     return run_operator(aten.add_.Tensor, (self, other), kwargs)
 
 
-@registry.implements_operator(aten.copy_.default)
+@registry.implements(aten.copy_.default)
 def _copy_in_place(self: Any, src: Any, non_blocking: bool = False) -> Any:
     """``self.copy_(src)`` of sparse tensors of one shape: a copy of the entries, and no zeros beside them."""
     is_whole = isinstance(self, SparseTensor) and isinstance(src, SparseTensor) and self.shape == src.shape
@@ -353,7 +353,7 @@ def _into_several(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     """The results written to ``values`` and ``indices``, or how they are called; None where torch does it."""
     names = [argument.name for argument in func._schema.arguments if argument.is_out]
     packet = func.overloadpacket
-    if len(names) < 2 or not any(op in registry.OPERATORS for op in _overloads(packet)):
+    if len(names) < 2 or all(registry.look_up(op).run is None for op in _overloads(packet)):
         return None
     functional = getattr(packet, _without_out(func))
     outs = [kwargs[name] for name in names]

@@ -29,7 +29,7 @@ from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_at, values_of
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries, keys_of
-from scorch._src.tensor.registry import implements, implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.torch_internals import torch_sparse_sum
 from scorch.errors import ArgumentError, CallError, IndexRangeError, OperandError, ShapeError
@@ -55,7 +55,7 @@ def as_sparse(name: str, tensor: Any) -> SparseTensor:
 # products --------------------------------------------------------------------------------------------
 
 
-@implements(torch.sparse.mm, learns=True)
+@implements(torch.sparse.mm, differentiable=True)
 def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
     """The product of two matrices; ``reduce`` says how the products of a row's stored entries are combined.
 
@@ -139,23 +139,23 @@ def _stored_in_rows(matrix: SparseTensor) -> torch.Tensor:
     return torch.bincount(entries_of(matrix).coordinates[0], minlength=matrix.shape[0])
 
 
-@implements(torch.sparse.addmm, learns=True)
-@implements_operator(aten._sparse_addmm.default)
+@implements(torch.sparse.addmm, differentiable=True)
+@implements(aten._sparse_addmm.default)
 def addmm(mat: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """``beta * mat + alpha * (mat1 @ mat2)``."""
     whole = mat if mat.layout is torch.strided else from_torch(mat)
     return products.addmm(whole, mat1, mat2, beta=beta, alpha=alpha)
 
 
-@implements(torch.smm, torch.Tensor.smm, learns=True)
-@implements_operator(aten.smm.default)
+@implements(torch.smm, torch.Tensor.smm, differentiable=True)
+@implements(aten.smm.default)
 def smm(input: Any, mat: Any) -> SparseTensor:
     """The product of a sparse and a dense matrix, stored sparse, as ``coo``."""
     return _as_sparse_sum("smm", None, input, mat)
 
 
-@implements(torch.sspaddmm, torch.Tensor.sspaddmm, torch.saddmm, learns=True)
-@implements_operator(aten.sspaddmm.default)
+@implements(torch.sspaddmm, torch.Tensor.sspaddmm, torch.saddmm, differentiable=True)
+@implements(aten.sspaddmm.default)
 def sspaddmm(
     input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
 ) -> SparseTensor:
@@ -165,8 +165,8 @@ def sspaddmm(
     return _as_sparse_sum("sspaddmm", as_sparse("sspaddmm", input), mat1, mat2, beta, alpha)
 
 
-@implements(torch.hspmm, torch.hsmm, learns=True)
-@implements_operator(aten.hspmm.default)
+@implements(torch.hspmm, torch.hsmm, differentiable=True)
+@implements(aten.hspmm.default)
 def hspmm(mat1: Any, mat2: Any, *, out: Any = None) -> SparseTensor:
     """The product of a sparse and a dense matrix as a hybrid tensor: sparse rows of dense columns."""
     if out is not None:
@@ -206,8 +206,8 @@ def _product_as(name: str, mat1: Any, mat2: Any, form: Format) -> SparseTensor:
     return found
 
 
-@implements(torch.sparse.sampled_addmm, learns=True)
-@implements_operator(aten.sparse_sampled_addmm.default)
+@implements(torch.sparse.sampled_addmm, differentiable=True)
+@implements(aten.sparse_sampled_addmm.default)
 def sampled_addmm(
     input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
 ) -> SparseTensor:
@@ -242,7 +242,7 @@ def sampled_addmm(
 
 
 @implements(torch_sparse_sum)
-@implements_operator(aten._sparse_sum)
+@implements(aten._sparse_sum)
 def sum(input: SparseTensor, dim: Any = None, *, dtype: torch.dtype | None = None) -> Any:
     """The sum over dimensions: sparse as long as a sparse dimension is left, else dense."""
     values, shape = input.storage.values, input.storage.pattern.shape

@@ -46,7 +46,7 @@ from scorch._src.storage.storage import Pattern, Storage, plain
 from scorch._src.tensor.entries import Entries, entries_of
 from scorch._src.tensor.flatten import spelled
 from scorch._src.tensor.forward_mode import as_one_step, has_sparse_tangents
-from scorch._src.tensor.registry import MOVES, WHEN_LEARNING
+from scorch._src.tensor.registry import look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
     DisableTorchFunctionSubclass,
@@ -437,8 +437,9 @@ def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         copy = target.clone()  # gradients need it as it is
         found = func(**{**bound, name: copy, "inplace": False})
         return target if found is copy else target.copy_(found)
-    handler = WHEN_LEARNING.get(func)
-    if handler is not None and handler in MOVES:
+    known = look_up(func)
+    handler = known.run_differentiable
+    if handler is not None and known.only_moves_entries:
         return handler(*args, **kwargs)
     if peek_interpreter_stack() is not None and own_arguments(func) == 0:
         return by_torch(func, args, kwargs)
@@ -453,8 +454,9 @@ def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` without a handler that only moves entries: as one step of ``torch.func``, or by a formula."""
-    handler = WHEN_LEARNING.get(func)
-    has_none = handler is None or handler in MOVES
+    known = look_up(func)
+    handler = known.run_differentiable
+    has_none = handler is None or known.only_moves_entries
     if peek_interpreter_stack() is not None:
         from scorch._src.tensor.functorch import as_a_whole, is_any_tracked, is_tracked
 

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from scorch._src import torch_internals as internals
 from scorch._src.grad_state import has_tangents, is_asked_by, is_transformed
 from scorch._src.storage.storage import Storage
-from scorch._src.tensor.registry import FUNCTIONS, WHEN_LEARNING, implements
+from scorch._src.tensor.registry import implements, look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.torch_internals import DisableTorchFunctionSubclass, tree_leaves
 from scorch.errors import UnsupportedError
@@ -24,7 +24,7 @@ from scorch.errors import UnsupportedError
 
 def carried_forward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` of tensors with tangents: by its handler that knows them, by torch, or as one step."""
-    known = WHEN_LEARNING.get(func)
+    known = look_up(func).run_differentiable
     if known is not None:
         return known(*args, **kwargs)
     if func is torch.Tensor.detach:
@@ -54,7 +54,7 @@ def as_one_step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _plainly(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    handler = FUNCTIONS.get(func)
+    handler = look_up(func).run
     if handler is not None:
         return handler(*args, **kwargs)
     with DisableTorchFunctionSubclass():
@@ -77,7 +77,7 @@ def _refused(func: Any) -> UnsupportedError:
     )
 
 
-@implements(internals.make_dual, learns=True)
+@implements(internals.make_dual, differentiable=True)
 def make_dual(tensor: SparseTensor, tangent: torch.Tensor, level: int) -> torch.Tensor:
     """A tensor and a direction, which counts at the places of the tensor."""
     from scorch._src.tensor.autograd import values_at
@@ -95,7 +95,7 @@ def make_dual(tensor: SparseTensor, tangent: torch.Tensor, level: int) -> torch.
     return SparseTensor(Storage(tensor.storage.pattern, values))
 
 
-@implements(internals.unpack_dual, learns=True)
+@implements(internals.unpack_dual, differentiable=True)
 def unpack_dual(tensor: SparseTensor, level: int) -> Any:
     """A tensor, and the derivative that it carries."""
     if is_transformed():

@@ -17,7 +17,7 @@ import torch
 from scorch._src.grad_state import is_grad_enabled, is_transformed
 from scorch._src.storage.storage import Pattern, Storage, plain
 from scorch._src.tensor.autograd import apply, by_formula, check_gradient, used, values_at, values_of
-from scorch._src.tensor.registry import implements, implements_learning
+from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.views import (
     is_overlapping,
@@ -192,14 +192,14 @@ def _reconnect_views(parent: SparseTensor, is_written: bool = True) -> None:
         _become(view, values, pattern, is_view=True)
 
 
-@implements(torch.Tensor.requires_grad_, learns=True)
+@implements(torch.Tensor.requires_grad_, differentiable=True)
 def requires_grad_(self: SparseTensor, requires_grad: bool = True) -> SparseTensor:
     """Set whether gradients of a tensor are wanted; its views, made before, are connected to it."""
     set_requires_grad(self, requires_grad)
     return self
 
 
-@implements(torch.Tensor.requires_grad.__set__, learns=True)  # type: ignore[attr-defined]
+@implements(torch.Tensor.requires_grad.__set__, differentiable=True)  # type: ignore[attr-defined]
 def set_requires_grad(self: SparseTensor, requires_grad: bool) -> None:
     with DisableTorchFunctionSubclass():
         before = self.requires_grad
@@ -208,7 +208,7 @@ def set_requires_grad(self: SparseTensor, requires_grad: bool) -> None:
         _reconnect_views(self, is_written=False)
 
 
-@implements(torch.Tensor.detach_, learns=True)
+@implements(torch.Tensor.detach_, differentiable=True)
 def detach_(self: SparseTensor) -> SparseTensor:
     if self.view_of is not None:
         raise InPlaceError("Can't detach views in-place. Use detach() instead.")
@@ -220,7 +220,7 @@ def detach_(self: SparseTensor) -> SparseTensor:
 # assignment ------------------------------------------------------------------------------------------
 
 
-@implements_learning(torch.Tensor.__setitem__)
+@implements_differentiable(torch.Tensor.__setitem__)
 def assign(self: Any, key: Any, value: Any) -> None:
     """``S[key] = value``: write to the view that numbers and slices name, by index where tensors are left."""
     if not isinstance(self, SparseTensor):

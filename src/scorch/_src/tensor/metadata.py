@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_asked_by
 from scorch._src.storage.budget import check_budget
-from scorch._src.tensor.registry import implements, implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass
 from scorch.errors import CallError, DeviceError, OperandError, UnsupportedError
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 # copies ----------------------------------------------------------------------------------------------
 
 
-@implements_operator(aten.detach, aten.alias, aten.lift_fresh)
+@implements(aten.detach, aten.alias, aten.lift_fresh)
 def detach(self: SparseTensor) -> SparseTensor:
     """The same tensor, sharing everything."""
     found = SparseTensor(self.storage)
@@ -34,13 +34,13 @@ def detach(self: SparseTensor) -> SparseTensor:
     return found
 
 
-@implements_operator(aten.clone)
+@implements(aten.clone)
 def clone(self: SparseTensor, *, memory_format: torch.memory_format | None = None) -> SparseTensor:
     """A copy with values of its own."""
     return with_values(self, self.storage.values.clone())
 
 
-@implements_operator(aten._to_copy)
+@implements(aten._to_copy)
 def to_copy(
     self: SparseTensor,
     *,
@@ -67,26 +67,26 @@ def to_copy(
     return with_values(self, values.to(dtype, copy=True))
 
 
-@implements(torch.Tensor.to_dense, learns=True)
+@implements(torch.Tensor.to_dense, differentiable=True)
 def to_dense(
     self: SparseTensor, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None
 ) -> torch.Tensor:
     return SparseTensor.to_dense(self, dtype, masked_grad=masked_grad)
 
 
-@implements(torch.is_same_size, learns=True)
-@implements_operator(aten.is_same_size)
+@implements(torch.is_same_size, differentiable=True)
+@implements(aten.is_same_size)
 def is_same_size(self: torch.Tensor, other: torch.Tensor) -> bool:
     return tuple(self.shape) == tuple(other.shape)
 
 
-@implements(torch.Tensor.is_sparse.__get__, learns=True)  # type: ignore[attr-defined]
+@implements(torch.Tensor.is_sparse.__get__, differentiable=True)  # type: ignore[attr-defined]
 def is_sparse(self: SparseTensor) -> bool:
     """True, though to torch's C++ it is a strided tensor without memory, which is what graphs are made of."""
     return not is_asked_by(FAKE_TENSOR_MAKER, 2)
 
 
-@implements(torch.Tensor.data.__get__, learns=True)  # type: ignore[attr-defined]
+@implements(torch.Tensor.data.__get__, differentiable=True)  # type: ignore[attr-defined]
 def data(self: SparseTensor) -> SparseTensor:
     """The same tensor without its gradients; for checks of gradients one whose elements may be changed."""
     if is_asked_by("torch.autograd.gradcheck", 2):
@@ -96,7 +96,7 @@ def data(self: SparseTensor) -> SparseTensor:
     return SparseTensor(self.storage)
 
 
-@implements(torch.positive, torch.Tensor.positive, torch.Tensor.__pos__, learns=True)
+@implements(torch.positive, torch.Tensor.positive, torch.Tensor.__pos__, differentiable=True)
 def positive(input: SparseTensor) -> SparseTensor:
     """The tensor itself, as torch has it."""
     if input.dtype == torch.bool:
@@ -107,7 +107,7 @@ def positive(input: SparseTensor) -> SparseTensor:
 # what a sparse tensor cannot be asked ----------------------------------------------------------------
 
 
-@implements(torch.Tensor.numpy, torch.Tensor.__array__, learns=True)
+@implements(torch.Tensor.numpy, torch.Tensor.__array__, differentiable=True)
 def numpy(self: SparseTensor, *_: Any, **__: Any) -> Any:
     raise OperandError(
         "a sparse tensor is no NumPy array; use .to_scipy(), or .to_dense().numpy(). "
@@ -116,7 +116,7 @@ def numpy(self: SparseTensor, *_: Any, **__: Any) -> Any:
     )
 
 
-@implements(torch.Tensor.tolist, learns=True)
+@implements(torch.Tensor.tolist, differentiable=True)
 def tolist(self: SparseTensor) -> Any:
     """All elements as nested lists, zeros included."""
     size = self.numel() * (
@@ -127,18 +127,18 @@ def tolist(self: SparseTensor) -> Any:
 
 
 @implements(
-    torch.Tensor.data_ptr, getattr(torch.Tensor, "const_data_ptr", None), learns=True
+    torch.Tensor.data_ptr, getattr(torch.Tensor, "const_data_ptr", None), differentiable=True
 )  # new in torch 2.13
 def data_ptr(self: SparseTensor) -> int:
     raise OperandError("a sparse tensor has several arrays; ask one of them: .values().data_ptr()")
 
 
-@implements(torch.Tensor.__dlpack__, learns=True)
+@implements(torch.Tensor.__dlpack__, differentiable=True)
 def dlpack(self: SparseTensor, *_: Any, **__: Any) -> Any:
     raise OperandError("DLPack has no sparse tensors; hand over .values() and .levels, or .to_dense()")
 
 
-@implements(torch.Tensor.data.__set__, learns=True)  # type: ignore[attr-defined]
+@implements(torch.Tensor.data.__set__, differentiable=True)  # type: ignore[attr-defined]
 def set_data(self: SparseTensor, other: torch.Tensor) -> None:
     """``S.data = other``: S becomes the other tensor, gradients aside."""
     if not isinstance(self, SparseTensor) or not isinstance(other, SparseTensor):
@@ -149,7 +149,7 @@ def set_data(self: SparseTensor, other: torch.Tensor) -> None:
     self.storage = other.storage
 
 
-@implements_operator(aten.set_)
+@implements(aten.set_)
 def set_(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     raise UnsupportedError(
         "set_ hands over memory, which a sparse tensor has several arrays of; write with copy_, "
@@ -157,7 +157,7 @@ def set_(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     )
 
 
-@implements(torch.Tensor.resize_, torch.Tensor.resize_as_, learns=True)
+@implements(torch.Tensor.resize_, torch.Tensor.resize_as_, differentiable=True)
 def resize_(self: torch.Tensor, *size: Any, **_: Any) -> torch.Tensor:
     """Allowed where nothing changes; a dense tensor may take the size of a sparse one."""
     given = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
@@ -172,7 +172,7 @@ def resize_(self: torch.Tensor, *size: Any, **_: Any) -> torch.Tensor:
     return self
 
 
-@implements(torch.Tensor.sparse_resize_, torch.Tensor.sparse_resize_and_clear_, learns=True)
+@implements(torch.Tensor.sparse_resize_, torch.Tensor.sparse_resize_and_clear_, differentiable=True)
 def sparse_resize_(self: SparseTensor, size: Any, *_: Any) -> torch.Tensor:
     raise UnsupportedError(
         "a sparse tensor cannot be resized in place; make a new one: "
@@ -180,7 +180,7 @@ def sparse_resize_(self: SparseTensor, size: Any, *_: Any) -> torch.Tensor:
     )
 
 
-@implements(torch.Tensor.share_memory_, learns=True)
+@implements(torch.Tensor.share_memory_, differentiable=True)
 def share_memory_(self: SparseTensor) -> SparseTensor:
     """Move every array to shared memory, for other processes."""
     for array in (*self.storage.pattern.arrays, self.storage.values):
@@ -188,17 +188,17 @@ def share_memory_(self: SparseTensor) -> SparseTensor:
     return self
 
 
-@implements(torch.Tensor.is_shared, learns=True)
+@implements(torch.Tensor.is_shared, differentiable=True)
 def is_shared(self: SparseTensor) -> bool:
     return bool(self.storage.values.is_shared())
 
 
-@implements_operator(aten.is_pinned)
+@implements(aten.is_pinned)
 def is_pinned(self: SparseTensor, device: torch.device | None = None) -> bool:
     return bool(self.storage.values.is_pinned())
 
 
-@implements_operator(aten._pin_memory)
+@implements(aten._pin_memory)
 def pin_memory(self: SparseTensor, device: torch.device | None = None) -> SparseTensor:
     """The same tensor with its values in pinned memory."""
     return with_values(self, self.storage.values.pin_memory())

@@ -1,6 +1,8 @@
-"""The one table of torch functions that sparse tensors answer.
+"""The registry: what Scorch knows of each function of torch, one entry each.
 
-``ops`` fills it with ``@implements(torch.matmul, torch.Tensor.matmul, ...)``; ``SparseTensor`` looks there.
+``ops`` fills it with ``@implements(torch.matmul, torch.Tensor.matmul)``, and everyone else reads it:
+``SparseTensor`` for what users call (``__torch_function__``) and for what torch's own C++ calls
+(``__torch_dispatch__``, by operators of ATen), autograd, ``scorch.compile`` and graph capture.
 """
 
 from __future__ import annotations
@@ -13,74 +15,101 @@ import torch
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
-FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # for __torch_function__: what users call
-OPERATORS: dict[Any, Callable[..., Any]] = {}  # for __torch_dispatch__: what torch itself calls
-WHEN_LEARNING: dict[Any, Callable[..., Any]] = {}  # for functions of tensors that require gradients
-MOVES: set[Any] = set()  # handlers of the table before that only move entries, whatever tracks their values
-LEARNING: set[Any] = set()  # functions of the first table whose handlers keep gradients
-FACTS: set[Any] = {  # what tells facts of a tensor, which its shell knows
-    *(
-        getattr(torch.Tensor, name).__get__
-        for name in ("device", "dtype", "grad_fn", "is_cpu", "is_leaf", "ndim", "requires_grad", "shape")
-    ),
-    *(
-        getattr(torch.Tensor, name)
-        for name in ("dim", "is_complex", "is_floating_point", "ndimension", "numel", "size")
-    ),
-}
-DIRECT: set[Any] = {  # short calls whose operands only kernels read, which refuse those without memory
-    *(getattr(torch, name) for name in ("add", "matmul", "mm", "mul", "mv", "sub")),
-    *(getattr(torch.Tensor, name) for name in ("add", "matmul", "mm", "mul", "mv", "sub")),
-    *(
-        getattr(torch.Tensor, f"__{side}{name}__")
-        for name in ("add", "matmul", "mul", "sub")
-        for side in ("", "r")
-    ),
-}
-FALLBACKS: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # for operators in neither
+
+class Entry:
+    """What is known of a function of torch, or of an operator of ATen."""
+
+    __slots__ = (
+        "backward_ignores_result",
+        "checks_operands",
+        "fake",
+        "is_differentiable",
+        "is_metadata",
+        "only_moves_entries",
+        "record",
+        "run",
+        "run_differentiable",
+        "stand_in",
+    )
+
+    def __init__(self) -> None:
+        self.run: Callable[..., Any] | None = None  # computes it
+        self.is_differentiable = False  # ``run`` keeps the result connected to what requires gradients
+        # what computes it where gradients are tracked, if torch's formula costs more than the stored entries
+        self.run_differentiable: Callable[..., Any] | None = None
+        self.only_moves_entries = False  # ``run_differentiable`` does, whatever tracks their values
+        self.is_metadata = False  # what torch's own part of a sparse tensor answers
+        self.checks_operands = False  # ``run`` refuses operands without memory itself
+        self.record: Callable[..., Any] | None = (
+            None  # the rule of ``scorch.compile`` that makes it a statement
+        )
+        self.fake: Callable[..., Any] | None = None  # in graphs: a function of dense tensors with its shapes
+        self.stand_in: Callable[..., Any] | None = (
+            None  # in graphs: what gives what it gives, without samples
+        )
+        self.backward_ignores_result = False
 
 
-def implements(*functions: Any, learns: bool = False) -> Callable[[Handler], Handler]:
-    """Register a handler for torch functions; it is called with the same arguments.
+TABLE: dict[Any, Entry] = {}
+NOTHING = Entry()
+FALLBACKS: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # for operators without an entry
 
-    If it ``learns``, its result is connected to tensors that require gradients. The others are passed over
-    then: torch takes the function apart and differentiates it by formulas of its own.
+
+def entry(function: Any) -> Entry:
+    """The entry of a function, to write to."""
+    return TABLE.setdefault(function, Entry())
+
+
+def look_up(function: Any) -> Entry:
+    """What is known of a function, to read."""
+    return TABLE.get(function, NOTHING)
+
+
+for _name in ("device", "dtype", "grad_fn", "is_cpu", "is_leaf", "ndim", "requires_grad", "shape"):
+    entry(getattr(torch.Tensor, _name).__get__).is_metadata = True
+for _name in ("dim", "is_complex", "is_floating_point", "ndimension", "numel", "size"):
+    entry(getattr(torch.Tensor, _name)).is_metadata = True
+for _name in ("add", "matmul", "mm", "mul", "mv", "sub"):  # short calls, whose operands only kernels read
+    for _function in (getattr(torch, _name), getattr(torch.Tensor, _name)):
+        entry(_function).checks_operands = True
+for _name in ("add", "matmul", "mul", "sub"):
+    for _side in ("", "r"):
+        entry(getattr(torch.Tensor, f"__{_side}{_name}__")).checks_operands = True
+
+
+def implements(*functions: Any, differentiable: bool = False) -> Callable[[Handler], Handler]:
+    """Register what computes functions of torch, or operators of ATen; it is called with the same arguments.
+
+    If it is ``differentiable``, its result is connected to tensors that require gradients. The others are
+    passed over then: torch takes the function apart and differentiates it by formulas of its own.
     """
 
     def register(handler: Handler) -> Handler:
         for function in functions:
-            assert FUNCTIONS.get(function, handler) is handler, f"{function} has two handlers"
-            assert function not in FACTS, f"{function} is answered by the tensor's shell"
-            FUNCTIONS[function] = handler
-            if learns:
-                LEARNING.add(function)
+            found = entry(function)
+            assert found.run in (None, handler), f"{function} has two handlers"
+            assert not found.is_metadata, f"{function} is answered by torch's part of the tensor"
+            found.run = handler
+            found.is_differentiable |= differentiable
         return handler
 
     return register
 
 
-def implements_learning(*functions: Any) -> Callable[[Handler], Handler]:
-    """Register a handler for torch functions of tensors that require gradients.
+def implements_differentiable(
+    *functions: Any, only_moves_entries: bool = False
+) -> Callable[[Handler], Handler]:
+    """Register what computes functions of tensors that require gradients.
 
     It is for functions that torch differentiates by a formula whose cost does not follow the stored entries.
     """
 
     def register(handler: Handler) -> Handler:
         for function in functions:
-            assert WHEN_LEARNING.get(function, handler) is handler, f"{function} has two handlers"
-            WHEN_LEARNING[function] = handler
-        return handler
-
-    return register
-
-
-def implements_operator(*operators: Any) -> Callable[[Handler], Handler]:
-    """Register a handler for ATen operators, which reach it from C++."""
-
-    def register(handler: Handler) -> Handler:
-        for operator in operators:
-            assert OPERATORS.get(operator, handler) is handler, f"{operator} has two handlers"
-            OPERATORS[operator] = handler
+            found = entry(function)
+            assert found.run_differentiable in (None, handler), f"{function} has two handlers"
+            found.run_differentiable = handler
+            found.only_moves_entries = only_moves_entries
         return handler
 
     return register

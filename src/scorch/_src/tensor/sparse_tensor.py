@@ -149,14 +149,14 @@ class SparseTensor(torch.Tensor):
     ) -> Any:
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return RECORD[0](func, args, kwargs or {})
-        if func in registry.FACTS:
+        known = registry.TABLE.get(func, registry.NOTHING)
+        if known.is_metadata:
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         if len_torch_dispatch_stack() and is_tracing():
             return RECORD[0](func, args, kwargs or {})
-        handler = registry.FUNCTIONS.get(func)
+        handler, is_plain = known.run, known.is_differentiable
         try:
-            is_plain = func in registry.LEARNING
             if not is_plain and _is_differentiated(func, args, kwargs or {}):
                 from scorch._src.tensor.autograd import differentiated
 
@@ -169,7 +169,7 @@ class SparseTensor(torch.Tensor):
                 with untracked():
                     found = func(*args, **(kwargs or {}))
             elif handler is not None:
-                if func not in registry.DIRECT:
+                if not known.checks_operands:
                     refuse_freed(*args, *(kwargs or {}).values())
                 found = handler(*args, **(kwargs or {}))
             else:
@@ -204,7 +204,7 @@ class SparseTensor(torch.Tensor):
             args = (*args[:place], args[place].to_dense(), *args[place + 1 :])
             if not any(isinstance(value, SparseTensor) for value in (*args, *(kwargs or {}).values())):
                 return func(*args, **(kwargs or {}))
-        handler = registry.OPERATORS.get(func) or registry.OPERATORS.get(func.overloadpacket)
+        handler = registry.look_up(func).run or registry.look_up(func.overloadpacket).run
         if handler is None or (kwargs and "out" in kwargs):  # the result of the handler is written to out
             found = registry.FALLBACKS[0](func, args, dict(kwargs or {}))
         else:

@@ -36,7 +36,7 @@ def answers(*names: str) -> Callable[[Handler], Handler]:
 
     def register(handler: Handler) -> Handler:
         for name in names:
-            implements(getattr(torch.Tensor, name), learns=True)(handler)
+            implements(getattr(torch.Tensor, name), differentiable=True)(handler)
             setattr(SparseTensor, name, handler)
         return handler
 

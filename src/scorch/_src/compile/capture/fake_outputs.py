@@ -20,6 +20,7 @@ from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.construct import from_coordinates
 from scorch._src.tensor.flatten import names_of
+from scorch._src.tensor.registry import look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
     OpOverload,
@@ -32,8 +33,6 @@ from scorch._src.torch_internals import (
 from scorch.errors import InPlaceError
 
 FEW = 3  # entries of a sample
-SHAPED: dict[Any, Any] = {}  # for functions that dense tensors have otherwise: one with the same shapes
-STANDS_FOR: dict[Any, Any] = {}  # for functions that take no samples: one that gives what they give
 UNKNOWN = 64  # stands for sizes that nothing is known of
 
 
@@ -89,7 +88,7 @@ def tried(function: Any, args: Any, kwargs: Any, kinds: Sequence[Kind], sizes: S
                 return value
             return sizes[value.number] if value.kind == "size" else samples[value.number]
 
-        called = STANDS_FOR.get(function, function)
+        called = look_up(function).stand_in or function
         found = called(*filled_in(args, filled), **filled_in(kwargs, filled))
         is_random = not torch.equal(before, torch.get_rng_state())
         torch.set_rng_state(before)
@@ -169,7 +168,7 @@ def dense_shapes(
             return torch.empty(shape, dtype=dtype, device="cpu")
 
         try:
-            shaped = SHAPED.get(function, function)
+            shaped = look_up(function).fake or function
             found = shaped(*filled_in(args, filled), **filled_in(kwargs, filled))
         except (RuntimeError, TypeError, NotImplementedError):
             return None

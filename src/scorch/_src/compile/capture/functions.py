@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from scorch._src.compile.capture.fake_outputs import SHAPED, STANDS_FOR
-from scorch._src.compile.capture.operators import PRODUCTS
 from scorch._src.compile.capture.serialize import OURS
 from scorch._src.compile.capture.trace import RENAMED, record
 from scorch._src.formats import Format
@@ -30,6 +28,7 @@ from scorch._src.tensor.create.construct import (
     sparse_csr_tensor,
 )
 from scorch._src.tensor.flatten import TracedStorage, pattern_of, read_spelled
+from scorch._src.tensor.registry import entry
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.traced import sampled, traced
 from scorch._src.torch_internals import tree_leaves
@@ -52,7 +51,7 @@ def operator(schema: str, shaped: Callable[..., Any]) -> Callable[[Any], Any]:
         packet = getattr(torch.ops.scorch, name)
         RENAMED[packet] = RENAMED[packet.default] = function
         OURS[f"scorch.{name}"] = function
-        SHAPED[function] = shaped
+        entry(function).fake = shaped
         return function
 
     return define
@@ -90,7 +89,7 @@ def _einsum(equation: str, operands: Tensors, format: str | None = None, sparse_
     return einsum(equation, *operands, format=_format(format), sparse_grad=sparse_grad)
 
 
-PRODUCTS.add(_einsum)
+entry(_einsum).backward_ignores_result = True
 
 
 @operator(
@@ -126,7 +125,7 @@ def _sparse(
     return make(*index, values, tuple(size), format=_format(format))
 
 
-STANDS_FOR[_sparse] = _empty
+entry(_sparse).stand_in = _empty
 
 
 def _assemble(format: str, shape: Sequence[Any], arrays: Tensors, values: torch.Tensor) -> SparseTensor:
@@ -151,12 +150,12 @@ def _like_masked(name: str) -> Callable[..., Any]:
 
 for _name, _masked in {**masked.OPERATIONS, **masked.PER_ENTRY}.items():
     OURS[f"scorch.masked.{_name}"] = _masked
-    SHAPED[_masked] = _like_masked(_name)
-SHAPED[SparseTensor.to_format] = lambda tensor, format: tensor
-SHAPED[sampled] = lambda tensor, mask: mask
-SHAPED[torch.sparse.mm] = torch.mm
+    entry(_masked).fake = _like_masked(_name)
+entry(SparseTensor.to_format).fake = lambda tensor, format: tensor
+entry(sampled).fake = lambda tensor, mask: mask
+entry(torch.sparse.mm).fake = torch.mm
 for _same in (torch.sparse.softmax, torch.sparse.log_softmax, torch.Tensor.coalesce):
-    SHAPED[_same] = lambda tensor, *_, **__: tensor
+    entry(_same).fake = lambda tensor, *_, **__: tensor
 for _name in ("", "_csr", "_csc", "_coo"):
     if hasattr(torch.Tensor, f"to_sparse{_name}"):
-        SHAPED[getattr(torch.Tensor, f"to_sparse{_name}")] = lambda tensor, *_, **__: tensor
+        entry(getattr(torch.Tensor, f"to_sparse{_name}")).fake = lambda tensor, *_, **__: tensor

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from scorch._src.compile.capture.functions import operator
-from scorch._src.compile.capture.operators import PRODUCTS
 from scorch._src.ops.graph import api
+from scorch._src.tensor.registry import entry
 
 Tensor = torch.Tensor
 
@@ -26,7 +26,7 @@ operator(
     "Tensor? bias) -> Tensor",
     _like_rows,
 )(api.summed)
-PRODUCTS.add(api.summed)
+entry(api.summed).backward_ignores_result = True
 
 operator("max_neighbours(Tensor adj, Tensor x, SymInt targets) -> Tensor", _like_rows)(api.largest)
 

@@ -23,6 +23,7 @@ from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import WATCHED, values_at, values_of
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.flatten import pattern_of
+from scorch._src.tensor.registry import entry, look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.traced import same_arrays
 from scorch._src.torch_internals import (
@@ -36,11 +37,12 @@ from scorch.errors import UnsupportedError
 
 Arrays = Sequence[torch.Tensor]
 
-PRODUCTS = {  # functions whose gradients do not depend on what they give
+for _product in (
     F.linear, torch.einsum, torch.matmul, torch.mm, torch.mv, torch.bmm, torch.sparse.mm,
     torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, torch.Tensor.mm,
     torch.Tensor.mv, torch.Tensor.bmm,
-}  # fmt: skip
+):  # fmt: skip
+    entry(_product).backward_ignores_result = True
 
 _NORMAL = included_dispatch_keys(), excluded_dispatch_keys()
 _library = torch.library.Library("scorch", "DEF")
@@ -88,7 +90,7 @@ def _gradients(
             array.detach().requires_grad_() if is_needed else array
             for array, is_needed in zip(arrays, needed, strict=True)
         ]
-        token = UNREAD.set(program.function in PRODUCTS)
+        token = UNREAD.set(look_up(program.function).backward_ignores_result)
         try:
             found = program.run(given, sizes)
         finally:

@@ -30,7 +30,7 @@ DENSE_FROM = 0.9  # the share of pairs from which on dense attention is faster
 Place = tuple[int, ...]
 
 
-@implements(F.scaled_dot_product_attention, learns=True)
+@implements(F.scaled_dot_product_attention, differentiable=True)
 def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,

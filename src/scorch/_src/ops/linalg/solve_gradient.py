@@ -14,7 +14,7 @@ from scorch._src.ops.linalg import solve as equations
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import apply, by_formula, dense_of, sparse_of, values_of
-from scorch._src.tensor.registry import implements_learning
+from scorch._src.tensor.registry import implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
@@ -47,7 +47,7 @@ class _Solve(torch.autograd.Function):
         return -values_of(sampled), of_right, None
 
 
-@implements_learning(torch.linalg.solve, torch.sparse.spsolve)
+@implements_differentiable(torch.linalg.solve, torch.sparse.spsolve)
 def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> Any:
     """The solution of ``A @ X = B``, or with ``left=False`` of ``X @ A = B``, for a sparse matrix."""
     if not isinstance(A, SparseTensor) or A.dim() != 2 or B.dim() > 2 or out is not None or is_transformed():

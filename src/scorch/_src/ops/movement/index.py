@@ -24,7 +24,7 @@ from scorch._src.tensor.entries import (
     from_entries,
     keys_of,
 )
-from scorch._src.tensor.registry import implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, IndexRangeError
 
@@ -45,7 +45,7 @@ def join(stored: torch.Tensor, asked: torch.Tensor) -> tuple[torch.Tensor, torch
 # reading ---------------------------------------------------------------------------------------------
 
 
-@implements_operator(aten.index_select)
+@implements(aten.index_select)
 def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
     if index.dtype not in (torch.int32, torch.int64):
         raise CallError(f"index_select takes places of int32 or int64, not of {index.dtype}")
@@ -104,7 +104,7 @@ def of_nothing(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
     return stored(densely(func, (self, *args), kwargs), self)
 
 
-@implements_operator(aten.index.Tensor)
+@implements(aten.index.Tensor)
 def index(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> Any:
     """``self[...]`` with tensors: places in some dimensions, broadcast together."""
     wanted = plain_indices(self, indices)
@@ -190,7 +190,7 @@ def _looked_up(self: SparseTensor, keys: torch.Tensor, shape: Shape) -> Any:
     return from_entries(Entries(kept, values[kept], shape), format_for(self, shape))
 
 
-@implements_operator(aten.gather)
+@implements(aten.gather)
 def gather(self: SparseTensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
     shape = shape_after(aten.gather.default, self, dim, index.to("meta"))
     if len(shape) != self.dim() or not self.numel():
@@ -202,7 +202,7 @@ def gather(self: SparseTensor, dim: int, index: torch.Tensor, *, sparse_grad: bo
     return _looked_up(self, keys_of(columns, tuple(self.shape)), shape)
 
 
-@implements_operator(aten.take)
+@implements(aten.take)
 def take(self: SparseTensor, index: torch.Tensor) -> Any:
     check_long("take", index)
     if not self.numel():
@@ -211,7 +211,7 @@ def take(self: SparseTensor, index: torch.Tensor) -> Any:
     return _looked_up(self, places, tuple(index.shape))
 
 
-@implements_operator(aten.masked_select)
+@implements(aten.masked_select)
 def masked_select(self: torch.Tensor, mask: torch.Tensor) -> Any:
     if not isinstance(self, SparseTensor):
         return torch.masked_select(self, mask.to_dense())
@@ -225,14 +225,14 @@ def masked_select(self: torch.Tensor, mask: torch.Tensor) -> Any:
     return _looked_up(made(self, wide.keys, wide.values, shape, True), keys, (keys.numel(),))
 
 
-@implements_operator(aten.nonzero)
+@implements(aten.nonzero)
 def nonzero(self: SparseTensor) -> torch.Tensor:
     entries = entries_of(self)
     keys = entries.keys[entries.values != 0]
     return torch.stack(coordinates_of(keys, entries.shape), 1)
 
 
-@implements_operator(aten.embedding)
+@implements(aten.embedding)
 def embedding(
     weight: torch.Tensor,
     indices: torch.Tensor,

@@ -20,7 +20,7 @@ from scorch._src.statements.statement import evaluate
 from scorch._src.storage.slices import in_a_row, matrices_joined, moved, outer_dim
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.entries import Shape, entries_of
-from scorch._src.tensor.registry import implements, implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
@@ -62,7 +62,7 @@ def _like_parts(tensors: Sequence[Any], dim: int) -> SparseTensor | None:
     return _joined(stored, dim, (*shape[:dim], length, *shape[dim + 1 :]))
 
 
-@implements_operator(aten.cat)
+@implements(aten.cat)
 def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     """One after the other along ``dim``; sparse unless dense ones fill most of it."""
     shells = [torch.empty(tuple(part.shape), dtype=part.dtype, device="meta") for part in tensors]
@@ -132,7 +132,7 @@ def _entries_of_any(part: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tenso
     return list(crd), part[crd]
 
 
-@implements_operator(aten.stack)
+@implements(aten.stack)
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     found = _stacked_rows(tensors) if dim == 0 else None
     if found is not None:
@@ -156,7 +156,7 @@ def _stacked_rows(vectors: Sequence[Any]) -> SparseTensor | None:
     return _joined(rows, 0, (len(rows), *shape))
 
 
-@implements_operator(aten.block_diag)
+@implements(aten.block_diag)
 def block_diag(tensors: Sequence[torch.Tensor]) -> Any:
     shells = [torch.empty(tuple(part.shape), dtype=part.dtype, device="meta") for part in tensors]
     like = aten.block_diag.default(shells)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from scorch._src.grad_state import untracked
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import by_formula, by_torch, dense_of, sparse_of, values_of
-from scorch._src.tensor.registry import MOVES, implements_learning
+from scorch._src.tensor.registry import implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor, Step, link_view
 from scorch._src.torch_internals import tree_flatten, tree_map, tree_unflatten
 
@@ -92,7 +92,6 @@ def moved(func: Callable[..., Any]) -> Callable[..., Any]:
 
         return tree_map(placed, found)
 
-    MOVES.add(handler)
     return handler
 
 
@@ -136,24 +135,25 @@ def _picked(joined: torch.Tensor, values: list[torch.Tensor], places: torch.Tens
 
 for _name in MOVING:
     for _home in (torch, torch.Tensor):
-        if hasattr(_home, _name):
-            implements_learning(getattr(_home, _name))(moved(getattr(_home, _name)))
+        _function = getattr(_home, _name, None)
+        if _function is not None:
+            implements_differentiable(_function, only_moves_entries=True)(moved(_function))
 
-implements_learning(torch.linalg.diagonal)(moved(torch.linalg.diagonal))
+implements_differentiable(torch.linalg.diagonal, only_moves_entries=True)(moved(torch.linalg.diagonal))
 
 for _name in ("T", "mT"):
     _view = getattr(torch.Tensor, _name).__get__
-    implements_learning(_view)(moved(_view))
+    implements_differentiable(_view, only_moves_entries=True)(moved(_view))
 
 
-@implements_learning(torch.trace, torch.Tensor.trace)
+@implements_differentiable(torch.trace, torch.Tensor.trace)
 def trace(input: Any) -> Any:
     if input.dim() != 2:
         return by_formula(torch.trace, (input,), {})  # says what is wrong
     return torch.diagonal(input).sum()
 
 
-@implements_learning(F.embedding)
+@implements_differentiable(F.embedding)
 def embedding(
     input: torch.Tensor,
     weight: Any,

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from scorch._src.ops.movement.index import index_select
 from scorch._src.ops.movement.shape import shape_after
-from scorch._src.tensor.registry import implements, implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
@@ -34,17 +34,13 @@ def pad(input: SparseTensor, pad: Sequence[int], mode: str = "constant", value: 
     return _padded(input, pad, mode)
 
 
-@implements_operator(
-    aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default
-)
+@implements(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
 def reflection_pad(self: SparseTensor, padding: Sequence[int]) -> Any:
     shape_after(F.pad, self, padding, "reflect")
     return _padded(self, padding, "reflect")
 
 
-@implements_operator(
-    aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default
-)
+@implements(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
 def replication_pad(self: SparseTensor, padding: Sequence[int]) -> Any:
     shape_after(F.pad, self, padding, "replicate")
     return _padded(self, padding, "replicate")

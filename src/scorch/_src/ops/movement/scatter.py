@@ -19,7 +19,7 @@ from scorch._src.ops.movement.index import Points, check_long, check_places, of_
 from scorch._src.ops.movement.shape import shape_after
 from scorch._src.storage.budget import check_budget
 from scorch._src.tensor.entries import Entries, Shape, coordinates_of, entries_of, from_entries, keys_of
-from scorch._src.tensor.registry import implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, IndexRangeError, ShapeError
 
@@ -64,12 +64,12 @@ def shell_of(tensor: Any) -> Any:
     return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
 
 
-@implements_operator(aten.scatter.src, aten.scatter.value)
+@implements(aten.scatter.src, aten.scatter.value)
 def scatter(self: SparseTensor, dim: int, index: torch.Tensor, src: Any) -> Any:
     return _scattered(self, dim, index, src, False)
 
 
-@implements_operator(aten.scatter_add)
+@implements(aten.scatter_add)
 def scatter_add(self: SparseTensor, dim: int, index: torch.Tensor, src: Any) -> Any:
     return _scattered(self, dim, index, src, True)
 
@@ -100,7 +100,7 @@ def scattered_keys(self: SparseTensor, dim: int, index: torch.Tensor) -> torch.T
 # slices and rows -------------------------------------------------------------------------------------
 
 
-@implements_operator(aten.select_scatter)
+@implements(aten.select_scatter)
 def select_scatter(self: torch.Tensor, src: torch.Tensor, dim: int, index: int) -> Any:
     if not isinstance(self, SparseTensor):
         return aten.select_scatter(self, src.to_dense(), dim, index)
@@ -112,7 +112,7 @@ def select_scatter(self: torch.Tensor, src: torch.Tensor, dim: int, index: int) 
     return _replaced(self, torch.unsqueeze(src, dim % rank), dim % rank, range(start, start + 1))
 
 
-@implements_operator(aten.slice_scatter)
+@implements(aten.slice_scatter)
 def slice_scatter(
     self: torch.Tensor,
     src: torch.Tensor,
@@ -169,7 +169,7 @@ def _entries_in(source: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]
     return list(where), source[where]
 
 
-@implements_operator(aten.index_add)
+@implements(aten.index_add)
 def index_add(
     self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1
 ) -> Any:
@@ -184,7 +184,7 @@ def index_add(
     return written(self, keys_of(columns, tuple(self.shape)), values, adds=True)
 
 
-@implements_operator(aten.index_copy)
+@implements(aten.index_copy)
 def index_copy(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> Any:
     if not isinstance(self, SparseTensor):
         return torch.index_copy(self, dim, index, source.to_dense())
@@ -244,7 +244,7 @@ def moved_entries(
     return columns, values
 
 
-@implements_operator(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+@implements(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) -> Any:
     size = _size_of(self, dim)
     if not self.numel():
@@ -270,7 +270,7 @@ def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) ->
     return written(cleared, keys, torch.full(keys.shape, number, dtype=self.dtype), adds=False)
 
 
-@implements_operator(aten.index_put)
+@implements(aten.index_put)
 def index_put(
     self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
 ) -> Any:
@@ -297,7 +297,7 @@ def index_put(
 # reduced -------------------------------------------------------------------------------------------
 
 
-@implements_operator(aten.scatter_reduce.two)
+@implements(aten.scatter_reduce.two)
 def scatter_reduce(
     self: torch.Tensor, dim: int, index: torch.Tensor, src: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
@@ -315,14 +315,14 @@ def scatter_reduce(
     return _reduced(self, scattered_keys(self, dim, index), values, reduce, include_self)
 
 
-@implements_operator(aten.scatter.reduce)
+@implements(aten.scatter.reduce)
 def scatter_with(self: torch.Tensor, dim: int, index: torch.Tensor, src: Any, *, reduce: str) -> Any:
     if reduce not in REDUCE or not isinstance(self, SparseTensor):
         return densely(aten.scatter.reduce, (self, dim, index, src), {"reduce": reduce})
     return scatter_reduce(self, dim, index, src, REDUCE[reduce])
 
 
-@implements_operator(aten.scatter.value_reduce)
+@implements(aten.scatter.value_reduce)
 def scatter_number(self: SparseTensor, dim: int, index: torch.Tensor, value: Any, *, reduce: str) -> Any:
     if reduce not in REDUCE:
         return densely(aten.scatter.value_reduce, (self, dim, index, value), {"reduce": reduce})
@@ -332,7 +332,7 @@ def scatter_number(self: SparseTensor, dim: int, index: torch.Tensor, value: Any
     return scatter_reduce(self, dim, index, src, REDUCE[reduce])
 
 
-@implements_operator(aten.index_reduce)
+@implements(aten.index_reduce)
 def index_reduce(
     self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
@@ -352,7 +352,7 @@ def index_reduce(
     return scatter_reduce(self, dim, places, source, reduce, include_self=include_self)
 
 
-@implements_operator(aten.put)
+@implements(aten.put)
 def put(self: torch.Tensor, index: torch.Tensor, source: Any, accumulate: bool = False) -> Any:
     if not isinstance(self, SparseTensor) or isinstance(index, SparseTensor) or not self.dim():
         return densely(aten.put.default, (self, index, source, accumulate), {})
@@ -366,7 +366,7 @@ def put(self: torch.Tensor, index: torch.Tensor, source: Any, accumulate: bool =
     return written(self, places, values.reshape(-1), accumulate)
 
 
-@implements_operator(aten.diagonal_scatter)
+@implements(aten.diagonal_scatter)
 def diagonal_scatter(
     self: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Any:

@@ -22,7 +22,7 @@ from scorch._src.storage.slices import all_of, element, inner_format, one_of, ou
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.broadcast import expanded
 from scorch._src.tensor.entries import Entries, Shape, entries_of, format_for, from_entries
-from scorch._src.tensor.registry import implements, implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import IndexRangeError, UnsupportedError
 
@@ -54,7 +54,7 @@ def made_at(
     return from_entries(Entries(None, values, shape, columns), format_for(tensor, shape), in_order)
 
 
-@implements_operator(aten.zeros_like)
+@implements(aten.zeros_like)
 def zeros_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any) -> SparseTensor:
     """A tensor of the same shape and format without entries."""
     values = torch.zeros(0, dtype=dtype or self.storage.values.dtype)
@@ -65,7 +65,7 @@ def zeros_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any
 # the same entries in another shape -------------------------------------------------------------------
 
 
-@implements_operator(aten.view.default, aten._unsafe_view, aten.reshape)
+@implements(aten.view.default, aten._unsafe_view, aten.reshape)
 def view(self: SparseTensor, size: Sequence[int]) -> Any:
     shape = shape_after(aten.view.default, self, size)
     if shape == tuple(self.shape):
@@ -76,28 +76,28 @@ def view(self: SparseTensor, size: Sequence[int]) -> Any:
     return made(self, entries.keys, entries.values, shape, True)
 
 
-@implements_operator(aten._reshape_alias)
+@implements(aten._reshape_alias)
 def reshape_alias(self: SparseTensor, size: Sequence[int], stride: Any) -> Any:
     return view(self, size)
 
 
-@implements_operator(aten.unsqueeze)
+@implements(aten.unsqueeze)
 def unsqueeze(self: SparseTensor, dim: int) -> Any:
     return view(self, shape_after(aten.unsqueeze.default, self, dim))
 
 
-@implements_operator(aten.squeeze.default)
+@implements(aten.squeeze.default)
 def squeeze(self: SparseTensor) -> Any:
     return view(self, shape_after(aten.squeeze.default, self))
 
 
-@implements_operator(aten.squeeze.dim, aten.squeeze.dims)
+@implements(aten.squeeze.dim, aten.squeeze.dims)
 def squeeze_dims(self: SparseTensor, dim: Any) -> Any:
     func = aten.squeeze.dim if isinstance(dim, int) else aten.squeeze.dims
     return view(self, shape_after(func, self, dim))
 
 
-@implements_operator(aten.permute)
+@implements(aten.permute)
 def permute(self: SparseTensor, dims: Sequence[int]) -> SparseTensor:
     """The same arrays; a dimension goes to another place."""
     pattern = self.storage.pattern
@@ -122,7 +122,7 @@ def _turned(form: Format, order: tuple[int, ...]) -> Format:
     )
 
 
-@implements_operator(aten.transpose.int)
+@implements(aten.transpose.int)
 def transpose(self: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
     order = list(range(len(self.storage.pattern.shape)))
     try:
@@ -132,7 +132,7 @@ def transpose(self: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
     return permute(self, order)
 
 
-@implements_operator(aten.t)
+@implements(aten.t)
 def t(self: SparseTensor) -> SparseTensor:
     rank = len(self.storage.pattern.shape)
     if rank > 2:
@@ -140,7 +140,7 @@ def t(self: SparseTensor) -> SparseTensor:
     return permute(self, list(range(rank))[::-1])
 
 
-@implements_operator(aten.expand)
+@implements(aten.expand)
 def expand(self: SparseTensor, size: Sequence[int], *, implicit: bool = False) -> Any:
     shape = shape_after(aten.expand.default, self, size)
     if shape == tuple(self.shape):
@@ -149,7 +149,7 @@ def expand(self: SparseTensor, size: Sequence[int], *, implicit: bool = False) -
     return made(self, wide.keys, wide.values, shape, True)
 
 
-@implements_operator(aten.repeat)
+@implements(aten.repeat)
 def repeat(self: SparseTensor, repeats: Sequence[int]) -> Any:
     """Each dimension as one of copies and one of coordinates, broadcast and joined."""
     shape = shape_after(aten.repeat.default, self, repeats)
@@ -165,7 +165,7 @@ def repeat(self: SparseTensor, repeats: Sequence[int]) -> Any:
 # parts -----------------------------------------------------------------------------------------------
 
 
-@implements_operator(aten.slice.Tensor)
+@implements(aten.slice.Tensor)
 def slice_(
     self: SparseTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
@@ -184,7 +184,7 @@ def slice_(
     return made_at(self, [c[kept] for c in crd], entries.values[kept], shape, True)
 
 
-@implements_operator(aten.select.int)
+@implements(aten.select.int)
 def select(self: SparseTensor, dim: int, index: int) -> Any:
     whole = self.storage.pattern.shape
     if not -len(whole) <= dim < len(whole) or not -whole[dim] <= index < whole[dim]:
@@ -208,7 +208,7 @@ def select(self: SparseTensor, dim: int, index: int) -> Any:
     return made_at(self, [c[kept] for c in crd], entries.values[kept], shape, True)
 
 
-@implements_operator(aten.unbind)
+@implements(aten.unbind)
 def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
     """Every part along ``dim``; the entries are gone through once for all of them."""
     if not -self.dim() <= dim < self.dim():
@@ -231,13 +231,13 @@ def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
     return [SparseTensor(found or Storage(empty.pattern, empty.values)) for found in all_of(storage)]
 
 
-@implements_operator(aten.split.Tensor)
+@implements(aten.split.Tensor)
 def split(self: SparseTensor, split_size: int, dim: int = 0) -> list[Any]:
     shell = torch.empty(self.shape[dim], device="meta")
     return split_with_sizes(self, [part.shape[0] for part in aten.split.Tensor(shell, split_size)], dim)
 
 
-@implements_operator(aten.split_with_sizes)
+@implements(aten.split_with_sizes)
 def split_with_sizes(self: SparseTensor, split_sizes: Sequence[int], dim: int = 0) -> list[Any]:
     aten.split_with_sizes(torch.empty(tuple(self.shape), device="meta"), split_sizes, dim)
     found, start = [], 0
@@ -247,12 +247,12 @@ def split_with_sizes(self: SparseTensor, split_sizes: Sequence[int], dim: int = 
     return found
 
 
-@implements_operator(aten.tril)
+@implements(aten.tril)
 def tril(self: SparseTensor, diagonal: int = 0) -> Any:
     return _triangle(aten.tril.default, self, diagonal, lambda rows, columns: columns - rows <= diagonal)
 
 
-@implements_operator(aten.triu)
+@implements(aten.triu)
 def triu(self: SparseTensor, diagonal: int = 0) -> Any:
     return _triangle(aten.triu.default, self, diagonal, lambda rows, columns: columns - rows >= diagonal)
 
@@ -265,7 +265,7 @@ def _triangle(func: Any, self: SparseTensor, diagonal: int, is_kept: Any) -> Any
     return made(self, entries.keys[kept], entries.values[kept], shape, True)
 
 
-@implements_operator(aten.diagonal)
+@implements(aten.diagonal)
 def diagonal(self: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     shape = shape_after(aten.diagonal.default, self, offset, dim1, dim2)
     dim1, dim2 = dim1 % self.dim(), dim2 % self.dim()
@@ -277,7 +277,7 @@ def diagonal(self: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) 
     return made_at(self, columns, entries.values[kept], shape, self.dim() == 2)
 
 
-@implements(torch.Tensor.fill_diagonal_, learns=True)
+@implements(torch.Tensor.fill_diagonal_, differentiable=True)
 def fill_diagonal_(self: SparseTensor, fill_value: Any, wrap: bool = False) -> SparseTensor:
     """The diagonal of a matrix set to a number; below a tall one it goes on only with ``wrap``."""
     if self.dim() != 2 or wrap:
@@ -286,14 +286,14 @@ def fill_diagonal_(self: SparseTensor, fill_value: Any, wrap: bool = False) -> S
     return self
 
 
-@implements_operator(aten.as_strided)
+@implements(aten.as_strided)
 def as_strided(self: SparseTensor, *_: Any, **__: Any) -> Any:
     raise UnsupportedError(
         "a sparse tensor has no strides; use slices, .diagonal(), .reshape() or .to_dense()"
     )
 
 
-@implements_operator(aten.diag_embed)
+@implements(aten.diag_embed)
 def diag_embed(self: SparseTensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
     shape = shape_after(aten.diag_embed.default, self, offset, dim1, dim2)
     dim1, dim2 = dim1 % len(shape), dim2 % len(shape)
@@ -314,7 +314,7 @@ def diag_embed(self: SparseTensor, offset: int = 0, dim1: int = -2, dim2: int = 
 # other places ----------------------------------------------------------------------------------------
 
 
-@implements_operator(aten.flip)
+@implements(aten.flip)
 def flip(self: SparseTensor, dims: Sequence[int]) -> Any:
     shape = shape_after(aten.flip.default, self, dims)
     entries = entries_of(self)
@@ -324,7 +324,7 @@ def flip(self: SparseTensor, dims: Sequence[int]) -> Any:
     return made_at(self, crd, entries.values, shape, False)
 
 
-@implements_operator(aten.roll)
+@implements(aten.roll)
 def roll(self: SparseTensor, shifts: Any, dims: Any = ()) -> Any:
     if not self.numel():  # torch does not look at dims then
         return self.clone()
@@ -342,7 +342,7 @@ def roll(self: SparseTensor, shifts: Any, dims: Any = ()) -> Any:
     return made_at(self, crd, entries.values, shape, False)
 
 
-@implements_operator(aten.constant_pad_nd)
+@implements(aten.constant_pad_nd)
 def constant_pad_nd(self: SparseTensor, pad: Sequence[int], value: Any = 0) -> Any:
     shape = shape_after(aten.constant_pad_nd.default, self, pad, value)
     if value != 0:

@@ -83,10 +83,10 @@ def with_learned(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:
 for _name in _ZERO_FOR_ZERO:
     _function = getattr(torch, _name)
     _methods = [m for m in (getattr(torch.Tensor, _name, None),) if m is not None]
-    implements(_function, *_methods, learns=True)(_on_values(_function))
+    implements(_function, *_methods, differentiable=True)(_on_values(_function))
 
 
-@implements(F.relu, learns=True)
+@implements(F.relu, differentiable=True)
 def relu(input: SparseTensor, inplace: bool = False) -> torch.Tensor:
     if inplace:
         return torch.relu_(input)
@@ -109,7 +109,12 @@ def _is_number(value: Any) -> bool:
 
 
 @implements(
-    torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.multiply, learns=True
+    torch.mul,
+    torch.Tensor.mul,
+    torch.Tensor.__mul__,
+    torch.Tensor.__rmul__,
+    torch.multiply,
+    differentiable=True,
 )
 def mul(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and isinstance(input, SparseTensor) and _is_number(other):
@@ -118,7 +123,12 @@ def mul(input: Any, other: Any, **kwargs: Any) -> Any:
 
 
 @implements(
-    torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.true_divide, torch.divide, learns=True
+    torch.div,
+    torch.Tensor.div,
+    torch.Tensor.__truediv__,
+    torch.true_divide,
+    torch.divide,
+    differentiable=True,
 )
 def div(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and isinstance(input, SparseTensor) and _is_number(other) and other != 0:
@@ -129,12 +139,12 @@ def div(input: Any, other: Any, **kwargs: Any) -> Any:
     return general(torch.div, input, other, **kwargs)
 
 
-@implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, learns=True)
+@implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, differentiable=True)
 def add(input: Any, other: Any, **kwargs: Any) -> Any:
     return _by_kernel("+", torch.add, input, other, kwargs)
 
 
-@implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__, torch.subtract, learns=True)
+@implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__, torch.subtract, differentiable=True)
 def sub(input: Any, other: Any, **kwargs: Any) -> Any:
     return _by_kernel("-", torch.sub, input, other, kwargs)
 
@@ -230,7 +240,7 @@ def t(input: SparseTensor) -> Any:
 # what depends on how dense tensors lie in memory -----------------------------------------------------
 
 
-@implements(torch.Tensor.view, learns=True)
+@implements(torch.Tensor.view, differentiable=True)
 def view(self: Any, *size: Any, **kwargs: Any) -> Any:
     """``S.view(...)``, refused where a dense tensor would have to be copied for it."""
     is_shape = not kwargs and not (size and isinstance(size[0], torch.dtype))
@@ -242,22 +252,22 @@ def view(self: Any, *size: Any, **kwargs: Any) -> Any:
     return general(torch.Tensor.view, self, *size, **kwargs)
 
 
-@implements(torch.Tensor.view_as, learns=True)
+@implements(torch.Tensor.view_as, differentiable=True)
 def view_as(self: Any, other: torch.Tensor) -> Any:
     return self.view(other.shape)
 
 
-@implements(torch.Tensor.reshape_as, learns=True)
+@implements(torch.Tensor.reshape_as, differentiable=True)
 def reshape_as(self: Any, other: torch.Tensor) -> Any:
     return self.reshape(other.shape)
 
 
-@implements(torch.Tensor.expand_as, learns=True)
+@implements(torch.Tensor.expand_as, differentiable=True)
 def expand_as(self: Any, other: torch.Tensor) -> Any:
     return self.expand(other.shape)
 
 
-@implements(torch.Tensor.is_contiguous, learns=True)
+@implements(torch.Tensor.is_contiguous, differentiable=True)
 def is_contiguous(self: SparseTensor, *args: Any, **kwargs: Any) -> bool:
     """Whether a dense tensor that is the same view would lie in memory row by row."""
     if has_strides((self,)):
@@ -266,7 +276,7 @@ def is_contiguous(self: SparseTensor, *args: Any, **kwargs: Any) -> bool:
         return self.is_contiguous(*args, **kwargs)
 
 
-@implements(torch.Tensor.stride, learns=True)
+@implements(torch.Tensor.stride, differentiable=True)
 def stride(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
     """The strides of a dense tensor that was made in the same way."""
     if has_strides((self,)):
@@ -275,7 +285,7 @@ def stride(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
         return self.stride(*args, **kwargs)
 
 
-@implements(torch.Tensor.contiguous, learns=True)
+@implements(torch.Tensor.contiguous, differentiable=True)
 def contiguous(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
     """The tensor itself, or a copy of a view that dense tensors would have to copy."""
     if has_strides((self,)) and not is_contiguous(self, *args, **kwargs):
@@ -298,7 +308,7 @@ def _dense(value: Any) -> Any:
 
 
 for _function in (torch.tensor_split, torch.Tensor.tensor_split):
-    implements(_function, learns=True)(_split_at(_function))
+    implements(_function, differentiable=True)(_split_at(_function))
 
 
 @implements(torch.Tensor.__setitem__)

@@ -12,7 +12,7 @@ import torch
 from scorch._src.ops.fallback import densely
 from scorch._src.ops.pointwise.arithmetic import general, with_learned
 from scorch._src.tensor.autograd import values_of
-from scorch._src.tensor.registry import implements, implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 
 aten = torch.ops.aten
@@ -23,30 +23,30 @@ def _copied(found: SparseTensor, name: str) -> SparseTensor:
     return found
 
 
-@implements_operator(aten._conj)
+@implements(aten._conj)
 def lazy_conj(input: SparseTensor) -> SparseTensor:
     return with_values(input, input.storage.values.conj().resolve_conj())
 
 
-@implements(torch.conj, torch.Tensor.conj, learns=True)
+@implements(torch.conj, torch.Tensor.conj, differentiable=True)
 def conj(input: SparseTensor) -> SparseTensor:
     """The complex conjugate; of what is real the tensor itself."""
     return _copied(conj_physical(input), "conj") if input.is_complex() else input
 
 
-@implements(torch.conj_physical, torch.Tensor.conj_physical, learns=True)
+@implements(torch.conj_physical, torch.Tensor.conj_physical, differentiable=True)
 def conj_physical(input: SparseTensor) -> SparseTensor:
     return with_learned(input, values_of(input).conj().resolve_conj()) if input.is_complex() else input
 
 
-@implements(torch.real, torch.Tensor.real.__get__, learns=True)  # type: ignore[attr-defined]
+@implements(torch.real, torch.Tensor.real.__get__, differentiable=True)  # type: ignore[attr-defined]
 def real(input: SparseTensor) -> SparseTensor:
     if not input.is_complex():
         return input
     return _copied(with_learned(input, values_of(input).real.contiguous()), "real")
 
 
-@implements(torch.imag, torch.Tensor.imag.__get__, learns=True)  # type: ignore[attr-defined]
+@implements(torch.imag, torch.Tensor.imag.__get__, differentiable=True)  # type: ignore[attr-defined]
 def imag(input: SparseTensor) -> SparseTensor:
     return _copied(with_learned(input, torch.imag(values_of(input)).contiguous()), "imag")
 
@@ -73,19 +73,19 @@ SparseTensor.real = property(lambda input: torch.real(input), set_real)  # type:
 SparseTensor.imag = property(lambda input: torch.imag(input), set_imag)  # type: ignore[assignment]
 
 
-@implements(torch.Tensor.H.__get__, learns=True)  # type: ignore[attr-defined]
+@implements(torch.Tensor.H.__get__, differentiable=True)  # type: ignore[attr-defined]
 def hermitian(input: SparseTensor) -> Any:
     if input.dim() != 2:
         return general(torch.Tensor.H.__get__, input)  # type: ignore[attr-defined]
     return torch.conj(input.T)
 
 
-@implements(torch.adjoint, torch.Tensor.adjoint, torch.Tensor.mH.__get__, learns=True)  # type: ignore[attr-defined]
+@implements(torch.adjoint, torch.Tensor.adjoint, torch.Tensor.mH.__get__, differentiable=True)  # type: ignore[attr-defined]
 def adjoint(input: SparseTensor) -> Any:
     return torch.conj(input.mT) if input.dim() >= 2 else general(torch.adjoint, input)
 
 
-@implements_operator(aten.view.dtype)
+@implements(aten.view.dtype)
 def view_as_dtype(input: SparseTensor, dtype: torch.dtype) -> Any:
     """The bits of the values read as another dtype, in which no bits are zero too."""
     if dtype.itemsize != input.dtype.itemsize:

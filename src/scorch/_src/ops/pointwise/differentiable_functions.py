@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.tensor.autograd import by_formula, sparse_of, values_of
-from scorch._src.tensor.registry import WHEN_LEARNING, implements_learning
+from scorch._src.tensor.registry import implements_differentiable, look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 # fmt: off
@@ -43,8 +43,8 @@ def _on_values(function: Callable[..., Any]) -> Callable[..., Any]:
 for _name in FUNCTIONS:
     for _home in (torch, torch.Tensor, F):
         _function = getattr(_home, _name, None)
-        if callable(_function) and _function not in WHEN_LEARNING:
-            implements_learning(_function)(_on_values(_function))
+        if callable(_function) and look_up(_function).run_differentiable is None:
+            implements_differentiable(_function)(_on_values(_function))
 
 
 # losses ----------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def _loss(function: Callable[..., Any], **defaults: Any) -> None:
         lost = function(values, torch.zeros_like(values), reduction="none", **options)
         return _reduced(sparse_of(distance.storage.pattern, lost), reduction)
 
-    implements_learning(function)(handler)
+    implements_differentiable(function)(handler)
 
 
 _loss(F.mse_loss)

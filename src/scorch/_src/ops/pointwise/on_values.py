@@ -12,7 +12,7 @@ import torch
 
 from scorch._src.ops.fallback import densely
 from scorch._src.ops.pointwise.elementwise import filled
-from scorch._src.tensor.registry import implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ def _mapped(name: str, self: SparseTensor, function: Callable[[torch.Tensor], to
     return with_values(self, values) if not bool(fill.any()) else filled(name, self, values, fill)
 
 
-@implements_operator(aten.isin.Tensor_Tensor)
+@implements(aten.isin.Tensor_Tensor)
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
     """Whether each element is one of ``test_elements``."""
     if not isinstance(elements, SparseTensor):
@@ -35,14 +35,14 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
     return _mapped("isin", elements, lambda values: torch.isin(values, known, invert=invert))
 
 
-@implements_operator(aten.isin.Tensor_Scalar)
+@implements(aten.isin.Tensor_Scalar)
 def isin_number(
     elements: SparseTensor, test_element: Any, *, assume_unique: bool = False, invert: bool = False
 ) -> Any:
     return _mapped("isin", elements, lambda values: torch.isin(values, test_element, invert=invert))
 
 
-@implements_operator(aten.bucketize.Tensor)
+@implements(aten.bucketize.Tensor)
 def bucketize(self: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
     """The number of the bucket that each element falls in."""
     bounds = boundaries.to_dense() if isinstance(boundaries, SparseTensor) else boundaries
@@ -57,7 +57,7 @@ def _is_dense(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, SparseTensor)
 
 
-@implements_operator(aten.searchsorted.Tensor)
+@implements(aten.searchsorted.Tensor)
 def searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
     """Where each element would stand in a sorted list; in a list for each line it works on dense copies."""
     if isinstance(sorted_sequence, SparseTensor) or sorted_sequence.dim() != 1 or _is_dense(self):
@@ -67,7 +67,7 @@ def searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
     )
 
 
-@implements_operator(aten.frexp.Tensor)
+@implements(aten.frexp.Tensor)
 def frexp(self: SparseTensor) -> Any:
     """Mantissa and exponent, both zero for zero."""
     mantissa, exponent = torch.frexp(self.storage.values)

@@ -26,7 +26,7 @@ from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import clear_padding
 from scorch._src.tensor.broadcast import expanded
 from scorch._src.tensor.entries import entries_of, united
-from scorch._src.tensor.registry import implements, implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch.errors import CallError, OperandError
 
@@ -55,10 +55,10 @@ def _on_values(function: Callable[..., torch.Tensor]) -> Callable[..., SparseTen
 
 
 for _packet in (aten.rand_like, aten.randn_like, aten.randint_like):
-    implements_operator(_packet)(_on_values(_packet))
+    implements(_packet)(_on_values(_packet))
 
 
-@implements_operator(aten.empty_like)
+@implements(aten.empty_like)
 def empty_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any) -> SparseTensor:
     """The pattern of ``self``; torch leaves the values open, here they are zeros."""
     return with_values(self, torch.zeros_like(self.storage.values, dtype=dtype))
@@ -83,21 +83,21 @@ for _func in (
     aten.random_.to,
     aten.bernoulli_.float,
 ):
-    implements_operator(_func)(_in_place(_func))
+    implements(_func)(_in_place(_func))
 
 
-@implements_operator(aten.bernoulli.default)
+@implements(aten.bernoulli.default)
 def bernoulli(self: SparseTensor, generator: Any = None) -> SparseTensor:
     """1 with the probability that is stored: 0 where nothing is."""
     return on_pattern(self, lambda values: torch.bernoulli(values, generator=generator))
 
 
-@implements_operator(aten.poisson)
+@implements(aten.poisson)
 def poisson(self: SparseTensor, generator: Any = None) -> SparseTensor:
     return on_pattern(self, lambda values: torch.poisson(values, generator=generator))
 
 
-@implements_operator(aten.native_dropout)
+@implements(aten.native_dropout)
 def native_dropout(input: SparseTensor, p: float, train: bool | None) -> tuple[SparseTensor, SparseTensor]:
     """What is left of the entries, and which are."""
     found, kept = torch.native_dropout(input.storage.values, p, train)
@@ -114,19 +114,19 @@ def _filled(name: str, shape: Sequence[int], value: Any, dtype: torch.dtype) -> 
     return torch.full(tuple(shape), value, dtype=dtype)
 
 
-@implements_operator(aten.full_like)
+@implements(aten.full_like)
 def full_like(self: SparseTensor, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     if fill_value == 0:
         return zeros_like(self, dtype=dtype)
     return _filled("full_like", self.shape, fill_value, dtype or self.dtype)
 
 
-@implements_operator(aten.ones_like)
+@implements(aten.ones_like)
 def ones_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
     return _filled("ones_like", self.shape, 1, dtype or self.dtype)
 
 
-@implements_operator(aten.fill.Scalar, aten.fill.Tensor)
+@implements(aten.fill.Scalar, aten.fill.Tensor)
 def fill(self: SparseTensor, value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.dim() > 0:
         raise CallError(f"fill_ takes one number, not a tensor of shape {tuple(value.shape)}")
@@ -137,26 +137,26 @@ def fill(self: SparseTensor, value: Any) -> Any:
     return full_like(self, value.item())
 
 
-@implements_operator(aten.zero)
+@implements(aten.zero)
 def zero(self: SparseTensor) -> SparseTensor:
     return zeros_like(self)
 
 
-@implements_operator(aten.new_zeros, aten.new_empty)
+@implements(aten.new_zeros, aten.new_empty)
 def new_zeros(
     self: SparseTensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
 ) -> torch.Tensor:
     return _filled("new_zeros", size, 0, dtype or self.dtype)
 
 
-@implements_operator(aten.new_ones)
+@implements(aten.new_ones)
 def new_ones(
     self: SparseTensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
 ) -> torch.Tensor:
     return _filled("new_ones", size, 1, dtype or self.dtype)
 
 
-@implements_operator(aten.new_full)
+@implements(aten.new_full)
 def new_full(
     self: SparseTensor, size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any
 ) -> torch.Tensor:
@@ -189,7 +189,7 @@ def apply_(self: SparseTensor, callable: Callable[[Any], Any]) -> torch.Tensor:
     return replace_by(self, self.to_dense().apply_(callable), "apply_")
 
 
-@implements_operator(aten.allclose)
+@implements(aten.allclose)
 def allclose(
     self: torch.Tensor,
     other: torch.Tensor,

@@ -15,7 +15,7 @@ from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
-from scorch._src.tensor.registry import implements, implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import CallError, ShapeError
@@ -23,7 +23,7 @@ from scorch.errors import CallError, ShapeError
 aten = torch.ops.aten
 
 
-@implements(F.linear, learns=True)
+@implements(F.linear, differentiable=True)
 def linear(input: Any, weight: Any, bias: Any = None, *, out: Any = None) -> Any:
     """``input @ weight.T + bias``."""
     if out is not None:
@@ -67,7 +67,7 @@ def _rows_by_weight(input: Any, weight: SparseTensor) -> Any:
     return found if input.dim() == 2 else found.unflatten(0, input.shape[:-1])
 
 
-@implements(F.bilinear, learns=True)
+@implements(F.bilinear, differentiable=True)
 def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     """``input1 @ weight[k] @ input2`` for every k."""
     check_call(F.bilinear, input1, input2, weight, bias)
@@ -76,7 +76,7 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     return product if bias is None else product + bias
 
 
-@implements_operator(aten.glu)
+@implements(aten.glu)
 def glu(self: SparseTensor, dim: int = -1) -> SparseTensor:
     """``a * sigmoid(b)`` of both halves, at the entries of ``a``."""
     if not self.dim() or self.shape[dim] % 2:
@@ -90,13 +90,13 @@ def glu(self: SparseTensor, dim: int = -1) -> SparseTensor:
     )
 
 
-@implements(torch.stft, torch.Tensor.stft, learns=True)
+@implements(torch.stft, torch.Tensor.stft, differentiable=True)
 def stft(input: Any, *args: Any, **kwargs: Any) -> Any:
     """The transform of every window, which fills it; torch cuts windows by strides."""
     return densely(torch.stft, (input, *args), kwargs)
 
 
-@implements(F.rrelu, torch.rrelu, learns=True)
+@implements(F.rrelu, torch.rrelu, differentiable=True)
 def rrelu(
     input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Any:

@@ -31,37 +31,37 @@ FEW_ROWS = 2  # of a dense matrix, below which it is not worth transposing
 MUCH_WORK = 1 << 14  # multiplications from which on it is
 
 
-@implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, learns=True)
+@implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, differentiable=True)
 def matmul(input: Any, other: Any, *, out: Any = None) -> Result:
     """``input @ other`` for vectors, matrices and batches of matrices."""
     return _product(torch.matmul, input, other, out)
 
 
-@implements(torch.mm, torch.Tensor.mm, learns=True)
+@implements(torch.mm, torch.Tensor.mm, differentiable=True)
 def mm(input: Any, mat2: Any, *, out: Any = None) -> Result:
     """The product of two matrices."""
     return _product(torch.mm, input, mat2, out)
 
 
-@implements(torch.mv, torch.Tensor.mv, learns=True)
+@implements(torch.mv, torch.Tensor.mv, differentiable=True)
 def mv(input: Any, vec: Any, *, out: Any = None) -> Result:
     """The product of a matrix and a vector."""
     return _product(torch.mv, input, vec, out)
 
 
-@implements(torch.bmm, torch.Tensor.bmm, learns=True)
+@implements(torch.bmm, torch.Tensor.bmm, differentiable=True)
 def bmm(input: Any, mat2: Any, *, out: Any = None) -> Result:
     """The products of two batches of matrices."""
     return _product(torch.bmm, input, mat2, out)
 
 
-@implements(torch.Tensor.__rmatmul__, learns=True)
+@implements(torch.Tensor.__rmatmul__, differentiable=True)
 def rmatmul(input: Any, other: Any) -> Result:
     """``other @ input``, where ``other`` is the dense tensor on the left."""
     return _product(torch.matmul, other, input, None)
 
 
-@implements(torch.einsum, learns=True)
+@implements(torch.einsum, differentiable=True)
 def torch_einsum(*args: Any) -> Result:
     return einsum(*cast(*args)) if is_autocast() else einsum(*args)
 

@@ -14,7 +14,7 @@ from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.autograd import placed, sparse_of, values_of
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.entries import Entries, format_for, from_entries
-from scorch._src.tensor.registry import implements, implements_learning, implements_operator
+from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
@@ -36,37 +36,37 @@ def _added(self: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> 
     return _scaled(self, beta) + _scaled(product, alpha)
 
 
-@implements_learning(torch.addmm, torch.Tensor.addmm)
-@implements_operator(aten.addmm.default)
+@implements_differentiable(torch.addmm, torch.Tensor.addmm)
+@implements(aten.addmm.default)
 def addmm(self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     check_call(torch.addmm, self, mat1, mat2, beta=beta, alpha=alpha)
     return _added(self, matmul.mm(mat1, mat2), beta, alpha)
 
 
-@implements_learning(torch.addmv, torch.Tensor.addmv)
-@implements_operator(aten.addmv.default)
+@implements_differentiable(torch.addmv, torch.Tensor.addmv)
+@implements(aten.addmv.default)
 def addmv(self: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     check_call(torch.addmv, self, mat, vec, beta=beta, alpha=alpha)
     return _added(self, matmul.mv(mat, vec), beta, alpha)
 
 
-@implements_learning(torch.baddbmm, torch.Tensor.baddbmm)
-@implements_operator(aten.baddbmm.default)
+@implements_differentiable(torch.baddbmm, torch.Tensor.baddbmm)
+@implements(aten.baddbmm.default)
 def baddbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     check_call(torch.baddbmm, self, batch1, batch2, beta=beta, alpha=alpha)
     return _added(self, matmul.bmm(batch1, batch2), beta, alpha)
 
 
-@implements_learning(torch.addbmm, torch.Tensor.addbmm)
-@implements_operator(aten.addbmm.default)
+@implements_differentiable(torch.addbmm, torch.Tensor.addbmm)
+@implements(aten.addbmm.default)
 def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     check_call(torch.addbmm, self, batch1, batch2, beta=beta, alpha=alpha)
     return _added(self, einsum("bij,bjk->ik", batch1, batch2), beta, alpha)
 
 
-implements_operator(aten.mm.default)(matmul.mm)
-implements_operator(aten.mv.default)(matmul.mv)
-implements_operator(aten.bmm.default)(matmul.bmm)
+implements(aten.mm.default)(matmul.mm)
+implements(aten.mv.default)(matmul.mv)
+implements(aten.bmm.default)(matmul.bmm)
 
 
 @implements(torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power)
@@ -84,22 +84,22 @@ def matrix_power(input: Any, n: int, *, out: Any = None) -> Any:
         return torch.matrix_power(input, n) if out is None else torch.matrix_power(input, n, out=out)
 
 
-@implements_learning(torch.dot, torch.Tensor.dot)
-@implements_operator(aten.dot.default)
+@implements_differentiable(torch.dot, torch.Tensor.dot)
+@implements(aten.dot.default)
 def dot(self: Any, tensor: Any) -> Any:
     check_call(torch.dot, self, tensor)
     return einsum("i,i->", self, tensor)
 
 
-@implements_learning(torch.vdot, torch.Tensor.vdot)
-@implements_operator(aten.vdot.default)
+@implements_differentiable(torch.vdot, torch.Tensor.vdot)
+@implements(aten.vdot.default)
 def vdot(self: Any, other: Any) -> Any:
     """As ``dot``, of the first vector's complex conjugate."""
     check_call(torch.vdot, self, other)
     return einsum("i,i->", self.conj() if self.is_complex() else self, other)
 
 
-@implements(torch.kron, torch.Tensor.kron, learns=True)
+@implements(torch.kron, torch.Tensor.kron, differentiable=True)
 def kron(input: Any, other: Any, *, out: Any = None) -> Any:
     """The Kronecker product: every entry of one with every entry of the other."""
     if out is not None:
@@ -118,7 +118,7 @@ def kron(input: Any, other: Any, *, out: Any = None) -> Any:
 # as einsums, for gradients that follow the entries ---------------------------------------------------
 
 
-@implements_learning(torch.inner, torch.Tensor.inner)
+@implements_differentiable(torch.inner, torch.Tensor.inner)
 def inner(input: Any, other: Any) -> Any:
     """The sum of products along the last dimensions of both."""
     check_call(torch.inner, input, other)
@@ -128,13 +128,13 @@ def inner(input: Any, other: Any) -> Any:
     return einsum(f"{a}z,{b}z->{a}{b}", input, other)
 
 
-@implements_learning(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger)
+@implements_differentiable(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger)
 def outer(input: Any, vec2: Any) -> Any:
     check_call(torch.outer, input, vec2)
     return einsum("i,j->ij", input, vec2)
 
 
-@implements_learning(torch.tensordot)
+@implements_differentiable(torch.tensordot)
 def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
     """The sum of products over pairs of dimensions, or over the last of ``a`` and the first of ``b``."""
     if isinstance(dims, torch.Tensor):
@@ -151,13 +151,13 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
     return einsum(f"{''.join(first)},{''.join(second)}->{''.join(kept)}", a, b)
 
 
-@implements_learning(torch.linalg.multi_dot)
+@implements_differentiable(torch.linalg.multi_dot)
 def multi_dot(tensors: Sequence[Any], *, out: Any = None) -> Any:
     check_call(torch.linalg.multi_dot, tensors, out=out)
     return functools.reduce(matmul.matmul, tensors)
 
 
-@implements_learning(torch.chain_matmul)
+@implements_differentiable(torch.chain_matmul)
 def chain_matmul(*matrices: Any, out: Any = None) -> Any:
     check_call(torch.chain_matmul, *matrices, out=out)
     return functools.reduce(matmul.mm, matrices)
@@ -172,7 +172,7 @@ def _unit(input: Any, unit: Any) -> Any:
     return sparse_of(stored.pattern, torch.where(stored.pattern.present, stored.values, own))
 
 
-@implements_learning(torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power)
+@implements_differentiable(torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power)
 def learned_power(input: Any, n: int, *, out: Any = None) -> Any:
     """As ``matrix_power``, by squaring, each product sampled at the pattern of what it is learned from."""
     if n < 0:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from scorch._src.grad_state import untracked
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import by_formula, sparse_of, values_at, values_of
-from scorch._src.tensor.registry import implements_learning
+from scorch._src.tensor.registry import implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Function = Callable[..., Any]
@@ -28,7 +28,7 @@ def _is_plain(tensor: Any) -> bool:
 # norms -----------------------------------------------------------------------------------------------
 
 
-@implements_learning(torch.norm, torch.Tensor.norm)
+@implements_differentiable(torch.norm, torch.Tensor.norm)
 def norm(
     input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
 ) -> Any:
@@ -39,14 +39,14 @@ def norm(
     return by_formula(torch.norm, (input, p, dim, keepdim), {"out": out, "dtype": dtype})
 
 
-@implements_learning(F.normalize)
+@implements_differentiable(F.normalize)
 def normalize(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Any:
     if not _is_plain(input) or input.dim() != 2 or out is not None:
         return by_formula(F.normalize, (input, p, dim, eps), {"out": out})
     return input / torch.linalg.vector_norm(input, p, dim, True).clamp(min=eps)
 
 
-@implements_learning(torch.cosine_similarity, F.cosine_similarity)
+@implements_differentiable(torch.cosine_similarity, F.cosine_similarity)
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     is_plain = _is_plain(x1) and isinstance(x2, torch.Tensor) and x1.shape == x2.shape
     if not is_plain or x1.dim() != 2 or x1.dtype != x2.dtype:
@@ -55,7 +55,7 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     return torch.sum(x1 * x2, dim) / (sizes[0] * sizes[1])
 
 
-@implements_learning(torch.nansum, torch.Tensor.nansum)
+@implements_differentiable(torch.nansum, torch.Tensor.nansum)
 def nansum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None) -> Any:
     if not _is_plain(input) or out is not None:
         return by_formula(torch.nansum, (input, dim, keepdim), {"dtype": dtype, "out": out})
@@ -68,7 +68,7 @@ def nansum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = N
 # neighbours ------------------------------------------------------------------------------------------
 
 
-@implements_learning(F.glu)
+@implements_differentiable(F.glu)
 def glu(input: Any, dim: int = -1) -> Any:
     """The first half times the sigmoid of the second, at the entries of the first."""
     if not _is_plain(input) or input.shape[dim] % 2:
@@ -81,7 +81,7 @@ def glu(input: Any, dim: int = -1) -> Any:
     return sparse_of(pattern, values_of(first) * torch.sigmoid(values_at(second, pattern)))
 
 
-@implements_learning(torch.diff, torch.Tensor.diff)
+@implements_differentiable(torch.diff, torch.Tensor.diff)
 def diff(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
     if not _is_plain(input) or prepend is not None or append is not None or not 0 < n < input.shape[dim]:
         return by_formula(torch.diff, (input, n, dim, prepend, append), {})
@@ -135,4 +135,4 @@ def _replaced(function: Function, args: Any, kwargs: Any, by: Callable[[Any], An
 
 for _name in ("maximum", "minimum", "fmax", "fmin", "hypot", "lerp", "addcmul"):
     for _home in (torch, torch.Tensor):
-        implements_learning(getattr(_home, _name))(_on_united(getattr(_home, _name)))
+        implements_differentiable(getattr(_home, _name))(_on_united(getattr(_home, _name)))

@@ -14,7 +14,7 @@ import torch
 from scorch._src.ops.fallback import densely
 from scorch._src.storage.budget import check_budget
 from scorch._src.tensor.entries import Entries, entries_of
-from scorch._src.tensor.registry import implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
 
@@ -41,7 +41,7 @@ def _inverse_budget(self: SparseTensor, name: str) -> None:
     )
 
 
-@implements_operator(aten._unique2.default)
+@implements(aten._unique2.default)
 def unique(
     self: SparseTensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
@@ -63,7 +63,7 @@ def unique(
     return values, inverse, counts if return_counts else nothing
 
 
-@implements_operator(aten.unique_consecutive.default)
+@implements(aten.unique_consecutive.default)
 def unique_consecutive(
     self: SparseTensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
@@ -91,7 +91,7 @@ def unique_consecutive(
     return values, inverse, counts if return_counts else nothing
 
 
-@implements_operator(aten.histc.default)
+@implements(aten.histc.default)
 def histc(self: SparseTensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
     """How many elements fall into each of ``bins`` equal parts of the range."""
     entries, zeros = _nonzero(self)
@@ -107,7 +107,7 @@ def histc(self: SparseTensor, bins: int = 100, min: Any = 0, max: Any = 0) -> An
     return found + (zeros - 1) * aten.histc.default(sample[-1:], bins, min, max)
 
 
-@implements_operator(aten.histogram.bin_ct)
+@implements(aten.histogram.bin_ct)
 def histogram(
     self: SparseTensor,
     bins: int = 100,
@@ -120,7 +120,7 @@ def histogram(
     return _histogram(aten.histogram.bin_ct, self, bins, {"range": range}, weight, density)
 
 
-@implements_operator(aten.histogram.bins_tensor)
+@implements(aten.histogram.bins_tensor)
 def histogram_of_edges(
     self: Any, bins: torch.Tensor, *, weight: torch.Tensor | None = None, density: bool = False
 ) -> Any:
@@ -139,7 +139,7 @@ def _histogram(func: Any, self: Any, bins: Any, named: Any, weight: Any, density
     return func(sample, bins, **named, weight=often, density=density)
 
 
-@implements_operator(aten.bincount.default)
+@implements(aten.bincount.default)
 def bincount(self: Any, weights: Any = None, minlength: int = 0) -> Any:
     """How often each whole number is there, or the sum of the ``weights`` where it is."""
     if not isinstance(self, SparseTensor):

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from scorch._src.ops.fallback import all_sparse, densely, replace_by, stored
-from scorch._src.tensor.registry import implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
 
 
-@implements_operator(aten.native_batch_norm.default)
+@implements(aten.native_batch_norm.default)
 def native_batch_norm(
     input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *numbers: float
 ) -> Any:

@@ -21,7 +21,7 @@ from scorch._src.storage.budget import check_budget, is_within_budget
 from scorch._src.tensor.autograd import differentiated, values_of
 from scorch._src.tensor.entries import Entries, coordinates_of, entries_of, format_for, keys_of
 from scorch._src.tensor.entries_autograd import from_learned_entries
-from scorch._src.tensor.registry import implements, implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
@@ -126,12 +126,12 @@ def _reduce(func: Any, tensor: SparseTensor, dim: Dims, args: Sequence[Any], kwa
     return groups.result(found, shape, like.dtype, fill)
 
 
-@implements_operator(aten.sum.default, aten.sum.dim_IntList)
+@implements(aten.sum.default, aten.sum.dim_IntList)
 def sum(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return _summed(aten.sum.dim_IntList, self, dim, keepdim, dtype, lambda g, v: g.sum(v))
 
 
-@implements(torch.sum, torch.Tensor.sum, learns=True)
+@implements(torch.sum, torch.Tensor.sum, differentiable=True)
 def quick_sum(input: Any, *args: Any, **kwargs: Any) -> Any:
     """The sum over some dimensions by a kernel, without asking torch; everything else as torch takes it."""
     dim = args[0] if args else kwargs.get("dim")
@@ -144,7 +144,7 @@ def quick_sum(input: Any, *args: Any, **kwargs: Any) -> Any:
     return differentiated(torch.sum, (input, *args), kwargs)
 
 
-@implements_operator(aten.nansum)
+@implements(aten.nansum)
 def nansum(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return _summed(
         aten.nansum,
@@ -156,7 +156,7 @@ def nansum(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype
     )
 
 
-@implements_operator(aten.mean.default, aten.mean.dim)
+@implements(aten.mean.default, aten.mean.dim)
 def mean(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return _summed(aten.mean.dim, self, dim, keepdim, dtype, lambda g, v: g.sum(v) / g.places)
 
@@ -217,7 +217,7 @@ def _sum_equation(rank: int, dims: tuple[int, ...]) -> tuple[str, tuple[int, ...
     return f"{LETTERS[:rank]}->{''.join(LETTERS[d] for d in kept)}", kept
 
 
-@implements_operator(aten.prod.default, aten.prod.dim_int)
+@implements(aten.prod.default, aten.prod.dim_int)
 def prod(self: SparseTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     func, args = (aten.prod.default, ()) if dim is None else (aten.prod.dim_int, (dim, keepdim))
     return _reduce(func, self, dim, args, {"dtype": dtype}, _product)
@@ -239,41 +239,41 @@ def _extreme(how: str) -> Body:
     return body
 
 
-@implements_operator(aten.amax)
+@implements(aten.amax)
 def amax(self: SparseTensor, dim: Dims = (), keepdim: bool = False) -> Any:
     return _reduce(aten.amax.default, self, dim, (dim, keepdim), {}, _extreme("amax"))
 
 
-@implements_operator(aten.amin)
+@implements(aten.amin)
 def amin(self: SparseTensor, dim: Dims = (), keepdim: bool = False) -> Any:
     return _reduce(aten.amin.default, self, dim, (dim, keepdim), {}, _extreme("amin"))
 
 
-@implements_operator(aten.max.default)
+@implements(aten.max.default)
 def max_of_all(self: SparseTensor) -> Any:
     return _reduce(aten.max.default, self, None, (), {}, _extreme("amax"))
 
 
-@implements_operator(aten.min.default)
+@implements(aten.min.default)
 def min_of_all(self: SparseTensor) -> Any:
     return _reduce(aten.min.default, self, None, (), {}, _extreme("amin"))
 
 
-@implements_operator(aten.max.dim)
+@implements(aten.max.dim)
 def max_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
     if self.numel() == 0 or self.storage.values.isnan().any():
         return densely(aten.max.dim, (self, dim, keepdim), {})
     return torch.return_types.max((amax(self, [dim], keepdim), _places(self, dim, keepdim, "amax")))
 
 
-@implements_operator(aten.min.dim)
+@implements(aten.min.dim)
 def min_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
     if self.numel() == 0 or self.storage.values.isnan().any():
         return densely(aten.min.dim, (self, dim, keepdim), {})
     return torch.return_types.min((amin(self, [dim], keepdim), _places(self, dim, keepdim, "amin")))
 
 
-@implements_operator(aten.aminmax)
+@implements(aten.aminmax)
 def aminmax(self: SparseTensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
     if self.numel() == 0:
         return densely(aten.aminmax.default, (self,), {"dim": dim, "keepdim": keepdim})
@@ -281,12 +281,12 @@ def aminmax(self: SparseTensor, *, dim: int | None = None, keepdim: bool = False
     return torch.return_types.aminmax((amin(self, dims, keepdim), amax(self, dims, keepdim)))
 
 
-@implements_operator(aten.argmax)
+@implements(aten.argmax)
 def argmax(self: SparseTensor, dim: int | None = None, keepdim: bool = False) -> Any:
     return _place_of(aten.argmax.default, self, dim, keepdim, "amax")
 
 
-@implements_operator(aten.argmin)
+@implements(aten.argmin)
 def argmin(self: SparseTensor, dim: int | None = None, keepdim: bool = False) -> Any:
     return _place_of(aten.argmin.default, self, dim, keepdim, "amin")
 
@@ -335,13 +335,13 @@ def _first_missing(groups: Groups) -> torch.Tensor:
     return torch.minimum(found, groups.stored)
 
 
-@implements_operator(aten.any.default, aten.any.dim, aten.any.dims)
+@implements(aten.any.default, aten.any.dim, aten.any.dims)
 def any(self: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Any:
     func, args = _one_or_more(aten.any, dim, keepdim)
     return _reduce(func, self, dim, args, {}, lambda g, v: (g.reduce((v != 0).to(torch.uint8), "amax"), 0.0))
 
 
-@implements_operator(aten.all.default, aten.all.dim, aten.all.dims)
+@implements(aten.all.default, aten.all.dim, aten.all.dims)
 def all(self: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Any:
     func, args = _one_or_more(aten.all, dim, keepdim)
 
@@ -358,7 +358,7 @@ def _one_or_more(packet: Any, dim: Dims, keepdim: bool) -> tuple[Any, tuple[Any,
     return (packet.dim, (dim, keepdim)) if isinstance(dim, int) else (packet.dims, (dim, keepdim))
 
 
-@implements_operator(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
+@implements(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
 def count_nonzero(self: SparseTensor, dim: Dims = None) -> Any:
     dims = [dim] if isinstance(dim, int) else dim
     func, args = (
@@ -367,22 +367,22 @@ def count_nonzero(self: SparseTensor, dim: Dims = None) -> Any:
     return _reduce(func, self, dims, args, {}, lambda g, v: (g.sum((v != 0).to(torch.int64)), 0.0))
 
 
-@implements_operator(aten.var.correction)
+@implements(aten.var.correction)
 def var(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
     return _spread(aten.var.correction, self, dim, correction, keepdim, lambda v: v)
 
 
-@implements_operator(aten.std.correction)
+@implements(aten.std.correction)
 def std(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
     return _spread(aten.std.correction, self, dim, correction, keepdim, torch.sqrt)
 
 
-@implements_operator(aten.var_mean.correction)
+@implements(aten.var_mean.correction)
 def var_mean(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
     return _with_mean(aten.var_mean.correction, var, self, dim, correction, keepdim)
 
 
-@implements_operator(aten.std_mean.correction)
+@implements(aten.std_mean.correction)
 def std_mean(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
     return _with_mean(aten.std_mean.correction, std, self, dim, correction, keepdim)
 
@@ -415,7 +415,7 @@ def _spread(func: Any, self: SparseTensor, dim: Dims, correction: Any, keepdim: 
     return _reduce(func, self, dim, (dim,), kwargs, body)
 
 
-@implements_operator(aten.linalg_vector_norm)
+@implements(aten.linalg_vector_norm)
 def vector_norm(
     self: SparseTensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
@@ -435,7 +435,7 @@ def vector_norm(
     return _reduce(aten.linalg_vector_norm.default, self, dims, (ord, dims, keepdim), {"dtype": dtype}, body)
 
 
-@implements_operator(aten.logsumexp)
+@implements(aten.logsumexp)
 def logsumexp(self: SparseTensor, dim: Dims, keepdim: bool = False) -> Any:
     dims = [dim] if isinstance(dim, int) else dim
     if self.is_complex():  # which have no largest value
@@ -451,7 +451,7 @@ def logsumexp(self: SparseTensor, dim: Dims, keepdim: bool = False) -> Any:
     return _reduce(aten.logsumexp.default, self, dims, (dims, keepdim), {}, body)
 
 
-@implements_operator(aten.equal)
+@implements(aten.equal)
 def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether all elements are the same."""
     if tuple(self.shape) != tuple(other.shape):
@@ -459,7 +459,7 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
     return not bool(torch.ne(self, other).any())
 
 
-@implements_operator(aten.trace)
+@implements(aten.trace)
 def trace(self: SparseTensor) -> Any:
     like = _on_small(aten.trace.default, self)
     entries = entries_of(self)

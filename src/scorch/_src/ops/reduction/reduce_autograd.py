@@ -23,7 +23,7 @@ from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import by_formula, sparse_of, values_at, values_of
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.entries import Entries, format_for, from_entries, keys_of
-from scorch._src.tensor.registry import implements_learning
+from scorch._src.tensor.registry import implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import torch_sparse_sum
 
@@ -123,7 +123,7 @@ def reduction(*functions: Function) -> Callable[[Function], Function]:
                 found = body(input, *args, **kwargs)
                 return by_formula(function, (input, *args), kwargs) if found is None else found
 
-            implements_learning(function)(handler)
+            implements_differentiable(function)(handler)
         return body
 
     return register
@@ -321,7 +321,7 @@ def stored_softmax(input: SparseTensor, dim: int, is_log: bool) -> SparseTensor:
     return sparse_of(input.storage.pattern, found)
 
 
-@implements_learning(torch_sparse_sum)
+@implements_differentiable(torch_sparse_sum)
 def sparse_sum(input: Any, dim: Any = None, *, dtype: torch.dtype | None = None) -> Any:
     """The sum over dimensions, sparse as ``torch.sparse.sum`` gives it."""
     tensor = input if dtype is None else input.to(dtype)

@@ -14,13 +14,13 @@ import torch
 from scorch._src.ops.fallback import densely
 from scorch._src.storage.budget import check_budget
 from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries, keys_of
-from scorch._src.tensor.registry import implements_operator
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
 
 
-@implements_operator(aten.cumsum.default)
+@implements(aten.cumsum.default)
 def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """Each entry's sum stands from its place to the one before the next entry."""
     like = aten.cumsum(torch.zeros((2,) * self.dim(), dtype=self.dtype), dim, dtype=dtype)
@@ -53,7 +53,7 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
     return from_entries(made, format_for(self, shape), in_order=False)
 
 
-@implements_operator(aten.cumprod.default)
+@implements(aten.cumprod.default)
 def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """Not zero only in lines that are stored from their first place on."""
     like = aten.cumprod(torch.empty(tuple(self.shape), dtype=self.dtype, device="meta"), dim, dtype=dtype)

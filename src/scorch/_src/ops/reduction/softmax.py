@@ -22,7 +22,7 @@ from scorch._src.grad_state import is_transformed
 from scorch._src.notation.nodes import Access, Expr, Op
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
-from scorch._src.tensor.registry import implements_learning, implements_operator
+from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import OperandError, ShapeError
 from scorch.settings import current
@@ -33,13 +33,13 @@ Kernels = list[tuple[str, Prepared]]
 _known: BoundedCache[Hashable, Kernels] = BoundedCache(MOST_CALLS)  # the kernels of calls made before
 
 
-@implements_operator(aten._sparse_softmax)
+@implements(aten._sparse_softmax)
 def softmax(self: SparseTensor, dim: int, half_to_float: bool = False) -> SparseTensor:
     """``exp(A)`` on the pattern of A, divided by its sums along ``dim``."""
     return _softmax(self, dim, half_to_float, "softmax")
 
 
-@implements_operator(aten._sparse_log_softmax)
+@implements(aten._sparse_log_softmax)
 def log_softmax(self: SparseTensor, dim: int, half_to_float: bool = False) -> SparseTensor:
     """The logarithm of ``softmax`` on the pattern of A."""
     return _softmax(self, dim, half_to_float, "log_softmax")
@@ -109,13 +109,13 @@ def _keep(
 # gradients -------------------------------------------------------------------------------------------
 
 
-@implements_learning(torch.sparse.softmax)
+@implements_differentiable(torch.sparse.softmax)
 def learned_softmax(input: Any, dim: int, *, dtype: torch.dtype | None = None) -> SparseTensor:
     """As ``softmax``, connected to its input."""
     return _learned(input, dim, dtype, "softmax")
 
 
-@implements_learning(torch.sparse.log_softmax)
+@implements_differentiable(torch.sparse.log_softmax)
 def learned_log_softmax(input: Any, dim: int, *, dtype: torch.dtype | None = None) -> SparseTensor:
     """As ``log_softmax``, connected to its input."""
     return _learned(input, dim, dtype, "log_softmax")

@@ -16,7 +16,7 @@ from scorch._src.ops.fallback import densely, stored, write_out
 from scorch._src.ops.sorting.sorted_segments import Lines
 from scorch._src.storage.budget import check_budget, is_within_budget
 from scorch._src.tensor.autograd import by_formula
-from scorch._src.tensor.registry import implements, implements_learning, implements_operator
+from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
@@ -41,7 +41,7 @@ def _check(func: Any, self: SparseTensor, args: tuple[Any, ...], small: tuple[An
 # sorting ---------------------------------------------------------------------------------------------
 
 
-@implements_operator(aten.sort.default)
+@implements(aten.sort.default)
 def sort(self: SparseTensor, dim: int = -1, descending: bool = False) -> Any:
     """Sorted values, and the places that they had."""
     if _is_empty(self):
@@ -54,7 +54,7 @@ def sort(self: SparseTensor, dim: int = -1, descending: bool = False) -> Any:
     return lines.first_values(size), lines.first_places(size)
 
 
-@implements_operator(aten.sort.stable)
+@implements(aten.sort.stable)
 def sort_stable(
     self: SparseTensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Any:
@@ -72,7 +72,7 @@ def msort(input: Any, *, out: Any = None) -> Any:
     return found if out is None else write_out(out, found, "msort")
 
 
-@implements_operator(aten.topk.default)
+@implements(aten.topk.default)
 def topk(self: SparseTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     """The ``k`` largest or smallest elements of each line, and their places."""
     if _is_empty(self):
@@ -93,7 +93,7 @@ def _check_places(self: SparseTensor, dim: int, k: int, what: str, cure: str) ->
 # one element of each line ----------------------------------------------------------------------------
 
 
-@implements_operator(aten.kthvalue.default)
+@implements(aten.kthvalue.default)
 def kthvalue(self: SparseTensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """The ``k``-th smallest element of each line, counted from 1, and its place."""
     if _is_empty(self):
@@ -103,22 +103,22 @@ def kthvalue(self: SparseTensor, k: int, dim: int = -1, keepdim: bool = False) -
     return lines.reduced(torch.full_like(lines.stored, k - 1), keepdim, k - 1)
 
 
-@implements_operator(aten.median.default)
+@implements(aten.median.default)
 def median(self: SparseTensor) -> Any:
     return _middle(aten.median.default, self, None, ())
 
 
-@implements_operator(aten.median.dim)
+@implements(aten.median.dim)
 def median_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
     return _middle(aten.median.dim, self, dim, (dim, keepdim))
 
 
-@implements_operator(aten.nanmedian.default)
+@implements(aten.nanmedian.default)
 def nanmedian(self: SparseTensor) -> Any:
     return _middle(aten.nanmedian.default, self, None, ())
 
 
-@implements_operator(aten.nanmedian.dim)
+@implements(aten.nanmedian.dim)
 def nanmedian_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
     return _middle(aten.nanmedian.dim, self, dim, (dim, keepdim))
 
@@ -139,7 +139,7 @@ def _middle(func: Any, self: SparseTensor, dim: int | None, args: tuple[Any, ...
     return found[0] if dim is None else found
 
 
-@implements_operator(aten.mode.default)
+@implements(aten.mode.default)
 def mode(self: SparseTensor, dim: int = -1, keepdim: bool = False) -> Any:
     """What is most often in each line, of several the smallest, and the last place where it is.
 
@@ -180,7 +180,7 @@ def _of_one(func: Any, input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 for _func in (torch.quantile, torch.Tensor.quantile, torch.nanquantile, torch.Tensor.nanquantile):
-    implements_learning(_func)(functools.partial(_of_one, _func))
+    implements_differentiable(_func)(functools.partial(_of_one, _func))
 
 
 @implements(torch.quantile, torch.Tensor.quantile)

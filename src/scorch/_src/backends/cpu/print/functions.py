@@ -9,7 +9,7 @@ whose C11 form would need libgcc. Only what a kernel uses is printed.
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import lru_cache
 from string import Template
 
 from scorch._src.backends.cpu.print import exponentials
@@ -221,7 +221,7 @@ def helpers() -> dict[str, str]:
     return _helpers(len(IN_LOOPS))
 
 
-@cache
+@lru_cache(maxsize=8)
 def _helpers(operators: int) -> dict[str, str]:
     """The helpers while there are so many operators."""
     texts = dict(_SINGLE)
