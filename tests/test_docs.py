@@ -109,6 +109,29 @@ def gallery_options() -> ModuleType:
     return module
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", page.read_text(encoding="utf-8"))
+    homes = (ROOT, ROOT / "src" / "scorch", ROOT / "src" / "scorch" / "_src", ROOT / "benchmarks")
+    assert [name for name in named if not any((home / name).exists() for home in homes)] == []
+
+
+SOURCES = sorted((ROOT / "src" / "scorch" / "_src").rglob("*.py"))
+LAYERS = {path.name for path in (ROOT / "src" / "scorch" / "_src").iterdir() if path.is_dir()}
+
+
+def test_modules_that_docstrings_name_exist() -> None:
+    """A docstring that says ``storage.slices`` means a module, or something in one."""
+    home = ROOT / "src" / "scorch" / "_src"
+    missing = []
+    for path in SOURCES:
+        for name in re.findall(r"``([a-z_]+(?:\.[a-z_]+)+)``", path.read_text(encoding="utf-8")):
+            first, second, *_ = name.split(".")
+            if first in LAYERS and not any((home / first / f"{second}{end}").exists() for end in ("", ".py")):
+                missing.append((path.relative_to(home).as_posix(), name))
+    assert missing == []
+
+
 def test_examples_that_take_data_are_given_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = gallery_options().example_arguments
     takes, plain = tmp_path / "takes.py", tmp_path / "plain.py"

@@ -2,7 +2,7 @@
 
 Inside ``scorch.compile`` a call that has a rule (``records``) gives a ``Later``: a tensor that knows its
 shape and dtype, and the steps that compute it. When its numbers are asked for, by a call without a rule or
-because it is returned, all steps that lead to it are joined (``ops.fused``). What cannot be joined is run
+because it is returned, all steps that lead to it are joined (``compile.group``). What cannot be joined is run
 call by call, as it would have been outside. A result is computed from the tensors as they were when the call
 was made: before anything is changed in place, all that was recorded is computed.
 

@@ -1,7 +1,7 @@
 """What the processor at hand can do, as far as generated code depends on it.
 
 Widths are in bytes. ``SCORCH_TARGET`` names another instruction set than the machine's own: ``x86-64-v2``,
-``x86-64-v3``, ``x86-64-v4`` or ``aarch64``; the compiler is told the same (``runtime.toolchain``).
+``x86-64-v3``, ``x86-64-v4`` or ``aarch64``; the compiler is told the same (``backends.cpu.toolchain``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The memory of a call: the workspace of its kernel, its result, and copies of operands made for it.
 
-What the kernel allocates follows from its loops (``compiler.footprint``); here is what callers of kernels
-allocate around it: ``tensor.prepared``, ``runtime.fill`` and the conversions of ``tensor.run``.
+What the kernel allocates follows from its loops (``compiler.bounds``); here is what callers of kernels
+allocate around it: ``engine.executable``, ``backends.cpu.launch`` and the conversions of ``engine.execute``.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _copied(tensor: Tensor, form: Format | None) -> int:
 
 
 def _converted(source: Storage, form: Format) -> int:
-    """A copy of ``source`` by ``tensor.run.convert_cached``: its values, and once the pattern."""
+    """A copy of ``source`` by ``engine.execute.convert_cached``: its values, and once the pattern."""
     pattern = source.pattern
     value = source.values.element_size()
     padded = (pattern.size + 1) * value if form.levels[-1].is_full else 0

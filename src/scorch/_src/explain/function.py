@@ -1,7 +1,7 @@
 """``scorch.explain(fn)``: a whole function is called, and every kernel that ran is told.
 
 The function is called once to compile what it needs, then several times without being watched, for the time
-of the whole, and several times more while kernels tell when they run (``runtime.watch``) and a mode of torch
+of the whole, and several times more while kernels tell when they run (``events``) and a mode of torch
 sees the calls they are part of. What is shown is the last of these calls, with median times.
 """
 

@@ -173,7 +173,7 @@ def _explain_parts(
 def _explain_steps(
     steps: Sequence[Step], tensors: Tensors, sizes: Mapping[str, int], requested: Format | None
 ) -> Iterator[StepExplanation]:
-    """As ``ops.statement.run_statement``, but the last step is left undone."""
+    """As ``statements.statement.run_statement``, but the last step is left undone."""
     given = dict(tensors)
     for step in steps:
         parts = stored_steps(Task(step, given, sizes))

@@ -1,6 +1,6 @@
 """A function called while it is watched: its calls, where they stand in its text, and the kernels in them.
 
-Kernels tell when they run (``runtime.watch``); a mode of torch sees the calls they are part of, and Python's
+Kernels tell when they run (``events``); a mode of torch sees the calls they are part of, and Python's
 frames say which line of the user's they came from and what the tensors are called there.
 """
 

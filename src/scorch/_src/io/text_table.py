@@ -1,9 +1,9 @@
 """Tables of numbers in text, read and written as whole columns.
 
 Matrix Market and FROSTT files are a header and then one entry a line. The lines are never walked in Python: a
-routine in C parses them all (``runtime.parse``). What it does not take, NumPy reads: it finds where lines
-begin, counts the numbers in each and parses them at once. Only a file that is broken is read again slowly,
-to name the line.
+routine in C parses them all (``backends.cpu.routines.parse_table``). What it does not take, NumPy reads: it
+finds where lines begin, counts the numbers in each and parses them at once. Only a file that is broken is
+read again slowly, to name the line.
 """
 
 from __future__ import annotations

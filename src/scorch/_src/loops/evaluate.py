@@ -1,4 +1,4 @@
-"""Expressions of a kernel as Python closures, for the interpreter (``loops.interpret``).
+"""Expressions of a kernel as Python closures, for the interpreter (``backends.interpreter.interpret``).
 
 Trees are compiled to closures over a list of values; names are resolved beforehand with C's scoping, so a
 name that C would not know is an error here too.

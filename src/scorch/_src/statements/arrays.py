@@ -78,7 +78,7 @@ class Call:
         return found
 
 
-Compute = Callable[..., Piece]  # ``ops.autograd.computed``: a statement on pieces, connected to them
+Compute = Callable[..., Piece]  # ``statements.autograd.computed``: a statement on pieces, connected to them
 
 
 def forward_of(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:

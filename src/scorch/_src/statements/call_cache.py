@@ -5,7 +5,7 @@ sparse tensor; shape, dtype and order in memory of a dense one. Looking that up 
 nothing is parsed or checked again. The last call with the same text and sparse operands is tried first: the
 builtin that runs the kernel checks the dense operands by itself, which is cheaper than asking them from
 Python. Only calls that come down to one kernel are kept here; the others find their prepared steps further
-down (``tensor.run``).
+down (``engine.execute``).
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def is_tracing() -> bool:
 
 
 LIVE: set[weakref.ref[TracedStorage]] = set()  # empty but for the time in which graphs are made
-RECORD: list[Callable[..., Any]] = []  # ``ops.capture.record``, which makes a call a part of the graph
+RECORD: list[Callable[..., Any]] = []  # ``compile.capture.trace``, which makes a call a part of the graph
 
 
 def any_traced(values: Iterable[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 To torch it is a wrapper subclass: it has a shape, a dtype and a device but no storage of its own. Calls of
 torch functions arrive in ``__torch_function__`` whole, before torch takes them apart; what torch's C++ calls
-by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.dispatch``.
+by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.registry``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A sparse tensor inside of a graph that is being made: its arrays have shapes, but no memory yet.
 
 ``torch.compile`` and ``torch.export`` run a program once on such tensors and write down what is done to the
-arrays. Every call on one is an operator of the graph (``ops.capture``), which runs the same call later.
+arrays. Every call on one is an operator of the graph (``compile.capture``), which runs the same call later.
 """
 
 from __future__ import annotations

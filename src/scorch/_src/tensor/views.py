@@ -8,7 +8,7 @@ entry of the view is. Values are then selected by position, so they stay connect
 ``torch.func``.
 
 When a tensor changes, its views forget their entries, and are made anew when they are read
-(``tensor.storage``).
+(``storage.storage``).
 """
 
 from __future__ import annotations

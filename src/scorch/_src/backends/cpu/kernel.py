@@ -1,8 +1,8 @@
 """A kernel ready to be called: allocates the result, calls, and says what came out.
 
-Results whose size is not known beforehand take two calls (see ``compiler.assemble``): the first computes and
-says how long the arrays are, the second fills those that were allocated here. The same steps run on an
-*engine*: the machine, or the interpreter that checks every access.
+Results whose size is not known beforehand take two calls (see ``compiler.lower.assemble``): the first
+computes and says how long the arrays are, the second fills those that were allocated here. The same steps run
+on an *engine*: the machine, or the interpreter that checks every access.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the routines over the rows of a compressed matrix compute, by torch, for machines without a compiler.
 
-``runtime.neighbours`` and ``runtime.attend`` say what each of them is; here entries are numbered with their
-rows, and rows are gathered by ``index_add`` and ``scatter_reduce``.
+``backends.cpu.routines.neighbour_max`` and ``backends.cpu.routines.graph_attention`` say what each of them
+is; here entries are numbered with their rows, and rows are gathered by ``index_add`` and ``scatter_reduce``.
 """
 
 from __future__ import annotations

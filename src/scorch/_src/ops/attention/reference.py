@@ -19,7 +19,7 @@ _BITS = 0xFFFFFFFF
 
 
 def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, pairs: Pairs, heads: Heads) -> torch.Tensor:
-    """What ``runtime.attention.forward`` gives: a row for each query of each head."""
+    """What ``backends.cpu.routines.attention.forward`` gives: a row for each query of each head."""
     Q, K, V = (spread(tensor, heads.batch) for tensor in (Q, K, V))
     found = []
     for number, (place, rows, columns) in enumerate(entries(pairs, heads)):

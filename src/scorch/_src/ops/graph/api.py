@@ -1,8 +1,8 @@
 """What layers ask of a graph, given as they are given it: sums, maxima and attention over neighbours.
 
 ``adj`` is a sparse matrix of targets x sources or an ``edge_index`` (see ``ops.graph``). Inside of a program
-that ``torch.compile`` or ``torch.export`` reads, each of the three is one operator (``ops.capture``), which
-finds what is known of the graph when it runs.
+that ``torch.compile`` or ``torch.export`` reads, each of the three is one operator (``compile.capture``),
+which finds what is known of the graph when it runs.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     replicate    0 0 | 0 1 2 3 | 3 3
     circular     2 3 | 0 1 2 3 | 0 1
 
-Time and memory follow the entries of the result. Padding with a number is in ``ops.shape``.
+Time and memory follow the entries of the result. Padding with a number is in ``ops.movement.shape``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operations that move entries: other shapes, orders and parts.
 
 A permutation shares all arrays: only the order of the format changes. So does a part along the dimension
-stored outermost (``tensor.parts``). Everything else is arithmetic on the keys or coordinates of entries
+stored outermost (``storage.slices``). Everything else is arithmetic on the keys or coordinates of entries
 (``tensor.entries``), so that time and memory follow the entries.
 """
 

@@ -97,7 +97,7 @@ def relu(input: SparseTensor, inplace: bool = False) -> torch.Tensor:
 
 
 def general(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The rule for all functions (``ops.elementwise``)."""
+    """The rule for all functions (``ops.pointwise.elementwise``)."""
     if is_learning(*args, **kwargs):
         return differentiated(function, args, kwargs)
     with DisableTorchFunctionSubclass():

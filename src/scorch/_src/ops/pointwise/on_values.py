@@ -1,6 +1,7 @@
 """Functions of each element that take more than elements, or give more than one: on the stored values.
 
-What they give for zero decides whether the result is sparse, as with all functions (``ops.elementwise``).
+What they give for zero decides whether the result is sparse, as with all functions
+(``ops.pointwise.elementwise``).
 """
 
 from __future__ import annotations

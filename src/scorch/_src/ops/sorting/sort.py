@@ -1,8 +1,8 @@
 """Sorting and what goes by rank: ``sort topk kthvalue median mode quantile`` and their like.
 
-All of them take elements by their rank in lines along a dimension (``ops.lines``), so time and memory follow
-the entries. Values are sparse, since most elements of most lines are zeros. Places are dense: a line without
-entries has places too.
+All of them take elements by their rank in lines along a dimension (``ops.sorting.sorted_segments``), so time
+and memory follow the entries. Values are sparse, since most elements of most lines are zeros. Places are
+dense: a line without entries has places too.
 """
 
 from __future__ import annotations

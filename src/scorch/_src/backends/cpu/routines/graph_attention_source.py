@@ -1,4 +1,4 @@
-"""The C text of ``runtime.attend``; heads and their features are numbers in it."""
+"""The C text of ``backends.cpu.routines.graph_attention``; heads and their features are numbers in it."""
 
 SOURCE = """\
 enum { COUNTS = FIRST, X, SOURCES, TARGETS, EDGES, OUT, KEPT, SCRATCH, OWN, OPTIONS };

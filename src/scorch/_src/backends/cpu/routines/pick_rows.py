@@ -3,7 +3,7 @@
     pos 0 2 3 6        rows 2, 0      pos 0 3 5
     crd 1 4 0 1 2 3    ------->       crd 1 2 3 1 4
 
-The two functions are called as those of a generated kernel that appends rows (``runtime.fill``).
+The two functions are called as those of a generated kernel that appends rows (``backends.cpu.launch``).
 """
 
 from __future__ import annotations
