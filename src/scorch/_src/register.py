@@ -22,8 +22,8 @@ from scorch._src.ops.movement import index, join, movement, pad, scatter, shape 
 from scorch._src.ops.pointwise import (  # noqa: F401
     arithmetic,
     complex_parts,
-    differentiable_functions,
     dropout,
+    functions,
     on_values,
     random_like,
     sets,

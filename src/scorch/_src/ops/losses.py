@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.tensor.autograd import by_formula, sparse_of, values_of
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.entries import entries_of, united
-from scorch._src.tensor.registry import implements
+from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
@@ -95,3 +96,34 @@ for _function in (
     F.margin_ranking_loss,
 ):
     implements(_function)(_by_entries(_function))
+
+
+# with gradients -------------------------------------------------------------------------------------
+
+
+def _reduced(loss: Any, reduction: str) -> Any:
+    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
+
+
+def _difference_loss(function: Callable[..., Any], **defaults: Any) -> None:
+    """A loss that is a function of the difference, zero where both are."""
+
+    def handler(input: Any, target: Any, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
+        kwargs = {name: value for name, value in kwargs.items() if value is not None}
+        is_sparse = isinstance(input, SparseTensor) and isinstance(target, SparseTensor)
+        options = {name: kwargs.get(name, value) for name, value in defaults.items()}
+        is_plain = not args and set(kwargs) <= set(defaults) and reduction in ("none", "sum", "mean")
+        if not is_sparse or not is_plain or input.shape != target.shape or input.dtype != target.dtype:
+            return by_formula(function, (input, target, *args), {"reduction": reduction, **kwargs})
+        distance = input - target
+        values = values_of(distance)
+        lost = function(values, torch.zeros_like(values), reduction="none", **options)
+        return _reduced(sparse_of(distance.storage.pattern, lost), reduction)
+
+    implements_differentiable(function)(handler)
+
+
+_difference_loss(F.mse_loss)
+_difference_loss(F.l1_loss)
+_difference_loss(F.smooth_l1_loss, beta=1.0)
+_difference_loss(F.huber_loss, delta=1.0)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.grad_state import is_learning, is_transformed
@@ -30,46 +29,8 @@ from scorch._src.tensor.write_checks import check_assignment
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import CallError
 
-_ZERO_FOR_ZERO = [
-    "abs",
-    "asin",
-    "asinh",
-    "atan",
-    "atanh",
-    "ceil",
-    "deg2rad",
-    "erf",
-    "erfinv",
-    "expm1",
-    "floor",
-    "frac",
-    "log1p",
-    "neg",
-    "rad2deg",
-    "relu",
-    "round",
-    "sgn",
-    "sign",
-    "sin",
-    "sinh",
-    "sqrt",
-    "square",
-    "tan",
-    "tanh",
-    "trunc",
-]
 _FLOATS = (torch.float32, torch.float64)
 _LETTERS = "abcdefghijklmnop"
-
-
-def _on_values(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def apply(input: SparseTensor, **kwargs: Any) -> torch.Tensor:
-        if kwargs:
-            with DisableTorchFunctionSubclass():
-                return function(input, **kwargs)
-        return with_learned(input, function(values_of(input)))
-
-    return apply
 
 
 def with_learned(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:
@@ -78,19 +39,6 @@ def with_learned(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:
     if is_plain and not is_transformed() and not is_dynamo_compiling():
         return SparseTensor(Storage(tensor.storage.pattern, values))
     return sparse_of(tensor.storage.pattern, values)
-
-
-for _name in _ZERO_FOR_ZERO:
-    _function = getattr(torch, _name)
-    _methods = [m for m in (getattr(torch.Tensor, _name, None),) if m is not None]
-    implements(_function, *_methods, differentiable=True)(_on_values(_function))
-
-
-@implements(F.relu, differentiable=True)
-def relu(input: SparseTensor, inplace: bool = False) -> torch.Tensor:
-    if inplace:
-        return torch.relu_(input)
-    return with_learned(input, torch.relu(values_of(input)))
 
 
 # arithmetic ------------------------------------------------------------------------------------------
