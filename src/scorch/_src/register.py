@@ -41,6 +41,19 @@ from scorch._src.ops.reduction import (  # noqa: F401
     softmax,
 )
 from scorch._src.ops.sorting import sort  # noqa: F401
-from scorch._src.tensor import in_place, metadata, numpy_operators, torch_methods  # noqa: F401
+from scorch._src.tensor import (  # noqa: F401
+    autograd,
+    call_errors,
+    functorch,
+    gradcheck,
+    in_place,
+    metadata,
+    methods,
+    numpy_operators,
+    torch_methods,
+    traced,
+    views,
+    write_checks,
+)
 
 optimizer_hooks.install()

@@ -18,8 +18,7 @@ import torch
 from scorch._src.nn.grad_topk import grad_topk
 from scorch._src.nn.linear import SparseLinear
 from scorch._src.nn.pattern import pattern_at
-from scorch._src.storage.coordinates import coordinates
-from scorch._src.tensor.entries import keys_of
+from scorch._src.storage.coordinates import coordinates, keys_of
 from scorch.errors import ArgumentError, CallError, UnsupportedError
 
 

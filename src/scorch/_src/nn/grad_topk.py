@@ -20,8 +20,9 @@ from scorch._src.notation.trees import accesses, substitute
 from scorch._src.statements.arrays import Call, Piece
 from scorch._src.statements.gradients import diagonals, rules, seeded
 from scorch._src.statements.statement import evaluate
+from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.tensor.autograd import WATCHED, learned_of
-from scorch._src.tensor.entries import coordinates_of, entries_of
+from scorch._src.tensor.entries import entries_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, InPlaceError, OperandError
 

@@ -14,10 +14,10 @@ import torch
 
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format, as_format
-from scorch._src.storage.coordinates import coordinates
+from scorch._src.storage.coordinates import coordinates, coordinates_of, keys_of
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.construct import from_torch
-from scorch._src.tensor.entries import Entries, coordinates_of, from_entries, keys_of
+from scorch._src.tensor.entries import Entries, from_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, FormatError, OperandError, ShapeError
 

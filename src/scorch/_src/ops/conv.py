@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from scorch._src.ops.fallback import densely
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.budget import check_budget, is_within_budget
+from scorch._src.storage.coordinates import keys_of
 from scorch._src.tensor.create.build import from_coordinates
-from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries, keys_of
+from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass

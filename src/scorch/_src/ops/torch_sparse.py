@@ -25,10 +25,11 @@ from scorch._src.statements.call_cache import keep_call, repeat_call
 from scorch._src.statements.einsum import einsum
 from scorch._src.statements.operands import as_operand
 from scorch._src.storage.budget import check_budget
+from scorch._src.storage.coordinates import keys_of
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_at, values_of
 from scorch._src.tensor.create.construct import from_torch
-from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries, keys_of
+from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.torch_internals import torch_sparse_sum

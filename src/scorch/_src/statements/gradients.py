@@ -21,6 +21,7 @@ from scorch._src.notation.show import show
 from scorch._src.notation.trees import accesses
 from scorch._src.statements.arrays import Call, Compute, Piece, fresh, index_names, run_text, tensors_of
 from scorch._src.tensor.autograd import placed, sparse_of
+from scorch._src.tensor.create.factories import eye
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 # backward --------------------------------------------------------------------------------------------
@@ -143,8 +144,6 @@ def diagonals(
 
 def identity(size: int, dtype: torch.dtype) -> Piece:
     """The identity matrix, for diagonals."""
-    from scorch._src.tensor.create.factories import eye
-
     with untracked():
         made = eye(size, dtype=dtype, format="csr")
     assert isinstance(made, SparseTensor)

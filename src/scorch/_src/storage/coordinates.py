@@ -6,7 +6,7 @@ number of values and needs no kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -76,3 +76,20 @@ def entries(storage: Storage) -> tuple[list[torch.Tensor], torch.Tensor]:
     kept = inside(storage.pattern, found)
     columns, values = [found[dim] for dim in range(len(found))], storage.values.detach()
     return (columns, values) if kept is None else ([array[kept] for array in columns], values[kept])
+
+
+def keys_of(coordinates: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+    """The key of each entry."""
+    keys = torch.zeros((), dtype=torch.int64, device="cpu")
+    for crd, size in zip(coordinates, shape, strict=True):
+        keys = keys * size + crd.to(torch.int64)
+    return keys
+
+
+def coordinates_of(keys: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor]:
+    """For each dimension the coordinates at ``keys``."""
+    found: list[torch.Tensor] = []
+    for size in reversed(shape):
+        found.insert(0, keys % size if size else keys)
+        keys = keys.div(size, rounding_mode="floor") if size else keys
+    return found

@@ -46,7 +46,8 @@ from scorch._src.storage.storage import Pattern, Storage, plain
 from scorch._src.tensor.entries import Entries, entries_of
 from scorch._src.tensor.flatten import spelled
 from scorch._src.tensor.forward_mode import as_one_step, has_sparse_tangents
-from scorch._src.tensor.registry import look_up
+from scorch._src.tensor.hooks import hooks
+from scorch._src.tensor.registry import look_up, own_arguments
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
     DisableTorchFunctionSubclass,
@@ -192,9 +193,7 @@ def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
         given = spelled(pattern.format), list(pattern.shape), arrays, values
         return torch.ops.scorch.assemble(*given)  # type: ignore[no-any-return]
     if type(values) not in _MEMORY:  # inside of a graph that torch.export makes
-        from scorch._src.tensor.traced import traced
-
-        return traced(pattern, values)
+        return hooks.trace(pattern, values)  # type: ignore[no-any-return]
     if peek_interpreter_stack() is None and torch.is_grad_enabled() and values.requires_grad:
         found: SparseTensor = apply(_Wrap, values, pattern)
         found.made_of = values
@@ -380,38 +379,6 @@ def stored(dense: torch.Tensor, form: Format) -> SparseTensor:
 
 # functions of torch ----------------------------------------------------------------------------------
 
-VIEWS = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are functions
-ITSELF = {  # methods that are about the tensor and no functions of its values
-    "backward",
-    "detach",
-    "detach_",
-    "grad",  # torch.autograd.grad, whose inputs are those of the graph
-    "register_hook",
-    "register_post_accumulate_grad_hook",
-    "requires_grad_",
-    "retain_grad",
-}
-
-
-ASSIGNMENTS = {  # methods that write to the tensor, and are not called so
-    "__setitem__",
-    *(f"__i{name}__" for name in ("add", "and", "div", "floordiv", "lshift", "matmul", "mod", "mul", "or")),
-    *(f"__i{name}__" for name in ("pow", "rshift", "sub", "truediv", "xor")),
-}
-
-
-@functools.lru_cache(maxsize=4096)
-def own_arguments(func: Any) -> int:
-    """How many of the first arguments must stay the tensors that they are: all (-1), the first, or none."""
-    attribute = getattr(getattr(func, "__self__", None), "__name__", None)
-    if type(func).__name__ == "method-wrapper":
-        return 0 if attribute in VIEWS else -1
-    name = getattr(func, "__name__", "")
-    if name in ITSELF:
-        return -1
-    is_in_place = name.endswith("_") and not name.endswith("__")
-    return 1 if is_in_place or name in ASSIGNMENTS else 0
-
 
 @functools.lru_cache(maxsize=1024)
 def _signature(func: Any) -> inspect.Signature | None:
@@ -446,9 +413,7 @@ def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if handler is not None:
         return handler(*args, **kwargs)
     if own_arguments(func) == 1:
-        from scorch._src.tensor.in_place import write
-
-        return write(func, args, kwargs)
+        return hooks.write(func, args, kwargs)
     return by_formula(func, args, kwargs)
 
 
@@ -457,11 +422,11 @@ def by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = look_up(func)
     handler = known.run_differentiable
     has_none = handler is None or known.only_moves_entries
-    if peek_interpreter_stack() is not None:
-        from scorch._src.tensor.functorch import as_a_whole, is_any_tracked, is_tracked
-
-        if is_tracked(args, kwargs) or (has_none and is_any_tracked(args, kwargs)):
-            return as_a_whole(func, args, kwargs)
+    is_transformed = peek_interpreter_stack() is not None
+    if is_transformed and (
+        hooks.is_tracked(args, kwargs) or (has_none and hooks.is_any_tracked(args, kwargs))
+    ):
+        return hooks.run_as_a_whole(func, args, kwargs)
     return (
         handler(*args, **kwargs) if handler is not None and not has_none else by_formula(func, args, kwargs)
     )
@@ -492,3 +457,8 @@ def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not copies:
         return result
     return tree_map(lambda leaf: copies[id(leaf)][1] if id(leaf) in copies else leaf, result)
+
+
+hooks.differentiate = differentiated
+hooks.values_at, hooks.values_of, hooks.sparse_of = values_at, values_of, sparse_of
+hooks.store, hooks.convert = stored, converted

@@ -13,7 +13,8 @@ import math
 import torch
 
 from scorch._src.storage.budget import LARGE, check_budget
-from scorch._src.tensor.entries import Entries, Shape, coordinates_of, keys_of
+from scorch._src.storage.coordinates import coordinates_of, keys_of
+from scorch._src.tensor.entries import Entries, Shape
 
 EACH = 64  # bytes that an entry takes while it is repeated or paired, about
 

@@ -17,6 +17,7 @@ import torch
 from scorch._src.grad_state import is_transformed
 from scorch._src.tensor.create.check import is_freed
 from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import len_torch_dispatch_stack, tree_flatten, tree_map, tree_unflatten
 from scorch.errors import (
@@ -221,3 +222,6 @@ def name_of(func: Any) -> str:
     if name == "__get__":
         name = str(getattr(func.__self__, "__name__", name))
     return SIGNS.get(name, name.removeprefix("__").removesuffix("__"))
+
+
+hooks.retry, hooks.retell = of_our_kind, retold

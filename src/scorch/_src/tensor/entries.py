@@ -15,6 +15,7 @@ from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format, as_format
+from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -81,23 +82,6 @@ def entries_of(tensor: SparseTensor) -> Entries:
     assert isinstance(coo, Storage)
     crd = [array.to(torch.int64) for array in coo.pattern.crd if array is not None]
     return Entries(None, coo.values.detach(), shape, crd)
-
-
-def keys_of(coordinates: Sequence[torch.Tensor], shape: Shape) -> torch.Tensor:
-    """The key of each entry."""
-    keys = torch.zeros((), dtype=torch.int64, device="cpu")
-    for crd, size in zip(coordinates, shape, strict=True):
-        keys = keys * size + crd.to(torch.int64)
-    return keys
-
-
-def coordinates_of(keys: torch.Tensor, shape: Shape) -> list[torch.Tensor]:
-    """For each dimension the coordinates at ``keys``."""
-    found: list[torch.Tensor] = []
-    for size in reversed(shape):
-        found.insert(0, keys % size if size else keys)
-        keys = keys.div(size, rounding_mode="floor") if size else keys
-    return found
 
 
 def from_entries(entries: Entries, form: Format, in_order: bool = True) -> SparseTensor:

@@ -16,7 +16,8 @@ from torch.autograd import forward_ad
 from scorch._src import torch_internals as internals
 from scorch._src.grad_state import has_tangents, is_asked_by, is_transformed
 from scorch._src.storage.storage import Storage
-from scorch._src.tensor.registry import implements, look_up
+from scorch._src.tensor.hooks import hooks
+from scorch._src.tensor.registry import implements, look_up, own_arguments
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.torch_internals import DisableTorchFunctionSubclass, tree_leaves
 from scorch.errors import UnsupportedError
@@ -44,13 +45,10 @@ def carried_forward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def as_one_step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` differentiated as a function of arrays; what writes to its arguments is refused."""
-    from scorch._src.tensor.autograd import own_arguments
-    from scorch._src.tensor.functorch import as_a_whole
-
     own = own_arguments(func)
     if own > 0:
         raise _refused(func)
-    return as_a_whole(func, args, kwargs) if own == 0 else _plainly(func, args, kwargs)
+    return hooks.run_as_a_whole(func, args, kwargs) if own == 0 else _plainly(func, args, kwargs)
 
 
 def _plainly(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -80,8 +78,6 @@ def _refused(func: Any) -> UnsupportedError:
 @implements(internals.make_dual, differentiable=True)
 def make_dual(tensor: SparseTensor, tangent: torch.Tensor, level: int) -> torch.Tensor:
     """A tensor and a direction, which counts at the places of the tensor."""
-    from scorch._src.tensor.autograd import values_at
-
     if is_transformed():
         with DisableTorchFunctionSubclass():
             return internals.make_dual(tensor, tangent, level=level)
@@ -90,7 +86,7 @@ def make_dual(tensor: SparseTensor, tangent: torch.Tensor, level: int) -> torch.
             "torch.autograd.gradcheck sets the elements of a tangent, which is as sparse as its tensor; "
             "scorch.autograd.gradcheck checks forward derivatives of sparse tensors"
         )
-    change = values_at(tangent, tensor.storage.pattern)
+    change = hooks.values_at(tangent, tensor.storage.pattern)
     values = internals.make_dual(tensor.storage.values, change, level=level)
     return SparseTensor(Storage(tensor.storage.pattern, values))
 
@@ -103,3 +99,6 @@ def unpack_dual(tensor: SparseTensor, level: int) -> Any:
             return internals.unpack_dual(tensor, level=level)
     values, change = internals.unpack_dual(tensor.storage.values, level=level)
     return (tensor, None) if change is None else (with_values(tensor, values), with_values(tensor, change))
+
+
+hooks.carry_forward = carried_forward

@@ -15,6 +15,7 @@ import torch
 
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_of
+from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import is_functorch_wrapped_tensor, tree_flatten, tree_leaves, tree_unflatten
 from scorch.errors import UnsupportedError
@@ -191,3 +192,7 @@ def _gradients(
         allow_unused=True,
         materialize_grads=True,
     )
+
+
+hooks.run_as_a_whole = as_a_whole
+hooks.is_tracked, hooks.is_any_tracked = is_tracked, is_any_tracked

@@ -17,6 +17,8 @@ import torch
 from scorch._src.grad_state import is_grad_enabled, is_transformed
 from scorch._src.storage.storage import Pattern, Storage, plain
 from scorch._src.tensor.autograd import apply, by_formula, check_gradient, used, values_at, values_of
+from scorch._src.tensor.functorch import as_a_whole
+from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.views import (
@@ -83,7 +85,6 @@ def _written_in_torch_func(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Pattern, torch.Tensor]:
     """The entries of the first argument after ``func``, tracked by ``torch.func``."""
-    from scorch._src.tensor.functorch import as_a_whole
 
     def written(target: SparseTensor, *rest: Any, **named: Any) -> SparseTensor:
         func(target, *rest, **named)
@@ -303,3 +304,6 @@ def _as_index(part: Any) -> Any:
         except TypeError:
             pass
     return part if isinstance(part, torch.Tensor) else torch.as_tensor(part)
+
+
+hooks.write = write

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_asked_by
 from scorch._src.storage.budget import check_budget
+from scorch._src.tensor.gradcheck import Perturbed
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass
@@ -90,8 +91,6 @@ def is_sparse(self: SparseTensor) -> bool:
 def data(self: SparseTensor) -> SparseTensor:
     """The same tensor without its gradients; for checks of gradients one whose elements may be changed."""
     if is_asked_by("torch.autograd.gradcheck", 2):
-        from scorch._src.tensor.gradcheck import Perturbed
-
         return Perturbed(self.storage)
     return SparseTensor(self.storage)
 

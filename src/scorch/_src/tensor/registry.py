@@ -127,3 +127,38 @@ def is_in_place(func: Any) -> bool:
     """Whether an operator writes to its first argument."""
     first = func._schema.arguments[0] if func._schema.arguments else None
     return first is not None and first.alias_info is not None and bool(first.alias_info.is_write)
+
+
+# how arguments are taken ------------------------------------------------------------------------------
+
+VIEWS = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are functions
+ITSELF = {  # methods that are about the tensor and no functions of its values
+    "backward",
+    "detach",
+    "detach_",
+    "grad",  # torch.autograd.grad, whose inputs are those of the graph
+    "register_hook",
+    "register_post_accumulate_grad_hook",
+    "requires_grad_",
+    "retain_grad",
+}
+
+
+ASSIGNMENTS = {  # methods that write to the tensor, and are not called so
+    "__setitem__",
+    *(f"__i{name}__" for name in ("add", "and", "div", "floordiv", "lshift", "matmul", "mod", "mul", "or")),
+    *(f"__i{name}__" for name in ("pow", "rshift", "sub", "truediv", "xor")),
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def own_arguments(func: Any) -> int:
+    """How many of the first arguments must stay the tensors that they are: all (-1), the first, or none."""
+    attribute = getattr(getattr(func, "__self__", None), "__name__", None)
+    if type(func).__name__ == "method-wrapper":
+        return 0 if attribute in VIEWS else -1
+    name = getattr(func, "__name__", "")
+    if name in ITSELF:
+        return -1
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return 1 if is_in_place or name in ASSIGNMENTS else 0

@@ -42,6 +42,7 @@ from scorch._src.tensor.flatten import (
     traced_shell,
     unflattened,
 )
+from scorch._src.tensor.hooks import hooks
 from scorch._src.torch_internals import (
     DisableTorchFunctionSubclass,
     any_requires_grad,
@@ -85,10 +86,8 @@ class Origin(NamedTuple):
 
     def again(self, before: Pattern) -> Storage:
         """The view as it is now, stored as ``before`` was."""
-        from scorch._src.tensor.views import positions_through, select_values
-
-        pattern, positions = positions_through(self.steps, self.source.pattern, before.format)
-        return Storage(pattern, select_values(self.source.values, positions))
+        found: Storage = hooks.see_again(self.source, self.steps, before)
+        return found
 
 
 class ViewOf(NamedTuple):
@@ -158,13 +157,9 @@ class SparseTensor(torch.Tensor):
         handler, is_plain = known.run, known.is_differentiable
         try:
             if not is_plain and _is_differentiated(func, args, kwargs or {}):
-                from scorch._src.tensor.autograd import differentiated
-
-                found = differentiated(func, args, kwargs or {})
+                found = hooks.differentiate(func, args, kwargs or {})
             elif not is_plain and forward_ad._current_level >= 0 and has_tangents(args, kwargs):
-                from scorch._src.tensor.forward_mode import carried_forward
-
-                found = carried_forward(func, args, kwargs or {})
+                found = hooks.carry_forward(func, args, kwargs or {})
             elif not is_plain and is_transformed():  # of nothing that is tracked
                 with untracked():
                     found = func(*args, **(kwargs or {}))
@@ -179,12 +174,10 @@ class SparseTensor(torch.Tensor):
                 keep_strides(found.storage, func, args, kwargs or {})
             return found
         except Exception as error:
-            from scorch._src.tensor.call_errors import of_our_kind, retold
-
-            again = of_our_kind(func, args, kwargs or {})
+            again = hooks.retry(func, args, kwargs or {})
             if again is not None:
                 return func(*again[0], **again[1])
-            told = retold(error, func, args, kwargs or {})
+            told = hooks.retell(error, func, args, kwargs or {})
             if told is error:
                 raise
         raise told
@@ -260,9 +253,7 @@ class SparseTensor(torch.Tensor):
             return RECORD[0](SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
         form = as_format(format, len(self.storage.pattern.shape))
         if is_learning(self):
-            from scorch._src.tensor.autograd import converted
-
-            return converted(self, form)
+            return hooks.convert(self, form)  # type: ignore[no-any-return]
         found = convert(self.storage, form)
         if found is self.storage:
             return with_values(self, found.values)
@@ -273,100 +264,32 @@ class SparseTensor(torch.Tensor):
 
         That is torch's ``masked_grad=True``; False, a gradient for every place, is refused if there is one.
         """
-        from scorch._src.tensor.autograd import values_of
-
         if masked_grad is False and is_learning(self):
             raise UnsupportedError(
                 "the gradient of a sparse tensor has its entries only (masked_grad=True); for one of every "
                 "place make the dense tensor the parameter: S.detach().to_dense().requires_grad_()"
             )
-
-        found = self.to_format("dense") if self.storage.pattern.shape else values_of(self).reshape(())
+        found = self.to_format("dense") if self.storage.pattern.shape else hooks.values_of(self).reshape(())
         return found if dtype is None else found.to(dtype)
 
-    def to_torch(self) -> torch.Tensor:
-        """As one of torch's own layouts: COO, CSR, CSC, BSR or BSC where the format is one, else COO."""
-        if is_grad_enabled() and any_requires_grad(self) and not is_transformed():
-            from scorch._src.tensor.interop.layouts_autograd import to_torch
-        else:
-            from scorch._src.tensor.interop.torch_layouts import to_torch
+    # what other modules implement (tensor.methods) ---------------------------------------------------
 
-        return to_torch(self)
+    if TYPE_CHECKING:
 
-    def to_scipy(self) -> scipy.sparse.sparray:
-        """As a SciPy array, for matrices and vectors."""
-        from scorch._src.tensor.interop.torch_layouts import to_scipy
-
-        return to_scipy(self)
-
-    # changed entries ---------------------------------------------------------------------------------
-
-    def eliminate_zeros(self) -> SparseTensor:
-        """The same tensor without the zeros among its stored values."""
-        from scorch._src.tensor.torch_methods import eliminate_zeros
-
-        return eliminate_zeros(self)
-
-    def setdiag(self, values: Any, k: int = 0) -> SparseTensor:
-        """This matrix with diagonal ``k`` set to a number or a list; a short list sets its beginning."""
-        from scorch._src.tensor.torch_methods import setdiag
-
-        return setdiag(self, values, k)
-
-    # graphs, with the names of torch_sparse ----------------------------------------------------------
-
-    def coo(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Row, column (int64) and value of every entry of a matrix, row by row."""
-        from scorch._src.tensor.interop.graphs import coo
-
-        return coo(self)
-
-    def csr(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Row pointers, columns (int64) and values of a matrix."""
-        from scorch._src.tensor.interop.graphs import csr
-
-        return csr(self)
-
-    def csc(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Column pointers, rows (int64) and values of a matrix."""
-        from scorch._src.tensor.interop.graphs import csc
-
-        return csc(self)
-
-    def sparse_sizes(self) -> tuple[int, int]:
-        """The numbers of rows and columns."""
-        from scorch._src.tensor.interop.graphs import sparse_sizes
-
-        return sparse_sizes(self)
-
-    def sparse_size(self, dim: int) -> int:
-        """The number of rows (0) or columns (1)."""
-        return self.sparse_sizes()[dim]
-
-    def to_edge_index(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The edges of a graph, a column (source, target) for each, and their weights."""
-        row, column, value = self.coo()
-        return torch.stack([row, column]), value
-
-    def to_networkx(self, create_using: Any = None, weight: str = "weight") -> Any:
-        """As a directed graph of networkx, or of the kind of ``create_using``."""
-        from scorch._src.tensor.interop.graphs import to_networkx
-
-        return to_networkx(self, create_using, weight)
+        def to_torch(self) -> torch.Tensor: ...
+        def to_scipy(self) -> scipy.sparse.sparray: ...
+        def eliminate_zeros(self) -> SparseTensor: ...
+        def setdiag(self, values: Any, k: int = 0) -> SparseTensor: ...
+        def coo(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+        def csr(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+        def csc(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+        def sparse_sizes(self) -> tuple[int, int]: ...
+        def sparse_size(self, dim: int) -> int: ...
+        def to_edge_index(self) -> tuple[torch.Tensor, torch.Tensor]: ...
+        def to_networkx(self, create_using: Any = None, weight: str = "weight") -> Any: ...
+        def _repr_html_(self) -> str: ...
 
     # Python ------------------------------------------------------------------------------------------
-
-    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
-        from scorch._src.tensor.show.display import describe
-
-        if isinstance(self.storage, TracedStorage):
-            return f"SparseTensor(shape={tuple(self.shape)}, format={self.format}, traced)"
-        return describe(self.storage)
-
-    def _repr_html_(self) -> str:
-        from scorch._src.tensor.show.spy import to_html
-
-        return to_html(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return self.numpy()  # says what to do instead
@@ -409,21 +332,14 @@ def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None)
     """Refuse to write where torch refuses it for dense tensors that are the same views."""
     target = args[0] if args else None
     if isinstance(target, SparseTensor):
-        from scorch._src.tensor.write_checks import check_memory, check_untracked
-
-        check_memory(func.overloadpacket.__name__, target, (args[1:], kwargs))
-        check_untracked(target)
+        hooks.check_write(func.overloadpacket.__name__, target, (args[1:], kwargs))
 
 
 def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a function is one of tensors that autograd or ``torch.func`` keeps track of."""
     if is_grad_enabled() and any_requires_grad(*args, **kwargs):
         return True
-    if not is_transformed():
-        return False
-    from scorch._src.tensor.functorch import is_any_tracked
-
-    return is_any_tracked(args, kwargs)
+    return is_transformed() and hooks.is_any_tracked(args, kwargs)
 
 
 def _array(name: str) -> property:

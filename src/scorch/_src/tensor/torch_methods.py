@@ -14,13 +14,13 @@ import torch
 
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_learning
-from scorch._src.storage.coordinates import coordinates, inside
+from scorch._src.storage.coordinates import coordinates, inside, keys_of
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import sparse_of, values_at, values_of
 from scorch._src.tensor.create.build import compressed_format
 from scorch._src.tensor.create.check import as_learned_values, own
 from scorch._src.tensor.create.construct import COMPRESSED, from_torch
-from scorch._src.tensor.entries import Entries, entries_of, from_entries, keys_of
+from scorch._src.tensor.entries import Entries, entries_of, from_entries
 from scorch._src.tensor.entries_autograd import from_learned_entries, learned_entries
 from scorch._src.tensor.interop.torch_layouts import compressed_kind, split_pointers
 from scorch._src.tensor.registry import Handler, implements

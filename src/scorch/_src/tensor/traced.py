@@ -12,7 +12,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.autograd import sparse_of, values_at
 from scorch._src.tensor.flatten import RECORD, VALUES, TracedStorage, array_of, names_of
+from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import any_requires_grad
 
@@ -97,6 +99,7 @@ def values_on(tensor: torch.Tensor, pattern: Pattern) -> torch.Tensor:
 
 def sampled(tensor: torch.Tensor, mask: SparseTensor) -> SparseTensor:
     """A tensor at the entries of ``mask``."""
-    from scorch._src.tensor.autograd import sparse_of, values_at
-
     return sparse_of(mask.storage.pattern, values_at(tensor, mask.storage.pattern))
+
+
+hooks.trace = traced

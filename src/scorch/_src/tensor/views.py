@@ -23,6 +23,7 @@ from scorch._src.formats import Format
 from scorch._src.grad_state import untracked
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.entries import Entries, entries_of, from_entries
+from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor, Step, run_steps
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
@@ -164,3 +165,12 @@ def _merge_copies(
     both = torch.cat([whole.keys[left], written]), torch.cat([whole.values[left], added])
     merged = from_entries(Entries(*both, source.shape), source.format, in_order=False)
     return merged.storage.pattern, merged.storage.values, values
+
+
+def seen_again(source: Storage, steps: tuple[Step, ...], before: Pattern) -> Storage:
+    """A view of a storage as it is now, stored as ``before`` was."""
+    pattern, positions = positions_through(steps, source.pattern, before.format)
+    return Storage(pattern, select_values(source.values, positions))
+
+
+hooks.see_again = seen_again

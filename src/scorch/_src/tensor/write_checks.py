@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from scorch._src.grad_state import is_grad_enabled
+from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.views import is_overlapping
 from scorch._src.torch_internals import tree_leaves
@@ -161,3 +162,12 @@ def _is_dense(shell: torch.Tensor) -> bool:
                 return False
             expected *= size
     return True
+
+
+def check_write(name: str, target: SparseTensor, rest: Any) -> None:
+    """Refuse to write where torch refuses it for dense tensors that are the same views."""
+    check_memory(name, target, rest)
+    check_untracked(target)
+
+
+hooks.check_write = check_write

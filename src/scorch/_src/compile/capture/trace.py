@@ -23,8 +23,8 @@ from scorch._src.compile.capture.program import Operand, Program, Result, filled
 from scorch._src.compile.capture.serialize import OURS, Slot, name_of, write
 from scorch._src.grad_state import is_asked_by
 from scorch._src.ops.movement.movement import MOVING
-from scorch._src.tensor.autograd import ASSIGNMENTS, ITSELF, VIEWS
 from scorch._src.tensor.flatten import pattern_of
+from scorch._src.tensor.registry import ASSIGNMENTS, ITSELF, VIEWS
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.traced import arrays_of, is_traced, same_arrays, sampled, traced, traced_values
 from scorch._src.torch_internals import (

@@ -13,17 +13,10 @@ import torch
 
 from scorch._src.ops.fallback import densely, stored
 from scorch._src.ops.movement.shape import made, made_at, shape_after
+from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.storage.slices import outer_dim, rows_of
 from scorch._src.tensor.broadcast import expanded
-from scorch._src.tensor.entries import (
-    Entries,
-    Shape,
-    coordinates_of,
-    entries_of,
-    format_for,
-    from_entries,
-    keys_of,
-)
+from scorch._src.tensor.entries import Entries, Shape, entries_of, format_for, from_entries
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, IndexRangeError

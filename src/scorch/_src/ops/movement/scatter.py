@@ -18,7 +18,8 @@ from scorch._src.ops.fallback import densely
 from scorch._src.ops.movement.index import Points, check_long, check_places, of_nothing, plain_indices
 from scorch._src.ops.movement.shape import shape_after
 from scorch._src.storage.budget import check_budget
-from scorch._src.tensor.entries import Entries, Shape, coordinates_of, entries_of, from_entries, keys_of
+from scorch._src.storage.coordinates import coordinates_of, keys_of
+from scorch._src.tensor.entries import Entries, Shape, entries_of, from_entries
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, IndexRangeError, ShapeError

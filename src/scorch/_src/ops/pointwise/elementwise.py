@@ -21,17 +21,10 @@ import torch
 
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.storage.budget import check_budget
+from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.tensor.broadcast import common_keys, expanded, values_at
 from scorch._src.tensor.create.check import refuse_freed
-from scorch._src.tensor.entries import (
-    Entries,
-    common,
-    coordinates_of,
-    entries_of,
-    format_for,
-    from_entries,
-    united,
-)
+from scorch._src.tensor.entries import Entries, common, entries_of, format_for, from_entries, united
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.torch_internals import is_functorch_wrapped_tensor

@@ -18,8 +18,9 @@ import torch
 from scorch._src.ops.fallback import densely
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.budget import check_budget, is_within_budget
+from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.tensor.autograd import differentiated, values_of
-from scorch._src.tensor.entries import Entries, coordinates_of, entries_of, format_for, keys_of
+from scorch._src.tensor.entries import Entries, entries_of, format_for
 from scorch._src.tensor.entries_autograd import from_learned_entries
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor

@@ -18,11 +18,11 @@ from scorch._src.bounded import BoundedCache
 from scorch._src.grad_state import untracked
 from scorch._src.ops.reduction.reduce import Dims, shape_without, summed_by
 from scorch._src.storage.budget import check_budget
-from scorch._src.storage.coordinates import coordinates, inside
+from scorch._src.storage.coordinates import coordinates, inside, keys_of
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import by_formula, sparse_of, values_at, values_of
 from scorch._src.tensor.check_call import check_call
-from scorch._src.tensor.entries import Entries, format_for, from_entries, keys_of
+from scorch._src.tensor.entries import Entries, format_for, from_entries
 from scorch._src.tensor.registry import implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import torch_sparse_sum

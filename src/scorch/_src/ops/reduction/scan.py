@@ -13,7 +13,8 @@ import torch
 
 from scorch._src.ops.fallback import densely
 from scorch._src.storage.budget import check_budget
-from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries, keys_of
+from scorch._src.storage.coordinates import keys_of
+from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 

@@ -20,6 +20,7 @@ from scorch._src.engine.executable import Prepared
 from scorch._src.engine.execute import Task, copy_step, prepared_step, run_stored
 from scorch._src.grad_state import is_transformed
 from scorch._src.notation.nodes import Access, Expr, Op
+from scorch._src.ops.reduction.reduce_autograd import stored_softmax
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
 from scorch._src.tensor.registry import implements, implements_differentiable
@@ -126,8 +127,6 @@ def _learned(A: SparseTensor, dim: int, dtype: torch.dtype | None, name: str) ->
     if dtype is not None:
         values = values.to(dtype)
     if is_transformed():
-        from scorch._src.ops.reduction.reduce_autograd import stored_softmax
-
         return stored_softmax(sparse_of(pattern, values), dim, name == "log_softmax")
     found = _softmax(SparseTensor(Storage(pattern, values.detach())), dim, False, name)
     return connected_softmax(values, found, dim, name)

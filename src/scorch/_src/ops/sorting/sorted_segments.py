@@ -15,14 +15,8 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.storage.budget import check_budget
-from scorch._src.tensor.entries import (
-    Entries,
-    coordinates_of,
-    entries_of,
-    format_for,
-    from_entries,
-    keys_of,
-)
+from scorch._src.storage.coordinates import coordinates_of, keys_of
+from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 

@@ -18,6 +18,7 @@ from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.execute import convert, sorted_storage
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_learning, untracked
+from scorch._src.storage.coordinates import coordinates, keys_of
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.check import (
     as_indices,
@@ -29,6 +30,7 @@ from scorch._src.tensor.create.check import (
     is_sorted_below,
     own,
 )
+from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.errors import ShapeError
 
@@ -105,9 +107,6 @@ def _connected(
     coordinates: Any, values: torch.Tensor, shape: Any, format: str | Format | None, name: str
 ) -> SparseTensor | torch.Tensor:
     """As ``from_coordinates``, connected to the values."""
-    from scorch._src.tensor.autograd import sparse_of, stored
-    from scorch._src.tensor.entries import keys_of
-
     with untracked():
         crd, count = _rows(name, coordinates)
         made = _from_rows(crd, count, torch.zeros(values.shape, dtype=values.dtype), shape, None, name)
@@ -119,9 +118,10 @@ def _connected(
             place = torch.searchsorted(own, keys_of(crd, sizes))
     if place is None:
         total, form = values.sum(0).reshape(made.shape), as_format(format or "dense", made.dim())
-        return total if form.is_dense else stored(total, form)
+        kept: SparseTensor | torch.Tensor = total if form.is_dense else hooks.store(total, form)
+        return kept
     summed = values.new_zeros(own.numel(), *values.shape[1:]).index_add(0, place, values)
-    found = sparse_of(pattern, summed)
+    found: SparseTensor = hooks.sparse_of(pattern, summed)
     return found if format is None else found.to_format(format)
 
 
@@ -191,11 +191,9 @@ def from_compressed(
 def _compressed_connected(
     pattern: Pattern, values: torch.Tensor, in_order: bool, form: Format
 ) -> SparseTensor | torch.Tensor:
-    from scorch._src.storage.coordinates import coordinates
-    from scorch._src.tensor.autograd import sparse_of
-
     if in_order:
-        return sparse_of(pattern, values).to_format(form)
+        made: SparseTensor = hooks.sparse_of(pattern, values)
+        return made.to_format(form)
     with untracked():
         columns = coordinates(pattern)
     return from_coordinates([columns[dim] for dim in range(len(columns))], values, pattern.shape, form)

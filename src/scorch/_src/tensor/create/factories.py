@@ -19,11 +19,11 @@ from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
 from scorch._src.formats import Format, as_format
 from scorch._src.storage.budget import check_budget
+from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.create.check import LARGEST, as_shape, check_device, refuse_pinning
 from scorch._src.tensor.create.construct import from_torch
-from scorch._src.tensor.entries import coordinates_of
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, UnsupportedError

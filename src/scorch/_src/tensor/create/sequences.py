@@ -15,6 +15,7 @@ import torch
 
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.formats import as_format
+from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.create.check import as_shape
 from scorch._src.tensor.create.check import from_numpy as as_dense
@@ -28,7 +29,6 @@ from scorch._src.tensor.create.factories import (
     drawn,
     leaf,
 )
-from scorch._src.tensor.entries import coordinates_of
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, IndexRangeError, OperandError, ShapeError
