@@ -101,3 +101,11 @@ def test_leaves_are_refused(name: str) -> None:
     with pytest.raises(RuntimeError, match="leaf Variable"):
         FUNCTIONS[name](leaf)
     torch.testing.assert_close(leaf.detach().to_dense(), X)
+
+
+def test_base_that_was_reshaped_is_named():
+    S = scorch.from_torch(torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 0.0]]), format="coo")
+    view = S.T
+    S.unsqueeze_(-2)
+    with pytest.raises(scorch.errors.InPlaceError, match="base of this view was reshaped in place"):
+        view.copy_(torch.ones(3, 2, requires_grad=True))

@@ -42,6 +42,7 @@ REFUSED = {
     "or on a tensor that has views, while gradients are tracked": "t_ and its like with gradients",
     "whose elements share memory has no gradient": "writes to expanded views with gradients",
     "or that requires a gradient of its own, is used after": "a leaf that is a view of what was written to",
+    "was reshaped in place (squeeze_, t_ ...) after the view": "a write with gradients to a view of what t_ changed",
     "would make a sparse tensor dense": "a tensor without dimensions has no sparse format",
 }
 
@@ -66,6 +67,7 @@ class Run:
     lines: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     limits: dict[str, float] = field(default_factory=dict)  # by name, how far a tensor may be off
+    is_dropped: bool = False  # whether torch has just lost a gradient
     apart: set[str] = field(default_factory=set)  # names of what may lie in memory otherwise
     stored: dict[str, torch.Tensor] = field(
         default_factory=dict
@@ -99,6 +101,7 @@ class Run:
 
     def dense_gradient(self, total: Any, leaf: Any, name: str) -> Any:
         (found,) = torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True)
+        self.is_dropped = found is None and leaf._is_view()
         return torch.zeros(()) if found is None else masked(found, self.stored.get(name))
 
     # one line ----------------------------------------------------------------------------------------
@@ -110,6 +113,7 @@ class Run:
         self.lines.append(line)
         if wanted is None and found is None:
             self.part_from_hidden(line)
+            self.drop_lost(line)
             self.loosen(line)
             self.compare(line)
             self.part_layouts(line)
@@ -154,6 +158,14 @@ class Run:
             if all(memory_of(made) != memory_of(other) for other in others):
                 tensors[name] = made.clone()
 
+    def drop_lost(self, line: str) -> None:
+        """Forget a gradient that torch loses: of a leaf that is a view of what was written to."""
+        if self.is_dropped:
+            self.is_dropped = False
+            self.counts["gradients of views of what was written to, which torch loses"] += 1
+            for tensors in (self.dense, self.sparse):
+                tensors[line.partition(" = ")[0]] = torch.zeros(())
+
     def loosen(self, line: str) -> None:
         """Allow what a line writes to be as far off as what it was computed of, in whichever dtype that was."""
         touched = [name for name in re.findall(r"\bt\d+\b", line) if name in self.names()]
@@ -180,7 +192,7 @@ class Run:
     def is_apart(self, line: str) -> bool:
         """Whether a line reads what is a dense result, or was made of one: those lie in memory row by row."""
         read = [name for name in re.findall(r"\bt\d+\b", line.partition(" = ")[2]) if name in self.names()]
-        return "==" in line or any(name in self.apart for name in read)
+        return "==" in line or "+ 0)" in line or any(name in self.apart for name in read)
 
     def is_right_again(self) -> bool:
         """Whether the results are those of dense tensors for which torch keeps copies of what it needs."""
@@ -250,7 +262,7 @@ def converted(x: Any, form: str) -> Any:
     if not isinstance(x, scorch.SparseTensor):
         return scorch.from_torch(x, format=form)
     if x.format != scorch.Format(form, dims=x.dim()):
-        return x.to_format(form)
+        return x.to_format(form).clone()  # with values of its own
     return x.clone(memory_format=torch.contiguous_format)
 
 

@@ -28,6 +28,21 @@ def test_programs(request: pytest.FixtureRequest, seed: int, part: int) -> None:
 
 # What such programs have found, by what was wrong.
 FOUND = {
+    "zeros of a dense tensor that is joined to a sparse one have gradients": [
+        't0 = sp(torch.tensor([[0, 3], [2, 0]]), "csr")',
+        "t1 = torch.where(torch.tensor([[True, True], [False, True]]), t0, 0.5)",
+        "t1.requires_grad_()",
+        "t2 = torch.stack([t0, t1], -2)",
+        't3 = grad((t2 * torch.arange(8.0).reshape(2, 2, 2)).sum(), t1, "t1")',
+    ],
+    "results of a transposed tensor lie as it does": [
+        't0 = sp(torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 0.0]]), "csr")',
+        "t0.t_()",
+        "t1 = torch.tanh(t0)",
+        "t2 = t1.reshape(-1)",
+        "t2.mul_(2)",
+        "t3 = t1.view(-1)",
+    ],
     "a write that is refused is not done": [
         't1 = sp(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), "csr")',
         "t3 = t1.permute(1, 0)",

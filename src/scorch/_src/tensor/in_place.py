@@ -57,6 +57,7 @@ def write(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         mark_changed(target)
         _reconnect_views(target)
         return target
+    _check_current(target)
     check_writable(target)
     if is_overlapping(target.storage.shell()):
         raise InPlaceError(
@@ -129,11 +130,7 @@ def _store(target: SparseTensor, pattern: Pattern, values: torch.Tensor) -> None
         _reconnect_views(target)
         return
     parent, steps = link
-    if not _is_current(target):
-        raise InPlaceError(
-            "the base of this view was reshaped in place (squeeze_, t_ ...) after the view was taken; take "
-            "the view again"
-        )
+    _check_current(target)
     merged, positions = merge_view(parent.storage, steps, pattern)
     joined = torch.cat([values_of(parent), values.to(parent.dtype)])
     _store(parent, merged, select_values(joined, positions))
@@ -146,6 +143,14 @@ def _become(target: SparseTensor, values: torch.Tensor, pattern: Pattern, is_vie
         target.made_of = values
     elif not is_view:
         write_entries(target.storage, pattern, plain(values))
+
+
+def _check_current(target: SparseTensor) -> None:
+    if target.view_of is not None and not _is_current(target):
+        raise InPlaceError(
+            "the base of this view was reshaped in place (squeeze_, t_ ...) after the view was taken; take "
+            "the view again"
+        )
 
 
 def _is_current(view: SparseTensor) -> bool:
