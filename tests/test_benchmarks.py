@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from benchmarks import pruned
+from benchmarks import frames, pruned
 from benchmarks.kernels import data, generated, layouts, matrix_kernels, moving_kernels, tensor_kernels
 from benchmarks.kernels.__main__ import main
 from benchmarks.kernels.cases import Case
@@ -361,3 +361,22 @@ def test_pruned_layers(tmp_path: Path, capsys, monkeypatch) -> None:
     assert found[-1]["density"] == 0.5 and all(row["sparse_ms"] > 0 for row in found)
     pruned.main(common)
     assert "| width 32, 90% magnitude | 10." in capsys.readouterr().out
+
+
+MOST_FRAMES = {  # of ours, today; fewer are better
+    "csr @ dense": 11,
+    "csr @ csr": 26,
+    "A + C": 20,
+    "A.sum(1)": 20,
+    "A * dense": 36,
+    "W @ X with gradient": 92,
+    "its backward": 120,
+}
+
+
+def test_warm_calls_have_no_more_frames_than_before() -> None:
+    found = {
+        name: sum(frame.startswith("scorch.") for frame in called) for name, called in frames.rows().items()
+    }
+    assert found.keys() == frames.BOUNDS.keys() == MOST_FRAMES.keys()
+    assert {name: count for name, count in found.items() if count > MOST_FRAMES[name]} == {}

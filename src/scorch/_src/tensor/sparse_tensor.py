@@ -170,8 +170,12 @@ class SparseTensor(torch.Tensor):
             else:
                 with DisableTorchFunctionSubclass():
                     found = without_base(func(*args, **(kwargs or {})))
-            if type(found) is SparseTensor and has_strides(args):
-                keep_strides(found.storage, func, args, kwargs or {})
+            if type(found) is SparseTensor:
+                for value in args:  # as has_strides does, without a call
+                    stored = value.storage if type(value) is SparseTensor else None
+                    if stored is not None and (stored.origin is not None or stored.strides is not None):
+                        keep_strides(found.storage, func, args, kwargs or {})
+                        break
             return found
         except Exception as error:
             again = hooks.retry(func, args, kwargs or {})

@@ -138,7 +138,9 @@ def quick_sum(input: Any, *args: Any, **kwargs: Any) -> Any:
     dim = args[0] if args else kwargs.get("dim")
     is_plain = type(input) is SparseTensor and len(args) + len(kwargs) == (bool(args) or "dim" in kwargs)
     is_plain = is_plain and (dim is None or type(dim) in (int, tuple))
-    if is_plain and input.storage.values.dtype in (torch.float32, torch.float64) and input.numel():
+    stored = input.storage if is_plain else None
+    is_plain = stored is not None and stored.values.dtype in (torch.float32, torch.float64)
+    if stored is not None and is_plain and 0 not in stored.pattern.shape:
         found = _quick_sum(input, (dim,) if type(dim) is int else dim, False)
         if found is not None:
             return found
@@ -190,7 +192,7 @@ def _quick_sum(self: SparseTensor, dims: Dims, keepdim: bool) -> torch.Tensor | 
     """The sum by a generated kernel, where the result is dense; None where it is not or dims are wrong."""
     whole = self.storage.pattern.shape
     given = tuple(range(len(whole))) if not dims and not isinstance(dims, int) else dims
-    if not isinstance(given, Sequence):
+    if not isinstance(given, (list, tuple)):
         return None
     known = _sum_equation(len(whole), tuple(given))
     if known is None:
