@@ -62,11 +62,20 @@ class Pattern:
         self.pos = pos
         self.crd = crd
         self.counts = counts
-        self.converted: BoundedCache[Format, tuple[Pattern, torch.Tensor]] = BoundedCache(MOST_RELATIVES)
-        self.masks: dict[torch.dtype, torch.Tensor] = {}
-        self.relatives: BoundedCache[tuple[Format, tuple[int, ...]], Pattern] = BoundedCache(MOST_RELATIVES)
         if format.is_coded:  # refused here if a level cannot hold its coordinates
             _ = self.arrays
+
+    @functools.cached_property  # most patterns never have one of these
+    def converted(self) -> BoundedCache[Format, tuple[Pattern, torch.Tensor]]:
+        return BoundedCache(MOST_RELATIVES)
+
+    @functools.cached_property
+    def relatives(self) -> BoundedCache[tuple[Format, tuple[int, ...]], Pattern]:
+        return BoundedCache(MOST_RELATIVES)
+
+    @functools.cached_property
+    def masks(self) -> dict[torch.dtype, torch.Tensor]:
+        return {}
 
     @functools.cached_property
     def index_dtype(self) -> torch.dtype:
