@@ -1,6 +1,6 @@
 """Count the Python frames of warm calls: how many functions of Python run between a call and its kernel.
 
-    python benchmarks/frames.py [--names]
+    python benchmarks/frames.py [--names | --json]
 
 Every row is called until nothing is compiled or planned any more, and counted then; ``--names`` lists them.
 """
@@ -8,6 +8,7 @@ Every row is called until nothing is compiled or planned any more, and counted t
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -75,10 +76,16 @@ def rows() -> dict[str, list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--names", action="store_true", help="list the functions of every call")
+    parser.add_argument("--json", action="store_true", help="print the counts of our own frames as JSON")
     options = parser.parse_args()
-    print(f"{'call':<22}{'frames':>8}{'asked':>8}")
-    for name, frames in rows().items():
-        print(f"{name:<22}{len(frames):>8}{BOUNDS[name]:>8}")
+    found = rows()
+    ours = {name: sum(frame.startswith("scorch.") for frame in frames) for name, frames in found.items()}
+    if options.json:
+        print(json.dumps(ours))
+        return
+    print(f"{'call':<22}{'frames':>8}{'ours':>8}{'asked':>8}")
+    for name, frames in found.items():
+        print(f"{name:<22}{len(frames):>8}{ours[name]:>8}{BOUNDS[name]:>8}")
         if options.names:
             print("".join(f"    {frame}\n" for frame in frames))
 

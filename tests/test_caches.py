@@ -32,8 +32,6 @@ GROWING = {
     "scorch._src.events.LISTENERS": "whoever listens leaves again",
     "scorch._src.tensor.autograd.WATCHED": "whoever watches a tensor leaves again",
     "scorch._src.tensor.flatten.LIVE": "weak references, dropped with what they refer to",
-    "scorch._src.tensor.flatten.RECORD": "filled by one import",
-    "scorch._src.tensor.registry.FALLBACKS": "filled by imports",
     "scorch._src.loops.operators.IN_LOOPS": "filled by imports, and by add_operator",
     "scorch._src.loops.operators.OPERATORS": "filled by imports, and by add_operator",
     "scorch._src.tensor.registry.TABLE": "filled by imports: torch's functions",

@@ -9,6 +9,8 @@ import torch
 
 import scorch
 from scorch._src.loops.operators import IN_LOOPS, OPERATORS, Operator, add_operator
+from scorch._src.loops.types import INT64
+from scorch._src.loops.values import unary
 from without_compiler import without_compiler
 
 NUMBERS = [-2.5, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0]
@@ -94,6 +96,7 @@ def test_new_operator(cube, dtype):
     assert found.format == S.format  # zero for zero: it stays sparse
     torch.testing.assert_close(found.to_dense(), D**3)
     torch.testing.assert_close(scorch.evaluate("y[i] = sum(j, cube(A[i,j]))", A=D), (D**3).sum(1))
+    assert unary("cube", -3, INT64, INT64) == -27  # the interpreter
 
 
 def test_new_operator_has_gradients(cube):

@@ -82,7 +82,7 @@ class Load(Expr):
 
 @dataclass(frozen=True)
 class Unary(Expr):
-    """``op(x)``: ``-``, ``!`` or a function of ``cpp.FUNCTIONS``; the operand has been cast already."""
+    """``op(x)``: ``-``, ``!`` or another name of ``IN_LOOPS``; the operand has been cast already."""
 
     op: str
     x: Expr

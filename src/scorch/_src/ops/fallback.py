@@ -27,6 +27,7 @@ from scorch._src.tensor.check_call import check_call, check_out
 from scorch._src.tensor.create.check import refuse_freed
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries, united
+from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.views import mark_changed, write_entries
 from scorch._src.torch_internals import (
@@ -159,7 +160,7 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return stored(found, args[0]) if is_sparse else found
 
 
-registry.FALLBACKS.append(run_operator)
+hooks.run_operator = run_operator
 
 
 def _view_of(func: Any) -> Any:

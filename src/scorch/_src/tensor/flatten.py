@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -133,7 +133,6 @@ def is_tracing() -> bool:
 
 
 LIVE: set[weakref.ref[TracedStorage]] = set()  # empty but for the time in which graphs are made
-RECORD: list[Callable[..., Any]] = []  # ``compile.capture.trace``, which makes a call a part of the graph
 
 
 def any_traced(values: Iterable[Any]) -> bool:

@@ -26,6 +26,8 @@ class Hooks:
     trace: Callable[..., Any]  # tensor.traced: a tensor inside of a graph that is being made
     check_write: Callable[..., None]  # tensor.write_checks: refuses to write where torch does
     see_again: Callable[..., Any]  # tensor.views: the storage of a view after its base has changed
+    record: Callable[..., Any]  # compile.capture.trace: makes a call a part of the graph that is being made
+    run_operator: Callable[..., Any]  # ops.fallback: an operator of ATen that has no entry
     retry: Callable[..., Any]  # tensor.call_errors: arguments with which a call that failed may work
     retell: Callable[..., Exception]  # tensor.call_errors: an error in words of sparse tensors
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -52,7 +52,6 @@ class Entry:
 
 TABLE: dict[Any, Entry] = {}
 NOTHING = Entry()
-FALLBACKS: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # for operators without an entry
 
 
 def entry(function: Any) -> Entry:

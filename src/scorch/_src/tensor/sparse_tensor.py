@@ -31,7 +31,6 @@ from scorch._src.tensor.dynamo import unread, unread_all
 from scorch._src.tensor.flatten import (
     ALL_NAMES,
     LIVE,
-    RECORD,
     VALUES,
     TracedStorage,
     any_traced,
@@ -147,20 +146,20 @@ class SparseTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if LIVE and any_traced((args, *(kwargs or {}).values())):
-            return RECORD[0](func, args, kwargs or {})
+            return hooks.record(func, args, kwargs or {})
         known = registry.TABLE.get(func, registry.NOTHING)
         if known.is_metadata:
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         if len_torch_dispatch_stack() and is_tracing():
-            return RECORD[0](func, args, kwargs or {})
-        handler, is_plain = known.run, known.is_differentiable
+            return hooks.record(func, args, kwargs or {})
+        handler, keeps_gradients = known.run, known.is_differentiable
         try:
-            if not is_plain and _is_differentiated(func, args, kwargs or {}):
+            if not keeps_gradients and _is_differentiated(func, args, kwargs or {}):
                 found = hooks.differentiate(func, args, kwargs or {})
-            elif not is_plain and forward_ad._current_level >= 0 and has_tangents(args, kwargs):
+            elif not keeps_gradients and forward_ad._current_level >= 0 and has_tangents(args, kwargs):
                 found = hooks.carry_forward(func, args, kwargs or {})
-            elif not is_plain and is_transformed():  # of nothing that is tracked
+            elif not keeps_gradients and is_transformed():  # of nothing that is tracked
                 with untracked():
                     found = func(*args, **(kwargs or {}))
             elif handler is not None:
@@ -192,10 +191,10 @@ class SparseTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if LIVE and any_traced((args, *(kwargs or {}).values())):
-            return RECORD[0](func, args, kwargs or {})
+            return hooks.record(func, args, kwargs or {})
         refuse_freed(*args, *(kwargs or {}).values())
         if registry.is_in_place(func):
-            check_write(func, args, kwargs)
+            hooks.check_write(func, args, kwargs)
         place = registry.place_of_index(func)
         if place is not None and len(args) > place and isinstance(args[place], SparseTensor):
             args = (*args[:place], args[place].to_dense(), *args[place + 1 :])
@@ -203,7 +202,7 @@ class SparseTensor(torch.Tensor):
                 return func(*args, **(kwargs or {}))
         handler = registry.look_up(func).run or registry.look_up(func.overloadpacket).run
         if handler is None or (kwargs and "out" in kwargs):  # the result of the handler is written to out
-            found = registry.FALLBACKS[0](func, args, dict(kwargs or {}))
+            found = hooks.run_operator(func, args, dict(kwargs or {}))
         else:
             found = handler(*args, **(kwargs or {}))
         return as_view(found, func, args, kwargs) if func.is_view else found
@@ -254,7 +253,7 @@ class SparseTensor(torch.Tensor):
         memory, as in torch: between ``csr`` and ``coo``, and in the same format.
         """
         if LIVE and any_traced((self,)):
-            return RECORD[0](SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
+            return hooks.record(SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
         form = as_format(format, len(self.storage.pattern.shape))
         if is_learning(self):
             return hooks.convert(self, form)  # type: ignore[no-any-return]
@@ -330,13 +329,6 @@ class SparseTensor(torch.Tensor):
         pattern, values = self.storage.pattern, self.storage.values
         counts = [array.shape for array in (*pattern.arrays, values)]
         return f"{pattern.format!r} {pattern.shape} {pattern.index_dtype} {values.dtype} {counts}"
-
-
-def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-    """Refuse to write where torch refuses it for dense tensors that are the same views."""
-    target = args[0] if args else None
-    if isinstance(target, SparseTensor):
-        hooks.check_write(func.overloadpacket.__name__, target, (args[1:], kwargs))
 
 
 def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_at
-from scorch._src.tensor.flatten import RECORD, VALUES, TracedStorage, array_of, names_of
+from scorch._src.tensor.flatten import VALUES, TracedStorage, array_of, names_of
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import any_requires_grad
@@ -93,7 +93,7 @@ def values_on(tensor: torch.Tensor, pattern: Pattern) -> torch.Tensor:
         return tensor.storage.values
     like = tensor.storage.values if is_traced(tensor) else tensor
     marked = SparseTensor(TracedStorage(pattern, like.new_ones((pattern.size,))))
-    found: SparseTensor = RECORD[0](sampled, (tensor, marked), {})
+    found: SparseTensor = hooks.record(sampled, (tensor, marked), {})
     return found.storage.values
 
 

@@ -164,10 +164,12 @@ def _is_dense(shell: torch.Tensor) -> bool:
     return True
 
 
-def check_write(name: str, target: SparseTensor, rest: Any) -> None:
+def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
     """Refuse to write where torch refuses it for dense tensors that are the same views."""
-    check_memory(name, target, rest)
-    check_untracked(target)
+    target = args[0] if args else None
+    if isinstance(target, SparseTensor):
+        check_memory(func.overloadpacket.__name__, target, (args[1:], kwargs))
+        check_untracked(target)
 
 
 hooks.check_write = check_write

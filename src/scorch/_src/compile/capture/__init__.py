@@ -2,8 +2,8 @@
 
 from scorch._src.compile.capture import functions, graph_operators  # noqa: F401 - they define operators
 from scorch._src.compile.capture.trace import record
-from scorch._src.tensor.flatten import RECORD
+from scorch._src.tensor.hooks import hooks
 
 __all__ = ["record"]
 
-RECORD.append(record)
+hooks.record = record

@@ -1,6 +1,6 @@
 """Short ways for what is called most: they are taken where they apply, and else the general rule is.
 
-Functions of one tensor that are zero for zero act on the values. ``S * number`` and ``S / number`` do too.
+``S * number`` and ``S / number`` act on the values, as functions of one tensor do (``functions.py``).
 Sums, differences and products of floating-point tensors are generated kernels.
 """
 

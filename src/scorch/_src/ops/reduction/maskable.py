@@ -15,7 +15,8 @@ from torch.compiler import is_dynamo_compiling
 
 from scorch._src.ops.reduction.masked import OPERATIONS, PER_ENTRY
 from scorch._src.ops.torch_sparse import as_sparse
-from scorch._src.tensor.flatten import LIVE, RECORD, any_traced
+from scorch._src.tensor.flatten import LIVE, any_traced
+from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 _NUMPY = {"axis": "dim", "keepdims": "keepdim", "input": "S"}  # torch takes these names too
@@ -37,7 +38,7 @@ def _with_masked(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         named = {_NUMPY.get(key, key): value for key, value in kwargs.items()}
         tensor = as_sparse(f"{name} with masked=True", args[0] if args else named.pop("S", None))
         if LIVE and any_traced((tensor,)):
-            return RECORD[0](operation, (tensor, *args[1:]), named)
+            return hooks.record(operation, (tensor, *args[1:]), named)
         return operation(tensor, *args[1:], **named)
 
     call.__doc__ = (

@@ -19,6 +19,7 @@ from scorch._src.ops.fallback import densely
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.budget import check_budget, is_within_budget
 from scorch._src.storage.coordinates import coordinates_of, keys_of
+from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import differentiated, values_of
 from scorch._src.tensor.entries import Entries, entries_of, format_for
 from scorch._src.tensor.entries_autograd import from_learned_entries
@@ -138,9 +139,9 @@ def quick_sum(input: Any, *args: Any, **kwargs: Any) -> Any:
     dim = args[0] if args else kwargs.get("dim")
     is_plain = type(input) is SparseTensor and len(args) + len(kwargs) == (bool(args) or "dim" in kwargs)
     is_plain = is_plain and (dim is None or type(dim) in (int, tuple))
-    stored = input.storage if is_plain else None
-    is_plain = stored is not None and stored.values.dtype in (torch.float32, torch.float64)
-    if stored is not None and is_plain and 0 not in stored.pattern.shape:
+    stored: Storage | None = input.storage if is_plain else None
+    is_float = stored is not None and stored.values.dtype in (torch.float32, torch.float64)
+    if stored is not None and is_float and 0 not in stored.pattern.shape:
         found = _quick_sum(input, (dim,) if type(dim) is int else dim, False)
         if found is not None:
             return found
