@@ -44,16 +44,16 @@ from scorch._src.ops.sorting import sort  # noqa: F401
 from scorch._src.tensor import (  # noqa: F401
     autograd,
     call_errors,
-    functorch,
-    gradcheck,
     in_place,
     metadata,
     methods,
     numpy_operators,
+    saved_versions,
     torch_methods,
     traced,
     views,
     write_checks,
 )
+from scorch._src.tensor.transforms import functorch, gradcheck  # noqa: F401
 
 optimizer_hooks.install()

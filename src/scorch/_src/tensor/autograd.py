@@ -11,7 +11,7 @@ on its pattern: it is a ``SparseTensor`` that shares it. Three functions connect
 dense tensor, are one function with both patterns exchanged. So all of them have gradients of any order.
 
 Inside ``torch.func`` there are no gradients on the tensor itself: its values are what is tracked. So it is in
-forward mode (``tensor/forward.py``).
+forward mode (``tensor/transforms/forward_mode.py``).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from scorch._src.storage.relevel import releveled, shares_entries
 from scorch._src.storage.storage import Pattern, Storage, plain
 from scorch._src.tensor.entries import Entries, entries_of
 from scorch._src.tensor.flatten import spelled
-from scorch._src.tensor.forward_mode import as_one_step, has_sparse_tangents
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import look_up, own_arguments
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.tensor.transforms.forward_mode import as_one_step, has_sparse_tangents
 from scorch._src.torch_internals import (
     DisableTorchFunctionSubclass,
     FunctionBase,
@@ -459,6 +459,5 @@ def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tree_map(lambda leaf: copies[id(leaf)][1] if id(leaf) in copies else leaf, result)
 
 
-hooks.differentiate = differentiated
 hooks.values_at, hooks.values_of, hooks.sparse_of = values_at, values_of, sparse_of
 hooks.store, hooks.convert = stored, converted

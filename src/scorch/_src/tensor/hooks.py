@@ -19,10 +19,10 @@ class Hooks:
     store: Callable[..., Any]  # tensor.autograd: the nonzeros of a dense tensor, connected to it
     convert: Callable[..., Any]  # tensor.autograd: a tensor that requires a gradient in another format
     write: Callable[..., Any]  # tensor.in_place: a function that writes to its first argument
-    carry_forward: Callable[..., Any]  # tensor.forward_mode: a function of tensors with tangents
-    run_as_a_whole: Callable[..., Any]  # tensor.functorch: a function as one step of torch.func
-    is_tracked: Callable[..., bool]  # tensor.functorch: whether torch.func tracks values of sparse tensors
-    is_any_tracked: Callable[..., bool]  # tensor.functorch: or anything else
+    carry_forward: Callable[..., Any]  # tensor.transforms.forward_mode: a function of tensors with tangents
+    run_as_a_whole: Callable[..., Any]  # tensor.transforms.functorch: a function as one step of torch.func
+    is_tracked: Callable[..., bool]  # tensor.transforms.functorch: whether it tracks values of sparse tensors
+    is_any_tracked: Callable[..., bool]  # tensor.transforms.functorch: or anything else
     trace: Callable[..., Any]  # tensor.traced: a tensor inside of a graph that is being made
     check_write: Callable[..., None]  # tensor.write_checks: refuses to write where torch does
     see_again: Callable[..., Any]  # tensor.views: the storage of a view after its base has changed

@@ -17,10 +17,10 @@ import torch
 from scorch._src.grad_state import is_grad_enabled, is_transformed
 from scorch._src.storage.storage import Pattern, Storage, plain
 from scorch._src.tensor.autograd import apply, by_formula, check_gradient, used, values_at, values_of
-from scorch._src.tensor.functorch import as_a_whole
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.tensor.transforms.functorch import as_a_whole
 from scorch._src.tensor.views import (
     is_overlapping,
     mark_changed,

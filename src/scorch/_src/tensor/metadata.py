@@ -14,9 +14,9 @@ from torch.autograd import forward_ad
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_asked_by
 from scorch._src.storage.budget import check_budget
-from scorch._src.tensor.gradcheck import Perturbed
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
+from scorch._src.tensor.transforms.gradcheck import Perturbed
 from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass
 from scorch.errors import CallError, DeviceError, OperandError, UnsupportedError
 

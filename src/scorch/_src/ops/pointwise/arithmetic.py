@@ -22,8 +22,9 @@ from scorch._src.statements.statement import evaluate
 from scorch._src.storage.slices import element
 from scorch._src.storage.storage import Storage
 from scorch._src.storage.strides import has_strides
-from scorch._src.tensor.autograd import differentiated, sparse_of, values_of
+from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.registry import implements
+from scorch._src.tensor.saved_versions import differentiate
 from scorch._src.tensor.sparse_tensor import SparseTensor, as_view, without_base
 from scorch._src.tensor.write_checks import check_assignment
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
@@ -47,7 +48,7 @@ def with_learned(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:
 def general(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The rule for all functions (``ops.pointwise.elementwise``)."""
     if is_learning(*args, **kwargs):
-        return differentiated(function, args, kwargs)
+        return differentiate(function, args, kwargs)
     with DisableTorchFunctionSubclass():
         return without_base(function(*args, **kwargs))
 

@@ -20,10 +20,11 @@ from scorch._src.statements.einsum import einsum
 from scorch._src.storage.budget import check_budget, is_within_budget
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.storage.storage import Storage
-from scorch._src.tensor.autograd import differentiated, values_of
+from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.entries import Entries, entries_of, format_for
 from scorch._src.tensor.entries_autograd import from_learned_entries
 from scorch._src.tensor.registry import implements
+from scorch._src.tensor.saved_versions import differentiate
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
@@ -145,7 +146,7 @@ def quick_sum(input: Any, *args: Any, **kwargs: Any) -> Any:
         found = _quick_sum(input, (dim,) if type(dim) is int else dim, False)
         if found is not None:
             return found
-    return differentiated(torch.sum, (input, *args), kwargs)
+    return differentiate(torch.sum, (input, *args), kwargs)
 
 
 @implements(aten.nansum)

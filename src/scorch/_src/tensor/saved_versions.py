@@ -1,0 +1,199 @@
+"""Refuse gradients after a write to a tensor that torch's own formula saves for them.
+
+Formulas of gradients save operands or results, and torch refuses to go on with those that were written to.
+Ours may save fewer: the gradient of ``torch.maximum`` needs none of the numbers, only which of them was
+larger. A program must not come to depend on that. What torch saves is found out once for each kind of call,
+by a run on dense tensors without memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from scorch._src.bounded import BoundedCache
+from scorch._src.grad_state import is_transformed
+from scorch._src.storage.storage import Storage
+from scorch._src.tensor.autograd import differentiated
+from scorch._src.tensor.hooks import hooks
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import len_torch_dispatch_stack, tree_leaves, tree_map
+from scorch.errors import InPlaceError
+
+MOST_KINDS = 4096
+MOST_ELEMENTS = 1 << 16  # of dense operands that are made where those without memory do not do
+_VALUES = (bool, int, str, type(None))  # arguments that may decide what is saved; of others the type does
+
+_state = threading.local()
+
+
+class Saved(NamedTuple):
+    """Which of the tensors that a call takes, and of those that it returns, are saved for its gradient."""
+
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+_SAVED: BoundedCache[Any, Saved] = BoundedCache(MOST_KINDS)  # by the kind of call
+
+
+def differentiate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``func`` of tensors that require gradients, which are refused after a write as torch refuses them."""
+    is_getter = getattr(func, "__name__", "") == "__get__"  # of an attribute: it saves nothing
+    if getattr(_state, "is_inside", False) or is_getter or is_transformed() or len_torch_dispatch_stack():
+        return differentiated(func, args, kwargs)
+    _state.is_inside = True
+    try:
+        given = list(_flat((*args, *kwargs.values())))
+        key = func, tuple(kwargs), *map(_kind, given)
+        known = _SAVED.get(key)
+        saved = _saved_by_torch(func, args, kwargs) if known is None else known
+        operands = [leaf for leaf in given if isinstance(leaf, torch.Tensor)] if any(saved) else []
+        versions = [_version(operands[place]) for place in saved.operands]
+        result = differentiated(func, args, kwargs)
+        if any(saved):
+            _check_in_backward(func, operands, versions, result, saved.results)
+        if known is None:
+            _SAVED[key] = saved
+        return result
+    finally:
+        _state.is_inside = False
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _kind(leaf: Any) -> Any:
+    """What may decide what is saved."""
+    if isinstance(leaf, torch.Tensor):
+        form = leaf.storage.pattern.format if isinstance(leaf, SparseTensor) else leaf.dim()
+        return form, leaf.dtype, leaf.requires_grad, leaf.numel() > 0
+    return leaf if isinstance(leaf, _VALUES) else type(leaf)
+
+
+# what is saved ---------------------------------------------------------------------------------------
+
+
+def _watch(packed: list[torch.Tensor]) -> saved_tensors_hooks:
+    """Collect what is saved."""
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(tensor)
+        return tensor
+
+    return saved_tensors_hooks(pack, lambda tensor: tensor)
+
+
+def _saved_by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved:
+    """What torch saves of a call: seen in one of dense tensors without memory, or with little of it."""
+    found = _saved_on("meta", func, args, kwargs)
+    if found is None and sum(leaf.numel() for leaf in _tensors_in((args, kwargs))) <= MOST_ELEMENTS:
+        found = _saved_on("cpu", func, args, kwargs)
+    return Saved((), ()) if found is None else found
+
+
+def _saved_on(device: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved | None:
+    operands: list[torch.Tensor] = []
+    packed: list[torch.Tensor] = []
+
+    def twin(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        made = torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
+        operands.append(made.requires_grad_().clone() if leaf.requires_grad else made)
+        return operands[-1]
+
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the call itself gives them
+        twins, named = tree_map(twin, args), tree_map(twin, kwargs)
+        try:
+            with _watch(packed):
+                results = _tensors_in(func(*twins, **named))
+        except Exception:  # a function that looks at numbers, which are not there
+            return None
+    places = tuple(place for place, operand in enumerate(operands) if _is_saved(operand, packed))
+    own = {_memory(operand) for operand in operands}
+    memory = {_memory(tensor) for tensor in packed} - own
+    made = tuple(place for place, tensor in enumerate(results) if _memory(tensor) in memory)
+    return Saved(places, made)
+
+
+def _is_saved(operand: torch.Tensor, packed: list[torch.Tensor]) -> bool:
+    """Whether a write to an operand is one to what is saved."""
+    versions = [tensor._version for tensor in packed]
+    torch.autograd.graph.increment_version(operand)
+    return versions != [tensor._version for tensor in packed]
+
+
+def _tensors_in(result: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def _array(tensor: torch.Tensor) -> torch.Tensor:
+    """The array that is marked as written to with a tensor, what it is a view of, and its other views."""
+    if not isinstance(tensor, SparseTensor):
+        return tensor
+    storage: Storage = tensor.storage
+    return storage.values if storage.origin is None else storage.origin.source.values
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    number: int = _array(tensor).untyped_storage()._cdata
+    return number
+
+
+# versions --------------------------------------------------------------------------------------------
+
+
+class _Version(NamedTuple):
+    counter: torch.Tensor  # without memory: it counts the writes to another tensor
+    number: int
+
+    def is_current(self) -> bool:
+        return self.counter._version == self.number
+
+
+def _version(tensor: torch.Tensor) -> _Version | None:
+    array = _array(tensor)
+    if array.is_inference():
+        return None
+    counter = array.detach()
+    counter.data = torch.empty(0, dtype=array.dtype, device=array.device)
+    return _Version(counter, counter._version)
+
+
+def _check_in_backward(
+    func: Any, operands: Sequence[Any], versions: list[_Version | None], result: Any, places: tuple[int, ...]
+) -> None:
+    results = _tensors_in(result)
+    checked = [version for version in versions if version is not None]
+    checked += [version for place in places if (version := _version(results[place])) is not None]
+    if not checked:
+        return
+
+    def check(_: Any) -> None:
+        if not all(version.is_current() for version in checked):
+            name = getattr(func, "__name__", str(func))
+            raise InPlaceError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: {name} saved it, as for dense tensors; write to a clone of it"
+            )
+
+    known = {id(operand if operand._base is None else operand._base) for operand in operands}
+    bases = [tensor._base for tensor in results if tensor._base is not None]
+    hidden = [base for base in bases if id(base) not in known]  # a write to its view is one to it
+    for node in {tensor.grad_fn for tensor in (*results, *hidden) if tensor.grad_fn is not None}:
+        node.register_prehook(check)
+
+
+hooks.differentiate = differentiate

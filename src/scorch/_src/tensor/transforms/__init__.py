@@ -1,0 +1,1 @@
+"""What torch does with functions: derivatives forward, ``torch.func``, ``gradcheck``."""
