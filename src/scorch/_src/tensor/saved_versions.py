@@ -49,11 +49,10 @@ def differentiate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return differentiated(func, args, kwargs)
     _state.is_inside = True
     try:
-        given = list(_flat((*args, *kwargs.values())))
-        key = func, tuple(kwargs), *map(_kind, given)
+        key = func, tuple(kwargs), *map(_kind, _flat((*args, *kwargs.values())))
         known = _SAVED.get(key)
         saved = _saved_by_torch(func, args, kwargs) if known is None else known
-        operands = [leaf for leaf in given if isinstance(leaf, torch.Tensor)] if any(saved) else []
+        operands = _tensors_in((args, kwargs)) if any(saved) else []
         versions = [_version(operands[place]) for place in saved.operands]
         result = differentiated(func, args, kwargs)
         if any(saved):
@@ -177,7 +176,8 @@ def _check_in_backward(
 ) -> None:
     results = _tensors_in(result)
     checked = [version for version in versions if version is not None]
-    checked += [version for place in places if (version := _version(results[place])) is not None]
+    kept = (_version(results[place]) for place in places if place < len(results))
+    checked += [version for version in kept if version is not None]
     if not checked:
         return
 
