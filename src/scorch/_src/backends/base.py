@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from scorch._src.backends.routines import Routines
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.lower.assemble import identity_of
 from scorch._src.compiler.lower.collect import writes_everything
@@ -148,6 +149,7 @@ class Backend(ABC):
     """Where kernels are built and run."""
 
     name: ClassVar[str]
+    routines = Routines()
 
     @abstractmethod
     def write(self, planned: Planned) -> Schedule:
@@ -189,10 +191,20 @@ def register_backend(name: str, backend: Backend, purpose: str = "") -> None:
     add_backend(name, purpose)
 
 
+def routines_for(tensor: torch.Tensor) -> Routines:
+    """The routines for arrays that are where ``tensor`` is."""
+    return backend_for(tensor.device).routines
+
+
 def backend_for(device: torch.device | None = None) -> Backend:
     """The backend that the settings name, or that of a device."""
     is_abstract = device is None or device.type == "meta"
     name = current().backend or (_DEFAULT if is_abstract or device is None else device.type)
+    return backend_named(name)
+
+
+def backend_named(name: str) -> Backend:
+    """The backend that was registered as ``name``."""
     found = _BACKENDS.get(name)
     if found is None:
         raise ArgumentError(f"there is no backend for {name!r}; there are {', '.join(_BACKENDS)}")

@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.base import Backend, Direct, Executable, Schedule
-from scorch._src.backends.cpu.routines.transpose import laid_out
-from scorch._src.backends.interpreter.executable import INTERPRETER
+from scorch._src.backends.base import Backend, Direct, Executable, Schedule, backend_named, routines_for
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.by_torch.run import run_without_kernel, warn_of_missing
@@ -174,7 +172,7 @@ class Prepared:
     def interpret(self, sources: Sequence[Tensor]) -> Tensor:
         """Run the loops through the interpreter, which checks every access, as if on two threads."""
         self.check_budget()
-        kernel = INTERPRETER.build(self.kernel.schedule, self.sizes)
+        kernel = backend_named("interpreter").build(self.kernel.schedule, self.sizes)
         return self._result(kernel, self._converted(sources))
 
     def _converted(self, sources: Sequence[Tensor]) -> list[Tensor]:
@@ -182,7 +180,7 @@ class Prepared:
         found: list[Tensor] = []
         for tensor, (_, form) in zip(sources, self.sources, strict=True):
             if isinstance(tensor, torch.Tensor):
-                found.append(as_stored(tensor if form is None else laid_out(tensor, form.order)))
+                found.append(laid_out(tensor, form))
             else:
                 found.append(tensor if form is None else self.convert(tensor, form))
         return found
@@ -254,6 +252,11 @@ def _dense_bytes(plan: Plan, shape: Sequence[int]) -> int:
             return 8 * places
         places *= plan.result.level_size(level, shape)
     return plan.element.bytes * places
+
+
+def laid_out(tensor: torch.Tensor, form: Format | None) -> torch.Tensor:
+    """A dense operand as a kernel reads it."""
+    return as_stored(tensor if form is None else routines_for(tensor).transpose(tensor, form.order))
 
 
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
-from scorch._src.backends.base import Backend, backend_for
-from scorch._src.backends.cpu.routines.transpose import laid_out
-from scorch._src.backends.interpreter.executable import INTERPRETER
+from scorch._src.backends.base import Backend, backend_for, backend_named
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.fuse.fuse import fuse
 from scorch._src.compiler.fuse.group import Fused, FusionError, Group
 from scorch._src.compiler.plan import Step
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
-from scorch._src.engine.executable import as_stored
+from scorch._src.engine.executable import laid_out
 from scorch._src.engine.execute import key_of, operand_of
 from scorch._src.events import LISTENERS, tell
 from scorch._src.storage.budget import LARGE, check_budget
@@ -169,7 +167,7 @@ class FusedKernel:
             assert pos is not None and crd is not None
             found += [pos, crd]
         for array, (_, form) in zip(arrays, self.fused.inputs, strict=True):
-            found.append(as_stored(array if form is None else laid_out(array, form.order)))
+            found.append(laid_out(array, form))
         return found
 
     def interpret(
@@ -183,7 +181,7 @@ class FusedKernel:
     def _interpreted(
         self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int
     ) -> list[torch.Tensor]:
-        kernel = INTERPRETER.build_group(self.fused)
+        kernel = backend_named("interpreter").build_group(self.fused)
         return kernel.run(self._read(pattern, arrays), *self._sizes(count))
 
     def _compare(

@@ -8,6 +8,7 @@ import torch
 
 from scorch._src.backends.base import Backend, Executable, GroupExecutable, Schedule, register_backend
 from scorch._src.backends.cpu import memory, toolchain
+from scorch._src.backends.cpu.cpu_routines import CpuRoutines
 from scorch._src.backends.cpu.executable import CpuExecutable, build_together
 from scorch._src.backends.cpu.group_executable import CpuGroup
 from scorch._src.backends.cpu.print.c import print_kernel
@@ -18,6 +19,7 @@ from scorch.errors import CompilerNotFoundError
 
 class CpuBackend(Backend):
     name = "cpu"
+    routines = CpuRoutines()
 
     def write(self, planned: Planned) -> Schedule:
         kernel = planned.kernel()

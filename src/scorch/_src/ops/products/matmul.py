@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.cpu.routines.transpose import laid_out
+from scorch._src.backends.base import routines_for
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_learning, is_plain_inference
 from scorch._src.ops.fallback import densely, write_out
@@ -122,7 +122,7 @@ def turned_over(matrix: torch.Tensor) -> torch.Tensor:
     """The transpose of a dense matrix, row by row in memory."""
     if type(matrix) is not torch.Tensor or not is_plain_inference(matrix):
         return matrix.t().contiguous()
-    return laid_out(matrix, (1, 0))
+    return routines_for(matrix).transpose(matrix, (1, 0))
 
 
 def _as_sparse(tensor: Any) -> Any:
