@@ -31,7 +31,9 @@ from scorch.settings import current
 aten = torch.ops.aten
 MOST_CALLS = 1024
 Kernels = list[tuple[str, Prepared]]
-_known: BoundedCache[Hashable, Kernels] = BoundedCache(MOST_CALLS)  # the kernels of calls made before
+_known: BoundedCache[Hashable, Kernels] = BoundedCache(
+    MOST_CALLS, "softmax"
+)  # the kernels of calls made before
 
 
 @implements(aten._sparse_softmax)
