@@ -404,7 +404,7 @@ def converted_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Te
     """The pattern stored as ``form``, and where each of its values comes from; both are kept."""
     found = pattern.converted.get(form)
     if found is None:
-        numbered = Storage(pattern, torch.arange(1, pattern.size + 1, device="cpu"))
+        numbered = Storage(pattern, torch.arange(1, pattern.size + 1, device=pattern.device))
         moved = convert(numbered, form)
         assert isinstance(moved, Storage)
         found = (moved.pattern, moved.values.sub_(1))

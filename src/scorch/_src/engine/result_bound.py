@@ -137,7 +137,7 @@ class _Clause:
     def _keys(self, access: Access, indices: Sequence[str]) -> torch.Tensor:
         """The coordinates of each value in ``indices``, joined into a number."""
         pattern = self.patterns[access]
-        keys = torch.zeros(pattern.size, dtype=torch.int64, device="cpu")
+        keys = torch.zeros(pattern.size, dtype=torch.int64, device=pattern.device)
         dims = [access.indices.index(index) for index in indices]
         found = coordinates(pattern, dims)
         for index, dim in zip(indices, dims, strict=True):

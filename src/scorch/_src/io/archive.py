@@ -229,5 +229,5 @@ def _is_run_sorted(begins: torch.Tensor, columns: list[torch.Tensor]) -> bool:
     if begins.numel() == 2:
         return is_sorted(columns)
     lengths = begins[1:].to(torch.int64) - begins[:-1]
-    parents = torch.arange(lengths.numel(), device="cpu").repeat_interleave(lengths)
+    parents = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)
     return is_sorted([parents, *columns])

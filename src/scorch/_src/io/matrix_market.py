@@ -193,7 +193,7 @@ def _read_array(header: Header, table: Table, sizes: list[int]) -> torch.Tensor:
     if not half:
         return values.reshape(columns, rows).t().contiguous()
     j, i = (torch.from_numpy(axis) for axis in np.triu_indices(rows, skip))
-    dense = torch.zeros(rows, columns, dtype=values.dtype, device="cpu")
+    dense = torch.zeros(rows, columns, dtype=values.dtype, device=values.device)
     dense[j, i] = _mirror(header, values)
     dense[i, j] = values
     return dense

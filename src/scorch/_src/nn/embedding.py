@@ -109,7 +109,7 @@ def _picked(
 def _zeros(
     input: torch.Tensor, pos: Any, columns: Any, values: torch.Tensor, size: int, padding: int | None
 ) -> torch.Tensor:
-    return torch.zeros((), dtype=values.dtype, device="cpu").expand(*input.shape, size)
+    return values.new_zeros(()).expand(*input.shape, size)
 
 
 entry(_picked).stand_in = _zeros

@@ -336,7 +336,7 @@ def _with_entries_of(target: SparseTensor, stored: Storage) -> Storage:
 
 def _store_all(dense: torch.Tensor, form: Format) -> SparseTensor:
     """A dense tensor with its zeros stored: where torch differentiates, they have gradients too."""
-    keys = torch.arange(dense.numel(), device="cpu")
+    keys = torch.arange(dense.numel(), device=dense.device)
     return from_entries(Entries(keys, dense.reshape(-1), tuple(dense.shape)), form)
 
 

@@ -121,4 +121,4 @@ def _zeros(array: torch.Tensor, without: int | None) -> torch.Tensor:
     shape = list(array.shape)
     if without is not None:
         del shape[without]
-    return torch.zeros(shape, dtype=array.dtype, device="cpu")
+    return torch.zeros(shape, dtype=array.dtype, device=array.device)

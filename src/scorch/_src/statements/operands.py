@@ -118,7 +118,7 @@ def _without_outer_levels(tensor: Storage, number: int, shape: tuple[int, ...]) 
     entries = pattern.counts[number - 1]
     pos, crd = list(pattern.pos[number:]), list(pattern.crd[number:])
     if entries == 0:
-        pos[0] = torch.zeros(2, dtype=pattern.index_dtype, device="cpu")
+        pos[0] = torch.zeros(2, dtype=pattern.index_dtype, device=pattern.device)
     kept = pattern.format.order[number:]
     order = [sorted(kept).index(dim) for dim in kept]
     form = Format(pattern.format.levels[number:], order=order)

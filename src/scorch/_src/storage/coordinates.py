@@ -64,7 +64,7 @@ def inside(pattern: Pattern, found: Mapping[int, torch.Tensor]) -> torch.Tensor 
     padded = _padded(pattern)
     if not padded:
         return None
-    kept = torch.ones(pattern.size, dtype=torch.bool, device="cpu")
+    kept = torch.ones(pattern.size, dtype=torch.bool, device=pattern.device)
     for dim in padded:
         kept &= found[dim] < pattern.shape[dim]
     return kept

@@ -52,7 +52,7 @@ def one_of(storage: Storage, index: int) -> Storage | None:
         return None
     pos, crd = _sliced(pattern, ranges)
     if form.letters[:2] == "oo":  # coordinates in step with those of the outermost level: a list of its own
-        pos[1] = torch.tensor([0, end - begin], dtype=pattern.index_dtype, device="cpu")
+        pos[1] = torch.tensor([0, end - begin], dtype=pattern.index_dtype, device=pattern.device)
     shape = tuple(size for dim, size in enumerate(pattern.shape) if dim != form.order[0])
     inner = inner_format(form)
     counts = tuple(end - begin for begin, end in ranges[1:])
@@ -64,7 +64,7 @@ def all_of(storage: Storage) -> list[Storage | None]:
     """``one_of`` for every coordinate at once; None too where levels have positions, but no values."""
     pattern, form = storage.pattern, storage.pattern.format
     size = pattern.shape[form.order[0]]
-    bounds = _bounds(pattern, torch.arange(size + 1, device="cpu"))
+    bounds = _bounds(pattern, torch.arange(size + 1, device=pattern.device))
     held = torch.nonzero(bounds[-1][1:] > bounds[-1][:-1])[:, 0]
     starts, stops = [level[held] for level in bounds], [level[held + 1] for level in bounds]
     pos: list[Sequence[Array]] = []
@@ -123,7 +123,7 @@ def _pointers(
     """As ``_stretches``, which here may overlap, each with ``less`` taken off."""
     lengths = stop - start
     offset = start - (torch.cumsum(lengths, 0) - lengths)
-    index = torch.repeat_interleave(offset, lengths) + torch.arange(int(lengths.sum()), device="cpu")
+    index = torch.repeat_interleave(offset, lengths) + torch.arange(int(lengths.sum()), device=lengths.device)
     found: torch.Tensor = array[index] - torch.repeat_interleave(less.to(array.dtype), lengths)
     return torch.split(found, lengths.tolist())
 
@@ -164,7 +164,7 @@ def _ranges(pattern: Pattern, start: int, stop: int) -> list[tuple[int, int]]:
     for level, kind in enumerate(pattern.format.levels):
         crd, pos = pattern.crd[level], pattern.pos[level]
         if level == 0 and crd is not None:
-            asked = torch.tensor([start, stop], dtype=crd.dtype, device="cpu")
+            asked = torch.tensor([start, stop], dtype=crd.dtype, device=crd.device)
             begin, end = torch.searchsorted(crd, asked).tolist()
         elif kind.is_full and level:
             size = pattern.format.level_size(level, pattern.shape)
@@ -185,7 +185,7 @@ def _sliced(pattern: Pattern, ranges: Sequence[tuple[int, int]]) -> tuple[list[A
         if pointers is None:
             continue
         if level == 0:
-            pos[0] = torch.tensor([0, end - begin], dtype=pointers.dtype, device="cpu")
+            pos[0] = torch.tensor([0, end - begin], dtype=pointers.dtype, device=pointers.device)
         else:
             above, until = ranges[level - 1]
             pos[level] = pointers[above : until + 1] - begin
@@ -210,7 +210,7 @@ def rows_of(storage: Storage, picked: torch.Tensor) -> Storage | None:
     if not each:
         return None
     if each != 1:
-        rows = (rows.unsqueeze(1) * each + torch.arange(each, device="cpu")).reshape(-1)
+        rows = (rows.unsqueeze(1) * each + torch.arange(each, device=rows.device)).reshape(-1)
     found = routines_for(pos).pick_rows(pos, crd, storage.values, rows)
     if found is None:
         return None
@@ -259,7 +259,7 @@ def in_a_row(parts: Sequence[Storage], shape: tuple[int, ...]) -> Storage:
         pointers = [pattern.pos[level] for pattern in patterns]
         places = [pattern.crd[level] for pattern in patterns]
         if level == 0 and pointers[0] is not None:
-            pos.append(torch.tensor([0, counts[0]], dtype=index, device="cpu"))
+            pos.append(torch.tensor([0, counts[0]], dtype=index, device=pointers[0].device))
         else:
             below = [array if not n or array is None else array[1:] for n, array in enumerate(pointers)]
             pos.append(_one_array(below, _starts([p.counts[level] for p in patterns]), index))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MANY = 64  # followers, of which the dead are looked for from here on
 
+HOST = torch.device("cpu")  # where what is read from files and lists begins
 MOST_NUMBERS = 1 << 14
 MOST_RELATIVES = 64  # forms of one pattern that are kept with it
 _numbers: BoundedCache[object, int] = BoundedCache(MOST_NUMBERS)
@@ -84,6 +85,14 @@ class Pattern:
                 return array.dtype
         return torch.int32
 
+    @property
+    def device(self) -> torch.device:
+        """Where its arrays are; a pattern without any is on the host."""
+        for array in (*self.crd, *self.pos):
+            if array is not None:
+                return array.device
+        return HOST
+
     @functools.cached_property
     def arrays(self) -> tuple[torch.Tensor, ...]:
         """The arrays in the order in which kernels take them."""
@@ -99,7 +108,7 @@ class Pattern:
     def present(self) -> torch.Tensor:
         """True for every entry: the values of a mask of the pattern."""
         with untracked():
-            return torch.ones(self.size, dtype=torch.bool, device="cpu")
+            return torch.ones(self.size, dtype=torch.bool, device=self.device)
 
     def mask(self, dtype: torch.dtype) -> torch.Tensor:
         """One for every entry, of ``dtype`` where kernels compute with that in vector registers.
@@ -111,7 +120,7 @@ class Pattern:
         found = self.masks.get(dtype)
         if found is None:
             with untracked():
-                found = self.masks[dtype] = torch.ones(self.size, dtype=dtype, device="cpu")
+                found = self.masks[dtype] = torch.ones(self.size, dtype=dtype, device=self.device)
         return found
 
     @property
@@ -167,7 +176,7 @@ def _coded(kind: Level, pos: torch.Tensor | None, crd: torch.Tensor) -> torch.Te
 def plain(values: torch.Tensor) -> torch.Tensor:
     """Values as kernels read them: one for each entry, without gaps, with nothing left to do."""
     if values._is_zerotensor():  # torch's gradient of a function with steps
-        return torch.zeros(values.numel(), dtype=values.dtype, device="cpu")
+        return torch.zeros(values.numel(), dtype=values.dtype, device=values.device)
     listed = values if values.dim() == 1 else values.reshape(-1)
     return listed.resolve_conj().resolve_neg().contiguous()
 

@@ -305,7 +305,7 @@ def _same_arrays(source: Pattern, target: Pattern) -> bool:
 
 def _at(entries: Entries, target: Pattern) -> torch.Tensor:
     """The values at the entries of ``target``, in its own order."""
-    numbers = Storage(target, torch.arange(target.size, device="cpu"))
+    numbers = Storage(target, torch.arange(target.size, device=target.device))
     listed = entries_of(SparseTensor(numbers))
     found = entries.values.new_zeros(target.size)
     found[listed.values] = entries.at(listed.keys)

@@ -64,7 +64,7 @@ def common_keys(a: Entries, b: Entries, shape: Shape) -> torch.Tensor | None:
     if EACH * total > LARGE:
         check_budget(EACH * total, f"pairing {total:,} entries", "multiply parts of the tensors")
     first = torch.repeat_interleave(counts, output_size=total)
-    number = torch.arange(total, device="cpu") - (counts.cumsum(0) - counts)[first]
+    number = torch.arange(total, device=counts.device) - (counts.cumsum(0) - counts)[first]
     second = order[begins[first] + number]
     columns = [columns_of_a[dim][first] if dim in columns_of_a else columns_of_b[dim][second] for dim in dims]
     return torch.sort(keys_of(columns, shape)).values

@@ -27,7 +27,7 @@ def learned_entries(tensor: SparseTensor) -> Entries:
 
 def numbered_entries(pattern: Pattern) -> Entries:
     """The places of a pattern, in their order, with the numbers of its values."""
-    return entries_of(SparseTensor(Storage(pattern, torch.arange(pattern.size, device="cpu"))))
+    return entries_of(SparseTensor(Storage(pattern, torch.arange(pattern.size, device=pattern.device))))
 
 
 def from_learned_entries(entries: Entries, form: Format, in_order: bool = True) -> SparseTensor:
@@ -35,7 +35,7 @@ def from_learned_entries(entries: Entries, form: Format, in_order: bool = True) 
     if not is_learning(entries.values):
         return from_entries(entries, form, in_order)
     with untracked():
-        numbers = torch.arange(1, entries.values.numel() + 1, device="cpu")
+        numbers = torch.arange(1, entries.values.numel() + 1, device=entries.keys.device)
         made = from_entries(Entries(entries.keys, numbers, entries.shape), form, in_order)
     pattern, places = made.storage.pattern, made.storage.values
     padded = torch.cat([entries.values.new_zeros(1), entries.values])  # blocks have zeros of their own

@@ -360,7 +360,7 @@ def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
     given = (given.expand(length) if given.dim() == 0 else given[:length]).to(S.dtype)
     entries = learned_entries(S)
     rows, columns = entries.coordinates
-    number = torch.arange(given.numel(), device="cpu")
+    number = torch.arange(given.numel(), device=given.device)
     diagonal = keys_of([number + max(-k, 0), number + max(k, 0)], shape)
     kept = (columns - rows != k) | (rows >= max(-k, 0) + given.numel())
     keys = torch.cat([entries.keys[kept], diagonal])

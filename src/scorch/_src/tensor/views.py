@@ -37,7 +37,7 @@ def _positions_only() -> Iterator[None]:
 
 def number_entries(pattern: Pattern, begin: int = 1) -> SparseTensor:
     """The tensor on ``pattern`` whose values are the positions of its entries, counted from ``begin``."""
-    return SparseTensor(Storage(pattern, torch.arange(begin, begin + pattern.size, device="cpu")))
+    return SparseTensor(Storage(pattern, torch.arange(begin, begin + pattern.size, device=pattern.device)))
 
 
 def positions_through(steps: tuple[Step, ...], source: Pattern, form: Format) -> tuple[Pattern, torch.Tensor]:
@@ -52,7 +52,9 @@ def positions_through(steps: tuple[Step, ...], source: Pattern, form: Format) ->
 def select_values(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """The values at ``positions``, connected to ``values``; 0 at position 0."""
     size = values.numel()
-    if positions.numel() == size and bool((positions == torch.arange(1, size + 1, device="cpu")).all()):
+    if positions.numel() == size and bool(
+        (positions == torch.arange(1, size + 1, device=positions.device)).all()
+    ):
         return values
     return torch.cat([values.new_zeros(1), values])[positions]
 
@@ -65,7 +67,7 @@ def merge_view(storage: Storage, steps: tuple[Step, ...], view: Pattern) -> tupl
     source = storage.pattern
     with _positions_only():
         covered = run_steps(steps, number_entries(source))
-        is_left = torch.ones(source.size + 1, dtype=torch.bool, device="cpu")
+        is_left = torch.ones(source.size + 1, dtype=torch.bool, device=source.device)
         is_left[covered.storage.values if isinstance(covered, SparseTensor) else covered] = False
         before = entries_of(number_entries(source))
         left = is_left[before.values]
@@ -161,7 +163,7 @@ def _merge_copies(
     written, values = written[is_last], places.values[order][is_last]
     whole = entries_of(number_entries(source))
     left = ~torch.isin(whole.keys, written)
-    added = torch.arange(source.size + 1, source.size + 1 + written.numel(), device="cpu")
+    added = torch.arange(source.size + 1, source.size + 1 + written.numel(), device=written.device)
     both = torch.cat([whole.keys[left], written]), torch.cat([whole.values[left], added])
     merged = from_entries(Entries(*both, source.shape), source.format, in_order=False)
     return merged.storage.pattern, merged.storage.values, values

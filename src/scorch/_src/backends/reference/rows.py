@@ -22,19 +22,19 @@ class Draws(NamedTuple):
 
 def rows_of(pos: Tensor, entries: int) -> Tensor:
     """The row of each entry."""
-    rows = torch.arange(pos.numel() - 1, device="cpu")
+    rows = torch.arange(pos.numel() - 1, device=pos.device)
     return rows.repeat_interleave(pos.diff().to(torch.int64), output_size=entries)
 
 
 def sums(row: Tensor, values: Tensor, count: int) -> Tensor:
     """The sum of the values of each row."""
-    out = torch.zeros(count, *values.shape[1:], dtype=values.dtype, device="cpu")
+    out = values.new_zeros(count, *values.shape[1:])
     return out.index_add_(0, row, values)
 
 
 def maxima(row: Tensor, values: Tensor, count: int) -> Tensor:
     """The largest of the values of each row; minus infinity for a row without entries."""
-    out = torch.full((count, *values.shape[1:]), float("-inf"), dtype=values.dtype, device="cpu")
+    out = values.new_full((count, *values.shape[1:]), float("-inf"))
     places = row.view(-1, *(1,) * (values.dim() - 1)).expand_as(values)
     return out.scatter_reduce_(0, places, values, "amax")
 
@@ -62,7 +62,7 @@ def largest_back(
 ) -> Tensor:
     """What flows back to ``x``; the rows are transposed."""
     row, column = rows_of(pos, crd.numel()), crd.long()
-    flow = torch.where(x[row] == out[column], shared[column], torch.zeros((), dtype=x.dtype, device="cpu"))
+    flow = torch.where(x[row] == out[column], shared[column], x.new_zeros(()))
     return sums(row, flow if counts is None else flow * counts.unsqueeze(1), x.shape[0])
 
 
@@ -87,7 +87,7 @@ def attend(
         weight = weight * counts.unsqueeze(1)
     kept = weight / sums(row, weight, count)[row]
     if draws.below:
-        kept = torch.where(_bits(draws.seed, kept.numel()).view_as(kept) < draws.below, -kept, kept)
+        kept = torch.where(_bits(draws.seed, kept).view_as(kept) < draws.below, -kept, kept)
     out = sums(row, _positive(kept).unsqueeze(2) * x[crd.long()], count) * scale
     return out, kept
 
@@ -105,7 +105,7 @@ def scores_back(
     """The gradient of each score, (entries, heads), and its sum for each row."""
     count, row = pos.numel() - 1, rows_of(pos, crd.numel())
     dots = (grad[row] * x[crd.long()]).sum(2)
-    flow = torch.where(kept.signbit(), torch.zeros((), dtype=x.dtype, device="cpu"), dots * scale)
+    flow = torch.where(kept.signbit(), x.new_zeros(()), dots * scale)
     mean = sums(row, kept * flow, count)[row]
     each = torch.where(scores > 0, flow - mean, slope * (flow - mean)) * kept.abs()
     return each, sums(row, each, count)
@@ -121,12 +121,12 @@ def features_back(
 
 
 def _positive(kept: Tensor) -> Tensor:
-    return torch.where(kept < 0, torch.zeros((), dtype=kept.dtype, device="cpu"), kept)
+    return torch.where(kept < 0, kept.new_zeros(()), kept)
 
 
-def _bits(seed: int, count: int) -> Tensor:
+def _bits(seed: int, like: Tensor) -> Tensor:
     """32 random bits for each entry: those of splitmix64, as the routine in C draws them."""
-    z = _signed(seed) + (torch.arange(count, device="cpu") + 1) * _signed(0x9E3779B97F4A7C15)
+    z = _signed(seed) + (torch.arange(like.numel(), device=like.device) + 1) * _signed(0x9E3779B97F4A7C15)
     z = (z ^ _right(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _right(z, 27)) * _signed(0x94D049BB133111EB)
     return _right(z ^ _right(z, 31), 32)

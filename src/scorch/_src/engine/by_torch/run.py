@@ -95,7 +95,7 @@ def _on_pattern(
     columns, values = all_places(places, target, sizes)
     known = Relation(dict(zip(target, columns, strict=True)), {}, values.numel())
     row, is_there = relations.find(wanted, pattern.size, known, sizes)
-    zero = torch.tensor(prepared.kernel.identity, dtype=values.dtype, device="cpu")
+    zero = torch.tensor(prepared.kernel.identity, dtype=values.dtype, device=values.device)
     placed = torch.where(is_there, values[row], zero) if values.numel() else zero.repeat(pattern.size)
     return Storage(pattern, placed.to(prepared.dtype))
 

@@ -46,7 +46,7 @@ class Pairs:
         """Queries and keys of the pairs of one mask, as int64."""
         begin = mask * self.queries
         pos = self.pos[begin : begin + self.queries + 1].long()
-        rows = torch.arange(self.queries, device="cpu").repeat_interleave(pos.diff())
+        rows = torch.arange(self.queries, device=self.crd.device).repeat_interleave(pos.diff())
         return rows, self.crd[int(pos[0]) : int(pos[-1])].long()
 
 

@@ -78,7 +78,7 @@ class _Total(torch.autograd.Function):
 
 def _sampled(graph: Graph, rows: Tensor, columns: Tensor) -> Tensor:
     """The inner products of ``rows`` and ``columns`` for each entry."""
-    ones = SparseTensor(Storage(graph.pattern, torch.ones(graph.size, dtype=rows.dtype, device="cpu")))
+    ones = SparseTensor(Storage(graph.pattern, torch.ones(graph.size, dtype=rows.dtype, device=rows.device)))
     found = evaluate("S[i,j] = M[i,j] * A[i,k] * B[j,k]", M=ones, A=rows, B=columns, format="csr")
     assert isinstance(found, SparseTensor)
     return values_of(found)

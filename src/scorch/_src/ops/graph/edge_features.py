@@ -99,7 +99,7 @@ def _entries(adj: Tensor, shape: tuple[int, int], loops: bool) -> tuple[tuple[Gr
     graph = graph_of(plain, shape)[0]
 
     def make() -> tuple[Graph, Tensor]:
-        numbers = Storage(storage.pattern, torch.arange(storage.pattern.size, device="cpu"))
+        numbers = Storage(storage.pattern, torch.arange(storage.pattern.size, device=storage.device))
         order = convert_cached(numbers, graph.pattern.format).values
         return _sorted(graph.sources, graph.targets, order, shape, loops)
 

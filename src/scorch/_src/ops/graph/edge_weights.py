@@ -49,7 +49,7 @@ def edge_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype) -> Ten
     if values is not None:
         return values.to(dtype)
     counts = graph.counts_as(dtype)
-    return torch.ones(graph.size, dtype=dtype, device="cpu") if counts is None else counts
+    return torch.ones(graph.size, dtype=dtype, device=graph.crd.device) if counts is None else counts
 
 
 def given_weights(graph: Graph, edge_weight: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class Graph:
     @kept
     def targets(self) -> torch.Tensor:
         """The target of each entry."""
-        numbers = torch.arange(self.shape[0], device="cpu")
+        numbers = torch.arange(self.shape[0], device=self.crd.device)
         return numbers.repeat_interleave(self.pos.diff(), output_size=self.size)
 
     @functools.cached_property
@@ -173,7 +173,7 @@ class Graph:
     def with_loops(self) -> tuple[Graph, torch.Tensor]:
         """The graph in which each node is its own source, once, and where each entry was; -1 for new ones."""
         rows, columns = self.shape
-        added = torch.arange(min(rows, columns), device="cpu")
+        added = torch.arange(min(rows, columns), device=self.crd.device)
         is_loop = self.targets == self.sources
         missing = added[
             ~torch.zeros(added.numel(), dtype=torch.bool).index_fill_(0, self.sources[is_loop], 1)

@@ -104,7 +104,7 @@ def _numbered(tensors: list[SparseTensor]) -> list[SparseTensor]:
     found, begin = [], 1
     for tensor in tensors:
         pattern = tensor.storage.pattern
-        numbers = torch.arange(begin, begin + pattern.size, device="cpu")
+        numbers = torch.arange(begin, begin + pattern.size, device=pattern.device)
         found.append(SparseTensor(Storage(pattern, numbers)))
         begin += pattern.size
     return found
@@ -128,7 +128,7 @@ def _picked(joined: torch.Tensor, values: list[torch.Tensor], places: torch.Tens
     """The values at ``places``; of one tensor whose entries stay where they are, its own."""
     size = joined.numel() - 1
     is_same = len(values) == 1 and places.numel() == size
-    if is_same and bool((places == torch.arange(1, size + 1, device="cpu")).all()):
+    if is_same and bool((places == torch.arange(1, size + 1, device=places.device)).all()):
         return values[0]
     return joined[places]
 

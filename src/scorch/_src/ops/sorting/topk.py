@@ -110,8 +110,8 @@ def _largest(score: torch.Tensor, k: int) -> torch.Tensor:
         return score.topk(k, sorted=False).indices
     heads = score[..., : groups * width].unflatten(-1, (width, groups)).amax(-2)
     best = heads.topk(k, sorted=False).indices.unsqueeze(-1)
-    places = (best + torch.arange(0, groups * width, groups, device="cpu")).flatten(-2)
-    rest = torch.arange(groups * width, size, device="cpu").expand(*score.shape[:-1], -1)
+    places = (best + torch.arange(0, groups * width, groups, device=best.device)).flatten(-2)
+    rest = torch.arange(groups * width, size, device=score.device).expand(*score.shape[:-1], -1)
     places = torch.cat([places, rest], -1)
     return places.gather(-1, score.gather(-1, places).topk(k, sorted=False).indices)
 

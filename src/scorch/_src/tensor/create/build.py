@@ -83,7 +83,7 @@ def _from_rows(
     counts = _counts(form, sizes, [count] * len(crd))
     dtype = _index_dtype(sizes, counts)
     arrays = [own(array, dtype) for array in crd]
-    pos = torch.tensor([0, count], dtype=dtype, device="cpu")
+    pos = torch.tensor([0, count], dtype=dtype, device=given.device)
     nothing: tuple[None, ...] = (None,) * len(dense)
     pattern = Pattern(
         form, sizes, (pos, *(None,) * (len(crd) - 1), *nothing), (*arrays, *nothing), tuple(counts)
@@ -303,9 +303,9 @@ def _joined_pointers(pos: torch.Tensor, entries: int) -> torch.Tensor:
     if pos.dim() == 1:
         return pos
     flat = pos.reshape(-1, pos.shape[-1]).to(torch.int64)
-    begins = torch.arange(flat.shape[0], device="cpu").unsqueeze(1) * entries
+    begins = torch.arange(flat.shape[0], device=flat.device).unsqueeze(1) * entries
     return torch.cat(
-        [(flat[:, :-1] + begins).reshape(-1), torch.tensor([flat.shape[0] * entries], device="cpu")]
+        [(flat[:, :-1] + begins).reshape(-1), torch.tensor([flat.shape[0] * entries], device=flat.device)]
     )
 
 

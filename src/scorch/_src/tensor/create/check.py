@@ -241,7 +241,7 @@ def is_sorted_below(pos: torch.Tensor, crd: torch.Tensor) -> bool:
     """Whether the coordinates below each position come in order and none repeats."""
     if crd.numel() < 2:
         return True
-    fine = torch.ones(crd.numel() + 1, dtype=torch.bool, device="cpu")
+    fine = torch.ones(crd.numel() + 1, dtype=torch.bool, device=crd.device)
     torch.gt(crd[1:], crd[:-1], out=fine[1:-1])
     fine.index_fill_(0, pos.to(torch.int64), True)  # the first below a position follows nothing
     return bool(fine.all())

@@ -107,7 +107,7 @@ def split_pointers(pos: torch.Tensor, batches: int, entries: int) -> torch.Tenso
         return None
     rows = (pos.numel() - 1) // batches
     each = entries // batches
-    begins = torch.arange(batches + 1, dtype=pos.dtype, device="cpu") * each
+    begins = torch.arange(batches + 1, dtype=pos.dtype, device=pos.device) * each
     if rows == 0 or not torch.equal(pos[::rows], begins):
         return None
     split = torch.cat([pos[:-1].view(batches, rows), pos[rows::rows].unsqueeze(1)], 1)

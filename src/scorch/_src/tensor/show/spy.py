@@ -34,7 +34,7 @@ def grid(S: SparseTensor, cells: int = CELLS) -> tuple[Array, tuple[int, int]]:
     if not height or not width:
         return np.zeros((height, width), dtype=np.int64), (rows, columns)
     crd, values = entries(S.storage)
-    place = torch.zeros(values.numel(), dtype=torch.int64, device="cpu")
+    place = torch.zeros(values.numel(), dtype=torch.int64, device=values.device)
     axes = list(zip((rows, columns), (height, width), strict=True))[-len(crd) :]
     for array, (size, count) in zip(crd[-2:], axes, strict=True):
         place = place * count + (array if size == count else _cell(array, size, count))

@@ -23,7 +23,7 @@ class Perturbed(SparseTensor):
     @functools.cached_property
     def places(self) -> dict[tuple[int, ...], int]:
         """For the coordinates of every entry the number of its value."""
-        numbers = torch.arange(self.nnz, device="cpu")
+        numbers = torch.arange(self.nnz, device=self.storage.device)
         entries = entries_of(SparseTensor(Storage(self.storage.pattern, numbers)))
         coordinates = [column.tolist() for column in entries.coordinates]
         return dict(zip(zip(*coordinates, strict=True), entries.values.tolist(), strict=True))
