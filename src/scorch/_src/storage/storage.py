@@ -29,6 +29,7 @@ MANY = 64  # followers, of which the dead are looked for from here on
 
 MOST_NUMBERS = 1 << 14
 MOST_RELATIVES = 64  # forms of one pattern that are kept with it
+MOST_GROUPS = 16  # ways to group its entries, by the dimensions that are reduced
 _numbers: BoundedCache[object, int] = BoundedCache(MOST_NUMBERS)
 _counter = itertools.count()  # threads never draw the same number
 
@@ -72,6 +73,10 @@ class Pattern:
     @functools.cached_property
     def relatives(self) -> BoundedCache[tuple[Format, tuple[int, ...]], Pattern]:
         return BoundedCache(MOST_RELATIVES)
+
+    @functools.cached_property
+    def groups(self) -> BoundedCache[tuple[int, ...], Any]:
+        return BoundedCache(MOST_GROUPS)
 
     @functools.cached_property
     def masks(self) -> dict[torch.dtype, torch.Tensor]:

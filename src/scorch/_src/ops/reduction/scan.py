@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from scorch._src.ops.fallback import densely
+from scorch._src.ops.reduction.direct import direct
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import keys_of
 from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
@@ -21,6 +22,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 aten = torch.ops.aten
 
 
+@direct(torch.cumsum, torch.Tensor.cumsum, takes="dim dtype")
 @implements(aten.cumsum.default)
 def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """Each entry's sum stands from its place to the one before the next entry."""

@@ -20,7 +20,9 @@ from scorch._src.engine.executable import Prepared
 from scorch._src.engine.execute import Task, copy_step, prepared_step, run_stored
 from scorch._src.grad_state import is_transformed
 from scorch._src.notation.nodes import Access, Expr, Op
-from scorch._src.ops.reduction.reduce_autograd import stored_softmax
+from scorch._src.ops.fallback import densely
+from scorch._src.ops.reduction.direct import direct
+from scorch._src.ops.reduction.groups import groups_of_pattern, reduced_dims
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
 from scorch._src.tensor.registry import implements, implements_differentiable
@@ -107,6 +109,20 @@ def _keep(
     ]
 
 
+# of all elements -------------------------------------------------------------------------------------
+
+
+def _on_dense_copy(function: Any) -> Any:
+    def run(input: SparseTensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Any:
+        return None if dim is None else densely(function, (input, dim), {"dtype": dtype})
+
+    return run
+
+
+for _function in (torch.softmax, torch.Tensor.softmax, torch.log_softmax, torch.Tensor.log_softmax):
+    direct(_function, takes="dim dtype")(_on_dense_copy(_function))
+
+
 # gradients -------------------------------------------------------------------------------------------
 
 
@@ -127,9 +143,21 @@ def _learned(A: SparseTensor, dim: int, dtype: torch.dtype | None, name: str) ->
     if dtype is not None:
         values = values.to(dtype)
     if is_transformed():
-        return stored_softmax(sparse_of(pattern, values), dim, name == "log_softmax")
+        return sparse_of(pattern, _composed(values, pattern, dim, name == "log_softmax"))
     found = _softmax(SparseTensor(Storage(pattern, values.detach())), dim, False, name)
     return connected_softmax(values, found, dim, name)
+
+
+def _composed(values: torch.Tensor, pattern: Pattern, dim: int, is_log: bool) -> torch.Tensor:
+    """The values of a softmax over stored entries, composed of functions that ``torch.func`` knows."""
+    groups = groups_of_pattern(pattern, reduced_dims(len(pattern.shape), dim))
+    listed = values if groups.numbers is None else values[groups.numbers]
+    shifted = listed - groups.reduce(listed.detach(), "amax")[groups.group]
+    total = groups.sum(torch.exp(shifted))[groups.group]
+    result = shifted - total.log() if is_log else torch.exp(shifted) / total
+    if groups.numbers is None:
+        return result
+    return result.new_zeros(pattern.size).index_put((groups.numbers,), result)
 
 
 def connected_softmax(values: torch.Tensor, found: SparseTensor, dim: int, name: str) -> SparseTensor:
