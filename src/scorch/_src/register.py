@@ -24,7 +24,6 @@ from scorch._src.ops.pointwise import (  # noqa: F401
     complex_parts,
     dropout,
     functions,
-    on_values,
     random_like,
     sets,
 )

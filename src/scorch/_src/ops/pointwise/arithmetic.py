@@ -12,15 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from scorch._src.grad_state import is_learning, is_transformed
+from scorch._src.grad_state import is_learning
 from scorch._src.ops.movement.index import index
 from scorch._src.ops.movement.shape import permute, select
 from scorch._src.ops.pointwise.elementwise import is_finite, not_expanded
 from scorch._src.statements.statement import evaluate
 from scorch._src.storage.slices import element
-from scorch._src.storage.storage import Storage
 from scorch._src.storage.strides import has_strides
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.registry import implements
@@ -32,14 +30,6 @@ from scorch.errors import CallError
 
 _FLOATS = (torch.float32, torch.float64)
 _LETTERS = "abcdefghijklmnop"
-
-
-def with_learned(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:
-    """``tensor`` with other values, connected to them."""
-    is_plain = type(values) is torch.Tensor and not values.requires_grad
-    if is_plain and not is_transformed() and not is_dynamo_compiling():
-        return SparseTensor(Storage(tensor.storage.pattern, values))
-    return sparse_of(tensor.storage.pattern, values)
 
 
 # arithmetic ------------------------------------------------------------------------------------------
@@ -67,7 +57,7 @@ def _is_number(value: Any) -> bool:
 )
 def mul(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and isinstance(input, SparseTensor) and _is_number(other):
-        return with_learned(input, values_of(input) * other)
+        return sparse_of(input.storage.pattern, values_of(input) * other)
     return _by_kernel("*", torch.mul, input, other, kwargs)
 
 
@@ -81,7 +71,7 @@ def mul(input: Any, other: Any, **kwargs: Any) -> Any:
 )
 def div(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and isinstance(input, SparseTensor) and _is_number(other) and other != 0:
-        return with_learned(input, values_of(input) / other)
+        return sparse_of(input.storage.pattern, values_of(input) / other)
     is_dense = isinstance(other, torch.Tensor) and not isinstance(other, SparseTensor)
     if is_dense and other.layout == torch.strided and bool(not_expanded(other).all()):
         return _by_kernel("/", torch.div, input, other, kwargs)

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from scorch._src.grad_state import is_learning
+from scorch._src.ops.reduction import reduce
 from scorch._src.ops.reduction.groups import Dims, Groups, groups_of
-from scorch._src.ops.reduction.reduce import BODIES, Reduced, in_computing_dtype, on_small
+from scorch._src.ops.reduction.reduce import Body, Reduced, in_computing_dtype, on_small
 from scorch._src.ops.reduction.scan import scanned
 from scorch._src.ops.torch_sparse import as_sparse
 from scorch._src.tensor.autograd import sparse_of
@@ -29,11 +30,9 @@ from scorch._src.tensor.entries_autograd import from_learned_entries, learned_en
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError, ShapeError
 
-Body = Callable[..., Reduced]
-
 
 def _reduced(
-    body: str | Body,
+    body: Body,
     S: SparseTensor,
     dim: Dims,
     keepdim: bool,
@@ -44,12 +43,12 @@ def _reduced(
     **options: Any,
 ) -> torch.Tensor:
     """One value for each group of entries, in the dtype of ``like``; ``identity`` where there are none."""
-    run: Any = BODIES[body] if isinstance(body, str) else body
     groups = groups_of(S, dim, masked=True)
     values = in_computing_dtype(groups.values(S), like.dtype, dtype)
-    result, _ = run(groups, values, **options)
-    is_place = body in ("argmax", "argmin")
-    return groups.result(S, result.to(like.dtype), keepdim, identity, is_place)
+    reduced = body(groups, values, **options)
+    assert reduced is not None
+    is_place = body in (reduce.argmax.body, reduce.argmin.body)
+    return groups.result(S, reduced[0].to(like.dtype), keepdim, identity, is_place)
 
 
 # reductions ------------------------------------------------------------------------------------------
@@ -57,28 +56,28 @@ def _reduced(
 
 def sum(S: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
     like = on_small(torch.sum, S, dim, keepdim, dtype=dtype)
-    return _reduced("sum", S, dim, keepdim, like, 0.0, dtype=dtype)
+    return _reduced(reduce.sum.body, S, dim, keepdim, like, 0.0, dtype=dtype)
 
 
 def mean(S: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
     like = on_small(torch.mean, S, dim, keepdim, dtype=dtype)
-    return _reduced("mean", S, dim, keepdim, like, math.nan, dtype=dtype)
+    return _reduced(reduce.mean.body, S, dim, keepdim, like, math.nan, dtype=dtype)
 
 
 def prod(S: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
     function: Any = torch.prod if isinstance(dim, int) else torch.sum  # which takes a list of dimensions too
     like = on_small(function, S, dim, keepdim, dtype=dtype)
-    return _reduced("prod", S, dim, keepdim, like, 1.0, dtype=dtype)
+    return _reduced(reduce.prod.body, S, dim, keepdim, like, 1.0, dtype=dtype)
 
 
 def amax(S: SparseTensor, dim: Dims = (), keepdim: bool = False) -> torch.Tensor:
     like = on_small(torch.amax, S, dim, keepdim)
-    return _reduced("amax", S, dim, keepdim, like, _bound(like.dtype, -1))
+    return _reduced(reduce.amax.body, S, dim, keepdim, like, _bound(like.dtype, -1))
 
 
 def amin(S: SparseTensor, dim: Dims = (), keepdim: bool = False) -> torch.Tensor:
     like = on_small(torch.amin, S, dim, keepdim)
-    return _reduced("amin", S, dim, keepdim, like, _bound(like.dtype, 1))
+    return _reduced(reduce.amin.body, S, dim, keepdim, like, _bound(like.dtype, 1))
 
 
 def _bound(dtype: torch.dtype, sign: int) -> float:
@@ -93,11 +92,11 @@ def _bound(dtype: torch.dtype, sign: int) -> float:
 
 def argmax(S: SparseTensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
     """The place of the first of the largest stored entries; 0 where none is stored."""
-    return _reduced("argmax", S, dim, keepdim, on_small(torch.argmax, S, dim, keepdim), 0)
+    return _reduced(reduce.argmax.body, S, dim, keepdim, on_small(torch.argmax, S, dim, keepdim), 0)
 
 
 def argmin(S: SparseTensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
-    return _reduced("argmin", S, dim, keepdim, on_small(torch.argmin, S, dim, keepdim), 0)
+    return _reduced(reduce.argmin.body, S, dim, keepdim, on_small(torch.argmin, S, dim, keepdim), 0)
 
 
 def max(S: SparseTensor, dim: Any = None, keepdim: bool = False) -> Any:
@@ -144,7 +143,7 @@ def var(
     *,
     correction: float | None = None,
 ) -> torch.Tensor:
-    return _spread("var", S, dim, unbiased, keepdim, correction)
+    return _spread(reduce.var.body, S, dim, unbiased, keepdim, correction)
 
 
 def std(
@@ -155,17 +154,17 @@ def std(
     *,
     correction: float | None = None,
 ) -> torch.Tensor:
-    return _spread("std", S, dim, unbiased, keepdim, correction)
+    return _spread(reduce.std.body, S, dim, unbiased, keepdim, correction)
 
 
 def _spread(
-    name: str, S: SparseTensor, dim: Dims, unbiased: bool | None, keepdim: bool, correction: float | None
+    body: Body, S: SparseTensor, dim: Dims, unbiased: bool | None, keepdim: bool, correction: float | None
 ) -> torch.Tensor:
     if isinstance(dim, bool):  # torch also takes var(unbiased)
         dim, unbiased = None, dim
     like = on_small(torch.var, S, dim, correction=0, keepdim=keepdim)
     options: Any = {"unbiased": unbiased, "correction": correction}
-    return _reduced(name, S, dim, keepdim, like, math.nan, **options)
+    return _reduced(body, S, dim, keepdim, like, math.nan, **options)
 
 
 def norm(
@@ -177,12 +176,12 @@ def norm(
         raise ArgumentError(f"norm with masked=True is that of a vector: p is a number, not {p!r}")
     order = float(p)
     like = on_small(torch.linalg.vector_norm, S, order, dim, keepdim, dtype=dtype)
-    return _reduced("vector_norm", S, dim, keepdim, like, math.inf if order < 0 else 0.0, ord=order)
+    return _reduced(reduce.vector_norm.body, S, dim, keepdim, like, math.inf if order < 0 else 0.0, ord=order)
 
 
 def logsumexp(S: SparseTensor, dim: Dims, keepdim: bool = False) -> torch.Tensor:
     like = on_small(torch.logsumexp, S, dim, keepdim)
-    return _reduced("logsumexp", S, dim, keepdim, like, -math.inf)
+    return _reduced(reduce.logsumexp.body, S, dim, keepdim, like, -math.inf)
 
 
 def median(S: SparseTensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:

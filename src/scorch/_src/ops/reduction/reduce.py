@@ -37,7 +37,7 @@ _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool
 Function = Callable[..., Any]
 Reduced = tuple[torch.Tensor, float]  # a value for every group, and the one of groups without entries
 Body = Callable[..., Reduced | None]
-BODIES: dict[str, Body] = {}  # by name
+OfSum = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 def on_small(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any:
@@ -63,46 +63,62 @@ def in_computing_dtype(values: torch.Tensor, dtype: torch.dtype, asked: torch.dt
     return values.to(_WIDE.get(computed, computed))
 
 
-def reduction(
-    *functions: Function,
-    takes: str = "dim keepdim dtype",
-    differentiable: bool = False,
-    dense: bool = False,
-    of_sum: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
-) -> Callable[[Body], Function]:
-    """Register the reduction of groups by a body, for functions of torch and operators of ATen.
+class Reduction:
+    """A reduction of tensors, made of its ``body``: what becomes of the values of each group of entries.
 
     ``dense``: the result always is. ``of_sum``: what it is of the sum and the number of elements, where that
     is had from a kernel.
     """
 
-    def register(body: Body) -> Function:
-        def run(function: Function, input: SparseTensor, **bound: Any) -> Any:
-            if isinstance(bound.get("dim"), bool):  # var(unbiased)
-                bound["unbiased"] = bound.pop("dim")
-            like = on_small(function, input, **bound)
-            dim, dtype = bound.pop("dim", None), bound.pop("dtype", None)
-            keepdim = bound.pop("keepdim", False)
-            if dim in ((), []) and like.numel() > 1:  # any(dim=()) reduces nothing
-                return None
-            total = None if of_sum is None else _sum_by_kernel(input, dim, keepdim, dtype)
-            if of_sum is not None and total is not None:
-                return of_sum(total, input.numel() // max(total.numel(), 1))
-            groups = groups_of(input, dim)
-            values = in_computing_dtype(groups.values(input), like.dtype, dtype)
-            reduced = body(groups, values, **bound)
-            if reduced is None:
-                return None
-            result, fill = reduced
-            return groups.result(input, result.to(like.dtype), keepdim, fill, dense)
+    def __init__(self, body: Body, function: Function, dense: bool, of_sum: OfSum | None) -> None:
+        self.body = body
+        self.function = function
+        self.dense = dense
+        self.of_sum = of_sum
 
-        BODIES[body.__name__] = body
+    def __call__(self, input: SparseTensor, **options: Any) -> Any:
+        """The reduction of a tensor with elements; None where it has no answer."""
+        return self.run(self.function, input, **options)
+
+    def run(self, function: Function, input: SparseTensor, **options: Any) -> Any:
+        """As a call, checked as one of ``function``."""
+        if isinstance(options.get("dim"), bool):  # var(unbiased)
+            options["unbiased"] = options.pop("dim")
+        like = on_small(function, input, **options)
+        dim, dtype = options.pop("dim", None), options.pop("dtype", None)
+        keepdim = options.pop("keepdim", False)
+        if dim in ((), []) and like.numel() > 1:  # any(dim=()) reduces nothing
+            return None
+        total = None if self.of_sum is None else _sum_by_kernel(input, dim, keepdim, dtype)
+        if self.of_sum is not None and total is not None:
+            return self.of_sum(total, input.numel() // max(total.numel(), 1))
+        groups = groups_of(input, dim)
+        values = in_computing_dtype(groups.values(input), like.dtype, dtype)
+        reduced = self.body(groups, values, **options)
+        if reduced is None:
+            return None
+        result, fill = reduced
+        return groups.result(input, result.to(like.dtype), keepdim, fill, self.dense)
+
+
+def reduction(
+    *functions: Function,
+    takes: str = "dim keepdim dtype",
+    differentiable: bool = False,
+    dense: bool = False,
+    of_sum: OfSum | None = None,
+) -> Callable[[Body], Reduction]:
+    """Register a reduction, by its body, for functions of torch and operators of ATen."""
+
+    def register(body: Body) -> Reduction:
+        made = Reduction(body, functions[0], dense, of_sum)
         for function in functions:
+            run = functools.partial(made.run, function)
             if hasattr(function, "overloadpacket"):
-                implements(function)(_as_operator(function, functools.partial(run, function), takes))
+                implements(function)(_as_operator(function, run, takes))
             else:
-                direct(function, takes=takes, differentiable=differentiable)(functools.partial(run, function))
-        return functools.partial(run, functions[0])
+                direct(function, takes=takes, differentiable=differentiable)(run)
+        return made
 
     return register
 
@@ -254,7 +270,7 @@ def _variance(groups: Groups, values: torch.Tensor, subtracted: float) -> torch.
 
 @reduction(torch.std, torch.Tensor.std, aten.std.correction, takes=_SPREAD, differentiable=True)
 def std(groups: Groups, values: torch.Tensor, **options: Any) -> Reduced | None:
-    reduced = BODIES["var"](groups, values, **options)
+    reduced = var.body(groups, values, **options)
     return None if reduced is None else (_power(reduced[0], 0.5), reduced[1])
 
 
