@@ -173,9 +173,9 @@ import json, time, torch
 from scorch._src.engine import schedules
 spent = {}
 def timed(make):
-    def spy(problem):
+    def spy(problem, *rest):
         start = time.perf_counter()
-        made = make(problem)
+        made = make(problem, *rest)
         spent[name] = spent.get(name, 0.0) + (time.perf_counter() - start) * 1e3
         return made
     return spy

@@ -20,15 +20,17 @@ SOURCE = Path(scorch.__file__).parent
 
 # Tables that grow without a bound of their own, and why that is no leak.
 GROWING = {
-    "scorch._src.engine.by_torch.run._warned": "one entry",
+    "scorch._src.engine.by_torch.run._warned": "one entry for each backend",
+    "scorch._src.backends.base._BACKENDS": "filled by register_backend",
+    "scorch.settings.BACKENDS": "filled by register_backend",
     "scorch._src.engine.notes.NODES": "filled by an import: the classes of nodes",
     "scorch._src.torch_internals._found": "filled by an import",
     "scorch._src.torch_internals._missing": "filled by an import",
     "scorch._src.backends.cpu.jit._passed_over": "one entry for each compiler that was warned of",
     "scorch._src.backends.cpu.toolchain._others": "one entry for each compiler",
     "scorch._src.backends.cpu.toolchain._stuck": "one entry for each compiler",
-    "scorch._src.backends.cpu.cache._known_bytes": "one number for each cache directory that is used",
-    "scorch._src.backends.cpu.cache._warned": "one entry for each directory that was warned of",
+    "scorch._src.backends.cache._known_bytes": "one number for each cache directory that is used",
+    "scorch._src.backends.cache._warned": "one entry for each directory that was warned of",
     "scorch._src.events.LISTENERS": "whoever listens leaves again",
     "scorch._src.tensor.autograd.WATCHED": "whoever watches a tensor leaves again",
     "scorch._src.tensor.flatten.LIVE": "weak references, dropped with what they refer to",

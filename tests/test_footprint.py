@@ -26,6 +26,7 @@ import scorch
 from properties.test_einsum import cases
 from scorch._src.backends.cpu import jit
 from scorch._src.backends.cpu.launch import release_memory
+from scorch._src.backends.interpreter.executable import Interpreted, InterpretedExecutable
 from scorch._src.compiler.bounds import Footprint
 from scorch._src.engine import execute as running
 from scorch._src.engine.executable import Prepared
@@ -269,14 +270,13 @@ def test_any_kernel_allocates_at_most_what_is_named(
     """Any einsum in any formats; lists begin with room for two entries, so that they grow."""
 
     def execute(prepared: Prepared, tensors: Any) -> Any:
-        engine = prepared.kernel.interpreter()
         with pytest.MonkeyPatch.context() as patch, scorch.settings(threads=2):
             patch.setattr("scorch._src.formats.scratch.FIRST_CAPACITY", 2)
             patch.setattr("scorch._src.compiler.lower.collect.FIRST_CAPACITY", 2)
-            patch.setattr(prepared.kernel, "interpreter", lambda: engine)
-            patch.setattr(prepared, "is_serial", False)
-            patch.setattr(prepared, "least_work", 0)
-            engine.kernel = prepared.planned.kernel()
+            patch.setattr(prepared.kernel, "is_serial", False)
+            patch.setattr(prepared.kernel, "least_work", 0)
+            engine = Interpreted(prepared.planned.kernel())
+            patch.setattr(InterpretedExecutable, "engine", engine)
             named = footprint(prepared, tensors)
             result = prepared.interpret([tensors[name] for name, _ in prepared.sources])
         assert engine.memory.peak <= named.workspace - named.copies, prepared.planned.plan.header

@@ -42,7 +42,7 @@ def without_compiler(warned: bool = True) -> Iterator[None]:
         patch.setattr(jit, "_libraries", {})
         patch.setattr(launch, "_builtins", none)
         patch.setattr(invoke, "_caller", None)
-        patch.setattr(by_torch, "_warned", {"compiler"} if warned else set())
+        patch.setattr(by_torch, "_warned", {"cpu"} if warned else set())
         forget_plans()
         toolchain.forget()
         try:

@@ -45,6 +45,7 @@ class Settings:
     - ``compiler_seconds``: how long a compiler may take for one kernel before it is stopped.
     - ``dense_budget``: bytes of dense memory that a result may newly need (None: a quarter of free memory).
     - ``debug``: run every kernel through the bounds-checked interpreter too and compare.
+    - ``backend``: where kernels run (None: that of the operands' device); one of ``BACKENDS``.
     - ``without``: the names of ``OPTIMIZATIONS`` that are switched off (``"all"`` for naive loops).
     """
 
@@ -54,7 +55,16 @@ class Settings:
     compiler_seconds: int = 300
     dense_budget: int | None = None
     debug: bool = False
+    backend: str | None = None
     without: frozenset[str] = frozenset()
+
+
+BACKENDS: dict[str, str] = {}  # name: purpose; filled by ``add_backend``
+
+
+def add_backend(name: str, purpose: str) -> None:
+    """Let ``settings(backend=name)`` choose it."""
+    BACKENDS[name] = purpose
 
 
 def _switched_off(names: Any) -> frozenset[str]:
@@ -75,6 +85,7 @@ def _switched_off(names: Any) -> frozenset[str]:
 
 DEFAULT = Settings(
     debug=os.environ.get("SCORCH_DEBUG", "") not in ("", "0"),
+    backend=os.environ.get("SCORCH_BACKEND") or None,
     without=_switched_off(os.environ.get("SCORCH_WITHOUT", "")),
 )
 _applied = DEFAULT  # for the whole process, where no ``with`` block says otherwise
@@ -115,6 +126,9 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
             changes["cache_directory"] = Path(place)
         if not isinstance(changes.get("debug", False), bool):
             raise ArgumentError(f"debug must be True or False, not {changes['debug']!r}")
+        backend = changes.get("backend")
+        if backend is not None and not (isinstance(backend, str) and backend in BACKENDS):
+            raise ArgumentError(f"backend must be one of {', '.join(BACKENDS)} or None, not {backend!r}")
         if "without" in changes:
             changes["without"] = _switched_off(changes["without"])
         self._changes = changes

@@ -27,7 +27,8 @@ def built(text: str, format: str | None = None, **tensors: torch.Tensor) -> str:
 
 @pytest.fixture
 def always_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from scorch._src.engine import executable, execute
+    from scorch._src.backends.cpu import executable
+    from scorch._src.engine import execute
     from scorch._src.statements import call_cache
 
     def forget() -> None:

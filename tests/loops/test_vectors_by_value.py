@@ -52,7 +52,7 @@ def kernels() -> list[Kernel]:
         return print_kernel(kernel)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scorch._src.backends.cpu.kernel.print_kernel", spy)
+        patch.setattr("scorch._src.backends.cpu.backend.print_kernel", spy)
         for number, form in enumerate(FORMATS):
             dtype = (torch.float32, torch.float64, torch.int32)[number % 3]
             A = scorch.from_torch((torch.rand(64, 48, generator=draw) < 0.2).to(dtype), format=form)

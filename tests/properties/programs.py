@@ -144,15 +144,14 @@ class Run:
         return False
 
     def part_from_hidden(self, line: str) -> None:
-        """Copy a new tensor that is a view of one made on the way, as that of einsum may be."""
+        """Copy a new tensor of which dense torch made a view of another on the way, as that of einsum may be."""
         name = line.partition(" = ")[0]
-        for tensors in (self.dense, self.sparse):
-            made = tensors.get(name)
-            if not isinstance(made, torch.Tensor) or not is_view(made):
-                continue
-            others = [tensors[other] for other in self.names() if other != name]
-            if all(memory_of(made) != memory_of(other) for other in others):
-                tensors[name] = made.clone()
+        made = self.dense.get(name)
+        others = [self.dense[other] for other in self.names() if other != name]
+        if not isinstance(made, torch.Tensor) or not is_view(made):
+            return
+        if all(memory_of(made) != memory_of(other) for other in others):
+            self.dense[name], self.sparse[name] = made.clone(), self.sparse[name].clone()
 
     def drop_lost(self, line: str) -> None:
         """Forget a gradient that torch loses: of a leaf that is a view of what was written to."""

@@ -110,7 +110,8 @@ def test_interpreter_agrees(cases_per_worker: int, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def always_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels share their outermost loop however small the work is."""
-    from scorch._src.engine import executable, execute
+    from scorch._src.backends.cpu import executable
+    from scorch._src.engine import execute
     from scorch._src.statements import call_cache
 
     def forget() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scorch._src.backends.cpu import cache, jit, toolchain
+from scorch._src.backends import cache
+from scorch._src.backends.cpu import jit, toolchain
 
 
 @pytest.fixture(autouse=True)

@@ -156,7 +156,7 @@ def test_compiler_that_is_removed_is_looked_for_again(programs: Path) -> None:
 
 
 def test_note_names_no_program_but_a_candidate(programs: Path, tmp_path: Path, kernels: Path) -> None:
-    from scorch._src.backends.cpu import cache
+    from scorch._src.backends import cache
 
     good = write_compiler(programs / "gcc", "")
     toolchain.find_toolchain()
@@ -243,7 +243,7 @@ def test_torch_serves_where_every_compiler_fails(
     programs: Path, new_plans: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels that nothing can compile are run by torch; one warning names the compiler that fails."""
-    monkeypatch.setattr("scorch._src.backends.cpu.kernel._has_warned", False)
+    monkeypatch.setattr("scorch._src.backends.cpu.executable._has_warned", False)
     bad = write_compiler(programs / "gcc", FAILURES["refuse"], has="scorch_compute")
     A, B = drawn(6, 7), drawn(7, 5, seed=1)
     with warnings.catch_warnings(record=True) as caught:

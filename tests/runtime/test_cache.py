@@ -8,7 +8,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from scorch._src.backends.cpu import cache
+from scorch._src.backends import cache
 from scorch.errors import ScorchWarning
 from scorch.settings import settings
 

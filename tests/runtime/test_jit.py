@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from scorch._src.backends.cpu import cache, jit, toolchain
+from scorch._src.backends import cache
+from scorch._src.backends.cpu import jit, toolchain
 from scorch._src.backends.cpu.jit import Library
 from scorch.errors import CompilationError, ScorchWarning
 from scorch.settings import settings

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from scorch._src.backends.cpu import cache, jit, private_files, toolchain
-from scorch._src.backends.cpu.private_files import (
+from scorch._src.backends import cache, private_files
+from scorch._src.backends.cpu import jit, toolchain
+from scorch._src.backends.private_files import (
     NotPrivateError,
     make_private,
     read_private,

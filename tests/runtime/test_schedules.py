@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import scorch
-from scorch._src.backends.cpu import cache
+from scorch._src.backends import cache
+from scorch._src.backends.cpu.backend import CpuBackend
 from scorch._src.engine import execute, schedules
 from scorch._src.formats import Format
 from scorch._src.statements import call_cache
@@ -225,7 +226,7 @@ def test_new_process_plans_nothing_and_starts_no_compiler(tmp_path: Path) -> Non
 def test_kernels_that_need_no_other_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     together: list[int] = []
     monkeypatch.setattr(execute, "_seen", {})
-    monkeypatch.setattr(execute, "build_together", lambda sources: together.append(len(set(sources))))
+    monkeypatch.setattr(CpuBackend, "build_ahead", lambda self, sources: together.append(len(set(sources))))
     A = matrix(70, 80, 400)
     found = scorch.evaluate("y[i] = max(j, A[i,j])", A=A)
     torch.testing.assert_close(found, A.to_dense().amax(1))

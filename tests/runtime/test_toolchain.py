@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from scorch._src.backends.cpu import cache, jit, toolchain
+from scorch._src.backends import cache
+from scorch._src.backends.cpu import jit, toolchain
 from scorch._src.backends.cpu.toolchain import Toolchain, find_toolchain
 from scorch.errors import CompilerNotFoundError
 

@@ -1,5 +1,7 @@
 """Import every module that registers functions of torch, in the order of the layers."""
 
+from scorch._src.backends.cpu import backend as cpu_backend  # noqa: F401
+from scorch._src.backends.interpreter import executable as interpreter  # noqa: F401
 from scorch._src.compile import (  # noqa: F401
     capture,
     pointwise_rules,

@@ -177,7 +177,7 @@ MODULES = (FAKE_TENSOR_MAKER, GRAPH_MAKER)
 # Attributes that are used by their own names.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "torch.Tensor": (
-        *("_is_zerotensor", "_nnz", "_is_view", "_typed_storage", "_version"),
+        *("_is_zerotensor", "_nnz", "_is_view", "_typed_storage", "_version", "_base"),
         *("_indices", "_values", "_dimI", "_dimV"),
     ),
     "torch.UntypedStorage": ("_cdata",),

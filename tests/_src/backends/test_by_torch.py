@@ -17,9 +17,9 @@ from properties import test_einsum as einsums
 from properties import test_evaluate as expressions
 from properties import test_torch_calls as chains
 from properties.torch_steps import FAMILIES
+from scorch._src.backends.base import backend_for
 from scorch._src.backends.cpu import toolchain
-from scorch._src.backends.cpu.routines import graph_attention as attend_routines
-from scorch._src.backends.cpu.routines import neighbour_max as neighbour_routines
+from scorch._src.backends.routines import Options, Rows, Scores
 from scorch._src.engine import executable as prepared_steps
 from scorch._src.engine.by_torch import levels, relations
 from scorch._src.engine.by_torch import run as by_torch
@@ -268,19 +268,22 @@ def test_routines_over_rows_agree_with_torch(index: torch.dtype, dtype: torch.dt
     )
 
     def run() -> list[torch.Tensor]:
-        found: list[Any] = [*neighbour_routines.largest((pos, crd, counts), flat, True)]
-        found.append(neighbour_routines.largest_back((t_pos, t_crd, t_counts), flat, found[0], shared))
+        routines = backend_for().routines
+        found: list[Any] = [*routines.neighbour_max((pos, crd, counts), flat, True)]
+        found.append(routines.neighbour_max_backward((t_pos, t_crd, t_counts), flat, found[0], shared))
         for options in (
-            attend_routines.Options(0.2),
-            attend_routines.Options(0.2, 0.4, 12345),
-            attend_routines.Options(0.1, 0.9, -7),
+            Options(0.2),
+            Options(0.2, 0.4, 12345),
+            Options(0.1, 0.9, -7),
         ):
-            for scores in (attend_routines.Scores(s, t), attend_routines.Scores(s, t, e)):
-                rows = attend_routines.Rows(pos, crd, counts)
-                out, kept = attend_routines.attend(rows, x, scores, options, True)
-                each, total = attend_routines.scores_back(rows, x, scores, options, kept, grad)
-                columns = attend_routines.Rows(t_pos, t_crd, t_counts, places)
-                dx, of_sources = attend_routines.features_back(columns, options, kept, each, grad)
+            for scores in (Scores(s, t), Scores(s, t, e)):
+                rows = Rows(pos, crd, counts)
+                out, kept = routines.graph_attention(rows, x, scores, options, True)
+                each, total = routines.graph_attention_scores_backward(rows, x, scores, options, kept, grad)
+                columns = Rows(t_pos, t_crd, t_counts, places)
+                dx, of_sources = routines.graph_attention_features_backward(
+                    columns, options, kept, each, grad
+                )
                 assert out.shape == (7, heads, width)
                 found += [out, kept, each, total, dx, of_sources]
         return found

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import scorch
-from scorch._src.backends.cpu import cache, jit
-from scorch._src.backends.cpu.kernel import Schedule
+from scorch._src.backends import cache
+from scorch._src.backends.base import Backend, Schedule
+from scorch._src.backends.cpu import jit
 from scorch._src.compiler.plan import Step
 from scorch._src.engine import execute, notes, schedules
 from scorch._src.formats import Format
@@ -62,8 +63,8 @@ def plans() -> list[Schedule]:
     found: list[Schedule] = []
     real = schedules.new_schedule
 
-    def spy(problem: schedules.Problem) -> Schedule:
-        found.append(schedules._without_rejected(real(problem)))
+    def spy(problem: schedules.Problem, backend: Backend) -> Schedule:
+        found.append(schedules._without_rejected(real(problem, backend)))
         return found[-1]
 
     dense = torch.arange(48.0).view(6, 8) % 5

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.cpu import cache
+from scorch._src.backends import cache
 from scorch._src.cli import warm
 from scorch._src.cli.demo_cases import Call, Case, Problem, make_cases, power_law
 from scorch._src.explain.statement import explain

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from scorch._src import __version__
-from scorch._src.backends.cpu import cache, toolchain
+from scorch._src.backends import cache
+from scorch._src.backends.cpu import toolchain
 from scorch._src.cli import bench, demo, warm
 from scorch._src.explain.report import Explanation
 from scorch._src.explain.statement import explain

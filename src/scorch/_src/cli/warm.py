@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from scorch._src.backends.base import backend_for
 from scorch._src.backends.cpu import invoke, jit, launch, openmp
 from scorch._src.backends.cpu.routines import (
     attention_blocks,
@@ -160,7 +161,8 @@ def _sources_of(problem: Problem) -> Iterator[str]:
 
     A pattern is converted with the numbers of its entries for values, which are int64.
     """
-    schedule = new_schedule(problem)
+    backend = backend_for()
+    schedule = new_schedule(problem, backend)
     yield schedule.source
     for conversion in schedule.planned.conversions:
         source = problem.operands.get(conversion.tensor)
@@ -168,4 +170,4 @@ def _sources_of(problem: Problem) -> Iterator[str]:
             step = copy_step(len(source.shape))
             numbered = Operand("A", source.format, INT64, source.index, source.shape, source.counts)
             sizes = dict(zip(step.target.indices, source.shape, strict=True))
-            yield new_schedule(Problem(step, {"A": numbered}, sizes, conversion.format)).source
+            yield new_schedule(Problem(step, {"A": numbered}, sizes, conversion.format), backend).source

@@ -14,53 +14,45 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.cpu import invoke, toolchain
-from scorch._src.backends.cpu.kernel import CompiledKernel, Engine, Schedule
-from scorch._src.backends.cpu.launch import (
-    MOST_DIMS,
-    MOST_SLOTS,
-    builtins,
-    pack,
-    result_facts,
-    row_facts,
-    slot_facts,
-)
-from scorch._src.backends.cpu.routines.transpose import laid_out
-from scorch._src.compiler.plan import VALUES, Plan
+from scorch._src.backends.base import Backend, Direct, Executable, Schedule, backend_named, routines_for
+from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.typing import dtype_of_type
-from scorch._src.engine.by_torch.run import run_without_kernel, warn_without_compiler
+from scorch._src.engine.by_torch.run import run_without_kernel, warn_of_missing
 from scorch._src.events import LISTENERS, tell
 from scorch._src.formats import Format
 from scorch._src.storage.budget import LARGE, check_budget
 from scorch._src.storage.storage import Pattern, Storage
-from scorch.errors import KernelError
-from scorch.settings import DEFAULT, current
+from scorch.settings import current
 
 Tensor = Storage | torch.Tensor
 Convert = Callable[[Storage, Format], Storage]
 LAST_INT32 = 2**31 - 1
-SERIAL_WORK = 50_000  # below this many operations two threads cost more than they give, more for more
-MOST_FACTS = 64  # sizes of results remembered for each kernel
-MERGES_MORE = 4  # times as many where entries only move: memory is the limit, and parts move once more
 
 
 class Prepared:
     """A planned step with its kernel, ready to run on any tensors with the same keys."""
 
     def __init__(
-        self, schedule: Schedule, dtype: torch.dtype, sizes: Mapping[str, int], convert: Convert
+        self,
+        schedule: Schedule,
+        backend: Backend,
+        dtype: torch.dtype,
+        sizes: Mapping[str, int],
+        convert: Convert,
     ) -> None:
         planned = schedule.planned
         plan = planned.plan
         self.planned = planned
-        self.kernel = CompiledKernel(schedule)
+        self.backend = backend
+        self.kernel = backend.build(schedule, sizes)
         self.dtype = dtype
         self.convert = convert
-        self.sizes = [sizes[index] for index in dict.fromkeys(plan.step.indices)]
-        self.shape = tuple(sizes[index] for index in plan.step.target.indices)
+        self.sizes = dict(sizes)
+        self.shape = self.kernel.shape
         self.count = math.prod(self.shape)
         self.assembly = plan.assembly
         self.format = plan.result
+        self.row_counts = _row_counts(plan, self.shape)
         self.no_arrays = (None,) * (len(plan.result) - 1)  # of the levels above the rows
         self.above = self.no_arrays[: plan.row_levels or 0]
         self.below = self.no_arrays[plan.row_levels or 0 :]
@@ -81,24 +73,24 @@ class Prepared:
         below = range(plan.pattern_levels, len(plan.result))
         self.pattern_tail = math.prod(plan.result.level_size(level, self.shape) for level in below)
         self.slots = [(list(names).index(name), level) for name, level in plan.slots]
-        self.work = planned.choice.chosen.total
-        self.least_work = SERIAL_WORK * (MERGES_MORE if plan.slots else 1)
-        self.is_serial = not plan.parallel or self.work < self.least_work
-        self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
         self.stored_shape = [self.shape[dim] for dim in plan.result.order] if plan.result.is_dense else []
         order = list(plan.result.order)
         self.back = [] if order == sorted(order) else sorted(range(len(order)), key=lambda d: order[d])
-        self._facts: dict[int, bytes] = {}
-        self._first: dict[int, bytes] = {}  # the first argument slots, by the number of threads
         self.dense_bytes = _dense_bytes(plan, self.shape)
         self.is_large = self.dense_bytes > LARGE
+
+    @functools.cached_property
+    def direct(self) -> Direct | None:
+        """The shortest way to call the kernel; none where its values are cast after it."""
+        is_filled = self.assembly in ("dense", "shared")
+        return None if self.is_cast and is_filled else self.kernel.direct
 
     def __call__(self, sources: Sequence[Tensor], contiguous: bool = False) -> Tensor:
         """Run the compiled kernel on tensors in the order of ``sources``.
 
         ``contiguous``: the caller knows that all dense ones are.
         """
-        if not self.is_direct and not self.kernel.is_ready():
+        if self.direct is None and not self.kernel.is_ready():
             return self._run_by_torch(sources)
         if LISTENERS:
             return self._watched(sources)
@@ -107,8 +99,7 @@ class Prepared:
 
     def _run_by_torch(self, sources: Sequence[Tensor]) -> Tensor:
         """The same without machine code: many times slower."""
-        if not toolchain.has_compiler():
-            warn_without_compiler()
+        warn_of_missing(self.backend)
         start = time.perf_counter()
         found = run_without_kernel(self, sources)
         if LISTENERS:
@@ -124,56 +115,24 @@ class Prepared:
         return found
 
     def _run(self, operands: Sequence[Tensor]) -> Tensor:
-        threads = self.threads()
-        if self.is_direct:
-            return self._direct(operands, threads)
-        inputs: list[Any] = [self.parallel_for, threads, *self.sizes]
-        for tensor in operands:
-            if isinstance(tensor, Storage):
-                for array in tensor.pattern.arrays:
-                    inputs.append(array.data_ptr())
-                inputs.append(invoke.address_of(tensor.values))
-            else:
-                inputs.append(invoke.address_of(tensor))
-        return self._result(self.kernel.native, inputs, operands)
-
-    def _direct(self, sources: Sequence[Tensor], threads: int) -> Tensor:
-        """The shortest way, through a builtin that reads the tensors and allocates the result."""
         self.check_budget()
-        arguments: list[torch.Tensor] = []
-        for tensor in sources:
-            if isinstance(tensor, Storage):
-                arguments += tensor.tensors
-            else:
-                arguments.append(tensor)
-        facts = self.facts_for(sources)
-        try:
-            found = self.builtin(self.address, self.first_slots(threads), facts, None, *arguments)
-        except MemoryError as error:
-            raise self.out_of_memory(error) from error
-        return self.wrap(found, sources)
+        if self.direct is None:
+            return self._result(self.kernel, operands)
+        output = self.output_for(self.direct, operands)
+        return self.wrap(self._call(output, *arrays_of(operands)), operands)
 
-    def out_of_memory(self, error: MemoryError) -> KernelError:
-        """What users are told when a builtin finds no memory."""
-        return KernelError(f"{error} while computing {self.planned.plan.header.splitlines()[0]}")
+    @functools.cached_property
+    def _call(self) -> Callable[..., Any]:
+        assert self.direct is not None
+        return self.direct.bind(None)
 
-    def facts_for(self, sources: Sequence[Tensor]) -> bytes:
-        """What the builtin allocates; on a shared pattern as many values as that has."""
+    def output_for(self, direct: Direct, operands: Sequence[Tensor]) -> Any:
+        """What the kernel allocates; on a shared pattern as many values as that has."""
         if self.assembly != "shared":
-            return self.facts
-        source = sources[self.pattern_source]
+            return direct.output
+        source = operands[self.pattern_source]
         assert isinstance(source, Storage)
-        return self.facts_for_size(self.shared_size(source))
-
-    def facts_for_size(self, size: int) -> bytes:
-        """What the builtin allocates for ``size`` values."""
-        known = self._facts.get(size)
-        if known is None or current() is not DEFAULT:  # where results lie is a setting
-            zero = not self.kernel.writes_everything
-            known = self._facts[size] = result_facts(self.planned.plan.element, (size,), zero)
-            if len(self._facts) > MOST_FACTS:
-                self._facts.clear()
-        return known
+        return direct.output_of(self.shared_size(source))
 
     def shared_size(self, source: Storage) -> int:
         """The number of values of a result that has the pattern of ``source``, or its first levels."""
@@ -210,109 +169,26 @@ class Prepared:
         pattern = Pattern(self.format, self.shape, (*above, pos, *self.below), (*above, *crds), counts)
         return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
 
-    @functools.cached_property
-    def is_direct(self) -> bool:
-        """Whether ``_direct`` may be used."""
-        if self.kernel.slots > MOST_SLOTS or len(self.shape) > MOST_DIMS or builtins() is None:
-            return False
-        if not self.kernel.is_ready():
-            return False
-        begins_at_zero = self.kernel.identity == 0 or self.kernel.writes_everything
-        plain = self.assembly in ("dense", "shared") and not self.is_cast and begins_at_zero
-        return plain or self.assembly == "rows" or bool(self.slots)
-
-    @functools.cached_property
-    def builtin(self) -> Callable[..., Any]:
-        found = builtins()
-        assert found is not None
-        if self.slots:
-            return found.slots
-        return found.rows if self.assembly == "rows" else found.fill
-
-    @functools.cached_property
-    def address(self) -> int | tuple[int, int]:
-        """The kernel as the builtin takes it."""
-        addresses = self.kernel.native.addresses
-        if self.assembly == "rows" and not self.slots:
-            return addresses["scorch_compute"], addresses["scorch_finish"]
-        return addresses["scorch_compute"]
-
-    @functools.cached_property
-    def facts(self) -> bytes:
-        """What the builtin allocates."""
-        plan = self.planned.plan
-        if self.assembly == "dense":
-            return result_facts(plan.element, self.stored_shape, not self.kernel.writes_everything)
-        rows = self.row_counts[-1] if self.row_counts else 1
-        if not self.slots:
-            return row_facts(rows, plan.index, plan.element)
-        bounds = [self._place_of_crd(*bound) for bound in self.slots]
-        crds = len(plan.result) - len(self.row_counts)
-        return slot_facts(rows, plan.index, plan.element, crds, bounds)
-
-    def _place_of_crd(self, source: int, level: int) -> int:
-        """Where among the tensors that the builtin takes a level of ``source`` has its coordinates."""
-        plan, place = self.planned.plan, 0
-        for number, name in enumerate(dict.fromkeys(access.tensor for access in plan.step.accesses)):
-            form = plan.operand(name).format
-            for at in range(len(form)):
-                if form.levels[at].keeps_crd:
-                    place += int(form.starts_run(at))
-                    if (number, at) == (source, level):
-                        return place
-                    place += 1
-            if (source, level) == (number, VALUES):
-                return place
-            place += 1
-        raise AssertionError(f"operand {source} keeps no coordinates in level {level}")
-
-    @functools.cached_property
-    def row_counts(self) -> tuple[int, ...]:
-        """The positions of each level above the entries."""
-        form, counts = self.planned.plan.result, [1]
-        for level in range(self.planned.plan.row_levels or 0):
-            counts.append(counts[-1] * form.level_size(level, self.shape))
-        return tuple(counts[1:])
-
-    def threads(self) -> int:
-        """How many threads a call uses now: as many as there is work to wake them for."""
-        return 1 if self.is_serial else threads_for(self.work, self.least_work)
-
-    def first_slots(self, threads: int) -> bytes:
-        """The argument slots before those of the tensors."""
-        first = self._first.get(threads)
-        if first is None:
-            first = self._first[threads] = pack([self.parallel_for, threads, *self.sizes])
-        return first
-
     def interpret(self, sources: Sequence[Tensor]) -> Tensor:
         """Run the loops through the interpreter, which checks every access, as if on two threads."""
-        engine = self.kernel.interpreter()
-        inputs: list[Any] = [self.parallel_for, 2, *self.sizes]
-        operands = self._converted(sources)
-        for tensor in operands:
-            if isinstance(tensor, Storage):
-                inputs += [engine.slot(array) for array in tensor.pattern.arrays]
-                inputs.append(engine.slot(tensor.values))
-            else:
-                inputs.append(engine.slot(tensor.reshape(-1)))
-        return self._result(engine, inputs, operands)
+        self.check_budget()
+        kernel = backend_named("interpreter").build(self.kernel.schedule, self.sizes)
+        return self._result(kernel, self._converted(sources))
 
     def _converted(self, sources: Sequence[Tensor]) -> list[Tensor]:
         """The operands as the kernel reads them; keeps copies alive until it has run."""
         found: list[Tensor] = []
         for tensor, (_, form) in zip(sources, self.sources, strict=True):
             if isinstance(tensor, torch.Tensor):
-                found.append(as_stored(tensor if form is None else laid_out(tensor, form.order, _threads())))
+                found.append(laid_out(tensor, form))
             else:
                 found.append(tensor if form is None else self.convert(tensor, form))
         return found
 
-    def _result(self, engine: Engine, inputs: list[Any], operands: Sequence[Tensor]) -> Tensor:
-        plan = self.planned.plan
-        self.check_budget()
+    def _result(self, kernel: Executable, operands: Sequence[Tensor]) -> Tensor:
+        arrays = arrays_of(operands)
         if self.assembly == "dense":
-            values = self.kernel.fill(engine, inputs, self.count)
+            values = kernel.fill(arrays, self.count)
             if self.is_cast:
                 values = values.to(self.dtype)
             if len(self.shape) != 1:
@@ -321,13 +197,13 @@ class Prepared:
         if self.assembly == "shared":
             source = operands[self.pattern_source]
             assert isinstance(source, Storage)
-            values = self.kernel.fill(engine, inputs, self.shared_size(source))
+            values = kernel.fill(arrays, self.shared_size(source))
             pattern = self.shared(source)
         else:
             bound = sum(_entries(operands[source], level) for source, level in self.slots)
-            arrays = self.kernel.build(engine, inputs, self.shape, self.check_bytes, bound)
-            values = arrays.values
-            pattern = Pattern(plan.result, self.shape, arrays.pos, arrays.crd, arrays.counts)
+            made = kernel.build(arrays, self.check_bytes, bound)
+            values = made.values
+            pattern = Pattern(self.format, self.shape, made.pos, made.crd, made.counts)
         return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
 
     def check_budget(self) -> None:
@@ -342,14 +218,23 @@ class Prepared:
         check_budget(size, what, "ask for a sparser format such as 'coo' or 'dcsr'")
 
 
-def threads_for(work: float, least: float) -> int:
-    """How many threads share ``work``, where two cost less than one from ``least`` on."""
-    return max(1, min(_threads(), int(2 * work / least))) if least else _threads()
+def arrays_of(operands: Sequence[Tensor]) -> list[torch.Tensor]:
+    """What a kernel takes of its operands, in its own order."""
+    arrays: list[torch.Tensor] = []
+    for operand in operands:
+        if isinstance(operand, Storage):
+            arrays += operand.tensors
+        else:
+            arrays.append(operand)
+    return arrays
 
 
-def _threads() -> int:
-    """How many threads there are to use."""
-    return current().threads or torch.get_num_threads()
+def _row_counts(plan: Plan, shape: Sequence[int]) -> tuple[int, ...]:
+    """The positions of each level above the entries of a result."""
+    counts = [1]
+    for level in range(plan.row_levels or 0):
+        counts.append(counts[-1] * plan.result.level_size(level, shape))
+    return tuple(counts[1:])
 
 
 def _entries(tensor: Tensor, level: int) -> int:
@@ -367,6 +252,11 @@ def _dense_bytes(plan: Plan, shape: Sequence[int]) -> int:
             return 8 * places
         places *= plan.result.level_size(level, shape)
     return plan.element.bytes * places
+
+
+def laid_out(tensor: torch.Tensor, form: Format | None) -> torch.Tensor:
+    """A dense operand as a kernel reads it."""
+    return as_stored(tensor if form is None else routines_for(tensor).transpose(tensor, form.order))
 
 
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from scorch._src.backends.cpu.kernel import Schedule, build_together
+from scorch._src.backends.base import Backend, Schedule, backend_for
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.at_zero import value_at_zero
 from scorch._src.compiler.lattice import EVERYWHERE
@@ -90,6 +90,12 @@ class Task:
         return Task(self.step, used, self.sizes, form, self.skip_zeros, self.unsorted)
 
     @property
+    def backend(self) -> Backend:
+        """Where the step runs: on the device of its tensors."""
+        first = next(iter(self.tensors.values()), None)
+        return backend_for() if first is None else backend_for(first.device)
+
+    @property
     def has_sparse(self) -> bool:
         return any(isinstance(tensor, Storage) for tensor in self.tensors.values())
 
@@ -134,7 +140,7 @@ def _build_independent(task: Task, parts: Sequence[Step]) -> None:
             alone = Task(part, task.tensors, task.sizes).narrowed()
             if alone.has_sparse:
                 sources.append(prepared_step(alone).kernel.source)
-    build_together(sources)
+    task.backend.build_ahead(sources)
 
 
 def _as_dtype(found: Tensor, task: Task) -> Tensor:
@@ -208,12 +214,13 @@ def made_dense(task: Task) -> str | None:
 def prepared_step(task: Task) -> Prepared:
     """The prepared step for these tensors, made anew only if there was none."""
     facts = tuple((name, key_of(tensor)) for name, tensor in task.tensors.items())
-    settings = (torch.get_default_dtype(), current().without)
+    backend = task.backend
+    settings = (backend.name, torch.get_default_dtype(), current().without)
     key = (task.step, task.requested, task.skip_zeros, task.unsorted, facts, *settings)
     found = _plans.get(key)
     if found is None:
         problem = task.problem()
-        found = _plans[key] = _bind(find_schedule(problem), problem)
+        found = _plans[key] = _bind(find_schedule(problem, backend), backend, problem)
     return found
 
 
@@ -261,12 +268,12 @@ class DenseProduct:
 
 def prepare(task: Task) -> Prepared:
     """Plan a step for just these tensors, whatever is known about others like them."""
-    problem = task.problem()
-    return _bind(new_schedule(problem), problem)
+    problem, backend = task.problem(), task.backend
+    return _bind(new_schedule(problem, backend), backend, problem)
 
 
-def _bind(schedule: Schedule, problem: Problem) -> Prepared:
-    return Prepared(schedule, dtype_of_type(problem.element), problem.sizes, convert_cached)
+def _bind(schedule: Schedule, backend: Backend, problem: Problem) -> Prepared:
+    return Prepared(schedule, backend, dtype_of_type(problem.element), problem.sizes, convert_cached)
 
 
 def execute(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -359,7 +366,7 @@ def convert(source: Tensor, form: Format) -> Tensor:
         return source
     if shares_entries(source.pattern.format, form) and not current().debug:
         return releveled(source, form)
-    key = (source.key, form, torch.get_default_dtype(), current().without)
+    key = (source.key, form, current().backend, torch.get_default_dtype(), current().without)
     prepared = _conversions.get(key)
     if prepared is None or current().debug:
         task = copy_task(source, form).narrowed()

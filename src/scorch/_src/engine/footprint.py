@@ -33,11 +33,11 @@ from scorch.settings import enabled
 
 def footprint(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Footprint:
     """What a call of ``prepared`` on ``tensors`` needs, beside patterns that earlier calls have kept."""
-    plan, threads = prepared.planned.plan, prepared.threads()
+    plan, threads = prepared.planned.plan, prepared.kernel.workers()
     points = _points(prepared, tensors)
     counts = _result_counts(prepared, tensors, points)
     entries = min(points.places[-1], math.prod(prepared.shape)) if points.places else 1
-    sizes = dict(zip(dict.fromkeys(plan.step.indices), prepared.sizes, strict=True))
+    sizes = prepared.sizes
     limits = make_assembly(with_safe_names(plan)).limits(entries, points.values, points.in_row)
     kernel = workspace(prepared.planned.kernel(), sizes, threads, limits)
     arrays = result_arrays(plan, counts, type_of_dtype(prepared.dtype))
@@ -65,7 +65,7 @@ def _points(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Points:
         return Points(0, 0, (0,) * len(plan.result))
     names = dict.fromkeys(access.tensor for access in plan.step.accesses)
     read = {new: tensors[old] for new, (old, _) in zip(names, prepared.sources, strict=True)}
-    sizes = dict(zip(dict.fromkeys(plan.step.indices), prepared.sizes, strict=True))
+    sizes = prepared.sizes
     return most_points(plan, read, sizes)
 
 

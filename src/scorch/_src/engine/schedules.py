@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scorch._src.backends.cpu import cache
-from scorch._src.backends.cpu.kernel import Schedule, make_schedule
+from scorch._src.backends import cache
+from scorch._src.backends.base import Backend, Schedule
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.pipeline import plan_step, result_format
 from scorch._src.compiler.plan import Operand, Step
@@ -62,12 +62,14 @@ class Problem:
         return result_type(self.step, {name: operand.element for name, operand in self.operands.items()})
 
 
-def find_schedule(problem: Problem) -> Schedule:
+def find_schedule(problem: Problem, backend: Backend) -> Schedule:
     """The schedule of a step: of its class in this process, else from disk, else made now."""
-    name = class_of(problem)
+    name = backend.name, class_of(problem)
     found = _schedules.get(name)
     if found is None:
-        found = _schedules[name] = _noted(problem, "schedule", Schedule, new_schedule, _without_rejected)
+        make = functools.partial(new_schedule, backend=backend)
+        what = f"schedule for {backend.name}"
+        found = _schedules[name] = _noted(problem, what, Schedule, make, _without_rejected)
     return found
 
 
@@ -85,13 +87,13 @@ def new_contraction(problem: Problem) -> tuple[Step, ...]:
     return contract(problem.step, problem.operands, problem.sizes, problem.element)
 
 
-def new_schedule(problem: Problem) -> Schedule:
+def new_schedule(problem: Problem, backend: Backend) -> Schedule:
     """The schedule of a step, planned for just these operands."""
     p = problem
     planned = plan_step(
         p.step, p.operands, p.sizes, p.element.computes_in, p.requested, p.skip_zeros, p.unsorted
     )
-    return make_schedule(planned)
+    return backend.write(planned)
 
 
 def forget() -> None:

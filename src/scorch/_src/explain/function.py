@@ -151,7 +151,7 @@ def _kernel(event: Event, same: list[Event], call: Call) -> KernelExplanation:
         return _generated(subject, event, call, measured, converting)
     if isinstance(subject, FusedKernel):
         header, loops = subject.header, subject.fused.group.walked
-        threads = 1 if subject.is_serial else torch.get_num_threads()
+        threads = subject.kernel.workers()
         statement = "; ".join(line.strip() for line in header.splitlines() if "=" in line)
         expected = speed(threads).predict(subject.fused.work, size, is_new_pattern=False)
         return KernelExplanation(
@@ -182,7 +182,7 @@ def _generated(
     plan = prepared.planned.plan
     names = [name for name, _ in prepared.sources]
     tensors = dict(zip(names, event.operands, strict=True))
-    sizes = dict(zip(dict.fromkeys(plan.step.indices), prepared.sizes, strict=True))
+    sizes = prepared.sizes
     step = explain_kernel(prepared, plan.step, tensors, sizes, call.name)
     known = {name: found for name in names if (found := _user_name(tensors[name], call))}
     memory = step.memory
@@ -209,7 +209,7 @@ def _generated(
         tuple(_renamed(operand, known) for operand in step.operands),
         _counted(result, event.result),
         step.loop_order,
-        prepared.threads(),
+        prepared.kernel.workers(),
         size,
         predicted(prepared, memory.operands + _bytes(event.result)),
         measured,

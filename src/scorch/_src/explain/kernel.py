@@ -37,6 +37,7 @@ def explain_kernel(
     plan, choice = planned.plan, planned.choice
     form = plan.result
     nnz = None if plan.pattern is None else plan.operand(plan.pattern.tensor).nnz
+    most_threads = current().threads or torch.get_num_threads()
     return StepExplanation(
         statement=show(as_statement(step)),
         kind="kernel",
@@ -56,7 +57,7 @@ def explain_kernel(
         inner=describe_inner(plan),
         parallel=plan.parallel,
         memory=footprint(prepared, tensors),
-        threads=describe_threads(plan, prepared.threads(), current().threads or torch.get_num_threads()),
+        threads=describe_threads(plan, prepared.kernel.workers(), most_threads),
         source=prepared.kernel.source,
     )
 

@@ -46,7 +46,7 @@ def predicted(prepared: Prepared, size: int) -> float:
     """The expected seconds of a prepared kernel that touches ``size`` bytes, with the threads it will use."""
     is_new = prepared.assembly not in ("dense", "shared")
     chosen = prepared.planned.choice.chosen
-    return speed(prepared.threads()).predict(chosen.work + chosen.assembly, size, is_new)
+    return speed(prepared.kernel.workers()).predict(chosen.work + chosen.assembly, size, is_new)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from scorch._src.backends.cpu.private_files import is_link_of_others
+from scorch._src.backends.private_files import is_link_of_others
 from scorch.errors import FileError, MissingFileError
 
 

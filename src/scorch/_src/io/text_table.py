@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scorch._src.backends.cpu.routines.parse_table import parse_table
+from scorch._src.backends.base import backend_for
 from scorch._src.formats import Format
 from scorch._src.io.archive import as_dtype, as_stored_format
 from scorch._src.storage.coordinates import entries
@@ -127,7 +127,7 @@ class Table:
         Each row has a coordinate up to each of ``sizes``, named ``names`` in errors, and ``parts`` more
         numbers, whole ones or not; ``what`` says so in words.
         """
-        found = parse_table(self.whole, self.begin, tuple(sizes), parts, is_whole)
+        found = backend_for().routines.parse_table(self.whole, self.begin, tuple(sizes), parts, is_whole)
         if found is None:
             found = self._by_numpy(sizes, parts, is_whole, names, what)
         places, numbers = found

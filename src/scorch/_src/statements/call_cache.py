@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from scorch._src.backends.cpu.launch import tensor_facts
+from scorch._src.backends.base import Direct
 from scorch._src.bounded import BoundedCache
-from scorch._src.compiler.typing import type_of_dtype
-from scorch._src.engine.executable import Prepared, Tensor, has_no_gaps, stride_order
+from scorch._src.engine.executable import Prepared, Tensor, arrays_of, has_no_gaps, stride_order
 from scorch._src.engine.execute import DenseProduct
 from scorch._src.events import LISTENERS
 from scorch._src.formats import Format
@@ -62,7 +61,7 @@ def repeat_call(head: tuple[Any, ...], operands: Operands) -> Result | None:
     if peek_interpreter_stack() is not None or len_torch_dispatch_stack():
         return None
     key = _full_key(quick, operands)
-    is_known = key is not None and not in_force.debug and in_force.without == DEFAULT.without
+    is_known = key is not None and not in_force.debug and _is_same_kernel(in_force)
     known = _known.get(key) if is_known else None
     if known is None:
         return None
@@ -73,8 +72,12 @@ def repeat_call(head: tuple[Any, ...], operands: Operands) -> Result | None:
 
 
 def _is_usual(in_force: Settings) -> bool:
-    is_same = in_force.without == DEFAULT.without
-    return not in_force.debug and in_force.dense_budget is None and is_same
+    return not in_force.debug and in_force.dense_budget is None and _is_same_kernel(in_force)
+
+
+def _is_same_kernel(in_force: Settings) -> bool:
+    """Whether the settings give the kernels that the default gives."""
+    return in_force.without == DEFAULT.without and in_force.backend == DEFAULT.backend
 
 
 def keep_call(
@@ -92,8 +95,8 @@ def keep_call(
     dense = [value for value in operands if type(value) is not SparseTensor]
     is_kernel = isinstance(prepared, Prepared) and not prepared.converts and not prepared.is_large
     is_kernel = is_kernel and all(map(has_no_gaps, dense))
-    if isinstance(prepared, Prepared) and is_kernel and prepared.is_direct and is_float:
-        checked = _run_checked(prepared, places, operands)
+    if isinstance(prepared, Prepared) and is_kernel and prepared.direct is not None and is_float:
+        checked = _run_checked(prepared, prepared.direct, places, operands)
     _known[key] = _run(prepared, places, all(value.is_contiguous() for value in dense)), checked
     if checked is not None:
         _recent[quick] = checked
@@ -160,52 +163,31 @@ def _run(prepared: Prepared | DenseProduct, places: list[int], contiguous: bool)
     return run
 
 
-def _run_checked(prepared: Prepared, places: list[int], operands: Operands) -> Checked:
+def _run_checked(prepared: Prepared, direct: Direct, places: list[int], operands: Operands) -> Checked:
     """As ``_run``, shorter; None if a dense operand is not what it was."""
-    call = _checked_call(prepared, _facts_of([operands[place] for place in places]))
+    call = direct.bind(direct.guard([_guarded(operands[place]) for place in places]))
     if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):
-        return _run_on_pattern(prepared, places, call)
+        return _run_on_pattern(prepared, direct, places, call)
     if places != [0, 1] or type(operands[0]) is not SparseTensor:
-        return _run_any(prepared, places, call)
+        return _run_any(prepared, direct, places, call)
     is_sparse_pair = type(operands[1]) is SparseTensor
     if is_sparse_pair and prepared.slots:
-        return _run_sparse_pair(prepared, call)
+        return _run_sparse_pair(prepared, direct, call)
     if not is_sparse_pair and prepared.assembly == "dense" and not prepared.back:
-        return _run_pair(prepared, call)
-    return _run_any(prepared, places, call)
+        return _run_pair(direct, call)
+    return _run_any(prepared, direct, places, call)
 
 
-def _facts_of(operands: Operands) -> bytes:
-    """What the builtin checks: nothing of sparse operands; dtype, shape and order of dense ones."""
-    facts = b""
-    for value in operands:
-        if type(value) is SparseTensor:
-            facts += tensor_facts() * len(value.storage.tensors)
-        else:
-            facts += tensor_facts(type_of_dtype(value.dtype), value.shape, stride_order(value))
-    return facts
+def _guarded(operand: Any) -> int | tuple[torch.Tensor, tuple[int, ...]]:
+    """What is checked of an operand: nothing of a sparse one, which has so many arrays."""
+    if type(operand) is SparseTensor:
+        return len(operand.storage.tensors)
+    return operand, stride_order(operand)
 
 
-def _checked_call(prepared: Prepared, facts: bytes) -> Call:
-    """The builtin that runs the kernel on arrays of which ``facts`` hold."""
-    builtin, address = prepared.builtin, prepared.address
-    serial, is_serial = prepared.first_slots(1), prepared.is_serial
-
-    def call(wanted: bytes, *arguments: torch.Tensor) -> Any:
-        first = serial
-        if not is_serial:
-            first = prepared.first_slots(prepared.threads())
-        try:
-            return builtin(address, first, wanted, facts, *arguments)
-        except MemoryError as error:
-            raise prepared.out_of_memory(error) from error
-
-    return call
-
-
-def _run_pair(prepared: Prepared, call: Call) -> Checked:
+def _run_pair(direct: Direct, call: Call) -> Checked:
     """The usual case, a sparse tensor times a dense one, without a loop."""
-    result = prepared.facts
+    result = direct.output
 
     def run(operands: Operands) -> Result | None:
         found: Result | None = call(result, *operands[0].storage.tensors, operands[1])
@@ -214,9 +196,9 @@ def _run_pair(prepared: Prepared, call: Call) -> Checked:
     return run
 
 
-def _run_sparse_pair(prepared: Prepared, call: Call) -> Checked:
+def _run_sparse_pair(prepared: Prepared, direct: Direct, call: Call) -> Checked:
     """Another usual case, a new pattern from two sparse tensors, without a loop."""
-    result, wrap_slots = prepared.facts, prepared.wrap_slots
+    result, wrap_slots = direct.output, prepared.wrap_slots
 
     def run(operands: Operands) -> Result | None:
         a, b = operands
@@ -226,9 +208,9 @@ def _run_sparse_pair(prepared: Prepared, call: Call) -> Checked:
     return run
 
 
-def _run_on_pattern(prepared: Prepared, places: list[int], call: Call) -> Checked:
+def _run_on_pattern(prepared: Prepared, direct: Direct, places: list[int], call: Call) -> Checked:
     """Values on the whole pattern of an operand, such as a sampled product."""
-    source, facts_for = places[prepared.pattern_source], prepared.facts_for_size
+    source, output_of = places[prepared.pattern_source], direct.output_of
     form, shape = prepared.format, prepared.shape
     same = form  # the object that was equal last: comparing formats takes longer than finding them identical
 
@@ -241,7 +223,7 @@ def _run_on_pattern(prepared: Prepared, places: list[int], call: Call) -> Checke
             same = pattern.format
         if pattern.shape != shape:
             return None
-        found = call(facts_for(pattern.counts[-1]), *_arrays(operands, places))
+        found = call(output_of(pattern.counts[-1]), *_arrays(operands, places))
         return None if found is None else SparseTensor(Storage(pattern, found))
 
     return run
@@ -259,15 +241,14 @@ def _arrays(operands: Operands, places: list[int]) -> list[torch.Tensor]:
     return arguments
 
 
-def _run_any(prepared: Prepared, places: list[int], call: Call) -> Checked:
-    is_shared = prepared.assembly == "shared"
-    result = b"" if is_shared else prepared.facts
+def _run_any(prepared: Prepared, direct: Direct, places: list[int], call: Call) -> Checked:
+    output = None if prepared.assembly == "shared" else direct.output
 
     def run(operands: Operands) -> Result | None:
         chosen = [operands[place] for place in places]
         sources: list[Tensor] = [v.storage if type(v) is SparseTensor else v for v in chosen]
-        wanted = prepared.facts_for(sources) if is_shared else result
-        found = call(wanted, *_arrays(operands, places))
+        wanted = prepared.output_for(direct, sources) if output is None else output
+        found = call(wanted, *arrays_of(sources))
         return None if found is None else wrap(prepared.wrap(found, sources))
 
     return run

@@ -6,7 +6,7 @@ row an entry lies in is made anew.
 
 from __future__ import annotations
 
-from scorch._src.backends.cpu.routines.row_pointers import pointers_of, rows_of
+from scorch._src.backends.base import routines_for
 from scorch._src.formats import Format
 from scorch._src.storage.budget import LARGE, check_budget
 from scorch._src.storage.storage import Pattern, Storage
@@ -28,10 +28,11 @@ def releveled(storage: Storage, form: Format) -> Storage:
         if 8 * outer > LARGE:
             what = f"a tensor of shape {pattern.shape} in format {form}"
             check_budget(8 * outer, what, "ask for a sparser format such as 'coo' or 'dcsr'")
-        made = Pattern(form, pattern.shape, (None, pointers_of(rows, outer)), (None, inner), (outer, count))
+        pos = routines_for(rows).row_pointers(rows, outer)
+        made = Pattern(form, pattern.shape, (None, pos), (None, inner), (outer, count))
     else:
-        pos = pattern.pos[1]
-        assert pos is not None and inner is not None
-        ends, rows = rows_of(pos, inner)
+        begin = pattern.pos[1]
+        assert begin is not None and inner is not None
+        ends, rows = routines_for(begin).row_numbers(begin, inner)
         made = Pattern(form, pattern.shape, (ends, None), (rows, inner), (count, count))
     return Storage(made, storage.values)

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from scorch._src.backends.cpu.routines.concat import joined
-from scorch._src.backends.cpu.routines.join_matrices import below, beside
-from scorch._src.backends.cpu.routines.pick_rows import picked_rows
+from scorch._src.backends.base import routines_for
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.formats import Format
@@ -213,7 +211,7 @@ def rows_of(storage: Storage, picked: torch.Tensor) -> Storage | None:
         return None
     if each != 1:
         rows = (rows.unsqueeze(1) * each + torch.arange(each, device="cpu")).reshape(-1)
-    found = picked_rows(pos, crd, storage.values, rows)
+    found = routines_for(pos).pick_rows(pos, crd, storage.values, rows)
     if found is None:
         return None
     above = [None] * (len(form) - 1)
@@ -234,7 +232,11 @@ def matrices_joined(parts: Sequence[Storage], dim: int, shape: tuple[int, ...]) 
         return None
     arrays, sizes = [part.tensors for part in parts], [pattern.shape[dim] for pattern in patterns]
     is_outer = dim == form.order[0]
-    found = below(arrays, sizes, count) if is_outer else beside(arrays, sizes, rows, count)
+    routines = routines_for(parts[0].values)
+    if is_outer:
+        found = routines.concat_rows(arrays, sizes, count)
+    else:
+        found = routines.concat_columns(arrays, sizes, rows, count)
     if found is None:
         return None
     pos, crd, values = found
@@ -263,7 +265,7 @@ def in_a_row(parts: Sequence[Storage], shape: tuple[int, ...]) -> Storage:
             pos.append(_one_array(below, _starts([p.counts[level] for p in patterns]), index))
         further = _starts([p.shape[form.order[0]] for p in patterns]) if level == 0 else None
         crd.append(_one_array(places, further, index))
-    values = joined([part.values for part in parts])
+    values = routines_for(parts[0].values).concat([part.values for part in parts])
     return Storage(Pattern(form, shape, tuple(pos), tuple(crd), counts), values)
 
 
@@ -295,4 +297,4 @@ def _starts(lengths: Iterable[int]) -> list[int]:
 def _one_array(arrays: Sequence[Array], further: Sequence[int] | None, dtype: torch.dtype) -> Array:
     """The arrays of a level one after the other; None if it keeps none."""
     given = [array if array.dtype == dtype else array.to(dtype) for array in arrays if array is not None]
-    return joined(given, further) if given else None
+    return routines_for(given[0]).concat(given, further) if given else None

@@ -236,6 +236,11 @@ class Storage:
     def key(self) -> int:
         return _number((self.pattern.key, self.values.dtype))
 
+    @property
+    def device(self) -> torch.device:
+        """Where its arrays are."""
+        return self.values.device
+
     @functools.cached_property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All arrays in the order in which kernels take them."""

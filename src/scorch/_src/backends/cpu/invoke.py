@@ -185,12 +185,12 @@ def address_of(tensor: torch.Tensor) -> int:
     return found
 
 
-def threads_for(work: int, each: int, most: int | None = None) -> tuple[int, int]:
-    """``parallel_runtime`` and how many threads, at ``each`` of ``work`` or more, share it (at ``most``)."""
+def threads_for(work: int, each: int) -> tuple[int, int]:
+    """``parallel_runtime`` and how many threads, at ``each`` of ``work`` or more, share it."""
     import torch
 
     parallel = parallel_runtime()
-    threads = most or current().threads or torch.get_num_threads()
+    threads = current().threads or torch.get_num_threads()
     return parallel, max(1, min(threads, work // each)) if parallel else 1
 
 

@@ -25,9 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from scorch._src.backends.cpu import cache, toolchain
-from scorch._src.backends.cpu.private_files import NotPrivateError, temporary_folder
+from scorch._src.backends import cache
+from scorch._src.backends.cpu import toolchain
 from scorch._src.backends.cpu.toolchain import Toolchain, find_toolchain, run_compiler
+from scorch._src.backends.private_files import NotPrivateError, temporary_folder
 from scorch._src.bounded import BoundedCache
 from scorch.errors import CompilationError, CompilerNotFoundError, warn
 

@@ -29,8 +29,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scorch._src.backends.cpu import cache
-from scorch._src.backends.cpu.private_files import make_private, temporary_folder
+from scorch._src.backends import cache
+from scorch._src.backends.private_files import make_private, temporary_folder
 from scorch._src.compiler.target import target
 from scorch.errors import CompilerNotFoundError
 from scorch.settings import current
@@ -153,7 +153,7 @@ def run_compiler(command: list[str], folder: str, seconds: float | None = None) 
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}  # what it writes beside is as private
     if _is_zig(
         command
-    ):  # it wants caches of its own, which go where `scorch._src.backends.cpu.cache.clear` finds them
+    ):  # it wants caches of its own, which go where `scorch._src.backends.cache.clear` finds them
         environment.setdefault("ZIG_LOCAL_CACHE_DIR", os.path.join(folder, "zig"))
         environment.setdefault("ZIG_GLOBAL_CACHE_DIR", _zig_directory(folder))
     # A file, not a pipe, which a process left behind could hold open for ever.

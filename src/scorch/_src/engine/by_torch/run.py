@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from scorch._src.backends.cpu import toolchain
+from scorch._src.backends.base import Backend
 from scorch._src.engine.by_torch import relations
 from scorch._src.engine.by_torch.levels import level_coordinates, pack
 from scorch._src.engine.by_torch.relations import Relation
 from scorch._src.engine.by_torch.statement import Places, Statement, all_places
 from scorch._src.storage.coordinates import coordinates
 from scorch._src.storage.storage import Storage
-from scorch.errors import CompilerNotFoundError, warn
+from scorch.errors import warn
 
 if TYPE_CHECKING:
     from scorch._src.engine.executable import Prepared
@@ -24,19 +24,16 @@ Tensor = Storage | torch.Tensor
 _warned: set[str] = set()
 
 
-def warn_without_compiler() -> None:
-    """Say, once in a process, that there is no compiler and how to get one."""
-    if "compiler" in _warned:
+def warn_of_missing(backend: Backend) -> None:
+    """Say, once in a process, what a backend lacks to run kernels and how to get it."""
+    reason = None if backend.name in _warned else backend.missing()
+    if reason is None:
         return
-    _warned.add("compiler")
-    try:
-        toolchain.find_toolchain()
-    except CompilerNotFoundError as error:
-        reason = str(error)
-        warn(
-            f"{reason}\nUntil then Scorch computes with torch's own operations, which gives the same results "
-            f"and takes many times as long."
-        )
+    _warned.add(backend.name)
+    warn(
+        f"{reason}\nUntil then Scorch computes with torch's own operations, which gives the same results and "
+        f"takes many times as long."
+    )
 
 
 def run_without_kernel(prepared: Prepared, sources: Sequence[Tensor]) -> Tensor:
@@ -46,7 +43,7 @@ def run_without_kernel(prepared: Prepared, sources: Sequence[Tensor]) -> Tensor:
     names = list(dict.fromkeys(access.tensor for access in plan.step.accesses))
     operands = _converted(prepared, sources)
     tensors = dict(zip(names, operands, strict=True))
-    sizes = dict(zip(dict.fromkeys(plan.step.indices), prepared.sizes, strict=True))
+    sizes = prepared.sizes
     try:
         statement = Statement(plan.step, tensors, sizes)
         places = statement.run(prepared.kernel.dtype, prepared.kernel.identity)

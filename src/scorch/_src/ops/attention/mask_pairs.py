@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from scorch._src.backends.cpu.routines.attention_blocks import Blocks, find_blocks
+from scorch._src.backends.base import routines_for
 from scorch._src.grad_state import untracked
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -31,7 +32,7 @@ class Pairs:
     keys: int
     pos: torch.Tensor
     crd: torch.Tensor
-    blocks: Blocks | None
+    blocks: Any  # of ``Routines.attention_blocks``; None: pair by pair
 
     @property
     def masks(self) -> int:
@@ -87,5 +88,5 @@ def _find(mask: SparseTensor, is_causal: bool) -> Pairs:
         pos, crd = pos.long(), crd.long()
     queries, keys = mask.shape[-2:]
     batch = tuple(mask.shape[:-2])
-    blocks = find_blocks(pos, crd, math.prod(batch), queries, keys)
+    blocks = routines_for(pos).attention_blocks(pos, crd, math.prod(batch), queries, keys)
     return Pairs(batch, queries, keys, pos, crd, blocks)

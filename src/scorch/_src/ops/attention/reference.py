@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 import torch
 
-from scorch._src.backends.cpu.routines.attention import Heads
+from scorch._src.backends.routines import Heads
 from scorch._src.ops.attention.mask_pairs import Pairs
 
 _BITS = 0xFFFFFFFF
 
 
 def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, pairs: Pairs, heads: Heads) -> torch.Tensor:
-    """What ``backends.cpu.routines.attention.forward`` gives: a row for each query of each head."""
+    """What ``Routines.attention`` gives: a row for each query of each head."""
     Q, K, V = (spread(tensor, heads.batch) for tensor in (Q, K, V))
     found = []
     for number, (place, rows, columns) in enumerate(entries(pairs, heads)):

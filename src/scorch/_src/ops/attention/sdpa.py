@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.backends.cpu.routines import attention as routine
-from scorch._src.backends.cpu.routines.attention import Heads
+from scorch._src.backends.base import routines_for
+from scorch._src.backends.routines import Heads
 from scorch._src.grad_state import is_transformed, untracked
 from scorch._src.ops.attention import reference
 from scorch._src.ops.attention.mask_pairs import Pairs, pairs_of
@@ -193,11 +193,12 @@ class _Attention(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.pairs, ctx.heads = pairs, heads
         Q, K, V = (_wide(tensor.detach()) for tensor in (query, key, value))
-        ctx.is_whole = heads.blocks is not None and Q.device.type == "cpu" and routine.is_able(Q.dtype)
-        if not ctx.is_whole:
+        made = routines_for(Q).attention(Q, K, V, heads)
+        ctx.is_whole = made is not None
+        if made is None:
             ctx.save_for_backward(query, key, value)
             return reference.attend(Q, K, V, pairs, heads).to(query.dtype)
-        found, state = routine.forward(Q, K, V, heads)
+        found, state = made
         ctx.save_for_backward(query, key, value, found, state)
         return found.to(query.dtype)
 
@@ -216,7 +217,7 @@ class _Attention(torch.autograd.Function):
             return *(next(made) if tensor.requires_grad else None for tensor in given), None, None
         out, state = kept
         Q, K, V = (_wide(tensor) for tensor in given)
-        grads = routine.backward(Q, K, V, ctx.heads, out, state, gradient.to(Q))
+        grads = routines_for(Q).attention_backward(Q, K, V, ctx.heads, out, state, gradient.to(Q))
         found = (
             made.sum_to_size(tensor.shape).to(tensor.dtype) for made, tensor in zip(grads, given, strict=True)
         )

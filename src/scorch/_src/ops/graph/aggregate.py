@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch.compiler import is_compiling
 
-from scorch._src.backends.cpu.routines import graph_attention as kernels
-from scorch._src.backends.cpu.routines.neighbour_max import largest, largest_back
+from scorch._src.backends.base import routines_for
+from scorch._src.backends.routines import Options, Scores
 from scorch._src.grad_state import is_transformed
 from scorch._src.ops.graph.edge_weights import Weighted
 from scorch._src.ops.graph.graph import Graph, graph_of, is_learned
@@ -115,7 +115,7 @@ class _Maximum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, graph: Graph, keep: bool) -> Tensor:
         rows = graph.rows(x.dtype)
-        found, ties = largest((rows.pos, rows.crd, rows.counts), x, keep)
+        found, ties = routines_for(x).neighbour_max((rows.pos, rows.crd, rows.counts), x, keep)
         ctx.graph = graph
         if ties is not None:
             ctx.save_for_backward(x, found, ties)
@@ -142,7 +142,7 @@ class _Reached(torch.autograd.Function):
         ctx.given = graph, largest, x, is_back
         rows = graph.columns(x.dtype) if is_back else graph.rows(x.dtype)
         ends = (x, largest) if is_back else (largest, x)
-        return largest_back((rows.pos, rows.crd, rows.counts), *ends, flow)
+        return routines_for(rows.pos).neighbour_max_backward((rows.pos, rows.crd, rows.counts), *ends, flow)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -185,7 +185,7 @@ def attend(
     seed = int(torch.randint(-(2**63), 2**63 - 1, ())) if dropout else 0
     given = [x.contiguous(), sources.contiguous(), targets.contiguous(), edges]
     keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
-    found: Tensor = apply(_Attend, *given, graph, kernels.Options(slope, dropout, seed), keep)
+    found: Tensor = apply(_Attend, *given, graph, Options(slope, dropout, seed), keep)
     return found
 
 
@@ -201,8 +201,8 @@ class _Attend(torch.autograd.Function):
         options: Any,
         keep: bool,
     ) -> Tensor:
-        scores = kernels.Scores(sources, targets, edges)
-        found, kept = kernels.attend(graph.rows(x.dtype), x, scores, options, keep)
+        scores = Scores(sources, targets, edges)
+        found, kept = routines_for(x).graph_attention(graph.rows(x.dtype), x, scores, options, keep)
         ctx.graph, ctx.options = graph, options
         if kept is not None:
             ctx.save_for_backward(x, sources, targets, edges, kept)
@@ -214,9 +214,11 @@ class _Attend(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *_attend_again(ctx, given, kept, grad), None, None, None
         x, graph, grad = given[0], ctx.graph, grad.contiguous()
-        scores = kernels.Scores(*given[1:])
-        each, of_targets = kernels.scores_back(graph.rows(x.dtype), x, scores, ctx.options, kept, grad)
-        of_x, of_sources = kernels.features_back(graph.columns(x.dtype), ctx.options, kept, each, grad)
+        scores = Scores(*given[1:])
+        routines, options = routines_for(x), ctx.options
+        rows, columns = graph.rows(x.dtype), graph.columns(x.dtype)
+        each, of_targets = routines.graph_attention_scores_backward(rows, x, scores, options, kept, grad)
+        of_x, of_sources = routines.graph_attention_features_backward(columns, options, kept, each, grad)
         return of_x, of_sources, of_targets, None if scores.edges is None else each, None, None, None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.cpu.routines.row_pointers import pointers_of
+from scorch._src.backends.base import routines_for
 from scorch._src.engine.execute import convert_cached
 from scorch._src.formats import Format
 from scorch._src.ops.graph.graph import Graph, ends_of, graph_of, kept, kept_with, matrix_or_edges
@@ -123,7 +123,7 @@ def _sorted(
     keys, order = torch.sort(targets * columns + sources, stable=True)
     found = keys.div(max(columns, 1), rounding_mode="floor")
     index = torch.int32 if max(rows, columns, keys.numel()) < 2**31 else torch.int64
-    pos, crd = pointers_of(found, rows).to(index), (keys - found * columns).to(index)
+    pos, crd = routines_for(found).row_pointers(found, rows).to(index), (keys - found * columns).to(index)
     return Graph(shape, pos, crd), numbers[order]
 
 

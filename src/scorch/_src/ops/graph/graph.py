@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from scorch._src.backends.cpu.routines.graph_attention import Rows
-from scorch._src.backends.cpu.routines.row_pointers import pointers_of
+from scorch._src.backends.base import routines_for
+from scorch._src.backends.routines import Rows
 from scorch._src.engine.execute import convert_cached
 from scorch._src.formats import as_format
 from scorch._src.grad_state import is_transformed, untracked
@@ -142,7 +142,8 @@ class Graph:
         is_new = torch.cat([is_same.new_ones(1), ~is_same])
         if bool(is_new.all()):
             return self, None
-        pos = pointers_of(self.targets[is_new], self.shape[0]).to(self.pos.dtype)
+        targets = self.targets[is_new]
+        pos = routines_for(targets).row_pointers(targets, self.shape[0]).to(self.pos.dtype)
         return Graph(self.shape, pos, self.crd[is_new]), is_new.cumsum(0) - 1
 
     # other graphs ------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ class Graph:
         """
         crd, places = torch.sort(self.crd, stable=True)
         targets = self.targets[places].to(self.crd.dtype)
-        pos = pointers_of(crd, self.shape[1]).to(self.pos.dtype)
+        pos = routines_for(crd).row_pointers(crd, self.shape[1]).to(self.pos.dtype)
         if self.shape[0] == self.shape[1] and torch.equal(pos, self.pos) and torch.equal(targets, self.crd):
             pos, targets = self.pos, self.crd
         counts = None if self.counts is None else self.counts[places]
@@ -182,7 +183,7 @@ class Graph:
         places = torch.where(order < self.size, order, -1)
         targets = keys.div(max(columns, 1), rounding_mode="floor")
         crd = (keys - targets * columns).to(self.crd.dtype)
-        pos = pointers_of(targets, rows).to(self.pos.dtype)
+        pos = routines_for(targets).row_pointers(targets, rows).to(self.pos.dtype)
         counts = None
         if self.counts is not None:
             counts = torch.where(places < 0, 1, self.counts[places.clamp(min=0)] if self.size else 1)
@@ -311,7 +312,7 @@ def _of_edges(edges: torch.Tensor, shape: tuple[int, int]) -> Graph:
     keys, given, counts = torch.unique(targets * columns + sources, return_inverse=True, return_counts=True)
     found = keys.div(max(columns, 1), rounding_mode="floor")
     index = torch.int32 if max(rows, columns, keys.numel()) < 2**31 else torch.int64
-    pos, crd = pointers_of(found, rows).to(index), (keys - found * columns).to(index)
+    pos, crd = routines_for(found).row_pointers(found, rows).to(index), (keys - found * columns).to(index)
     return Graph(shape, pos, crd, counts if keys.numel() < edges.shape[1] else None, given)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.cpu.routines.transpose import laid_out
+from scorch._src.backends.base import routines_for
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_learning, is_plain_inference
 from scorch._src.ops.fallback import densely, write_out
@@ -23,7 +23,6 @@ from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
-from scorch.settings import current
 
 Result = SparseTensor | torch.Tensor
 _BATCH = "abcdefgh"
@@ -123,7 +122,7 @@ def turned_over(matrix: torch.Tensor) -> torch.Tensor:
     """The transpose of a dense matrix, row by row in memory."""
     if type(matrix) is not torch.Tensor or not is_plain_inference(matrix):
         return matrix.t().contiguous()
-    return laid_out(matrix, (1, 0), current().threads or torch.get_num_threads())
+    return routines_for(matrix).transpose(matrix, (1, 0))
 
 
 def _as_sparse(tensor: Any) -> Any:

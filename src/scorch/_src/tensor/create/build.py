@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scorch._src.backends.cpu.routines.sort import sort_entries
+from scorch._src.backends.base import routines_for
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.execute import convert, sorted_storage
@@ -91,7 +91,7 @@ def _from_rows(
     storage = Storage(pattern, given.contiguous().reshape(-1))
     if count < FEW and is_sorted(arrays):
         return wrap(convert(storage, asked))
-    found = sort_entries(arrays, sizes[: len(crd)])
+    found = routines_for(arrays[0]).sort_entries(arrays, sizes[: len(crd)])
     if found is True or (not found and is_sorted(arrays)):
         return wrap(convert(storage, asked))
     if not isinstance(found, bool):

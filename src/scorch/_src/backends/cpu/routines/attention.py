@@ -18,31 +18,11 @@ from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.routines.attention_blocks import Blocks
 from scorch._src.backends.cpu.routines.attention_source import source
 from scorch._src.backends.cpu.routines.attention_tiles import CHUNK, ROWS
+from scorch._src.backends.routines import Heads
 from scorch._src.events import told
 
 EACH = 1 << 12  # pairs for each thread
 _ELEMENTS = {torch.float32: "float", torch.float64: "double"}
-
-
-@dataclass(frozen=True)
-class Heads:
-    """What all heads of a call have in common, and which mask each has.
-
-    ``skipped``: keys that nobody sees, as bools of shape (batch..., keys) that broadcast. ``dropout`` is the
-    share of pairs left out; which ones follows from ``seed``.
-    """
-
-    blocks: Blocks | None  # None: the routines cannot be used
-    batch: tuple[int, ...]
-    masks: Sequence[int]  # the number of the mask of each head
-    scale: float
-    dropout: float = 0.0
-    seed: tuple[int, int] = (0, 0)
-    skipped: torch.Tensor | None = None
-
-    @property
-    def count(self) -> int:
-        return len(self.masks)
 
 
 @dataclass(frozen=True)

@@ -44,15 +44,12 @@ LEAST = 1 << 18  # bytes from which on torch's own cat, which allocates anew, is
 
 
 @told("arrays joined")
-def joined(arrays: Sequence[torch.Tensor], further: Sequence[int] | None = None) -> torch.Tensor:
-    """``arrays`` of one dtype one after the other, in each what ``further`` says added to all elements."""
+def joined(arrays: Sequence[torch.Tensor], further: Sequence[int] | None = None) -> torch.Tensor | None:
     size, count = arrays[0].element_size(), sum([array.numel() for array in arrays])
     is_small = size * count < LEAST or 3 * len(arrays) + 8 >= MOST_SLOTS
     made, address = (None, 0) if is_small else (builtins(), _address())
     if not address or made is None or size not in BITS:
-        if further is None:
-            return torch.cat(list(arrays))
-        return torch.cat([a + more if more else a for a, more in zip(arrays, further, strict=True)])
+        return None
     by = further if further is not None else [0] * len(arrays)
     parts = [number for array, more in zip(arrays, by, strict=True) for number in (array.numel(), more)]
     facts = result_facts(BITS[size], (count,), zero=False)

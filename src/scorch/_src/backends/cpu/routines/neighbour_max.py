@@ -13,7 +13,6 @@ import torch
 
 from scorch._src.backends.cpu.routines import by_rows
 from scorch._src.backends.cpu.routines.by_rows import address, empty
-from scorch._src.backends.reference import rows as by_torch
 from scorch._src.events import told
 
 _SOURCE = """\
@@ -178,13 +177,14 @@ Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # pos, crd, how
 
 
 @told("largest of the neighbours")
-def largest(rows: Arrays, x: torch.Tensor, with_ties: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The largest of the rows of ``x`` that each row picks, and how many reach it if that is asked for."""
+def largest(
+    rows: Arrays, x: torch.Tensor, with_ties: bool
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     pos, crd, counts = rows
     count, width = pos.numel() - 1, x.shape[1]
     at = address(_SOURCE, _WHAT, "largest", x.dtype, crd.dtype)
     if not at:
-        return by_torch.largest(pos, crd, counts, x, with_ties)
+        return None
     out = empty(x.dtype, count, width)
     ties = empty(x.dtype, count, width) if with_ties else None
     by_rows.run(at, (crd.numel() + count) * width, count, (pos, crd, counts, x, out, ties), [width])
@@ -192,12 +192,13 @@ def largest(rows: Arrays, x: torch.Tensor, with_ties: bool) -> tuple[torch.Tenso
 
 
 @told("gradient of the largest of the neighbours")
-def largest_back(rows: Arrays, x: torch.Tensor, out: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
-    """What flows back to ``x``; ``rows`` are transposed, ``shared`` is the gradient by the number of ties."""
+def largest_back(
+    rows: Arrays, x: torch.Tensor, out: torch.Tensor, shared: torch.Tensor
+) -> torch.Tensor | None:
     pos, crd, counts = rows
     at = address(_SOURCE, _WHAT, "back", x.dtype, crd.dtype)
     if not at:
-        return by_torch.largest_back(pos, crd, counts, x, out, shared)
+        return None
     dx = empty(x.dtype, *x.shape)
     width = x.shape[1]
     work = 2 * crd.numel() * width + x.numel()

@@ -8,7 +8,6 @@ from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.launch import builtins, pack, result_facts, slot_facts
 from scorch._src.events import told
 from scorch._src.loops.types import INT32, INT64
-from scorch._src.torch_internals import row_pointers_of
 
 SOURCE = """\
 typedef long long i64;
@@ -67,24 +66,20 @@ _TYPES = {torch.int32: INT32, torch.int64: INT64}
 
 
 @told("row pointers")
-def pointers_of(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Where each of ``count`` rows begins among entries with the sorted numbers ``rows``, and the end."""
+def pointers_of(rows: torch.Tensor, count: int) -> torch.Tensor | None:
     made, address = builtins(), _address("pointers", rows.dtype)
     if made is None or not address:
-        return row_pointers_of(rows, count, out_int32=rows.dtype == torch.int32)
+        return None
     facts = result_facts(_TYPES[rows.dtype], (count + 1,))
     return made.fill(address, _first(count, rows.numel()), facts, None, rows)
 
 
 @told("rows of entries")
-def rows_of(pos: torch.Tensor, crd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the list of all entries begins and ends, and for each of the entries ``crd`` its row."""
+def rows_of(pos: torch.Tensor, crd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     made, address = builtins(), _address("rows", pos.dtype)
     rows, entries = pos.numel() - 1, crd.numel()
     if made is None or not address:
-        numbers = torch.arange(rows, dtype=pos.dtype, device="cpu")
-        ends = torch.tensor([0, entries], dtype=pos.dtype, device="cpu")
-        return ends, numbers.repeat_interleave(pos.diff(), output_size=entries)
+        return None
     facts = slot_facts(1, _TYPES[pos.dtype], _TYPES[pos.dtype], 0, (1,))
     ends, found, _ = made.slots(address, _first(rows, entries), facts, None, pos, crd)
     return ends, found

@@ -107,14 +107,10 @@ MOST = 2**31 - 1  # entries that 32 bits number
 @told("entries sorted")
 def sort_entries(
     columns: Sequence[torch.Tensor], sizes: Sequence[int]
-) -> tuple[torch.Tensor, list[torch.Tensor]] | bool:
-    """The order that sorts entries with these coordinates, and the coordinates in it.
-
-    True where they are in order and none repeats. False where some repeat, or the routine cannot be made.
-    """
+) -> tuple[torch.Tensor, list[torch.Tensor]] | bool | None:
     address, count = _address(columns[0].dtype), columns[0].numel()
     if not address or count > MOST:
-        return False
+        return None
     orders = torch.empty(2, count, dtype=torch.int32, device="cpu")
     begins = torch.empty(1 << 16, dtype=torch.int32, device="cpu")
     moved = [torch.empty_like(column) for column in columns]

@@ -101,7 +101,7 @@ TRANSPOSE(bits64)
 """
 
 
-def laid_out(tensor: torch.Tensor, order: Sequence[int], threads: int) -> torch.Tensor:
+def laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """``tensor`` with its dimensions in ``order``, without gaps in memory."""
     wanted = tensor.permute(*order)
     if wanted.is_contiguous():
@@ -113,7 +113,7 @@ def laid_out(tensor: torch.Tensor, order: Sequence[int], threads: int) -> torch.
     address, found = _address(size), builtins()
     if not address or found is None:
         return wanted.contiguous()
-    first = pack([*invoke.threads_for(tensor.numel(), EACH, threads), *turned])
+    first = pack([*invoke.threads_for(tensor.numel(), EACH), *turned])
     facts = result_facts(BITS[size], tuple(wanted.shape), zero=False)
     return found.fill(address, first, facts, None, tensor.detach()).view(tensor.dtype)
 

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import platformdirs
 
-from scorch._src.backends.cpu.private_files import (
+from scorch._src.backends.private_files import (
     NotPrivateError,
     make_private,
     make_temporary,

@@ -1,0 +1,211 @@
+"""What a backend is: where kernels are built and run, and the routines that are written by hand.
+
+The engine plans a statement, asks the backend of its operands' device to build the plan, and calls what
+comes back on arrays. A backend is registered by name in one place:
+
+    register_backend("cuda", CudaBackend())
+
+``settings(backend=...)`` chooses another one than that of the device: the interpreter checks every access.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from scorch._src.backends.routines import Routines
+from scorch._src.compiler.fuse.group import Fused
+from scorch._src.compiler.lower.assemble import identity_of
+from scorch._src.compiler.lower.collect import writes_everything
+from scorch._src.compiler.pipeline import Planned
+from scorch._src.compiler.plan import Plan
+from scorch._src.compiler.typing import dtype_of_type
+from scorch.errors import ArgumentError
+from scorch.settings import add_backend, current
+
+Check = Callable[[int], None]  # takes bytes of dense memory, and raises if they are too many
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A plan and all that a call needs of its kernel, so that neither has to be made again.
+
+    ``source`` is the kernel in the language of its backend; ``slots`` and ``functions`` are the names of its
+    arguments and of what it exports.
+    """
+
+    planned: Planned
+    source: str
+    slots: tuple[str, ...]
+    functions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The arrays of a new sparse tensor, level by level; ``counts`` has the positions of each level."""
+
+    pos: tuple[torch.Tensor | None, ...]
+    crd: tuple[torch.Tensor | None, ...]
+    counts: tuple[int, ...]
+    values: torch.Tensor
+
+
+class Direct(Protocol):
+    """The shortest way to call a kernel, where a backend has one: a function that allocates its result.
+
+    It returns values; or the arrays of a new pattern, which are ``pos, crd, values`` for an assembly by rows
+    and ``pos, *crds, values, count`` for one in slots; or None where an array is not what the guard says.
+    """
+
+    @property
+    def output(self) -> Any:
+        """What the function allocates, where the plan alone says so."""
+
+    def output_of(self, count: int) -> Any:
+        """What it allocates for ``count`` values on a pattern that is there already."""
+
+    def guard(self, operands: Sequence[Any]) -> Any:
+        """What it checks: dtype, shape and strides of dense operands; the others are numbers of arrays."""
+
+    def bind(self, guard: Any) -> Callable[..., Any]:
+        """The function: it takes an output and the arrays."""
+
+
+class Executable(ABC):
+    """The kernel of a plan for given sizes of its indices. It runs on arrays and knows no tensors of ours."""
+
+    def __init__(self, schedule: Schedule, sizes: Mapping[str, int]) -> None:
+        self.schedule = schedule
+        self.plan: Plan = schedule.planned.plan
+        self.source = schedule.source
+        self.sizes = [sizes[index] for index in dict.fromkeys(self.plan.step.indices)]
+        self.shape = tuple(sizes[index] for index in self.plan.step.target.indices)
+        self.dtype = dtype_of_type(self.plan.element)
+        self.identity = identity_of(self.plan.step.reduction, self.plan.element)
+        self.writes_everything = writes_everything(self.plan)
+
+    @property
+    def label(self) -> str:
+        """What it computes, in a line."""
+        return self.plan.header.split("\n")[0]
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether there is code to call; builds it if need be."""
+
+    @abstractmethod
+    def fill(self, arrays: Sequence[torch.Tensor], count: int) -> torch.Tensor:
+        """The ``count`` values of a result whose places are known: dense, or on the pattern of an operand."""
+
+    @abstractmethod
+    def build(self, arrays: Sequence[torch.Tensor], check: Check, bound: int = 0) -> Arrays:
+        """The arrays of a result with a pattern of its own; ``check`` is given what dense levels need.
+
+        ``bound``: how many entries there may be at most, where the plan writes them in place.
+        """
+
+    @property
+    def direct(self) -> Direct | None:
+        """A shorter way to call it."""
+        return None
+
+    def workers(self) -> int:
+        """How many workers share a call now."""
+        return 1
+
+
+class GroupExecutable(ABC):
+    """The kernel of a group of steps, which has several results whose places are all known."""
+
+    def __init__(self, fused: Fused) -> None:
+        self.fused = fused
+        self.dtype = dtype_of_type(fused.group.element)
+        self.source = ""
+
+    @property
+    def label(self) -> str:
+        return self.fused.kernel.header.splitlines()[0]
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether there is code to call; builds it if need be."""
+
+    @abstractmethod
+    def run(
+        self, arrays: Sequence[torch.Tensor], sizes: Sequence[int], shapes: Sequence[tuple[int, ...]]
+    ) -> list[torch.Tensor]:
+        """The results, which have these shapes."""
+
+    def workers(self) -> int:
+        """How many workers share a call now."""
+        return 1
+
+
+class Backend(ABC):
+    """Where kernels are built and run."""
+
+    name: ClassVar[str]
+    routines = Routines()
+
+    @abstractmethod
+    def write(self, planned: Planned) -> Schedule:
+        """Lower a plan and print its kernel."""
+
+    @abstractmethod
+    def build(self, schedule: Schedule, sizes: Mapping[str, int]) -> Executable:
+        """The kernel of a plan, which may be compiled when it is first called."""
+
+    @abstractmethod
+    def build_group(self, fused: Fused) -> GroupExecutable:
+        """The kernel of a group of steps."""
+
+    def build_ahead(self, sources: Sequence[str]) -> None:
+        """Compile kernels side by side that will be called one after the other."""
+        del sources  # where nothing is compiled
+
+    def missing(self) -> str | None:
+        """What this machine lacks to run kernels, and how to get it; None where nothing is missing."""
+        return None
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor with any values, in memory that an earlier result has left if the backend keeps some."""
+        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its arrays are."""
+        return torch.device("cpu")
+
+
+_BACKENDS: dict[str, Backend] = {}
+_DEFAULT = "cpu"  # also plans what is to run on tensors without memory
+
+
+def register_backend(name: str, backend: Backend, purpose: str = "") -> None:
+    """Add a backend: for the devices of type ``name``, and for ``settings(backend=name)``."""
+    _BACKENDS[name] = backend
+    add_backend(name, purpose)
+
+
+def routines_for(tensor: torch.Tensor) -> Routines:
+    """The routines for arrays that are where ``tensor`` is."""
+    return backend_for(tensor.device).routines
+
+
+def backend_for(device: torch.device | None = None) -> Backend:
+    """The backend that the settings name, or that of a device."""
+    is_abstract = device is None or device.type == "meta"
+    name = current().backend or (_DEFAULT if is_abstract or device is None else device.type)
+    return backend_named(name)
+
+
+def backend_named(name: str) -> Backend:
+    """The backend that was registered as ``name``."""
+    found = _BACKENDS.get(name)
+    if found is None:
+        raise ArgumentError(f"there is no backend for {name!r}; there are {', '.join(_BACKENDS)}")
+    return found

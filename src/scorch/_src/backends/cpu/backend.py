@@ -1,0 +1,51 @@
+"""The backend of the processor: kernels in C, compiled by the compiler of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from scorch._src.backends.base import Backend, Executable, GroupExecutable, Schedule, register_backend
+from scorch._src.backends.cpu import memory, toolchain
+from scorch._src.backends.cpu.cpu_routines import CpuRoutines
+from scorch._src.backends.cpu.executable import CpuExecutable, build_together
+from scorch._src.backends.cpu.group_executable import CpuGroup
+from scorch._src.backends.cpu.print.c import print_kernel
+from scorch._src.compiler.fuse.group import Fused
+from scorch._src.compiler.pipeline import Planned
+from scorch.errors import CompilerNotFoundError
+
+
+class CpuBackend(Backend):
+    name = "cpu"
+    routines = CpuRoutines()
+
+    def write(self, planned: Planned) -> Schedule:
+        kernel = planned.kernel()
+        exported = tuple(function.name for function in kernel.functions if function.exported)
+        return Schedule(planned, print_kernel(kernel), tuple(slot.name for slot in kernel.slots), exported)
+
+    def build(self, schedule: Schedule, sizes: Mapping[str, int]) -> Executable:
+        return CpuExecutable(schedule, sizes)
+
+    def build_group(self, fused: Fused) -> GroupExecutable:
+        return CpuGroup(fused)
+
+    def build_ahead(self, sources: Sequence[str]) -> None:
+        build_together(sources)
+
+    def missing(self) -> str | None:
+        if toolchain.has_compiler():
+            return None
+        try:
+            toolchain.find_toolchain()
+        except CompilerNotFoundError as error:
+            return str(error)
+        return None
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return memory.empty(shape, dtype)
+
+
+register_backend("cpu", CpuBackend(), "kernels in C, compiled on this machine")

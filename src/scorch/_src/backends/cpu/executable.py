@@ -1,0 +1,233 @@
+"""Compiled kernels, called by a builtin that reads the arrays and allocates the result, where it can."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from scorch._src.backends.base import Schedule
+from scorch._src.backends.cpu import invoke, jit, launch, toolchain
+from scorch._src.backends.cpu.launch import (
+    MOST_DIMS,
+    MOST_SLOTS,
+    builtins,
+    pack,
+    result_facts,
+    row_facts,
+    slot_facts,
+    tensor_facts,
+)
+from scorch._src.backends.cpu.print.scalar import print_scalar
+from scorch._src.backends.launcher import Launcher
+from scorch._src.compiler.plan import VALUES
+from scorch._src.compiler.typing import type_of_dtype
+from scorch.errors import CompilationError, KernelError, warn
+from scorch.settings import DEFAULT, current
+
+SERIAL_WORK = 50_000  # operations below which two threads cost more than they give, more for more
+MERGES_MORE = 4  # times as many where entries only move: memory is the limit, and parts move once more
+MOST_OUTPUTS = 64  # descriptions of results remembered for each kernel
+
+_has_warned = False
+
+
+def build_together(sources: Sequence[str]) -> None:
+    """Compile new kernels side by side, the first ones together with the functions that call kernels."""
+    if not toolchain.has_compiler():
+        return
+    wanted = [source for source in (*sources, *invoke.SOURCES, *launch.SOURCES) if not jit.is_loaded(source)]
+    if len(wanted) > 1:
+        jit.build(wanted)
+
+
+def warn_not_compiled(error: CompilationError) -> None:
+    """Say, once in a process, that a kernel had to be run without machine code."""
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        warn(
+            f"no C compiler of this machine can make a kernel, so it and others like it are run by torch, "
+            f"slowly: {error}"
+        )
+
+
+def threads_for(work: float, least: float) -> int:
+    """How many threads share ``work``, where two cost less than one from ``least`` on."""
+    threads = current().threads or torch.get_num_threads()
+    return max(1, min(threads, int(2 * work / least))) if least else threads
+
+
+class Native:
+    """The functions of a compiled kernel."""
+
+    def __init__(self, addresses: dict[str, int]) -> None:
+        self.addresses = addresses
+        self.call_back = invoke.make_caller().call_back
+
+    def slot(self, tensor: torch.Tensor) -> int:
+        return invoke.address_of(tensor)
+
+    def call(self, function: str, slots: list[Any]) -> int:
+        return self.call_back(self.addresses[function], slots)
+
+
+class CpuExecutable(Launcher):
+    """A kernel in C; compiled when it is first called."""
+
+    def __init__(self, schedule: Schedule, sizes: Mapping[str, int]) -> None:
+        super().__init__(schedule, sizes)
+        self.work = schedule.planned.choice.chosen.total
+        self.least_work = SERIAL_WORK * (MERGES_MORE if self.plan.slots else 1)
+        self.is_serial = not self.plan.parallel or self.work < self.least_work
+        self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
+        self._failure: CompilationError | None = None
+        self._headers: dict[int, bytes] = {}  # by the number of threads
+
+    @functools.cached_property
+    def engine(self) -> Native:
+        build_together([self.source])
+        library = jit.load(self.source, self.label, self._scalar_source)
+        return Native({name: library.address(name) for name in self.schedule.functions})
+
+    def is_ready(self) -> bool:
+        if "engine" in self.__dict__:
+            return True
+        if self._failure is not None or not toolchain.has_compiler():
+            return False
+        try:
+            return bool(self.engine.addresses)
+        except CompilationError as error:
+            self._failure = error
+            warn_not_compiled(error)
+            return False
+
+    def _scalar_source(self) -> str:
+        """The kernel without vectors, for compilers that fail at them."""
+        return print_scalar(self.schedule.planned.kernel())
+
+    def workers(self) -> int:
+        """How many threads a call uses now: as many as there is work to wake them for."""
+        return 1 if self.is_serial else threads_for(self.work, self.least_work)
+
+    def header(self) -> list[Any]:
+        return [self.parallel_for, self.workers(), *self.sizes]
+
+    def packed_header(self) -> bytes:
+        threads = self.workers()
+        header = self._headers.get(threads)
+        if header is None:
+            header = self._headers[threads] = pack([self.parallel_for, threads, *self.sizes])
+        return header
+
+    @functools.cached_property
+    def direct(self) -> DirectCall | None:
+        if self.slots > MOST_SLOTS or len(self.shape) > MOST_DIMS or builtins() is None:
+            return None
+        if not self.is_ready():
+            return None
+        begins_at_zero = self.identity == 0 or self.writes_everything
+        is_filled = self.plan.assembly in ("dense", "shared") and begins_at_zero
+        if is_filled or self.plan.assembly == "rows" or self.plan.slots:
+            return DirectCall(self)
+        return None
+
+    def out_of_memory(self, error: MemoryError) -> KernelError:
+        """What users are told when a builtin finds no memory."""
+        return KernelError(f"{error} while computing {self.label}")
+
+
+class DirectCall:
+    """A compiled kernel called through a builtin."""
+
+    def __init__(self, executable: CpuExecutable) -> None:
+        self.executable = executable
+        self.plan = executable.plan
+        self._outputs: dict[int, bytes] = {}
+
+    @functools.cached_property
+    def builtin(self) -> Callable[..., Any]:
+        found = builtins()
+        assert found is not None
+        if self.plan.slots:
+            return found.slots
+        return found.rows if self.plan.assembly == "rows" else found.fill
+
+    @functools.cached_property
+    def address(self) -> int | tuple[int, int]:
+        """The kernel as the builtin takes it."""
+        addresses = self.executable.engine.addresses
+        if self.plan.assembly == "rows" and not self.plan.slots:
+            return addresses["scorch_compute"], addresses["scorch_finish"]
+        return addresses["scorch_compute"]
+
+    @functools.cached_property
+    def output(self) -> bytes:
+        plan, executable = self.plan, self.executable
+        if plan.assembly == "dense":
+            stored = [executable.shape[dim] for dim in plan.result.order]
+            return result_facts(plan.element, stored, not executable.writes_everything)
+        rows = (executable.row_counts() or [1])[-1]
+        if not plan.slots:
+            return row_facts(rows, plan.index, plan.element)
+        bounds = [self._place_of_crd(name, level) for name, level in plan.slots]
+        crds = len(plan.result) - (plan.row_levels or 0)
+        return slot_facts(rows, plan.index, plan.element, crds, bounds)
+
+    def output_of(self, count: int) -> bytes:
+        known = self._outputs.get(count)
+        if known is None or current() is not DEFAULT:  # where results lie is a setting
+            zero = not self.executable.writes_everything
+            known = self._outputs[count] = result_facts(self.plan.element, (count,), zero)
+            if len(self._outputs) > MOST_OUTPUTS:
+                self._outputs.clear()
+        return known
+
+    def _place_of_crd(self, tensor: str, level: int) -> int:
+        """Where among the arrays that the builtin takes a level of an operand has its coordinates."""
+        place = 0
+        for name in dict.fromkeys(access.tensor for access in self.plan.step.accesses):
+            form = self.plan.operand(name).format
+            for at in range(len(form)):
+                if form.levels[at].keeps_crd:
+                    place += int(form.starts_run(at))
+                    if (name, at) == (tensor, level):
+                        return place
+                    place += 1
+            if (name, level) == (tensor, VALUES):
+                return place
+            place += 1
+        raise AssertionError(f"operand {tensor} keeps no coordinates in level {level}")
+
+    def guard(self, operands: Sequence[int | tuple[torch.Tensor, tuple[int, ...]]]) -> bytes:
+        guard = b""
+        for operand in operands:
+            if isinstance(operand, int):
+                guard += tensor_facts() * operand
+            else:
+                tensor, order = operand
+                guard += tensor_facts(type_of_dtype(tensor.dtype), tensor.shape, order)
+        return guard
+
+    def bind(self, guard: bytes | None) -> Callable[..., Any]:
+        builtin, address, executable = self.builtin, self.address, self.executable
+        packed_header = executable.packed_header
+
+        def call(output: bytes, *arrays: torch.Tensor) -> Any:
+            try:
+                return builtin(address, packed_header(), output, guard, *arrays)
+            except MemoryError as error:
+                raise executable.out_of_memory(error) from error
+
+        def call_serial(output: bytes, *arrays: torch.Tensor) -> Any:
+            try:
+                return builtin(address, header, output, guard, *arrays)
+            except MemoryError as error:
+                raise executable.out_of_memory(error) from error
+
+        if not executable.is_serial:
+            return call
+        header = packed_header()
+        return call_serial

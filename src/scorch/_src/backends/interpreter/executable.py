@@ -1,0 +1,84 @@
+"""Kernels in Python, every access checked: a second opinion, and a backend that needs no compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from scorch._src.backends.base import Backend, Executable, GroupExecutable, Schedule, register_backend
+from scorch._src.backends.interpreter import interpret
+from scorch._src.backends.launcher import Launcher
+from scorch._src.compiler.fuse.group import Fused
+from scorch._src.compiler.pipeline import Planned
+from scorch._src.loops.nodes import Kernel
+from scorch.errors import KernelError
+
+WORKERS = 2  # as if: what they share is checked too
+
+
+class Interpreted:
+    """The functions of a kernel, with the memory that they keep from one call to the next."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.memory = interpret.Memory()
+
+    def slot(self, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+        flat = tensor.detach().reshape(-1)
+        if flat.dtype in (torch.bfloat16, torch.float16):
+            return flat.view(torch.int16).numpy().view(np.uint16)
+        return flat.numpy()
+
+    def call(self, function: str, slots: list[Any]) -> int:
+        return interpret.run(self.kernel, function, slots, self.memory)
+
+
+class InterpretedExecutable(Launcher):
+    clears_results = True
+
+    @property
+    def engine(self) -> Interpreted:
+        return Interpreted(self.schedule.planned.kernel())
+
+    def header(self) -> list[Any]:
+        return [0, WORKERS, *self.sizes]
+
+    def is_ready(self) -> bool:
+        return True
+
+
+class InterpretedGroup(GroupExecutable):
+    def is_ready(self) -> bool:
+        return True
+
+    def run(
+        self, arrays: Sequence[torch.Tensor], sizes: Sequence[int], shapes: Sequence[tuple[int, ...]]
+    ) -> list[torch.Tensor]:
+        engine = Interpreted(self.fused.kernel)
+        results = [torch.full(shape, -101, dtype=self.dtype, device="cpu") for shape in shapes]
+        slots = [0, WORKERS, *sizes, *(engine.slot(array) for array in (*arrays, *results))]
+        if engine.call("scorch_compute", slots):
+            raise KernelError(f"memory ran out while computing {self.label}")
+        return results
+
+
+class InterpreterBackend(Backend):
+    name = "interpreter"
+
+    def write(self, planned: Planned) -> Schedule:
+        kernel = planned.kernel()
+        exported = tuple(function.name for function in kernel.functions if function.exported)
+        return Schedule(planned, "", tuple(slot.name for slot in kernel.slots), exported)
+
+    def build(self, schedule: Schedule, sizes: Mapping[str, int]) -> Executable:
+        return InterpretedExecutable(schedule, sizes)
+
+    def build_group(self, fused: Fused) -> GroupExecutable:
+        return InterpretedGroup(fused)
+
+
+INTERPRETER = InterpreterBackend()
+register_backend("interpreter", INTERPRETER, "kernels in Python, every access checked: slow")

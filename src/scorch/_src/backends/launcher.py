@@ -1,0 +1,209 @@
+"""Call a kernel step by step: allocate its result, call it, and say what came out.
+
+Results whose size is not known beforehand take two calls (see ``compiler.lower.assemble``): the first
+computes and says how long the arrays are, the second fills those that were allocated here. The same steps run
+on any *engine*: the machine, or the interpreter that checks every access.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from scorch._src.backends.base import Arrays, Check, Executable, Schedule
+from scorch._src.compiler.names import safe_tensor
+from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.loops.types import INT32
+from scorch.errors import DensityError, KernelError
+
+LAST_INT32 = 2**31 - 1
+
+
+class Engine(Protocol):
+    """Where the functions of a kernel run."""
+
+    def slot(self, tensor: torch.Tensor) -> Any:
+        """What stands for ``tensor`` in an argument slot."""
+
+    def call(self, function: str, slots: list[Any]) -> int: ...
+
+
+class Launcher(Executable):
+    """A kernel that is called through an engine."""
+
+    clears_results = False  # whether memory is filled with numbers that no sum comes to
+
+    def __init__(self, schedule: Schedule, sizes: Mapping[str, int]) -> None:
+        super().__init__(schedule, sizes)
+        self.slots = len(schedule.slots)
+        self._place = {name: number for number, name in enumerate(schedule.slots)}
+
+    @property
+    @abstractmethod
+    def engine(self) -> Engine:
+        """Where it runs."""
+
+    @abstractmethod
+    def header(self) -> list[Any]:
+        """The argument slots before those of the arrays."""
+
+    def _empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype, device="cpu")
+
+    def fill(self, arrays: Sequence[torch.Tensor], count: int) -> torch.Tensor:
+        if self.writes_everything:
+            values = self._empty(count, self.dtype)
+            if self.clears_results:
+                values.fill_(-101 if values.dtype.is_signed else 101)
+        else:
+            values = torch.full((count,), self.identity, dtype=self.dtype, device="cpu")
+        engine = self.engine
+        if engine.call("scorch_compute", [*self._inputs(engine, arrays), engine.slot(values)]):
+            self._fail()
+        return values
+
+    def build(self, arrays: Sequence[torch.Tensor], check: Check, bound: int = 0) -> Arrays:
+        engine = self.engine
+        slots = self._inputs(engine, arrays)
+        if self.plan.slots:
+            return self._build_slots(engine, slots, bound)
+        if self.plan.assembly == "rows":
+            return self._build_rows(engine, slots)
+        return self._build_list(engine, slots, check)
+
+    def _inputs(self, engine: Engine, arrays: Sequence[torch.Tensor]) -> list[Any]:
+        return [*self.header(), *(engine.slot(array) for array in arrays)]
+
+    def row_counts(self) -> list[int]:
+        """How many positions each level above the entries of the result has."""
+        counts, rows = [], 1
+        for level in range(self.plan.row_levels or 0):
+            rows *= self.plan.result.level_size(level, self.shape)
+            counts.append(rows)
+        return counts
+
+    def _build_slots(self, engine: Engine, slots: list[Any], bound: int) -> Arrays:
+        name = safe_tensor(self.plan.step.target.tensor)
+        index, counts, levels = dtype_of_type(self.plan.index), self.row_counts(), len(self.plan.result)
+        try:
+            pos = self._empty((counts or [1])[-1] + 1, index)
+            crds = [self._empty(bound, index) for _ in range(len(counts), levels)]
+            values = self._empty(bound, self.dtype)
+        except (RuntimeError, MemoryError) as error:
+            raise KernelError(f"no memory for the result: {error}") from error
+        slots += [engine.slot(array) for array in (pos, *crds, values)]
+        slots += [0] * (self.slots - len(slots))
+        self._check(engine.call("scorch_compute", slots))
+        nnz = int(slots[self._place[f"{name}_nnz"]])
+        if nnz < bound:
+            crds, values = [crd[:nnz].clone() for crd in crds], values[:nnz].clone()
+        above, below = (None,) * len(counts), (None,) * (len(crds) - 1)
+        all_counts = (*counts, *(nnz for _ in crds))
+        return Arrays((*above, pos, *below), (*above, *crds), all_counts, values)
+
+    def _build_rows(self, engine: Engine, slots: list[Any]) -> Arrays:
+        form, name = self.plan.result, safe_tensor(self.plan.step.target.tensor)
+        last = len(form)
+        counts = self.row_counts()
+        rows = (counts or [1])[-1]
+        pos = torch.zeros(rows + 1, dtype=torch.int64, device="cpu")
+        slots.append(engine.slot(pos))
+        slots += [0] * (self.slots - len(slots))
+        self._check(engine.call("scorch_compute", slots))
+        nnz = int(slots[self._place[f"{name}_nnz"]])
+        crd, values = self._finish(
+            engine,
+            slots,
+            {
+                f"{name}{last}_crd": lambda: self._empty(nnz, dtype_of_type(self.plan.index)),
+                f"{name}_vals": lambda: self._empty(nnz, self.dtype),
+            },
+        )
+        nones: tuple[None, ...] = (None,) * (last - 1)
+        return self._arrays((*nones, pos), (*nones, crd), (*counts, nnz), values)
+
+    def _build_list(self, engine: Engine, slots: list[Any], check: Check) -> Arrays:
+        form, name = self.plan.result, safe_tensor(self.plan.step.target.tensor)
+
+        def allocate(
+            make: Callable[..., torch.Tensor], level: int, count: int, dtype: torch.dtype
+        ) -> torch.Tensor:
+            if level >= 0 and form.levels[level].is_full:  # below a level with places for every coordinate
+                check(count * dtype.itemsize)
+            return make(count, dtype=dtype, device="cpu")
+
+        slots += [0] * (self.slots - len(slots))
+        self._check(engine.call("scorch_compute", slots))
+        counts: list[int] = []
+        parents = entries = 1
+        wanted: dict[str, Callable[[], torch.Tensor]] = {}
+        for level, kind in enumerate(form.levels):
+            if form.starts_run(level):
+                entries = int(slots[self._place[f"{name}{level + 1}_count"]])
+                wanted[f"{name}{level + 1}_pos"] = functools.partial(
+                    allocate, torch.zeros, level - 1, parents + 1, torch.int64
+                )
+            if kind.keeps_crd:
+                wanted[f"{name}{level + 1}_crd"] = functools.partial(
+                    self._empty, entries, dtype_of_type(self.plan.index)
+                )
+            parents = kind.count(parents, form.level_size(level, self.shape), entries)
+            counts.append(parents)
+        make = torch.zeros if form.levels[-1].is_full else torch.empty
+        wanted[f"{name}_vals"] = functools.partial(allocate, make, len(form) - 1, parents, self.dtype)
+        made = dict(zip(wanted, self._finish(engine, slots, wanted), strict=True))
+        levels = range(len(form))
+        pos = tuple(made.get(f"{name}{level + 1}_pos") for level in levels)
+        crd = tuple(made.get(f"{name}{level + 1}_crd") for level in levels)
+        return self._arrays(pos, crd, tuple(counts), made[f"{name}_vals"])
+
+    def _finish(
+        self, engine: Engine, slots: list[Any], wanted: dict[str, Callable[[], torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """Allocate ``wanted`` and have the kernel fill it; it frees its own memory in any case."""
+        made: list[torch.Tensor] = []
+        try:
+            for name, make in wanted.items():
+                made.append(make())
+                slots[self._place[name]] = engine.slot(made[-1])
+        except (RuntimeError, MemoryError) as error:
+            slots[self._place["discard"]] = 1
+            for name in wanted:
+                if isinstance(slots[self._place[name]], int):
+                    slots[self._place[name]] = engine.slot(torch.empty(0))
+            engine.call("scorch_finish", slots)
+            if isinstance(error, DensityError):
+                raise
+            raise KernelError(f"no memory for the result: {error}") from error
+        self._check(engine.call("scorch_finish", slots))
+        return made
+
+    def _arrays(
+        self,
+        pos: tuple[torch.Tensor | None, ...],
+        crd: tuple[torch.Tensor | None, ...],
+        counts: tuple[int, ...],
+        values: torch.Tensor,
+    ) -> Arrays:
+        """All index arrays in one dtype: int32 while coordinates and positions fit."""
+        wide = self.plan.index != INT32 or max(counts, default=0) > LAST_INT32
+        dtype = torch.int64 if wide else torch.int32
+        try:
+            pos, crd = (
+                tuple([None if array is None else array.to(dtype) for array in arrays])
+                for arrays in (pos, crd)
+            )
+        except (RuntimeError, MemoryError) as error:
+            raise KernelError(f"no memory for the result: {error}") from error
+        return Arrays(pos, crd, counts, values)
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            self._fail()
+
+    def _fail(self) -> NoReturn:
+        raise KernelError(f"memory ran out while computing {self.label}")

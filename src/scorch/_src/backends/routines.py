@@ -1,0 +1,237 @@
+"""What is computed beside generated kernels, in torch's own operations: they run on any device.
+
+A backend overrides those that it has a faster way for (``backends.cpu.cpu_routines``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from scorch._src.backends.reference import rows as reference
+from scorch._src.torch_internals import row_pointers_of
+
+Tensor = torch.Tensor
+Matrix = tuple[Tensor, ...]  # of compressed rows: pos, crd, values
+
+
+class Rows(NamedTuple):
+    """Compressed rows: where they begin, their columns, and how often each entry counts unless once.
+
+    ``places`` says of transposed rows where each entry is among the others.
+    """
+
+    pos: Tensor
+    crd: Tensor
+    counts: Tensor | None = None
+    places: Tensor | None = None
+
+
+class Options(NamedTuple):
+    """The slope of leaky_relu below zero; the probability of dropout and the number its draws begin with."""
+
+    slope: float
+    dropout: float = 0.0
+    seed: int = 0
+
+    @property
+    def scale(self) -> float:
+        """What makes up for those that are left out."""
+        return 1.0 / (1.0 - self.dropout) if self.dropout != 1.0 else 0.0
+
+    @property
+    def draws(self) -> reference.Draws:
+        return reference.Draws(int(self.dropout * 2.0**32), self.seed)
+
+
+class Scores(NamedTuple):
+    """Of sources and of targets, (nodes, heads) each, and of edges, (entries, heads), if those have any."""
+
+    sources: Tensor
+    targets: Tensor
+    edges: Tensor | None = None
+
+    def of_entries(self, rows: Rows) -> Tensor:
+        """Of each entry and head, their sum."""
+        row = reference.rows_of(rows.pos, rows.crd.numel())
+        total = self.sources[rows.crd.long()] + self.targets[row]
+        return total if self.edges is None else total + self.edges
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What all heads of a call of attention have in common, and which mask each has.
+
+    ``skipped``: keys that nobody sees, as bools of shape (batch..., keys) that broadcast. ``dropout`` is the
+    share of pairs left out; which ones follows from ``seed``.
+    """
+
+    blocks: Any  # what ``attention_blocks`` gave; None: pair by pair
+    batch: tuple[int, ...]
+    masks: Sequence[int]  # the number of the mask of each head
+    scale: float
+    dropout: float = 0.0
+    seed: tuple[int, int] = (0, 0)
+    skipped: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.masks)
+
+
+class Routines:
+    """The routines, in torch's own operations."""
+
+    # dense tensors -----------------------------------------------------------------------------------
+
+    def transpose(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
+        """A dense tensor with its dimensions in ``order``, without gaps in memory."""
+        return tensor.permute(*order).contiguous()
+
+    # index arrays ------------------------------------------------------------------------------------
+
+    def row_pointers(self, rows: Tensor, count: int) -> Tensor:
+        """Where each of ``count`` rows begins among entries with the sorted numbers ``rows``, and the end."""
+        return row_pointers_of(rows, count, out_int32=rows.dtype == torch.int32)
+
+    def row_numbers(self, pos: Tensor, crd: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the list of all entries begins and ends, and for each of the entries ``crd`` its row."""
+        ends = torch.tensor([0, crd.numel()], dtype=pos.dtype, device=pos.device)
+        return ends, reference.rows_of(pos, crd.numel()).to(pos.dtype)
+
+    def sort_entries(
+        self, columns: Sequence[Tensor], sizes: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]] | bool:
+        """The order that sorts entries with these coordinates, and the coordinates in it.
+
+        True where they are in order and none repeats. False where some repeat, or it must be found otherwise.
+        """
+        del sizes
+        order = torch.arange(columns[0].numel(), device=columns[0].device)
+        for column in reversed(columns):
+            order = order[torch.argsort(column[order], stable=True)]
+        moved = [column[order] for column in columns]
+        same = torch.stack([column[1:] == column[:-1] for column in moved]).all(0)
+        if bool(same.any()):
+            return False
+        if bool((order[1:] > order[:-1]).all()):
+            return True
+        return order, moved
+
+    def pick_rows(
+        self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """``pos``, ``crd`` and ``values`` of the rows numbered ``picked``; None where one is not there."""
+        rows = pos.numel() - 1
+        picked = torch.where(picked < 0, picked + rows, picked)
+        if bool(((picked < 0) | (picked >= rows)).any()):
+            return None
+        begin, counts = pos[picked].long(), pos.diff()[picked].long()
+        new = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        row = reference.rows_of(new, int(new[-1]))
+        source = begin[row] + torch.arange(row.numel(), device=row.device) - new[row]
+        return new.to(pos.dtype), crd[source], values[source]
+
+    def concat(self, arrays: Sequence[Tensor], offsets: Sequence[int] | None = None) -> Tensor:
+        """``arrays`` of one dtype one after the other, in each its offset added to all elements."""
+        if offsets is None:
+            return torch.cat(list(arrays))
+        return torch.cat([a + offset if offset else a for a, offset in zip(arrays, offsets, strict=True)])
+
+    def concat_rows(self, matrices: Sequence[Matrix], rows: Sequence[int], entries: int) -> Matrix | None:
+        """The ``rows`` of matrices one after the other; None where it must be done otherwise."""
+        del rows, entries
+        starts = [0]
+        for _, crd, _ in matrices:
+            starts.append(starts[-1] + crd.numel())
+        pos = [pos[1:] + start for (pos, _, _), start in zip(matrices, starts, strict=False)]
+        first = pos[0].new_zeros(1)
+        return torch.cat([first, *pos]), *(torch.cat([m[part] for m in matrices]) for part in (1, 2))
+
+    def concat_columns(
+        self, matrices: Sequence[Matrix], widths: Sequence[int], rows: int, entries: int
+    ) -> Matrix | None:
+        """Matrices of as many rows and ``widths`` columns beside each other; None as above."""
+        numbers = torch.cat([reference.rows_of(pos, crd.numel()) for pos, crd, _ in matrices])
+        order = torch.argsort(numbers, stable=True)
+        starts = [0]
+        for width in widths:
+            starts.append(starts[-1] + width)
+        pos = matrices[0][0]
+        crd = self.concat([crd for _, crd, _ in matrices], starts[:-1])
+        pointers = self.row_pointers(numbers[order].to(pos.dtype), rows)
+        return pointers, crd[order], torch.cat([values for _, _, values in matrices])[order]
+
+    def parse_table(
+        self, data: bytes, begin: int, sizes: tuple[int, ...], parts: int, whole: bool
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
+        """The coordinates and values in lines of text from ``begin`` on; None: they are read by NumPy."""
+        return None
+
+    # graphs ------------------------------------------------------------------------------------------
+
+    def neighbour_max(
+        self, rows: tuple[Tensor, Tensor, Tensor | None], x: Tensor, with_ties: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The largest of the rows of ``x`` that each row picks, and perhaps how many reach it."""
+        return reference.largest(*rows, x, with_ties)
+
+    def neighbour_max_backward(
+        self, rows: tuple[Tensor, Tensor, Tensor | None], x: Tensor, out: Tensor, shared: Tensor
+    ) -> Tensor:
+        """The gradient of ``x``; ``rows`` are transposed, ``shared`` is a share for each tie."""
+        return reference.largest_back(*rows, x, out, shared)
+
+    def graph_attention(
+        self, rows: Rows, x: Tensor, scores: Scores, options: Options, keep: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """``out`` (targets, heads, features), and the probabilities (entries, heads) if they are to be kept.
+
+        ``x`` is (sources, heads, features).
+        """
+        given = (x, scores.of_entries(rows), options.slope, options.draws, options.scale)
+        return reference.attend(rows.pos, rows.crd, rows.counts, *given)
+
+    def graph_attention_scores_backward(
+        self, rows: Rows, x: Tensor, scores: Scores, options: Options, kept: Tensor, grad: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of each score, (entries, heads), and its sum for each target."""
+        given = (scores.of_entries(rows), options.slope, options.scale, kept, grad)
+        return reference.scores_back(rows.pos, rows.crd, x, *given)
+
+    def graph_attention_features_backward(
+        self, columns: Rows, options: Options, kept: Tensor, each: Tensor, grad: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of ``x``, and the sum of those of scores for each source."""
+        assert columns.places is not None
+        given = (columns.places, options.scale, kept, each, grad)
+        return reference.features_back(columns.pos, columns.crd, *given)
+
+    # attention ---------------------------------------------------------------------------------------
+
+    def attention_blocks(self, pos: Tensor, crd: Tensor, matrices: int, queries: int, keys: int) -> Any:
+        """Masks cut in blocks for ``attention``; None: it goes pair by pair (``ops.attention.reference``)."""
+        return None
+
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, heads: Heads
+    ) -> tuple[Tensor, Tensor] | None:
+        """The result, and what the backward pass needs of each query; None: it goes pair by pair."""
+        return None
+
+    def attention_backward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        heads: Heads,
+        out: Tensor,
+        state: Tensor,
+        gradient: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of queries, keys and values, for each head."""
+        raise NotImplementedError("there is no attention without blocks")

@@ -1,0 +1,128 @@
+"""Each routine of the processor gives what its reference in torch's own operations gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from scorch._src.backends.base import backend_for
+from scorch._src.backends.routines import Heads, Options, Routines, Rows, Scores
+
+DRAWS = 5
+
+
+def matrix(rows: int, columns: int, index: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    mask = torch.rand(rows, columns) < 0.4
+    pos = torch.cat([torch.zeros(1, dtype=torch.int64), mask.sum(1).cumsum(0)]).to(index)
+    crd = mask.nonzero()[:, 1].to(index)
+    return pos, crd, torch.rand(crd.numel(), dtype=torch.float64)
+
+
+def transposed(pos: torch.Tensor, crd: torch.Tensor, columns: int) -> Rows:
+    row = torch.repeat_interleave(torch.arange(pos.numel() - 1), pos.diff().long())
+    order = torch.argsort(crd, stable=True)
+    counts = torch.bincount(crd.long(), minlength=columns)
+    begin = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    return Rows(begin.to(pos.dtype), row[order].to(crd.dtype), None, order.to(crd.dtype))
+
+
+def entries(index: torch.dtype) -> tuple[list[torch.Tensor], list[int]]:
+    sizes = [4, 300, 70_000]
+    return [torch.randint(size, (30,)).to(index) for size in sizes], sizes
+
+
+def same_rows(routines: Routines, index: torch.dtype) -> Any:
+    return routines.row_pointers(torch.randint(9, (40,)).sort().values.to(index), 9)
+
+
+def attend(routines: Routines, index: torch.dtype) -> Any:
+    pos, crd, _ = matrix(6, 5, index)
+    x, grad = torch.rand(5, 2, 3, dtype=torch.float64), torch.rand(6, 2, 3, dtype=torch.float64)
+    scores = Scores(torch.randn(5, 2).double(), torch.randn(6, 2).double(), None)
+    options, rows = Options(0.2, 0.3, 17), Rows(pos, crd)
+    out, kept = routines.graph_attention(rows, x, scores, options, True)
+    assert kept is not None
+    each, targets = routines.graph_attention_scores_backward(rows, x, scores, options, kept, grad)
+    columns = transposed(pos, crd, 5)
+    return (
+        *(out, kept, each, targets),
+        *routines.graph_attention_features_backward(columns, options, kept, each, grad),
+    )
+
+
+def largest(routines: Routines, index: torch.dtype) -> Any:
+    pos, crd, _ = matrix(6, 5, index)
+    x = torch.randint(3, (5, 4)).double()
+    out, ties = routines.neighbour_max((pos, crd, None), x, True)
+    back = transposed(pos, crd, 5)
+    shared = torch.rand(6, 4, dtype=torch.float64)
+    return out, ties, routines.neighbour_max_backward((back.pos, back.crd, None), x, out, shared)
+
+
+CASES: dict[str, Callable[[Routines, torch.dtype], Any]] = {
+    "transpose": lambda r, index: r.transpose(torch.rand(130, 90).to(index), (1, 0)),
+    "row_pointers": same_rows,
+    "row_numbers": lambda r, index: r.row_numbers(*matrix(7, 9, index)[:2]),
+    "sort_entries": lambda r, index: r.sort_entries(*entries(index)),
+    "pick_rows": lambda r, index: r.pick_rows(*matrix(7, 9, index), torch.randint(-7, 7, (5,))),
+    "pick_rows beyond": lambda r, index: r.pick_rows(*matrix(7, 9, index), torch.tensor([1, 7])),
+    "concat": lambda r, index: r.concat([torch.arange(40_000).to(index)] * 3, [0, 5, 9]),
+    "concat_rows": lambda r, index: r.concat_rows([matrix(3, 4, index), matrix(5, 4, index)], [3, 5], 20),
+    "concat_columns": lambda r, index: r.concat_columns(
+        [matrix(5, 4, index), matrix(5, 7, index)], [4, 7], 5, 20
+    ),
+    "graph_attention": attend,
+    "neighbour_max": largest,
+}
+
+
+def leaves(result: Any) -> list[Any]:
+    return (
+        [leaf for part in result for leaf in leaves(part)] if isinstance(result, (tuple, list)) else [result]
+    )
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", CASES)
+def test_routine_is_its_reference(name: str, index: torch.dtype) -> None:
+    for seed in range(DRAWS):
+        results = []
+        for routines in (backend_for().routines, Routines()):
+            torch.manual_seed(seed)
+            if name.startswith("concat_"):  # the entries that both parts have
+                counted = sum(part[1].numel() for part in _parts(name, index))
+                torch.manual_seed(seed)
+                results.append(leaves(_joined(routines, name, index, counted)))
+            else:
+                results.append(leaves(CASES[name](routines, index)))
+        assert len(results[0]) == len(results[1])
+        for found, wanted in zip(*results, strict=True):
+            if isinstance(wanted, torch.Tensor):
+                torch.testing.assert_close(
+                    found, wanted, check_dtype=name not in ("sort_entries", "pick_rows")
+                )
+            else:
+                assert found is wanted or found == wanted
+
+
+def _parts(name: str, index: torch.dtype) -> list[tuple[torch.Tensor, ...]]:
+    shapes = [(3, 4), (5, 4)] if name == "concat_rows" else [(5, 4), (5, 7)]
+    return [matrix(*shape, index) for shape in shapes]
+
+
+def _joined(routines: Routines, name: str, index: torch.dtype, entries: int) -> Any:
+    parts = _parts(name, index)
+    if name == "concat_rows":
+        return routines.concat_rows(parts, [3, 5], entries)
+    return routines.concat_columns(parts, [4, 7], 5, entries)
+
+
+def test_attention_pair_by_pair_has_no_blocks() -> None:
+    pos, crd, _ = matrix(4, 4, torch.int64)
+    plain = Routines()
+    assert plain.attention_blocks(pos, crd, 1, 4, 4) is None
+    heads = Heads(None, (1,), [0], 1.0)
+    assert plain.attention(torch.rand(1, 4, 2), torch.rand(1, 4, 2), torch.rand(1, 4, 2), heads) is None
