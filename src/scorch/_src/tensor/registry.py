@@ -70,7 +70,15 @@ for _name in ("dim", "is_complex", "is_floating_point", "ndimension", "numel", "
     for _home in (torch, torch.Tensor):
         if hasattr(_home, _name):
             entry(getattr(_home, _name)).is_metadata = True
-for _name in ("add", "matmul", "mm", "mul", "mv", "sub"):  # short calls, whose operands only kernels read
+for _name in (
+    "add",
+    "matmul",
+    "mm",
+    "mul",
+    "mv",
+    "sub",
+    "sum",
+):  # short calls, whose operands only kernels read
     for _function in (getattr(torch, _name), getattr(torch.Tensor, _name)):
         entry(_function).checks_operands = True
 for _name in ("add", "matmul", "mul", "sub"):

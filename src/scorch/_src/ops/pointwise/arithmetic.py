@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_learning, is_plain_inference
 from scorch._src.ops.movement.index import index
 from scorch._src.ops.movement.shape import permute, select
 from scorch._src.ops.pointwise.elementwise import is_finite, not_expanded
+from scorch._src.statements.call_cache import keep_as, repeat_call
 from scorch._src.statements.statement import evaluate
 from scorch._src.storage.slices import element
 from scorch._src.storage.strides import has_strides
@@ -30,6 +31,7 @@ from scorch.errors import CallError
 
 _FLOATS = (torch.float32, torch.float64)
 _LETTERS = "abcdefghijklmnop"
+_PRODUCT = (("mul",), None)  # what products with a dense tensor of the same shape are remembered by
 
 
 # arithmetic ------------------------------------------------------------------------------------------
@@ -56,9 +58,19 @@ def _is_number(value: Any) -> bool:
     differentiable=True,
 )
 def mul(input: Any, other: Any, **kwargs: Any) -> Any:
-    if not kwargs and isinstance(input, SparseTensor) and _is_number(other):
-        return sparse_of(input.storage.pattern, values_of(input) * other)
+    if not kwargs and isinstance(input, SparseTensor):
+        known = _repeated(input, other) if type(other) is torch.Tensor else None
+        if known is not None:
+            return known
+        if _is_number(other):
+            return sparse_of(input.storage.pattern, values_of(input) * other)
     return _by_kernel("*", torch.mul, input, other, kwargs)
+
+
+def _repeated(input: SparseTensor, other: torch.Tensor) -> Any:
+    """The product with a dense tensor by the kernel of one before, if all elements are finite again."""
+    product = repeat_call(_PRODUCT, (input, other)) if is_plain_inference(input, other) else None
+    return product if product is not None and math.isfinite(other.sum()) else None
 
 
 @implements(
@@ -110,7 +122,10 @@ def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: 
         return general(function, a, b)
     target = ",".join(_LETTERS[: len(shape)])
     text = f"C[{target}] = {left[0]} {sign} {right[0]}"
-    return evaluate(text, A=left[1], B=right[1], format=sparse.format)
+    result = evaluate(text, A=left[1], B=right[1], format=sparse.format)
+    if sign == "*" and sparse is a and other == shape and is_plain_inference(a, b):
+        keep_as(_PRODUCT, (text, sparse.format, "A", "B"), (a, b))
+    return result
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_learning, is_plain_inference
 from scorch._src.ops.fallback import densely
 from scorch._src.ops.reduction.direct import bind, direct
 from scorch._src.ops.reduction.groups import Dims, Groups, groups_of
-from scorch._src.statements.einsum import einsum
+from scorch._src.statements.call_cache import keep_as, repeat_call
+from scorch._src.statements.statement import evaluate
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.tensor.autograd import values_of
@@ -149,8 +150,11 @@ def quick_sum(input: Any, *args: Any, **kwargs: Any) -> Any:
     """The sum over some dimensions by a kernel, without asking torch; everything else as torch takes it."""
     dim = args[0] if args else kwargs.get("dim")
     is_plain = type(input) is SparseTensor and len(args) + len(kwargs) == (bool(args) or "dim" in kwargs)
-    if is_plain and (dim is None or type(dim) in (int, tuple)) and 0 not in input.storage.pattern.shape:
-        total = _sum_by_kernel(input, dim, False, None)
+    if is_plain and (dim is None or type(dim) in (int, tuple)):
+        is_known = dim is not None and is_plain_inference(input)
+        total = repeat_call((("sum", dim), None), (input,)) if is_known else None
+        if total is None and 0 not in input.storage.pattern.shape:
+            total = _sum_by_kernel(input, dim, False, None)
         if total is not None:
             return total
     return differentiate(torch.sum, (input, *args), kwargs)
@@ -164,16 +168,19 @@ def _sum_by_kernel(
     if values.dtype not in (torch.float32, torch.float64) or dtype not in (None, values.dtype):
         return None
     dims = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    known = _sum_equation(len(pattern.shape), dims)
+    known = _sum_statement(len(pattern.shape), dims)
     if known is None:
         return None
-    equation, kept = known
+    statement, kept = known
     if not kept:
         total = values_of(self).sum()
     elif len(kept) > 1 and _is_sparse(self, math.prod(pattern.shape[d] for d in kept)):
         return None
     else:
-        total = einsum(equation, self, format="dense")
+        total = evaluate(statement, A=self, format="dense")
+        if len(kept) == 1 and is_plain_inference(self):  # of more, entries decide whether it is dense
+            named = dim if isinstance(dim, int) else dims
+            keep_as((("sum", named), None), (statement, "dense", "A"), (self,))
     if not keepdim:
         return total
     return total.reshape([size if d in kept else 1 for d, size in enumerate(pattern.shape)])
@@ -186,13 +193,13 @@ def _is_sparse(self: SparseTensor, size: int) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _sum_equation(rank: int, dims: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
-    """The sum over ``dims`` (all if empty) as an einsum, and the dimensions left; None if dims are wrong."""
+def _sum_statement(rank: int, dims: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
+    """``C[a] = A[a,b]``, the sum over ``dims`` (all if empty), and those left; None where some are wrong."""
     reduced = {d % rank for d in dims if -rank <= d < rank} if dims else set(range(rank))
     if len(reduced) != (len(dims) or rank) or rank > len(LETTERS):
         return None
     kept = tuple(d for d in range(rank) if d not in reduced)
-    return f"{LETTERS[:rank]}->{''.join(LETTERS[d] for d in kept)}", kept
+    return f"C[{','.join(LETTERS[d] for d in kept)}] = A[{','.join(LETTERS[:rank])}]", kept
 
 
 @reduction(
@@ -403,13 +410,20 @@ def min_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
 
 
 def _with_place(
-    operator: Any, extreme: Function, place: Function, self: SparseTensor, dim: int, keepdim: bool
+    operator: Any, extreme: Reduction, place: Reduction, self: SparseTensor, dim: int, keepdim: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """The extremes along a dimension and their places, checked as a call of ``operator``, which has both."""
     if not self.numel():
         result: tuple[torch.Tensor, torch.Tensor] = densely(operator, (self, dim, keepdim), {})
         return result
+
+    def part(number: int, small: torch.Tensor, **options: Any) -> Any:
+        return operator(small, **options)[number]
+
+    options = {"dim": dim, "keepdim": keepdim}
     with torch.no_grad():
-        return extreme(self, dim=dim, keepdim=keepdim), place(self, dim=dim, keepdim=keepdim)
+        values = extreme.run(functools.partial(part, 0), self, **options)
+        return values, place.run(functools.partial(part, 1), self, **options)
 
 
 @direct(torch.max, torch.Tensor.max, takes="dim keepdim")
