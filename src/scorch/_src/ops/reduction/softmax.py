@@ -9,6 +9,7 @@ For a matrix and ``dim=1`` these are the steps, the first and third over stored 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -36,19 +37,8 @@ Kernels = list[tuple[str, Prepared]]
 _known: BoundedCache[Hashable, Kernels] = BoundedCache(MOST_CALLS)  # the kernels of calls made before
 
 
-@implements(aten._sparse_softmax)
-def softmax(self: SparseTensor, dim: int, half_to_float: bool = False) -> SparseTensor:
-    """``exp(A)`` on the pattern of A, divided by its sums along ``dim``."""
-    return _softmax(self, dim, half_to_float, "softmax")
-
-
-@implements(aten._sparse_log_softmax)
-def log_softmax(self: SparseTensor, dim: int, half_to_float: bool = False) -> SparseTensor:
-    """The logarithm of ``softmax`` on the pattern of A."""
-    return _softmax(self, dim, half_to_float, "log_softmax")
-
-
-def _softmax(A: SparseTensor, dim: int, half_to_float: bool, name: str) -> SparseTensor:
+def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: str) -> SparseTensor:
+    """``exp(A)`` on the pattern of A divided by its sums along ``dim``, or the logarithm of that."""
     storage = A.storage
     shape = storage.pattern.shape
     if not -len(shape) <= dim < len(shape):
@@ -126,26 +116,22 @@ for _function in (torch.softmax, torch.Tensor.softmax, torch.log_softmax, torch.
 # gradients -------------------------------------------------------------------------------------------
 
 
-@implements_differentiable(torch.sparse.softmax)
-def learned_softmax(input: Any, dim: int, *, dtype: torch.dtype | None = None) -> SparseTensor:
-    """As ``softmax``, connected to its input."""
-    return _learned(input, dim, dtype, "softmax")
-
-
-@implements_differentiable(torch.sparse.log_softmax)
-def learned_log_softmax(input: Any, dim: int, *, dtype: torch.dtype | None = None) -> SparseTensor:
-    """As ``log_softmax``, connected to its input."""
-    return _learned(input, dim, dtype, "log_softmax")
-
-
-def _learned(A: SparseTensor, dim: int, dtype: torch.dtype | None, name: str) -> SparseTensor:
-    pattern, values = A.storage.pattern, values_of(A)
+def _differentiable(
+    input: SparseTensor, dim: int, *, dtype: torch.dtype | None = None, name: str
+) -> SparseTensor:
+    """As ``_softmax``, connected to its input."""
+    pattern, values = input.storage.pattern, values_of(input)
     if dtype is not None:
         values = values.to(dtype)
     if is_transformed():
         return sparse_of(pattern, _composed(values, pattern, dim, name == "log_softmax"))
-    found = _softmax(SparseTensor(Storage(pattern, values.detach())), dim, False, name)
+    found = _softmax(SparseTensor(Storage(pattern, values.detach())), dim, name=name)
     return connected_softmax(values, found, dim, name)
+
+
+for _name in ("softmax", "log_softmax"):
+    implements(getattr(aten, f"_sparse_{_name}"))(functools.partial(_softmax, name=_name))
+    implements_differentiable(getattr(torch.sparse, _name))(functools.partial(_differentiable, name=_name))
 
 
 def _composed(values: torch.Tensor, pattern: Pattern, dim: int, is_log: bool) -> torch.Tensor:
