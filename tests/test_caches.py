@@ -31,6 +31,7 @@ GROWING = {
     "scorch._src.backends.cpu.toolchain._stuck": "one entry for each compiler",
     "scorch._src.backends.cache._known_bytes": "one number for each cache directory that is used",
     "scorch._src.backends.cache._warned": "one entry for each directory that was warned of",
+    "scorch._src.bounded._PLANS": "filled by imports: caches by their names",
     "scorch._src.events.LISTENERS": "whoever listens leaves again",
     "scorch._src.tensor.autograd.WATCHED": "whoever watches a tensor leaves again",
     "scorch._src.tensor.flatten.LIVE": "weak references, dropped with what they refer to",
@@ -236,3 +237,17 @@ def test_threads_fill_one_cache():
     for thread in threads:
         thread.join()
     assert not errors and len(cache) <= 8
+
+
+def test_plans_are_counted_and_cleared() -> None:
+    S, X = scorch.rand(30, 40, density=0.2, format="csr"), torch.rand(40, 3)
+    wanted = S @ X
+    for _ in range(3):
+        S @ X
+    counted = scorch.plan_statistics()
+    assert counted["calls"].entries and counted["steps"].entries and counted["schedules"].entries
+    assert all(0 <= found.entries <= found.most for found in counted.values())
+    scorch.clear_plans()
+    assert not any(found.entries for found in scorch.plan_statistics().values())
+    torch.testing.assert_close(S @ X, wanted)
+    assert scorch.plan_statistics()["calls"].entries

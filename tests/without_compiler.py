@@ -8,23 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
+import scorch
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
-from scorch._src.engine import execute, fused_executable
 from scorch._src.engine.by_torch import run as by_torch
-from scorch._src.statements import call_cache
 from scorch.errors import CompilerNotFoundError
 
 
 def forget_plans() -> None:
     """Let go of everything that holds a kernel."""
-    for kept in (
-        execute._plans,
-        execute._conversions,
-        call_cache._known,
-        call_cache._recent,
-        fused_executable._kernels,
-    ):
-        kept.clear()
+    scorch.clear_plans()
     jit._function_address.cache_clear()
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scorch import errors, formats  # noqa: F401
 from scorch._src import __version__, namespace, register  # noqa: F401
 from scorch._src.backends.cpu.launch import release_memory
+from scorch._src.bounded import clear_plans, plan_statistics
 from scorch._src.compile.api import compile
 from scorch._src.explain.doctor import doctor
 from scorch._src.explain.model_report import ModelReport, report
@@ -92,6 +93,7 @@ __all__ = [
     "as_tensor",
     "asarray",
     "bernoulli",
+    "clear_plans",
     "compile",
     "diag",
     "diag_embed",
@@ -120,6 +122,7 @@ __all__ = [
     "normal",
     "ones",
     "ones_like",
+    "plan_statistics",
     "rand",
     "rand_like",
     "randint",

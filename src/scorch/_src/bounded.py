@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+_PLANS: dict[str, BoundedCache[Any, Any]] = {}  # those that keep calls, plans and kernels, by name
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -10,6 +12,8 @@ Value = TypeVar("Value")
 
 class BoundedCache(dict[Key, Value]):
     """A dictionary that drops its oldest entries once it holds more than ``most``.
+
+    One with a ``name`` is counted by ``plan_statistics`` and emptied by ``clear_plans``.
 
     What is dropped must be found again by whoever looks it up in vain: callers keep what ``get`` returned and
     never ask twice. Reading is plain ``dict.get``. Writing takes no lock, since every single operation of a
@@ -21,9 +25,11 @@ class BoundedCache(dict[Key, Value]):
     {'b': 2, 'c': 3}
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, name: str = "") -> None:
         super().__init__()
         self.most = most
+        if name:
+            _PLANS[name] = self
 
     def __setitem__(self, key: Key, value: Value) -> None:
         super().__setitem__(key, value)
@@ -43,3 +49,26 @@ class BoundedCache(dict[Key, Value]):
                 super().__delitem__(next(iter(self)))
             except (KeyError, RuntimeError, StopIteration):  # another thread was quicker
                 continue
+
+
+class CacheStatistics(NamedTuple):
+    """How many entries a cache holds, and how many it may hold at most."""
+
+    entries: int
+    most: int
+
+
+def plan_statistics() -> dict[str, CacheStatistics]:
+    """Count the calls, plans and kernels that this process keeps, by cache.
+
+    >>> import scorch
+    >>> sorted(scorch.plan_statistics())[:2]
+    ['calls', 'contractions']
+    """
+    return {name: CacheStatistics(len(cache), cache.most) for name, cache in _PLANS.items()}
+
+
+def clear_plans() -> None:
+    """Forget all calls, plans and kernels of this process; the next calls plan anew, and load from disk."""
+    for cache in _PLANS.values():
+        cache.clear()

@@ -41,9 +41,9 @@ from scorch.settings import current, enabled
 MOST_PLANS = 4096
 WORTH_MENDING = 4  # places for each stored entry from which on a sum counts those not stored
 
-_plans: BoundedCache[object, Prepared] = BoundedCache(MOST_PLANS)
-_conversions: BoundedCache[object, Prepared] = BoundedCache(MOST_PLANS)
-_contractions: BoundedCache[object, tuple[Step, ...]] = BoundedCache(MOST_PLANS)
+_plans: BoundedCache[object, Prepared] = BoundedCache(MOST_PLANS, "steps")
+_conversions: BoundedCache[object, Prepared] = BoundedCache(MOST_PLANS, "conversions")
+_contractions: BoundedCache[object, tuple[Step, ...]] = BoundedCache(MOST_PLANS, "contractions")
 _seen: BoundedCache[Step, bool] = BoundedCache(MOST_PLANS)  # steps of several kernels that have been run
 
 

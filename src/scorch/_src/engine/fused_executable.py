@@ -26,7 +26,7 @@ from scorch.settings import current
 MOST_GROUPS = 1024
 PATTERN = "P"  # what kernels call the pattern; no tensor of a group is called so
 
-_kernels: BoundedCache[Hashable, FusedKernel | str] = BoundedCache(MOST_GROUPS)
+_kernels: BoundedCache[Hashable, FusedKernel | str] = BoundedCache(MOST_GROUPS, "fused groups")
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,10 @@ MOST_SCHEDULES = 4096
 MOST_BITS = 62  # of all sizes together: beyond, keys and index types may depend on the very sizes
 MOST_SIZE_BITS = 30
 
-_schedules: BoundedCache[Hashable, Schedule] = BoundedCache(MOST_SCHEDULES)
-_contractions: BoundedCache[Hashable, tuple[Step, ...]] = BoundedCache(MOST_SCHEDULES)
+_schedules: BoundedCache[Hashable, Schedule] = BoundedCache(MOST_SCHEDULES, "schedules")
+_contractions: BoundedCache[Hashable, tuple[Step, ...]] = BoundedCache(
+    MOST_SCHEDULES, "contraction schedules"
+)
 
 Found = TypeVar("Found")
 notes.register(Schedule)

@@ -36,8 +36,8 @@ Run = Callable[[Operands], Result | None]
 Checked = Callable[[Operands], Result | None]
 Call = Callable[..., Any]  # takes what is wanted, and the arrays of the operands
 
-_recent: BoundedCache[Hashable, Checked] = BoundedCache(MOST_CALLS)
-_known: BoundedCache[Hashable, tuple[Run, Checked | None]] = BoundedCache(MOST_CALLS)
+_recent: BoundedCache[Hashable, Checked] = BoundedCache(MOST_CALLS, "recent calls")
+_known: BoundedCache[Hashable, tuple[Run, Checked | None]] = BoundedCache(MOST_CALLS, "calls")
 
 
 def repeat_call(head: tuple[Any, ...], operands: Operands) -> Result | None:

@@ -34,7 +34,9 @@ from scorch.settings import current
 aten = torch.ops.aten
 MOST_CALLS = 1024
 Kernels = list[tuple[str, Prepared]]
-_known: BoundedCache[Hashable, Kernels] = BoundedCache(MOST_CALLS)  # the kernels of calls made before
+_known: BoundedCache[Hashable, Kernels] = BoundedCache(
+    MOST_CALLS, "softmax"
+)  # the kernels of calls made before
 
 
 def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: str) -> SparseTensor:

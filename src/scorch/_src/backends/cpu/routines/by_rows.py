@@ -14,78 +14,13 @@ import torch
 
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.launch import builtins, pack, result_facts
+from scorch._src.backends.cpu.sources import read_source
 from scorch._src.compiler.target import target
 from scorch._src.loops.types import FLOAT32, FLOAT64
 
 EACH = 1 << 14  # elements read for each thread
 
-PRELUDE = """\
-typedef long long i64;
-typedef unsigned long long u64;
-typedef int i32;
-typedef float f32;
-typedef double f64;
-/* In registers, and as it lies in memory: for loads and stores only, never by value. */
-#define VECTOR(T, N) \\
-typedef T N __attribute__((vector_size($VECTOR))); \\
-typedef T N##_at __attribute__((vector_size($VECTOR), aligned(sizeof(T)), may_alias))
-VECTOR(f32, f32v);
-VECTOR(f64, f64v);
-VECTOR(i32, f32m); /* what comparisons of vectors give */
-VECTOR(i64, f64m);
-#define AHEAD 8 /* so many entries before they are read, rows are fetched */
-#define FETCH(from, bytes) \\
-    for (int byte = 0; byte < (int)(bytes); byte += 64) __builtin_prefetch((const char *)(from) + byte);
-#define CLAMP(a, b) ((a) < (b) ? (a) : (b))
-
-#ifdef __clang__ /* arrays of vectors are registers only in loops that are unrolled */
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-#define ENTRY(T, I, name) \\
-    i64 scorch_##name##_##T##_##I(i64 *args) { return by_rows(args, sizeof(I) == 8, name##_rows_##T##_##I); }
-
-typedef void (*work_t)(i64, i64, void *);
-typedef void (*rows_t)(const i64 *, i64, i64, i64);
-enum { PARALLEL, THREADS, ROWS, POS, CRD, FIRST };
-typedef struct { const i64 *args; rows_t rows; int wide; i64 chunks, next; } job_t;
-
-static i64 pointer(const i64 *args, int wide, i64 row) {
-    return wide ? ((const i64 *)args[POS])[row] : ((const i32 *)args[POS])[row];
-}
-
-/* The first row of a chunk: rows and entries before it are about its share of all. */
-static i64 first_row(const job_t *job, i64 chunk) {
-    const i64 rows = job->args[ROWS], all = pointer(job->args, job->wide, rows) + rows;
-    const i64 wanted = (i64)((double)all * chunk / job->chunks);
-    i64 low = 0, high = rows;
-    if (chunk >= job->chunks) return rows;
-    while (low < high) {
-        const i64 middle = low + (high - low) / 2;
-        if (pointer(job->args, job->wide, middle) + middle < wanted) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
-
-static void some_chunks(i64 worker, i64 end, void *context) {
-    job_t *job = context;
-    (void)end;
-    for (;;) {
-        const i64 chunk = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
-        if (chunk >= job->chunks) return;
-        job->rows(job->args, first_row(job, chunk), first_row(job, chunk + 1), worker);
-    }
-}
-
-static i64 by_rows(const i64 *args, int wide, rows_t rows) {
-    job_t job = {args, rows, wide, args[THREADS] > 1 ? 8 * args[THREADS] : 1, 0};
-    if (args[THREADS] <= 1) some_chunks(0, 1, &job);
-    else ((int (*)(i64, i64, i64, work_t, void *))args[PARALLEL])(0, args[THREADS], 1, some_chunks, &job);
-    return 0;
-}
-"""
+PRELUDE = read_source("by_rows.c")
 
 _NOTHING = "long long scorch_nothing(long long *args) { return 0; }\n"
 _TYPES = {torch.float32: FLOAT32, torch.float64: FLOAT64}

@@ -20,11 +20,12 @@ import torch
 
 from scorch._src.backends.cpu.routines import by_rows
 from scorch._src.backends.cpu.routines.by_rows import address, empty
-from scorch._src.backends.cpu.routines.graph_attention_source import SOURCE
+from scorch._src.backends.cpu.sources import read_source
 from scorch._src.backends.routines import Options, Rows, Scores
 from scorch._src.compiler.target import target
 from scorch._src.events import told
 
+SOURCE = read_source("graph_attention.c")
 _WHAT = "attention over the neighbours in a graph"
 
 

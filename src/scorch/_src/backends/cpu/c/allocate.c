@@ -1,0 +1,172 @@
+void *malloc(unsigned long);
+void *realloc(void *, unsigned long);
+void free(void *);
+void *memset(void *, int, unsigned long);
+void *memcpy(void *, const void *, unsigned long);
+void *PyThread_allocate_lock(void);
+int PyThread_acquire_lock(void *, int);
+void PyThread_release_lock(void *);
+#ifdef __linux__
+void *mmap(void *, unsigned long, int, int, int, long);
+int munmap(void *, unsigned long);
+int madvise(void *, unsigned long, int);
+#endif
+
+#define DIMS 16
+
+/* A tensor's description; a small one has its values behind it, a large one in pages of its own. */
+typedef struct holder {
+    managed_t managed;
+    long long extents[DIMS];
+    void *pages;
+    unsigned long bytes; /* of pages */
+    struct holder *next; /* in the pool, the last freed first */
+} holder_t;
+
+static holder_t *pool;
+static unsigned long pooled, most_pooled;
+static void *pool_lock;
+
+#ifdef __linux__
+static void *map_pages(unsigned long bytes) { /* aligned for huge pages */
+    char *all = mmap(0, bytes + LARGE, 3, 0x22, -1, 0), *start;
+    if ((long)all == -1) return 0;
+    start = (char *)(((unsigned long)all + LARGE - 1) & ~(LARGE - 1));
+    if (start > all) munmap(all, (unsigned long)(start - all));
+    if (start < all + LARGE) munmap(start + bytes, (unsigned long)(all + LARGE - start));
+    madvise(start, bytes, 14); /* MADV_HUGEPAGE */
+    return start;
+}
+#else
+#define map_pages(bytes) malloc(bytes)
+#define munmap(pages, bytes) free(pages)
+#endif
+
+static void drop(holder_t *list) {
+    while (list) {
+        holder_t *next = list->next;
+        munmap(list->pages, list->bytes);
+        free(list);
+        list = next;
+    }
+}
+
+static holder_t *take_from_pool(unsigned long bytes) {
+    holder_t **best = 0, *found;
+    if (!pooled) return 0;
+    PyThread_acquire_lock(pool_lock, 1);
+    for (holder_t **at = &pool; *at; at = &(*at)->next)
+        if ((*at)->bytes >= bytes && (*at)->bytes <= 2 * bytes && (!best || (*at)->bytes < (*best)->bytes))
+            best = at;
+    found = best ? *best : 0;
+    if (found) *best = found->next, pooled -= found->bytes;
+    PyThread_release_lock(pool_lock);
+    return found;
+}
+
+static void keep_in_pool(holder_t *freed) { /* those that make the pool too large go, the oldest first */
+    unsigned long total = 0;
+    holder_t **at;
+    freed->next = 0;
+    if (freed->bytes > most_pooled) {
+        drop(freed);
+        return;
+    }
+    PyThread_acquire_lock(pool_lock, 1);
+    freed->next = pool;
+    pool = freed;
+    for (at = &pool; *at && total + (*at)->bytes <= most_pooled; at = &(*at)->next) total += (*at)->bytes;
+    holder_t *old = *at;
+    *at = 0;
+    pooled = total;
+    PyThread_release_lock(pool_lock);
+    drop(old);
+}
+
+static unsigned long empty_pool(void) {
+    unsigned long before;
+    holder_t *all;
+    PyThread_acquire_lock(pool_lock, 1);
+    before = pooled, all = pool;
+    pool = 0, pooled = 0;
+    PyThread_release_lock(pool_lock);
+    drop(all);
+    return before;
+}
+
+static void release(managed_t *managed) {
+    holder_t *holder = (holder_t *)managed;
+    if (holder->pages) keep_in_pool(holder);
+    else free(holder);
+}
+
+static char *inside(holder_t *holder) { /* where the values of a small tensor begin */
+    return (char *)(((unsigned long)(holder + 1) + 63) & ~63ul);
+}
+
+/* A tensor of our own; *zeroed says whether its memory is known to be zero. */
+static managed_t *own(long long code, long long bits, int ndim, const long long *extents, int *zeroed) {
+    unsigned long bytes = (unsigned long)bits / 8;
+    holder_t *made;
+    *zeroed = 0;
+    for (int d = 0; d < ndim; d++) {
+        if (extents[d] && bytes > 0x3ffffffffffffffful / (unsigned long)extents[d]) return 0;
+        bytes *= (unsigned long)extents[d];
+    }
+    if (bytes < LARGE) {
+        made = malloc(sizeof(holder_t) + 64 + bytes);
+        if (!made) return 0;
+        made->pages = 0;
+        made->managed.tensor.data = inside(made);
+    } else {
+        bytes = (bytes + LARGE - 1) & ~(LARGE - 1);
+        made = take_from_pool(bytes);
+        if (!made) {
+            made = malloc(sizeof(holder_t));
+            if (!made) return 0;
+            made->pages = map_pages(bytes);
+            if (!made->pages && empty_pool()) made->pages = map_pages(bytes);
+            if (!made->pages) {
+                free(made);
+                return 0;
+            }
+            made->bytes = bytes;
+#ifdef __linux__
+            *zeroed = 1;
+#endif
+        }
+        made->managed.tensor.data = made->pages;
+    }
+    made->managed.major = 1, made->managed.minor = 0, made->managed.flags = 0;
+    made->managed.context = 0, made->managed.deleter = release;
+    tensor_t *tensor = &made->managed.tensor;
+    tensor->device = 1, tensor->device_id = 0, tensor->ndim = ndim, tensor->lanes = 1, tensor->offset = 0;
+    tensor->code = (unsigned char)code, tensor->bits = (unsigned char)bits;
+    tensor->shape = made->extents, tensor->strides = 0;
+    for (int d = 0; d < ndim; d++) made->extents[d] = extents[d];
+    return &made->managed;
+}
+
+/* The same tensor of one dimension with fewer elements; if it leaves more than it keeps, that goes back. */
+static managed_t *shrunk(managed_t *managed, long long count) {
+    holder_t *holder = (holder_t *)managed;
+    unsigned long size = holder->managed.tensor.bits / 8, used = (unsigned long)count * size;
+    unsigned long room = (unsigned long)holder->extents[0] * size;
+    holder->extents[0] = count;
+    if (holder->pages) {
+#ifdef __linux__
+        unsigned long kept = (used + LARGE - 1) & ~(LARGE - 1);
+        if (used < holder->bytes / 2 && kept < holder->bytes)
+            madvise((char *)holder->pages + kept, holder->bytes - kept, 4); /* MADV_DONTNEED */
+#endif
+    } else if (used < room / 2 && room > 4096) {
+        char *before = (char *)holder;
+        long offset = (char *)holder->managed.tensor.data - before;
+        holder_t *moved = realloc(holder, (unsigned long)offset + used);
+        if (!moved) return managed;
+        holder = moved;
+        holder->managed.tensor.data = (char *)holder + offset;
+        holder->managed.tensor.shape = holder->extents;
+    }
+    return &holder->managed;
+}

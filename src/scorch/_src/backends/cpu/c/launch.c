@@ -1,0 +1,298 @@
+extern object *PyExc_RuntimeError, *PyExc_MemoryError;
+void PyErr_SetString(object *, const char *);
+object *PyErr_Occurred(void);
+void PyErr_Clear(void);
+int PyErr_ExceptionMatches(object *);
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *);
+long long PyLong_AsLongLong(object *);
+char *PyBytes_AsString(object *);
+long PyBytes_Size(object *);
+void Py_IncRef(object *);
+object *PyTuple_New(long);
+object *PyTuple_GetItem(object *, long);
+int PyTuple_SetItem(object *, long, object *);
+object *PyLong_FromLongLong(long long);
+void *calloc(unsigned long, unsigned long);
+
+#define SLOTS 112 /* MOST_SLOTS and the few that rows adds */
+typedef long long (*kernel_t)(long long *);
+static table_t *table;
+static object *none;
+
+static void refuse(void *context, const char *kind, const char *message) {
+    (void)context, (void)kind;
+    PyErr_SetString(PyExc_MemoryError, message);
+}
+
+object *scorch_set_table(object *self, object *const *given, long count) {
+    table = (table_t *)PyLong_AsLongLong(given[0]);
+    none = given[1];
+    Py_IncRef(none);
+    Py_IncRef(none);
+    most_pooled = (unsigned long)PyLong_AsLongLong(given[2]);
+    pool_lock = PyThread_allocate_lock();
+    return none;
+}
+
+/* pool(0): give all back, returns how many bytes those were; 1, 2: before a fork, after it in the parent;
+   3: after it in the child, where the lock has no owner; 4: how many bytes there are */
+object *scorch_pool(object *self, object *const *given, long count) {
+    long long what = PyLong_AsLongLong(given[0]), bytes = 0;
+    if (what == 0) bytes = (long long)empty_pool();
+    if (what == 1) PyThread_acquire_lock(pool_lock, 1);
+    if (what == 2) PyThread_release_lock(pool_lock);
+    if (what == 3) pool_lock = PyThread_allocate_lock();
+    if (what == 4) bytes = (long long)pooled;
+    return PyLong_FromLongLong(bytes);
+}
+
+/* Whether a tensor is on the CPU, of the dtype and shape in facts: code bits ndim shape... order..., and
+   lies without gaps in that order of dimensions */
+static int fits(const tensor_t *seen, const long long *facts) {
+    long long step = 1;
+    if (seen->device != 1 || seen->code != facts[0]) return 0;
+    if (seen->bits != facts[1] || seen->ndim != facts[2]) return 0;
+    for (int place = seen->ndim - 1; place >= 0; place--) {
+        long long d = facts[3 + seen->ndim + place];
+        if (seen->shape[d] != facts[3 + d]) return 0;
+        if (seen->strides && seen->shape[d] != 1 && seen->strides[d] != step) return 0;
+        step *= seen->shape[d];
+    }
+    return 1;
+}
+
+static int has_elements(const tensor_t *seen) {
+    for (int d = 0; d < seen->ndim; d++)
+        if (!seen->shape[d]) return 0;
+    return 1;
+}
+
+/* The addresses of tensors from given[4] on; 1: one does not fit its facts, -1: an error is set. */
+static int gather(object *const *given, long count, long long *slots, long *used, long long *lengths) {
+    char *first = PyBytes_AsString(given[1]);
+    long long *facts = given[3] == none ? 0 : (long long *)PyBytes_AsString(given[3]);
+    if (!first || (given[3] != none && !facts)) return -1;
+    *used = PyBytes_Size(given[1]) / 8;
+    if (*used + count + 16 > SLOTS) {
+        PyErr_SetString(PyExc_RuntimeError, "a kernel with too many arguments");
+        return -1;
+    }
+    memcpy(slots, first, *used * 8);
+    for (long i = 4; i < count; i++) {
+        tensor_t seen;
+        if (table->look(given[i], &seen)) {
+            if (facts) { /* another layout, say: let the long way see to it */
+                PyErr_Clear();
+                return 1;
+            }
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "an operand cannot be read");
+            return -1;
+        }
+        if (!seen.data && has_elements(&seen)) { /* its memory was taken away */
+            if (facts) return 1;
+            PyErr_SetString(PyExc_RuntimeError,
+                            "an operand has no memory: its storage was resized or freed; make it anew");
+            return -1;
+        }
+        if (facts) { /* a fact of length 0: not to be checked */
+            long long length = *facts++;
+            if (length && !fits(&seen, facts)) return 1;
+            facts += length;
+        }
+        if (lengths) lengths[i - 4] = seen.ndim ? seen.shape[0] : 1;
+        slots[(*used)++] = (long long)((char *)seen.data + seen.offset);
+    }
+    return 0;
+}
+
+/* A new tensor, ours or torch's; *zeroed says whether its memory is known to be zero. */
+static managed_t *make(int ours, long long code, long long bits, int ndim, const long long *extents,
+                       int *zeroed) {
+    long long shape[DIMS];
+    tensor_t wanted = {0};
+    managed_t *made = 0;
+    if (ours) {
+        made = own(code, bits, ndim, extents, zeroed);
+        if (!made) PyErr_SetString(PyExc_MemoryError, "no memory for the result");
+        return made;
+    }
+    *zeroed = 0;
+    wanted.device = 1, wanted.lanes = 1, wanted.ndim = ndim, wanted.shape = shape;
+    wanted.code = (unsigned char)code, wanted.bits = (unsigned char)bits;
+    for (int d = 0; d < ndim; d++) shape[d] = extents[d];
+    if (table->allocate(&wanted, &made, 0, refuse)) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_MemoryError, "no memory for the result");
+        return 0;
+    }
+    if (!made->tensor.data && has_elements(&wanted)) { /* a mode that makes shells of tensors is on */
+        made->deleter(made);
+        PyErr_SetString(PyExc_RuntimeError, "results have no memory here");
+        return 0;
+    }
+    return made;
+}
+
+static long long address_of(const managed_t *made) {
+    return (long long)((char *)made->tensor.data + made->tensor.offset);
+}
+
+static object *nothing(void) {
+    Py_IncRef(none);
+    return none;
+}
+
+/* Out of memory is an error; a result without memory is for the long way to refuse. */
+static object *shell(void) {
+    if (PyErr_ExceptionMatches(PyExc_MemoryError)) return 0;
+    PyErr_Clear();
+    return nothing();
+}
+
+static object *out_of_memory(void) {
+    PyErr_SetString(PyExc_MemoryError, "memory ran out in a kernel");
+    return 0;
+}
+
+/* fill(kernel, first slots, result: ours code bits bytes ndim shape..., facts or None, tensors...)
+   returns None if a tensor does not fit its facts; bytes of the result, if any, begin as zero */
+object *scorch_fill(object *self, object *const *given, long count) {
+    long long slots[SLOTS], *result;
+    long used, status;
+    int zeroed;
+    void *thread, *out = 0;
+    kernel_t kernel = (kernel_t)PyLong_AsLongLong(given[0]);
+    managed_t *made;
+    result = (long long *)PyBytes_AsString(given[2]);
+    if (PyErr_Occurred() || (status = gather(given, count, slots, &used, 0)) < 0) return 0;
+    if (status) return nothing();
+    made = make((int)result[0], result[1], result[2], (int)result[4], result + 5, &zeroed);
+    if (!made) return given[3] == none ? 0 : shell();
+    slots[used] = address_of(made);
+    thread = PyEval_SaveThread();
+    if (result[3] && !zeroed) memset((void *)slots[used], 0, (unsigned long)result[3]);
+    status = (long)kernel(slots);
+    PyEval_RestoreThread(thread);
+    if (status) {
+        made->deleter(made);
+        return out_of_memory();
+    }
+    if (table->give(made, &out)) return 0;
+    return (object *)out;
+}
+
+/* The tensors as Python has them, with nnz unless it is negative, or all freed. */
+static object *given_out(managed_t **made, int parts, long long nnz, int wanted) {
+    object *found = wanted ? PyTuple_New(parts + (nnz >= 0)) : 0;
+    void *out;
+    for (int part = 0; part < parts; part++) {
+        out = 0;
+        if (!found) {
+            if (made[part]) made[part]->deleter(made[part]);
+        } else if (table->give(made[part], &out) || PyTuple_SetItem(found, part, (object *)out)) {
+            return 0;
+        }
+    }
+    if (found && nnz >= 0) PyTuple_SetItem(found, parts, PyLong_FromLongLong(nnz));
+    return found;
+}
+
+/* rows((compute, finish), first slots, result: ours, rows, bits of indices, code and bits of values,
+        facts or None, tensors...)
+   returns (pos, crd, values); the slots after the tensors are those of compiler.collect.Rows */
+object *scorch_rows(object *self, object *const *given, long count) {
+    long long slots[SLOTS], *result, rows, nnz, *pos;
+    long used, status;
+    int zeroed, ours;
+    void *thread;
+    managed_t *made[3] = {0, 0, 0};
+    kernel_t compute = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 0));
+    kernel_t finish = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 1));
+    result = (long long *)PyBytes_AsString(given[2]);
+    if (PyErr_Occurred() || (status = gather(given, count, slots, &used, 0)) < 0) return 0;
+    if (status) return nothing();
+    ours = (int)*result++, rows = result[0];
+    if (!(pos = (long long *)calloc((unsigned long)rows + 1, 8))) return out_of_memory();
+    slots[used] = (long long)pos;
+    slots[used + 6] = 0;
+    thread = PyEval_SaveThread();
+    status = (long)compute(slots);
+    PyEval_RestoreThread(thread);
+    if (status) {
+        free(pos);
+        return out_of_memory();
+    }
+    nnz = slots[used + 1];
+    int wide = result[1] == 64 || nnz > 0x7fffffff, bits = wide ? 64 : 32;
+    long long length = rows + 1;
+    made[0] = make(ours, 0, bits, 1, &length, &zeroed);
+    made[1] = made[0] ? make(ours, 0, result[1], 1, &nnz, &zeroed) : 0;
+    made[2] = made[1] ? make(ours, result[2], result[3], 1, &nnz, &zeroed) : 0;
+    slots[used + 6] = !made[2]; /* discard */
+    if (made[2]) slots[used + 7] = address_of(made[1]), slots[used + 8] = address_of(made[2]);
+    thread = PyEval_SaveThread();
+    finish(slots);
+    if (made[2] && wide) memcpy((void *)address_of(made[0]), pos, (unsigned long)length * 8);
+    if (made[2] && !wide) {
+        int *narrow = (int *)address_of(made[0]);
+        for (long long r = 0; r < length; r++) narrow[r] = (int)pos[r];
+    }
+    free(pos);
+    PyEval_RestoreThread(thread);
+    if (!made[2] && given[3] != none && !PyErr_ExceptionMatches(PyExc_MemoryError)) {
+        PyErr_Clear();
+        for (int part = 0; part < 2; part++)
+            if (made[part]) made[part]->deleter(made[part]);
+        return nothing();
+    }
+    return given_out(made, 3, -1, !!made[2]);
+}
+
+/* slots(compute, first slots, result: ours, rows, bits of indices, code and bits of values, how many
+         arrays of coordinates, how many tensors bound the result and which, facts or None, tensors...)
+   returns (pos, crd..., values, nnz); the slots after the tensors are those of compiler.collect_in_place */
+object *scorch_slots(object *self, object *const *given, long count) {
+    long long slots[SLOTS], lengths[SLOTS], *result, rows, bound = 0, nnz;
+    long used, status;
+    int zeroed, ours, parts, part;
+    void *thread;
+    managed_t *made[DIMS + 2] = {0};
+    kernel_t compute = (kernel_t)PyLong_AsLongLong(given[0]);
+    result = (long long *)PyBytes_AsString(given[2]);
+    if (PyErr_Occurred() || (status = gather(given, count, slots, &used, lengths)) < 0) return 0;
+    if (status) return nothing();
+    ours = (int)result[0], rows = result[1] + 1;
+    parts = (int)result[5] + 2;
+    for (long long term = 0; term < result[6]; term++) bound += lengths[result[7 + term]];
+    for (part = 0; part < parts; part++) {
+        int is_index = part < parts - 1;
+        made[part] = make(ours, is_index ? 0 : result[3], is_index ? result[2] : result[4], 1,
+                          part ? &bound : &rows, &zeroed);
+        if (!made[part]) {
+            given_out(made, parts, -1, 0);
+            return given[3] == none ? 0 : shell();
+        }
+        slots[used + part] = address_of(made[part]);
+    }
+    thread = PyEval_SaveThread();
+    status = (long)compute(slots);
+    PyEval_RestoreThread(thread);
+    nnz = slots[used + parts];
+    for (part = 1; part < parts && !status && nnz < bound; part++) {
+        if (ours) made[part] = shrunk(made[part], nnz);
+        else { /* torch's memory cannot be cut */
+            managed_t *whole = made[part], *cut;
+            cut = make(0, whole->tensor.code, whole->tensor.bits, 1, &nnz, &zeroed);
+            if (!cut) {
+                given_out(made, parts, -1, 0);
+                return 0;
+            }
+            if (nnz) memcpy((void *)address_of(cut), (void *)address_of(whole), nnz * whole->tensor.bits / 8);
+            made[part] = cut;
+            whole->deleter(whole);
+        }
+    }
+    if (!status) return given_out(made, parts, nnz, 1);
+    given_out(made, parts, -1, 0);
+    return out_of_memory();
+}
