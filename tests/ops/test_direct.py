@@ -51,6 +51,13 @@ CALLS = {
     "any of rows": lambda t: t.any(1, True),
     "all": lambda t: torch.all(t),
     "all of two": lambda t: t.all((0, 1)),
+    "any of nothing": lambda t: t.any(()),
+    "all of nothing, kept": lambda t: torch.all(t, (), True),
+    "var_mean": lambda t: torch.stack(torch.var_mean(t, 1)),
+    "std_mean of all": lambda t: torch.stack(torch.std_mean(t, False)),
+    "logsumexp": lambda t: t.logsumexp(1),
+    "product as whole numbers": lambda t: (t / 2).prod(1, dtype=torch.int32),
+    "largest beside no number": lambda t: torch.where(t == 3, torch.nan, t.double()).argmax(1),
 }
 WRONG = [
     lambda t: t.mean(5),
@@ -99,3 +106,20 @@ def test_usual_reductions_do_not_import_torchs_compilers():
     lines += ["sys.exit('sympy' in sys.modules)"]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], env=os.environ, check=False)
     assert done.returncode == 0
+
+
+def test_sums_are_not_cast():
+    S = scorch.from_torch(DENSE.float(), format="csr")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert S.sum(1).dtype == S.mean(1).dtype == torch.float32
+
+
+def test_a_call_that_was_made_before_looks_at_its_numbers_again():
+    S, other = scorch.from_torch(DENSE, format="csr"), torch.ones(3, 3, dtype=torch.float64)
+    for number in (1.0, 2.0, torch.inf, torch.nan, 3.0):
+        other[1, 1] = number
+        found = S * other
+        torch.testing.assert_close(found.to_dense(), DENSE * other, equal_nan=True)
+        changed = S * 2 if number == 2 else S
+        torch.testing.assert_close(changed.sum(1), changed.to_dense().sum(1))
+    torch.testing.assert_close((S * other[:1]).to_dense(), DENSE * other[:1])

@@ -26,7 +26,6 @@ from scorch._src.ops.pointwise import (  # noqa: F401
     complex_parts,
     dropout,
     functions,
-    on_values,
     random_like,
     sets,
 )
@@ -34,12 +33,11 @@ from scorch._src.ops.products import linear, matmul, products  # noqa: F401
 from scorch._src.ops.reduction import (  # noqa: F401
     composed,
     count,
-    direct,
     maskable,
     normalization,
     reduce,
-    reduce_autograd,
     scan,
+    selection,
     softmax,
 )
 from scorch._src.ops.sorting import sort  # noqa: F401

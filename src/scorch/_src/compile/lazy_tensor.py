@@ -11,6 +11,7 @@ import torch
 from scorch._src.compiler.plan import Step
 from scorch._src.notation.nodes import Access
 from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.registry import look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map
 from scorch.errors import InPlaceError, UnsupportedError
@@ -103,7 +104,7 @@ class Later(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in METADATA:
+        if is_known_before(func):
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return func(*computed(args), **computed(kwargs or {}))
@@ -146,23 +147,13 @@ def _refuse(_: torch.Tensor) -> None:
     )
 
 
-_T: Any = torch.Tensor
-METADATA = {  # what is known before anything is computed
-    _T.shape.__get__,
-    _T.dtype.__get__,
-    _T.device.__get__,
-    _T.ndim.__get__,
-    _T.layout.__get__,
-    _T.requires_grad.__get__,
-    _T.dim,
-    _T.size,
-    _T.numel,
-    _T.is_floating_point,
-    _T.is_complex,
-    torch.is_floating_point,
-    torch.is_complex,
-    torch.numel,
-}
+# what autograd knows of a tensor only when it is computed
+_OF_THE_GRAPH = {getattr(torch.Tensor, name).__get__ for name in ("grad_fn", "is_leaf")}
+
+
+def is_known_before(func: Any) -> bool:
+    """Whether a function tells what is known of a tensor before anything is computed."""
+    return look_up(func).is_metadata and func not in _OF_THE_GRAPH
 
 
 def computed(tree: Any) -> Any:

@@ -24,7 +24,6 @@ from scorch._src.bounded import BoundedCache
 from scorch._src.compile.group import GroupPlan, plan_group
 from scorch._src.compile.lazy_tensor import (
     LATER,
-    METADATA,
     Call,
     Later,
     Recipe,
@@ -32,6 +31,7 @@ from scorch._src.compile.lazy_tensor import (
     SparseLater,
     Value,
     computed,
+    is_known_before,
     version_of,
 )
 from scorch._src.statements.modes import active, recorder
@@ -110,7 +110,7 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in METADATA:
+        if is_known_before(func):
             return func(*args, **kwargs)
         rule = look_up(func).record
         if rule is not None:

@@ -14,9 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.grad_state import is_learning
 from scorch._src.ops.products.matmul import mv
-from scorch._src.ops.reduction.reduce import logsumexp
 from scorch._src.tensor.autograd import by_formula
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.entries_autograd import learned_entries
@@ -64,7 +62,7 @@ def cross_entropy(
     options = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing}
     check_call(F.cross_entropy, input, target, **options)
     of_classes = torch.ones(input.shape[1], dtype=input.dtype) if weight is None else weight
-    total = torch.logsumexp(input, 1) if is_learning(input) else logsumexp(input, [1])
+    total = torch.logsumexp(input, 1)
     if target.is_floating_point():
         loss, weights = _soft(input, target, of_classes, total), torch.ones_like(total)
     else:

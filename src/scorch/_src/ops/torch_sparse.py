@@ -30,7 +30,7 @@ from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_at, values_of
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
-from scorch._src.tensor.registry import implements
+from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.torch_internals import torch_sparse_sum
 from scorch.errors import ArgumentError, CallError, IndexRangeError, OperandError, ShapeError
@@ -266,6 +266,19 @@ def sum(input: SparseTensor, dim: Any = None, *, dtype: torch.dtype | None = Non
     if input.dense_dim() and sparse_kept < len(kept):
         form = Format("o" * sparse_kept + "d" * (len(kept) - sparse_kept))
     return from_entries(made, form, in_order=False)
+
+
+@implements_differentiable(torch_sparse_sum)
+def differentiable_sum(input: Any, dim: Any = None, *, dtype: torch.dtype | None = None) -> Any:
+    """As ``sum``, connected to its input."""
+    tensor = input if dtype is None else input.to(dtype)
+    with torch.no_grad():
+        like: Any = torch_sparse_sum(tensor) if dim is None else torch_sparse_sum(tensor, dim)
+    dims = dim if dim is not None else tuple(range(input.dim()))
+    total = torch.sum(tensor, dims if isinstance(dims, int) else tuple(dims))
+    if not isinstance(like, SparseTensor):
+        return total
+    return sparse_of(like.storage.pattern, values_at(total, like.storage.pattern))
 
 
 def _is_summed_by_kernel(input: SparseTensor, places: int) -> bool:

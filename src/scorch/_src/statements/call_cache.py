@@ -168,12 +168,15 @@ def _run_checked(prepared: Prepared, direct: Direct, places: list[int], operands
     call = direct.bind(direct.guard([_guarded(operands[place]) for place in places]))
     if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):
         return _run_on_pattern(prepared, direct, places, call)
+    is_dense = prepared.assembly == "dense" and not prepared.back
+    if places == [0] and is_dense and type(operands[0]) is SparseTensor:
+        return _run_one(direct, call)
     if places != [0, 1] or type(operands[0]) is not SparseTensor:
         return _run_any(prepared, direct, places, call)
     is_sparse_pair = type(operands[1]) is SparseTensor
     if is_sparse_pair and prepared.slots:
         return _run_sparse_pair(prepared, direct, call)
-    if not is_sparse_pair and prepared.assembly == "dense" and not prepared.back:
+    if not is_sparse_pair and is_dense:
         return _run_pair(direct, call)
     return _run_any(prepared, direct, places, call)
 
@@ -183,6 +186,17 @@ def _guarded(operand: Any) -> int | tuple[torch.Tensor, tuple[int, ...]]:
     if type(operand) is SparseTensor:
         return len(operand.storage.tensors)
     return operand, stride_order(operand)
+
+
+def _run_one(direct: Direct, call: Call) -> Checked:
+    """A dense result of one sparse tensor, such as its sum."""
+    result = direct.output
+
+    def run(operands: Operands) -> Result | None:
+        found: Result | None = call(result, *operands[0].storage.tensors)
+        return found
+
+    return run
 
 
 def _run_pair(direct: Direct, call: Call) -> Checked:

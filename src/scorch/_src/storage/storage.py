@@ -30,6 +30,7 @@ MANY = 64  # followers, of which the dead are looked for from here on
 HOST = torch.device("cpu")  # where what is read from files and lists begins
 MOST_NUMBERS = 1 << 14
 MOST_RELATIVES = 64  # forms of one pattern that are kept with it
+MOST_GROUPS = 16  # ways to group its entries, by the dimensions that are reduced
 _numbers: BoundedCache[object, int] = BoundedCache(MOST_NUMBERS)
 _counter = itertools.count()  # threads never draw the same number
 
@@ -73,6 +74,10 @@ class Pattern:
     @functools.cached_property
     def relatives(self) -> BoundedCache[tuple[Format, tuple[int, ...]], Pattern]:
         return BoundedCache(MOST_RELATIVES)
+
+    @functools.cached_property
+    def groups(self) -> BoundedCache[tuple[int, ...], Any]:
+        return BoundedCache(MOST_GROUPS)
 
     @functools.cached_property
     def masks(self) -> dict[torch.dtype, torch.Tensor]:

@@ -64,11 +64,21 @@ def look_up(function: Any) -> Entry:
     return TABLE.get(function, NOTHING)
 
 
-for _name in ("device", "dtype", "grad_fn", "is_cpu", "is_leaf", "ndim", "requires_grad", "shape"):
+for _name in ("device", "dtype", "grad_fn", "is_cpu", "is_leaf", "layout", "ndim", "requires_grad", "shape"):
     entry(getattr(torch.Tensor, _name).__get__).is_metadata = True
 for _name in ("dim", "is_complex", "is_floating_point", "ndimension", "numel", "size"):
-    entry(getattr(torch.Tensor, _name)).is_metadata = True
-for _name in ("add", "matmul", "mm", "mul", "mv", "sub"):  # short calls, whose operands only kernels read
+    for _home in (torch, torch.Tensor):
+        if hasattr(_home, _name):
+            entry(getattr(_home, _name)).is_metadata = True
+for _name in (
+    "add",
+    "matmul",
+    "mm",
+    "mul",
+    "mv",
+    "sub",
+    "sum",
+):  # short calls, whose operands only kernels read
     for _function in (getattr(torch, _name), getattr(torch.Tensor, _name)):
         entry(_function).checks_operands = True
 for _name in ("add", "matmul", "mul", "sub"):

@@ -12,15 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from scorch._src.grad_state import is_learning, is_transformed
+from scorch._src.grad_state import is_learning, is_plain_inference
 from scorch._src.ops.movement.index import index
 from scorch._src.ops.movement.shape import permute, select
 from scorch._src.ops.pointwise.elementwise import is_finite, not_expanded
+from scorch._src.statements.call_cache import keep_as, repeat_call
 from scorch._src.statements.statement import evaluate
 from scorch._src.storage.slices import element
-from scorch._src.storage.storage import Storage
 from scorch._src.storage.strides import has_strides
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.registry import implements
@@ -32,14 +31,7 @@ from scorch.errors import CallError
 
 _FLOATS = (torch.float32, torch.float64)
 _LETTERS = "abcdefghijklmnop"
-
-
-def with_learned(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:
-    """``tensor`` with other values, connected to them."""
-    is_plain = type(values) is torch.Tensor and not values.requires_grad
-    if is_plain and not is_transformed() and not is_dynamo_compiling():
-        return SparseTensor(Storage(tensor.storage.pattern, values))
-    return sparse_of(tensor.storage.pattern, values)
+_PRODUCT = (("mul",), None)  # what products with a dense tensor of the same shape are remembered by
 
 
 # arithmetic ------------------------------------------------------------------------------------------
@@ -66,9 +58,19 @@ def _is_number(value: Any) -> bool:
     differentiable=True,
 )
 def mul(input: Any, other: Any, **kwargs: Any) -> Any:
-    if not kwargs and isinstance(input, SparseTensor) and _is_number(other):
-        return with_learned(input, values_of(input) * other)
+    if not kwargs and isinstance(input, SparseTensor):
+        known = _repeated(input, other) if type(other) is torch.Tensor else None
+        if known is not None:
+            return known
+        if _is_number(other):
+            return sparse_of(input.storage.pattern, values_of(input) * other)
     return _by_kernel("*", torch.mul, input, other, kwargs)
+
+
+def _repeated(input: SparseTensor, other: torch.Tensor) -> Any:
+    """The product with a dense tensor by the kernel of one before, if all elements are finite again."""
+    product = repeat_call(_PRODUCT, (input, other)) if is_plain_inference(input, other) else None
+    return product if product is not None and math.isfinite(other.sum()) else None
 
 
 @implements(
@@ -81,7 +83,7 @@ def mul(input: Any, other: Any, **kwargs: Any) -> Any:
 )
 def div(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and isinstance(input, SparseTensor) and _is_number(other) and other != 0:
-        return with_learned(input, values_of(input) / other)
+        return sparse_of(input.storage.pattern, values_of(input) / other)
     is_dense = isinstance(other, torch.Tensor) and not isinstance(other, SparseTensor)
     if is_dense and other.layout == torch.strided and bool(not_expanded(other).all()):
         return _by_kernel("/", torch.div, input, other, kwargs)
@@ -120,7 +122,10 @@ def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: 
         return general(function, a, b)
     target = ",".join(_LETTERS[: len(shape)])
     text = f"C[{target}] = {left[0]} {sign} {right[0]}"
-    return evaluate(text, A=left[1], B=right[1], format=sparse.format)
+    result = evaluate(text, A=left[1], B=right[1], format=sparse.format)
+    if sign == "*" and sparse is a and other == shape and is_plain_inference(a, b):
+        keep_as(_PRODUCT, (text, sparse.format, "A", "B"), (a, b))
+    return result
 
 
 @functools.lru_cache(maxsize=256)

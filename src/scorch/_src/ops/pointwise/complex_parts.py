@@ -5,17 +5,22 @@ They are copies where dense tensors have views, so nothing may be written to the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from scorch._src.ops.fallback import densely
-from scorch._src.ops.pointwise.arithmetic import general, with_learned
-from scorch._src.tensor.autograd import values_of
+from scorch._src.ops.pointwise.arithmetic import general
+from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 
 aten = torch.ops.aten
+
+
+def _on_values(input: SparseTensor, function: Callable[[torch.Tensor], torch.Tensor]) -> SparseTensor:
+    return sparse_of(input.storage.pattern, function(values_of(input)))
 
 
 def _copied(found: SparseTensor, name: str) -> SparseTensor:
@@ -36,19 +41,19 @@ def conj(input: SparseTensor) -> SparseTensor:
 
 @implements(torch.conj_physical, torch.Tensor.conj_physical, differentiable=True)
 def conj_physical(input: SparseTensor) -> SparseTensor:
-    return with_learned(input, values_of(input).conj().resolve_conj()) if input.is_complex() else input
+    return _on_values(input, torch.conj) if input.is_complex() else input
 
 
 @implements(torch.real, torch.Tensor.real.__get__, differentiable=True)  # type: ignore[attr-defined]
 def real(input: SparseTensor) -> SparseTensor:
     if not input.is_complex():
         return input
-    return _copied(with_learned(input, values_of(input).real.contiguous()), "real")
+    return _copied(_on_values(input, torch.real), "real")
 
 
 @implements(torch.imag, torch.Tensor.imag.__get__, differentiable=True)  # type: ignore[attr-defined]
 def imag(input: SparseTensor) -> SparseTensor:
-    return _copied(with_learned(input, torch.imag(values_of(input)).contiguous()), "imag")
+    return _copied(_on_values(input, torch.imag), "imag")
 
 
 def set_real(input: SparseTensor, value: Any) -> None:

@@ -14,7 +14,7 @@ A result that is dense where no operand was is checked against the dense budget 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -171,9 +171,7 @@ class _Call:
         fill = self.background()
         if self.is_sparse(fill):
             return with_values(self.first, values)
-        entries = entries_of(self.first)
-        at = self.apply({place: entries_of(tensor).values for place, tensor in self.sparse.items()})
-        return self.filled(fill, Entries(entries.keys, at, entries.shape))
+        return self.filled(fill, entries_of(with_values(self.first, values)))
 
     def general(self) -> torch.Tensor:
         shape = self.shape
@@ -228,9 +226,12 @@ class _Call:
         return _filled(str(self.func.overloadpacket).removeprefix("aten."), entries, fill, held)
 
 
-def filled(name: str, tensor: SparseTensor, values: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
-    """The dense result of ``name``: ``values`` where ``tensor`` has entries, and ``fill`` elsewhere."""
-    return _filled(name, entries_of(with_values(tensor, values)), fill, 0)
+def mapped(name: str, tensor: SparseTensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """``function``, called ``name``, of every element; dense where it is not zero for zero."""
+    values = function(tensor.storage.values)
+    fill = function(tensor.storage.values.new_zeros(1))
+    result = with_values(tensor, values)
+    return result if _is_zero(fill) else _filled(name, entries_of(result), fill, 0)
 
 
 def _filled(name: str, entries: Entries, fill: torch.Tensor, held: int) -> torch.Tensor:
@@ -273,4 +274,4 @@ def not_expanded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_zero(fill: torch.Tensor) -> bool:
-    return not bool(torch.count_nonzero(fill)) and not bool(fill.isnan().any())
+    return not bool(torch.count_nonzero(fill))

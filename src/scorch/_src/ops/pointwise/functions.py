@@ -1,8 +1,9 @@
-"""Functions of each element that are computed on the stored values alone: those that are zero for zero.
+"""Functions of each element that are computed on the stored values: those that are zero for zero.
 
 torch computes them, so that dtypes and numbers are its own, and it differentiates them by its own formulas,
 of the values. Whether a function is zero for zero may depend on its options (``clamp(S, min=1)`` is not); one
-that is not goes the way of all functions (``ops.pointwise.elementwise``).
+that is not goes the way of all functions (``ops.pointwise.elementwise``). So do those that take more than
+elements, or give more than one.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.ops.pointwise.arithmetic import general, with_learned
-from scorch._src.tensor.autograd import values_of
+from scorch._src.ops.fallback import densely
+from scorch._src.ops.pointwise.arithmetic import general
+from scorch._src.ops.pointwise.elementwise import mapped
+from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.registry import implements, look_up
-from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 
+aten = torch.ops.aten
 FUNCTIONS = (
     "__pow__ abs asin asinh atan atanh ceil celu clamp clip copysign deg2rad elu erf erfinv expm1 "
     "float_power floor fmod frac gelu hardshrink hardsigmoid hardswish hardtanh i1 leaky_relu log1p "
@@ -50,7 +54,7 @@ def _on_values(function: Callable[..., Any]) -> Callable[..., Any]:
             is_new = kwargs.get("out") is None and not kwargs.get("inplace")
             if not is_alone or not is_new or not _is_zero_for_zero(function, input.dtype, args, kwargs):
                 return general(function, input, *args, **kwargs)
-        return with_learned(input, function(values_of(input), *args, **kwargs))
+        return sparse_of(input.storage.pattern, function(values_of(input), *args, **kwargs))
 
     return apply
 
@@ -60,3 +64,55 @@ for _name in FUNCTIONS.split():
         _function = getattr(_home, _name, None)
         if callable(_function) and look_up(_function).run is None:
             implements(_function, differentiable=True)(_on_values(_function))
+
+
+# which take more than elements, or give more than one ----------------------------------------------
+
+
+@implements(aten.isin.Tensor_Tensor)
+def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
+    """Whether each element is one of ``test_elements``."""
+    if not isinstance(elements, SparseTensor):
+        func = aten.isin.Tensor_Tensor
+        return densely(func, (elements, test_elements), {"assume_unique": assume_unique, "invert": invert})
+    known = test_elements.to_dense() if isinstance(test_elements, SparseTensor) else test_elements
+    return mapped("isin", elements, lambda values: torch.isin(values, known, invert=invert))
+
+
+@implements(aten.isin.Tensor_Scalar)
+def isin_number(
+    elements: SparseTensor, test_element: Any, *, assume_unique: bool = False, invert: bool = False
+) -> Any:
+    return mapped("isin", elements, lambda values: torch.isin(values, test_element, invert=invert))
+
+
+@implements(aten.bucketize.Tensor)
+def bucketize(self: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+    """The number of the bucket that each element falls in."""
+    bounds = boundaries.to_dense() if isinstance(boundaries, SparseTensor) else boundaries
+    if not isinstance(self, SparseTensor):
+        return torch.bucketize(self, bounds, out_int32=out_int32, right=right)
+    return mapped(
+        "bucketize", self, lambda values: torch.bucketize(values, bounds, out_int32=out_int32, right=right)
+    )
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, SparseTensor)
+
+
+@implements(aten.searchsorted.Tensor)
+def searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
+    """Where each element would stand in a sorted list; in a list for each line it works on dense copies."""
+    if isinstance(sorted_sequence, SparseTensor) or sorted_sequence.dim() != 1 or _is_dense(self):
+        return densely(aten.searchsorted.Tensor, (sorted_sequence, self), options)
+    return mapped(
+        "searchsorted", self, lambda values: aten.searchsorted.Tensor(sorted_sequence, values, **options)
+    )
+
+
+@implements(aten.frexp.Tensor)
+def frexp(self: SparseTensor) -> Any:
+    """Mantissa and exponent, both zero for zero."""
+    mantissa, exponent = torch.frexp(self.storage.values)
+    return with_values(self, mantissa), with_values(self, exponent)

@@ -28,17 +28,6 @@ def _is_plain(tensor: Any) -> bool:
 # norms -----------------------------------------------------------------------------------------------
 
 
-@implements_differentiable(torch.norm, torch.Tensor.norm)
-def norm(
-    input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
-) -> Any:
-    """The norm of vectors, which that of Frobenius is too."""
-    order = 2.0 if p in ("fro", None) else p
-    if _is_plain(input) and out is None and dtype is None and isinstance(order, (int, float)):
-        return torch.linalg.vector_norm(input, order, dim, keepdim)
-    return by_formula(torch.norm, (input, p, dim, keepdim), {"out": out, "dtype": dtype})
-
-
 @implements_differentiable(F.normalize)
 def normalize(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Any:
     if not _is_plain(input) or input.dim() != 2 or out is not None:
@@ -53,16 +42,6 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
         return by_formula(torch.cosine_similarity, (x1, x2, dim, eps), {})
     sizes = [torch.linalg.vector_norm(x, 2, dim).clamp(min=eps) for x in (x1, x2)]
     return torch.sum(x1 * x2, dim) / (sizes[0] * sizes[1])
-
-
-@implements_differentiable(torch.nansum, torch.Tensor.nansum)
-def nansum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None) -> Any:
-    if not _is_plain(input) or out is not None:
-        return by_formula(torch.nansum, (input, dim, keepdim), {"dtype": dtype, "out": out})
-    values = values_of(input)
-    numbers = sparse_of(input.storage.pattern, torch.where(values.isnan(), 0, values))
-    dims = tuple(range(input.dim())) if dim is None else dim
-    return torch.sum(numbers, dims, keepdim, dtype=dtype)
 
 
 # neighbours ------------------------------------------------------------------------------------------

@@ -12,76 +12,72 @@ them but places have gradients, at the stored entries.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from scorch._src.grad_state import is_learning
-from scorch._src.ops.reduction.reduce import Groups
+from scorch._src.ops.reduction import reduce
+from scorch._src.ops.reduction.groups import Dims, Groups, groups_of
+from scorch._src.ops.reduction.reduce import Body, Reduced, in_computing_dtype, on_small
 from scorch._src.ops.reduction.scan import scanned
 from scorch._src.ops.torch_sparse import as_sparse
+from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.broadcast import expanded
 from scorch._src.tensor.entries import Entries, entries_of, format_for
 from scorch._src.tensor.entries_autograd import from_learned_entries, learned_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError, ShapeError
 
-Dims = Sequence[int] | int | None
-Body = Callable[[Groups, torch.Tensor], torch.Tensor]
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
-
 
 def _reduced(
-    S: SparseTensor, dim: Dims, keepdim: bool, dtype: torch.dtype, identity: float, body: Body
+    body: Body,
+    S: SparseTensor,
+    dim: Dims,
+    keepdim: bool,
+    like: torch.Tensor,
+    identity: float,
+    *,
+    dtype: torch.dtype | None = None,
+    **options: Any,
 ) -> torch.Tensor:
-    """One value for each group of entries, in ``dtype``; ``identity`` for groups without entries."""
-    groups = Groups(S, dim, learned_entries(S))
-    values = groups.entries.values
-    computed = torch.promote_types(values.dtype, dtype) if dtype != torch.bool else values.dtype
-    found = body(groups, values.to(_WIDE.get(computed, computed)))
-    sizes = [1 if d in groups.reduced else size for d, size in enumerate(S.shape)]
-    shape = [size for d, size in enumerate(sizes) if keepdim or d not in groups.reduced]
-    return groups.result(found, tuple(shape), dtype, identity)
-
-
-def _dtype_of(function: Callable[..., Any], S: SparseTensor, *args: Any, **kwargs: Any) -> torch.dtype:
-    """The dtype that torch gives the result, or its error for arguments that are wrong."""
-    small = torch.zeros((3,) * S.dim(), dtype=S.storage.values.dtype)
-    found = function(small, *args, **kwargs)
-    dtype: torch.dtype = found.dtype
-    return dtype
+    """One value for each group of entries, in the dtype of ``like``; ``identity`` where there are none."""
+    groups = groups_of(S, dim, masked=True)
+    values = in_computing_dtype(groups.values(S), like.dtype, dtype)
+    reduced = body(groups, values, **options)
+    assert reduced is not None
+    is_place = body in (reduce.argmax.body, reduce.argmin.body)
+    return groups.result(S, reduced[0].to(like.dtype), keepdim, identity, is_place)
 
 
 # reductions ------------------------------------------------------------------------------------------
 
 
 def sum(S: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
-    wanted = _dtype_of(torch.sum, S, dim, keepdim, dtype=dtype)
-    return _reduced(S, dim, keepdim, wanted, 0.0, lambda g, v: g.sum(v))
+    like = on_small(torch.sum, S, dim, keepdim, dtype=dtype)
+    return _reduced(reduce.sum.body, S, dim, keepdim, like, 0.0, dtype=dtype)
 
 
 def mean(S: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
-    wanted = _dtype_of(torch.mean, S, dim, keepdim, dtype=dtype)
-    return _reduced(S, dim, keepdim, wanted, math.nan, lambda g, v: g.sum(v) / g.stored)
+    like = on_small(torch.mean, S, dim, keepdim, dtype=dtype)
+    return _reduced(reduce.mean.body, S, dim, keepdim, like, math.nan, dtype=dtype)
 
 
 def prod(S: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
-    if isinstance(dim, int):
-        wanted = _dtype_of(torch.prod, S, dim, keepdim, dtype=dtype)
-    else:  # torch.prod takes no list of dimensions; sums have the same dtypes
-        wanted = _dtype_of(torch.sum, S, dim, keepdim, dtype=dtype)
-    return _reduced(S, dim, keepdim, wanted, 1.0, lambda g, v: g.reduce(v, "prod"))
+    function: Any = torch.prod if isinstance(dim, int) else torch.sum  # which takes a list of dimensions too
+    like = on_small(function, S, dim, keepdim, dtype=dtype)
+    return _reduced(reduce.prod.body, S, dim, keepdim, like, 1.0, dtype=dtype)
 
 
 def amax(S: SparseTensor, dim: Dims = (), keepdim: bool = False) -> torch.Tensor:
-    wanted = _dtype_of(torch.amax, S, dim, keepdim)
-    return _reduced(S, dim, keepdim, wanted, _bound(wanted, -1), lambda g, v: g.reduce(v, "amax"))
+    like = on_small(torch.amax, S, dim, keepdim)
+    return _reduced(reduce.amax.body, S, dim, keepdim, like, _bound(like.dtype, -1))
 
 
 def amin(S: SparseTensor, dim: Dims = (), keepdim: bool = False) -> torch.Tensor:
-    wanted = _dtype_of(torch.amin, S, dim, keepdim)
-    return _reduced(S, dim, keepdim, wanted, _bound(wanted, 1), lambda g, v: g.reduce(v, "amin"))
+    like = on_small(torch.amin, S, dim, keepdim)
+    return _reduced(reduce.amin.body, S, dim, keepdim, like, _bound(like.dtype, 1))
 
 
 def _bound(dtype: torch.dtype, sign: int) -> float:
@@ -96,25 +92,11 @@ def _bound(dtype: torch.dtype, sign: int) -> float:
 
 def argmax(S: SparseTensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
     """The place of the first of the largest stored entries; 0 where none is stored."""
-    _dtype_of(torch.argmax, S, dim, keepdim)
-    return _place(S, dim, keepdim, "amax")
+    return _reduced(reduce.argmax.body, S, dim, keepdim, on_small(torch.argmax, S, dim, keepdim), 0)
 
 
 def argmin(S: SparseTensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
-    _dtype_of(torch.argmin, S, dim, keepdim)
-    return _place(S, dim, keepdim, "amin")
-
-
-def _place(S: SparseTensor, dim: int | None, keepdim: bool, how: str) -> torch.Tensor:
-    def body(groups: Groups, _: torch.Tensor) -> torch.Tensor:
-        values = groups.entries.values
-        values = values.to(_WIDE.get(values.dtype, values.dtype))
-        best = groups.reduce(values, how)[groups.group]
-        is_best = (values == best) | (values.isnan() & best.isnan())
-        return groups.reduce(torch.where(is_best, groups.inside, groups.places), "amin")
-
-    found = _reduced(S, dim, keepdim, torch.int64, 0, body)
-    return found.to_dense() if isinstance(found, SparseTensor) else found
+    return _reduced(reduce.argmin.body, S, dim, keepdim, on_small(torch.argmin, S, dim, keepdim), 0)
 
 
 def max(S: SparseTensor, dim: Any = None, keepdim: bool = False) -> Any:
@@ -137,15 +119,15 @@ def _first(S: SparseTensor, dim: int, keepdim: bool, how: str) -> torch.Tensor:
     if not is_learning(S):
         return amax(S, dim, keepdim) if how == "amax" else amin(S, dim, keepdim)
 
-    def body(groups: Groups, values: torch.Tensor) -> torch.Tensor:
+    def body(groups: Groups, values: torch.Tensor) -> Reduced:
         fixed = values.detach()
         best = groups.reduce(fixed, how)[groups.group]
         is_best = (fixed == best) | (fixed.isnan() & best.isnan())
         numbers = torch.arange(values.numel())
-        return values[groups.reduce(torch.where(is_best, numbers, values.numel()), "amin")]
+        return values[groups.reduce(torch.where(is_best, numbers, values.numel()), "amin")], 0.0
 
     bound = _bound(S.dtype, -1 if how == "amax" else 1)
-    return _reduced(S, dim, keepdim, S.dtype, bound, body)
+    return _reduced(body, S, dim, keepdim, S.storage.values, bound)
 
 
 def _check_line(dim: Any, name: str) -> None:
@@ -161,21 +143,7 @@ def var(
     *,
     correction: float | None = None,
 ) -> torch.Tensor:
-    if isinstance(dim, bool):  # torch also takes var(unbiased)
-        dim, unbiased = None, dim
-    if correction is None:
-        correction = 1.0 if unbiased is None or unbiased else 0.0
-    subtracted = float(correction)
-    wanted = _dtype_of(torch.var, S, dim, correction=0, keepdim=keepdim)
-
-    def body(groups: Groups, values: torch.Tensor) -> torch.Tensor:
-        center = groups.sum(values) / groups.stored
-        squares = groups.sum((values - center[groups.group]).abs() ** 2)
-        count = (groups.stored - subtracted).clamp(min=0)
-        none = squares.detach() / count  # infinity or NaN, without a gradient
-        return torch.where(count > 0, squares / torch.where(count > 0, count, 1), none)
-
-    return _reduced(S, dim, keepdim, wanted, math.nan, body)
+    return _spread(reduce.var.body, S, dim, unbiased, keepdim, correction)
 
 
 def std(
@@ -186,16 +154,17 @@ def std(
     *,
     correction: float | None = None,
 ) -> torch.Tensor:
-    found: torch.Tensor = _root(var(S, dim, unbiased, keepdim, correction=correction), 2)
-    return found
+    return _spread(reduce.std.body, S, dim, unbiased, keepdim, correction)
 
 
-def _root(powers: Any, order: float) -> Any:
-    """The root; its gradient is 0 where the root is, as that of torch's norms and deviations."""
-    if not is_learning(powers) or isinstance(powers, SparseTensor) or order < 0:
-        return powers ** (1 / order)
-    is_zero = powers == 0
-    return torch.where(is_zero, 0, torch.where(is_zero, 1, powers) ** (1 / order))
+def _spread(
+    body: Body, S: SparseTensor, dim: Dims, unbiased: bool | None, keepdim: bool, correction: float | None
+) -> torch.Tensor:
+    if isinstance(dim, bool):  # torch also takes var(unbiased)
+        dim, unbiased = None, dim
+    like = on_small(torch.var, S, dim, correction=0, keepdim=keepdim)
+    options: Any = {"unbiased": unbiased, "correction": correction}
+    return _reduced(body, S, dim, keepdim, like, math.nan, **options)
 
 
 def norm(
@@ -206,48 +175,33 @@ def norm(
     if isinstance(p, str):
         raise ArgumentError(f"norm with masked=True is that of a vector: p is a number, not {p!r}")
     order = float(p)
-    wanted = _dtype_of(torch.linalg.vector_norm, S, order, dim, keepdim, dtype=dtype)
-
-    def body(groups: Groups, values: torch.Tensor) -> torch.Tensor:
-        sizes = values.abs()
-        if math.isinf(order):
-            return groups.reduce(sizes, "amax" if order > 0 else "amin")
-        if order == 0:
-            return groups.sum(torch.where(sizes != 0, 1, sizes))
-        found: torch.Tensor = _root(groups.sum(sizes**order), order)
-        return found
-
-    return _reduced(S, dim, keepdim, wanted, math.inf if order < 0 else 0.0, body)
+    like = on_small(torch.linalg.vector_norm, S, order, dim, keepdim, dtype=dtype)
+    return _reduced(reduce.vector_norm.body, S, dim, keepdim, like, math.inf if order < 0 else 0.0, ord=order)
 
 
 def logsumexp(S: SparseTensor, dim: Dims, keepdim: bool = False) -> torch.Tensor:
-    wanted = _dtype_of(torch.logsumexp, S, dim, keepdim)
-
-    def body(groups: Groups, values: torch.Tensor) -> torch.Tensor:
-        top = groups.reduce(values.detach(), "amax")
-        top = torch.where(top.isinf(), 0.0, top)
-        return torch.log(groups.sum(torch.exp(values - top[groups.group]))) + top
-
-    return _reduced(S, dim, keepdim, wanted, -math.inf, body)
+    like = on_small(torch.logsumexp, S, dim, keepdim)
+    return _reduced(reduce.logsumexp.body, S, dim, keepdim, like, -math.inf)
 
 
 def median(S: SparseTensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
     """The lower medians, without their places, of stored entries that are numbers."""
-    wanted = _dtype_of(torch.nansum, S, dim, keepdim, dtype=S.dtype)
+    like = on_small(torch.nansum, S, dim, keepdim, dtype=S.dtype)
     lines = math.prod(size for d, size in enumerate(S.shape) if dim is not None and d != dim % S.dim())
-    if not wanted.is_floating_point and Groups(S, dim).count < lines:
+    if not like.dtype.is_floating_point and groups_of(S, dim, masked=True).keys.numel() < lines:
         raise ArgumentError(
-            f"median with masked=True: a line without entries has NaN, but {wanted} has none; use .float()"
+            f"median with masked=True: a line without entries has NaN, but {like.dtype} has none; "
+            "use .float()"
         )
 
-    def body(groups: Groups, values: torch.Tensor) -> torch.Tensor:
+    def body(groups: Groups, values: torch.Tensor) -> Reduced:
         order = torch.argsort(values, stable=True)  # NaN comes last
         order = order[torch.argsort(groups.group[order], stable=True)]
         numbers = groups.sum((~values.isnan()).to(torch.int64))
         first = torch.cumsum(groups.stored, 0) - groups.stored
-        return values[order][first + (numbers - 1).clamp(min=0) // 2]
+        return values[order][first + (numbers - 1).clamp(min=0) // 2], 0.0
 
-    return _reduced(S, dim, keepdim, wanted, math.nan, body)
+    return _reduced(body, S, dim, keepdim, like, math.nan)
 
 
 # a value for each entry ------------------------------------------------------------------------------
@@ -263,20 +217,19 @@ def log_softmax(S: SparseTensor, dim: int, dtype: Any = None) -> Any:
 
 def cumsum(S: SparseTensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
     """At each entry the sum of those stored before it in its line, and itself."""
-    return _running(S, dim, _dtype_of(torch.cumsum, S, dim, dtype=dtype), torch.cumsum)
+    return _running(S, dim, on_small(torch.cumsum, S, dim, dtype=dtype).dtype, torch.cumsum)
 
 
 def cumprod(S: SparseTensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
-    return _running(S, dim, _dtype_of(torch.cumprod, S, dim, dtype=dtype), torch.cumprod)
+    return _running(S, dim, on_small(torch.cumprod, S, dim, dtype=dtype).dtype, torch.cumprod)
 
 
 def _running(S: SparseTensor, dim: int, dtype: torch.dtype, scan: Callable[..., Any]) -> torch.Tensor:
-    groups = Groups(S, dim, learned_entries(S))
+    groups = groups_of(S, dim, masked=True)
     order = torch.argsort(groups.group, stable=True)
-    values = scanned(scan, groups.entries.values[order].to(dtype), groups.stored)
-    made = torch.empty_like(values).index_put((order,), values)
-    shape = groups.entries.shape
-    return from_learned_entries(Entries(groups.entries.keys, made, shape), format_for(S, shape))
+    values = scanned(scan, groups.values(S)[order].to(dtype), groups.stored)
+    places = order if groups.numbers is None else groups.numbers[order]
+    return sparse_of(S.storage.pattern, values.new_zeros(S.nnz).index_put((places,), values))
 
 
 # all of them --------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Reductions over any dimensions, with the meaning they have on the dense tensor.
 
-Entries with the same coordinates in the dimensions that are kept are a *group*. A group that stores fewer
-entries than the reduced dimensions have places holds zeros too, and those count: the maximum of negative
-entries is 0, and a mean divides by all places.
+Each is written once, as a function of the groups of entries that it reduces and of their values
+(``groups.py``). Values are connected to their tensor, so the same function serves autograd and
+``torch.func``, operators of ATen, and ``masked=True`` (``masked.py``). Zeros that are not stored count: the
+maximum of negative entries is 0, and a mean divides by all places.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from scorch._src.grad_state import is_learning, is_plain_inference
 from scorch._src.ops.fallback import densely
-from scorch._src.statements.einsum import einsum
-from scorch._src.storage.budget import check_budget, is_within_budget
-from scorch._src.storage.coordinates import coordinates_of, keys_of
-from scorch._src.storage.storage import Storage
+from scorch._src.ops.reduction.direct import bind, direct
+from scorch._src.ops.reduction.groups import Dims, Groups, groups_of
+from scorch._src.statements.call_cache import keep_as, repeat_call
+from scorch._src.statements.statement import evaluate
+from scorch._src.storage.budget import is_within_budget
+from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.tensor.autograd import values_of
-from scorch._src.tensor.entries import Entries, entries_of, format_for
-from scorch._src.tensor.entries_autograd import from_learned_entries
+from scorch._src.tensor.entries import entries_of
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.saved_versions import differentiate
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -30,74 +33,15 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 aten = torch.ops.aten
 LETTERS = "abcdefghijklmnop"
 FEW_DIMS = 10  # of which a tensor with two places in each is still small
-Dims = Sequence[int] | int | None
-Shape = tuple[int, ...]
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
+
+Function = Callable[..., Any]
+Reduced = tuple[torch.Tensor, float]  # a value for every group, and the one of groups without entries
+Body = Callable[..., Reduced | None]
+OfSum = Callable[[torch.Tensor, int], torch.Tensor]
 
 
-class Groups:
-    """The entries of ``tensor`` grouped by the dimensions that are kept when ``dim`` is reduced."""
-
-    def __init__(self, tensor: SparseTensor, dim: Dims, entries: Entries | None = None) -> None:
-        self.tensor = tensor
-        self.entries = _without_padding(tensor, entries_of(tensor) if entries is None else entries)
-        shape = self.entries.shape
-        given = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
-        reduced = sorted({d % len(shape) for d in given}) or list(range(len(shape)))
-        self.reduced = reduced
-        kept = [d for d in range(len(shape)) if d not in reduced]
-        crd = self.entries.coordinates
-        self.kept_shape = tuple(shape[d] for d in kept)
-        self.places = math.prod(shape[d] for d in reduced)
-        self.inside = keys_of([crd[d] for d in reduced], tuple(shape[d] for d in reduced))
-        keys = keys_of([crd[d] for d in kept], self.kept_shape).expand(self.entries.keys.shape)
-        is_sorted = kept == list(range(len(kept)))  # as entries are, if the last dimensions are reduced
-        distinct: Any = torch.unique_consecutive if is_sorted else torch.unique
-        self.keys, self.group, self.stored = distinct(keys, return_inverse=True, return_counts=True)
-        self.count = self.keys.numel()
-        self.has_zeros = self.stored < self.places
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return summed_by(self.group, values, self.count)
-
-    def of_zeros(self, each: torch.Tensor) -> torch.Tensor:
-        """What the zeros that are not stored add to a sum: ``each`` of them so much; none nothing."""
-        found: torch.Tensor = (self.places - self.stored) * torch.where(self.has_zeros, each, 0)
-        return found
-
-    def reduce(self, values: torch.Tensor, how: str) -> torch.Tensor:
-        """``amax``, ``amin`` or ``prod`` of the values of each group."""
-        start = values.new_zeros(self.count)
-        return start.scatter_reduce(0, self.group, values, reduce=how, include_self=False)
-
-    def result(self, values: torch.Tensor, shape: Shape, dtype: Any, fill: float = 0.0) -> torch.Tensor:
-        """One value for each group, ``fill`` for all others."""
-        values = values.to(dtype)
-        size = math.prod(shape)
-        is_dense = fill != 0 or len(self.kept_shape) < 2 or size <= 2 * self.entries.keys.numel()
-        if not is_dense:
-            return from_learned_entries(Entries(self.keys, values, shape), format_for(self.tensor, shape))
-        check_budget(size * values.element_size(), f"a reduction to shape {shape}", "reduce more dimensions")
-        made = torch.full((size,), fill, dtype=dtype)
-        return made.index_put((self.keys,), values).view(shape)
-
-
-def summed_by(group: torch.Tensor, values: torch.Tensor, count: int) -> torch.Tensor:
-    """The sum of the values of each of ``count`` groups, connected to them."""
-    if values.is_complex():  # index_add multiplies by one, which makes NaN of the other part of an infinity
-        parts = torch.view_as_real(values)
-        return torch.view_as_complex(parts.new_zeros(count, 2).index_add(0, group, parts))
-    return values.new_zeros(count).index_add(0, group, values)
-
-
-def _without_padding(tensor: SparseTensor, entries: Entries) -> Entries:
-    """The entries of a tensor; of one stored in blocks without the zeros that fill them."""
-    if not tensor.format.is_blocked:
-        return entries
-    kept = entries.values != 0
-    return Entries(entries.keys[kept], entries.values[kept], entries.shape)
-
-
-def _on_small(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+def on_small(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any:
     """What torch makes of a small tensor of the same rank and dtype: the dtype of the result, or its error.
 
     (A shell of the same shape would do, but torch imports its compilers to look at one.)
@@ -112,26 +56,93 @@ def _on_small(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any
         return func(small, *args, **kwargs)
 
 
-Body = Callable[[Groups, torch.Tensor], tuple[torch.Tensor, float]]
+def in_computing_dtype(values: torch.Tensor, dtype: torch.dtype, asked: torch.dtype | None) -> torch.Tensor:
+    """Values in the dtype that a result of ``dtype`` is computed in; torch converts to ``asked`` before."""
+    if asked is not None and not asked.is_floating_point and not asked.is_complex:
+        values = values.to(asked)
+    computed = values.dtype if dtype == torch.bool else torch.promote_types(values.dtype, dtype)
+    return values.to(_WIDE.get(computed, computed))
 
 
-def _reduce(func: Any, tensor: SparseTensor, dim: Dims, args: Sequence[Any], kwargs: Any, body: Body) -> Any:
-    """A reduction whose groups ``body`` reduces, given values in the dtype that they are computed in."""
-    if tensor.numel() == 0:
-        return densely(func, (tensor, *args), kwargs)
-    like = _on_small(func, tensor, *args, **kwargs)
-    groups = Groups(tensor, dim)
-    values = groups.entries.values
-    shape = shape_without(tensor, groups.reduced, keepdim=like.dim() == tensor.dim())
-    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-    computed = torch.promote_types(values.dtype, like.dtype) if like.dtype != torch.bool else values.dtype
-    found, fill = body(groups, values.to(wide.get(computed, computed)))
-    return groups.result(found, shape, like.dtype, fill)
+class Reduction:
+    """A reduction of tensors, made of its ``body``: what becomes of the values of each group of entries.
+
+    ``dense``: the result always is. ``of_sum``: what it is of the sum and the number of elements, where that
+    is had from a kernel.
+    """
+
+    def __init__(self, body: Body, function: Function, dense: bool, of_sum: OfSum | None) -> None:
+        self.body = body
+        self.function = function
+        self.dense = dense
+        self.of_sum = of_sum
+
+    def __call__(self, input: SparseTensor, **options: Any) -> Any:
+        """The reduction of a tensor with elements; None where it has no answer."""
+        return self.run(self.function, input, **options)
+
+    def run(self, function: Function, input: SparseTensor, **options: Any) -> Any:
+        """As a call, checked as one of ``function``."""
+        if isinstance(options.get("dim"), bool):  # var(unbiased)
+            options["unbiased"] = options.pop("dim")
+        like = on_small(function, input, **options)
+        dim, dtype = options.pop("dim", None), options.pop("dtype", None)
+        keepdim = options.pop("keepdim", False)
+        if dim in ((), []) and like.numel() > 1:  # any(dim=()) reduces nothing
+            return None
+        total = None if self.of_sum is None else _sum_by_kernel(input, dim, keepdim, dtype)
+        if self.of_sum is not None and total is not None:
+            return self.of_sum(total, input.numel() // max(total.numel(), 1))
+        groups = groups_of(input, dim)
+        values = in_computing_dtype(groups.values(input), like.dtype, dtype)
+        reduced = self.body(groups, values, **options)
+        if reduced is None:
+            return None
+        result, fill = reduced
+        return groups.result(input, result.to(like.dtype), keepdim, fill, self.dense)
 
 
-@implements(aten.sum.default, aten.sum.dim_IntList)
-def sum(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    return _summed(aten.sum.dim_IntList, self, dim, keepdim, dtype, lambda g, v: g.sum(v))
+def reduction(
+    *functions: Function,
+    takes: str = "dim keepdim dtype",
+    differentiable: bool = False,
+    dense: bool = False,
+    of_sum: OfSum | None = None,
+) -> Callable[[Body], Reduction]:
+    """Register a reduction, by its body, for functions of torch and operators of ATen."""
+
+    def register(body: Body) -> Reduction:
+        made = Reduction(body, functions[0], dense, of_sum)
+        for function in functions:
+            run = functools.partial(made.run, function)
+            if hasattr(function, "overloadpacket"):
+                implements(function)(_as_operator(function, run, takes))
+            else:
+                direct(function, takes=takes, differentiable=differentiable)(run)
+        return made
+
+    return register
+
+
+def _as_operator(operator: Any, run: Function, takes: str) -> Function:
+    """What an operator of ATen does with a sparse tensor; without elements a dense copy costs nothing."""
+    names = tuple(takes.split())
+
+    def handler(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+        bound = bind(names, args, kwargs) if self.numel() else None
+        with torch.no_grad():  # torch connects the result
+            result = None if bound is None else run(self, **bound)
+            return densely(operator, (self, *args), kwargs) if result is None else result
+
+    return handler
+
+
+# sums ------------------------------------------------------------------------------------------------
+
+
+@reduction(aten.sum.default, aten.sum.dim_IntList, of_sum=lambda total, _: total)
+def sum(groups: Groups, values: torch.Tensor) -> Reduced:
+    return groups.sum(values), 0.0
 
 
 @implements(torch.sum, torch.Tensor.sum, differentiable=True)
@@ -139,321 +150,358 @@ def quick_sum(input: Any, *args: Any, **kwargs: Any) -> Any:
     """The sum over some dimensions by a kernel, without asking torch; everything else as torch takes it."""
     dim = args[0] if args else kwargs.get("dim")
     is_plain = type(input) is SparseTensor and len(args) + len(kwargs) == (bool(args) or "dim" in kwargs)
-    is_plain = is_plain and (dim is None or type(dim) in (int, tuple))
-    stored: Storage | None = input.storage if is_plain else None
-    is_float = stored is not None and stored.values.dtype in (torch.float32, torch.float64)
-    if stored is not None and is_float and 0 not in stored.pattern.shape:
-        found = _quick_sum(input, (dim,) if type(dim) is int else dim, False)
-        if found is not None:
-            return found
+    if is_plain and (dim is None or type(dim) in (int, tuple)):
+        is_known = dim is not None and is_plain_inference(input)
+        total = repeat_call((("sum", dim), None), (input,)) if is_known else None
+        if total is None and 0 not in input.storage.pattern.shape:
+            total = _sum_by_kernel(input, dim, False, None)
+        if total is not None:
+            return total
     return differentiate(torch.sum, (input, *args), kwargs)
 
 
-@implements(aten.nansum)
-def nansum(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    return _summed(
-        aten.nansum,
-        self,
-        dim,
-        keepdim,
-        dtype,
-        lambda g, v: g.sum(torch.nan_to_num(v, posinf=math.inf, neginf=-math.inf)),
-    )
-
-
-@implements(aten.mean.default, aten.mean.dim)
-def mean(self: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    return _summed(aten.mean.dim, self, dim, keepdim, dtype, lambda g, v: g.sum(v) / g.places)
-
-
-def _summed(
-    func: Any,
-    self: SparseTensor,
-    dim: Dims,
-    keepdim: bool,
-    dtype: Any,
-    body: Callable[[Groups, torch.Tensor], torch.Tensor],
-) -> Any:
-    dims = [dim] if isinstance(dim, int) else dim
-    values = self.storage.values
-    is_plain = values.dtype in (torch.float32, torch.float64) and dtype in (None, values.dtype)
-    if is_plain and func is not aten.nansum and self.numel():
-        total = _quick_sum(self, dims, keepdim)
-        if total is not None:
-            count = self.numel() // max(total.numel(), 1)
-            return total if func is aten.sum.dim_IntList else total / count
-    is_whole = dtype is not None and not dtype.is_floating_point and not dtype.is_complex
-
-    def reduced(groups: Groups, found: torch.Tensor) -> tuple[torch.Tensor, float]:
-        return body(groups, found.to(dtype) if is_whole else found), 0.0  # torch converts what it adds
-
-    return _reduce(func, self, dims, (dims, keepdim), {"dtype": dtype}, reduced)
-
-
-def _quick_sum(self: SparseTensor, dims: Dims, keepdim: bool) -> torch.Tensor | None:
+def _sum_by_kernel(
+    self: SparseTensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None
+) -> torch.Tensor | None:
     """The sum by a generated kernel, where the result is dense; None where it is not or dims are wrong."""
-    whole = self.storage.pattern.shape
-    given = tuple(range(len(whole))) if not dims and not isinstance(dims, int) else dims
-    if not isinstance(given, (list, tuple)):
+    pattern, values = self.storage.pattern, self.storage.values
+    if values.dtype not in (torch.float32, torch.float64) or dtype not in (None, values.dtype):
         return None
-    known = _sum_equation(len(whole), tuple(given))
+    dims = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    known = _sum_statement(len(pattern.shape), dims)
     if known is None:
         return None
-    equation, kept = known
-    shape = shape_without(self, [d for d in range(len(whole)) if d not in kept], True) if keepdim else None
+    statement, kept = known
     if not kept:
         total = values_of(self).sum()
-        return total if shape is None else total.reshape(shape)
-    if len(kept) > 1:
-        stored = int(torch.count_nonzero(self.storage.values)) if self.format.is_blocked else self.nnz
-        if math.prod(whole[d] for d in kept) > 2 * stored:
-            return None
-    found = einsum(equation, self, format="dense")
-    return found if shape is None else found.reshape(shape)
+    elif len(kept) > 1 and _is_sparse(self, math.prod(pattern.shape[d] for d in kept)):
+        return None
+    else:
+        total = evaluate(statement, A=self, format="dense")
+        if len(kept) == 1 and is_plain_inference(self):  # of more, entries decide whether it is dense
+            named = dim if isinstance(dim, int) else dims
+            keep_as((("sum", named), None), (statement, "dense", "A"), (self,))
+    if not keepdim:
+        return total
+    return total.reshape([size if d in kept else 1 for d, size in enumerate(pattern.shape)])
+
+
+def _is_sparse(self: SparseTensor, size: int) -> bool:
+    """Whether a result with ``size`` elements, made of the entries of a tensor, is stored sparse."""
+    stored = int(torch.count_nonzero(self.storage.values)) if self.format.is_blocked else self.nnz
+    return size > 2 * stored
 
 
 @functools.lru_cache(maxsize=256)
-def _sum_equation(rank: int, dims: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
-    """The sum over ``dims`` as an einsum, and the dimensions that are left; None where dims are wrong."""
-    reduced = {d % rank for d in dims if -rank <= d < rank}
-    if len(reduced) != len(dims) or rank > len(LETTERS):
+def _sum_statement(rank: int, dims: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
+    """``C[a] = A[a,b]``, the sum over ``dims`` (all if empty), and those left; None where some are wrong."""
+    reduced = {d % rank for d in dims if -rank <= d < rank} if dims else set(range(rank))
+    if len(reduced) != (len(dims) or rank) or rank > len(LETTERS):
         return None
     kept = tuple(d for d in range(rank) if d not in reduced)
-    return f"{LETTERS[:rank]}->{''.join(LETTERS[d] for d in kept)}", kept
+    return f"C[{','.join(LETTERS[d] for d in kept)}] = A[{','.join(LETTERS[:rank])}]", kept
 
 
-@implements(aten.prod.default, aten.prod.dim_int)
-def prod(self: SparseTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    func, args = (aten.prod.default, ()) if dim is None else (aten.prod.dim_int, (dim, keepdim))
-    return _reduce(func, self, dim, args, {"dtype": dtype}, _product)
+@reduction(
+    torch.mean,
+    torch.Tensor.mean,
+    aten.mean.default,
+    aten.mean.dim,
+    differentiable=True,
+    of_sum=lambda total, count: total / count,
+)
+def mean(groups: Groups, values: torch.Tensor) -> Reduced:
+    return groups.sum(values) / groups.places, 0.0
 
 
-def _product(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
-    found = groups.reduce(values, "prod")
+@reduction(torch.nansum, torch.Tensor.nansum, aten.nansum.default, differentiable=True)
+def nansum(groups: Groups, values: torch.Tensor) -> Reduced:
+    return groups.sum(torch.where(values.isnan(), 0, values)), 0.0
+
+
+@reduction(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, takes="dim")
+def count_nonzero(groups: Groups, values: torch.Tensor) -> Reduced:
+    return groups.sum((values != 0).to(torch.int64)), 0.0
+
+
+@reduction(aten.prod.default, aten.prod.dim_int)
+def prod(groups: Groups, values: torch.Tensor) -> Reduced:
+    product = groups.reduce(values, "prod")
     is_odd = groups.reduce((~values.isfinite()).to(torch.uint8), "amax") > 0
-    with_zeros = torch.where(is_odd, found * 0, 0)  # infinity times zero is not a number; a large one is 0
-    return torch.where(groups.has_zeros, with_zeros, found), 0.0
+    with_zeros = torch.where(is_odd, product * 0, 0)  # infinity times zero is not a number; a large one is 0
+    return torch.where(groups.has_zeros, with_zeros, product), 0.0
 
 
-def _extreme(how: str) -> Body:
-    def body(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
-        found = groups.reduce(values, how)
-        with_zero = found.clamp(min=0) if how == "amax" else found.clamp(max=0)
-        return torch.where(groups.has_zeros, with_zero, found), 0.0
-
-    return body
+@reduction(torch.any, torch.Tensor.any, aten.any.default, aten.any.dim, aten.any.dims, takes="dim keepdim")
+def any(groups: Groups, values: torch.Tensor) -> Reduced:
+    return groups.reduce((values != 0).to(torch.uint8), "amax"), 0.0
 
 
-@implements(aten.amax)
-def amax(self: SparseTensor, dim: Dims = (), keepdim: bool = False) -> Any:
-    return _reduce(aten.amax.default, self, dim, (dim, keepdim), {}, _extreme("amax"))
+@reduction(torch.all, torch.Tensor.all, aten.all.default, aten.all.dim, aten.all.dims, takes="dim keepdim")
+def all(groups: Groups, values: torch.Tensor) -> Reduced:
+    return groups.reduce((values != 0).to(torch.uint8), "amin").masked_fill(groups.has_zeros, 0), 0.0
 
 
-@implements(aten.amin)
-def amin(self: SparseTensor, dim: Dims = (), keepdim: bool = False) -> Any:
-    return _reduce(aten.amin.default, self, dim, (dim, keepdim), {}, _extreme("amin"))
+# variances -------------------------------------------------------------------------------------------
+
+_SPREAD = "dim unbiased keepdim correction"
 
 
-@implements(aten.max.default)
-def max_of_all(self: SparseTensor) -> Any:
-    return _reduce(aten.max.default, self, None, (), {}, _extreme("amax"))
+@reduction(torch.var, torch.Tensor.var, aten.var.correction, takes=_SPREAD, differentiable=True)
+def var(
+    groups: Groups, values: torch.Tensor, unbiased: bool | None = None, correction: float | None = None
+) -> Reduced | None:
+    """The mean squared distance from the mean, of all elements."""
+    subtracted = (0.0 if unbiased is False else 1.0) if correction is None else float(correction)
+    is_defined = groups.length > subtracted
+    if not is_defined and not groups.is_masked and is_learning(values):
+        return None
+    fill = 0.0 if is_defined else math.nan
+    if not values.is_complex():
+        return _variance(groups, values, subtracted), fill
+    real, imag = (_variance(groups, part, subtracted).to(part.dtype) for part in (values.real, values.imag))
+    return real + imag, fill
 
 
-@implements(aten.min.default)
-def min_of_all(self: SparseTensor) -> Any:
-    return _reduce(aten.min.default, self, None, (), {}, _extreme("amin"))
+def _variance(groups: Groups, values: torch.Tensor, subtracted: float) -> torch.Tensor:
+    """The variance of real values in float64, in which torch computes it too."""
+    wide = values.double()
+    center = groups.sum(wide) / groups.places
+    squares = groups.sum((wide - center[groups.group]) ** 2) + groups.sum_of_zeros(center**2)
+    freedom = (torch.as_tensor(groups.places, dtype=torch.float64) - subtracted).clamp(min=0)
+    if not groups.is_masked:
+        return squares / freedom
+    undefined = squares.detach() / freedom  # infinity or NaN, without a gradient
+    return torch.where(freedom > 0, squares / torch.where(freedom > 0, freedom, 1), undefined)
+
+
+@reduction(torch.std, torch.Tensor.std, aten.std.correction, takes=_SPREAD, differentiable=True)
+def std(groups: Groups, values: torch.Tensor, **options: Any) -> Reduced | None:
+    reduced = var.body(groups, values, **options)
+    return None if reduced is None else (_power(reduced[0], 0.5), reduced[1])
+
+
+def _power(base: torch.Tensor, exponent: float) -> torch.Tensor:
+    """A power of numbers that are not negative; 0 has the gradient 0, as in torch's norms and deviations."""
+    is_zero = base == 0
+    return torch.where(is_zero, 0, torch.where(is_zero, 1, base) ** exponent)
+
+
+def _with_mean(spread: Function) -> Function:
+    """``spread``, the variance or deviation, and the mean; None where torch's depends on an order."""
+
+    def run(input: SparseTensor, **bound: Any) -> Any:
+        values = input.storage.values
+        is_within = is_within_budget(input.numel() * values.element_size())
+        if is_within and not bool(values.isfinite().all()):  # the mean of infinities
+            return None
+        result = spread(input, **bound)
+        dim = None if isinstance(bound.get("dim"), bool) else bound.get("dim")
+        keepdim = bound.get("keepdim", False)
+        return None if result is None else (result, mean(input, dim=dim, keepdim=keepdim))
+
+    return run
+
+
+for _function, _operator, _spread in (
+    (torch.var_mean, aten.var_mean.correction, var),
+    (torch.std_mean, aten.std_mean.correction, std),
+):
+    direct(_function, takes=_SPREAD, differentiable=True)(_with_mean(_spread))
+    implements(_operator)(_as_operator(_operator, _with_mean(_spread), _SPREAD))
+
+
+# extremes --------------------------------------------------------------------------------------------
+
+
+class _Change(torch.autograd.Function):
+    """Zero, which changes as the values do: what ``values - values.detach()`` is, for infinities too."""
+
+    @staticmethod
+    def forward(values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient
+
+    @staticmethod
+    def jvp(ctx: Any, change: torch.Tensor) -> Any:
+        return change.clone()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, values: torch.Tensor) -> Any:
+        return _Change.apply(values), in_dims[0]
+
+
+def _extreme(groups: Groups, values: torch.Tensor, how: str) -> torch.Tensor:
+    """The gradient is shared among all elements that have the extreme value, zeros included, as in torch."""
+    fixed = values.detach()
+    best = groups.reduce(fixed, how)
+    with_zero = best.clamp(min=0) if how == "amax" else best.clamp(max=0)
+    best = torch.where(groups.has_zeros, with_zero, best)
+    if not is_learning(values):
+        return best
+    is_best = (fixed == best[groups.group]).to(values.dtype)
+    count = groups.sum(is_best) + torch.where(best == 0, groups.zeros, 0)
+    return best + groups.sum(_Change.apply(values) * (is_best / count[groups.group]))
+
+
+@reduction(
+    torch.amax,
+    torch.Tensor.amax,
+    aten.amax.default,
+    aten.max.default,
+    takes="dim keepdim",
+    differentiable=True,
+)
+def amax(groups: Groups, values: torch.Tensor) -> Reduced:
+    return _extreme(groups, values, "amax"), 0.0
+
+
+@reduction(
+    torch.amin,
+    torch.Tensor.amin,
+    aten.amin.default,
+    aten.min.default,
+    takes="dim keepdim",
+    differentiable=True,
+)
+def amin(groups: Groups, values: torch.Tensor) -> Reduced:
+    return _extreme(groups, values, "amin"), 0.0
+
+
+@reduction(torch.argmax, torch.Tensor.argmax, aten.argmax.default, takes="dim keepdim", dense=True)
+def argmax(groups: Groups, values: torch.Tensor) -> Reduced:
+    return _place(groups, values, "amax"), 0
+
+
+@reduction(torch.argmin, torch.Tensor.argmin, aten.argmin.default, takes="dim keepdim", dense=True)
+def argmin(groups: Groups, values: torch.Tensor) -> Reduced:
+    return _place(groups, values, "amin"), 0
+
+
+def _place(groups: Groups, values: torch.Tensor, how: str) -> torch.Tensor:
+    """The first place of the extreme of each group: an entry, or the first zero that is not stored."""
+    best = groups.reduce(values, how)
+    of_each = best[groups.group]
+    is_best = (values == of_each) | (values.isnan() & of_each.isnan())
+    stored = groups.reduce(torch.where(is_best, groups.inside, groups.length), "amin")
+    if groups.is_masked:
+        return stored
+    missing = groups.first_missing()
+    beats = (best > 0 if how == "amax" else best < 0) | best.isnan()
+    ties = torch.where(best == 0, torch.minimum(stored, missing), missing)
+    return torch.where(~groups.has_zeros | beats, stored, ties)
 
 
 @implements(aten.max.dim)
 def max_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
-    if self.numel() == 0 or self.storage.values.isnan().any():
-        return densely(aten.max.dim, (self, dim, keepdim), {})
-    return torch.return_types.max((amax(self, [dim], keepdim), _places(self, dim, keepdim, "amax")))
+    return torch.return_types.max(_with_place(aten.max.dim, amax, argmax, self, dim, keepdim))
 
 
 @implements(aten.min.dim)
 def min_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
-    if self.numel() == 0 or self.storage.values.isnan().any():
-        return densely(aten.min.dim, (self, dim, keepdim), {})
-    return torch.return_types.min((amin(self, [dim], keepdim), _places(self, dim, keepdim, "amin")))
+    return torch.return_types.min(_with_place(aten.min.dim, amin, argmin, self, dim, keepdim))
 
 
-@implements(aten.aminmax)
+def _with_place(
+    operator: Any, extreme: Reduction, place: Reduction, self: SparseTensor, dim: int, keepdim: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The extremes along a dimension and their places, checked as a call of ``operator``, which has both."""
+    if not self.numel():
+        result: tuple[torch.Tensor, torch.Tensor] = densely(operator, (self, dim, keepdim), {})
+        return result
+
+    def part(number: int, small: torch.Tensor, **options: Any) -> Any:
+        return operator(small, **options)[number]
+
+    options = {"dim": dim, "keepdim": keepdim}
+    with torch.no_grad():
+        values = extreme.run(functools.partial(part, 0), self, **options)
+        return values, place.run(functools.partial(part, 1), self, **options)
+
+
+@direct(torch.max, torch.Tensor.max, takes="dim keepdim")
+def largest(input: SparseTensor, dim: int | None = None, **options: bool) -> Any:
+    """The largest element, or with its place along a dimension."""
+    return amax(input, **options) if dim is None else max_along(input, dim, **options)
+
+
+@direct(torch.min, torch.Tensor.min, takes="dim keepdim")
+def smallest(input: SparseTensor, dim: int | None = None, **options: bool) -> Any:
+    return amin(input, **options) if dim is None else min_along(input, dim, **options)
+
+
+@implements(aten.aminmax.default)
 def aminmax(self: SparseTensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
-    if self.numel() == 0:
+    if not self.numel():
         return densely(aten.aminmax.default, (self,), {"dim": dim, "keepdim": keepdim})
-    dims = () if dim is None else [dim]
-    return torch.return_types.aminmax((amin(self, dims, keepdim), amax(self, dims, keepdim)))
+    dims = () if dim is None else dim
+    with torch.no_grad():
+        both = amin(self, dim=dims, keepdim=keepdim), amax(self, dim=dims, keepdim=keepdim)
+    return torch.return_types.aminmax(both)
 
 
-@implements(aten.argmax)
-def argmax(self: SparseTensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    return _place_of(aten.argmax.default, self, dim, keepdim, "amax")
+# norms and exponentials ------------------------------------------------------------------------------
 
 
-@implements(aten.argmin)
-def argmin(self: SparseTensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    return _place_of(aten.argmin.default, self, dim, keepdim, "amin")
+@reduction(
+    torch.linalg.vector_norm,
+    aten.linalg_vector_norm.default,
+    takes="ord dim keepdim dtype",
+    differentiable=True,
+)
+def vector_norm(groups: Groups, values: torch.Tensor, ord: float = 2) -> Reduced | None:
+    """The root of the sum of powers; its gradient is 0 where the norm is, as in torch."""
+    sizes = values.abs()
+    if ord == 0:
+        return groups.sum(torch.where(sizes != 0, 1, sizes)), 0.0
+    if ord == 1 or groups.length == 1:
+        return groups.sum(sizes), 0.0
+    if math.isinf(ord):
+        return _extreme(groups, sizes, "amax" if ord > 0 else "amin"), 0.0
+    if ord > 0:
+        return _power(groups.sum(sizes**ord if ord >= 1 else _power(sizes, ord)), 1 / ord), 0.0
+    if is_learning(values) and not groups.is_masked:
+        return None
+    norm = groups.sum(sizes**ord) ** (1 / ord)
+    return norm.masked_fill(groups.has_zeros & ~norm.isnan(), 0), 0.0
 
 
-def _place_of(func: Any, self: SparseTensor, dim: int | None, keepdim: bool, how: str) -> Any:
-    """The first place of the largest or smallest element: an entry, or the first zero that is not stored."""
-    if self.numel() == 0 or self.storage.values.isnan().any():
-        return densely(func, (self, dim, keepdim), {})
-    _on_small(func, self, dim, keepdim)
-    return _places(self, dim, keepdim, how)
-
-
-def _places(self: SparseTensor, dim: int | None, keepdim: bool, how: str) -> torch.Tensor:
-    groups = Groups(self, dim)
-    values = groups.entries.values
-    best = groups.reduce(values, how)
-    beats = best > 0 if how == "amax" else best < 0
-    is_best = values == best[groups.group]
-    nowhere = groups.places
-    stored = groups.reduce(torch.where(is_best, groups.inside, nowhere), "amin")
-    missing = _first_missing(groups)
-    ties = torch.where(best == 0, torch.minimum(stored, missing), missing)
-    place = torch.where(~groups.has_zeros | beats, stored, ties)
-    shape = shape_without(self, groups.reduced, keepdim)
-    size = math.prod(shape)
-    check_budget(8 * size, f"{how[1:]} places of shape {shape}", "reduce more dimensions")
-    made = torch.zeros(shape, dtype=torch.int64)
-    made.view(-1)[groups.keys] = place
-    return made
-
-
-def shape_without(self: SparseTensor, reduced: Sequence[int], keepdim: bool) -> tuple[int, ...]:
-    sizes = [(1 if dim in reduced else size) for dim, size in enumerate(self.shape)]
-    return tuple(size for dim, size in enumerate(sizes) if keepdim or dim not in reduced)
-
-
-def _first_missing(groups: Groups) -> torch.Tensor:
-    """For each group the first place that is not stored."""
-    order = torch.argsort(groups.group, stable=True)
-    group, inside = groups.group[order], groups.inside[order]
-    first = torch.cumsum(groups.stored, 0) - groups.stored
-    rank = torch.arange(group.numel()) - first[group]
-    gaps = torch.where(inside != rank, rank, groups.places)
-    found = gaps.new_full((groups.count,), groups.places)
-    found.scatter_reduce_(0, group, gaps, reduce="amin", include_self=True)
-    return torch.minimum(found, groups.stored)
-
-
-@implements(aten.any.default, aten.any.dim, aten.any.dims)
-def any(self: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Any:
-    func, args = _one_or_more(aten.any, dim, keepdim)
-    return _reduce(func, self, dim, args, {}, lambda g, v: (g.reduce((v != 0).to(torch.uint8), "amax"), 0.0))
-
-
-@implements(aten.all.default, aten.all.dim, aten.all.dims)
-def all(self: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Any:
-    func, args = _one_or_more(aten.all, dim, keepdim)
-
-    def body(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
-        found = groups.reduce((values != 0).to(torch.uint8), "amin")
-        return found.masked_fill(groups.has_zeros, 0), 0.0
-
-    return _reduce(func, self, dim, args, {}, body)
-
-
-def _one_or_more(packet: Any, dim: Dims, keepdim: bool) -> tuple[Any, tuple[Any, ...]]:
-    if dim is None:
-        return packet.default, ()
-    return (packet.dim, (dim, keepdim)) if isinstance(dim, int) else (packet.dims, (dim, keepdim))
-
-
-@implements(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
-def count_nonzero(self: SparseTensor, dim: Dims = None) -> Any:
-    dims = [dim] if isinstance(dim, int) else dim
-    func, args = (
-        (aten.count_nonzero.default, ()) if dims is None else (aten.count_nonzero.dim_IntList, (dims,))
-    )
-    return _reduce(func, self, dims, args, {}, lambda g, v: (g.sum((v != 0).to(torch.int64)), 0.0))
-
-
-@implements(aten.var.correction)
-def var(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    return _spread(aten.var.correction, self, dim, correction, keepdim, lambda v: v)
-
-
-@implements(aten.std.correction)
-def std(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    return _spread(aten.std.correction, self, dim, correction, keepdim, torch.sqrt)
-
-
-@implements(aten.var_mean.correction)
-def var_mean(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    return _with_mean(aten.var_mean.correction, var, self, dim, correction, keepdim)
-
-
-@implements(aten.std_mean.correction)
-def std_mean(self: SparseTensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    return _with_mean(aten.std_mean.correction, std, self, dim, correction, keepdim)
-
-
-def _with_mean(func: Any, spread: Any, self: SparseTensor, dim: Dims, correction: Any, keepdim: bool) -> Any:
-    """The variance or deviation, and the mean, which in torch follows the order of infinities."""
-    is_plain = bool(self.storage.values.isfinite().all())
-    if not is_plain and is_within_budget(self.numel() * self.storage.values.element_size()):
-        return densely(func, (self, dim), {"correction": correction, "keepdim": keepdim})
-    return spread(self, dim, correction=correction, keepdim=keepdim), mean(self, dim, keepdim)
-
-
-def _spread(func: Any, self: SparseTensor, dim: Dims, correction: Any, keepdim: bool, last: Any) -> Any:
-    def body(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
-        divisor = max(0.0, groups.places - float(1 if correction is None else correction))
-
-        def spread(part: torch.Tensor) -> torch.Tensor:
-            wide = part.double()  # in which torch computes it too
-            center = groups.sum(wide) / groups.places
-            squares = groups.sum((wide - center[groups.group]) ** 2) + groups.of_zeros(center**2)
-            return squares / divisor
-
-        if values.is_complex():
-            found = spread(values.real).to(values.real.dtype) + spread(values.imag).to(values.real.dtype)
-        else:
-            found = spread(values)
-        return last(found), 0.0 if divisor else math.nan
-
-    kwargs = {"correction": correction, "keepdim": keepdim}
-    return _reduce(func, self, dim, (dim,), kwargs, body)
-
-
-@implements(aten.linalg_vector_norm)
-def vector_norm(
-    self: SparseTensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+@direct(torch.norm, torch.Tensor.norm, takes="p dim keepdim dtype", differentiable=True)
+def norm(
+    input: SparseTensor, p: Any = "fro", dim: Dims = None, keepdim: bool = False, dtype: Any = None
 ) -> Any:
-    dims = [dim] if isinstance(dim, int) else dim
-
-    def body(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
-        sizes = values.abs()
-        if ord == 0:
-            return groups.sum((sizes != 0).to(sizes.dtype)), 0.0
-        if ord == math.inf or groups.places == 1:
-            return groups.reduce(sizes, "amax"), 0.0
-        if ord < 0:
-            found = groups.reduce(sizes, "amin") if ord == -math.inf else groups.sum(sizes**ord) ** (1 / ord)
-            return found.masked_fill(groups.has_zeros & ~found.isnan(), 0), 0.0
-        return groups.sum(sizes**ord) ** (1 / ord), 0.0
-
-    return _reduce(aten.linalg_vector_norm.default, self, dims, (ord, dims, keepdim), {"dtype": dtype}, body)
+    """The norm of a vector of all elements, which that of Frobenius is too, or along dimensions."""
+    is_fro = p in ("fro", None) and (dim is None or isinstance(dim, int) or len(dim) <= 2)
+    if dtype is not None or not (is_fro or isinstance(p, (int, float))):
+        return None
+    return vector_norm(input, ord=2 if is_fro else p, dim=dim, keepdim=keepdim)
 
 
-@implements(aten.logsumexp)
-def logsumexp(self: SparseTensor, dim: Dims, keepdim: bool = False) -> Any:
-    dims = [dim] if isinstance(dim, int) else dim
-    if self.is_complex():  # which have no largest value
-        return densely(aten.logsumexp.default, (self, dims, keepdim), {})
+@reduction(
+    torch.logsumexp,
+    torch.Tensor.logsumexp,
+    torch.special.logsumexp,
+    aten.logsumexp.default,
+    takes="dim keepdim",
+    differentiable=True,
+)
+def logsumexp(groups: Groups, values: torch.Tensor) -> Reduced:
+    fixed = values.detach()
+    sizes = fixed.real if values.is_complex() else fixed
+    top = _extreme(groups, sizes, "amax")  # what exp() would overflow by
+    top = torch.where(top.isinf(), 0.0, top)
+    total = groups.sum(torch.exp(values - top[groups.group])) + groups.sum_of_zeros(torch.exp(-top))
+    return torch.log(total) + top, math.log(groups.length)
 
-    def body(groups: Groups, values: torch.Tensor) -> tuple[torch.Tensor, float]:
-        top, _ = _extreme("amax")(groups, values)
-        top = torch.where(top.isinf(), 0.0, top)
-        total = groups.sum(torch.exp(values - top[groups.group]))
-        total = total + groups.of_zeros(torch.exp(-top))
-        return torch.log(total) + top, math.log(groups.places)
 
-    return _reduce(aten.logsumexp.default, self, dims, (dims, keepdim), {}, body)
+# comparisons -----------------------------------------------------------------------------------------
 
 
 @implements(aten.equal)
@@ -466,7 +514,7 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
 
 @implements(aten.trace)
 def trace(self: SparseTensor) -> Any:
-    like = _on_small(aten.trace.default, self)
+    like = on_small(aten.trace.default, self)
     entries = entries_of(self)
     rows, columns = coordinates_of(entries.keys, entries.shape)
     return entries.values[rows == columns].sum(dtype=like.dtype)

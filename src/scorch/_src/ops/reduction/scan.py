@@ -12,15 +12,18 @@ from typing import Any
 import torch
 
 from scorch._src.ops.fallback import densely
+from scorch._src.ops.reduction.direct import direct
+from scorch._src.ops.reduction.groups import Groups, groups_of
 from scorch._src.storage.budget import check_budget
-from scorch._src.storage.coordinates import keys_of
-from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
+from scorch._src.storage.coordinates import coordinates_of, keys_of
+from scorch._src.tensor.entries import Entries, format_for, from_entries
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
 
 
+@direct(torch.cumsum, torch.Tensor.cumsum, takes="dim dtype")
 @implements(aten.cumsum.default)
 def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """Each entry's sum stands from its place to the one before the next entry."""
@@ -28,14 +31,10 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
     if not self.numel():
         return densely(aten.cumsum.default, (self, dim), {"dtype": dtype})
     shape, dim = tuple(self.shape), dim % self.dim()
-    entries = entries_of(self)
-    crd = entries.coordinates
-    along = crd.pop(dim)
-    rest = tuple(size for d, size in enumerate(shape) if d != dim)
-    group = keys_of(crd, rest).expand(along.shape)
-    order = torch.argsort(group, stable=True)
-    group, along = group[order], along[order]
-    total = scanned(torch.cumsum, entries.values[order].to(like.dtype), _lengths(group))
+    groups = groups_of(self, dim)
+    order = torch.argsort(groups.group, stable=True)
+    group, along = groups.group[order], groups.inside[order]
+    total = scanned(torch.cumsum, groups.values(self)[order].to(like.dtype), groups.stored)
     is_first = torch.ones_like(group, dtype=torch.bool)
     is_first[1:] = group[1:] != group[:-1]
     until = torch.full_like(along, shape[dim])
@@ -48,10 +47,8 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
     )
     place = torch.repeat_interleave(torch.arange(group.numel()), length)
     offset = torch.arange(place.numel()) - torch.repeat_interleave(torch.cumsum(length, 0) - length, length)
-    columns = [column[order][place] for column in crd]
-    columns.insert(dim, along[place] + offset)
-    made = Entries(keys_of(columns, shape), total[place], shape)
-    return from_entries(made, format_for(self, shape), in_order=False)
+    keys = _keys(groups, shape, group[place], along[place] + offset)
+    return from_entries(Entries(keys, total[place], shape), format_for(self, shape), in_order=False)
 
 
 @implements(aten.cumprod.default)
@@ -60,27 +57,24 @@ def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -
     like = aten.cumprod(torch.empty(tuple(self.shape), dtype=self.dtype, device="meta"), dim, dtype=dtype)
     if not self.numel() or not bool(self.storage.values.isfinite().all()):
         return densely(aten.cumprod.default, (self, dim), {"dtype": dtype})
-    shape, dim = tuple(self.shape), dim % self.dim()
-    entries = entries_of(self)
-    crd = entries.coordinates
-    along = crd[dim]
-    rest = tuple(size for d, size in enumerate(shape) if d != dim)
-    group = keys_of([c for d, c in enumerate(crd) if d != dim], rest).expand(along.shape)
-    order = torch.argsort(group, stable=True)
-    group, along = group[order], along[order]
-    first = torch.searchsorted(group, group)
+    shape, groups = tuple(self.shape), groups_of(self, dim)
+    order = torch.argsort(groups.group, stable=True)
+    group, along = groups.group[order], groups.inside[order]
+    first = (torch.cumsum(groups.stored, 0) - groups.stored)[group]
     kept = along == torch.arange(group.numel()) - first  # stored without a gap from the first place on
-    values = scanned(torch.cumprod, entries.values[order][kept].to(like.dtype), _lengths(group[kept]))
+    values = groups.values(self)[order][kept].to(like.dtype)
+    values = scanned(torch.cumprod, values, torch.unique_consecutive(group[kept], return_counts=True)[1])
     if not bool(values.isfinite().all()):  # times zero, at the first gap, it is not a number
         return densely(aten.cumprod.default, (self, dim), {"dtype": dtype})
-    made = Entries(entries.keys[order][kept], values, shape)
+    made = Entries(_keys(groups, shape, group[kept], along[kept]), values, shape)
     return from_entries(made, format_for(self, shape), in_order=False)
 
 
-def _lengths(group: torch.Tensor) -> torch.Tensor:
-    """How many neighbours are the same, for each run of them."""
-    found: torch.Tensor = torch.unique_consecutive(group, return_counts=True)[1]
-    return found
+def _keys(groups: Groups, shape: tuple[int, ...], group: torch.Tensor, along: torch.Tensor) -> torch.Tensor:
+    """The keys of places in the lines ``group``, ``along`` the dimension that is scanned."""
+    columns = [column[group] for column in coordinates_of(groups.keys, groups.kept_shape)]
+    columns.insert(groups.reduced[0], along)
+    return keys_of(columns, shape)
 
 
 def scanned(scan: Callable[..., torch.Tensor], values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ For a matrix and ``dim=1`` these are the steps, the first and third over stored 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ from scorch._src.engine.executable import Prepared
 from scorch._src.engine.execute import Task, copy_step, prepared_step, run_stored
 from scorch._src.grad_state import is_transformed
 from scorch._src.notation.nodes import Access, Expr, Op
-from scorch._src.ops.reduction.reduce_autograd import stored_softmax
+from scorch._src.ops.fallback import densely
+from scorch._src.ops.reduction.direct import direct
+from scorch._src.ops.reduction.groups import groups_of_pattern, reduced_dims
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
 from scorch._src.tensor.registry import implements, implements_differentiable
@@ -36,19 +39,8 @@ _known: BoundedCache[Hashable, Kernels] = BoundedCache(
 )  # the kernels of calls made before
 
 
-@implements(aten._sparse_softmax)
-def softmax(self: SparseTensor, dim: int, half_to_float: bool = False) -> SparseTensor:
-    """``exp(A)`` on the pattern of A, divided by its sums along ``dim``."""
-    return _softmax(self, dim, half_to_float, "softmax")
-
-
-@implements(aten._sparse_log_softmax)
-def log_softmax(self: SparseTensor, dim: int, half_to_float: bool = False) -> SparseTensor:
-    """The logarithm of ``softmax`` on the pattern of A."""
-    return _softmax(self, dim, half_to_float, "log_softmax")
-
-
-def _softmax(A: SparseTensor, dim: int, half_to_float: bool, name: str) -> SparseTensor:
+def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: str) -> SparseTensor:
+    """``exp(A)`` on the pattern of A divided by its sums along ``dim``, or the logarithm of that."""
     storage = A.storage
     shape = storage.pattern.shape
     if not -len(shape) <= dim < len(shape):
@@ -109,29 +101,51 @@ def _keep(
     ]
 
 
+# of all elements -------------------------------------------------------------------------------------
+
+
+def _on_dense_copy(function: Any) -> Any:
+    def run(input: SparseTensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Any:
+        return None if dim is None else densely(function, (input, dim), {"dtype": dtype})
+
+    return run
+
+
+for _function in (torch.softmax, torch.Tensor.softmax, torch.log_softmax, torch.Tensor.log_softmax):
+    direct(_function, takes="dim dtype")(_on_dense_copy(_function))
+
+
 # gradients -------------------------------------------------------------------------------------------
 
 
-@implements_differentiable(torch.sparse.softmax)
-def learned_softmax(input: Any, dim: int, *, dtype: torch.dtype | None = None) -> SparseTensor:
-    """As ``softmax``, connected to its input."""
-    return _learned(input, dim, dtype, "softmax")
-
-
-@implements_differentiable(torch.sparse.log_softmax)
-def learned_log_softmax(input: Any, dim: int, *, dtype: torch.dtype | None = None) -> SparseTensor:
-    """As ``log_softmax``, connected to its input."""
-    return _learned(input, dim, dtype, "log_softmax")
-
-
-def _learned(A: SparseTensor, dim: int, dtype: torch.dtype | None, name: str) -> SparseTensor:
-    pattern, values = A.storage.pattern, values_of(A)
+def _differentiable(
+    input: SparseTensor, dim: int, *, dtype: torch.dtype | None = None, name: str
+) -> SparseTensor:
+    """As ``_softmax``, connected to its input."""
+    pattern, values = input.storage.pattern, values_of(input)
     if dtype is not None:
         values = values.to(dtype)
     if is_transformed():
-        return stored_softmax(sparse_of(pattern, values), dim, name == "log_softmax")
-    found = _softmax(SparseTensor(Storage(pattern, values.detach())), dim, False, name)
+        return sparse_of(pattern, _composed(values, pattern, dim, name == "log_softmax"))
+    found = _softmax(SparseTensor(Storage(pattern, values.detach())), dim, name=name)
     return connected_softmax(values, found, dim, name)
+
+
+for _name in ("softmax", "log_softmax"):
+    implements(getattr(aten, f"_sparse_{_name}"))(functools.partial(_softmax, name=_name))
+    implements_differentiable(getattr(torch.sparse, _name))(functools.partial(_differentiable, name=_name))
+
+
+def _composed(values: torch.Tensor, pattern: Pattern, dim: int, is_log: bool) -> torch.Tensor:
+    """The values of a softmax over stored entries, composed of functions that ``torch.func`` knows."""
+    groups = groups_of_pattern(pattern, reduced_dims(len(pattern.shape), dim))
+    listed = values if groups.numbers is None else values[groups.numbers]
+    shifted = listed - groups.reduce(listed.detach(), "amax")[groups.group]
+    total = groups.sum(torch.exp(shifted))[groups.group]
+    result = shifted - total.log() if is_log else torch.exp(shifted) / total
+    if groups.numbers is None:
+        return result
+    return result.new_zeros(pattern.size).index_put((groups.numbers,), result)
 
 
 def connected_softmax(values: torch.Tensor, found: SparseTensor, dim: int, name: str) -> SparseTensor:

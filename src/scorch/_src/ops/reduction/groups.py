@@ -1,0 +1,150 @@
+"""The entries of a tensor grouped by the element of the result that they are reduced to.
+
+Entries with the same coordinates in the dimensions that are kept are a *group*. A group that stores fewer
+entries than the reduced dimensions have places holds zeros too. Which entries belong together depends on the
+pattern alone, so groups are kept with it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scorch._src.grad_state import is_learning, untracked
+from scorch._src.storage.budget import check_budget
+from scorch._src.storage.coordinates import keys_of
+from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.autograd import values_of
+from scorch._src.tensor.entries import Entries, format_for
+from scorch._src.tensor.entries_autograd import from_learned_entries, numbered_entries
+from scorch._src.tensor.sparse_tensor import SparseTensor
+
+Dims = Sequence[int] | int | None
+
+
+class Groups:
+    """Entries of a pattern with ``size`` values, in the order of their places, grouped for a reduction.
+
+    ``group`` has the number of each entry's group and ``inside`` its place among the ``length`` places of the
+    reduced dimensions. ``keys`` has the place of each group in the result, ``stored`` the number of its
+    entries, ``places`` that of its elements and ``zeros`` that of those that are not stored. ``numbers`` says
+    which value of the tensor belongs to each entry; it is None where they are in order.
+    """
+
+    def __init__(self, listed: Entries, size: int, reduced: tuple[int, ...]) -> None:
+        shape, columns, count = listed.shape, listed.coordinates, listed.values.numel()
+        kept = [dim for dim in range(len(shape)) if dim not in reduced]
+        self.reduced = reduced
+        self.kept_shape = tuple(shape[dim] for dim in kept)
+        self.length = math.prod(shape[dim] for dim in reduced)
+        inside = keys_of([columns[dim] for dim in reduced], tuple(shape[dim] for dim in reduced))
+        self.inside = inside.expand(count)
+        keys = keys_of([columns[dim] for dim in kept], self.kept_shape).expand(count)
+        is_sorted = kept == list(range(len(kept)))  # as entries are, if the last dimensions are reduced
+        distinct: Any = torch.unique_consecutive if is_sorted else torch.unique
+        self.keys, self.group, self.stored = distinct(keys, return_inverse=True, return_counts=True)
+        self.places: int | torch.Tensor = self.length
+        self.zeros = self.length - self.stored
+        self.has_zeros = self.zeros > 0
+        self.is_masked = False
+        is_in_order = count == size and torch.equal(listed.values, torch.arange(size, device="cpu"))
+        self.numbers = None if is_in_order else listed.values
+
+    def masked(self) -> Groups:
+        """The same groups without the zeros that are not stored."""
+        groups = copy.copy(self)
+        groups.places, groups.zeros, groups.is_masked = self.stored, torch.zeros_like(self.zeros), True
+        groups.has_zeros = torch.zeros_like(self.has_zeros)
+        return groups
+
+    def values(self, tensor: SparseTensor) -> torch.Tensor:
+        """The values of a tensor in the order of the entries, connected to it."""
+        values = values_of(tensor)
+        return values if self.numbers is None else values[self.numbers]
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of the values of each group, connected to them."""
+        count = self.keys.numel()
+        if values.is_complex():  # index_add multiplies by one, which makes NaN of the other part of infinity
+            parts = torch.view_as_real(values)
+            return torch.view_as_complex(parts.new_zeros(count, 2).index_add(0, self.group, parts))
+        return values.new_zeros(count).index_add(0, self.group, values)
+
+    def sum_of_zeros(self, each: torch.Tensor) -> torch.Tensor:
+        """What the zeros that are not stored add to a sum if each adds ``each``."""
+        total: torch.Tensor = self.zeros * torch.where(self.has_zeros, each, 0)
+        return total
+
+    def reduce(self, values: torch.Tensor, how: str) -> torch.Tensor:
+        """``amax``, ``amin`` or ``prod`` of the values of each group."""
+        start = values.new_zeros(self.keys.numel())
+        return start.scatter_reduce(0, self.group, values, reduce=how, include_self=False)
+
+    def first_missing(self) -> torch.Tensor:
+        """The first place of each group that is not stored."""
+        order = torch.argsort(self.group, stable=True)
+        group, inside = self.group[order], self.inside[order]
+        first = torch.cumsum(self.stored, 0) - self.stored
+        rank = torch.arange(group.numel()) - first[group]
+        gaps = torch.where(inside != rank, rank, self.length)
+        missing = gaps.new_full(self.keys.shape, self.length)
+        missing.scatter_reduce_(0, group, gaps, reduce="amin", include_self=True)
+        return torch.minimum(missing, self.stored)
+
+    def shape(self, tensor: SparseTensor, keepdim: bool) -> tuple[int, ...]:
+        """The shape of the result."""
+        if not keepdim:
+            return self.kept_shape
+        sizes = enumerate(tensor.storage.pattern.shape)
+        return tuple(1 if dim in self.reduced else size for dim, size in sizes)
+
+    def result(
+        self, tensor: SparseTensor, values: torch.Tensor, keepdim: bool, fill: float, dense: bool
+    ) -> torch.Tensor:
+        """One value for each group of ``tensor`` and ``fill`` for all others; sparse if that is smaller."""
+        shape = self.shape(tensor, keepdim)
+        size, count = math.prod(shape), self.keys.numel()
+        if not dense and fill == 0 and len(self.kept_shape) > 1 and size > 2 * self.group.numel():
+            return from_learned_entries(Entries(self.keys, values, shape), format_for(tensor, shape))
+        check_budget(size * values.element_size(), f"a reduction to shape {shape}", "reduce more dimensions")
+        if count == size:
+            return values.reshape(shape)
+        start = torch.full((size,), fill, dtype=values.dtype, device="cpu")
+        return start.index_put((self.keys,), values).view(shape)
+
+
+def groups_of(tensor: SparseTensor, dim: Dims, masked: bool = False) -> Groups:
+    """The groups of a reduction over ``dim``; if it is ``masked`` without zeros that are not stored.
+
+    The zeros that fill blocks count as not stored, unless they have gradients.
+    """
+    pattern = tensor.storage.pattern
+    reduced = reduced_dims(len(pattern.shape), dim)
+    if pattern.format.is_blocked and (masked or not is_learning(tensor)):
+        with untracked():
+            listed = numbered_entries(pattern)
+            kept = tensor.storage.values.detach()[listed.values] != 0
+            entries = Entries(listed.keys[kept], listed.values[kept], listed.shape)
+            groups = Groups(entries, pattern.size, reduced)
+    else:
+        groups = groups_of_pattern(pattern, reduced)
+    return groups.masked() if masked else groups
+
+
+def groups_of_pattern(pattern: Pattern, reduced: tuple[int, ...]) -> Groups:
+    """The groups of all entries of a pattern, kept with it."""
+    groups: Groups | None = pattern.groups.get(reduced)
+    if groups is None:
+        with untracked():
+            groups = pattern.groups[reduced] = Groups(numbered_entries(pattern), pattern.size, reduced)
+    return groups
+
+
+def reduced_dims(rank: int, dim: Dims) -> tuple[int, ...]:
+    """The dimensions that ``dim`` names, all if there are none."""
+    named = () if dim is None else (dim,) if isinstance(dim, int) else dim
+    return tuple(sorted({d % rank for d in named if rank})) or tuple(range(rank))
