@@ -231,7 +231,8 @@ def array_bytes(form: Format, counts: Sequence[int], index: Type, element: Type)
     """What each array takes of a tensor with ``counts`` positions on its levels; the values come last."""
     found, parents = [], 1
     for level, count in enumerate(counts):
-        if form.levels[level].keeps_crd:
+        kind = form.levels[level]
+        if not kind.is_full:
             if form.starts_run(level):
                 found.append((parents + 1) * index.bytes)
             found.append(count * index.bytes)
@@ -249,9 +250,7 @@ def most_counts(form: Format, shape: Sequence[int], places: Sequence[int]) -> tu
     room = parents = 1
     for level, kind in enumerate(form.levels):
         if kind.is_full or form.starts_run(level):
-            last = level
-            while last + 1 < len(form) and form.levels[last + 1].keeps_crd and not form.starts_run(last + 1):
-                last += 1
+            last = form.run_from(level) - 1
             size = math.prod(form.level_size(member, shape) for member in range(level, last + 1))
             room *= size
             parents = kind.count(parents, size, min(places[last], room))

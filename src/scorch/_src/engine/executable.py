@@ -31,6 +31,7 @@ from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.by_torch.run import run_without_kernel, warn_without_compiler
 from scorch._src.events import LISTENERS, tell
 from scorch._src.formats import Format
+from scorch._src.storage.assemble import assembled
 from scorch._src.storage.budget import LARGE, check_budget
 from scorch._src.storage.storage import Pattern, Storage
 from scorch.errors import KernelError
@@ -199,16 +200,16 @@ class Prepared:
         if count > LAST_INT32 and pos.dtype != crd.dtype:
             crd = crd.to(pos.dtype)
         nones, counts = self.no_arrays, (*self.row_counts, count)
-        pattern = Pattern(self.format, self.shape, (*nones, pos), (*nones, crd), counts)
-        return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
+        values = values.to(self.dtype) if self.is_cast else values
+        return assembled(self.format, self.shape, (*nones, pos), (*nones, crd), counts, values)
 
     def wrap_slots(self, found: tuple[Any, ...]) -> Storage:
         """What the builtin ``slots`` returned."""
         pos, *crds, values, nnz = found
         above = self.above
         counts = (*self.row_counts, *(nnz for _ in crds)) if self.below else (*self.row_counts, nnz)
-        pattern = Pattern(self.format, self.shape, (*above, pos, *self.below), (*above, *crds), counts)
-        return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
+        values = values.to(self.dtype) if self.is_cast else values
+        return assembled(self.format, self.shape, (*above, pos, *self.below), (*above, *crds), counts, values)
 
     @functools.cached_property
     def is_direct(self) -> bool:
@@ -256,7 +257,7 @@ class Prepared:
         for number, name in enumerate(dict.fromkeys(access.tensor for access in plan.step.accesses)):
             form = plan.operand(name).format
             for at in range(len(form)):
-                if form.levels[at].keeps_crd:
+                if not form.levels[at].is_full:
                     place += int(form.starts_run(at))
                     if (number, at) == (source, level):
                         return place
@@ -322,13 +323,11 @@ class Prepared:
             source = operands[self.pattern_source]
             assert isinstance(source, Storage)
             values = self.kernel.fill(engine, inputs, self.shared_size(source))
-            pattern = self.shared(source)
-        else:
-            bound = sum(_entries(operands[source], level) for source, level in self.slots)
-            arrays = self.kernel.build(engine, inputs, self.shape, self.check_bytes, bound)
-            values = arrays.values
-            pattern = Pattern(plan.result, self.shape, arrays.pos, arrays.crd, arrays.counts)
-        return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
+            return Storage(self.shared(source), values.to(self.dtype) if self.is_cast else values)
+        bound = sum(_entries(operands[source], level) for source, level in self.slots)
+        arrays = self.kernel.build(engine, inputs, self.shape, self.check_bytes, bound)
+        values = arrays.values.to(self.dtype) if self.is_cast else arrays.values
+        return assembled(plan.result, self.shape, arrays.pos, arrays.crd, arrays.counts, values)
 
     def check_budget(self) -> None:
         """Refuse what dense levels of the result would need beyond the budget, before it is allocated."""

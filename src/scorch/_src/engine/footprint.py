@@ -131,7 +131,7 @@ def _converted(source: Storage, form: Format) -> int:
     """A copy of ``source`` by ``engine.execute.convert_cached``: its values, and once the pattern."""
     pattern = source.pattern
     value = source.values.element_size()
-    padded = (pattern.size + 1) * value if form.levels[-1].is_full else 0
+    padded = (pattern.size + 1) * value if form.is_padded else 0
     if form in pattern.converted:
         return pattern.converted[form][0].size * value + padded
     numbered = Storage(pattern, torch.empty(pattern.size, dtype=torch.int64, device="meta"))

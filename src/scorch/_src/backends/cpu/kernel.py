@@ -282,7 +282,7 @@ class CompiledKernel:
                 wanted[f"{name}{level + 1}_pos"] = functools.partial(
                     allocate, torch.zeros, level - 1, parents + 1, torch.int64
                 )
-            if kind.keeps_crd:
+            if not kind.is_full:
                 wanted[f"{name}{level + 1}_crd"] = functools.partial(
                     torch.empty, entries, dtype=dtype_of_type(self.plan.index), device="cpu"
                 )

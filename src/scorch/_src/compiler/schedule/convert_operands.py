@@ -109,7 +109,7 @@ def unblocked_format(form: Format) -> Format:
     letters = ""
     for dim in order:
         parts = [level for level, stored in zip(form.levels, form.order, strict=True) if stored == dim]
-        is_single = len(parts) == 1 and not parts[0].is_coded
+        is_single = len(parts) == 1 and (parts[0].is_full or parts[0].has_coordinates)
         letters += parts[0].letter if is_single else "d" if all(p.is_full for p in parts) else "s"
     return Format(letters, order=order)
 
