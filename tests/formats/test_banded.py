@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,18 +58,12 @@ def test_bands_that_are_too_wide_are_refused():
 
 
 def test_files_with_gaps_are_refused(tmp_path):
-    import numpy as np
-
-    A = scorch.from_torch(torch.tensor([[1.0, 2.0, 3.0]]), format="banded")
     path = tmp_path / "A.npz"
-    scorch.save(path, A)
+    scorch.save(path, scorch.from_torch(torch.tensor([[1.0, 2.0, 3.0, 0.0]]), format="banded"))
     with np.load(path) as arrays:
         damaged = dict(arrays)
-    for name, array in damaged.items():
-        if array.tolist() == [0, 1, 2]:
-            damaged[name] = np.array([0, 1, 4], dtype=array.dtype)
-        if array.tolist() == [1, 3]:
-            damaged[name] = np.array([1, 5], dtype=array.dtype)
+    (name,) = (name for name in damaged if name.endswith("crd1"))
+    damaged[name] = np.array([0, 1, 3], dtype=np.int32)
     np.savez(path, **damaged)
-    with pytest.raises((FileError, ValueError)):
+    with pytest.raises(FileError, match="lacks entries that format banded stores"):
         scorch.load(path)

@@ -30,10 +30,8 @@ def test_bits_say_which_coordinates_are_there(size):
     assert A.nnz == int((dense != 0).sum())
     words = A.storage.pattern.arrays[1].tolist()
     flat = (dense.reshape(-1) != 0).tolist()
-    assert [bit_at(words, place) for place in range(len(flat))] == flat
-    assert [bits_before(words, place) for place in range(len(flat))] == [
-        sum(flat[:n]) for n in range(len(flat))
-    ]
+    for place, is_there in enumerate(flat):
+        assert bit_at(words, place) == is_there and bits_before(words, place) == sum(flat[:place])
 
 
 def test_kernels_look_up_coordinates():

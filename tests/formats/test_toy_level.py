@@ -65,9 +65,7 @@ def test_it_is_spelled_like_others():
     A = scorch.from_torch(torch.tensor([[1.0, 2.0, 0.0], [0.0, 3.0, 0.0]]), format="ragged")
     assert A.levels[1]["kind"] == "ragged" and A.levels[1]["crd"].tolist() == [0, 1, 0, 1]
     assert [array.tolist() for array in A.storage.pattern.arrays] == [[0, 2, 4], []]
-    with pytest.raises(
-        FormatError, match="d dense, s compressed, o coordinate, m bitmap, b banded, r ragged"
-    ):
+    with pytest.raises(FormatError, match="m bitmap, b banded, r ragged"):
         Format("none")
 
 
@@ -82,11 +80,8 @@ def test_letters_and_names_belong_to_one_level():
         letter = "xy"
 
     register_level(Ragged())  # again
-    for level, message in (
-        (Other, "letter 'r' belongs"),
-        (Named, "name 'csr' belongs"),
-        (Wrong, "one letter"),
-    ):
+    wrong = {Other: "letter 'r' belongs", Named: "name 'csr' belongs", Wrong: "one letter"}
+    for level, message in wrong.items():
         with pytest.raises(FormatError, match=message):
             register_level(level())
     with pytest.raises(FormatError, match="derived from Level"):
@@ -100,5 +95,5 @@ class Unknown(Ragged):
 def test_a_level_that_is_not_registered_computes_but_is_not_saved():
     A = scorch.from_torch(torch.eye(3), format=Format([Dense(), Unknown()]))
     assert torch.equal((A @ A).to_dense(), torch.eye(3))
-    with pytest.raises(UnsupportedError, match="call scorch.formats.register_level"):
+    with pytest.raises(UnsupportedError, match="register_level"):
         pickle.dumps(A)
