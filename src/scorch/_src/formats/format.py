@@ -19,7 +19,7 @@ from scorch._src.formats.compressed import Compressed
 from scorch._src.formats.coordinate import Coordinate
 from scorch._src.formats.dense import Dense
 from scorch._src.formats.level import Level
-from scorch.errors import FormatError
+from scorch.errors import FormatError, UnsupportedError
 
 LEVELS: tuple[Level, ...] = (Dense(), Compressed(), Coordinate(), Bitmap(), Banded())
 _BY_LETTER = {level.letter: level for level in LEVELS}
@@ -130,10 +130,15 @@ class Format:
         """Whether kernels read a level from an array that ``Level.finish`` makes of its coordinates."""
         return any(not level.is_full and not level.has_coordinates for level in self.levels)
 
-    @functools.cached_property
-    def is_registered(self) -> bool:
-        """Whether all levels are known by their letters."""
-        return all(_BY_LETTER.get(level.letter) == level for level in self.levels)
+    @property
+    def spelling(self) -> str:
+        """The letters, for files and graphs, from which the levels are found again."""
+        if any(_BY_LETTER.get(level.letter) != level for level in self.levels):
+            raise UnsupportedError(
+                f"files and graphs name levels by their letters, and one of format {self} is not known; "
+                "call scorch.formats.register_level, or use S.to_format('csr')"
+            )
+        return self.letters
 
     @functools.cached_property
     def is_padded(self) -> bool:

@@ -30,7 +30,7 @@ from scorch._src.tensor.create.check import (
     own,
 )
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import FileError, UnsupportedError
+from scorch.errors import FileError
 
 Facts = dict[str, Any]
 
@@ -58,12 +58,7 @@ def arrays_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def format_facts(form: Format) -> Facts:
-    if not form.is_registered:
-        raise UnsupportedError(
-            f"files name levels by their letters, and those of format {form} are not known; "
-            "call scorch.formats.register_level, or save S.to_format('csr')"
-        )
-    facts: Facts = {"levels": form.letters, "order": list(form.order)}
+    facts: Facts = {"levels": form.spelling, "order": list(form.order)}
     if form.blocks:
         facts["blocks"] = [list(block) for block in form.blocks]
     return facts
