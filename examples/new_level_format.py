@@ -2,10 +2,10 @@
 A level format of one's own
 ===========================
 
-A format is made of levels, and a level is one small class: it says in loop expressions how a kernel finds the
-coordinates below a position, and in torch what it keeps of them. Here one is added from outside of Scorch. In a
-*ragged* level the coordinates below a position are 0, 1, 2 ..., as those of texts of different lengths, so that
-the lengths say it all. Ends in a table beside csr and a picture.
+A format is made of levels, and a level is one small class: it says in loop expressions how a kernel finds
+the coordinates below a position, and in torch what it keeps of them. Here one is added from outside of
+Scorch. In a *ragged* level the coordinates below a position are 0, 1, 2 ..., as those of texts of different
+lengths, so that the lengths say it all. Ends in a table beside csr and a picture.
 
 Run it with ``python examples/new_level_format.py --plot ragged.png``.
 """
@@ -31,10 +31,10 @@ torch.manual_seed(0)
 # The level
 # ---------
 # A compressed level keeps ``pos``, where the entries of each row begin, and ``crd``, a coordinate for each
-# entry. That is what kernels append to, whatever the level. Once all entries are there, ``complete`` adds those
-# that a ragged level must have besides (a row is stored from its first place on), and ``finish`` says what is
-# kept in place of ``crd``: here nothing. Kernels ask ``coordinate`` for the column of an entry, and ``locate`` for
-# the entry of a column.
+# entry. That is what kernels append to, whatever the level. Once all entries are there, ``complete`` adds
+# those that a ragged level must have besides (a row is stored from its first place on), and ``finish`` says
+# what is kept in place of ``crd``: here nothing. Kernels ask ``coordinate`` for the column of an entry, and
+# ``locate`` for the entry of a column.
 
 
 class Ragged(Level):
@@ -106,8 +106,8 @@ print("einsum and torch's functions on ragged tensors agree with dense torch")
 # %%
 # Beside csr
 # ----------
-# Kernels read less, and the tensor keeps less, until a function that needs coordinates asks for them. A result is
-# finished after its kernel, which takes time of its own.
+# Kernels read less, and the tensor keeps less, until a function that needs coordinates asks for them. A
+# result is finished after its kernel, which takes time of its own.
 
 calls = {"A @ x": ("ij,j->i", x), "A @ X": ("ij,jk->ik", X), "A * A": ("ij,ij->ij", None)}
 print(f"\n{'':10} {'csr':>12} {'ragged':>12}")

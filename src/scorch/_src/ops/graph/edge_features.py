@@ -95,7 +95,7 @@ def _entries(adj: Tensor, shape: tuple[int, int], loops: bool) -> tuple[tuple[Gr
     storage = adj.storage
     if storage.pattern.format.is_padded:
         raise UnsupportedError(
-            f"a graph whose edges have features has no zeros that {adj.format} is filled up with: "
+            "a graph whose edges have features has no blocks or bands, which are filled up with zeros: "
             "use .to_format('csr')"
         )
     plain = SparseTensor(Storage(storage.pattern, storage.pattern.present))

@@ -279,7 +279,7 @@ def _of_learned(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch
     """With values that pass gradients on."""
     if adj.format.is_padded:
         raise UnsupportedError(
-            f"a graph whose weights are learned has no zeros that {adj.format} is filled up with: "
+            "a graph whose weights are learned has no blocks or bands, which are filled up with zeros: "
             "use .to_format('csr')"
         )
     rows = adj.to_format(CSR)
