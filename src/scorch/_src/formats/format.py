@@ -95,6 +95,7 @@ class Format:
         object.__setattr__(self, "blocks", split)
         object.__setattr__(self, "family", family if order is None and blocks is None else None)
         _check(self, spec)
+        _ = self.letters  # known from the start, as torch.compile cannot follow what is computed later
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is cached: hashes of strings differ between processes."""
@@ -102,6 +103,7 @@ class Format:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+        _ = self.letters
 
     # facts -------------------------------------------------------------------------------------------
 
@@ -286,7 +288,7 @@ def _parse(
     text = spec.strip().lower()
     if text in NAMES[:-2] or text in _LAST or _BLOCKED.fullmatch(text):
         return (*_named(text, dims), text)
-    if text and set(text) <= set(_BY_LETTER):
+    if text and text not in NAMES and set(text) <= set(_BY_LETTER):
         levels = tuple(_BY_LETTER[letter] for letter in text)
     elif "," in text or text in _BY_WORD:
         words = [word.strip() for word in text.split(",")]

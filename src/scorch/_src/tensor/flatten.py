@@ -42,7 +42,7 @@ def spelled(format: str | Format | None) -> str | None:
         return format
     order = ",".join([str(dim) for dim in format.order])
     blocks = ",".join([f"{dim}={size}" for dim, size in format.blocks])
-    return f"{format.spelling}:{order}:{blocks}"
+    return f"{format.letters}:{order}:{blocks}"
 
 
 @functools.lru_cache(maxsize=256)
