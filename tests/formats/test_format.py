@@ -134,11 +134,13 @@ def test_wrong_formats_say_what_there_is(call, message):
 
 
 def test_what_levels_promise():
-    dense, compressed, coordinate = LEVELS
-    assert [level.letter for level in LEVELS] == ["d", "s", "o"] and "csr" in NAMES
-    assert dense.is_full and not dense.keeps_crd and not dense.keeps_pos
-    for level in (compressed, coordinate):
-        assert not level.is_full and level.keeps_crd and level.keeps_pos
+    dense, compressed, coordinate, bitmap, banded = LEVELS
+    assert [level.letter for level in LEVELS] == ["d", "s", "o", "m", "b"] and "csr" in NAMES
+    assert dense.is_full and not any(level.is_full for level in LEVELS[1:])
+    assert [level for level in LEVELS if level.has_coordinates] == [compressed, coordinate]
+    assert [level for level in LEVELS if level.continues_run] == [coordinate]
+    assert [level for level in LEVELS if not level.is_iterable] == [bitmap]
+    assert [level for level in LEVELS if level.is_padded] == [banded]
     assert dense.count(3, 4, 0) == 12 and compressed.count(3, 4, 5) == coordinate.count(3, 4, 5) == 5
     assert repr(compressed) == "compressed" and pickle.loads(pickle.dumps(compressed)) == compressed
     assert dense != compressed and len({dense, type(dense)()}) == 1

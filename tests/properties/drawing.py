@@ -36,7 +36,7 @@ def formats(draw, dims: int) -> Format:
     """Any format for ``dims`` dimensions: levels, order and perhaps blocks."""
     split = [dim for dim in range(dims) if draw(st.integers(0, 9)) == 0]
     order = draw(st.permutations([*range(dims), *split]))
-    letters = "".join(draw(st.sampled_from("dsso")) for _ in order)
+    letters = "".join(draw(st.sampled_from("dssomb")) for _ in order)
     blocks = {dim: draw(st.integers(1, 4)) for dim in split}
     return Format(letters or "dense", order=order, blocks=blocks, dims=dims)
 

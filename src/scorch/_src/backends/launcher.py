@@ -147,7 +147,7 @@ class Launcher(Executable):
                 wanted[f"{name}{level + 1}_pos"] = functools.partial(
                     allocate, torch.zeros, level - 1, parents + 1, torch.int64
                 )
-            if kind.keeps_crd:
+            if not kind.is_full:
                 wanted[f"{name}{level + 1}_crd"] = functools.partial(
                     self._empty, entries, dtype_of_type(self.plan.index)
                 )

@@ -82,14 +82,15 @@ def letters_of(pattern: Pattern) -> tuple[str, ...]:
     return tuple(f"i{dim}" for dim in range(len(pattern.shape))) if len(pattern.shape) != 2 else ("i", "j")
 
 
-_CSR, _COO = as_format("csr", 2), as_format("coo", 2)
+_CSR = as_format("csr", 2)
 
 
 def rows_of(pattern: Pattern) -> Pattern | None:
     """The same entries row by row, in the same order; None if the pattern has them in another one."""
-    if pattern.format == _CSR:
+    form = pattern.format
+    if form.is_compressed_matrix and form.has_row_pointers:
         return pattern
-    if pattern.format != _COO:
+    if not form.is_list or form.order != (0, 1):
         return None
     key = (_CSR, pattern.shape)
     known = pattern.relatives.get(key)

@@ -223,18 +223,21 @@ class _Walk:
 
 def operand_bytes(operand: Operand) -> int:
     """What the arrays of a tensor take."""
-    arrays = array_bytes(operand.format, operand.counts, operand.index, operand.element)
+    arrays = array_bytes(operand.format, operand.shape, operand.counts, operand.index, operand.element)
     return sum(arrays)
 
 
-def array_bytes(form: Format, counts: Sequence[int], index: Type, element: Type) -> list[int]:
+def array_bytes(
+    form: Format, shape: Sequence[int], counts: Sequence[int], index: Type, element: Type
+) -> list[int]:
     """What each array takes of a tensor with ``counts`` positions on its levels; the values come last."""
     found, parents = [], 1
     for level, count in enumerate(counts):
-        if form.levels[level].keeps_crd:
+        kind = form.levels[level]
+        if not kind.is_full:
             if form.starts_run(level):
                 found.append((parents + 1) * index.bytes)
-            found.append(count * index.bytes)
+            found.append(kind.length(parents, form.level_size(level, shape), count) * index.bytes)
         parents = count
     return [*found, parents * element.bytes]
 
@@ -249,20 +252,32 @@ def most_counts(form: Format, shape: Sequence[int], places: Sequence[int]) -> tu
     room = parents = 1
     for level, kind in enumerate(form.levels):
         if kind.is_full or form.starts_run(level):
-            last = level
-            while last + 1 < len(form) and form.levels[last + 1].keeps_crd and not form.starts_run(last + 1):
-                last += 1
+            last = form.run_from(level) - 1
             size = math.prod(form.level_size(member, shape) for member in range(level, last + 1))
             room *= size
-            parents = kind.count(parents, size, min(places[last], room))
+            entries = min(places[last], room)
+            if kind.is_padded:  # all that may be there, below as many positions as have any
+                entries = min(parents, entries) * size
+            parents = kind.count(parents, size, entries)
         counts.append(parents)
     return tuple(counts)
 
 
-def result_arrays(plan: Plan, counts: Sequence[int], element: Type) -> list[int]:
+def finishing_bytes(form: Format, shape: Sequence[int], counts: Sequence[int], element: Type) -> int:
+    """What it takes for a while to finish the levels of a result: coordinates, and numbers of int64."""
+    size, parents = 0, 1
+    for level, kind in enumerate(form.levels):
+        if not kind.is_full and not kind.has_coordinates:
+            length = kind.length(parents, form.level_size(level, shape), counts[level])
+            size += 8 * (4 * (parents + 1) + 8 * counts[level] + 4 * length)
+        parents = counts[level]
+    return size + (element.bytes + 16) * parents if size and form.is_padded else size
+
+
+def result_arrays(plan: Plan, shape: Sequence[int], counts: Sequence[int], element: Type) -> list[int]:
     """What the new arrays of the result take; a shared pattern takes nothing."""
     index = INT64 if max(counts, default=0) > 2**31 - 1 else plan.index
-    arrays = array_bytes(plan.result, counts, index, element)
+    arrays = array_bytes(plan.result, shape, counts, index, element)
     return arrays[-1:] if plan.assembly == "shared" else arrays
 
 

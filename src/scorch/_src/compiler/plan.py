@@ -260,10 +260,8 @@ class Plan:
     @property
     def row_levels(self) -> int | None:
         """How many dense levels lie above the entries, where these are one run of coordinates; else None."""
-        letters = self.result.letters
-        rows = len(letters) - len(letters.lstrip("d"))
-        left = letters[rows:]
-        return rows if left == "s" or (left and set(left) == {"o"}) else None
+        rows = self.result.dense_levels
+        return rows if rows < len(self.result) and self.result.run_from(rows) == len(self.result) else None
 
     @property
     def result_uses(self) -> tuple[LevelUse, ...]:

@@ -20,6 +20,7 @@ from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.by_torch.run import run_without_kernel, warn_of_missing
 from scorch._src.events import LISTENERS, tell
 from scorch._src.formats import Format
+from scorch._src.storage.assemble import assembled
 from scorch._src.storage.budget import LARGE, check_budget
 from scorch._src.storage.storage import Pattern, Storage
 from scorch.settings import current
@@ -158,16 +159,16 @@ class Prepared:
         if count > LAST_INT32 and pos.dtype != crd.dtype:
             crd = crd.to(pos.dtype)
         nones, counts = self.no_arrays, (*self.row_counts, count)
-        pattern = Pattern(self.format, self.shape, (*nones, pos), (*nones, crd), counts)
-        return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
+        values = values.to(self.dtype) if self.is_cast else values
+        return assembled(self.format, self.shape, (*nones, pos), (*nones, crd), counts, values)
 
     def wrap_slots(self, found: tuple[Any, ...]) -> Storage:
         """What the builtin ``slots`` returned."""
         pos, *crds, values, nnz = found
         above = self.above
         counts = (*self.row_counts, *(nnz for _ in crds)) if self.below else (*self.row_counts, nnz)
-        pattern = Pattern(self.format, self.shape, (*above, pos, *self.below), (*above, *crds), counts)
-        return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
+        values = values.to(self.dtype) if self.is_cast else values
+        return assembled(self.format, self.shape, (*above, pos, *self.below), (*above, *crds), counts, values)
 
     def interpret(self, sources: Sequence[Tensor]) -> Tensor:
         """Run the loops through the interpreter, which checks every access, as if on two threads."""
@@ -198,13 +199,11 @@ class Prepared:
             source = operands[self.pattern_source]
             assert isinstance(source, Storage)
             values = kernel.fill(arrays, self.shared_size(source))
-            pattern = self.shared(source)
-        else:
-            bound = sum(_entries(operands[source], level) for source, level in self.slots)
-            made = kernel.build(arrays, self.check_bytes, bound)
-            values = made.values
-            pattern = Pattern(self.format, self.shape, made.pos, made.crd, made.counts)
-        return Storage(pattern, values.to(self.dtype) if self.is_cast else values)
+            return Storage(self.shared(source), values.to(self.dtype) if self.is_cast else values)
+        bound = sum(_entries(operands[source], level) for source, level in self.slots)
+        made = kernel.build(arrays, self.check_bytes, bound)
+        values = made.values.to(self.dtype) if self.is_cast else made.values
+        return assembled(self.format, self.shape, made.pos, made.crd, made.counts, values)
 
     def check_budget(self) -> None:
         """Refuse what dense levels of the result would need beyond the budget, before it is allocated."""

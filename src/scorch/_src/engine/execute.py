@@ -414,7 +414,7 @@ def converted_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Te
 
 def values_from(values: torch.Tensor, target: Pattern, places: torch.Tensor) -> torch.Tensor:
     """The values of a converted pattern; places that the old one does not store, -1, are zero."""
-    if not target.format.levels[-1].is_full:
+    if not target.format.is_padded:
         return values.index_select(0, places)
     padded = torch.cat([values, values.new_zeros(1)])
     return padded[places]

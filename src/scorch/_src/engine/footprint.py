@@ -13,6 +13,7 @@ import torch
 
 from scorch._src.compiler.bounds import (
     Footprint,
+    finishing_bytes,
     in_pages,
     most_counts,
     operand_bytes,
@@ -40,7 +41,7 @@ def footprint(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Footprint:
     sizes = prepared.sizes
     limits = make_assembly(with_safe_names(plan)).limits(entries, points.values, points.in_row)
     kernel = workspace(prepared.planned.kernel(), sizes, threads, limits)
-    arrays = result_arrays(plan, counts, type_of_dtype(prepared.dtype))
+    arrays = result_arrays(plan, prepared.shape, counts, type_of_dtype(prepared.dtype))
     copies = sum(_copied(tensors[name], form) for name, form in prepared.sources)
     once = kernel.once + _around(prepared, counts, arrays)
     return Footprint(
@@ -100,7 +101,7 @@ def _is_exact(prepared: Prepared) -> bool:
         return prepared.sources[prepared.pattern_source][1] is None
     body, target = plan.step.body, plan.step.target
     is_copy = isinstance(body, Access) and sorted(body.indices) == sorted(target.indices)
-    return is_copy and bool(plan.slots) and not prepared.converts
+    return is_copy and bool(plan.slots) and not prepared.converts and not plan.result.is_padded
 
 
 def _around(prepared: Prepared, counts: Sequence[int], arrays: Sequence[int]) -> int:
@@ -108,6 +109,8 @@ def _around(prepared: Prepared, counts: Sequence[int], arrays: Sequence[int]) ->
     plan, size = prepared.planned.plan, 0
     if prepared.is_cast:
         size += in_pages(plan.element.bytes * (counts[-1] if counts else 1))
+    if plan.assembly != "shared":
+        size += finishing_bytes(plan.result, prepared.shape, counts, plan.element)
     if plan.slots and not enabled("pool"):  # torch's memory cannot be cut: what is used is copied
         size += sum(arrays)
     if plan.assembly in ("rows", "list") and not plan.slots:  # kernels count in int64
@@ -131,7 +134,7 @@ def _converted(source: Storage, form: Format) -> int:
     """A copy of ``source`` by ``engine.execute.convert_cached``: its values, and once the pattern."""
     pattern = source.pattern
     value = source.values.element_size()
-    padded = (pattern.size + 1) * value if form.levels[-1].is_full else 0
+    padded = (pattern.size + 1) * value if form.is_padded else 0
     if form in pattern.converted:
         return pattern.converted[form][0].size * value + padded
     numbered = Storage(pattern, torch.empty(pattern.size, dtype=torch.int64, device="meta"))

@@ -136,10 +136,7 @@ def class_of(problem: Problem) -> Hashable:
 
 def _stored_indices(access: Access, form: Format) -> set[str]:
     """The indices of a sparse operand, but for those of its last, dense levels, whose extents count."""
-    last = len(form)
-    while last and form.levels[last - 1].is_full:
-        last -= 1
-    return {access.indices[dim] for dim in form.order[:last]}
+    return {access.indices[dim] for dim in form.order[: len(form) - form.dense_tail]}
 
 
 def _noted(

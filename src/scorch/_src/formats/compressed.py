@@ -7,7 +7,4 @@ from scorch._src.formats.level import Level
 
 class Compressed(Level):
     letter, name = "s", "compressed"
-    is_full, keeps_crd, keeps_pos = False, True, True
-
-    def count(self, parents: int, size: int, entries: int) -> int:
-        return entries
+    has_coordinates = True

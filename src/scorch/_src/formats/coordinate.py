@@ -13,7 +13,4 @@ from scorch._src.formats.level import Level
 
 class Coordinate(Level):
     letter, name = "o", "coordinate"
-    is_full, keeps_crd, keeps_pos = False, True, True
-
-    def count(self, parents: int, size: int, entries: int) -> int:
-        return entries
+    has_coordinates, continues_run = True, True

@@ -8,10 +8,13 @@ from scorch._src.loops.nodes import Expr
 
 class Dense(Level):
     letter, name = "d", "dense"
-    is_full, keeps_crd, keeps_pos = True, False, False
+    is_full = True
 
     def count(self, parents: int, size: int, entries: int) -> int:
         return parents * size
 
-    def locate(self, arrays: LevelArrays, parent: Expr, coordinate: Expr) -> Expr:
+    def locate(self, arrays: LevelArrays, parent: Expr, coordinate: Expr, start: Expr, stop: Expr) -> Expr:
+        return self.insert(arrays, parent, coordinate)
+
+    def insert(self, arrays: LevelArrays, parent: Expr, coordinate: Expr) -> Expr:
         return parent * arrays.size + coordinate

@@ -13,18 +13,42 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from scorch._src.formats.banded import Banded
+from scorch._src.formats.bitmap import Bitmap
 from scorch._src.formats.compressed import Compressed
 from scorch._src.formats.coordinate import Coordinate
 from scorch._src.formats.dense import Dense
 from scorch._src.formats.level import Level
-from scorch.errors import FormatError
+from scorch.errors import FormatError, UnsupportedError
 
-LEVELS: tuple[Level, ...] = (Dense(), Compressed(), Coordinate())
+LEVELS: tuple[Level, ...] = (Dense(), Compressed(), Coordinate(), Bitmap(), Banded())
 _BY_LETTER = {level.letter: level for level in LEVELS}
 _BY_WORD = {level.name: level for level in LEVELS} | {"sparse": _BY_LETTER["s"]}
+_LAST = {level.name: level.letter for level in LEVELS[3:]}  # names of levels that are names of formats too
 
-NAMES = ("dense", "csr", "csc", "coo", "dcsr", "dcsc", "csf", "bsr", "bsc")
+NAMES = ("dense", "csr", "csc", "coo", "dcsr", "dcsc", "csf", *_LAST, "bsr", "bsc")
 _BLOCKED = re.compile(r"(bsr|bsc)\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
+
+
+def register_level(level: Level) -> Level:
+    """Let formats be spelled with a level written outside of Scorch, by its letter and its name.
+
+    Its name is also that of a format: dense levels, with the last dimension stored in ``level``. Files and
+    compiled graphs know levels by their letters, so register a level before they are read.
+    """
+    if not isinstance(level, Level):
+        raise FormatError(f"a level is an instance of a class derived from Level, not {level!r}")
+    letter, name = level.letter, level.name
+    if not re.fullmatch("[a-z]", letter) or not re.fullmatch("[a-z_]{2,}", name):
+        raise FormatError(f"a level has one letter, and a name of small letters, not {letter!r} and {name!r}")
+    known = (_BY_LETTER.get(letter), _BY_WORD.get(name))
+    if known != (level, level):
+        if known != (None, None) or name in NAMES:
+            taken = f"letter {letter!r}" if known[0] else f"name {name!r}"
+            raise FormatError(f"the {taken} belongs to another level or format")
+        _BY_LETTER[letter] = _BY_WORD[name] = level
+        _LAST[name] = letter
+    return level
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -71,6 +95,7 @@ class Format:
         object.__setattr__(self, "blocks", split)
         object.__setattr__(self, "family", family if order is None and blocks is None else None)
         _check(self, spec)
+        _ = self.letters  # known from the start, as torch.compile cannot follow what is computed later
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is cached: hashes of strings differ between processes."""
@@ -78,6 +103,7 @@ class Format:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+        _ = self.letters
 
     # facts -------------------------------------------------------------------------------------------
 
@@ -102,9 +128,61 @@ class Format:
         return all(level.is_full for level in self.levels)
 
     @functools.cached_property
-    def is_coded(self) -> bool:
-        """Whether kernels read the coordinates of a level from another array: see ``Level.code``."""
-        return any(level.is_coded for level in self.levels)
+    def is_finished(self) -> bool:
+        """Whether kernels read a level from an array that ``Level.finish`` makes of its coordinates."""
+        return any(not level.is_full and not level.has_coordinates for level in self.levels)
+
+    @property
+    def spelling(self) -> str:
+        """The letters, for files and graphs, from which the levels are found again."""
+        if any(_BY_LETTER.get(level.letter) != level for level in self.levels):
+            raise UnsupportedError(
+                f"files and graphs name levels by their letters, and one of format {self} is not known; "
+                "call scorch.formats.register_level, or use S.to_format('csr')"
+            )
+        return self.letters
+
+    @functools.cached_property
+    def is_padded(self) -> bool:
+        """Whether zeros may be stored beside the entries that a tensor was made of."""
+        return self.dense_tail > 0 or any(level.is_padded for level in self.levels)
+
+    @functools.cached_property
+    def dense_levels(self) -> int:
+        """How many levels are full before the first that is not."""
+        return next((n for n, level in enumerate(self.levels) if not level.is_full), len(self.levels))
+
+    @functools.cached_property
+    def dense_tail(self) -> int:
+        """How many levels are full behind the last that is not."""
+        below = enumerate(reversed(self.levels))
+        return next((n for n, level in below if not level.is_full), len(self.levels))
+
+    @functools.cached_property
+    def is_list(self) -> bool:
+        """Whether all levels are one run: a list of entries with all of their coordinates."""
+        return bool(self.levels) and all(level.continues_run for level in self.levels)
+
+    @functools.cached_property
+    def is_coo(self) -> bool:
+        """Whether it is a list of entries by dimension, each with dense dimensions below or none."""
+        listed = self.levels[: len(self.levels) - self.dense_tail]
+        is_plain = self.order == tuple(range(len(self.levels)))
+        return is_plain and bool(listed) and all(level.continues_run for level in listed)
+
+    @functools.cached_property
+    def is_compressed_matrix(self) -> bool:
+        """Whether a matrix has its entries listed below each row, or each column."""
+        kinds = self.levels if len(self.levels) == 2 and not self.blocks else (None, None)
+        outer, inner = kinds
+        is_listed = inner is not None and inner.has_coordinates and not inner.continues_run
+        return outer is not None and outer.is_full and is_listed
+
+    @functools.cached_property
+    def has_row_pointers(self) -> bool:
+        """Whether the second level of a matrix has ``pos``, with the entries of each row."""
+        is_matrix = self.order == (0, 1) and self.levels[0].is_full
+        return is_matrix and self.starts_run(1)
 
     @property
     def is_blocked(self) -> bool:
@@ -130,20 +208,26 @@ class Format:
 
     def starts_run(self, level: int) -> bool:
         """Whether the level has entries of its own (and so keeps ``pos``), not those of the level above."""
-        kind = self.levels[level]
-        return kind.keeps_pos and (kind.letter != "o" or level == 0 or self.levels[level - 1].letter != "o")
+        return not self.levels[level].is_full and (level == 0 or self.is_unique(level - 1))
 
     def is_unique(self, level: int) -> bool:
         """Whether a coordinate occurs once below each position: all levels but those inside a run."""
-        following = self.levels[level + 1].letter if level + 1 < len(self.levels) else ""
-        return self.levels[level].letter != "o" or following != "o"
+        if level + 1 == len(self.levels):
+            return True
+        return not (self.levels[level].continues_run and self.levels[level + 1].continues_run)
+
+    def run_from(self, level: int) -> int:
+        """The level behind the run that begins with ``level``; the next one, if that is no run."""
+        while not self.is_unique(level):
+            level += 1
+        return level + 1
 
     # names -------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def name(self) -> str:
         """The usual name, or letters with the order where it is not the plain one."""
-        names = NAMES[:-2] if self.dims > 1 else ("dense",)  # a vector is s, not csr
+        names = (*NAMES[:-2], *_LAST) if self.dims > 1 else ("dense",)  # a vector is s, not csr
         for name in names:
             try:
                 if Format(name, dims=self.dims) == self:
@@ -202,9 +286,9 @@ def _parse(
     spec: str, dims: int | None
 ) -> tuple[tuple[Level, ...], tuple[int, ...], tuple[tuple[int, int], ...], str | None]:
     text = spec.strip().lower()
-    if text in NAMES[:-2] or _BLOCKED.fullmatch(text):
+    if text in NAMES[:-2] or text in _LAST or _BLOCKED.fullmatch(text):
         return (*_named(text, dims), text)
-    if text and set(text) <= set(_BY_LETTER):
+    if text and text not in NAMES and set(text) <= set(_BY_LETTER):
         levels = tuple(_BY_LETTER[letter] for letter in text)
     elif "," in text or text in _BY_WORD:
         words = [word.strip() for word in text.split(",")]
@@ -222,8 +306,9 @@ def _parse(
 
 
 def _known() -> str:
+    letters = ", ".join(f"{letter} {level.name}" for letter, level in _BY_LETTER.items())
     return (
-        f"there are the names {', '.join(NAMES)}, letters such as 'ds' (d dense, s compressed, o coordinate) "
+        f"there are the names {', '.join(dict.fromkeys((*NAMES, *_LAST)))}, letters such as 'ds' ({letters}) "
         "and words such as 'dense,compressed'"
     )
 
@@ -247,6 +332,8 @@ def _named(
         return _letters(letters), (*outer, n - 2, n - 1), sizes
     if name in ("csc", "dcsr", "dcsc") and n < 2:
         raise FormatError(f"format {name!r} stores matrices, but the tensor has {n} dimensions")
+    if name in _LAST:
+        return _letters("d" * (n - 1) + _LAST[name] * (n > 0)), plain, ()
     letters, order = {
         "dense": ("d" * n, plain),
         "csr": ("d" * (n - 1) + "s" * (n > 0), plain),

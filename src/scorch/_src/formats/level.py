@@ -5,8 +5,10 @@ gives the coordinates stored below it, each with a position of its own; the posi
 number the values. What a kernel does with a level is said here as loop expressions, so that the
 compiler never asks which kind a level is: it asks what the level promises and what it can do.
 
-Levels can be written outside of Scorch: see ``examples/new_level_format.py``. Such a level is *coded*: it has
-the entries of a compressed level, and kernels read their coordinates from another array, made by ``code``.
+Kernels read a level by ``iterate`` and ``locate``. They build one by ``insert`` where it is full, else by
+``append``: entries come in order, as the ``pos`` and ``crd`` of a compressed level. ``finish`` turns these
+into the array that kernels read in place of ``crd``, and ``coordinates`` back again. Levels written outside
+of Scorch do the same, once ``register_level`` knows them: see ``examples/new_level_format.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scorch._src.loops.nodes import Array, Call, Expr, Load, Var, wide
+from scorch._src.loops.nodes import Array, Call, Expr, Load, Stmt, Store, Var, both, wide
 from scorch._src.loops.types import Type
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LevelArrays:
-    """The arrays of one stored level as a kernel sees them; a level uses those it keeps."""
+    """The arrays of one stored level as a kernel sees them; a full level keeps none."""
 
     pos: Array
     crd: Array
@@ -37,14 +39,18 @@ class LevelArrays:
 
 
 class Level:
-    """A kind of level. Instances carry no state: one per kind."""
+    """A kind of level. Instances carry no state: one per kind.
+
+    Unless it says otherwise, a level is read and built as a compressed one.
+    """
 
     letter: str
     name: str
-    is_full: bool  # every coordinate is there
-    keeps_crd: bool
-    keeps_pos: bool  # unless it continues a run of coordinate levels: see Format.starts_run
-    is_coded: bool = False  # kernels get what ``code`` makes of the coordinates
+    is_full: bool = False  # every coordinate is there, and the level keeps no arrays
+    has_coordinates: bool = False  # ``crd`` has a coordinate for each entry, as it was appended
+    is_iterable: bool = True  # entries can be walked; else every coordinate is visited and located
+    continues_run: bool = False  # below another such level it has the entries of that one
+    is_padded: bool = False  # ``complete`` may add entries
 
     def __repr__(self) -> str:
         return self.name
@@ -60,36 +66,67 @@ class Level:
 
     def count(self, parents: int, size: int, entries: int) -> int:
         """How many positions the level has below ``parents`` positions."""
-        raise NotImplementedError
+        return entries
 
-    def bounds(self, arrays: LevelArrays, parent: Expr) -> tuple[Expr, Expr]:
-        """The range of entries below position ``parent`` (levels that keep coordinates)."""
+    # reading -----------------------------------------------------------------------------------------
+
+    def iterate(self, arrays: LevelArrays, parent: Expr) -> tuple[Expr, Expr]:
+        """The range of entries below position ``parent``."""
         return wide(Load(arrays.pos, parent)), wide(Load(arrays.pos, parent + 1))
-
-    def code(self, pos: torch.Tensor, crd: torch.Tensor) -> torch.Tensor:
-        """What kernels get as ``crd``, from the coordinates ``crd[pos[p]] ...`` below each position p.
-
-        A level that cannot hold them raises ``FormatError``.
-        """
-        return crd
 
     def coordinate(self, arrays: LevelArrays, position: Expr, parent: Expr) -> Expr:
         """The coordinate of the entry at ``position``, which is one of those below ``parent``."""
         return wide(Load(arrays.crd, position))
 
-    def search(self, arrays: LevelArrays, start: Expr, stop: Expr, coordinate: Expr, parent: Expr) -> Expr:
-        """The first entry in ``start..stop``, those below ``parent``, not before ``coordinate``."""
-        name = f"lower_bound_{_suffix(arrays.crd.element)}"
-        return Call(name, (arrays.crd, start, stop, coordinate))
+    def locate(self, arrays: LevelArrays, parent: Expr, coordinate: Expr, start: Expr, stop: Expr) -> Expr:
+        """The position of ``coordinate`` below ``parent``.
 
-    def search_after(self, arrays: LevelArrays, start: Expr, stop: Expr, coordinate: Expr) -> Expr:
-        """The first entry in ``start..stop`` whose coordinate is above ``coordinate``."""
-        name = f"upper_bound_{_suffix(arrays.crd.element)}"
-        return Call(name, (arrays.crd, start, stop, coordinate))
+        Where it may not be there: the first entry in ``start..stop``, those below ``parent``, not before it.
+        """
+        return Call(f"lower_bound_{_suffix(arrays.crd.element)}", (arrays.crd, start, stop, coordinate))
 
-    def locate(self, arrays: LevelArrays, parent: Expr, coordinate: Expr) -> Expr:
-        """The position of ``coordinate`` below ``parent``, computed (full levels)."""
-        raise AssertionError(f"a {self.name} level is searched, not located")
+    def locate_after(self, arrays: LevelArrays, start: Expr, stop: Expr, coordinate: Expr) -> Expr:
+        """The first entry in ``start..stop`` whose coordinate is above ``coordinate`` (levels of a run)."""
+        return Call(f"upper_bound_{_suffix(arrays.crd.element)}", (arrays.crd, start, stop, coordinate))
+
+    def is_stored(
+        self, arrays: LevelArrays, parent: Expr, coordinate: Expr, position: Expr, stop: Expr
+    ) -> Expr:
+        """Whether ``coordinate`` is there, at the ``position`` that ``locate`` gave."""
+        return both(position < stop, self.coordinate(arrays, position, parent).equals(coordinate))
+
+    # building ----------------------------------------------------------------------------------------
+
+    def insert(self, arrays: LevelArrays, parent: Expr, coordinate: Expr) -> Expr:
+        """Where ``coordinate`` goes below ``parent``, in any order (full levels)."""
+        raise AssertionError(f"a {self.name} level is appended to")
+
+    def append(self, arrays: LevelArrays, position: Expr, coordinate: Expr) -> Stmt:
+        """Write the entry at ``position``, behind those that are there."""
+        return Store(arrays.crd, position, coordinate)
+
+    def room(self, pos: torch.Tensor, crd: torch.Tensor, size: int) -> int:
+        """How many entries there are once they are complete: more than those of ``crd``, or as many."""
+        return crd.numel()
+
+    def complete(self, pos: torch.Tensor, crd: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """``pos`` and ``crd`` with the entries that a padded level stores besides."""
+        return pos, crd
+
+    def length(self, parents: int, size: int, entries: int) -> int:
+        """How long the array is that ``finish`` makes, below ``parents`` positions."""
+        return entries
+
+    def finish(self, pos: torch.Tensor, crd: torch.Tensor, size: int) -> torch.Tensor:
+        """The array that kernels read as ``crd``, of whole numbers, from complete entries.
+
+        Below position p lie the coordinates ``crd[pos[p]] .. crd[pos[p + 1] - 1]``, of ``size`` there may be.
+        """
+        return crd
+
+    def coordinates(self, pos: torch.Tensor, finished: torch.Tensor, size: int) -> torch.Tensor:
+        """The coordinates that ``finish`` was given."""
+        return finished
 
 
 def _suffix(index: Type) -> str:

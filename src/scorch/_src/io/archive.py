@@ -17,6 +17,7 @@ import torch
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
 from scorch._src.formats import Format
+from scorch._src.storage.assemble import completed
 from scorch._src.storage.coordinates import coordinates, inside
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.check import (
@@ -29,7 +30,7 @@ from scorch._src.tensor.create.check import (
     own,
 )
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import FileError, UnsupportedError
+from scorch.errors import FileError
 
 Facts = dict[str, Any]
 
@@ -57,11 +58,7 @@ def arrays_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def format_facts(form: Format) -> Facts:
-    if form.is_coded:
-        raise UnsupportedError(
-            f"files keep Scorch's own levels only, not those of format {form}; save S.to_format('csr')"
-        )
-    facts: Facts = {"levels": form.letters, "order": list(form.order)}
+    facts: Facts = {"levels": form.spelling, "order": list(form.order)}
     if form.blocks:
         facts["blocks"] = [list(block) for block in form.blocks]
     return facts
@@ -133,7 +130,7 @@ def checked_pattern(
     positions = 1
     for level, kind in enumerate(form.levels):
         size = form.level_size(level, shape)
-        needs = (form.starts_run(level), kind.keeps_crd)
+        needs = (form.starts_run(level), not kind.is_full)
         for name, array, needed in (("pos", pos[level], needs[0]), ("crd", crd[level], needs[1])):
             if (array is not None) != needed:
                 word = "lacks" if needed else "has"
@@ -147,7 +144,10 @@ def checked_pattern(
     dtype = dtype_of_type(index_type(shape, max(counts, default=0)))
     keep = _given if not has_contents else _kept if is_sent else own
     arrays = [tuple(None if array is None else keep(array, dtype) for array in kept) for kept in (pos, crd)]
-    return Pattern(form, shape, arrays[0], arrays[1], tuple(counts))
+    made = Pattern(form, shape, arrays[0], arrays[1], tuple(counts))
+    if has_contents and completed(made)[0] is not made:
+        raise FileError(f"it lacks entries that format {form} stores")
+    return made
 
 
 def _check_array(name: str, array: torch.Tensor) -> None:
@@ -213,9 +213,7 @@ def _check_runs(form: Format, pos: list[torch.Tensor | None], crd: list[torch.Te
         begins = pos[level]
         if begins is None:
             continue
-        last = level + 1
-        while last < len(form) and form.letters[last] == "o" and not form.starts_run(last):
-            last += 1
+        last = form.run_from(level)
         first = crd[level]
         if last == level + 1 and first is not None:
             is_fine = is_sorted_below(begins, first)

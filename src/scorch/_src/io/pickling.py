@@ -16,10 +16,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.formats.compressed import Compressed
-from scorch._src.formats.coordinate import Coordinate
-from scorch._src.formats.dense import Dense
-from scorch._src.formats.format import Format
+from scorch._src.formats import LEVELS, Format
 from scorch._src.io.archive import as_stored_format, check_values, checked_pattern, format_facts
 from scorch._src.io.shared_memory import Piece, cut, pieces_of
 from scorch._src.storage.storage import Pattern, Storage
@@ -113,12 +110,13 @@ def make_packed(form: Any, shape: Any, memory: torch.Tensor, pieces: list[Piece]
     pos: list[torch.Tensor | None] = []
     crd: list[torch.Tensor | None] = []
     arrays = cut(memory, pieces)
-    if len(arrays) != 1 + sum(levels.starts_run(n) + kind.keeps_crd for n, kind in enumerate(levels.levels)):
+    kept = [levels.starts_run(level) + (not kind.is_full) for level, kind in enumerate(levels.levels)]
+    if len(arrays) != 1 + sum(kept):
         raise FileError(f"{len(arrays)} arrays do not make a sparse tensor of format {levels}")
     given = iter(arrays)
     for level, kind in enumerate(levels.levels):
         pos.append(next(given) if levels.starts_run(level) else None)
-        crd.append(next(given) if kind.keeps_crd else None)
+        crd.append(None if kind.is_full else next(given))
     return make_storage(make_pattern(form, shape, tuple(pos), tuple(crd)), next(given))
 
 
@@ -162,7 +160,14 @@ def check_filled() -> None:
         _ = storage.pattern
 
 
-_SAFE = (make_pattern, make_storage, make_packed, make_tensor, Format, Dense, Compressed, Coordinate)
+_SAFE: tuple[Callable[..., Any], ...] = (
+    make_pattern,
+    make_storage,
+    make_packed,
+    make_tensor,
+    Format,
+    *map(type, LEVELS),
+)
 _OLD_MODULES = {"io.pickling": "tensor.saved"}  # in files of version 0.1, others are named alike
 
 

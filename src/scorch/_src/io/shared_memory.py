@@ -23,7 +23,8 @@ Piece = tuple[torch.dtype, int, int]  # of an array: dtype, where it begins in b
 
 def packed(tensor: SparseTensor) -> SparseTensor:
     """A copy of ``tensor`` whose arrays lie one after the other in shared memory."""
-    pattern, arrays = tensor.storage.pattern, tensor.storage.tensors
+    pattern = tensor.storage.pattern
+    arrays = (*pattern.entry_arrays, tensor.storage.values)
     pieces: list[Piece] = []
     size = 0
     for array in arrays:
@@ -40,7 +41,7 @@ def packed(tensor: SparseTensor) -> SparseTensor:
 
 def pieces_of(storage: Storage) -> tuple[torch.Tensor, list[Piece]] | None:
     """The one piece of shared memory that all arrays lie in, and where; None if there is none."""
-    arrays = storage.tensors
+    arrays = (*storage.pattern.entry_arrays, storage.values)
     memory = arrays[-1].untyped_storage()
     if len(arrays) < 2 or not memory.is_shared():
         return None

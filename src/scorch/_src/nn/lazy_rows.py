@@ -25,10 +25,11 @@ def is_lazy(parameter: torch.Tensor) -> bool:
 def rows_of(gradient: SparseTensor) -> tuple[int, torch.Tensor, torch.Tensor] | None:
     """The dimension whose places are stored, which they are, and the values there; None in other formats."""
     pattern = gradient.storage.pattern
-    letters, crd = pattern.format.letters, pattern.crd[0] if pattern.crd else None
-    if crd is None or set(letters[1:]) - {"d"} or letters[0] not in "so" or pattern.format.is_blocked:
+    form, order = pattern.format, pattern.format.order
+    if form.dense_levels or form.dense_tail != len(form) - 1 or form.is_blocked:
         return None
-    order = pattern.format.order
+    crd = pattern.crd[0]
+    assert crd is not None
     inner = [pattern.shape[dim] for dim in order[1:]]
     stored = gradient.storage.values.detach().reshape(-1, *inner)
     back = sorted(range(len(order)), key=lambda level: order[level])

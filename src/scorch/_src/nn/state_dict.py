@@ -16,7 +16,7 @@ from scorch.errors import FileError
 def pattern_to(pattern: Pattern) -> dict[str, torch.Tensor]:
     """``format``, letters, order and blocks as numbers, and the index arrays of each level."""
     form = pattern.format
-    numbers = [len(form), *map(ord, form.letters), *form.order, *(n for pair in form.blocks for n in pair)]
+    numbers = [len(form), *map(ord, form.spelling), *form.order, *(n for pair in form.blocks for n in pair)]
     found = {"format": torch.tensor(numbers, device="cpu")}
     for level, (pos, crd) in enumerate(zip(pattern.pos, pattern.crd, strict=True)):
         if pos is not None:

@@ -133,7 +133,7 @@ def _rows_of(matrix: SparseTensor) -> Rows:
 def _stored_in_rows(matrix: SparseTensor) -> torch.Tensor:
     """How many entries each row of a matrix stores."""
     pattern = matrix.storage.pattern
-    if pattern.format == CSR:
+    if pattern.format.has_row_pointers:
         pointers = pattern.pos[1]
         assert pointers is not None
         return torch.diff(pointers)
@@ -302,7 +302,7 @@ def _summed_by_kernel(input: SparseTensor, reduced: list[int], kept: list[int]) 
 def _touched(input: SparseTensor, kept: list[int], shape: tuple[int, ...]) -> torch.Tensor:
     """Which places of the dimensions ``kept``, numbered row by row, have entries below."""
     pattern = input.storage.pattern
-    if kept == [0] and pattern.format == CSR:
+    if kept == [0] and pattern.format.has_row_pointers:
         return _stored_in_rows(input) > 0
     level = pattern.format.order.index(kept[0])
     column = pattern.crd[level] if len(kept) == 1 else None

@@ -14,15 +14,15 @@ from scorch._src.storage.storage import Pattern, Storage
 
 def shares_entries(old: Format, new: Format) -> bool:
     """Whether both keep the same entries in the same order, below rows and in a list."""
-    plain = old.order == new.order and len(old.order) == 2 and not old.is_blocked and not new.is_blocked
-    return plain and {old.letters, new.letters} == {"ds", "oo"}
+    by_rows, listed = (old, new) if new.is_list else (new, old)
+    return old.order == new.order and by_rows.is_compressed_matrix and listed.is_list
 
 
 def releveled(storage: Storage, form: Format) -> Storage:
     """``storage`` in a format that shares its entries."""
     pattern = storage.pattern
     count, inner = pattern.size, pattern.crd[1]
-    if form.letters == "ds":
+    if form.is_compressed_matrix:
         rows, outer = pattern.crd[0], pattern.shape[form.order[0]]
         assert rows is not None
         if 8 * outer > LARGE:

@@ -17,6 +17,7 @@ from scorch._src.backends.base import routines_for
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.formats import Format
+from scorch._src.storage.assemble import assembled
 from scorch._src.storage.storage import Pattern, Storage
 
 Array = torch.Tensor | None
@@ -38,9 +39,7 @@ def part(storage: Storage, start: int, stop: int) -> Storage:
         crd[0] = crd[0] - start
     counts = tuple(end - begin for begin, end in ranges)
     begin, end = ranges[-1]
-    return Storage(
-        Pattern(pattern.format, tuple(shape), tuple(pos), tuple(crd), counts), storage.values[begin:end]
-    )
+    return assembled(pattern.format, tuple(shape), pos, crd, counts, storage.values[begin:end])
 
 
 def one_of(storage: Storage, index: int) -> Storage | None:
@@ -51,13 +50,13 @@ def one_of(storage: Storage, index: int) -> Storage | None:
     if begin == end:
         return None
     pos, crd = _sliced(pattern, ranges)
-    if form.letters[:2] == "oo":  # coordinates in step with those of the outermost level: a list of its own
+    if not form.is_unique(0):  # coordinates in step with those of the outermost level: a list of its own
         pos[1] = torch.tensor([0, end - begin], dtype=pattern.index_dtype, device=pattern.device)
     shape = tuple(size for dim, size in enumerate(pattern.shape) if dim != form.order[0])
     inner = inner_format(form)
     counts = tuple(end - begin for begin, end in ranges[1:])
     begin, end = ranges[-1]
-    return Storage(Pattern(inner, shape, tuple(pos[1:]), tuple(crd[1:]), counts), storage.values[begin:end])
+    return assembled(inner, shape, pos[1:], crd[1:], counts, storage.values[begin:end])
 
 
 def all_of(storage: Storage) -> list[Storage | None]:
@@ -74,7 +73,7 @@ def all_of(storage: Storage) -> list[Storage | None]:
         start, stop = starts[level], stops[level]
         if pointers is not None:
             pos.append(_pointers(pointers, starts[level - 1], stops[level - 1] + 1, start))
-        elif level == 1 and form.letters[:2] == "oo":  # a list of its own, as in one_of
+        elif level == 1 and not form.is_unique(0):  # a list of its own, as in one_of
             lengths = (stop - start).to(pattern.index_dtype)
             pos.append(torch.stack([torch.zeros_like(lengths), lengths], 1).unbind())
         else:
@@ -89,7 +88,7 @@ def all_of(storage: Storage) -> list[Storage | None]:
     found: list[Storage | None] = [None] * size
     rows = zip(held.tolist(), zip(*pos, strict=True), zip(*crd, strict=True), counts, values, strict=True)
     for index, own_pos, own_crd, own_counts, own in rows:
-        found[index] = Storage(Pattern(inner, shape, own_pos, own_crd, own_counts), own)
+        found[index] = assembled(inner, shape, own_pos, own_crd, own_counts, own)
     return found
 
 
@@ -199,7 +198,7 @@ def rows_of(storage: Storage, picked: torch.Tensor) -> Storage | None:
     """
     pattern = storage.pattern
     form = pattern.format
-    if form.letters.rstrip("d") != form.letters or set(form.letters[:-1]) != {"d"} or form.is_blocked:
+    if len(form) < 2 or form.dense_levels != len(form) - 1 or form.is_blocked:
         return None
     pos, crd = pattern.pos[-1], pattern.crd[-1]
     assert pos is not None and crd is not None
@@ -216,14 +215,14 @@ def rows_of(storage: Storage, picked: torch.Tensor) -> Storage | None:
         return None
     above = [None] * (len(form) - 1)
     counts = [count // max(pattern.counts[0], 1) * picked.numel() for count in pattern.counts[:-1]]
-    made = Pattern(form, tuple(shape), (*above, found[0]), (*above, found[1]), (*counts, found[1].numel()))
-    return Storage(made, found[2])
+    counts.append(found[1].numel())
+    return assembled(form, tuple(shape), (*above, found[0]), (*above, found[1]), counts, found[2])
 
 
 def matrices_joined(parts: Sequence[Storage], dim: int, shape: tuple[int, ...]) -> Storage | None:
     """Matrices of compressed rows, or columns, below or beside each other; None if they are anything else."""
     form = parts[0].pattern.format
-    if form.letters != "ds" or form.is_blocked:
+    if not form.is_compressed_matrix:
         return None
     patterns = [part.pattern for part in parts]
     rows, count = shape[form.order[0]], sum([pattern.counts[1] for pattern in patterns])
@@ -266,7 +265,7 @@ def in_a_row(parts: Sequence[Storage], shape: tuple[int, ...]) -> Storage:
         further = _starts([p.shape[form.order[0]] for p in patterns]) if level == 0 else None
         crd.append(_one_array(places, further, index))
     values = routines_for(parts[0].values).concat([part.values for part in parts])
-    return Storage(Pattern(form, shape, tuple(pos), tuple(crd), counts), values)
+    return assembled(form, shape, pos, crd, counts, values)
 
 
 def moved(storage: Storage, dim: int, by: int, shape: tuple[int, ...]) -> Storage | None:
@@ -281,7 +280,7 @@ def moved(storage: Storage, dim: int, by: int, shape: tuple[int, ...]) -> Storag
     crd = [array if array is None else array.to(index) for array in pattern.crd]
     pos = [array if array is None else array.to(index) for array in pattern.pos]
     crd[level] = _further(there, by, index)
-    return Storage(Pattern(form, shape, tuple(pos), tuple(crd), pattern.counts), storage.values)
+    return assembled(form, shape, pos, crd, pattern.counts, storage.values)
 
 
 def _further(array: torch.Tensor, by: int, dtype: torch.dtype) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.plan import Operand, fullness
 from scorch._src.compiler.typing import type_of_dtype
-from scorch._src.formats import Format, Level
+from scorch._src.formats import Format
 from scorch._src.grad_state import untracked
 from scorch._src.loops.types import INT32, INT64
 from scorch.errors import UnsupportedError
@@ -48,7 +48,8 @@ class Pattern:
     """The index arrays of a tensor, level by level: ``pos`` and ``crd``, None where a level keeps none.
 
     ``counts`` has the number of positions of each level. ``converted`` remembers the same pattern in other
-    formats, each with the place that every value comes from.
+    formats, each with the place that every value comes from. The coordinates of levels that kernels read
+    otherwise (``Level.finish``) may be forgotten, and are then made anew when someone asks for them.
     """
 
     def __init__(
@@ -64,8 +65,29 @@ class Pattern:
         self.pos = pos
         self.crd = crd
         self.counts = counts
-        if format.is_coded:  # refused here if a level cannot hold its coordinates
+
+    @functools.cached_property
+    def crd(self) -> tuple[torch.Tensor | None, ...]:
+        """The coordinates of each level, where they were forgotten."""
+        found: list[torch.Tensor | None] = []
+        given = iter(self.arrays)
+        for level, (kind, pos) in enumerate(zip(self.format.levels, self.pos, strict=True)):
+            if pos is not None:
+                next(given)
+            array = None if kind.is_full else next(given)
+            if array is not None and not kind.has_coordinates:
+                assert pos is not None
+                size = self.format.level_size(level, self.shape)
+                with untracked():
+                    array = kind.coordinates(pos, array, size).to(array.dtype).contiguous()
+            found.append(array)
+        return tuple(found)
+
+    def forget_coordinates(self) -> None:
+        """Keep only what kernels read."""
+        if self.format.is_finished:
             _ = self.arrays
+            del self.crd
 
     @functools.cached_property  # most patterns never have one of these
     def converted(self) -> BoundedCache[Format, tuple[Pattern, torch.Tensor]]:
@@ -85,7 +107,7 @@ class Pattern:
 
     @functools.cached_property
     def index_dtype(self) -> torch.dtype:
-        for array in (*self.crd, *self.pos):
+        for array in (*self.pos, *(() if self.format.is_finished else self.crd)):
             if array is not None:
                 return array.dtype
         return torch.int32
@@ -101,13 +123,30 @@ class Pattern:
     @functools.cached_property
     def arrays(self) -> tuple[torch.Tensor, ...]:
         """The arrays in the order in which kernels take them."""
+        if not self.format.is_finished:
+            return self.entry_arrays
         found = []
-        for kind, pos, crd in zip(self.format.levels, self.pos, self.crd, strict=True):
+        for level, (pos, crd) in enumerate(zip(self.pos, self.crd, strict=True)):
             if pos is not None:
                 found.append(pos)
             if crd is not None:
-                found.append(_coded(kind, pos, crd) if kind.is_coded else crd)
+                found.append(self._finished(level, pos, crd))
         return tuple(found)
+
+    def _finished(self, level: int, pos: torch.Tensor | None, crd: torch.Tensor) -> torch.Tensor:
+        """The coordinates of a level as kernels read them."""
+        kind, size = self.format.levels[level], self.format.level_size(level, self.shape)
+        if kind.has_coordinates:
+            return crd
+        assert pos is not None, f"a {kind.name} level has entries of its own"
+        with untracked():
+            return kind.finish(pos, crd, size).to(crd.dtype).contiguous()
+
+    @property
+    def entry_arrays(self) -> tuple[torch.Tensor, ...]:
+        """``pos`` and ``crd`` of all levels, in the order of ``arrays``."""
+        pairs = zip(self.pos, self.crd, strict=True)
+        return tuple(array for pair in pairs for array in pair if array is not None)
 
     @functools.cached_property
     def present(self) -> torch.Tensor:
@@ -160,8 +199,10 @@ class Pattern:
         return self.relatives.setdefault((form, shape), found)
 
     def bytes(self) -> int:
-        coded = [crd for kind, crd in zip(self.format.levels, self.crd, strict=True) if kind.is_coded]
-        kept = [*self.arrays, *(crd for crd in coded if crd is not None)]
+        kept = list(self.arrays)
+        if self.format.is_finished and "crd" in self.__dict__:
+            levels = zip(self.format.levels, self.crd, strict=True)
+            kept += [crd for kind, crd in levels if crd is not None and not kind.has_coordinates]
         return sum(array.numel() * array.element_size() for array in kept)
 
     def __copy__(self) -> Pattern:
@@ -169,13 +210,6 @@ class Pattern:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
         return self
-
-
-def _coded(kind: Level, pos: torch.Tensor | None, crd: torch.Tensor) -> torch.Tensor:
-    """The coordinates of a level as kernels read them."""
-    assert pos is not None, f"a {kind.name} level has entries of its own"
-    with untracked():
-        return kind.code(pos, crd).to(crd.dtype).contiguous()
 
 
 def plain(values: torch.Tensor) -> torch.Tensor:

@@ -95,7 +95,8 @@ def from_entries(entries: Entries, form: Format, in_order: bool = True) -> Spars
     dtype = dtype_of_type(index_type(shape, count))
     crd = tuple(column.to(dtype) for column in entries.coordinates)
     pos = torch.tensor([0, count], dtype=dtype)
-    listed = form if form.letters == "s" else as_format("coo", len(shape))  # a vector has the same arrays
+    is_vector = len(form) == 1 and form.levels[0].has_coordinates  # which has the same arrays
+    listed = form if is_vector else as_format("coo", len(shape))
     pattern = Pattern(listed, shape, (pos, *(None,) * (len(crd) - 1)), crd, (count,) * len(crd))
     found = convert(Storage(pattern, values.contiguous()), form)
     assert isinstance(found, Storage)
@@ -113,9 +114,8 @@ def format_for(tensor: SparseTensor, shape: Shape) -> Format:
     form = tensor.format
     if form.dims == len(shape) and not form.is_blocked:
         return form
-    letters = set(form.letters)
-    if letters == {"o"} or len(shape) > 2:
-        return as_format("coo" if letters == {"o"} else "csf", len(shape))
+    if form.is_list or len(shape) > 2:
+        return as_format("coo" if form.is_list else "csf", len(shape))
     return as_format("csr" if len(shape) == 2 else "s", len(shape))
 
 

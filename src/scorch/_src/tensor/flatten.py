@@ -26,12 +26,12 @@ _known: weakref.WeakValueDictionary[tuple[Any, ...], Pattern] = weakref.WeakValu
 
 
 def names_of(format: Format) -> list[str]:
-    """The names of the index arrays of a format, in the order of ``Pattern.arrays``."""
+    """The names of the index arrays of a format, in the order of ``Pattern.entry_arrays``."""
     found = []
     for number, level in enumerate(format.levels):
         if format.starts_run(number):
             found.append(f"_pos{number}")
-        if level.letter != "d":
+        if not level.is_full:
             found.append(f"_crd{number}")
     return found
 
@@ -68,7 +68,7 @@ def remember(pattern: Pattern) -> None:
     """Give this pattern to those who come with its arrays."""
     if "is_known" not in pattern.__dict__:
         pattern.__dict__["is_known"] = True
-        _known[_key(pattern.format, pattern.shape, pattern.arrays)] = pattern
+        _known[_key(pattern.format, pattern.shape, pattern.entry_arrays)] = pattern
 
 
 def _key(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tensor]) -> tuple[Any, ...]:
@@ -76,7 +76,7 @@ def _key(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tensor]) -
 
 
 def pattern_of(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tensor]) -> Pattern:
-    """The pattern with these arrays, in the order of ``Pattern.arrays``."""
+    """The pattern with these arrays, in the order of ``Pattern.entry_arrays``."""
     is_memory = all(type(array) is torch.Tensor for array in arrays)
     if is_memory:  # kernels read them one after the other
         arrays = [array.contiguous() for array in arrays]

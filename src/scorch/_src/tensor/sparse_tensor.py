@@ -327,7 +327,7 @@ class SparseTensor(torch.Tensor):
     def _stable_hash_for_caching(self) -> str:
         """What a compiled graph depends on, for torch's cache of graphs on disk."""
         pattern, values = self.storage.pattern, self.storage.values
-        counts = [array.shape for array in (*pattern.arrays, values)]
+        counts = [array.shape for array in (*pattern.entry_arrays, values)]
         return f"{pattern.format!r} {pattern.shape} {pattern.index_dtype} {values.dtype} {counts}"
 
 

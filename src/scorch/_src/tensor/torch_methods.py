@@ -117,9 +117,7 @@ def coo_values(self: SparseTensor) -> torch.Tensor:
 
 
 def _as_coo(self: SparseTensor) -> SparseTensor:
-    sparse = self.format.letters.rstrip("d")
-    is_coo = set(sparse) == {"o"} and self.format.order == tuple(range(self.dim()))
-    found = self if is_coo else self.to_format("coo")
+    found = self if self.format.is_coo else self.to_format("coo")
     assert isinstance(found, SparseTensor)
     return found
 
@@ -128,8 +126,7 @@ def _as_coo(self: SparseTensor) -> SparseTensor:
 def indices(self: SparseTensor) -> torch.Tensor:
     """The coordinates of a COO tensor, one row for each sparse dimension (int64, as in torch)."""
     pattern = self.storage.pattern
-    sparse = pattern.format.letters.rstrip("d")
-    if set(sparse) != {"o"} or pattern.format.order != tuple(range(len(pattern.shape))):
+    if not pattern.format.is_coo:
         raise FormatError(f"indices() is for coo, this is {pattern.format}; use .to_format('coo')")
     return torch.stack([array.to(torch.int64) for array in pattern.crd if array is not None])
 

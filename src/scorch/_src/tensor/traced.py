@@ -29,7 +29,7 @@ def same_arrays(first: Pattern, second: Pattern) -> bool:
     if first is second:
         return True
     return first.format == second.format and all(
-        a is b for a, b in zip(first.arrays, second.arrays, strict=True)
+        a is b for a, b in zip(first.entry_arrays, second.entry_arrays, strict=True)
     )
 
 
@@ -61,7 +61,7 @@ def arrays_of(tensor: SparseTensor) -> list[torch.Tensor]:
     """Index arrays and values, as the graph knows them: ``torch.export`` has to see them asked for."""
     storage = tensor.storage
     if not torch.compiler.is_exporting():
-        return [*storage.pattern.arrays, storage.values]
+        return [*storage.pattern.entry_arrays, storage.values]
     names = [*names_of(storage.pattern.format), VALUES]
     try:
         return [getattr(tensor, name) for name in names]

@@ -191,7 +191,7 @@ class DirectCall:
         for name in dict.fromkeys(access.tensor for access in self.plan.step.accesses):
             form = self.plan.operand(name).format
             for at in range(len(form)):
-                if form.levels[at].keeps_crd:
+                if not form.levels[at].is_full:
                     place += int(form.starts_run(at))
                     if (name, at) == (tensor, level):
                         return place

@@ -102,7 +102,7 @@ def tried(function: Any, args: Any, kwargs: Any, kinds: Sequence[Kind], sizes: S
             id(array): (number, place)
             for number, sample in enumerate(samples)
             if isinstance(sample, SparseTensor)
-            for place, array in enumerate(sample.storage.pattern.arrays)
+            for place, array in enumerate(sample.storage.pattern.entry_arrays)
         }
         owners = {
             id(sample.storage.values): (number, -1)
@@ -116,7 +116,7 @@ def _promise(leaf: torch.Tensor, places: dict[int, Any], owners: dict[int, Any])
     if not isinstance(leaf, SparseTensor):
         return Promise(None, tuple(leaf.shape), leaf.dtype, torch.int32, (), None)
     pattern, values = leaf.storage.pattern, leaf.storage.values
-    arrays = tuple(places.get(id(array)) for array in pattern.arrays)
+    arrays = tuple(places.get(id(array)) for array in pattern.entry_arrays)
     if None in arrays:
         arrays = (None,) * len(arrays)
     owner = None if None in arrays else owners.get(id(values))
@@ -142,7 +142,7 @@ def _sample_pattern(format: Format, shape: tuple[int, ...], index: torch.dtype) 
     made = from_coordinates(coordinates, torch.ones(coordinates.shape[1], device="cpu"), shape, format=format)
     assert isinstance(made, SparseTensor)
     found = made.storage.pattern
-    copies = iter([array.to(index, copy=True) for array in found.arrays])
+    copies = iter([array.to(index, copy=True) for array in found.entry_arrays])
     named = {name: next(copies) for name in names_of(format)}
     levels = range(len(format))
     pos = tuple(named.get(f"_pos{level}") for level in levels)

@@ -69,7 +69,7 @@ def _call(text: str, arrays: Arrays, sizes: Sequence[int]) -> list[torch.Tensor]
         for result, tensor in zip(program.results, found, strict=True):
             values, pattern = _as_promised(program, result, tensor, arrays, sizes)
             if pattern is not None and not result.is_on_operand:
-                made.extend(array.to(result.index, copy=True) for array in pattern.arrays)
+                made.extend(array.to(result.index, copy=True) for array in pattern.entry_arrays)
             if result.values is None:
                 values = values.contiguous()
                 made.append(values.clone() if memory_of(values) in owned else values)

@@ -69,7 +69,7 @@ class Result:
             if self.format.starts_run(number):
                 found.append([2 if count is None else count + 1])
                 count = new_size()
-            if level.letter == "d":
+            if level.is_full:
                 size = self.format.level_size(number, shape)
                 count = size if count is None else count * size
             else:

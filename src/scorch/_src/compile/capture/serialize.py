@@ -95,7 +95,7 @@ def read(value: Any) -> Any:
 
 
 def write_format(format: Format) -> list[Any]:
-    return [format.letters, list(format.order), [list(block) for block in format.blocks]]
+    return [format.spelling, list(format.order), [list(block) for block in format.blocks]]
 
 
 def read_format(given: list[Any]) -> Format:

@@ -239,7 +239,7 @@ class Rows(Collector):
     def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
         append = block(
             None if self.has_room else self.make_room_for_one(),
-            Store(self.crd, self.count, coordinates[-1]),
+            self.plan.result.levels[-1].append(self.uses[-1].arrays, self.count, coordinates[-1]),
             Store(self.values, self.count, value),
             Assign(self.count, self.count + 1),
         )

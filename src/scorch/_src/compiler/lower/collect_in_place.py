@@ -53,8 +53,10 @@ class InPlace(Collector):
         return join_key(coordinates[: self.rows], [use.arrays.size for use in above])
 
     def write(self, at: Expr, coordinates: list[Expr], value: Expr) -> Stmt:
-        pairs = zip(self.crd, coordinates[self.rows :], strict=True)
-        return block(*(Store(crd, at, x) for crd, x in pairs), Store(self.values, at, value))
+        entry = zip(self.uses[self.rows :], coordinates[self.rows :], strict=True)
+        levels = self.plan.result.levels
+        appended = [levels[use.level].append(use.arrays, at, x) for use, x in entry]
+        return block(*appended, Store(self.values, at, value))
 
     def tell_nnz(self) -> Stmt:
         return Put(self.nnz.name, wide(Load(self.pos, self.row_count)))
@@ -166,9 +168,9 @@ class Buckets(InPlace):
         is_copy = self.plan.step.body == access and len(set(access.indices)) == len(access.indices)
         operand = self.plan.operand(access.tensor)
         form = operand.format
-        full = len(form.letters) - len(form.letters.lstrip("d"))
-        is_run = form.letters[full:] == "s" or set(form.letters[full:]) == {"o"}
-        if self.rows != 1 or not is_copy or not is_run:
+        full = form.dense_levels
+        is_run = full < len(form) and form.run_from(full) == len(form)
+        if self.rows != 1 or not is_copy or not is_run or form.is_finished:
             return loops
         uses = self.plan.splits.uses(form, access.indices, operand.name, operand.index)
         for use in uses[full:]:

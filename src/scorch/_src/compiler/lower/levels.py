@@ -70,7 +70,7 @@ class Levels:
                 continue
             use, level = uses[state.level], self.plan.operand(access.tensor).format.levels[state.level]
             is_searched = (access, state.level) in self.plan.searched
-            if use.loop == x and not level.is_full and not is_searched:
+            if use.loop == x and level.is_iterable and not level.is_full and not is_searched:
                 found[access] = self._cursor(access, state)
         return found
 
@@ -100,7 +100,7 @@ class Levels:
             assert state.stop is not None
             return state.start, state.stop
         arrays = self.uses[access][state.level].arrays
-        start, stop = form.levels[state.level].bounds(arrays, state.start)
+        start, stop = form.levels[state.level].iterate(arrays, state.start)
         if state.present == TRUE:
             return start, stop
         return Select(state.present, start, Const(0)), Select(state.present, stop, Const(0))
@@ -143,8 +143,8 @@ class Levels:
         start, stop = self.entries(cursor.access, states[cursor.access])
         if begin is None or begin == Const(0):
             return block(Declare(cursor.position, start), Declare(cursor.end, stop))
-        search = cursor.kind.search(cursor.use.arrays, start, stop, begin, cursor.parent)
-        return block(Declare(cursor.position, search), Declare(cursor.end, stop))
+        first = cursor.kind.locate(cursor.use.arrays, cursor.parent, begin, start, stop)
+        return block(Declare(cursor.position, first), Declare(cursor.end, stop))
 
     def follow(self, loop: Loop) -> tuple[Stmt, dict[Access, State]]:
         """Move followers up to x and set their flags."""
@@ -173,26 +173,33 @@ class Levels:
                     break
                 position = Var(f"p{self.labels[access]}{state.level + 1}")
                 if level.is_full:
-                    at = level.locate(use.arrays, state.start, use.coordinate)
+                    at = level.insert(use.arrays, state.start, use.coordinate)
                     if isinstance(at, Const | Var):
                         found[access] = State(state.level + 1, at, None, state.present)
                         continue
                     statements.append(Declare(position, at))
                     found[access] = State(state.level + 1, position, None, state.present)
                     continue
-                start, stop = self.entries(access, state)
                 cursor = self._cursor(access, state)
-                found_at = level.search(use.arrays, start, cursor.end, use.coordinate, cursor.parent)
-                statements += [
-                    Declare(cursor.end, stop),
-                    Declare(position, found_at),
-                    Declare(cursor.flag, both(cursor.has_more, cursor.front.equals(use.coordinate))),
-                ]
-                if not cursor.is_unique:
-                    after = level.search_after(use.arrays, position, cursor.end, use.coordinate)
-                    statements.append(Declare(cursor.run_end, after))
+                statements.append(self._locate(cursor, state))
                 found[access] = cursor.resolved(state.level, cursor.flag)
         return block(*statements), found
+
+    def _locate(self, cursor: Cursor, state: State) -> Stmt:
+        """Look for a coordinate that is known in a level that may not have it."""
+        level, arrays, x = cursor.kind, cursor.use.arrays, cursor.use.coordinate
+        start, stop = self.entries(cursor.access, state)
+        at = level.locate(arrays, cursor.parent, x, start, cursor.end)
+        here = level.is_stored(arrays, cursor.parent, x, cursor.position, cursor.end)
+        if not level.has_coordinates and state.present != TRUE:  # below nothing there is nothing to read
+            at, here = Select(state.present, at, Const(0)), both(state.present, here)
+        after: Stmt | None = None
+        if not cursor.is_unique:
+            last = level.locate_after(arrays, cursor.position, cursor.end, x)
+            after = Declare(cursor.run_end, last)
+        return block(
+            Declare(cursor.end, stop), Declare(cursor.position, at), Declare(cursor.flag, here), after
+        )
 
     def pattern_position(self, states: States) -> Expr | None:
         """Where the entry of the shared pattern stands, once it is known."""

@@ -102,7 +102,7 @@ class Lowering:
         for access in self.accesses:
             form = self.plan.operand(access.tensor).format
             for use in self.levels.uses[access]:
-                if form.levels[use.level].keeps_crd:
+                if not form.levels[use.level].is_full:
                     if form.starts_run(use.level):
                         arrays[use.arrays.pos.name] = use.arrays.pos
                     arrays[use.arrays.crd.name] = use.arrays.crd

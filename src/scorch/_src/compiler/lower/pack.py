@@ -8,6 +8,8 @@ lengths of all arrays, and written in the second (``fill``).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scorch._src.compiler.plan import Plan
 from scorch._src.formats.scratch import ListScratch
 from scorch._src.loops.nodes import (
@@ -47,7 +49,7 @@ class Packer:
         self.crd = {
             level: Array(f"{name}{level + 1}_crd", plan.index)
             for level in range(len(self.form))
-            if self.form.levels[level].keeps_crd
+            if not self.form.levels[level].is_full
         }
         self.count_of = {level: Var(f"{name}{level + 1}_count") for level in self.pos}
 
@@ -87,7 +89,7 @@ class Packer:
             parent = position
             if self.form.levels[level].is_full:
                 statements.append(Assign(fresh, either(fresh, here[level].differs(before[level]))))
-                position = parent * use.arrays.size + here[level]
+                position = self.form.levels[level].insert(use.arrays, parent, here[level])
                 continue
             if not self.form.starts_run(level):
                 continue
@@ -108,19 +110,18 @@ class Packer:
 
     def _run(self, level: int) -> list[int]:
         """``level`` and the coordinate levels in step with it."""
-        run = [level]
-        while run[-1] + 1 < len(self.form) and not self.form.levels[run[-1] + 1].is_full:
-            if self.form.starts_run(run[-1] + 1):
-                break
-            run.append(run[-1] + 1)
-        return run
+        return list(range(level, self.form.run_from(level)))
 
     def _write(self, level: int, run: list[int], here: dict[int, Var], counter: Var, parent: Expr) -> Stmt:
         pos = self.pos[level]
         return block(
-            *(Store(self.crd[member], counter, here[member]) for member in run),
+            *(self._append(member, counter, here[member]) for member in run),
             Store(pos, parent + 1, Load(pos, parent + 1) + 1),
         )
+
+    def _append(self, level: int, counter: Var, coordinate: Expr) -> Stmt:
+        arrays = replace(self.uses[level].arrays, crd=self.crd[level])
+        return self.form.levels[level].append(arrays, counter, coordinate)
 
     def _running_total(self, level: int) -> Stmt:
         """From the number of children of each position to where they begin."""

@@ -94,4 +94,4 @@ def _has_rows_of_result(plan: Plan, access: Access, operand: Operand) -> bool:
     last = len(result) - 1
     same = all(a.loop is not None and a.loop == b.loop for a, b in zip(uses, result, strict=False))
     kind = form.levels[last]
-    return same and not kind.is_full and not kind.is_coded and form.starts_run(last)
+    return same and kind.has_coordinates and form.starts_run(last)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 
 from scorch._src.compiler.plan import Operand, Splits, Step
 from scorch._src.compiler.schedule.cost import estimated_counts, is_against, transposed_format
-from scorch._src.formats import Format, dense_format
+from scorch._src.formats import Format, Level, dense_format
+from scorch._src.formats.compressed import Compressed
+from scorch._src.formats.dense import Dense
 from scorch._src.notation.nodes import Access
 from scorch._src.notation.trees import substitute
 
@@ -106,12 +108,13 @@ def _clashes(index: str, access: Access, operands: Mapping[Access, Operand]) -> 
 def unblocked_format(form: Format) -> Format:
     """The format without blocks: a dimension is dense if both of its parts were."""
     order = list(dict.fromkeys(form.order))
-    letters = ""
+    levels: list[Level] = []
     for dim in order:
         parts = [level for level, stored in zip(form.levels, form.order, strict=True) if stored == dim]
-        is_single = len(parts) == 1 and not parts[0].is_coded
-        letters += parts[0].letter if is_single else "d" if all(p.is_full for p in parts) else "s"
-    return Format(letters, order=order)
+        is_single = len(parts) == 1 and (parts[0].is_full or parts[0].has_coordinates)
+        is_full = all(part.is_full for part in parts)
+        levels.append(parts[0] if is_single else Dense() if is_full else Compressed())
+    return Format(levels, order=order)
 
 
 def split_blocks(operands: Mapping[Access, Operand]) -> Splits:

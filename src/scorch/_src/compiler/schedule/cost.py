@@ -138,7 +138,8 @@ def is_against(order: Sequence[str], form: Format, uses: Sequence[LevelUse]) -> 
     reached = -1
     for use in uses:
         here = max(place[loop] for loop in use.needs)
-        if not form.levels[use.level].is_full and here < reached:
+        level = form.levels[use.level]
+        if level.is_iterable and not level.is_full and here < reached:
             return True
         reached = max(reached, here)
     return False
@@ -264,7 +265,12 @@ class _Walk:
         entries = {}
         for access, uses in self.uses.items():
             level = self.level[access]
-            if level < len(uses) and uses[level].loop == x and not self.form[access].levels[level].is_full:
+            if level == len(uses) or uses[level].loop != x:
+                continue
+            kind = self.form[access].levels[level]
+            if not kind.is_iterable:
+                self.searched.append((access, level))
+            elif not kind.is_full:
                 entries[access] = min(self.branching[access][level], float(size))
         self._leave_to_search(entries)
         for access in entries:
@@ -292,8 +298,10 @@ class _Walk:
         for access, uses in self.uses.items():
             while self.level[access] < len(uses) and uses[self.level[access]].needs <= bound:
                 level = self.level[access]
-                if not self.form[access].levels[level].is_full:
-                    searches += SEARCH * math.log2(self.branching[access][level] + 2)
+                kind = self.form[access].levels[level]
+                if not kind.is_full:
+                    halvings = math.log2(self.branching[access][level] + 2) if kind.is_iterable else 1
+                    searches += SEARCH * halvings
                     index = access.indices[self.form[access].order[level]]
                     chance *= min(1.0, self.branching[access][level] / max(self.problem.sizes[index], 1))
                 self.level[access] += 1

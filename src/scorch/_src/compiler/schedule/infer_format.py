@@ -56,7 +56,7 @@ def shared_levels(access: Access, form: Format, target: Access, result: Format) 
         return None
     mine = [access.indices[dim] for dim in form.order]
     theirs = [target.indices[dim] for dim in result.order]
-    if mine[:count] != theirs[:count] or form.letters[:count] != result.letters[:count]:
+    if mine[:count] != theirs[:count] or form.levels[:count] != result.levels[:count]:
         return None
     is_found = all(form.is_unique(level) for level in range(count)) and not form.levels[count - 1].is_full
     return count if is_found and all(level.is_full for level in result.levels[count:]) else None
@@ -79,8 +79,7 @@ def infer_format(step: Step, operands: Mapping[Access, Operand], sizes: Mapping[
         names = ", ".join(dict.fromkeys(access.tensor for access in sparse))
         (common,) = forms
         assert common is not None
-        if not common.is_coded:  # whose levels may not hold all that several have
-            return Inferred(common, (f"{names} all have this format",))
+        return Inferred(common, (f"{names} all have this format",))
     return _by_index(step, operands, sizes, sparse)
 
 
@@ -130,7 +129,7 @@ def _by_index(
             break
     if all(kind == "dense" for kind in kinds.values()):
         return Inferred(dense_format(len(target.indices)), tuple(reasons.values()))
-    coordinate = all(set(operands[a].format.letters) == {"o"} for a in sparse)
+    coordinate = all(operands[a].format.is_list for a in sparse)
     coordinate = coordinate and all(kind == "sparse" for kind in kinds.values())
     letter = {"dense": "d", "sparse": "o" if coordinate else "s"}
     letters = "".join(letter[kinds[index]] for index in order)

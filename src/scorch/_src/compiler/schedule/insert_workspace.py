@@ -51,8 +51,7 @@ def insert_workspace(plan: Plan, shape: Sequence[int]) -> Plan:
         workspace = "dense" if is_small else "list" if prefix > 0 else None
         if workspace is None:
             prefix = covered = 0
-    letters = plan.result.letters
-    by_rows = letters[:-1] == "d" * (levels - 1) and letters[-1] in "so"
+    by_rows = plan.result.dense_levels == levels - 1
     by_rows = by_rows and covered >= levels - 1 and (workspace is not None or covered == levels)
     return replace(
         plan,

@@ -26,7 +26,7 @@ def parallelize(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
     for access, operand in operands.items():
         uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
         is_walked = bool(uses) and uses[0].loop == x and (access, 0) not in plan.searched
-        if is_walked and not operand.format.levels[0].is_full:
+        if is_walked and operand.format.levels[0].is_iterable and not operand.format.levels[0].is_full:
             first[access] = operand
     where = lattice.support(plan.step.body, lambda a: lattice.stored(a) if a in first else EVERYWHERE)
     if where != EVERYWHERE and not (len(where) == 1 and len(next(iter(where))) == 1):

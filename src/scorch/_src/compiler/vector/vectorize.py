@@ -84,7 +84,7 @@ def _prefetched(
         return ()
     x = plan.order[-2]
     walked = [operand for access, operand in operands.items() if _walks(plan, access, operand, x)]
-    if not walked or any(operand.format.is_coded for operand in walked):
+    if not walked or any(operand.format.is_finished for operand in walked):
         return ()
     most = FETCHED // plan.element.bytes
     count = vectors.width if vectors.kind == "rows" else min(sizes[vectors.loop], most)
@@ -103,6 +103,7 @@ def _walks(plan: Plan, access: Access, operand: Operand, x: str) -> bool:
     return any(
         use.loop == x
         and not operand.format.levels[use.level].is_full
+        and operand.format.levels[use.level].is_iterable
         and operand.format.is_unique(use.level)
         and (access, use.level) not in plan.searched
         for use in uses

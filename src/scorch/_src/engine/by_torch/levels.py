@@ -14,7 +14,8 @@ import torch
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.formats import Format
-from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.storage.assemble import assembled
+from scorch._src.storage.storage import Storage
 
 
 def level_coordinates(form: Format, columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -59,9 +60,7 @@ def pack(
             counts.append(positions)
             level += 1
             continue
-        last = level
-        while not form.is_unique(last):
-            last += 1
+        last = form.run_from(level) - 1
         run = range(level, last + 1)
         is_new = torch.ones(entries, dtype=torch.bool, device="cpu")
         if entries:
@@ -81,4 +80,4 @@ def pack(
     placed = torch.zeros(positions, dtype=values.dtype, device="cpu")
     placed[at] = values
     narrow_pos, narrow_crd = (tuple(a if a is None else a.to(dtype) for a in arrays) for arrays in (pos, crd))
-    return Storage(Pattern(form, shape, narrow_pos, narrow_crd, tuple(counts)), placed)
+    return assembled(form, shape, narrow_pos, narrow_crd, counts, placed)

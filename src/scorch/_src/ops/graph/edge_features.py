@@ -69,14 +69,14 @@ def _apart(adj: Tensor) -> tuple[SparseTensor, Tensor, int]:
         return adj, values_of(adj), 1
     pattern = adj.storage.pattern
     form = pattern.format
-    if form.letters[-1] != "d" or form.order[-1] != 2 or form.blocks or form.letters[:-1].count("d") == 2:
+    if not form.dense_tail or form.order[-1] != 2 or form.is_blocked or form.is_dense:
         raise UnsupportedError(
             f"features of edges in a tensor are its last, dense dimension, as in format 'dsd', not {form}; "
             "use .to_format('dsd')"
         )
     matrix = _matrices.get(pattern)
     if matrix is None:
-        flat = Format(form.letters[:2], order=form.order[:2])
+        flat = Format(form.levels[:2], order=form.order[:2])
         counts = pattern.counts[:2]
         matrix = Pattern(flat, pattern.shape[:2], pattern.pos[:2], pattern.crd[:2], counts)
         matrix = _matrices.setdefault(pattern, matrix)
@@ -93,8 +93,11 @@ def _entries(adj: Tensor, shape: tuple[int, int], loops: bool) -> tuple[tuple[Gr
         made = kept_with(adj, key, lambda: _sorted(*ends_of(adj, shape), None, shape, loops))
         return made, adj.shape[1]
     storage = adj.storage
-    if storage.pattern.format.levels[-1].is_full:
-        raise UnsupportedError("a graph whose edges have features has no blocks: use .to_format('csr')")
+    if storage.pattern.format.is_padded:
+        raise UnsupportedError(
+            "a graph whose edges have features has no blocks or bands, which are filled up with zeros: "
+            "use .to_format('csr')"
+        )
     plain = SparseTensor(Storage(storage.pattern, storage.pattern.present))
     graph = graph_of(plain, shape)[0]
 

@@ -252,11 +252,11 @@ def _of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.
     storage = adj.storage
     if is_learned(adj):
         return _of_learned(adj, shape)
-    if storage.pattern.format.levels[-1].is_full:  # blocks are filled up with zeros, which are no edges
+    if storage.pattern.format.is_padded:  # blocks and bands are filled up with zeros, which are no edges
         made = kept_with(storage.values, storage.pattern, lambda: _entries(adj))
         return _of_matrix(made, shape)
     graph = _of_pattern(storage, shape)
-    if storage.pattern.format == CSR:
+    if storage.pattern.format.has_row_pointers:
         return graph, storage.values
     return graph, graph.keep(storage.values, CSR, lambda: _in_rows(storage).values)
 
@@ -278,8 +278,11 @@ def _in_rows(storage: Storage) -> Storage:
 
 def _of_learned(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
     """With values that pass gradients on."""
-    if adj.format.levels[-1].is_full:
-        raise UnsupportedError("a graph whose weights are learned has no blocks: use .to_format('csr')")
+    if adj.format.is_padded:
+        raise UnsupportedError(
+            "a graph whose weights are learned has no blocks or bands, which are filled up with zeros: "
+            "use .to_format('csr')"
+        )
     rows = adj.to_format(CSR)
     assert isinstance(rows, SparseTensor)
     return _of_pattern(rows.storage, shape), values_of(rows)

@@ -313,7 +313,7 @@ def _counts(form: Format, sizes: tuple[int, ...], entries: Sequence[int]) -> lis
     """The positions of each level; ``entries`` has those of the levels that keep coordinates."""
     left, found, positions = list(entries), [], 1
     for number, level in enumerate(form.levels):
-        own = left.pop(0) if level.keeps_crd else 0
+        own = 0 if level.is_full else left.pop(0)
         positions = level.count(positions, form.level_size(number, sizes), own)
         found.append(positions)
     return found

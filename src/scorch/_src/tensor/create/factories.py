@@ -18,9 +18,10 @@ import torch
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
 from scorch._src.formats import Format, as_format
+from scorch._src.storage.assemble import assembled
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of
-from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.storage.storage import Storage
 from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.create.check import LARGEST, as_shape, check_device, refuse_pinning
 from scorch._src.tensor.create.construct import from_torch
@@ -87,31 +88,30 @@ def _without_entries(name: str, shape: tuple[int, ...], dtype: torch.dtype, form
     form = as_format(format, len(shape))
     if form.is_dense:
         return torch.zeros(shape, dtype=dtype, device="cpu")
-    pattern = _empty_pattern(name, form, shape)
-    return SparseTensor(Storage(pattern, torch.zeros(pattern.size, dtype=dtype, device="cpu")))
+    return SparseTensor(_empty(name, form, shape, dtype))
 
 
-def _empty_pattern(name: str, form: Format, shape: tuple[int, ...]) -> Pattern:
-    """The pattern in which nothing is stored; dense levels at the top still have all their positions."""
+def _empty(name: str, form: Format, shape: tuple[int, ...], dtype: torch.dtype) -> Storage:
+    """A tensor in which nothing is stored; dense levels at the top still have all their positions."""
     counts, pointers, positions = [], 0, 1
     for level, kind in enumerate(form.levels):
         if form.starts_run(level):
             pointers = max(pointers, positions + 1)
         positions = kind.count(positions, form.level_size(level, shape), 0)
         counts.append(positions)
-    dtype = dtype_of_type(index_type(shape, max(counts)))
+    index = dtype_of_type(index_type(shape, max(counts)))
     check_budget(
-        pointers * dtype.itemsize, f"{name} in format {form}", "use format='coo', which has no pointers"
+        pointers * index.itemsize, f"{name} in format {form}", "use format='coo', which has no pointers"
     )
-    none = torch.zeros(0, dtype=dtype, device="cpu")
+    none = torch.zeros(0, dtype=index, device="cpu")
     pos = [
-        torch.zeros((counts[level - 1] if level else 1) + 1, dtype=dtype, device="cpu")
+        torch.zeros((counts[level - 1] if level else 1) + 1, dtype=index, device="cpu")
         if form.starts_run(level)
         else None
         for level in range(len(form))
     ]
-    crd = [none if kind.keeps_crd else None for kind in form.levels]
-    return Pattern(form, shape, tuple(pos), tuple(crd), tuple(counts))
+    crd = [None if kind.is_full else none for kind in form.levels]
+    return assembled(form, shape, pos, crd, counts, torch.zeros(counts[-1], dtype=dtype, device="cpu"))
 
 
 # with all entries ------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def _filled(name: str, shape: tuple[int, ...], value: Any, dtype: torch.dtype, f
 def check_all_stored(name: str, shape: tuple[int, ...], dtype: torch.dtype, form: Format) -> None:
     """Refuse to store every place where that takes more than the dense budget."""
     places = math.prod(shape)
-    sparse = sum(level.keeps_crd for level in form.levels)
+    sparse = sum(not level.is_full for level in form.levels)
     size = places * (dtype.itemsize + sparse * dtype_of_type(index_type(shape, places)).itemsize)
     check_budget(size, f"{name} of shape {shape}, which stores every place,", "ask for fewer entries")
 

@@ -46,12 +46,10 @@ def to_torch(S: SparseTensor) -> torch.Tensor:
     if found is not None:
         return found
     form = storage.pattern.format
-    sparse = len(form.letters.rstrip("d"))
-    is_coo = form.letters[:sparse] == "o" * sparse and form.order == tuple(range(len(form)))
-    if not is_coo:
+    if not form.is_coo:
         storage = _converted(storage, "coo")
-        sparse = len(storage.pattern.shape)
-    return _as_coo(storage, sparse)
+        form = storage.pattern.format
+    return _as_coo(storage, len(form) - form.dense_tail)
 
 
 def _as_coo(storage: Storage, sparse: int) -> torch.Tensor:
@@ -92,7 +90,7 @@ def _as_compressed(storage: Storage) -> torch.Tensor | None:
 def compressed_kind(form: Format) -> tuple[str, int] | None:
     """Which of torch's compressed layouts the format is, and with how many batch dimensions."""
     blocks = tuple(block for _, block in form.blocks)
-    batch = form.letters.find("s") - 1
+    batch = form.dense_levels - 1
     if batch < 0 or len(blocks) not in (0, 2):
         return None
     for kind in ("bsr", "bsc") if blocks else ("csr", "csc"):

@@ -62,7 +62,7 @@ class _Tree:
 
     def lines(self, level: int, position: int, indent: str, at: dict[int, int]) -> Iterator[str]:
         """The tree below ``position``, which has the coordinates ``at``."""
-        last = self._after(level)
+        last = self.form.run_from(level)  # a run of coordinate levels is drawn as one
         children = self._children(level, position)
         for child in children:
             corner, bar = ("└─ ", "   ") if child == children[-1] else ("├─ ", "│  ")
@@ -71,13 +71,6 @@ class _Tree:
             yield f"{indent}{corner}{label}{shown}"
             if not shown:
                 yield from self.lines(last, child, indent + bar, here)
-
-    def _after(self, level: int) -> int:
-        """The level below: a run of coordinate levels is drawn as one."""
-        last = level + 1
-        while last < len(self.form) and self.form.letters[last] == "o" and not self.form.starts_run(last):
-            last += 1
-        return last
 
     def _children(self, level: int, position: int) -> range:
         pos = self.pattern.pos[level]
