@@ -4,8 +4,10 @@ Many tests are tables of functions times formats times dtypes: thousands of case
 would. Of a family, the cases of one test function, a usual run keeps
 
 - all, if there are at most ``SMALL`` of them, or if the test is marked ``whole``;
-- otherwise so many that every value of every parameter (each function, each format, each dtype) is in one of
-  them at least, and at least ``SMALL`` and one in ``ONE_IN``.
+- otherwise so many that every row of every ``parametrize`` (each function, each format, each dtype, each line
+  of a table of examples) is in one of them at least, and at least ``SMALL`` and one in ``ONE_IN``.
+
+So only products of several tables are thinned.
 
 A hash of their names chooses, so every run and every process keeps the same. ``--long`` and ``--every-case``
 keep all, and so does naming tests with ``::``.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 SMALL = 6
 ONE_IN = 12
@@ -44,7 +46,7 @@ def choose(family: list[AnyCase]) -> list[AnyCase]:
     if len(family) <= SMALL or any(is_whole(case) for case in family):
         return family
     order = sorted(family, key=lambda case: (zlib.crc32(case.nodeid.encode()), case.nodeid))
-    seen: set[tuple[str, Any]] = set()
+    seen: set[tuple[int, str]] = set()
     chosen, rest = [], []
     for case in order:
         new = values(case) - seen
@@ -59,8 +61,7 @@ def is_whole(case: Case) -> bool:
     return find is not None and find("whole") is not None
 
 
-def values(case: Case) -> set[tuple[str, Any]]:
-    """The value of each parameter of a case: text and numbers by what they are, objects by which they are."""
-    given = case.callspec.params if hasattr(case, "callspec") else {}
-    plain = (str, int, float, bool)
-    return {(name, (type(v), v) if isinstance(v, plain) else id(v)) for name, v in given.items()}
+def values(case: Case) -> set[tuple[int, str]]:
+    """The row of each table of parameters that a case is made of: their numbers and the names of the rows."""
+    names: Sequence[str] = case.callspec._idlist if hasattr(case, "callspec") else ()
+    return set(enumerate(names))
