@@ -1,7 +1,8 @@
 """Set up Scorch on a fresh machine and run it.
 
     python3 start.py demo                  install, then show Scorch at work
-    python3 start.py test                  install, then run every check and test
+    python3 start.py test                  install, then run the checks and the tests
+    python3 start.py test --long           all cases of all tests, freshly drawn: hours
     python3 start.py test --torch 2.8.0    the tests alone, with another version of torch
     python3 start.py smoke                 some of the tests, with the oldest and the newest torch
 
@@ -150,6 +151,15 @@ def child_environment() -> dict:
     """The environment of the programs started here: nothing from outside .venv is imported."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     environment.update(PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", PYTHONUTF8="1")
+    return environment
+
+
+def test_environment() -> dict:
+    """That of the tests, whose kernels are kept beside what they were made with, if nobody says where."""
+    environment = child_environment()
+    environment.setdefault("SCORCH_CACHE_DIR", str(VENV / "scorch-cache"))
+    # Two processes of tests have more threads than there are cores: those that wait should not spin.
+    environment.setdefault("OMP_WAIT_POLICY", "passive")
     return environment
 
 
@@ -328,7 +338,7 @@ def test(arguments: list) -> int:
         ("mypy", [python, "-m", "mypy"]),
         ("lint-imports", [python, "-c", lint_imports]),
     ]
-    environment = dict(child_environment(), SCORCH_CACHE_DIR=str(VENV / "scorch-cache"))
+    environment = test_environment()
     failed = []
     for name, command in checks:
         heading(name)
@@ -339,7 +349,7 @@ def test(arguments: list) -> int:
             failed.append(name)
     heading("pytest")
     say("Before the tests: " + ("failed: " + ", ".join(failed) if failed else "all checks passed"))
-    pytest = [python, "-m", "pytest", "-n", "2", *arguments]
+    pytest = [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", *arguments]
     tests_failed = subprocess.call(pytest, cwd=str(ROOT), env=environment) != 0
     return 1 if failed or tests_failed else 0
 
@@ -347,8 +357,8 @@ def test(arguments: list) -> int:
 def tests_alone(arguments: list) -> int:
     """Only pytest: linters look at the same files whatever torch is."""
     heading(f"pytest with {TORCH}")
-    environment = dict(child_environment(), SCORCH_CACHE_DIR=str(VENV / "scorch-cache"))
-    pytest = [venv_python(), "-m", "pytest", "-n", "2", *arguments]
+    environment = test_environment()
+    pytest = [venv_python(), "-m", "pytest", "-n", "2", "--dist", "worksteal", *arguments]
     return 1 if subprocess.call(pytest, cwd=str(ROOT), env=environment) != 0 else 0
 
 

@@ -1,7 +1,9 @@
 """Options and fixtures that all tests share.
 
-``--long`` runs what takes minutes to hours, and 20,000 cases of each property instead of a few hundred;
-``--cases N`` sets that number directly.
+A usual run takes minutes: it leaves out tests that are marked ``long``, most cases of large parametrised
+families (``thinning.py`` says which, and the end of the run how many), and draws few cases of each property.
+``--every-case`` thins nothing. ``--long`` runs everything, also what takes minutes to hours, and draws 20,000
+cases of each property; ``--cases N`` sets that number directly.
 
 All random numbers are the same at every run: hypothesis draws the same cases, and torch, NumPy and ``random``
 are seeded before each test, each fixture and each module by their names. With ``--long`` everything is drawn
@@ -12,7 +14,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import secrets
 import zlib
 from collections.abc import Iterator
@@ -24,15 +25,18 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from thinning import thin
+
 ROOT = Path(__file__).resolve().parent.parent
 
-CI_CASES = 200
+CI_CASES = 80
 LONG_CASES = 20_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("scorch")
     group.addoption("--long", action="store_true", help="also run the long tests, with many more cases")
+    group.addoption("--every-case", action="store_true", help="thin no family of parametrised tests")
     group.addoption("--cases", type=int, metavar="N", help="how many cases each property test draws")
     group.addoption(
         "--seed", type=int, metavar="N", help="what all random numbers depend on; 0 unless --long"
@@ -60,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         profile = "cases"
     settings.load_profile(profile)
     seed_all(config, "")
+    config.stash[EFFORT] = is_long or "SCORCH_OPTIMIZE" in os.environ
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -93,6 +98,35 @@ def _seeded(request: pytest.FixtureRequest) -> None:
     seed_all(request.config, request.node.nodeid)
 
 
+# What is about machine code itself is compiled as users have it; elsewhere tests ask what kernels mean, and
+# kernels made with little effort are there in half the time. ``--long`` compiles all as users have it.
+OPTIMIZED = {"compiler", "formats", "loops", "properties", "runtime"}
+OPTIMIZED |= {
+    f"test_{name}.py" for name in ("attention_kernels", "benchmarks", "footprint", "sanitizers", "threads")
+}
+
+
+@pytest.fixture(autouse=True)
+def _effort(request: pytest.FixtureRequest) -> None:
+    """Set ``SCORCH_OPTIMIZE`` for the test, unless whoever started the run has."""
+    if request.config.stash[EFFORT]:
+        return
+    path = request.path.relative_to(ROOT) if request.path.is_relative_to(ROOT) else request.path
+    wanted = "3" if OPTIMIZED.intersection(path.parts) else "0"
+    if os.environ.get("SCORCH_OPTIMIZE") == wanted:
+        return
+    os.environ["SCORCH_OPTIMIZE"] = wanted
+    from scorch._src.backends.cpu import jit, toolchain
+    from without_compiler import forget_plans
+
+    forget_plans()
+    jit.forget()
+    toolchain.forget()
+
+
+EFFORT = pytest.StashKey[bool]()  # whether the compiler's effort is said from outside
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """For tests that draw by generators of their own: 0, or another number with ``--long``."""
@@ -102,10 +136,42 @@ def seed(request: pytest.FixtureRequest) -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("long"):
         return
+    named = any("::" in argument for argument in config.args)
+    if not named and not config.getoption("every_case"):
+        before = len(items)
+        items[:], left_out = thin(items)
+        config.stash[THINNED] = (len(left_out), before)
+        config.hook.pytest_deselected(items=left_out)
     skip = pytest.mark.skip(reason="takes long; runs with --long")
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(skip)
+
+
+THINNED = pytest.StashKey[tuple[int, int]]()  # how many cases were left out, and of how many
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that prints the summary, where several run the tests."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["thinned"] = list(session.config.stash.get(THINNED, (0, 0)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each process has thinned the same tests, so one that tells is enough."""
+    left_out, total = getattr(node, "workeroutput", {}).get("thinned", (0, 0))
+    if total:
+        node.config.stash[THINNED] = (left_out, total)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    left_out, total = config.stash.get(THINNED, (0, 0))
+    if left_out:
+        terminalreporter.write_line(
+            f"{left_out:,} of {total:,} tests are further cases of others and were left out; "
+            "--every-case runs them, --long draws more as well"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -133,6 +199,7 @@ def cases_per_worker(cases: int) -> int:
 @pytest.fixture
 def little_memory() -> Iterator[None]:
     """At most 2 GB more than there is now."""
+    resource = pytest.importorskip("resource", reason="memory is limited on Unix only")
     with open("/proc/self/statm") as facts:
         now = int(facts.read().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from benchmarks.kernels.results import Measured, Results, geometric_mean, load_a
 from benchmarks.kernels.timing import Timing, interleaved
 
 import scorch
+from fork_server import run_python
 
 
 @pytest.fixture(autouse=True)
@@ -378,7 +377,6 @@ MOST_FRAMES = {  # of ours, today; fewer are better
 
 def test_warm_calls_have_no_more_frames_than_before() -> None:
     # in a process of its own: a traced tensor that another test keeps alive costs every call a check
-    command = [sys.executable, Path(frames.__file__), "--json"]
-    found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    found = json.loads(run_python([Path(frames.__file__), "--json"], check=True).stdout)
     assert found.keys() == frames.BOUNDS.keys() == MOST_FRAMES.keys()
     assert {name: count for name, count in found.items() if count > MOST_FRAMES[name]} == {}

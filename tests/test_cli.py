@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import scorch
+from fork_server import run_python
 from scorch._src.cli import bench
 from scorch._src.cli import main as cli
 
@@ -23,6 +24,11 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         timeout=300,
         env={**os.environ, **environment},
     )
+
+
+def run_forked(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same, for all but the first use of a command."""
+    return run_python(["-m", "scorch", *arguments], env={**os.environ, **environment})
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -43,7 +49,7 @@ def test_alone_prints_help() -> None:
 
 
 def test_unknown_command_names_the_known_ones() -> None:
-    done = run("build")
+    done = run_forked("build")
     assert done.returncode == 2
     assert "usage:" in done.stderr and "'explain'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -59,19 +65,19 @@ def test_explain_from_a_shell(tmp_path: Path) -> None:
 
 def test_cache_is_shown_and_cleared(tmp_path: Path) -> None:
     place = str(tmp_path / "kernels")
-    assert run("explain", "ij->i", "csr", SCORCH_CACHE_DIR=place).returncode == 0
-    facts = json.loads(run("cache", "--json", SCORCH_CACHE_DIR=place).stdout)
+    assert run_forked("explain", "ij->i", "csr", SCORCH_CACHE_DIR=place).returncode == 0
+    facts = json.loads(run_forked("cache", "--json", SCORCH_CACHE_DIR=place).stdout)
     assert facts["directory"] == place
     assert facts["entries"] > 0 and facts["bytes"] > 0
     cleared = run("cache", "--clear", SCORCH_CACHE_DIR=place)
     assert cleared.returncode == 0
     assert f"removed    {facts['entries']}" in cleared.stdout
-    assert json.loads(run("cache", "--json", SCORCH_CACHE_DIR=place).stdout)["entries"] == 0
+    assert json.loads(run_forked("cache", "--json", SCORCH_CACHE_DIR=place).stdout)["entries"] == 0
 
 
 def test_missing_compiler_is_one_plain_message(tmp_path: Path) -> None:
     wrong = {"SCORCH_CXX": "no-such-compiler", "SCORCH_CACHE_DIR": str(tmp_path)}
-    done = run("explain", "ij->i", "csr", **wrong)
+    done = run_forked("explain", "ij->i", "csr", **wrong)
     assert done.returncode == 2
     assert done.stderr.startswith("CompilerNotFoundError: SCORCH_CXX is set to 'no-such-compiler'")
     assert "Traceback" not in done.stderr
@@ -192,13 +198,13 @@ def test_a_suite_prints_json_alone() -> None:
 
 
 def test_a_suite_that_writes_a_file_prints_json_alone() -> None:
-    done = run("bench", "beyond", "--quick", "--json", "--only", "codes")
+    done = run_forked("bench", "beyond", "--quick", "--json", "--only", "codes")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"]
 
 
 def test_help_of_a_suite_is_its_own() -> None:
-    done = run("bench", "figure6", "--help")
+    done = run_forked("bench", "figure6", "--help")
     assert done.returncode == 0 and "--download" in done.stdout
 
 

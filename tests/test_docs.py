@@ -13,18 +13,20 @@ from types import ModuleType
 import pytest
 
 import scorch
+from fork_server import run_python
 from pages import fences, python_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] != "gallery")
+PAGES.append(ROOT / "CONTRIBUTING.md")
 WITH_CODE = [page for page in PAGES if python_blocks(page.read_text(encoding="utf-8"))]
 OPTIONAL = ("scipy", "torch_geometric", "safetensors", "networkx", "matplotlib")
 LANGUAGES = {"python", "text", "sh", "c"}  # only the first is run, so nothing else may look like it
 
 
 def name_of(page: Path) -> str:
-    return page.relative_to(DOCS).as_posix()
+    return page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT).as_posix()
 
 
 def environment() -> dict[str, str]:
@@ -38,10 +40,7 @@ def test_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
     for module in OPTIONAL:
         if re.search(rf"^\s*(import|from) {module}\b", code, re.MULTILINE):
             pytest.importorskip(module)
-    command = [sys.executable, ROOT / "tests" / "pages.py", page]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, cwd=tmp_path, env=environment()
-    )
+    done = run_python([ROOT / "tests" / "pages.py", page], cwd=tmp_path, env=environment())
     assert done.returncode == 0, done.stderr
 
 
@@ -64,9 +63,7 @@ def test_page_has_no_other_kinds_of_code(page: Path) -> None:
 )
 def test_wrong_page_is_found_out(page: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text(page)
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "pages.py", "page.md"], capture_output=True, text=True, cwd=tmp_path
-    )
+    done = run_python([ROOT / "tests" / "pages.py", "page.md"], cwd=tmp_path)
     assert done.returncode == bool(message)
     assert message in done.stderr
 

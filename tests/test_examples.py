@@ -6,10 +6,11 @@ import ast
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from fork_server import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -44,14 +45,8 @@ DATA = {  # where an example looks in the folder of --data
 
 def run(script: Path, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, script, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": paths, "MPLBACKEND": "Agg"},
-    )
+    environment = {**os.environ, "PYTHONPATH": paths, "MPLBACKEND": "Agg"}
+    return run_python([script, *arguments], cwd=cwd, env=environment)
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)

@@ -19,6 +19,7 @@ import torch
 import torch.utils.data
 
 import scorch
+from fork_server import run_python
 from scorch._src import namespace
 
 SUBMODULES = [
@@ -50,10 +51,18 @@ SUBMODULES = [
 ]
 
 
-def run(script: str, *options: str) -> str:
-    """What a new Python prints that runs ``script``."""
+def run(script: str) -> str:
+    """What another process prints that runs ``script``."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "error", *options, "-c", script]
+    done = run_python(["-W", "error", "-c", script], env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def run_from_nothing(script: str) -> str:
+    """What a Python prints that has imported nothing before it runs ``script``."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -104,7 +113,7 @@ def test_unknown_names_are_unknown():
 
 def test_names_that_torch_loads_late_are_found():
     script = "import sys, scorch; assert 'torch.onnx' not in sys.modules; print(scorch.onnx.__name__)"
-    assert run(script) == "torch.onnx"
+    assert run_from_nothing(script) == "torch.onnx"
     script = "import sys, scorch, torch; torch.later = 5; print(scorch.later)"
     assert run(script) == "5"
 
@@ -166,7 +175,7 @@ for name, module in list(sys.modules.items()):
         assert first.setdefault(file, module) is module, name
 print(scorch.distributed.tensor.__name__)
 """
-    assert run(script) == "torch.distributed.tensor"
+    assert run_from_nothing(script) == "torch.distributed.tensor"
 
 
 def test_modules_that_do_not_exist_are_named_as_the_user_wrote_them():
@@ -185,7 +194,7 @@ import importlib.util, sys, scorch
 assert importlib.util.find_spec("scorch.utils.tensorboard") is not None
 print("torch.utils.tensorboard" in sys.modules)
 """
-    assert run(script) == "False"
+    assert run_from_nothing(script) == "False"
 
 
 def test_a_module_of_torch_runs_as_a_program():
@@ -330,7 +339,7 @@ for item, old in zip(watched, before):
     assert not changed and set(old) == set(new), (item, changed)
 print("fine")
 """
-    assert run(script) == "fine"
+    assert run_from_nothing(script) == "fine"
 
 
 def test_reloading_keeps_everything():

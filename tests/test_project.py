@@ -250,7 +250,9 @@ def test_another_torch_has_an_environment_of_its_own(
     assert start.main(["test", "--torch", "2.9.1", "-x", "tests/ops"]) == 0
     assert all(start.ROOT / ".venv-torch-2.9.1" in Path(command[0]).parents for command in installed + called)
     assert next(command[-1] for command in installed if "install" in command) == "torch==2.9.1"
-    assert [command[1:] for command in called] == [["-m", "pytest", "-n", "2", "-x", "tests/ops"]]
+    assert [command[1:] for command in called] == [
+        ["-m", "pytest", "-n", "2", "--dist", "worksteal", "-x", "tests/ops"]
+    ]
 
 
 @pytest.mark.parametrize("arguments", [["--torch"], ["--torch", ""], ["--torch", "../x"], ["--torch", "-x"]])
@@ -294,11 +296,17 @@ def test_pythons_are_named_alike_everywhere(start: ModuleType) -> None:
     assert all(f"python3.{minor}" in script for minor in minors)
 
 
+def test_kernels_are_kept_where_somebody_says(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCORCH_CACHE_DIR", "elsewhere")
+    assert start.test_environment()["SCORCH_CACHE_DIR"] == "elsewhere"
+
+
 @pytest.mark.parametrize("failing", ["ruff", "mypy", "importlinter", "pytest"])
 def test_one_failing_check_fails_the_whole(
     start: ModuleType, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     commands = []
+    monkeypatch.delenv("SCORCH_CACHE_DIR", raising=False)
 
     def call(command: list[str], **options: Any) -> int:
         commands.append(command)
@@ -308,4 +316,4 @@ def test_one_failing_check_fails_the_whole(
     monkeypatch.setattr(start.subprocess, "call", call)
     assert start.test(["--long"]) == 1
     assert len(commands) == 5
-    assert commands[-1][2:] == ["pytest", "-n", "2", "--long"]
+    assert commands[-1][2:] == ["pytest", "-n", "2", "--dist", "worksteal", "--long"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from fork_server import run_python
 
 TESTS = Path(__file__).parent
 
@@ -36,10 +36,11 @@ def test_draws(place, shared):
 
 def drawn(folder: Path, *options: str) -> list[str]:
     """What two tests draw in a process of their own, under the options and fixtures of this suite."""
-    (folder / "conftest.py").write_text((TESTS / "conftest.py").read_text())
+    for name in ("conftest.py", "thinning.py"):
+        (folder / name).write_text((TESTS / name).read_text())
     (folder / "test_drawn.py").write_text(DRAWS)
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *options, str(folder)]
-    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    words = ["-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *options, str(folder)]
+    found = run_python(words, cwd=folder, check=True)
     return sorted(line[line.index("DRAWN") :] for line in found.stdout.splitlines() if "DRAWN" in line)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from fork_server import run_python
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
 FIRST_SCREEN = README[: README.index("\n## ")]
@@ -20,7 +20,7 @@ def examples() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("code", "printed"), examples())
 def test_example_prints_what_the_readme_says(code: str, printed: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = run_python(["-c", code])
     assert done.returncode == 0, done.stderr
     assert done.stdout == printed
 

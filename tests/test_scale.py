@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import scorch
+from fork_server import run_python
 from properties.drawing import to_dense
 from scorch import Format, SparseTensor
 from scorch._src.compiler.pipeline import index_type
@@ -102,14 +102,7 @@ def test_matrices_of_a_million_rows_take_little_memory(form: str, work: str) -> 
     if not sys.platform.startswith("linux"):
         pytest.skip("ru_maxrss is in kilobytes on Linux only")
     source = Path(scorch.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(SCRIPT), form, work],
-        env={**os.environ, "PYTHONPATH": str(source)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run_python(["-c", dedent(SCRIPT), form, work], env={**os.environ, "PYTHONPATH": str(source)})
     assert done.returncode == 0, done.stderr
     seconds, used, right, entries = done.stdout.split()
     print(f"{form} {work}: {seconds} s, {used} MB more, {entries} entries")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ import pytest
 import torch
 
 import scorch
+from fork_server import run_python
 from properties.drawing import to_dense
 from scorch import Format, SparseTensor
 from scorch._src.engine.execute import from_dense
@@ -300,14 +299,8 @@ def test_number_of_threads_of_torch_is_obeyed() -> None:
 
 def run_script(text: str, **environment: str) -> str:
     source = Path(scorch.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(text)],
-        env={**os.environ, "PYTHONPATH": str(source), **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(source), **environment}
+    done = run_python(["-c", dedent(text)], env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

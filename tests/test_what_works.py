@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from tools.what_works.tally import Report, tallied
 from tools.what_works.workers import Call, Task, run
 from torch.utils._pytree import tree_flatten
 
+from fork_server import run_python
 from scorch import SparseTensor
 from scorch.errors import UnsupportedError
 
@@ -191,14 +191,9 @@ def test_a_few_operators(tmp_path: Path) -> None:
     json_file, page_file = tmp_path / "found.json", tmp_path / "page.md"
     arguments = ["--operators", pattern, "--formats", "csr bsr(2,2) csf", "--dtypes", "float32 int64"]
     files = ["--samples", "1", "--jobs", "1", "--json", str(json_file), "--page", str(page_file)]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tools.what_works", *arguments, *files],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    words = ["-W", "ignore", "-m", "tools.what_works", *arguments, *files]
+    done = run_python(words, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     report = Report.from_dict(json.loads(json_file.read_text()))
     assert {tally.format for tally in report.tallies} == {"csr", "bsr(2,2)", "csf"}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import scorch
+from fork_server import run_python
 from properties.drawing import random_dense
 from scorch.compat import torch_sparse as ts
 from scorch.compat.torch_sparse import SparseTensor
@@ -490,7 +488,7 @@ print("learned")
 
 
 def test_a_graph_network_learns():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
+    done = run_python(["-c", PROGRAM])
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "learned"
 

@@ -38,30 +38,30 @@ def dense(result: torch.Tensor) -> torch.Tensor:
     return result.to_dense() if isinstance(result, SparseTensor) else result
 
 
+@pytest.mark.parametrize("form", ["csr", "coo", "bsr(2,2)"])
+@pytest.mark.parametrize("result", ["csr", "coo", "dense"])
 @pytest.mark.parametrize("name", INDICES)
-def test_index_with_a_name_of_the_kernel(name: str) -> None:
-    for form in ("csr", "coo", "bsr(2,2)"):
-        A, B = stored(form), stored("csr")
-        for text in (f"y[i,j] = A[i,{name}] * B[{name},j]", f"y[i,{name}] = A[i,j] * B[j,{name}]"):
-            for result in ("csr", "coo", "dense"):
-                assert torch.equal(dense(scorch.evaluate(text, A=A, B=B, format=result)), DENSE @ DENSE), text
-        assert torch.equal(dense(scorch.evaluate(f"y[i] = A[i,{name}]", A=A)), DENSE.sum(1))
+def test_index_with_a_name_of_the_kernel(name: str, form: str, result: str) -> None:
+    A, B = stored(form), stored("csr")
+    for text in (f"y[i,j] = A[i,{name}] * B[{name},j]", f"y[i,{name}] = A[i,j] * B[j,{name}]"):
+        assert torch.equal(dense(scorch.evaluate(text, A=A, B=B, format=result)), DENSE @ DENSE), text
+    assert torch.equal(dense(scorch.evaluate(f"y[i] = A[i,{name}]", A=A)), DENSE.sum(1))
 
 
+@pytest.mark.parametrize("result", ["csr", "coo", "dcsr"])
 @pytest.mark.parametrize("name", TENSORS)
-def test_tensor_with_a_name_of_the_kernel(name: str) -> None:
-    for result in ("csr", "coo", "dcsr"):
-        product = scorch.evaluate(
-            f"y[i,j] = {name}[i,k] * A[k,j]", format=result, **{name: stored("csr"), "A": stored("csr")}
-        )
-        assert torch.equal(dense(product), DENSE @ DENSE)
-        product = scorch.evaluate(
-            f"{name}[i,j] = B[i,k] * A[k,j]", format=result, B=stored("csr"), A=stored("csr")
-        )
-        assert torch.equal(dense(product), DENSE @ DENSE)
-        text = f"y[i,j] = A[i,j] + {name}[i,j] + A[j,i]"
-        total = scorch.evaluate(text, format=result, **{name: stored("csc"), "A": stored("csr")})
-        assert torch.equal(dense(total), 2 * DENSE + DENSE.T)
+def test_tensor_with_a_name_of_the_kernel(name: str, result: str) -> None:
+    product = scorch.evaluate(
+        f"y[i,j] = {name}[i,k] * A[k,j]", format=result, **{name: stored("csr"), "A": stored("csr")}
+    )
+    assert torch.equal(dense(product), DENSE @ DENSE)
+    product = scorch.evaluate(
+        f"{name}[i,j] = B[i,k] * A[k,j]", format=result, B=stored("csr"), A=stored("csr")
+    )
+    assert torch.equal(dense(product), DENSE @ DENSE)
+    text = f"y[i,j] = A[i,j] + {name}[i,j] + A[j,i]"
+    total = scorch.evaluate(text, format=result, **{name: stored("csc"), "A": stored("csr")})
+    assert torch.equal(dense(total), 2 * DENSE + DENSE.T)
 
 
 def test_temporaries_of_a_reduction_do_not_hide_operands() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import scorch
+from fork_server import run_python
 from scorch import nn
 from scorch._src.ops.graph import graph as graphs
 
@@ -245,13 +244,7 @@ def test_an_exported_network_runs_in_another_process(way: str, tmp_path: Path) -
     torch.export.save(torch.export.export(network, inputs), tmp_path / "network.pt2")
     program = (tmp_path / "network.pt2").read_bytes()
     torch.save((program, inputs, network(*inputs).detach()), tmp_path / "all.pt")
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LOAD.format(str(tmp_path / "all.pt"))],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    run = run_python(["-W", "ignore", "-c", LOAD.format(str(tmp_path / "all.pt"))])
     assert run.returncode == 0, run.stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -16,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scorch
+from fork_server import run_python
 from scorch._src.backends.cpu.routines import attention as routine
 from scorch._src.backends.cpu.routines.attention_source import source
 from scorch._src.compiler.target import target
@@ -283,9 +283,7 @@ SCRIPT = """
 def test_memory_of_16384_tokens():
     """8 heads of 64: each tensor takes 32 MiB; the scores of all pairs of the mask would take 270."""
     environment = {**os.environ, "PYTHONPATH": str(Path(scorch.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(SCRIPT)], env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_python(["-c", dedent(SCRIPT)], env=environment)
     assert done.returncode == 0, done.stderr
     assert 0 < float(done.stdout) < 200, (
         "MiB for the result, three gradients and what is found out of the mask"

@@ -7,8 +7,9 @@ other process, which says what it does next, so that a crash has a name.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+
+from fork_server import run_python
 
 CALLS = {
     "matrix product": "S @ X",
@@ -84,8 +85,7 @@ for name, call in CALLS.items():
 
 def test_operands_without_memory_are_refused() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", f"CALLS = {CALLS!r}\n{SCRIPT}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    done = run_python(["-c", f"CALLS = {CALLS!r}\n{SCRIPT}"], env=environment)
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
     assert done.returncode == 0, f"{done.stdout.splitlines()[-1:]}\n{done.stderr[-3000:]}"
     assert {name: said.get(name) for name in CALLS} == dict.fromkeys(CALLS, "refused")

@@ -476,11 +476,13 @@ def test_what_is_dense_by_nature_says_what_works(huge, little_memory):
         huge.reshape(-1).unbind()
 
 
-def test_all_rows_of_huge(huge, little_memory):
+@pytest.mark.parametrize("count", [N // 20, pytest.param(N, marks=pytest.mark.long)])
+def test_all_rows_of_huge(huge, count, little_memory):
+    part = huge[:count]
     for form in ("csr", "csc", "dcsr"):
-        rows = huge.to_format(form).unbind(0)
-        assert len(rows) == N and sum(row.nnz for row in rows) == 2_000
-    picked, dense = rows_with_entries(huge)
+        rows = part.to_format(form).unbind(0)
+        assert len(rows) == count and sum(row.nnz for row in rows) == part.nnz > 0
+    picked, dense = rows_with_entries(part)
     same(rows[int(picked[0])], dense[0])
 
 

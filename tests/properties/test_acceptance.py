@@ -196,14 +196,14 @@ def operators() -> dict[str, list[Any]]:
     return {name: infos for name, infos in all_operators().items() if name not in omitted}
 
 
-def samples(info: Any, rng: random.Random) -> list[tuple[list[Any], TreeSpec]]:
-    """Arguments that torch tests, of tensors in memory of its usual kind."""
+def samples(info: Any, rng: random.Random, most: int) -> list[tuple[list[Any], TreeSpec]]:
+    """Arguments that torch tests, of tensors in memory of its usual kind; ``most`` are asked for by dtype."""
     usual = (torch.float32, torch.int64, torch.complex64, torch.bool)
     kinds = [dtype for dtype in usual if info.supports_dtype(dtype, "cpu")]
     found = []
     for dtype in dict.fromkeys([*kinds[:1], *rng.sample(kinds, min(1, len(kinds)))]):
         torch.manual_seed(0)
-        for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), 24):
+        for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), most):
             kwargs = {name: value for name, value in sample.kwargs.items() if name != "memory_format"}
             leaves, spec = tree_flatten(((sample.input, *sample.args), kwargs))
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -265,7 +265,7 @@ def test_operators_accept_what_they_accept_of_dense_tensors(part, cases):
     def calls() -> Iterator[tuple[str, Call | None]]:
         for name, infos in list(operators().items())[part::PARTS]:
             for info in infos[: None if draws > 1 else 1]:
-                given = samples(info, random.Random(name))
+                given = samples(info, random.Random(name), 24 if draws > 1 else 6)
                 for number in range(draws if given else 0):
                     seed = f"{name} {info.variant_test_name} {number}"
                     yield seed, drawn(info, given, seed, formats)

@@ -15,7 +15,7 @@ import pytest
 from scorch._src.backends import cache
 from scorch._src.backends.cpu import jit, toolchain
 from scorch._src.backends.cpu.toolchain import Toolchain, find_toolchain
-from scorch.errors import CompilerNotFoundError
+from scorch.errors import ArgumentError, CompilerNotFoundError
 
 needs_zig = pytest.mark.skipif(
     importlib.util.find_spec("ziglang") is None, reason="the ziglang package is not installed"
@@ -87,6 +87,17 @@ def test_results_do_not_depend_on_fast_math() -> None:
     assert "-O3" in flags
     assert "-fwrapv" in flags
     assert not any("fast" in flag for flag in flags)
+
+
+def test_the_environment_says_how_hard_the_compiler_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = find_toolchain()
+    monkeypatch.setenv("SCORCH_OPTIMIZE", "1")
+    toolchain.forget()
+    assert "-O1" in find_toolchain().flags and find_toolchain().identity != usual.identity
+    monkeypatch.setenv("SCORCH_OPTIMIZE", "fast")
+    toolchain.forget()
+    with pytest.raises(ArgumentError, match="SCORCH_OPTIMIZE is 'fast'"):
+        find_toolchain()
 
 
 def test_no_compiler_is_said_in_plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset
 
 import scorch
+from fork_server import run_python
 from properties.drawing import DTYPES, random_dense
 from scorch import Format, SparseTensor
 from scorch.errors import (
@@ -256,9 +256,7 @@ print(kilobytes("VmRSS") - before)
 def test_memory_follows_what_is_read_and_written(tmp_path):
     path = tmp_path / "x.safetensors"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, path], env=environment, capture_output=True, text=True
-    )
+    done = run_python(["-c", MEMORY, path], env=environment)
     assert done.returncode == 0, done.stderr
     size = path.stat().st_size / 1024
     writing, reading = map(int, done.stdout.split())

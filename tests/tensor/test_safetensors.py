@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
-import sys
 
 import pytest
 import torch
 
 import scorch
+from fork_server import run_python
 from properties.drawing import random_dense
 from scorch import SparseTensor
 from scorch.errors import FileError, IndexRangeError, OperandError, ScorchError, ShapeError
@@ -60,7 +59,7 @@ def test_the_state_of_a_model_comes_back(tmp_path):
         "import sys, scorch; found = scorch.load(sys.argv[1]); "
         "print(found['graph'].format, found['blocks'].format, found['graph'].values().tolist())"
     )
-    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=300)
+    done = run_python(["-c", script, path])
     assert done.stdout.strip() == f"csr bsr(2,3) {model.graph.values().tolist()}", done.stderr
 
 

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scorch
+from fork_server import run_python
 from properties.drawing import DTYPES, SIZES, formats, random_dense, tensors
 from properties.packing import pack
 from scorch import Format, SparseTensor
@@ -65,8 +66,7 @@ def csr(rows: int = 6, columns: int = 9, dtype: torch.dtype = torch.float64) -> 
 
 def python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return run_python(["-c", script, *map(str, arguments)], env=environment)
 
 
 # there and back --------------------------------------------------------------------------------------
@@ -120,7 +120,8 @@ def test_a_file_loads_in_a_new_process_bit_for_bit(tmp_path):
 
 def test_without_scorch_torch_names_it(tmp_path):
     torch.save(csr(), tmp_path / "S.pt")
-    done = python("import sys, torch; torch.load(sys.argv[1])", tmp_path / "S.pt")
+    command = [sys.executable, "-c", "import sys, torch; torch.load(sys.argv[1])", tmp_path / "S.pt"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode and "Unsupported global: GLOBAL scorch._src.io.pickling" in done.stderr
     done = python("import sys, torch; print(torch.load(sys.argv[1], weights_only=False))", tmp_path / "S.pt")
     assert "format=csr" in done.stdout, done.stderr

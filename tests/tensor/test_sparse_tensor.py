@@ -6,7 +6,6 @@ import copy
 import io
 import os
 import pickle
-import subprocess
 import sys
 from multiprocessing.reduction import ForkingPickler
 
@@ -16,6 +15,7 @@ import torch
 import torch.multiprocessing  # registers how tensors go to other processes
 
 import scorch
+from fork_server import run_python
 from properties.drawing import DTYPES
 from scorch._src.formats import Format
 from scorch._src.tensor.create.construct import from_torch
@@ -175,8 +175,7 @@ def test_a_pickle_works_in_another_process(S, tmp_path):
         "assert S.format in {scorch.Format('csr')}; print(S.to_dense().tolist())"
     )
     paths = os.pathsep.join(sys.path)
-    command = [sys.executable, "-c", script, str(tmp_path / "S.pickle")]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
+    done = run_python(["-c", script, tmp_path / "S.pickle"], env=os.environ | {"PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(DENSE.tolist())
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from fork_server import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -85,8 +85,8 @@ def test_first_minute_needs_no_compiler(tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": str(tmp_path / "bin"), "PYTHONPATH": paths, "PYTHONUTF8": "1"}
     environment["SCORCH_CACHE_DIR"] = str(tmp_path / "kernels")
     environment.pop("SCORCH_CXX", None)
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "readme.md"), *map(str, guide)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path, env=environment)
+    words = ["-c", PROGRAM, tmp_path / "readme.md", *guide]
+    done = run_python(words, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "all is well"
     assert not list((tmp_path / "kernels").glob("*.so"))

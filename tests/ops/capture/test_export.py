@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import scorch
+from fork_server import run_python
 from scorch._src.compile.capture.serialize import function_named, name_of, read, write
 from scorch._src.tensor.autograd import sparse_of
 from scorch.errors import UnsupportedError
@@ -90,13 +91,7 @@ x, wanted = torch.load({str(tmp_path / "numbers.pt")!r})
 torch.testing.assert_close(torch.export.load({str(tmp_path / "model.pt2")!r}).module()(x), wanted)
 print("same")
 """
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    run = run_python(["-W", "ignore", "-c", program])
     assert run.stdout.strip() == "same", run.stderr
 
 

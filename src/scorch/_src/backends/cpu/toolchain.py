@@ -32,7 +32,7 @@ from pathlib import Path
 from scorch._src.backends import cache
 from scorch._src.backends.private_files import make_private, temporary_folder
 from scorch._src.compiler.target import target
-from scorch.errors import CompilerNotFoundError
+from scorch.errors import ArgumentError, CompilerNotFoundError
 from scorch.settings import current
 
 _PROBE = """\
@@ -409,7 +409,7 @@ def _is_zig(command: list[str]) -> bool:
 
 def _flag_sets(kind: str) -> list[tuple[str, ...]]:
     """Flags to try, best first: compilers differ in how they are told to use this very processor."""
-    base = ["-x", "c", "-O3", "-fPIC", "-shared", "-fwrapv", "-fopenmp-simd", "-std=gnu11", "-w"]
+    base = ["-x", "c", f"-O{_effort()}", "-fPIC", "-shared", "-fwrapv", "-fopenmp-simd", "-std=gnu11", "-w"]
     base += ["-fno-math-errno", "-fno-trapping-math"]  # square roots and branches in vectors; same numbers
     if sys.platform == "darwin":  # which insists on linking its libSystem
         base += ["-undefined", "dynamic_lookup"]
@@ -427,6 +427,14 @@ def _flag_sets(kind: str) -> list[tuple[str, ...]]:
     elif named:
         tuned = [options for options in tuned if not any("native" in option for option in options)]
     return [(*base, *options) for options in tuned]
+
+
+def _effort() -> str:
+    """How hard a compiler tries, as ``SCORCH_OPTIMIZE`` says: with little effort it takes half the time."""
+    said = os.environ.get("SCORCH_OPTIMIZE", "").strip() or "3"
+    if said not in ("0", "1", "2", "3"):
+        raise ArgumentError(f"SCORCH_OPTIMIZE is {said!r}; it is 0, 1, 2 or 3")
+    return said
 
 
 def _zig_directory(folder: str) -> str:

@@ -1,0 +1,89 @@
+"""What a usual run leaves out: never a function, a format or a small family, and always the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fork_server import run_python
+from thinning import ONE_IN, SMALL, choose, thin
+
+TESTS = Path(__file__).resolve().parent
+
+
+@dataclass
+class Case:
+    nodeid: str
+    callspec: Any = field(default_factory=lambda: SimpleNamespace(_idlist=[]))
+    markers: set[str] = field(default_factory=set)
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name in self.markers else None
+
+
+def table(*counts: int, name: str = "test_it", marker: str = "") -> list[Case]:
+    """All cases of a test with so many values of each parameter."""
+    found = [Case(f"t.py::{name}[", markers={marker})]
+    for place, count in enumerate(counts):
+        found = [
+            Case(
+                f"{case.nodeid}-{value}",
+                SimpleNamespace(_idlist=[*case.callspec._idlist, f"{place}={value}"]),
+                case.markers,
+            )
+            for case in found
+            for value in range(count)
+        ]
+    return found
+
+
+@pytest.mark.parametrize("counts", [(13, 5), (6, 5, 2), (40, 10), (3, 3), (2, 2, 2, 2)])
+def test_every_value_of_every_parameter_stays(counts: tuple[int, ...]) -> None:
+    family = table(*counts)
+    kept = choose(family)
+    for place, count in enumerate(counts):
+        rows = {case.callspec._idlist[place] for case in kept}
+        assert rows == {f"{place}={value}" for value in range(count)}
+    assert len(kept) >= max(SMALL, len(family) // ONE_IN) and len(kept) < len(family)
+
+
+def test_small_marked_and_plain_tests_stay() -> None:
+    for family in (table(2, 3), table(30, 30, marker="whole"), [Case("t.py::test_plain")], table(50)):
+        assert sorted(case.nodeid for case in choose(family)) == sorted(case.nodeid for case in family)
+
+
+def test_the_order_is_kept_and_the_choice_does_not_depend_on_it() -> None:
+    items = [*table(10, 10), *table(10, 10, name="test_other"), Case("t.py::test_plain")]
+    names = [case.nodeid for case in items]
+    kept, left_out = ([case.nodeid for case in part] for part in thin(items))
+    assert sorted([*kept, *left_out], key=names.index) == names and kept == sorted(kept, key=names.index)
+    assert kept[-1] == names[-1] and left_out
+    assert {case.nodeid for case in thin(items[::-1])[0]} == set(kept)
+
+
+def test_a_run_tells_what_it_left_out(tmp_path: Path) -> None:
+    for name in ("conftest.py", "thinning.py"):
+        (tmp_path / name).write_text((TESTS / name).read_text())
+    (tmp_path / "test_table.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize(('text', 'same'), [(text, 1) for text in 'abcdefghijkl'])\n"
+        "def test_examples(text, same): pass\n"
+        "@pytest.mark.parametrize('form', range(10))\n"
+        "@pytest.mark.parametrize('name', range(10))\n"
+        "def test_pairs(name, form): pass\n"
+    )
+
+    def run(*options: str) -> str:
+        words = ["-m", "pytest", "-p", "no:cacheprovider", *options]
+        return run_python(words, cwd=tmp_path, check=True).stdout
+
+    usual = run()
+    kept = int(usual.rpartition(" passed")[0].split()[-1])
+    assert f"{112 - kept} of 112 tests are further cases" in usual and 22 <= kept < 42
+    assert "112 passed" in run("--every-case") and "112 passed" in run("--long")
+    assert "100 passed" in run("test_table.py::test_pairs")
+    assert f"{112 - kept} of 112 tests are further cases" in run("-n", "2")

@@ -1,0 +1,67 @@
+"""Which cases of parametrised tests a usual run leaves out.
+
+Many tests are tables of functions times formats times dtypes: thousands of cases of which a few find what all
+would. Of a family, the cases of one test function, a usual run keeps
+
+- all, if there are at most ``SMALL`` of them, or if the test is marked ``whole``;
+- otherwise so many that every row of every ``parametrize`` (each function, each format, each dtype, each line
+  of a table of examples) is in one of them at least, and at least ``SMALL`` and one in ``ONE_IN``.
+
+So only products of several tables are thinned.
+
+A hash of their names chooses, so every run and every process keeps the same. ``--long`` and ``--every-case``
+keep all, and so does naming tests with ``::``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+SMALL = 6
+ONE_IN = 12
+
+
+class Case(Protocol):
+    """A test of pytest, here by its name alone."""
+
+    nodeid: str
+
+
+AnyCase = TypeVar("AnyCase", bound=Case)
+
+
+def thin(items: Sequence[AnyCase]) -> tuple[list[AnyCase], list[AnyCase]]:
+    """The cases to run and those to leave out, each in their order."""
+    families: dict[str, list[AnyCase]] = {}
+    for item in items:
+        families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {item.nodeid for family in families.values() for item in choose(family)}
+    return [i for i in items if i.nodeid in kept], [i for i in items if i.nodeid not in kept]
+
+
+def choose(family: list[AnyCase]) -> list[AnyCase]:
+    """The cases of one test function that run."""
+    if len(family) <= SMALL or any(is_whole(case) for case in family):
+        return family
+    order = sorted(family, key=lambda case: (zlib.crc32(case.nodeid.encode()), case.nodeid))
+    seen: set[tuple[int, str]] = set()
+    chosen, rest = [], []
+    for case in order:
+        new = values(case) - seen
+        (chosen if new else rest).append(case)
+        seen |= new
+    missing = max(SMALL, -(-len(family) // ONE_IN)) - len(chosen)
+    return chosen + rest[: max(0, missing)]
+
+
+def is_whole(case: Case) -> bool:
+    find = getattr(case, "get_closest_marker", None)
+    return find is not None and find("whole") is not None
+
+
+def values(case: Case) -> set[tuple[int, str]]:
+    """The row of each table of parameters that a case is made of: their numbers and the names of the rows."""
+    names: Sequence[str] = case.callspec._idlist if hasattr(case, "callspec") else ()
+    return set(enumerate(names))
