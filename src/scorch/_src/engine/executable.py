@@ -159,16 +159,30 @@ class Prepared:
         if count > LAST_INT32 and pos.dtype != crd.dtype:
             crd = crd.to(pos.dtype)
         nones, counts = self.no_arrays, (*self.row_counts, count)
-        values = values.to(self.dtype) if self.is_cast else values
-        return assembled(self.format, self.shape, (*nones, pos), (*nones, crd), counts, values)
+        if self.is_cast or self.format.is_finished:
+            return self._assembled((*nones, pos), (*nones, crd), counts, values)
+        return Storage(Pattern(self.format, self.shape, (*nones, pos), (*nones, crd), counts), values)
 
     def wrap_slots(self, found: tuple[Any, ...]) -> Storage:
         """What the builtin ``slots`` returned."""
         pos, *crds, values, nnz = found
         above = self.above
         counts = (*self.row_counts, *(nnz for _ in crds)) if self.below else (*self.row_counts, nnz)
+        if self.is_cast or self.format.is_finished:
+            return self._assembled((*above, pos, *self.below), (*above, *crds), counts, values)
+        return Storage(
+            Pattern(self.format, self.shape, (*above, pos, *self.below), (*above, *crds), counts), values
+        )
+
+    def _assembled(
+        self,
+        pos: tuple[torch.Tensor | None, ...],
+        crd: tuple[torch.Tensor | None, ...],
+        counts: tuple[int, ...],
+        values: torch.Tensor,
+    ) -> Storage:
         values = values.to(self.dtype) if self.is_cast else values
-        return assembled(self.format, self.shape, (*above, pos, *self.below), (*above, *crds), counts, values)
+        return assembled(self.format, self.shape, pos, crd, counts, values)
 
     def interpret(self, sources: Sequence[Tensor]) -> Tensor:
         """Run the loops through the interpreter, which checks every access, as if on two threads."""
@@ -181,7 +195,7 @@ class Prepared:
         found: list[Tensor] = []
         for tensor, (_, form) in zip(sources, self.sources, strict=True):
             if isinstance(tensor, torch.Tensor):
-                found.append(laid_out(tensor, form))
+                found.append(as_stored(tensor) if form is None else laid_out(tensor, form))
             else:
                 found.append(tensor if form is None else self.convert(tensor, form))
         return found
@@ -202,8 +216,7 @@ class Prepared:
             return Storage(self.shared(source), values.to(self.dtype) if self.is_cast else values)
         bound = sum(_entries(operands[source], level) for source, level in self.slots)
         made = kernel.build(arrays, self.check_bytes, bound)
-        values = made.values.to(self.dtype) if self.is_cast else made.values
-        return assembled(self.format, self.shape, made.pos, made.crd, made.counts, values)
+        return self._assembled(made.pos, made.crd, made.counts, made.values)
 
     def check_budget(self) -> None:
         """Refuse what dense levels of the result would need beyond the budget, before it is allocated."""
@@ -253,9 +266,9 @@ def _dense_bytes(plan: Plan, shape: Sequence[int]) -> int:
     return plan.element.bytes * places
 
 
-def laid_out(tensor: torch.Tensor, form: Format | None) -> torch.Tensor:
-    """A dense operand as a kernel reads it."""
-    return as_stored(tensor if form is None else routines_for(tensor).transpose(tensor, form.order))
+def laid_out(tensor: torch.Tensor, form: Format) -> torch.Tensor:
+    """A dense operand with its values in memory in the order of the levels of ``form``."""
+    return as_stored(routines_for(tensor).transpose(tensor, form.order))
 
 
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from scorch._src.compiler.fuse.fuse import fuse
 from scorch._src.compiler.fuse.group import Fused, FusionError, Group
 from scorch._src.compiler.plan import Step
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
-from scorch._src.engine.executable import laid_out
+from scorch._src.engine.executable import as_stored, laid_out
 from scorch._src.engine.execute import key_of, operand_of
 from scorch._src.events import LISTENERS, tell
 from scorch._src.storage.budget import LARGE, check_budget
@@ -167,7 +167,7 @@ class FusedKernel:
             assert pos is not None and crd is not None
             found += [pos, crd]
         for array, (_, form) in zip(arrays, self.fused.inputs, strict=True):
-            found.append(laid_out(array, form))
+            found.append(as_stored(array) if form is None else laid_out(array, form))
         return found
 
     def interpret(
