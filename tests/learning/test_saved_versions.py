@@ -38,6 +38,11 @@ ONE: dict[str, Callable[..., Any]] = {
     "std_mean": lambda x: torch.std_mean(x, 0)[0],
     "normalize": F.normalize,
     "trace": torch.trace,
+    "exp_": lambda x: x.exp_(),
+    "sigmoid_": torch.sigmoid_,
+    "relu_": lambda x: F.relu(x, inplace=True),
+    "square by itself": lambda x: x.mul_(x),
+    "pow_": lambda x: x.pow_(2),
 }
 TWO: dict[str, Callable[..., Any]] = {
     "maximum": torch.maximum,

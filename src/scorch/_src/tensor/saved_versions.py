@@ -120,9 +120,11 @@ def _saved_on(device: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
                 results = _tensors_in(func(*twins, **named))
         except Exception:  # a function that looks at numbers, which are not there
             return None
-    places = tuple(place for place, operand in enumerate(operands) if _is_saved(operand, packed))
-    own = {_memory(operand) for operand in operands}
-    memory = {_memory(tensor) for tensor in packed} - own
+    is_saved = [_is_saved(operand, packed) for operand in operands]
+    written = [any(operand is result for result in results) for operand in operands]
+    places = tuple(n for n in range(len(operands)) if is_saved[n] and not written[n])
+    own = {_memory(operand) for operand, is_target in zip(operands, written, strict=True) if not is_target}
+    memory = {_memory(tensor) for tensor in packed} - own  # what is written to is saved as it is afterwards
     made = tuple(place for place, tensor in enumerate(results) if _memory(tensor) in memory)
     return Saved(places, made)
 
