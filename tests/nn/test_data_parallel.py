@@ -299,7 +299,7 @@ def test_two_processes_learn_what_one_learns_of_the_joined_batch(together: Any, 
     alone = WORKS[name](None)
     for one, other, expected in zip(first, second, alone, strict=True):
         assert torch.equal(one, other)
-        torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-6)  # one parameter is of float32
+        torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-6)  # one parameter is of float32
 
 
 def test_places_that_differ_are_refused_in_all_processes(tmp_path: Path) -> None:

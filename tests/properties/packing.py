@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from scorch import Format
-from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.storage.assemble import assembled
+from scorch._src.storage.storage import Storage
 
 
 def pack(dense: torch.Tensor, form: Format, stored: torch.Tensor | None = None) -> Storage:
@@ -49,7 +50,7 @@ def pack(dense: torch.Tensor, form: Format, stored: torch.Tensor | None = None) 
     for number, group in enumerate(groups):
         if group:
             values[number] = group[0][1]
-    return Storage(Pattern(form, shape, tuple(pos), tuple(crd), tuple(counts)), values)
+    return assembled(form, shape, pos, crd, counts, values)
 
 
 def _coordinate(form: Format, level: int, place: list[int]) -> int:
