@@ -32,6 +32,8 @@ GROWING = {
     "scorch._src.backends.cache._known_bytes": "one number for each cache directory that is used",
     "scorch._src.backends.cache._warned": "one entry for each directory that was warned of",
     "scorch._src.bounded._PLANS": "filled by imports: caches by their names",
+    "scorch._src.formats.format._BY_LETTER": "filled by imports, and by register_level",
+    "scorch._src.formats.format._LAST": "filled by imports, and by register_level",
     "scorch._src.events.LISTENERS": "whoever listens leaves again",
     "scorch._src.tensor.autograd.WATCHED": "whoever watches a tensor leaves again",
     "scorch._src.tensor.flatten.LIVE": "weak references, dropped with what they refer to",
