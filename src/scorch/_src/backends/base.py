@@ -24,6 +24,7 @@ from scorch._src.compiler.lower.collect import writes_everything
 from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.loops.nodes import Kernel
 from scorch.errors import ArgumentError
 from scorch.settings import add_backend, current
 
@@ -42,6 +43,12 @@ class Schedule:
     source: str
     slots: tuple[str, ...]
     functions: tuple[str, ...]
+
+
+def schedule_of(planned: Planned, kernel: Kernel, source: str) -> Schedule:
+    """The schedule of a plan whose kernel is ``source`` in the language of a backend."""
+    exported = tuple(function.name for function in kernel.functions if function.exported)
+    return Schedule(planned, source, tuple(slot.name for slot in kernel.slots), exported)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,8 @@ import torch
 from scorch._src.backends.base import Arrays, Check, Executable, Schedule
 from scorch._src.compiler.names import safe_tensor
 from scorch._src.compiler.typing import dtype_of_type
-from scorch._src.loops.types import INT32
+from scorch._src.loops.types import INT32, LAST_INT32
 from scorch.errors import DensityError, KernelError
-
-LAST_INT32 = 2**31 - 1
 
 
 class Engine(Protocol):

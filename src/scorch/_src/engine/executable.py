@@ -20,6 +20,7 @@ from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.by_torch.run import run_without_kernel, warn_of_missing
 from scorch._src.events import LISTENERS, tell
 from scorch._src.formats import Format
+from scorch._src.loops.types import LAST_INT32
 from scorch._src.storage.assemble import assembled
 from scorch._src.storage.budget import LARGE, check_budget
 from scorch._src.storage.storage import Pattern, Storage
@@ -27,7 +28,6 @@ from scorch.settings import current
 
 Tensor = Storage | torch.Tensor
 Convert = Callable[[Storage, Format], Storage]
-LAST_INT32 = 2**31 - 1
 
 
 class Prepared:

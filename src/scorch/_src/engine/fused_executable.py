@@ -54,8 +54,9 @@ def fused_kernel(
     dense = {name: tensor for name, tensor in tensors.items() if name not in wanted.stored or pattern is None}
     stored = next((t.dtype for n, t in tensors.items() if n in wanted.stored), torch.float32)
     backend = backend_for(next(iter(tensors.values())).device)
-    if backend.missing() is not None:
-        return "there is no C compiler"
+    missing = backend.missing()
+    if missing is not None:
+        return missing.splitlines()[0]
     facts = tuple((name, key_of(tensor)) for name, tensor in dense.items())
     key = (wanted, None if pattern is None else pattern.key, facts, stored, backend.name, current().without)
     found = _kernels.get(key)

@@ -60,3 +60,5 @@ TYPES = {
         COMPLEX128,
     )
 }
+
+LAST_INT32 = 2**31 - 1

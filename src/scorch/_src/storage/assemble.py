@@ -12,11 +12,11 @@ import torch
 
 from scorch._src.formats import Format, Level
 from scorch._src.grad_state import untracked
+from scorch._src.loops.types import LAST_INT32
 from scorch._src.storage.budget import LARGE, check_budget
 from scorch._src.storage.storage import Pattern, Storage
 
 Array = torch.Tensor | None
-LAST_INT32 = 2**31 - 1
 
 
 def assembled(

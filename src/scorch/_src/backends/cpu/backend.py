@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from scorch._src.backends.base import Backend, Executable, GroupExecutable, Schedule, register_backend
+from scorch._src.backends.base import (
+    Backend,
+    Executable,
+    GroupExecutable,
+    Schedule,
+    register_backend,
+    schedule_of,
+)
 from scorch._src.backends.cpu import memory, toolchain
 from scorch._src.backends.cpu.cpu_routines import CpuRoutines
 from scorch._src.backends.cpu.executable import CpuExecutable, build_together
@@ -23,8 +30,7 @@ class CpuBackend(Backend):
 
     def write(self, planned: Planned) -> Schedule:
         kernel = planned.kernel()
-        exported = tuple(function.name for function in kernel.functions if function.exported)
-        return Schedule(planned, print_kernel(kernel), tuple(slot.name for slot in kernel.slots), exported)
+        return schedule_of(planned, kernel, print_kernel(kernel))
 
     def build(self, schedule: Schedule, sizes: Mapping[str, int]) -> Executable:
         return CpuExecutable(schedule, sizes)

@@ -213,21 +213,13 @@ class DirectCall:
 
     def bind(self, guard: bytes | None) -> Callable[..., Any]:
         builtin, address, executable = self.builtin, self.address, self.executable
-        packed_header = executable.packed_header
+        serial = executable.packed_header() if executable.is_serial else None
 
         def call(output: bytes, *arrays: torch.Tensor) -> Any:
-            try:
-                return builtin(address, packed_header(), output, guard, *arrays)
-            except MemoryError as error:
-                raise executable.out_of_memory(error) from error
-
-        def call_serial(output: bytes, *arrays: torch.Tensor) -> Any:
+            header = executable.packed_header() if serial is None else serial
             try:
                 return builtin(address, header, output, guard, *arrays)
             except MemoryError as error:
                 raise executable.out_of_memory(error) from error
 
-        if not executable.is_serial:
-            return call
-        header = packed_header()
-        return call_serial
+        return call

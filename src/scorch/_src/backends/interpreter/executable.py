@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from scorch._src.backends.base import Backend, Executable, GroupExecutable, Schedule, register_backend
+from scorch._src.backends.base import (
+    Backend,
+    Executable,
+    GroupExecutable,
+    Schedule,
+    register_backend,
+    schedule_of,
+)
 from scorch._src.backends.interpreter import interpret
 from scorch._src.backends.launcher import Launcher
 from scorch._src.compiler.fuse.group import Fused
@@ -69,9 +76,7 @@ class InterpreterBackend(Backend):
     name = "interpreter"
 
     def write(self, planned: Planned) -> Schedule:
-        kernel = planned.kernel()
-        exported = tuple(function.name for function in kernel.functions if function.exported)
-        return Schedule(planned, "", tuple(slot.name for slot in kernel.slots), exported)
+        return schedule_of(planned, planned.kernel(), "")
 
     def build(self, schedule: Schedule, sizes: Mapping[str, int]) -> Executable:
         return InterpretedExecutable(schedule, sizes)

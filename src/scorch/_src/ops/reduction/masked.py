@@ -20,7 +20,7 @@ import torch
 from scorch._src.grad_state import is_learning
 from scorch._src.ops.reduction import reduce
 from scorch._src.ops.reduction.groups import Dims, Groups, groups_of
-from scorch._src.ops.reduction.reduce import Body, Reduced, in_computing_dtype, on_small
+from scorch._src.ops.reduction.reduction import Body, Reduced, in_computing_dtype, on_small
 from scorch._src.ops.reduction.scan import scanned
 from scorch._src.ops.torch_sparse import as_sparse
 from scorch._src.tensor.autograd import sparse_of

@@ -10,131 +10,32 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from scorch._src.grad_state import is_learning, is_plain_inference
 from scorch._src.ops.fallback import densely
-from scorch._src.ops.reduction.direct import bind, direct
-from scorch._src.ops.reduction.groups import Dims, Groups, groups_of
-from scorch._src.statements.call_cache import keep_as, repeat_call
-from scorch._src.statements.statement import evaluate
+from scorch._src.ops.reduction.direct import direct
+from scorch._src.ops.reduction.groups import Dims, Groups
+from scorch._src.ops.reduction.reduction import (
+    Function,
+    Reduced,
+    Reduction,
+    as_operator,
+    on_small,
+    reduction,
+    sum_by_kernel,
+)
+from scorch._src.statements.call_cache import repeat_call
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.coordinates import coordinates_of
-from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.entries import entries_of
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.saved_versions import differentiate
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
-LETTERS = "abcdefghijklmnop"
-FEW_DIMS = 10  # of which a tensor with two places in each is still small
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
-
-Function = Callable[..., Any]
-Reduced = tuple[torch.Tensor, float]  # a value for every group, and the one of groups without entries
-Body = Callable[..., Reduced | None]
-OfSum = Callable[[torch.Tensor, int], torch.Tensor]
-
-
-def on_small(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any:
-    """What torch makes of a small tensor of the same rank and dtype: the dtype of the result, or its error.
-
-    (A shell of the same shape would do, but torch imports its compilers to look at one.)
-    """
-    pattern, dtype = tensor.storage.pattern, tensor.storage.values.dtype
-    rank = len(pattern.shape)
-    small = torch.zeros([2 if dim < FEW_DIMS else 1 for dim in range(rank)], dtype=dtype)
-    if rank <= FEW_DIMS:
-        return func(small, *args, **kwargs)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the spread of one number
-        return func(small, *args, **kwargs)
-
-
-def in_computing_dtype(values: torch.Tensor, dtype: torch.dtype, asked: torch.dtype | None) -> torch.Tensor:
-    """Values in the dtype that a result of ``dtype`` is computed in; torch converts to ``asked`` before."""
-    if asked is not None and not asked.is_floating_point and not asked.is_complex:
-        values = values.to(asked)
-    computed = values.dtype if dtype == torch.bool else torch.promote_types(values.dtype, dtype)
-    return values.to(_WIDE.get(computed, computed))
-
-
-class Reduction:
-    """A reduction of tensors, made of its ``body``: what becomes of the values of each group of entries.
-
-    ``dense``: the result always is. ``of_sum``: what it is of the sum and the number of elements, where that
-    is had from a kernel.
-    """
-
-    def __init__(self, body: Body, function: Function, dense: bool, of_sum: OfSum | None) -> None:
-        self.body = body
-        self.function = function
-        self.dense = dense
-        self.of_sum = of_sum
-
-    def __call__(self, input: SparseTensor, **options: Any) -> Any:
-        """The reduction of a tensor with elements; None where it has no answer."""
-        return self.run(self.function, input, **options)
-
-    def run(self, function: Function, input: SparseTensor, **options: Any) -> Any:
-        """As a call, checked as one of ``function``."""
-        if isinstance(options.get("dim"), bool):  # var(unbiased)
-            options["unbiased"] = options.pop("dim")
-        like = on_small(function, input, **options)
-        dim, dtype = options.pop("dim", None), options.pop("dtype", None)
-        keepdim = options.pop("keepdim", False)
-        if dim in ((), []) and like.numel() > 1:  # any(dim=()) reduces nothing
-            return None
-        total = None if self.of_sum is None else _sum_by_kernel(input, dim, keepdim, dtype)
-        if self.of_sum is not None and total is not None:
-            return self.of_sum(total, input.numel() // max(total.numel(), 1))
-        groups = groups_of(input, dim)
-        values = in_computing_dtype(groups.values(input), like.dtype, dtype)
-        reduced = self.body(groups, values, **options)
-        if reduced is None:
-            return None
-        result, fill = reduced
-        return groups.result(input, result.to(like.dtype), keepdim, fill, self.dense)
-
-
-def reduction(
-    *functions: Function,
-    takes: str = "dim keepdim dtype",
-    differentiable: bool = False,
-    dense: bool = False,
-    of_sum: OfSum | None = None,
-) -> Callable[[Body], Reduction]:
-    """Register a reduction, by its body, for functions of torch and operators of ATen."""
-
-    def register(body: Body) -> Reduction:
-        made = Reduction(body, functions[0], dense, of_sum)
-        for function in functions:
-            run = functools.partial(made.run, function)
-            if hasattr(function, "overloadpacket"):
-                implements(function)(_as_operator(function, run, takes))
-            else:
-                direct(function, takes=takes, differentiable=differentiable)(run)
-        return made
-
-    return register
-
-
-def _as_operator(operator: Any, run: Function, takes: str) -> Function:
-    """What an operator of ATen does with a sparse tensor; without elements a dense copy costs nothing."""
-    names = tuple(takes.split())
-
-    def handler(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
-        bound = bind(names, args, kwargs) if self.numel() else None
-        with torch.no_grad():  # torch connects the result
-            result = None if bound is None else run(self, **bound)
-            return densely(operator, (self, *args), kwargs) if result is None else result
-
-    return handler
 
 
 # sums ------------------------------------------------------------------------------------------------
@@ -154,52 +55,10 @@ def quick_sum(input: Any, *args: Any, **kwargs: Any) -> Any:
         is_known = dim is not None and is_plain_inference(input)
         total = repeat_call((("sum", dim), None), (input,)) if is_known else None
         if total is None and 0 not in input.storage.pattern.shape:
-            total = _sum_by_kernel(input, dim, False, None)
+            total = sum_by_kernel(input, dim, False, None)
         if total is not None:
             return total
     return differentiate(torch.sum, (input, *args), kwargs)
-
-
-def _sum_by_kernel(
-    self: SparseTensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None
-) -> torch.Tensor | None:
-    """The sum by a generated kernel, where the result is dense; None where it is not or dims are wrong."""
-    pattern, values = self.storage.pattern, self.storage.values
-    if values.dtype not in (torch.float32, torch.float64) or dtype not in (None, values.dtype):
-        return None
-    dims = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    known = _sum_statement(len(pattern.shape), dims)
-    if known is None:
-        return None
-    statement, kept = known
-    if not kept:
-        total = values_of(self).sum()
-    elif len(kept) > 1 and _is_sparse(self, math.prod(pattern.shape[d] for d in kept)):
-        return None
-    else:
-        total = evaluate(statement, A=self, format="dense")
-        if len(kept) == 1 and is_plain_inference(self):  # of more, entries decide whether it is dense
-            named = dim if isinstance(dim, int) else dims
-            keep_as((("sum", named), None), (statement, "dense", "A"), (self,))
-    if not keepdim:
-        return total
-    return total.reshape([size if d in kept else 1 for d, size in enumerate(pattern.shape)])
-
-
-def _is_sparse(self: SparseTensor, size: int) -> bool:
-    """Whether a result with ``size`` elements, made of the entries of a tensor, is stored sparse."""
-    stored = int(torch.count_nonzero(self.storage.values)) if self.format.is_blocked else self.nnz
-    return size > 2 * stored
-
-
-@functools.lru_cache(maxsize=256)
-def _sum_statement(rank: int, dims: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
-    """``C[a] = A[a,b]``, the sum over ``dims`` (all if empty), and those left; None where some are wrong."""
-    reduced = {d % rank for d in dims if -rank <= d < rank} if dims else set(range(rank))
-    if len(reduced) != (len(dims) or rank) or rank > len(LETTERS):
-        return None
-    kept = tuple(d for d in range(rank) if d not in reduced)
-    return f"C[{','.join(LETTERS[d] for d in kept)}] = A[{','.join(LETTERS[:rank])}]", kept
 
 
 @reduction(
@@ -308,7 +167,7 @@ for _function, _operator, _spread in (
     (torch.std_mean, aten.std_mean.correction, std),
 ):
     direct(_function, takes=_SPREAD, differentiable=True)(_with_mean(_spread))
-    implements(_operator)(_as_operator(_operator, _with_mean(_spread), _SPREAD))
+    implements(_operator)(as_operator(_operator, _with_mean(_spread), _SPREAD))
 
 
 # extremes --------------------------------------------------------------------------------------------
