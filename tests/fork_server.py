@@ -97,7 +97,7 @@ def ask(request: str) -> int:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"},  # forks begin alone
         )
         atexit.register(stop, _server)
     assert _server.stdin is not None and _server.stdout is not None

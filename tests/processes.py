@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
+import faulthandler
 import os
 import pickle
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from fork_server import run_python
+
+SECONDS = 240  # after which a process that waits says where it does, and ends
 
 PROGRAM = """
 import pickle, sys
@@ -24,12 +28,21 @@ if __name__ == "__main__":
 
 
 def in_two_processes(work: Any, folder: Path) -> list[Any]:
-    """What ``work(rank, port, folder)`` saves as ``RANK.pt`` in each of two processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = pickle.dumps((work, (port, str(folder)))).hex()
+    """What ``work(rank)`` returns in each of two processes of one group."""
+    words = pickle.dumps((join_and_work, (work, str(folder)))).hex()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = run_python(["-c", PROGRAM, words], env=environment)
     assert done.returncode == 0, done.stderr
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def join_and_work(rank: int, work: Any, folder: str) -> None:
+    """Join the other process, by a file that both know, and save what ``work`` returns."""
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    torch.set_num_threads(1)
+    patience = datetime.timedelta(seconds=SECONDS // 2)
+    store = dist.FileStore(str(Path(folder) / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=patience)
+    torch.save(work(rank), Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -238,22 +237,12 @@ WORKS: dict[str, Callable[[int | None], list[torch.Tensor]]] = {
 }
 
 
-def begin(rank: int, port: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+def work_together(rank: int) -> dict[str, list[torch.Tensor]]:
+    return {name: work(rank) for name, work in WORKS.items()}
 
 
-def work_together(rank: int, port: int, folder: str) -> None:
-    begin(rank, port)
-    found = {name: work(rank) for name, work in WORKS.items()}
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
-
-
-def refuse(rank: int, port: int, folder: str) -> None:
+def refuse(rank: int) -> list[str]:
     """What each process is told when the places differ, from the beginning or later, and of ``join``."""
-    begin(rank, port)
     said = []
 
     def hear(call: Callable[[], Any], kind: type[Exception]) -> None:
@@ -283,8 +272,7 @@ def refuse(rank: int, port: int, folder: str) -> None:
             pass
 
     hear(join, UnsupportedError)
-    torch.save(said, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return said
 
 
 @pytest.fixture(scope="module")
