@@ -23,7 +23,7 @@ from scorch._src.ops.movement.rearrange import rearrange
 from scorch._src.ops.reduction import maskable
 from scorch._src.ops.sorting.topk import topk_sparse
 from scorch._src.statements.einsum import einsum
-from scorch._src.statements.statement import evaluate
+from scorch._src.statements.evaluate import evaluate
 from scorch._src.tensor.create.construct import (
     from_coordinates,
     from_edge_index,

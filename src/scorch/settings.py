@@ -88,13 +88,14 @@ DEFAULT = Settings(
     backend=os.environ.get("SCORCH_BACKEND") or None,
     without=_switched_off(os.environ.get("SCORCH_WITHOUT", "")),
 )
-_applied = DEFAULT  # for the whole process, where no ``with`` block says otherwise
+applied = [DEFAULT]  # for the whole process, where no ``with`` block says otherwise
 _current: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("scorch_settings", default=None)
+in_block = _current.get  # those of the ``with`` block, or None
 
 
 def current() -> Settings:
     """The settings in force here."""
-    return _current.get() or _applied
+    return _current.get() or applied[0]
 
 
 def enabled(optimization: str) -> bool:
@@ -136,8 +137,7 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
 
     def apply(self) -> None:
         """Keep these settings, in all threads, until they are changed again."""
-        global _applied
-        _applied = dataclasses.replace(_applied, **self._changes)
+        applied[0] = dataclasses.replace(applied[0], **self._changes)
         here = _current.get()
         if here is not None:  # inside a ``with`` block, whose own changes end with it
             _current.set(dataclasses.replace(here, **self._changes))

@@ -47,11 +47,13 @@ def is_learning(*tensors: Any, **named: Any) -> bool:
 
 def is_plain_inference(*tensors: Any) -> bool:
     """Whether nobody keeps track of calls on these tensors: no gradients, transforms or modes of torch."""
-    if is_dynamo_compiling():
+    if is_dynamo_compiling() or peek_interpreter_stack() is not None:
         return False
     if len_torch_function_stack() or len_torch_dispatch_stack():
         return False
-    return not is_learning(*tensors)
+    if is_grad_enabled() and any_requires_grad(*tensors):
+        return False
+    return forward_ad._current_level < 0 or not has_tangents(tensors)
 
 
 def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -72,8 +72,11 @@ class Direct(Protocol):
     def output(self) -> Any:
         """What the function allocates, where the plan alone says so."""
 
-    def output_of(self, count: int) -> Any:
-        """What it allocates for ``count`` values on a pattern that is there already."""
+    def output_of(self, count: int, is_usual: bool = False) -> Any:
+        """What it allocates for ``count`` values on a pattern that is there already.
+
+        ``is_usual``: the caller knows that the settings in force are the default.
+        """
 
     def guard(self, operands: Sequence[Any]) -> Any:
         """What it checks: dtype, shape and strides of dense operands; the others are numbers of arrays."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from scorch._src.statements.einsum import einsum
-from scorch._src.statements.statement import evaluate
+from scorch._src.statements.evaluate import evaluate
 from scorch._src.tensor.create.construct import from_coordinates, from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 

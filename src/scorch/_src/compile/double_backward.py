@@ -16,10 +16,10 @@ from scorch._src.compile.group_arrays import run_outside, viewed
 from scorch._src.compile.lazy_tensor import Recipe
 from scorch._src.compiler.pipeline import as_statement
 from scorch._src.engine.fused_executable import PATTERN
+from scorch._src.notation.indexing import Statement
 from scorch._src.notation.nodes import Access, Op
-from scorch._src.notation.show import show
 from scorch._src.ops.reduction.softmax import connected_softmax
-from scorch._src.statements.autograd import learned
+from scorch._src.statements.autograd import differentiable
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at, values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -105,7 +105,7 @@ class Again:
             for name in names
         ]
         form: Any = pattern.format if recipe.is_sparse else "dense"
-        return learned(show(as_statement(step)), names, operands, form, lambda *_: result)
+        return differentiable(Statement(as_statement(step)), names, operands, form, known=result)
 
     def _at(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values of a tensor at the entries of the pattern, connected to it."""

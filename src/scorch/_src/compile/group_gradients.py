@@ -28,7 +28,7 @@ from scorch._src.notation.differentiate import BUILD, uses_of
 from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
 from scorch._src.notation.show import show
 from scorch._src.notation.trees import accesses, free_indices, walk
-from scorch._src.statements.arrays import RUN
+from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
@@ -147,7 +147,7 @@ class Backward:
                 dims = [final.value.indices.index(index) for index in final.summed]
                 return array.sum() if not final.indices else array.sum(dims)
         used = accesses(final.value)
-        operands = {
+        operands: dict[str, Any] = {
             access.tensor: SparseTensor(Storage(pattern, made[access.tensor]))
             if access.tensor in self.stored
             else made[access.tensor]
@@ -155,7 +155,7 @@ class Backward:
         }
         value = Reduce("sum", final.summed, final.value) if final.summed else final.value
         text = show(Assign(Access("D", final.indices), value))
-        found = RUN[0](text, format="dense", **operands)
+        found = evaluate(text, format="dense", **operands)
         assert isinstance(found, torch.Tensor)
         return found
 

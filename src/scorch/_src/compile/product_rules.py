@@ -19,7 +19,7 @@ from scorch._src.notation.parse_einsum import parse_einsum
 from scorch._src.notation.trees import accesses, free_indices, substitute
 from scorch._src.notation.verify import shapes_of
 from scorch._src.statements.einsum import einsum as scorch_einsum
-from scorch._src.statements.statement import evaluate as scorch_evaluate
+from scorch._src.statements.evaluate import evaluate as scorch_evaluate
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 T = torch.Tensor

@@ -19,7 +19,7 @@ import torch
 from scorch._src.engine.executable import Prepared
 from scorch._src.events import LISTENERS, Event
 from scorch._src.ops.products.matmul import matmul
-from scorch._src.statements.statement import evaluate
+from scorch._src.statements.evaluate import evaluate
 from scorch._src.tensor.create.construct import from_coordinates
 from scorch.settings import settings
 

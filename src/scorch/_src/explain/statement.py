@@ -40,14 +40,9 @@ from scorch._src.notation.parse_einsum import parse_einsum
 from scorch._src.notation.show import show
 from scorch._src.statements.contraction import MOST_OPERANDS
 from scorch._src.statements.einsum import einsum, planned_contractions
+from scorch._src.statements.evaluate import evaluate
 from scorch._src.statements.operands import as_operand, shape_of, squeezed
-from scorch._src.statements.statement import (
-    evaluate,
-    is_long,
-    kept_format,
-    read_statement,
-    short_statements,
-)
+from scorch._src.statements.statement import is_long, kept_format, read_statement, short_statements
 from scorch._src.storage.storage import Storage
 from scorch.errors import NotationError
 from scorch.settings import enabled

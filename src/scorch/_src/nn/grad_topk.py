@@ -17,11 +17,11 @@ import torch
 from scorch._src.notation.nodes import Access, Assign, Expr
 from scorch._src.notation.show import show
 from scorch._src.notation.trees import accesses, substitute
-from scorch._src.statements.arrays import Call, Piece
-from scorch._src.statements.gradients import diagonals, rules, seeded
-from scorch._src.statements.statement import evaluate
+from scorch._src.statements.evaluate import evaluate
+from scorch._src.statements.formula import Call
+from scorch._src.statements.gradients import identity
 from scorch._src.storage.coordinates import coordinates_of
-from scorch._src.tensor.autograd import WATCHED, learned_of
+from scorch._src.tensor.autograd import WATCHED, learned_of, sparse_of
 from scorch._src.tensor.entries import entries_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, InPlaceError, OperandError
@@ -121,10 +121,10 @@ def _largest(tensor: SparseTensor, k: int, uses: Sequence[_Use]) -> tuple[torch.
 
 def _check_unchanged(use: _Use) -> None:
     """Refuse what was changed since the backward pass, if the gradient is computed from it."""
-    seed, _, _ = seeded(use.call, use.arrays, use.place, use.incoming)
-    found = rules(use.call.text, use.call.names[use.place], seed, None)
-    read = {access.tensor for rule, _ in found for access in accesses(rule.statement.value)}
-    named = zip((*use.call.names, seed), (*use.arrays, use.incoming), use.versions, strict=True)
+    formula = use.call.formula
+    rules = formula.whole_gradients(use.place)
+    read = {access.tensor for rule in rules for access in accesses(rule.statement.value)}
+    named = zip((*formula.names, formula.incoming), (*use.arrays, use.incoming), use.versions, strict=True)
     if any(name in read and array._version != version for name, array, version in named):
         raise InPlaceError(
             "a tensor that the gradient is computed from was changed before the with block of grad_topk "
@@ -190,16 +190,20 @@ class _Best:
 
 def _add_gradient(tile: torch.Tensor, use: _Use, spans: Sequence[Span]) -> None:
     """Add what one use gives to the part of the gradient that has ``spans``."""
-    call = use.call
-    seed, _, pieces = seeded(call, use.arrays, use.place, use.incoming)
-    for rule, _ in rules(call.text, call.names[use.place], seed, None):
-        pieces |= diagonals(rule, call, use.arrays, tile.dtype)
+    call, formula = use.call, use.call.formula
+    sizes = call.sizes(use.arrays)
+    given: dict[str, torch.Tensor] = {formula.incoming: use.incoming}
+    for name, array, pattern in zip(formula.names, use.arrays, call.patterns, strict=True):
+        array = array.conj() if array.is_complex() else array
+        given[name] = array if pattern is None else sparse_of(pattern, array)
+    for rule in formula.whole_gradients(use.place):
+        for name, index in rule.diagonals:
+            given[name] = SparseTensor(identity(sizes[index], tile.dtype))
         named = dict(zip(rule.statement.target.indices, (spans[dim] for dim in rule.dims), strict=True))
-        statement, tensors = _narrowed(rule.statement, pieces, named)
+        statement, tensors = _narrowed(rule.statement, given, named)
         found = evaluate(show(statement), format="dense", **tensors)
         assert isinstance(found, torch.Tensor)
         if rule.repeated:
-            sizes = call.sizes(use.arrays)
             found = found * math.prod(sizes[index] for index in rule.repeated)
         for dim in range(tile.dim()):
             if dim not in rule.dims:
@@ -208,13 +212,13 @@ def _add_gradient(tile: torch.Tensor, use: _Use, spans: Sequence[Span]) -> None:
 
 
 def _narrowed(
-    statement: Assign, pieces: Mapping[str, Piece], spans: Mapping[str, Span]
+    statement: Assign, given: Mapping[str, torch.Tensor], spans: Mapping[str, Span]
 ) -> tuple[Assign, dict[str, Any]]:
     """The statement for some of the values of its free indices, and the parts of tensors that it reads."""
     tensors: dict[str, Any] = {}
     renamed: dict[Access, Expr] = {}
     for access in accesses(statement.value):
-        tensor = pieces[access.tensor].tensor()
+        tensor = given[access.tensor]
         for dim, index in enumerate(access.indices):
             if index in spans and spans[index] != (0, tensor.shape[dim]):
                 tensor = tensor.narrow(dim, *spans[index])

@@ -12,7 +12,7 @@ from scorch._src.nn.masks import in_rows, pointers
 from scorch._src.ops.attention import reference
 from scorch._src.ops.attention.mask_pairs import pairs_of
 from scorch._src.ops.attention.sdpa import attend, heads_of
-from scorch._src.statements.statement import evaluate
+from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.budget import check_budget
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, warn

@@ -96,7 +96,7 @@ def _learned_extremes(matrix: SparseTensor, dense: torch.Tensor, how: str) -> to
 def _extreme_products(matrix: SparseTensor, dense: torch.Tensor, how: str) -> torch.Tensor:
     """``max(j, A[i,j] * B[j,k])`` over the stored entries of ``A``."""
     head, operands = (f"{how} of stored products", None, "A", "B"), (matrix, dense)
-    known = repeat_call(head, operands)
+    known: torch.Tensor | None = repeat_call(head, operands)
     if known is not None:
         return known
     tensors = {"A": matrix.storage, "B": as_operand("the matrix on the right", dense)}

@@ -1,4 +1,4 @@
-"""Statements on tensors that are learned: one rule for all of tensor algebra.
+"""Statements on tensors that require gradients: one rule for all of tensor algebra.
 
 Every statement is a function of arrays: dense tensors, and the values of sparse ones, whose patterns are
 fixed. Its gradients are statements again (``notation.differentiate``), sampled at the patterns of sparse
@@ -9,69 +9,124 @@ from __future__ import annotations
 
 import contextvars
 import functools
-from collections.abc import Sequence
+import weakref
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from scorch._src.grad_state import is_learning, is_transformed
-from scorch._src.statements.arrays import Call, Piece, Result, Run, forward_of
+from scorch._src.bounded import BoundedCache
+from scorch._src.grad_state import is_learning
+from scorch._src.notation.indexing import Statement
 from scorch._src.statements.batches import batched, gradients_of_batch
-from scorch._src.statements.gradients import change_of, gradient_of, read_by_gradients
-from scorch._src.tensor.autograd import apply, unknown_outside, watcher_of
-from scorch._src.torch_internals import is_legacy_batchedtensor
+from scorch._src.statements.call_cache import MOST_CALLS, describe, full_key
+from scorch._src.statements.formula import Call, Formula, Source, formula_of
+from scorch._src.statements.gradients import change_of, forward_of, gradient_of
+from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.autograd import apply, sparse_of, unknown_outside, values_of, watcher_of
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import (
+    is_legacy_batchedtensor,
+    len_torch_dispatch_stack,
+    peek_interpreter_stack,
+)
+
+Result = SparseTensor | torch.Tensor
 
 UNREAD = contextvars.ContextVar("UNREAD", default=False)  # only gradients are asked for, not the result
 
+_known: BoundedCache[Hashable, Formula] = BoundedCache(MOST_CALLS, "differentiable calls")
 
-def learned(
-    text: str,
+
+def repeat_differentiable(head: tuple[Any, ...], operands: Sequence[Any]) -> Result | None:
+    """Repeat a call with gradients whose like was made before; None: it must go the long way."""
+    key = _key(head, operands)
+    try:
+        formula = None if key is None else _known.get(key)
+    except TypeError:  # a format that is none: the long way will say so
+        return None
+    return None if formula is None else _connect(formula, operands, operands)
+
+
+def keep_differentiable_as(other: tuple[Any, ...], head: tuple[Any, ...], operands: Sequence[Any]) -> None:
+    """Remember the call of ``head``, if it was kept, under ``other`` as well: another name of the same."""
+    key, alias = _key(head, operands), _key(other, operands)
+    formula = None if key is None else _known.get(key)
+    if formula is not None:
+        _known[alias] = formula
+
+
+def _key(head: tuple[Any, ...], operands: Sequence[Any]) -> Hashable | None:
+    """What a formula depends on; None where arrays may be more than memory, as inside of ``torch.func``."""
+    is_tracked = peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    if is_tracked or len_torch_dispatch_stack() or any(map(is_legacy_batchedtensor, operands)):
+        return None
+    described = describe(head, operands)
+    return None if described is None else full_key(*described)
+
+
+def differentiable(
+    statement: Statement,
     names: Sequence[str],
     operands: Sequence[Any],
     format: Any,
-    run: Run,
     sparse_grad: bool = False,
+    head: tuple[Any, ...] | None = None,
+    known: Result | None = None,
 ) -> Result:
-    """The result of a statement, connected to its operands; ``run`` computes it from plain tensors."""
-    pieces = [Piece.of(operand) for operand in operands]
-    return computed(text, tuple(names), pieces, format, run, sparse_grad).tensor()
+    """The result of a statement, connected to its operands.
+
+    ``head``: what calls like it are remembered by, on these very operands. ``known``: the result, if it need
+    not be computed.
+    """
+    formats = tuple(
+        operand.storage.pattern.format if isinstance(operand, SparseTensor) else None for operand in operands
+    )
+    formula = formula_of(statement, tuple(names), formats, format, sparse_grad)
+    result = _connect(formula, operands, None, known)
+    key = None if head is None else _key(head, operands)
+    if key is not None:
+        _known[key] = formula
+    return result
 
 
-def computed(
-    text: str,
-    names: tuple[str, ...],
-    pieces: Sequence[Piece],
-    format: Any,
-    run: Run,
-    sparse_grad: bool = False,
-) -> Piece:
-    """The result of a statement on pieces, connected to them."""
-    arrays = [piece.array for piece in pieces]
-    patterns, sources = tuple(piece.pattern for piece in pieces), tuple(piece.source for piece in pieces)
-    call = Call(text, names, patterns, format, run, sparse_grad, sources)
+def _connect(
+    formula: Formula, operands: Sequence[Any], readable: Sequence[Any] | None, known: Any = None
+) -> Result:
+    """Run a formula on the arrays of tensors, and connect the result to those."""
+    arrays: list[torch.Tensor] = []
+    patterns: list[Pattern | None] = []
+    sources: list[Source] = []
+    for operand in operands:
+        if isinstance(operand, SparseTensor):
+            arrays.append(values_of(operand, in_statement=True))
+            patterns.append(operand.storage.pattern)
+            sources.append(weakref.ref(operand if operand.made_of is None else operand.made_of))
+        else:
+            arrays.append(operand)
+            patterns.append(None)
+            sources.append(None)
+    call = Call(formula, patterns, sources, readable, known)
+    array = compute(call, arrays)
+    return array if call.pattern is None else sparse_of(call.pattern, array)
+
+
+def compute(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Run a call on arrays, and connect the array of the result to them."""
     if is_learning(*arrays):
-        return Piece(apply(_Statement, call, *arrays), call.pattern)
+        return apply(_Statement, call, *arrays)  # type: ignore[no-any-return]
     if any(map(is_legacy_batchedtensor, arrays)):
-        return Piece(gradients_of_batch(call, arrays, computed), call.pattern)
-    return Piece(forward_of(call, arrays), call.pattern)
+        return gradients_of_batch(call, arrays, compute)
+    return forward_of(call, arrays)
 
 
 def _unread(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
     """A result of the right shape and dtype without its numbers."""
     sizes = call.sizes(arrays)
     dtype = functools.reduce(torch.promote_types, [array.dtype for array in arrays])
-    return torch.zeros((), dtype=dtype, device="cpu").expand([sizes[i] for i in call.assign.target.indices])
-
-
-def _kept(call: Call, arrays: Sequence[torch.Tensor], needed: Sequence[bool]) -> Sequence[torch.Tensor]:
-    """The arrays that gradients read; of the others the memory alone, which may be written to meanwhile."""
-    if is_transformed():
-        return arrays
-    read = read_by_gradients(call.text, call.names, tuple(needed))
-    if len(read) == len(arrays):
-        return arrays
-    pairs = zip(call.names, arrays, strict=True)
-    return [array if name in read else array.data for name, array in pairs]
+    shape = [sizes[index] for index in call.formula.assign.target.indices]
+    return arrays[0].new_zeros((), dtype=dtype).expand(shape)
 
 
 class _Statement(torch.autograd.Function):
@@ -79,38 +134,48 @@ class _Statement(torch.autograd.Function):
 
     @staticmethod
     def forward(call: Call, *arrays: torch.Tensor) -> torch.Tensor:
-        if UNREAD.get() and call.format == "dense":
+        if UNREAD.get() and call.formula.format == "dense":
             return _unread(call, arrays)
-        found = forward_of(call, arrays)
-        return found.detach() if any(found is array for array in arrays) else found
+        result = forward_of(call, arrays)
+        for array in arrays:
+            if result is array:
+                return result.detach()
+        return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         call, *arrays = inputs
         ctx.call = call
-        ctx.save_for_backward(*_kept(call, arrays, ctx.needs_input_grad[1:]))
         ctx.save_for_forward(*arrays)
+        if peek_interpreter_stack() is None:  # of what no gradient reads memory may be written to meanwhile
+            for place, is_read in enumerate(call.formula.read_by_gradients(ctx.needs_input_grad[1:])):
+                if not is_read:
+                    arrays[place] = arrays[place].data
+        ctx.save_for_backward(*arrays)
 
     @staticmethod
     def backward(ctx: Any, incoming: torch.Tensor) -> Any:
         call, arrays = ctx.call, ctx.saved_tensors
-        found = []
+        gradients: list[torch.Tensor | None] = [None]
+        again = is_learning(incoming, *arrays)
         for place, needed in enumerate(ctx.needs_input_grad[1:]):
-            is_float = arrays[place].is_floating_point() or arrays[place].is_complex()
-            watcher = watcher_of(call.sources[place]) if needed and call.sources else None
+            if not needed:
+                gradients.append(None)
+                continue
+            watcher = watcher_of(call.sources[place]) if call.sources else None
             if watcher is not None:
                 if call.pattern is not None:  # what comes back is known at the places of the result alone
                     raise unknown_outside()
                 watcher(call, arrays, place, incoming.detach())
-            found.append(
-                gradient_of(call, arrays, place, incoming, computed) if needed and is_float else None
-            )
-        return None, *found
+            array = arrays[place]
+            is_float = array.is_floating_point() or array.is_complex()
+            gradients.append(gradient_of(call, arrays, place, incoming, again, compute) if is_float else None)
+        return tuple(gradients)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *changes: Any) -> Any:
-        return change_of(ctx.call, ctx.saved_tensors, changes, computed)
+        return change_of(ctx.call, ctx.saved_tensors, changes, compute)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *arrays: torch.Tensor) -> Any:
-        return batched(call, arrays, in_dims[1:], info.batch_size, computed)
+        return batched(call, arrays, in_dims[1:], info.batch_size, compute)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import untracked
+from scorch._src.notation.indexing import Statement
 from scorch._src.notation.nodes import Access, Assign, Expr
-from scorch._src.notation.show import show
 from scorch._src.notation.trees import accesses, substitute
-from scorch._src.statements.arrays import Call, Compute, Piece, forward_of, fresh, index_names, run_text
+from scorch._src.statements.formula import Call, Compute, fresh
+from scorch._src.statements.gradients import call_on, forward_of
 from scorch._src.storage.storage import Pattern
 from scorch._src.torch_internals import (
     add_batch_dim,
@@ -30,37 +30,37 @@ def batched(
     arrays: Sequence[torch.Tensor],
     in_dims: Sequence[int | None],
     size: int,
-    computed: Compute,
+    compute: Compute,
 ) -> tuple[torch.Tensor, int | None]:
     """The statement with one more index: the last one of the batched operands and the result.
 
     The values of a batched sparse operand are one dense level more below its pattern.
     """
     if all(dim is None for dim in in_dims):
-        return computed(call.text, call.names, _pieces(call, arrays), call.format, call.run).array, None
-    assign = call.assign
-    index = fresh("batch", (*call.names, *index_names(call.text)))
-    batched = {name for name, dim in zip(call.names, in_dims, strict=True) if dim is not None}
-    pieces = []
-    for array, pattern, dim in zip(arrays, call.patterns, in_dims, strict=True):
+        return compute(Call(call.formula, call.patterns), arrays), None
+    assign, names = call.formula.assign, call.formula.names
+    index = fresh("batch", call.formula.taken)
+    is_batched = {name for name, dim in zip(names, in_dims, strict=True) if dim is not None}
+    given: dict[str, tuple[torch.Tensor, Pattern | None]] = {}
+    for name, array, pattern, dim in zip(names, arrays, call.patterns, in_dims, strict=True):
         if dim is None:
-            pieces.append(Piece(array, pattern))
+            given[name] = array, pattern
         elif pattern is None:
-            pieces.append(Piece(array.movedim(dim, -1)))
+            given[name] = array.movedim(dim, -1), None
         else:
-            pieces.append(Piece(array.movedim(dim, -1).reshape(-1), _deeper(pattern, size)))
+            given[name] = array.movedim(dim, -1).reshape(-1), _deeper(pattern, size)
     target = Access(assign.target.tensor, (*assign.target.indices, index))
-    text = show(Assign(target, _with_index(assign.value, batched, index)))
-    asked = _batched_format(call, arrays, in_dims)
-    found = computed(text, call.names, pieces, asked, run_text(text, call.names, asked))
-    if found.pattern is None:
-        return found.array, found.array.dim() - 1
-    outer = _shallower(found.pattern)
+    statement = Statement(Assign(target, _with_index(assign.value, is_batched, index)))
+    inner, deeper = call_on(statement, names, given, _batched_format(call, arrays, in_dims))
+    result = compute(inner, deeper)
+    if inner.pattern is None:
+        return result, result.dim() - 1
+    outer = _shallower(inner.pattern)
     call.pattern = outer
-    return found.array.reshape(outer.size, size), 1
+    return result.reshape(outer.size, size), 1
 
 
-def gradients_of_batch(call: Call, arrays: Sequence[torch.Tensor], computed: Compute) -> torch.Tensor:
+def gradients_of_batch(call: Call, arrays: Sequence[torch.Tensor], compute: Compute) -> torch.Tensor:
     """The same for the batches of gradients of ``torch.autograd.grad(is_grads_batched=True)``."""
     increment_vmap_nesting()
     level = decrement_vmap_nesting()
@@ -70,13 +70,9 @@ def gradients_of_batch(call: Call, arrays: Sequence[torch.Tensor], computed: Com
         for array, dim in zip(arrays, in_dims, strict=True)
     ]
     size = next(array.shape[0] for array, dim in zip(plain, in_dims, strict=True) if dim is not None)
-    found, dim = batched(call, plain, in_dims, size, computed)
+    found, dim = batched(call, plain, in_dims, size, compute)
     assert dim is not None
     return add_batch_dim(found, dim, level)
-
-
-def _pieces(call: Call, arrays: Sequence[torch.Tensor]) -> list[Piece]:
-    return [Piece(array, pattern) for array, pattern in zip(arrays, call.patterns, strict=True)]
 
 
 def _with_index(expr: Expr, batched: set[str], index: str) -> Expr:
@@ -107,13 +103,13 @@ def _shallower(pattern: Pattern) -> Pattern:
 
 def _batched_format(call: Call, arrays: Sequence[torch.Tensor], in_dims: Sequence[int | None]) -> Any:
     """The format of the result without the batch, with a dense level below."""
-    form = call.format
+    form = call.formula.format
     if form is None:  # it depends on patterns and shapes alone: zeros tell
-        probe = replace(call, pattern=None)
+        probe = Call(call.formula, call.patterns)
         with untracked():
             forward_of(probe, [_zeros(array, dim) for array, dim in zip(arrays, in_dims, strict=True)])
         form = "dense" if probe.pattern is None else probe.pattern.format
-    found = as_format(form, len(call.assign.target.indices))
+    found = as_format(form, len(call.formula.assign.target.indices))
     return "dense" if found.is_dense else _deeper_format(found)
 
 

@@ -10,6 +10,7 @@ down (``engine.execute``).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -23,44 +24,52 @@ from scorch._src.engine.execute import DenseProduct
 from scorch._src.events import LISTENERS
 from scorch._src.formats import Format
 from scorch._src.storage.storage import Storage
-from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import len_torch_dispatch_stack, peek_interpreter_stack
-from scorch.settings import DEFAULT, Settings, current
+from scorch.settings import DEFAULT, Settings, applied, current, in_block
 
 MOST_CALLS = 4096
 _COMPLEX = frozenset({torch.complex64, torch.complex128, torch.complex32})  # may be lazily conjugated
 
 Operands = Sequence[Any]
 Result = SparseTensor | torch.Tensor
-Run = Callable[[Operands], Result | None]
-Checked = Callable[[Operands], Result | None]
+Run = Callable[[Sequence[Any]], Tensor | None]  # of storages and dense tensors
 Call = Callable[..., Any]  # takes what is wanted, and the arrays of the operands
 
-_recent: BoundedCache[Hashable, Checked] = BoundedCache(MOST_CALLS, "recent calls")
-_known: BoundedCache[Hashable, tuple[Run, Checked | None]] = BoundedCache(MOST_CALLS, "calls")
+_recent: BoundedCache[Hashable, Run] = BoundedCache(MOST_CALLS, "recent calls")
+_known: BoundedCache[Hashable, tuple[Run, Run | None]] = BoundedCache(MOST_CALLS, "calls")
 
 
-def repeat_call(head: tuple[Any, ...], operands: Operands) -> Result | None:
-    """The result of a call whose like was made before, or None: then it must go the long way.
+def repeat_call(head: tuple[Any, ...], operands: Operands, as_storage: bool = False) -> Any:
+    """Repeat a call whose like was made before; None: it must go the long way.
 
-    ``head`` is all but the operands: the text, the format and the names of tensors.
+    ``head`` is all but the operands: what is computed, the format and the names of tensors. Operands are
+    tensors or storages; a sparse result is a tensor, or with ``as_storage`` its storage.
     """
-    quick = _quick_key(head, operands)
-    if quick is None:
+    described = describe(head, operands)
+    if described is None:
         return None
-    in_force = current()
+    quick, sources = described
+    in_force = in_block() or applied[0]  # as ``current()``
     try:
         recent = _recent.get(quick)
     except TypeError:  # a format that is none: the long way will say so
         return None
     is_usual = in_force is DEFAULT or _is_usual(in_force)
+    result = None
     if recent is not None and is_usual and not LISTENERS and not len_torch_dispatch_stack():
-        found = recent(operands)
-        if found is not None:
-            return found
+        result = recent(sources)
+    if result is None:
+        run = _known_run(quick, sources, in_force)
+        result = None if run is None else run(sources)
+    return SparseTensor(result) if type(result) is Storage and not as_storage else result
+
+
+def _known_run(quick: Hashable, sources: Sequence[Any], in_force: Settings) -> Run | None:
+    """What runs a call with these shapes, dtypes and orders in memory; it is tried first the next time."""
     if peek_interpreter_stack() is not None or len_torch_dispatch_stack():
         return None
-    key = _full_key(quick, operands)
+    key = full_key(quick, sources)
     is_known = key is not None and not in_force.debug and _is_same_kernel(in_force)
     known = _known.get(key) if is_known else None
     if known is None:
@@ -68,7 +77,7 @@ def repeat_call(head: tuple[Any, ...], operands: Operands) -> Result | None:
     run, checked = known
     if checked is not None:
         _recent[quick] = checked
-    return run(operands)
+    return run
 
 
 def _is_usual(in_force: Settings) -> bool:
@@ -84,19 +93,22 @@ def keep_call(
     head: tuple[Any, ...], operands: Operands, prepared: Prepared | DenseProduct | None, names: Sequence[str]
 ) -> None:
     """Remember what runs a call whose operands have ``names``; old calls go when there are too many."""
-    quick = _quick_key(head, operands)
-    key = None if quick is None else _full_key(quick, operands)
-    if prepared is None or key is None or quick is None or not _is_usual(current()):
+    described = describe(head, operands)
+    if prepared is None or described is None or not _is_usual(current()):
+        return
+    quick, sources = described
+    key = full_key(quick, sources)
+    if key is None:
         return
     places = [names.index(name) for name, _ in prepared.sources]
     checked = None
     # With integers a result may depend on torch's default dtype, which the quick key leaves out.
-    is_float = all(value.dtype.is_floating_point for value in operands)
-    dense = [value for value in operands if type(value) is not SparseTensor]
+    dtypes = [source.values.dtype if type(source) is Storage else source.dtype for source in sources]
+    dense = [source for source in sources if type(source) is not Storage]
     is_kernel = isinstance(prepared, Prepared) and not prepared.converts and not prepared.is_large
-    is_kernel = is_kernel and all(map(has_no_gaps, dense))
-    if isinstance(prepared, Prepared) and is_kernel and prepared.direct is not None and is_float:
-        checked = _run_checked(prepared, prepared.direct, places, operands)
+    is_kernel = is_kernel and all(map(has_no_gaps, dense)) and all(kind.is_floating_point for kind in dtypes)
+    if isinstance(prepared, Prepared) and is_kernel and prepared.direct is not None:
+        checked = _run_checked(prepared, prepared.direct, places, sources)
     _known[key] = _run(prepared, places, all(value.is_contiguous() for value in dense)), checked
     if checked is not None:
         _recent[quick] = checked
@@ -104,43 +116,48 @@ def keep_call(
 
 def keep_as(other: tuple[Any, ...], head: tuple[Any, ...], operands: Operands) -> None:
     """Remember the call of ``head``, if it was kept, under ``other`` as well: another name of the same."""
-    quick, alias = _quick_key(head, operands), _quick_key(other, operands)
-    if quick is None or alias is None:
+    described, alias = describe(head, operands), describe(other, operands)
+    if described is None or alias is None:
         return
-    known = _known.get(_full_key(quick, operands))
-    key = _full_key(alias, operands)
+    known = _known.get(full_key(*described))
+    key = full_key(*alias)
     if known is None or key is None:
         return
     _known[key] = known
     if known[1] is not None:
-        _recent[alias] = known[1]
+        _recent[alias[0]] = known[1]
 
 
-def _quick_key(head: tuple[Any, ...], operands: Operands) -> Hashable | None:
-    """The text and the sparse operands; None if some operand is of a kind that always takes the long way.
+def describe(head: tuple[Any, ...], operands: Operands) -> tuple[Hashable, list[Any]] | None:
+    """A key of ``head`` and the sparse operands, and all operands as storages and dense tensors.
 
-    A tensor that is negated lazily looks to C like one that is not. (C sees by itself where a tensor is a
-    shell without memory, inside ``torch.func`` or a fake tensor mode.)
+    None if some operand is of a kind that always takes the long way. A tensor that is negated lazily looks to
+    C like one that is not. (C sees by itself where a tensor is a shell without memory, inside ``torch.func``
+    or a fake tensor mode.)
     """
     key: list[Any] = [*head]
+    sources = [*operands]
     if type(head[1]) is Format:  # formats that are equal may differ for tensors of other ranks
         key.append(head[1].family)
-    for value in operands:
+    for place, value in enumerate(operands):
         kind = type(value)
         if kind is SparseTensor:
+            sources[place] = value.storage
             key.append(value.storage.key)
+        elif kind is Storage:
+            key.append(value.key)
         elif (kind is torch.Tensor or kind is Parameter) and not value.is_neg():
             key.append(None)
         else:
             return None
-    return tuple(key)
+    return tuple(key), sources
 
 
-def _full_key(quick: Hashable, operands: Operands) -> Hashable | None:
+def full_key(quick: Hashable, sources: Sequence[Any]) -> Hashable | None:
     """All that the kernel depends on; None if a dense operand is of a kind that takes the long way."""
     key: list[Hashable] = [quick, torch.get_default_dtype()]
-    for value in operands:
-        if type(value) is SparseTensor:
+    for value in sources:
+        if type(value) is Storage:
             continue
         dtype = value.dtype
         if value.layout is not torch.strided or dtype in _COMPLEX:
@@ -152,117 +169,107 @@ def _full_key(quick: Hashable, operands: Operands) -> Hashable | None:
 
 
 def _run(prepared: Prepared | DenseProduct, places: list[int], contiguous: bool) -> Run:
-    def run(operands: Operands) -> Result | None:
-        sources: list[Tensor] = []
-        for place in places:
-            value = operands[place]
-            sources.append(value.storage if type(value) is SparseTensor else value)
-        found = prepared(sources, contiguous)
-        return SparseTensor(found) if isinstance(found, Storage) else found
+    def run(sources: Sequence[Any]) -> Tensor | None:
+        return prepared([sources[place] for place in places], contiguous)
 
     return run
 
 
-def _run_checked(prepared: Prepared, direct: Direct, places: list[int], operands: Operands) -> Checked:
+def _run_checked(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
     """As ``_run``, shorter; None if a dense operand is not what it was."""
-    call = direct.bind(direct.guard([_guarded(operands[place]) for place in places]))
+    call = direct.bind(direct.guard([_guarded(sources[place]) for place in places]))
     if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):
         return _run_on_pattern(prepared, direct, places, call)
     is_dense = prepared.assembly == "dense" and not prepared.back
-    if places == [0] and is_dense and type(operands[0]) is SparseTensor:
+    if places == [0] and is_dense and type(sources[0]) is Storage:
         return _run_one(direct, call)
-    if places != [0, 1] or type(operands[0]) is not SparseTensor:
+    if places != [0, 1] or type(sources[0]) is not Storage:
         return _run_any(prepared, direct, places, call)
-    is_sparse_pair = type(operands[1]) is SparseTensor
-    if is_sparse_pair and prepared.slots:
+    is_sparse_pair = type(sources[1]) is Storage
+    if is_sparse_pair and (prepared.slots or prepared.assembly == "rows"):
         return _run_sparse_pair(prepared, direct, call)
     if not is_sparse_pair and is_dense:
         return _run_pair(direct, call)
     return _run_any(prepared, direct, places, call)
 
 
-def _guarded(operand: Any) -> int | tuple[torch.Tensor, tuple[int, ...]]:
+def _guarded(source: Any) -> int | tuple[torch.Tensor, tuple[int, ...]]:
     """What is checked of an operand: nothing of a sparse one, which has so many arrays."""
-    if type(operand) is SparseTensor:
-        return len(operand.storage.tensors)
-    return operand, stride_order(operand)
+    if type(source) is Storage:
+        return len(source.tensors)
+    return source, stride_order(source)
 
 
-def _run_one(direct: Direct, call: Call) -> Checked:
+def _run_one(direct: Direct, call: Call) -> Run:
     """A dense result of one sparse tensor, such as its sum."""
-    result = direct.output
+    output = direct.output
 
-    def run(operands: Operands) -> Result | None:
-        found: Result | None = call(result, *operands[0].storage.tensors)
-        return found
+    def run(sources: Sequence[Any]) -> Tensor | None:
+        result: Tensor | None = call(output, *sources[0].tensors)
+        return result
 
     return run
 
 
-def _run_pair(direct: Direct, call: Call) -> Checked:
+def _run_pair(direct: Direct, call: Call) -> Run:
     """The usual case, a sparse tensor times a dense one, without a loop."""
-    result = direct.output
+    output = direct.output
 
-    def run(operands: Operands) -> Result | None:
-        found: Result | None = call(result, *operands[0].storage.tensors, operands[1])
-        return found
+    def run(sources: Sequence[Any]) -> Tensor | None:
+        result: Tensor | None = call(output, *sources[0].tensors, sources[1])
+        return result
 
     return run
 
 
-def _run_sparse_pair(prepared: Prepared, direct: Direct, call: Call) -> Checked:
+def _run_sparse_pair(prepared: Prepared, direct: Direct, call: Call) -> Run:
     """Another usual case, a new pattern from two sparse tensors, without a loop."""
-    result, wrap_slots = direct.output, prepared.wrap_slots
+    output = direct.output
+    wrap = prepared.wrap_slots if prepared.slots else functools.partial(prepared.wrap, sources=())
 
-    def run(operands: Operands) -> Result | None:
-        a, b = operands
-        found = call(result, *a.storage.tensors, *b.storage.tensors)
-        return None if found is None else SparseTensor(wrap_slots(found))
+    def run(sources: Sequence[Any]) -> Tensor | None:
+        arrays = call(output, *sources[0].tensors, *sources[1].tensors)
+        return None if arrays is None else wrap(arrays)
 
     return run
 
 
-def _run_on_pattern(prepared: Prepared, direct: Direct, places: list[int], call: Call) -> Checked:
+def _run_on_pattern(prepared: Prepared, direct: Direct, places: list[int], call: Call) -> Run:
     """Values on the whole pattern of an operand, such as a sampled product."""
-    source, output_of = places[prepared.pattern_source], direct.output_of
+    shared, output_of = places[prepared.pattern_source], direct.output_of
     form, shape = prepared.format, prepared.shape
     same = form  # the object that was equal last: comparing formats takes longer than finding them identical
 
-    def run(operands: Operands) -> Result | None:
+    def run(sources: Sequence[Any]) -> Tensor | None:
         nonlocal same
-        pattern = operands[source].storage.pattern
+        pattern = sources[shared].pattern
         if pattern.format is not same:
             if pattern.format != form:
                 return None
             same = pattern.format
         if pattern.shape != shape:
             return None
-        found = call(output_of(pattern.counts[-1]), *_arrays(operands, places))
-        return None if found is None else SparseTensor(Storage(pattern, found))
+        arrays: list[torch.Tensor] = []  # as ``arrays_of``
+        for place in places:
+            source = sources[place]
+            if type(source) is Storage:
+                arrays += source.tensors
+            else:
+                arrays.append(source)
+        values = call(output_of(pattern.counts[-1], True), *arrays)
+        return None if values is None else Storage(pattern, values)
 
     return run
 
 
-def _arrays(operands: Operands, places: list[int]) -> list[torch.Tensor]:
-    """What the kernel takes of the operands, in its own order."""
-    arguments: list[torch.Tensor] = []
-    for place in places:
-        value = operands[place]
-        if type(value) is SparseTensor:
-            arguments += value.storage.tensors
-        else:
-            arguments.append(value)
-    return arguments
-
-
-def _run_any(prepared: Prepared, direct: Direct, places: list[int], call: Call) -> Checked:
+def _run_any(prepared: Prepared, direct: Direct, places: list[int], call: Call) -> Run:
     output = None if prepared.assembly == "shared" else direct.output
+    is_in_order = places == [*range(len(places))]
 
-    def run(operands: Operands) -> Result | None:
-        chosen = [operands[place] for place in places]
-        sources: list[Tensor] = [v.storage if type(v) is SparseTensor else v for v in chosen]
-        wanted = prepared.output_for(direct, sources) if output is None else output
-        found = call(wanted, *arrays_of(sources))
-        return None if found is None else wrap(prepared.wrap(found, sources))
+    def run(sources: Sequence[Any]) -> Tensor | None:
+        chosen = sources if is_in_order else [sources[place] for place in places]
+        wanted = prepared.output_for(direct, chosen) if output is None else output
+        result = call(wanted, *arrays_of(chosen))
+        return None if result is None else prepared.wrap(result, chosen)
 
     return run

@@ -14,11 +14,10 @@ from scorch._src.compiler.typing import dtype_of_type, type_of_dtype, widened
 from scorch._src.engine.execute import single_kernel
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_learning
+from scorch._src.notation.indexing import Statement
 from scorch._src.notation.parse_einsum import Einsum, parse_einsum, read_indices, sublists_to_equation
-from scorch._src.notation.show import show
-from scorch._src.statements.arrays import run_text
 from scorch._src.statements.autocast import cast, is_autocast
-from scorch._src.statements.autograd import learned
+from scorch._src.statements.autograd import differentiable, repeat_differentiable
 from scorch._src.statements.call_cache import keep_call, repeat_call
 from scorch._src.statements.contraction import MOST_OPERANDS, Contraction, contractions
 from scorch._src.statements.modes import recorder
@@ -59,9 +58,9 @@ def einsum(
     if is_learning(*args[1:] if head else args):
         return _learned(args, format, sparse_grad)
     if head is not None:
-        found = repeat_call(head, args[1:])
-        if found is not None:
-            return found
+        known: SparseTensor | torch.Tensor | None = repeat_call(head, args[1:])
+        if known is not None:
+            return known
     equation, operands = _arguments(args)
     if format is None and _is_torchs(operands):
         return torch.einsum(equation, *operands)
@@ -112,20 +111,22 @@ def _learned(
     plain = all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands)
     if plain and format is None:
         return torch.einsum(equation, *operands)
-    operands = tuple(as_learned(f"operand {n}", operand) for n, operand in enumerate(operands))
-    parsed, text, names = _parsed(equation, tuple(tuple(operand.shape) for operand in operands))
+    head = (equation, format, sparse_grad)
+    known = repeat_differentiable(head, operands)
+    if known is not None:
+        return known
+    given, operands = operands, tuple(as_learned(f"operand {n}", value) for n, value in enumerate(operands))
+    parsed, names = _parsed(equation, tuple(tuple(operand.shape) for operand in operands))
     dtype = _common_dtype(parsed, operands)
     if dtype is not None:
         operands = tuple(operand.to(dtype) for operand in operands)
-    if not any(operand.squeeze for operand in parsed.operands):
-        return learned(
-            text, names, operands, format, lambda *given: einsum(equation, *given, format=format), sparse_grad
-        )
-    narrow = [
+    operands = tuple(
         value.squeeze(operand.squeeze) if operand.squeeze else value
         for value, operand in zip(operands, parsed.operands, strict=True)
-    ]
-    return learned(text, names, narrow, format, run_text(text, names, format), sparse_grad)
+    )
+    is_own = all(mine is value for mine, value in zip(operands, given, strict=True))
+    statement = Statement(parsed.statement)
+    return differentiable(statement, names, operands, format, sparse_grad, head=head if is_own else None)
 
 
 def _common_dtype(parsed: Einsum, operands: Sequence[Any]) -> torch.dtype | None:
@@ -140,10 +141,10 @@ def _common_dtype(parsed: Einsum, operands: Sequence[Any]) -> torch.dtype | None
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Einsum, str, tuple[str, ...]]:
-    """An equation, its statement, and the names of the operands in it."""
+def _parsed(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Einsum, tuple[str, ...]]:
+    """An equation, and the names of the operands in its statement."""
     parsed = parse_einsum(equation, list(shapes))
-    return parsed, show(parsed.statement), tuple(operand.access.tensor for operand in parsed.operands)
+    return parsed, tuple(operand.access.tensor for operand in parsed.operands)
 
 
 def _is_torchs(operands: Sequence[Any]) -> bool:

@@ -1,182 +1,211 @@
 """Derivatives of statements, which are statements: gradients sampled at patterns, and forward ones.
 
-``computed`` runs them, so that they are connected in their turn.
+``compute`` runs them, so that they are connected in their turn.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from scorch._src.formats import Format
 from scorch._src.grad_state import is_learning, untracked
-from scorch._src.notation.differentiate import Gradient, Tangent, gradients, tangent
-from scorch._src.notation.indexing import parse
-from scorch._src.notation.nodes import Assign
-from scorch._src.notation.show import show
-from scorch._src.notation.trees import accesses
-from scorch._src.statements.arrays import Call, Compute, Piece, fresh, index_names, run_text, tensors_of
+from scorch._src.notation.indexing import Statement
+from scorch._src.statements.formula import (
+    CSR,
+    INCOMING,
+    MASK,
+    Call,
+    Compute,
+    GradientRule,
+    Source,
+    formula_of,
+    read_by,
+)
+from scorch._src.statements.statement import run_formula
+from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import placed, sparse_of
 from scorch._src.tensor.create.factories import eye
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import is_legacy_batchedtensor
+
+
+def forward_of(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The array of the result, computed from plain tensors; its pattern is put into ``call``."""
+    operands, call.operands = call.operands, None
+    result = call.known
+    if result is None:
+        result = run_formula(call.formula, _plain_operands(call, arrays) if operands is None else operands)
+    if isinstance(result, SparseTensor):
+        result = result.storage
+    if isinstance(result, Storage):
+        call.pattern = result.pattern
+        return result.values
+    array: torch.Tensor = result
+    return array
+
+
+def _plain_operands(call: Call, arrays: Sequence[torch.Tensor]) -> list[Storage | torch.Tensor]:
+    operands: list[Storage | torch.Tensor] = []
+    for array, pattern in zip(arrays, call.patterns, strict=True):
+        plain = array.detach()
+        if plain.is_conj() or plain.is_neg():
+            plain = plain.resolve_conj().resolve_neg()
+        operands.append(plain if pattern is None else Storage(pattern, plain))
+    return operands
+
 
 # backward --------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4096)
-def rules(
-    text: str, tensor: str, incoming: str, mask: str | None, again: bool = False
-) -> tuple[tuple[Gradient, str], ...]:
-    """The gradients for each use of ``tensor``, with their texts; ``again``: they are differentiated too."""
-    found = gradients(parse(text).assign, tensor, incoming, mask, again)
-    return tuple((rule, show(rule.statement)) for rule in found)
-
-
-@functools.lru_cache(maxsize=4096)
-def read_by_gradients(text: str, names: tuple[str, ...], needed: tuple[bool, ...]) -> frozenset[str]:
-    """The operands whose elements the gradients of the needed ones depend on."""
-    seed = fresh("G", (text.partition("[")[0].partition("=")[0].strip(), *names, *index_names(text)))
-    found: set[str] = set()
-    for name in (name for name, is_needed in zip(names, needed, strict=True) if is_needed):
-        for again in (False, True):
-            for _, rule in rules(text, name, seed, None, again):
-                found.update(tensors_of(rule))
-    return frozenset(found.intersection(names))
-
-
-def seeded(
-    call: Call, arrays: Sequence[torch.Tensor], place: int, incoming: torch.Tensor
-) -> tuple[str, str | None, dict[str, Piece]]:
-    """What gradients are statements of: the names of the incoming one and of a mask, and all tensors."""
-    pattern = call.patterns[place]
-    taken = (call.text.partition("[")[0].partition("=")[0].strip(), *call.names)
-    seed = fresh("G", (*taken, *index_names(call.text)))
-    mask = None if pattern is None else fresh("P", (*taken, seed, *index_names(call.text)))
-    pieces = {seed: Piece(incoming, call.pattern)}
-    sources = call.sources or (None,) * len(arrays)
-    for name, own, other, source in zip(call.names, call.patterns, arrays, sources, strict=True):
-        pieces[name] = Piece(other.conj() if other.is_complex() else other, own, source)
-    if mask is not None and pattern is not None:
-        pieces[mask] = Piece(pattern.mask(arrays[place].dtype), pattern)
-    return seed, mask, pieces
-
-
 def gradient_of(
-    call: Call, arrays: Sequence[torch.Tensor], place: int, incoming: torch.Tensor, computed: Compute
-) -> Any:
+    call: Call,
+    arrays: Sequence[torch.Tensor],
+    place: int,
+    incoming: torch.Tensor,
+    again: bool,
+    compute: Compute,
+) -> torch.Tensor | None:
     """The gradient of the array at ``place``: values on its pattern, or a dense tensor."""
-    array = arrays[place]
-    seed, mask, pieces = seeded(call, arrays, place, incoming)
     total: torch.Tensor | None = None
-    again = is_learning(incoming, *arrays)
-    for rule, text in rules(call.text, call.names[place], seed, mask, again):
-        found = _run_rule(call, arrays, place, rule, text, pieces, computed)
-        total = found if total is None else total + found
+    form = None if call.pattern is None else call.pattern.format
+    for rule in call.formula.gradients(place, again, form):
+        gradient = _run_rule(call, arrays, place, rule, incoming, again, compute)
+        total = gradient if total is None else total + gradient
     if total is None:
         return None
-    return total.real if total.is_complex() and not array.is_complex() else total
+    return total.real if total.is_complex() and not arrays[place].is_complex() else total
 
 
 def _run_rule(
     call: Call,
     arrays: Sequence[torch.Tensor],
     place: int,
-    rule: Gradient,
-    text: str,
-    pieces: Mapping[str, Piece],
-    computed: Compute,
+    rule: GradientRule,
+    incoming: torch.Tensor,
+    again: bool,
+    compute: Compute,
 ) -> torch.Tensor:
-    pattern, array = call.patterns[place], arrays[place]
-    shape = call.shape(arrays, place)
-    given = {**pieces, **diagonals(rule, call, arrays, array.dtype)}
-    names = tensors_of(text)
-    used = [given[name] for name in names]
-    asked: Any = "dense" if pattern is None else pattern.format
-    if pattern is None and call.sparse_grad and len(rule.dims) == len(shape):
-        asked = _touched(rule.statement, dict(zip(names, used, strict=True)))
-    found = computed(text, names, used, asked, run_text(text, names, asked))
-    value = found.array
-    if rule.repeated:
+    pattern, array, gradient = call.patterns[place], arrays[place], rule.gradient
+    result: Pattern | None
+    if again or is_legacy_batchedtensor(incoming):
+        inner = derived_call(call, arrays, place, rule, incoming)
+        value, result = compute(*inner), inner[0].pattern
+    else:
+        operands = [_operand(call, arrays, place, taken, incoming) for taken in rule.takes]
+        stored = run_formula(rule.formula, operands)
+        if isinstance(stored, Storage):
+            value, result = stored.values, stored.pattern
+        else:
+            value, result = stored, None
+    if gradient.repeated:
         sizes = call.sizes(arrays)
-        value = value * math.prod(sizes[index] for index in rule.repeated)
+        value = value * math.prod(sizes[index] for index in gradient.repeated)
     if pattern is not None:
-        assert found.pattern is not None or not pattern.shape
-        value = placed(value, found.pattern if found.pattern is not None else shape, pattern)
-    elif found.pattern is not None:
-        return sparse_of(found.pattern, value.to(array.dtype))
-    elif len(rule.dims) < len(shape):
-        missing = [dim for dim in range(len(shape)) if dim not in rule.dims]
-        for dim in missing:
-            value = value.unsqueeze(dim)
-        value = value.expand(shape)
-    return value if value.is_complex() and not array.is_complex() else value.to(array.dtype)
+        assert result is not None or not pattern.shape
+        value = placed(value, result if result is not None else pattern.shape, pattern)
+    elif result is not None:
+        return sparse_of(result, value.to(array.dtype))
+    elif len(gradient.dims) < array.dim():
+        for dim in range(array.dim()):
+            if dim not in gradient.dims:
+                value = value.unsqueeze(dim)
+        value = value.expand(array.shape)
+    if value.dtype is array.dtype or (value.is_complex() and not array.is_complex()):
+        return value
+    return value.to(array.dtype)
 
 
-def _touched(statement: Assign, pieces: Mapping[str, Piece]) -> Any:
-    """The format of a gradient that stores those rows, or columns, only that a sparse tensor meets."""
-    met: set[str] = set()
-    for access in accesses(statement.value):
-        pattern = pieces[access.tensor].pattern
-        if pattern is not None:
-            levels = zip(pattern.format.order, pattern.format.levels, strict=True)
-            met |= {access.indices[dim] for dim, level in levels if not level.is_full}
-    indices = statement.target.indices
-    first = next((dim for dim, index in enumerate(indices) if index in met), None)
-    if first is None:
-        return "dense"
-    others = [dim for dim in range(len(indices)) if dim != first]
-    return Format("s" + "d" * len(others), order=(first, *others))
+def _operand(
+    call: Call, arrays: Sequence[torch.Tensor], place: int, taken: int | str, incoming: torch.Tensor
+) -> Storage | torch.Tensor:
+    """What a gradient takes, as a plain tensor or a storage."""
+    if taken == MASK:
+        pattern = call.patterns[place]
+        assert pattern is not None
+        return Storage(pattern, pattern.mask(arrays[place].dtype))
+    if isinstance(taken, str):
+        return identity(call.sizes(arrays)[taken], arrays[place].dtype)
+    pattern, array = (call.pattern, incoming) if taken == INCOMING else (call.patterns[taken], arrays[taken])
+    if array.is_complex() and taken != INCOMING:
+        array = array.conj()
+    if array.is_conj() or array.is_neg():
+        array = array.resolve_conj().resolve_neg()
+    if pattern is not None:
+        return Storage(pattern, array)
+    return array.contiguous() if taken == INCOMING and 0 in array.stride() else array  # of a sum: expanded
 
 
-def diagonals(
-    rule: Gradient | Tangent, call: Call, arrays: Sequence[torch.Tensor], dtype: torch.dtype
-) -> dict[str, Piece]:
-    """The identity matrices that a derivative needs."""
-    if not rule.diagonals:
-        return {}
-    sizes = call.sizes(arrays)
-    return {name: identity(sizes[index], dtype) for name, index in rule.diagonals}
+def derived_call(
+    call: Call, arrays: Sequence[torch.Tensor], place: int, rule: GradientRule, incoming: torch.Tensor
+) -> tuple[Call, list[torch.Tensor]]:
+    """A gradient as a call on arrays, connected to what it takes."""
+    taken_arrays: list[torch.Tensor] = []
+    patterns: list[Pattern | None] = []
+    sources: list[Source] = []
+    for taken in rule.takes:
+        is_own = not isinstance(taken, str) and taken >= 0
+        if is_own:
+            array, pattern = arrays[taken], call.patterns[taken]  # type: ignore[index]
+            array = array.conj() if array.is_complex() else array
+        elif taken == INCOMING:
+            array, pattern = incoming, call.pattern
+        else:
+            stored = _operand(call, arrays, place, taken, incoming)
+            assert isinstance(stored, Storage)
+            array, pattern = stored.values, stored.pattern
+        taken_arrays.append(array)
+        patterns.append(pattern)
+        sources.append(call.sources[taken] if is_own and call.sources else None)  # type: ignore[index]
+    return Call(rule.formula, patterns, sources), taken_arrays
 
 
-def identity(size: int, dtype: torch.dtype) -> Piece:
+def identity(size: int, dtype: torch.dtype) -> Storage:
     """The identity matrix, for diagonals."""
     with untracked():
-        made = eye(size, dtype=dtype, format="csr")
-    assert isinstance(made, SparseTensor)
-    return Piece(made.storage.values, made.storage.pattern)
+        unit = eye(size, dtype=dtype, format=CSR)
+    assert isinstance(unit, SparseTensor)
+    return unit.storage
 
 
 # forward ---------------------------------------------------------------------------------------------
 
 
 def change_of(
-    call: Call, arrays: Sequence[torch.Tensor], changes: Sequence[Any], computed: Compute
+    call: Call, arrays: Sequence[torch.Tensor], changes: Sequence[torch.Tensor | None], compute: Compute
 ) -> torch.Tensor | None:
     """How the result changes with the arrays."""
-    pieces = {
-        name: Piece(array, pattern)
-        for name, array, pattern in zip(call.names, arrays, call.patterns, strict=True)
-    }
-    named: dict[str, str] = {}
-    taken = {*call.names, *index_names(call.text)}
-    for name, change, pattern in zip(call.names, changes, call.patterns, strict=True):
-        if change is not None:
-            named[name] = fresh(f"{name}_t", tuple(taken))
-            taken.add(named[name])
-            pieces[named[name]] = Piece(change, pattern)
+    formula, sizes = call.formula, call.sizes(arrays)
+    is_changed = [change is not None for change in changes]
     again = is_learning(*arrays, *(change for change in changes if change is not None))
-    rule = tangent(call.assign, named, call.sizes(arrays), again)
+    rule = formula.tangent(is_changed, sizes, again)
     if rule is None:
         return None
-    pieces.update(diagonals(rule, call, arrays, arrays[0].dtype))
-    text = show(rule.statement)
-    names = tensors_of(text)
-    asked: Any = call.format if call.pattern is None or call.format is not None else call.pattern.format
-    found = computed(text, names, [pieces[name] for name in names], asked, run_text(text, names, asked))
-    if call.pattern is None or found.pattern is None:
-        return found.array
-    return placed(found.array, found.pattern, call.pattern)
+    given = dict(zip(formula.names, zip(arrays, call.patterns, strict=True), strict=True))
+    for name, change, pattern in zip(formula.names, changes, call.patterns, strict=True):
+        if change is not None:
+            given[formula.change_name(name)] = change, pattern
+    for name, index in rule.diagonals:
+        unit = identity(sizes[index], arrays[0].dtype)
+        given[name] = unit.values, unit.pattern
+    format = formula.format if call.pattern is None or formula.format is not None else call.pattern.format
+    inner, taken = call_on(Statement(rule.statement), read_by(rule.statement), given, format)
+    result = compute(inner, taken)
+    if call.pattern is None or inner.pattern is None:
+        return result
+    return placed(result, inner.pattern, call.pattern)
+
+
+def call_on(
+    statement: Statement,
+    names: tuple[str, ...],
+    given: Mapping[str, tuple[torch.Tensor, Pattern | None]],
+    format: Any,
+) -> tuple[Call, list[torch.Tensor]]:
+    """A call of a statement on arrays by their names, with the patterns of sparse ones."""
+    patterns = [given[name][1] for name in names]
+    formats = tuple(None if pattern is None else pattern.format for pattern in patterns)
+    formula = formula_of(statement, names, formats, format)
+    return Call(formula, patterns), [given[name][0] for name in names]

@@ -21,6 +21,8 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     """``value`` as a storage or a plain dense tensor; torch's sparse layouts are taken as they are."""
     if isinstance(value, SparseTensor):
         return value.storage
+    if isinstance(value, Storage):
+        return value
     if isinstance(value, (int, float, complex, np.generic)):
         value = _scalar(name, value)
     if not isinstance(value, torch.Tensor):

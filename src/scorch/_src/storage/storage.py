@@ -106,6 +106,11 @@ class Pattern:
         return {}
 
     @functools.cached_property
+    def storage_keys(self) -> dict[torch.dtype, int]:
+        """The keys of storages with this pattern, by the dtype of their values."""
+        return {}
+
+    @functools.cached_property
     def index_dtype(self) -> torch.dtype:
         for array in (*self.pos, *(() if self.format.is_finished else self.crd)):
             if array is not None:
@@ -277,7 +282,11 @@ class Storage:
 
     @functools.cached_property
     def key(self) -> int:
-        return _number((self.pattern.key, self.values.dtype))
+        dtype, pattern = self.values.dtype, self.pattern
+        known = pattern.storage_keys.get(dtype)
+        if known is None:
+            known = pattern.storage_keys[dtype] = _number((pattern.key, dtype))
+        return known
 
     @property
     def device(self) -> torch.device:

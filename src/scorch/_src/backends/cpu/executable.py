@@ -25,7 +25,7 @@ from scorch._src.backends.launcher import Launcher
 from scorch._src.compiler.plan import VALUES
 from scorch._src.compiler.typing import type_of_dtype
 from scorch.errors import CompilationError, KernelError, warn
-from scorch.settings import DEFAULT, current
+from scorch.settings import DEFAULT, applied, current, in_block
 
 SERIAL_WORK = 50_000  # operations below which two threads cost more than they give, more for more
 MERGES_MORE = 4  # times as many where entries only move: memory is the limit, and parts move once more
@@ -56,7 +56,7 @@ def warn_not_compiled(error: CompilationError) -> None:
 
 def threads_for(work: float, least: float) -> int:
     """How many threads share ``work``, where two cost less than one from ``least`` on."""
-    threads = current().threads or torch.get_num_threads()
+    threads = (in_block() or applied[0]).threads or torch.get_num_threads()
     return max(1, min(threads, int(2 * work / least))) if least else threads
 
 
@@ -116,7 +116,7 @@ class CpuExecutable(Launcher):
         return [self.parallel_for, self.workers(), *self.sizes]
 
     def packed_header(self) -> bytes:
-        threads = self.workers()
+        threads = 1 if self.is_serial else threads_for(self.work, self.least_work)
         header = self._headers.get(threads)
         if header is None:
             header = self._headers[threads] = pack([self.parallel_for, threads, *self.sizes])
@@ -176,11 +176,13 @@ class DirectCall:
         crds = len(plan.result) - (plan.row_levels or 0)
         return slot_facts(rows, plan.index, plan.element, crds, bounds)
 
-    def output_of(self, count: int) -> bytes:
-        known = self._outputs.get(count)
-        if known is None or current() is not DEFAULT:  # where results lie is a setting
-            zero = not self.executable.writes_everything
-            known = self._outputs[count] = result_facts(self.plan.element, (count,), zero)
+    def output_of(self, count: int, is_usual: bool = False) -> bytes:
+        is_usual = is_usual or current() is DEFAULT  # where results lie is a setting
+        known = self._outputs.get(count) if is_usual else None
+        if known is None:
+            known = result_facts(self.plan.element, (count,), not self.executable.writes_everything)
+            if is_usual:
+                self._outputs[count] = known
             if len(self._outputs) > MOST_OUTPUTS:
                 self._outputs.clear()
         return known

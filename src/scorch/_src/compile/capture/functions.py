@@ -18,7 +18,7 @@ from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
 from scorch._src.ops.reduction import masked
 from scorch._src.statements.einsum import einsum
-from scorch._src.statements.statement import evaluate
+from scorch._src.statements.evaluate import evaluate
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.create.construct import (
     from_coordinates,

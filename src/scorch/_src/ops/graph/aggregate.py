@@ -19,7 +19,7 @@ from scorch._src.ops.graph.edge_weights import Weighted
 from scorch._src.ops.graph.graph import Graph, graph_of, is_learned
 from scorch._src.ops.products import matmul
 from scorch._src.statements.autograd import UNREAD
-from scorch._src.statements.statement import evaluate
+from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor

@@ -16,7 +16,7 @@ from scorch._src.formats import as_format
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.ops.fallback import densely
 from scorch._src.ops.movement.shape import made_at
-from scorch._src.statements.statement import evaluate
+from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.slices import in_a_row, matrices_joined, moved, outer_dim
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.entries import Shape, entries_of

@@ -18,7 +18,7 @@ from scorch._src.ops.movement.index import index
 from scorch._src.ops.movement.shape import permute, select
 from scorch._src.ops.pointwise.elementwise import is_finite, not_expanded
 from scorch._src.statements.call_cache import keep_as, repeat_call
-from scorch._src.statements.statement import evaluate
+from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.slices import element
 from scorch._src.storage.strides import has_strides
 from scorch._src.tensor.autograd import sparse_of, values_of
@@ -31,7 +31,8 @@ from scorch.errors import CallError
 
 _FLOATS = (torch.float32, torch.float64)
 _LETTERS = "abcdefghijklmnop"
-_PRODUCT = (("mul",), None)  # what products with a dense tensor of the same shape are remembered by
+# What products with a dense tensor of the same shape, and sums of sparse tensors, are remembered by.
+_PRODUCT, _SUM, _DIFFERENCE = (("mul",), None), (("add",), None), (("sub",), None)
 
 
 # arithmetic ------------------------------------------------------------------------------------------
@@ -59,18 +60,13 @@ def _is_number(value: Any) -> bool:
 )
 def mul(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and isinstance(input, SparseTensor):
-        known = _repeated(input, other) if type(other) is torch.Tensor else None
-        if known is not None:
-            return known
+        if type(other) is torch.Tensor and is_plain_inference(input, other):
+            product = repeat_call(_PRODUCT, (input, other))
+            if product is not None and math.isfinite(other.sum()):
+                return product
         if _is_number(other):
             return sparse_of(input.storage.pattern, values_of(input) * other)
     return _by_kernel("*", torch.mul, input, other, kwargs)
-
-
-def _repeated(input: SparseTensor, other: torch.Tensor) -> Any:
-    """The product with a dense tensor by the kernel of one before, if all elements are finite again."""
-    product = repeat_call(_PRODUCT, (input, other)) if is_plain_inference(input, other) else None
-    return product if product is not None and math.isfinite(other.sum()) else None
 
 
 @implements(
@@ -92,11 +88,19 @@ def div(input: Any, other: Any, **kwargs: Any) -> Any:
 
 @implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, differentiable=True)
 def add(input: Any, other: Any, **kwargs: Any) -> Any:
+    if not kwargs and type(other) is SparseTensor and is_plain_inference(input, other):
+        known = repeat_call(_SUM, (input, other))
+        if known is not None:
+            return known
     return _by_kernel("+", torch.add, input, other, kwargs)
 
 
 @implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__, torch.subtract, differentiable=True)
 def sub(input: Any, other: Any, **kwargs: Any) -> Any:
+    if not kwargs and type(other) is SparseTensor and is_plain_inference(input, other):
+        known = repeat_call(_DIFFERENCE, (input, other))
+        if known is not None:
+            return known
     return _by_kernel("-", torch.sub, input, other, kwargs)
 
 
@@ -107,7 +111,11 @@ def _by_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: 
         shape, form, dtype = mine.pattern.shape, mine.pattern.format, mine.values.dtype
         is_alike = shape == given.pattern.shape and dtype == given.values.dtype and dtype in _FLOATS
         if is_alike and 0 < len(shape) <= len(_LETTERS) and not form.is_blocked:
-            return evaluate(_sum_of(sign, len(shape)), A=a, B=b, format=form)
+            text = _sum_of(sign, len(shape))
+            result = evaluate(text, A=a, B=b, format=form)
+            if is_plain_inference(a, b):
+                keep_as(_SUM if sign == "+" else _DIFFERENCE, (text, form, "A", "B"), (a, b))
+            return result
     both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if kwargs or not both or not _is_plain(a, b, sign):
         return general(function, a, b, **kwargs)

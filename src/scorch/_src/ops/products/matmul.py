@@ -16,12 +16,14 @@ from scorch._src.formats import Format
 from scorch._src.grad_state import is_learning, is_plain_inference
 from scorch._src.ops.fallback import densely, write_out
 from scorch._src.statements.autocast import cast, is_autocast
+from scorch._src.statements.autograd import keep_differentiable_as, repeat_differentiable
 from scorch._src.statements.call_cache import keep_as, repeat_call
 from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import is_any_autocast_enabled
 from scorch.errors import ShapeError
 
 Result = SparseTensor | torch.Tensor
@@ -67,13 +69,14 @@ def torch_einsum(*args: Any) -> Result:
 
 def _product(function: Any, left: Any, right: Any, out: Any) -> Result:
     """``function`` of both; only calls that were checked are remembered under its name."""
-    if is_autocast():
+    if is_any_autocast_enabled() and is_autocast():
         left, right = cast(left, right)
     name = function.__name__
-    is_new = out is not None or is_learning(left, right)
-    known = None if is_new else repeat_call(((name,), None), (left, right))
-    if known is not None:
-        return known
+    if out is None:
+        repeat = repeat_differentiable if is_learning(left, right) else repeat_call
+        known: Result | None = repeat(((name,), None), (left, right))
+        if known is not None:
+            return known
     check_call(function, left, right, out=out)
     if left.dtype != right.dtype:  # which torch accepts where there is nothing to add up
         return densely(function, (left, right), {} if out is None else {"out": out})  # type: ignore[no-any-return]
@@ -94,7 +97,9 @@ def _multiplied(name: str, subscripts: tuple[str, str, str], left: Any, right: A
     found = einsum(equation, left, right, format=asked)
     if is_sparse and result and not isinstance(found, SparseTensor):  # a sparse dimension of size 1 is none
         return from_torch(found, format=_rows_format(len(result)))
-    if not is_learning(left, right):
+    if is_learning(left, right):
+        keep_differentiable_as(((name,), None), (equation, asked, False), (left, right))
+    else:
         keep_as(((name,), None), (equation, asked), (left, right))
     return found
 

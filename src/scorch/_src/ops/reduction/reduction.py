@@ -18,7 +18,7 @@ from scorch._src.ops.fallback import densely
 from scorch._src.ops.reduction.direct import bind, direct
 from scorch._src.ops.reduction.groups import Dims, groups_of
 from scorch._src.statements.call_cache import keep_as
-from scorch._src.statements.statement import evaluate
+from scorch._src.statements.evaluate import evaluate
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor

@@ -1,0 +1,249 @@
+"""Statements as objects: what all calls of one share, and what is known of one call."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from scorch._src.bounded import BoundedCache
+from scorch._src.formats import Format, as_format
+from scorch._src.notation.differentiate import Gradient, Tangent, gradients, tangent
+from scorch._src.notation.indexing import Statement
+from scorch._src.notation.nodes import Assign
+from scorch._src.notation.trees import accesses
+from scorch._src.storage.storage import Pattern
+
+MOST_FORMULAS = 4096
+MOST_GRADIENTS = 64  # of one formula: by operand, order, and the format of the result
+
+Source = weakref.ref[torch.Tensor] | None
+Formats = tuple[Format | None, ...]
+
+
+class Formula:
+    """A statement on operands of given formats, None for dense ones, and the format of the result.
+
+    There is one object for each, so that calls are remembered by it and gradients are derived once.
+    ``sparse_grad``: gradients of dense operands store those rows only that sparse operands meet.
+    """
+
+    def __init__(
+        self, statement: Statement, names: tuple[str, ...], formats: Formats, format: Any, sparse_grad: bool
+    ) -> None:
+        self.statement = statement
+        self.names = names
+        self.formats = formats
+        self.format = format
+        self.sparse_grad = sparse_grad
+        self.head = (self, None)  # what calls are remembered by
+        self._gradients: BoundedCache[Any, tuple[GradientRule, ...]] = BoundedCache(MOST_GRADIENTS)
+        self._tangents: BoundedCache[Any, Tangent | None] = BoundedCache(MOST_GRADIENTS)
+        self._read: dict[tuple[bool, ...], tuple[bool, ...]] = {}
+
+    @property
+    def assign(self) -> Assign:
+        return self.statement.assign
+
+    @functools.cached_property
+    def taken(self) -> tuple[str, ...]:
+        """The names of its tensors and indices, which nothing else may have."""
+        target = self.assign.target
+        used = accesses(self.assign.value)
+        found = dict.fromkeys((target.tensor, *self.names, *target.indices))
+        return tuple(found | dict.fromkeys(index for access in used for index in access.indices))
+
+    @functools.cached_property
+    def incoming(self) -> str:
+        """The name of the gradient of the result in those of the operands."""
+        return fresh("G", self.taken)
+
+    @functools.cached_property
+    def mask(self) -> str:
+        """The name of the pattern, with ones, at which the gradient of a sparse operand is sampled."""
+        return fresh("P", (*self.taken, self.incoming))
+
+    def gradients(
+        self, place: int, again: bool = False, result: Format | None = None
+    ) -> tuple[GradientRule, ...]:
+        """Derive the gradient of the operand at ``place``, a rule for each use of it, on its pattern.
+
+        ``again``: they are differentiated in their turn. ``result``: the format of a sparse result.
+        """
+        key = place, again, result
+        known = self._gradients.get(key)
+        if known is None:
+            known = self._gradients[key] = tuple(self._rules(place, again, result))
+        return known
+
+    def whole_gradients(self, place: int) -> tuple[Gradient, ...]:
+        """Derive the gradient of the operand at ``place`` everywhere, not only on its pattern."""
+        return gradients(self.assign, self.names[place], self.incoming, None)
+
+    def _rules(self, place: int, again: bool, result: Format | None) -> list[GradientRule]:
+        own = self.formats[place]
+        mask = None if own is None else self.mask
+        rules = []
+        for gradient in gradients(self.assign, self.names[place], self.incoming, mask, again):
+            names = read_by(gradient.statement)
+            identities = dict(gradient.diagonals)
+            takes = tuple(
+                INCOMING
+                if name == self.incoming
+                else MASK
+                if name == mask
+                else identities[name]
+                if name in identities
+                else self.names.index(name)
+                for name in names
+            )
+            formats = tuple(self._format_of(taken, own, result) for taken in takes)
+            form: Any = "dense" if own is None else own
+            if own is None and self.sparse_grad and len(gradient.dims) == self._rank(place):
+                form = _touched(gradient.statement, dict(zip(names, formats, strict=True)))
+            formula = Formula(Statement(gradient.statement), names, formats, form, False)
+            rules.append(GradientRule(formula, takes, gradient))
+        return rules
+
+    def _format_of(self, taken: int | str, own: Format | None, result: Format | None) -> Format | None:
+        if isinstance(taken, str):
+            return CSR
+        return result if taken == INCOMING else own if taken == MASK else self.formats[taken]
+
+    def _rank(self, place: int) -> int:
+        name = self.names[place]
+        return next(len(access.indices) for access in accesses(self.assign.value) if access.tensor == name)
+
+    def tangent(self, changed: Sequence[bool], sizes: Mapping[str, int], again: bool) -> Tangent | None:
+        """Derive how the result changes with the operands that are ``changed``; None if it does not.
+
+        The change of ``A`` has the name ``change_name("A")``.
+        """
+        key = tuple(changed), tuple(sizes.items()), again
+        if key not in self._tangents:
+            pairs = zip(self.names, changed, strict=True)
+            names = {name: self.change_name(name) for name, is_changed in pairs if is_changed}
+            self._tangents[key] = tangent(self.assign, names, sizes, again)
+        return self._tangents.get(key)
+
+    def change_name(self, operand: str) -> str:
+        """The name of the change of an operand."""
+        others = [fresh(f"{name}_t", self.taken) for name in self.names]
+        place = self.names.index(operand)
+        return fresh(f"{operand}_t", (*self.taken, *others[:place]))
+
+    def read_by_gradients(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Find the operands whose elements the gradients of the ``needed`` ones depend on."""
+        known = self._read.get(needed)
+        if known is None:
+            read: set[str] = set()
+            for name in (name for name, is_needed in zip(self.names, needed, strict=True) if is_needed):
+                for again in (False, True):
+                    for rule in gradients(self.assign, name, self.incoming, None, again):
+                        read.update(read_by(rule.statement))
+            known = self._read[needed] = tuple(name in read for name in self.names)
+        return known
+
+
+CSR = Format("ds")  # of the identity matrices in gradients
+INCOMING, MASK = -1, -2  # what a gradient takes besides operands, which are numbers, and identity matrices
+
+
+class GradientRule(NamedTuple):
+    """The gradient for one use of an operand: a formula, and what each of its operands is.
+
+    That is ``INCOMING``, ``MASK``, the number of an operand, or the index that an identity matrix is for.
+    """
+
+    formula: Formula
+    takes: tuple[int | str, ...]
+    gradient: Gradient
+
+
+_formulas: BoundedCache[Any, Formula] = BoundedCache(MOST_FORMULAS, "formulas")
+
+
+def formula_of(
+    statement: Statement, names: tuple[str, ...], formats: Formats, format: Any, sparse_grad: bool = False
+) -> Formula:
+    """The one formula of a statement on operands of given formats."""
+    if format is not None and not isinstance(format, str):
+        format = as_format(format, len(statement.assign.target.indices))
+    key = statement, names, formats, format, format.family if type(format) is Format else None, sparse_grad
+    known = _formulas.get(key)
+    if known is None:
+        known = _formulas.setdefault(key, Formula(statement, names, formats, format, sparse_grad))
+    return known
+
+
+class Call:
+    """One run of a formula: the patterns of sparse operands, and the result's once it is known.
+
+    ``sources`` are what is learned of operands: sparse tensors themselves, or values that they were made of.
+    ``operands`` are the tensors whose arrays are passed to the run, if they can be read as they are, and
+    ``known`` a result that need not be computed.
+    """
+
+    __slots__ = ("formula", "known", "operands", "pattern", "patterns", "sources")
+
+    def __init__(
+        self,
+        formula: Formula,
+        patterns: Sequence[Pattern | None],
+        sources: Sequence[Source] = (),
+        operands: Sequence[Any] | None = None,
+        known: Any = None,
+    ) -> None:
+        self.formula = formula
+        self.patterns = patterns
+        self.sources = sources
+        self.operands = operands
+        self.known = known
+        self.pattern: Pattern | None = None
+
+    def shape(self, arrays: Sequence[torch.Tensor], place: int) -> tuple[int, ...]:
+        """The shape of an operand."""
+        pattern = self.patterns[place]
+        return tuple(arrays[place].shape) if pattern is None else pattern.shape
+
+    def sizes(self, arrays: Sequence[torch.Tensor]) -> dict[str, int]:
+        """The size of every index."""
+        found: dict[str, int] = {}
+        for access in accesses(self.formula.assign.value):
+            shape = self.shape(arrays, self.formula.names.index(access.tensor))
+            found.update(zip(access.indices, shape, strict=True))
+        return found
+
+
+Compute = Callable[[Call, Sequence[torch.Tensor]], torch.Tensor]  # connects the result to the arrays
+
+
+def fresh(name: str, names: Sequence[str]) -> str:
+    """Lengthen ``name`` until it is none of ``names``."""
+    while name in names:
+        name += "_"
+    return name
+
+
+def read_by(statement: Assign) -> tuple[str, ...]:
+    """The tensors that a statement reads."""
+    return tuple(dict.fromkeys(access.tensor for access in accesses(statement.value)))
+
+
+def _touched(statement: Assign, formats: dict[str, Format | None]) -> Any:
+    """The format of a gradient that stores those rows, or columns, only that a sparse tensor meets."""
+    met: set[str] = set()
+    for access in accesses(statement.value):
+        form = formats[access.tensor]
+        if form is not None:
+            levels = zip(form.order, form.levels, strict=True)
+            met |= {access.indices[dim] for dim, level in levels if not level.is_full}
+    indices = statement.target.indices
+    first = next((dim for dim, index in enumerate(indices) if index in met), None)
+    if first is None:
+        return "dense"
+    others = [dim for dim in range(len(indices)) if dim != first]
+    return Format("s" + "d" * len(others), order=(first, *others))
