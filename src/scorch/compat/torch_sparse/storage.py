@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.create.build import from_compressed
 from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
 from scorch.errors import IndexRangeError, OperandError, ShapeError
@@ -192,12 +193,9 @@ class SparseStorage:
     # kernels -----------------------------------------------------------------------------------------
 
     def matrix(self, value: Tensor) -> Matrix:
-        """The entries with ``value`` (one number each) as Scorch takes them; repeated ones add up."""
+        """The entries with ``value`` (one number each), connected to it; repeated ones add up."""
         pattern, place = self._pattern()
-        value = value.detach()
-        if place is not None:
-            value = combine(value, place, pattern.size, "sum")
-        return Matrix(Storage(pattern, value.contiguous()))
+        return sparse_of(pattern, value if place is None else combine(value, place, pattern.size, "sum"))
 
     def _pattern(self) -> tuple[Pattern, Tensor | None]:
         if self._kernel is None:
@@ -212,11 +210,6 @@ class SparseStorage:
             assert isinstance(made, Matrix)
             self._kernel = made.storage.pattern, place
         return self._kernel
-
-    def from_matrix(self, values: Tensor) -> Tensor:
-        """For each entry its value, of ``values`` in the order of ``matrix``."""
-        place = self._pattern()[1]
-        return values if place is None else values[place]
 
 
 def combine(values: Tensor, place: Tensor, count: int, reduce: str) -> Tensor:
