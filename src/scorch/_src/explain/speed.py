@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scorch._src.backends.base import using_host_threads
 from scorch._src.engine.executable import Prepared
 from scorch._src.events import LISTENERS, Event
 from scorch._src.ops.products.matmul import matmul
@@ -64,12 +65,8 @@ def speed(threads: int) -> Speed:
             _unit(functools.partial(evaluate, "C[i,j] = A[i,j] + B[i,j]", A=A, B=B, format="csr")),
         ]
         call = statistics.median(_seconds(functools.partial(matmul, small, torch.ones(2))))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with using_host_threads(threads):
         read = statistics.median(_seconds(large.sum))
-    finally:
-        torch.set_num_threads(before)
     return Speed(statistics.median(plain), statistics.median(new), read / large.nbytes, call)
 
 

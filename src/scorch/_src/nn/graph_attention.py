@@ -155,6 +155,6 @@ def _blocks(attention: Tensor) -> Tensor:
     if heads == 1:
         return attention.view(-1, 1)
     spread = attention.squeeze(0).unsqueeze(2) * torch.eye(
-        heads, dtype=attention.dtype, device="cpu"
+        heads, dtype=attention.dtype, device=attention.device
     ).unsqueeze(1)
     return spread.reshape(-1, heads)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from scorch._src.formats import as_format
+from scorch._src.loops.types import LAST_INT32
 from scorch._src.ops.sorting.topk import in_places, largest_places
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_of
@@ -163,7 +164,7 @@ def _combined(gates: SparseTensor, tokens: torch.Tensor, experts: torch.nn.Modul
     results = torch.cat([module(part) for module, part in zip(experts, slices, strict=True)])
     place = torch.empty_like(order)
     place[order] = torch.arange(count)  # within a token they increase, as its experts do
-    dtype = begins.dtype if count < 2**31 else torch.int64
+    dtype = begins.dtype if count <= LAST_INT32 else torch.int64
     combining = Pattern(
         as_format("csr", 2),
         (tokens.shape[0], count),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from scorch._src.backends.base import host_threads
 from scorch._src.nn.embedding import SparseEmbedding
 from scorch._src.nn.inputs import Linear
 from scorch._src.nn.linear import SparseLinear
@@ -76,7 +77,7 @@ def _rates(threads: int) -> Rates:
 
 def expected_seconds(layer: torch.nn.Module, batch: int) -> float:
     """The time that reading the weight, or multiplying by it, takes at the speed of this machine."""
-    rates = _rates(torch.get_num_threads())
+    rates = _rates(host_threads())
     if isinstance(layer, SparseEmbedding):
         entry = layer.table.values.element_size() + 4
         share = layer.table.density * layer.embedding_dim * entry

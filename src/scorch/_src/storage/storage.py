@@ -17,6 +17,7 @@ import torch
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.plan import Operand, fullness
 from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.devices import HOST
 from scorch._src.formats import Format
 from scorch._src.grad_state import untracked
 from scorch._src.loops.types import INT32, INT64
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 MANY = 64  # followers, of which the dead are looked for from here on
 
-HOST = torch.device("cpu")  # where what is read from files and lists begins
 MOST_NUMBERS = 1 << 14
 MOST_RELATIVES = 64  # forms of one pattern that are kept with it
 MOST_GROUPS = 16  # ways to group its entries, by the dimensions that are reduced
@@ -120,7 +120,7 @@ class Pattern:
     @property
     def device(self) -> torch.device:
         """Where its arrays are; a pattern without any is on the host."""
-        for array in (*self.crd, *self.pos):
+        for array in (*self.pos, *(() if self.format.is_finished else self.crd)):
             if array is not None:
                 return array.device
         return HOST
@@ -171,11 +171,6 @@ class Pattern:
             with untracked():
                 found = self.masks[dtype] = torch.ones(self.size, dtype=dtype, device=self.device)
         return found
-
-    @property
-    def addresses(self) -> tuple[int, ...]:
-        """Where the arrays are now: handing a tensor to another process moves them to shared memory."""
-        return tuple(array.data_ptr() for array in self.arrays)
 
     @property
     def size(self) -> int:

@@ -110,8 +110,8 @@ def _empty(
 ) -> Any:
     """A tensor without entries that is stored as ``_sparse`` stores it."""
     form = _format(kind if format is None else format)
-    nowhere = torch.zeros(len(size), 0, dtype=torch.int64, device="cpu")
-    return from_coordinates(nowhere, torch.zeros(0, dtype=values.dtype, device="cpu"), size, format=form)
+    nowhere = torch.zeros(len(size), 0, dtype=torch.int64, device=values.device)
+    return from_coordinates(nowhere, values.new_zeros(0), size, format=form)
 
 
 @operator(

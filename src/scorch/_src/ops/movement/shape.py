@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import shares_memory
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format
 from scorch._src.formats.compressed import Compressed
@@ -158,7 +159,7 @@ def repeat(self: SparseTensor, repeats: Sequence[int]) -> Any:
     paired = tuple(size for pair in zip((1,) * len(own), own, strict=True) for size in pair)
     wanted = tuple(size for pair in zip(repeats, own, strict=True) for size in pair)
     wide = expanded(Entries(entries.keys, entries.values, paired), wanted)
-    is_copy = wide.values.data_ptr() != self.storage.values.data_ptr()
+    is_copy = not shares_memory(wide.values, self.storage.values)
     return made(self, wide.keys, wide.values if is_copy else wide.values.clone(), shape, True)
 
 

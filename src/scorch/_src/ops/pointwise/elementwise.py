@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import shares_memory
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of
@@ -242,7 +243,7 @@ def _filled(name: str, entries: Entries, fill: torch.Tensor, held: int) -> torch
         cure += "(of S, S.numel() - S.count_nonzero() elements are zero)"
         check_budget(size, f"{name} of a tensor of shape {entries.shape}", cure)
     result = fill.expand(entries.shape).to(entries.values.dtype).contiguous()
-    result = result.clone() if result.data_ptr() == fill.data_ptr() else result
+    result = result.clone() if shares_memory(result, fill) else result
     result.view(-1)[entries.keys] = entries.values
     return result
 
