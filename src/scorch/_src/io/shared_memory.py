@@ -31,7 +31,7 @@ def packed(tensor: SparseTensor) -> SparseTensor:
     for array in arrays:
         pieces.append((array.dtype, size, array.numel()))
         size += -(-array.numel() * array.element_size() // ALIGNED) * ALIGNED
-    memory = torch.empty(0, dtype=torch.uint8).set_(new_shared_storage(size, device=HOST))
+    memory = torch.empty(0, dtype=torch.uint8, device=HOST).set_(new_shared_storage(size, device=HOST))
     copies = [_cut(memory, piece) for piece in pieces]
     for array, copied in zip(arrays, copies, strict=True):
         copied.copy_(array)
@@ -49,7 +49,7 @@ def pieces_of(storage: Storage) -> tuple[torch.Tensor, list[Piece]] | None:
     if not all(shares_memory(array, arrays[-1]) for array in arrays):
         return None
     pieces = [(a.dtype, int(a.storage_offset()) * a.element_size(), a.numel()) for a in arrays]
-    return torch.empty(0, dtype=torch.uint8).set_(memory), pieces
+    return torch.empty(0, dtype=torch.uint8, device=HOST).set_(memory), pieces
 
 
 def cut(memory: torch.Tensor, pieces: Sequence[Piece]) -> list[torch.Tensor]:

@@ -89,7 +89,12 @@ class _WithSparse:
     def _build_params_for_reducer(self) -> Any:
         """Parameters that torch reduces: if all are sparse, one that is never learned, since it needs one."""
         parameters, expected = super()._build_params_for_reducer()  # type: ignore[misc]
-        return (parameters, expected) if parameters else ([torch.zeros(1, requires_grad=True)], [False])
+        device = next((S.storage.device for S in self._learned.values()), HOST)
+        return (
+            (parameters, expected)
+            if parameters
+            else ([torch.zeros(1, requires_grad=True, device=device)], [False])
+        )
 
     def _build_debug_param_to_name_mapping(self, parameters: list[torch.Tensor]) -> Any:
         if not any(parameter is parameters[0] for parameter in self.module.parameters()):

@@ -124,7 +124,7 @@ class GATConv(Module):
         project = (weight * self.att_edge.view(self.heads, self.out_channels, 1)).sum(1).t()
         if isinstance(self.fill_value, str):
             return edge_attr, computed(project), self.fill_value
-        filled = torch.as_tensor(self.fill_value, dtype=project.dtype)
+        filled = torch.as_tensor(self.fill_value, dtype=project.dtype, device=project.device)
         return edge_attr, computed(project), "mean", filled
 
     def _scores(self, sources: Tensor, targets: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -218,7 +218,7 @@ class _Table:
         """The maximum of weighted rows; a one in each row of a sparse matrix picks them."""
         samples = row.numel()
         dtype = torch.int32 if max(samples, self.num_embeddings) <= LAST_INT32 else torch.int64
-        arrays = torch.arange(samples + 1, dtype=dtype), row.to(dtype)
+        arrays = torch.arange(samples + 1, dtype=dtype, device=row.device), row.to(dtype)
         shape = (samples, self.num_embeddings)
         pattern = Pattern(
             as_format("csr", 2), shape, (None, arrays[0]), (None, arrays[1]), (samples, samples)

@@ -109,7 +109,7 @@ def _sparse_product(src: SparseTensor, other: SparseTensor) -> SparseTensor:
         raise ShapeError("matrices that multiply have one number an entry")
     dtype = next((value.dtype for value in values if value is not None), torch.get_default_dtype())
     given = [
-        torch.ones(side.nnz(), dtype=dtype) if value is None else value
+        torch.ones(side.nnz(), dtype=dtype, device=side.device()) if value is None else value
         for side, value in zip(sides, values, strict=True)
     ]
     value, rowptr, col = _SparseProduct.apply(*given, src.storage, other.storage)

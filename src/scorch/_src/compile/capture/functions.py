@@ -78,7 +78,7 @@ def _like_evaluate(expression: str, names: list[str], tensors: Tensors, format: 
     sizes: dict[str, Any] = {}
     for access in accesses(assign.value):
         sizes.update(zip(access.indices, tensors[names.index(access.tensor)].shape, strict=True))
-    return torch.empty([sizes[index] for index in assign.target.indices])
+    return torch.empty([sizes[index] for index in assign.target.indices], device=tensors[0].device)
 
 
 @operator(

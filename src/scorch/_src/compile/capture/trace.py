@@ -195,7 +195,7 @@ class _Call:
     def _keeps_zeros(self) -> bool:
         with disable_current_modes(), torch.no_grad():
             found = self._called(
-                [torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype) for tensor in self.tensors]
+                [torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype, device=HOST) for tensor in self.tensors]
             )
             return (
                 isinstance(found, torch.Tensor) and found.dim() == self.tensors[0].dim() and not bool(found)

@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 
 from scorch._src.backends.base import is_served, routines_for, served_in_words
 from scorch._src.backends.routines import Options, Scores
+from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
 from scorch._src.ops.graph.edge_weights import Weighted
 from scorch._src.ops.graph.graph import Graph, graph_of, is_learned
@@ -182,7 +183,7 @@ def attend(
         )
     if is_transformed():
         return _attended(graph, x, sources, targets, edges, slope, dropout)
-    seed = int(torch.randint(-(2**63), 2**63 - 1, ())) if dropout else 0
+    seed = int(torch.randint(-(2**63), 2**63 - 1, (), device=HOST)) if dropout else 0
     given = [x.contiguous(), sources.contiguous(), targets.contiguous(), edges]
     keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
     found: Tensor = apply(_Attend, *given, graph, Options(slope, dropout, seed), keep)

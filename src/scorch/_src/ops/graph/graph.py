@@ -178,7 +178,9 @@ class Graph:
         added = torch.arange(min(rows, columns), device=self.crd.device)
         is_loop = self.targets == self.sources
         missing = added[
-            ~torch.zeros(added.numel(), dtype=torch.bool).index_fill_(0, self.sources[is_loop], 1)
+            ~torch.zeros(added.numel(), dtype=torch.bool, device=added.device).index_fill_(
+                0, self.sources[is_loop], 1
+            )
         ]
         keys = torch.cat([self.targets * columns + self.sources, missing * (columns + 1)])
         keys, order = torch.sort(keys)

@@ -92,7 +92,7 @@ def _of_batch(h: torch.Tensor, k: int, abs: bool) -> SparseTensor:
         flat = used.reshape(-1, h.shape[-1])
         rows, columns = flat.nonzero(as_tuple=True)
         dtype = torch.int32 if max(*h.shape, rows.numel()) <= LAST_INT32 else torch.int64
-        pos = torch.cat([torch.zeros(1, dtype=torch.int64), flat.sum(1).cumsum(0)])
+        pos = torch.cat([torch.zeros(1, dtype=torch.int64, device=flat.device), flat.sum(1).cumsum(0)])
         pos, columns = pos.to(dtype), columns.to(dtype)
         places = rows * h.shape[-1] + columns
     return rows_tensor(pos, columns, torch.where(kept, h, 0).reshape(-1)[places], tuple(h.shape))
@@ -123,5 +123,9 @@ def _arrays(places: torch.Tensor, shape: tuple[int, ...], k: int) -> tuple[torch
     for size in shape[:-1]:
         rows = rows * size
     dtype = torch.int32 if max(*shape, rows * k, 1) <= LAST_INT32 else torch.int64
-    pos = torch.arange(0, rows * k + 1, k, dtype=dtype) if k else torch.zeros(rows + 1, dtype=dtype)
+    pos = (
+        torch.arange(0, rows * k + 1, k, dtype=dtype, device=places.device)
+        if k
+        else torch.zeros(rows + 1, dtype=dtype, device=places.device)
+    )
     return pos, places.reshape(-1).to(dtype)
