@@ -179,10 +179,13 @@ class Pattern:
 
     @functools.cached_property
     def key(self) -> int:
-        """A number for what a schedule depends on: format, shape, width of indices, magnitudes, fullness."""
+        """A number for what a schedule depends on.
+
+        That is the device, the format, the shape, the width of indices, magnitudes and fullness.
+        """
         magnitudes = tuple(count.bit_length() for count in self.counts)
         full = fullness(self.size, self.shape)
-        return _number((self.format, self.shape, self.index_dtype, magnitudes, full))
+        return _number((self.format, self.shape, self.index_dtype, magnitudes, full, self.device))
 
     def carried(self, form: Format, shape: tuple[int, ...], levels: int) -> Pattern:
         """The same arrays as another format: transposed, or the first ``levels`` with dense ones below."""
