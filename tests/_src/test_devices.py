@@ -72,6 +72,7 @@ MAKERS = {
     *("rand", "randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros"),
 }
 DEFAULT_DEVICE = {
+    "_src/tensor/create/check.py": "asks torch for the default device",
     "_src/cli/demo_cases.py": "a user's program",
     "_src/cli/main.py": "a user's program",
     "_src/nn/graph.py": "parameters begin on the default device, as those of torch's layers",

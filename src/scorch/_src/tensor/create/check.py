@@ -41,7 +41,7 @@ def check_device(name: str, device: Any) -> None:
 
 def device_for(name: str, device: Any = None) -> torch.device:
     """Where what a user makes from nothing is: on the device asked for, or on torch's default device."""
-    found = torch.get_default_device() if device is None else torch.device(device)
+    found = torch.empty(0).device if device is None else torch.device(device)  # as graphs can ask, too
     check_device(name, found)
     return found
 
