@@ -187,7 +187,7 @@ def test_large_products_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -
 def drawn_relation(draw: torch.Generator, indices: str, sizes: dict[str, int]) -> Relation:
     count = int(torch.randint(0, 12, (1,), generator=draw))
     columns = [torch.randint(0, sizes[index], (count,), generator=draw) for index in indices]
-    return Relation.of(indices, indices, columns, count)
+    return Relation.of(indices, indices, columns, torch.ones(count))
 
 
 def rows_of(relation: Relation, order: str) -> list[tuple[int, ...]]:

@@ -11,7 +11,8 @@ comes back on arrays. A backend is registered by name in one place:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -192,13 +193,46 @@ class Backend(ABC):
 
 
 _BACKENDS: dict[str, Backend] = {}
+_DEVICES: dict[str, None] = {}  # types of devices that some backend computes on
 _DEFAULT = "cpu"  # also plans what is to run on tensors without memory
 
 
 def register_backend(name: str, backend: Backend, purpose: str = "") -> None:
     """Add a backend: for the devices of type ``name``, and for ``settings(backend=name)``."""
     _BACKENDS[name] = backend
+    _DEVICES[backend.device.type] = None
     add_backend(name, purpose)
+
+
+def is_served(device: torch.device) -> bool:
+    """Whether some backend computes on a device."""
+    return device.type in _DEVICES
+
+
+def served_devices() -> tuple[str, ...]:
+    """The types of devices that some backend computes on, the usual one first."""
+    return tuple(_DEVICES)
+
+
+def served_in_words() -> str:
+    """The same for messages."""
+    return " or ".join(_DEVICES)
+
+
+def host_threads() -> int:
+    """With how many threads torch computes on the host: what times that are measured depend on."""
+    return torch.get_num_threads()
+
+
+@contextmanager
+def using_host_threads(threads: int) -> Iterator[None]:
+    """Let torch compute on the host with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def routines_for(tensor: torch.Tensor) -> Routines:

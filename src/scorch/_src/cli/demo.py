@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from scorch._src.backends import cache
+from scorch._src.backends.base import host_threads
 from scorch._src.cli import warm
 from scorch._src.cli.demo_cases import Call, Case, Problem, make_cases, power_law
 from scorch._src.explain.statement import explain
@@ -212,7 +213,7 @@ def _line(text: str, formats: str, scorch: str, sparse: str, last: str, ratio: s
 
 
 def _print_ending(problem: Problem) -> None:
-    stored, threads = cache.statistics(), torch.get_num_threads()
+    stored, threads = cache.statistics(), host_threads()
     print(
         f"""
 Times are medians of runs in turns, with {threads} threads. first call: with the compilation of the kernel,
@@ -237,7 +238,7 @@ def _warm() -> None:
 
 def _print_json(problems: tuple[Problem, ...], tables: list[list[Row]]) -> None:
     found = {
-        "threads": torch.get_num_threads(),
+        "threads": host_threads(),
         "problems": [
             {**asdict(problem), "rows": [{**asdict(row), "agrees": row.agrees} for row in rows]}
             for problem, rows in zip(problems, tables, strict=True)

@@ -34,6 +34,7 @@ from scorch._src.compile.lazy_tensor import (
     is_known_before,
     version_of,
 )
+from scorch._src.statements.autocast import is_autocast
 from scorch._src.statements.modes import active, recorder
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.registry import entry, look_up
@@ -127,7 +128,7 @@ class Recorder(TorchFunctionMode):
             return self.run(func, args, kwargs) if found is None else found
 
     def record(self, rule: Rule, func: Any, args: Any, kwargs: dict[str, Any]) -> Later | None:
-        if torch.is_autocast_enabled("cpu"):
+        if is_autocast():
             return None
         key = self._key(func, args, kwargs)
         node = None if key is None else self.node.children.get(key)

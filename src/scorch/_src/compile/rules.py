@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.base import is_served
 from scorch._src.compile.group_arrays import letters_of, rows_of
 from scorch._src.compile.lazy_tensor import Later, Recipe, Source, SparseLater, Value
 from scorch._src.compile.recorder import PLAIN, Recorder, is_sparse_enough
@@ -69,7 +70,7 @@ class Reading:
         """A dense tensor, broadcast to ``shape`` if there is one."""
         if type(tensor) is Later:
             tensor = self.recorder.now(tensor._value)
-        if type(tensor) not in PLAIN or tensor.layout is not torch.strided or not tensor.is_cpu:
+        if type(tensor) not in PLAIN or tensor.layout is not torch.strided or not is_served(tensor.device):
             return None
         if not self._takes(tensor.dtype) or tensor.dim() > len(indices):
             return None

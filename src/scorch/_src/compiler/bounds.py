@@ -40,7 +40,7 @@ from scorch._src.loops.nodes import (
     While,
 )
 from scorch._src.loops.routines import ROUTINES
-from scorch._src.loops.types import INT64, Type
+from scorch._src.loops.types import INT64, LAST_INT32, Type
 
 HUGE_PAGE = 2 << 20  # results from this size on lie in pages of their own, which are as large
 
@@ -276,7 +276,7 @@ def finishing_bytes(form: Format, shape: Sequence[int], counts: Sequence[int], e
 
 def result_arrays(plan: Plan, shape: Sequence[int], counts: Sequence[int], element: Type) -> list[int]:
     """What the new arrays of the result take; a shared pattern takes nothing."""
-    index = INT64 if max(counts, default=0) > 2**31 - 1 else plan.index
+    index = INT64 if max(counts, default=0) > LAST_INT32 else plan.index
     arrays = array_bytes(plan.result, shape, counts, index, element)
     return arrays[-1:] if plan.assembly == "shared" else arrays
 

@@ -39,7 +39,7 @@ from scorch._src.compiler.vector.vectorize import vectorize
 from scorch._src.formats import Format
 from scorch._src.loops.nodes import Kernel
 from scorch._src.loops.simplify import simplify
-from scorch._src.loops.types import INT32, INT64, Type
+from scorch._src.loops.types import INT32, INT64, LAST_INT32, Type
 from scorch._src.notation.nodes import Access, Assign, Expr, Op, Reduce
 from scorch._src.notation.show import show
 from scorch._src.notation.trees import children, with_children
@@ -105,7 +105,7 @@ def result_format(step: Step, tensors: Mapping[str, Operand], sizes: Mapping[str
 
 def index_type(shape: Sequence[int], nnz: int = 0) -> Type:
     """The narrowest type for coordinates and positions: int32 while both fit."""
-    return INT32 if max((*shape, nnz), default=0) <= 2**31 - 1 else INT64
+    return INT32 if max((*shape, nnz), default=0) <= LAST_INT32 else INT64
 
 
 def _marked(body: Expr, operands: Mapping[Access, Operand]) -> Expr:

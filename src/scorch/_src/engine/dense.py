@@ -9,6 +9,7 @@ import torch
 
 from scorch._src.compiler.plan import Step
 from scorch._src.compiler.typing import argument_type, dtype_of_type, result_type, type_of, type_of_dtype
+from scorch._src.devices import HOST, shares_memory
 from scorch._src.loops.operators import OPERATORS
 from scorch._src.loops.types import Type
 from scorch._src.notation.nodes import Access, Expr, Literal, Op
@@ -25,9 +26,7 @@ def torch_function(name: str) -> Callable[..., torch.Tensor]:
 def run_dense(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
     """The result of ``step`` over dense tensors, computed by torch; it shares no memory with them."""
     found = _run(step, tensors, sizes)
-    memory = found.untyped_storage().data_ptr()
-    is_shared = any(tensor.untyped_storage().data_ptr() == memory for tensor in tensors.values())
-    return found.clone() if is_shared else found
+    return found.clone() if any(shares_memory(found, tensor) for tensor in tensors.values()) else found
 
 
 def matrix_product(step: Step) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None:
@@ -106,7 +105,9 @@ def _evaluate(
         case Access(tensor, indices):
             return _aligned(tensors[tensor], indices, order)
         case Literal(value):
-            return torch.tensor(value, dtype=dtype_of_type(type_of(expr, types).type), device="cpu")
+            dtype = dtype_of_type(type_of(expr, types).type)
+            device = next((tensor.device for tensor in tensors.values()), HOST)
+            return torch.tensor(value, dtype=dtype, device=device)
         case Op(name, args):
             values = [_evaluate(arg, tensors, order, types) for arg in args]
             wanted = dtype_of_type(argument_type(name, [type_of(arg, types) for arg in args]))

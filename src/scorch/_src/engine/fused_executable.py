@@ -78,7 +78,9 @@ def _planned(
     element = type_of_dtype(dtypes.pop())
     walked = None
     if pattern is not None:
-        walked = Storage(pattern, torch.empty(0, dtype=dtype_of_type(element))).operand(PATTERN)
+        walked = Storage(
+            pattern, torch.empty(0, dtype=dtype_of_type(element), device=pattern.device)
+        ).operand(PATTERN)
     group = Group(
         wanted.steps,
         wanted.kept,

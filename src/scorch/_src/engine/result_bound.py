@@ -43,7 +43,7 @@ def most_points(plan: Plan, tensors: Mapping[str, Tensor], sizes: Mapping[str, i
     if plan.skip_zeros:
         (access,) = plan.step.accesses
         dense = tensors[access.tensor]
-        if isinstance(dense, torch.Tensor) and dense.device.type == "cpu":
+        if isinstance(dense, torch.Tensor) and not dense.is_meta:
             stored = int(torch.count_nonzero(dense))
             return Points(stored, stored, (stored,) * len(form))
     shape = [sizes[index] for index in target]
@@ -123,7 +123,7 @@ class _Clause:
         shared = [i for i in dict.fromkeys(access.indices) if other is not None and i in other.indices]
         room = self._room(shared)
         if other is None or not shared or not count or room > MOST_KEYS:
-            return torch.full((entries,), count, device="cpu")
+            return torch.full((entries,), count, device=self.patterns[access].device)
         ours, theirs = self._keys(access, shared), self._keys(other, shared)
         if room <= max(FEW_KEYS, 4 * (entries + count)):
             return torch.bincount(theirs, minlength=room)[ours]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.backends.base import host_threads
 from scorch._src.explain.doctor_report import WORTH, Diagnosis, LayerDiagnosis
 from scorch._src.nn import timing
 from scorch._src.nn.linear import SparseLinear
@@ -69,7 +70,7 @@ def doctor(
             module.training = mode
         torch.set_rng_state(state)
     spread = statistics.median(times) / min(times) if min(times) else 1.0
-    name, threads = type(model).__name__, torch.get_num_threads()
+    name, threads = type(model).__name__, host_threads()
     found = Diagnosis(name, statistics.median(times), threads, tuple(layers), max(spread, _load()))
     if not quiet:
         print(found)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.base import host_threads
 from scorch._src.compile.api import Compiled, CompiledModule
 from scorch._src.compiler.pipeline import as_statement
 from scorch._src.compiler.plan import Step
@@ -172,7 +173,7 @@ def _kernel(event: Event, same: list[Event], call: Call) -> KernelExplanation:
         )
     named = tuple(operand for operand in operands if operand.shape)
     return KernelExplanation(
-        event.kind, statement, named, None, (), torch.get_num_threads(), size, None, measured, 0.0, (), advice
+        event.kind, statement, named, None, (), host_threads(), size, None, measured, 0.0, (), advice
     )
 
 
@@ -282,7 +283,7 @@ def _is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a is b or a.shape != b.shape or a.layout != torch.strided or b.layout != torch.strided:
         return a is b
     try:
-        return a.stride() == b.stride() and a.data_ptr() == b.data_ptr() != 0
+        return bool(a.is_set_to(b))
     except RuntimeError:  # a shell of torch.func or of a compiler
         return False
 

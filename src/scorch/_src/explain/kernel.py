@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from scorch._src.backends.base import host_threads
 from scorch._src.compiler.describe import (
     describe_assembly,
     describe_conversion,
@@ -37,7 +38,7 @@ def explain_kernel(
     plan, choice = planned.plan, planned.choice
     form = plan.result
     nnz = None if plan.pattern is None else plan.operand(plan.pattern.tensor).nnz
-    most_threads = current().threads or torch.get_num_threads()
+    most_threads = current().threads or host_threads()
     return StepExplanation(
         statement=show(as_statement(step)),
         kind="kernel",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scorch._src.backends.base import host_threads
 from scorch._src.nn import timing
 from scorch._src.nn.embedding import SparseEmbedding
 from scorch._src.nn.linear import SparseLinear
@@ -126,7 +127,7 @@ def report(
     left = () if asked is None else asked.skipped
     skipped = {layer.name: layer.reason for layer in left if layer.name in names}
     now = sparsification_of(model, None if asked is None else asked.asked, skipped)
-    made = ModelReport(tuple(found), batch, torch.get_num_threads(), now)
+    made = ModelReport(tuple(found), batch, host_threads(), now)
     if not quiet:
         print(made)
     return made

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from scorch._src.backends.base import using_host_threads
+from scorch._src.devices import HOST
 from scorch._src.engine.executable import Prepared
 from scorch._src.events import LISTENERS, Event
 from scorch._src.ops.products.matmul import matmul
@@ -54,28 +56,32 @@ def speed(threads: int) -> Speed:
     """What this machine does with so many threads; measured once, in a fraction of a second."""
     draw = torch.Generator().manual_seed(0)
     A, B = _random(draw), _random(draw)
-    x, X = torch.rand(ROWS, generator=draw), torch.rand(ROWS, COLUMNS, generator=draw)
-    large = torch.rand(1 << 22, generator=draw)
-    small = from_coordinates([torch.arange(2), torch.arange(2)], torch.ones(2), (2, 2), "csr")
+    x, X = (
+        torch.rand(ROWS, generator=draw, device=HOST),
+        torch.rand(ROWS, COLUMNS, generator=draw, device=HOST),
+    )
+    large = torch.rand(1 << 22, generator=draw, device=HOST)
+    small = from_coordinates(
+        [torch.arange(2, device=HOST), torch.arange(2, device=HOST)],
+        torch.ones(2, device=HOST),
+        (2, 2),
+        "csr",
+    )
     with settings(threads=threads):
         plain = [_unit(functools.partial(matmul, A, given)) for given in (x, X)]
         new = [
             _unit(functools.partial(matmul, A, B)),
             _unit(functools.partial(evaluate, "C[i,j] = A[i,j] + B[i,j]", A=A, B=B, format="csr")),
         ]
-        call = statistics.median(_seconds(functools.partial(matmul, small, torch.ones(2))))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+        call = statistics.median(_seconds(functools.partial(matmul, small, torch.ones(2, device=HOST))))
+    with using_host_threads(threads):
         read = statistics.median(_seconds(large.sum))
-    finally:
-        torch.set_num_threads(before)
     return Speed(statistics.median(plain), statistics.median(new), read / large.nbytes, call)
 
 
 def _random(draw: torch.Generator) -> torch.Tensor:
-    places = [torch.randint(ROWS, (ENTRIES,), generator=draw) for _ in range(2)]
-    return from_coordinates(places, torch.rand(ENTRIES, generator=draw), (ROWS, ROWS), "csr")
+    places = [torch.randint(ROWS, (ENTRIES,), generator=draw, device=HOST) for _ in range(2)]
+    return from_coordinates(places, torch.rand(ENTRIES, generator=draw, device=HOST), (ROWS, ROWS), "csr")
 
 
 def _unit(call: Callable[[], object]) -> float:

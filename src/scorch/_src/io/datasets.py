@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
+from scorch._src.devices import HOST
 from scorch._src.formats import as_format
 from scorch._src.io.shared_memory import packed
 from scorch._src.tensor.create.check import from_numpy
@@ -82,7 +83,7 @@ class SparseRows(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """A batch for a data loader: one gather from each tensor."""
-        rows = torch.tensor(list(indices), dtype=torch.int64)
+        rows = torch.tensor(list(indices), dtype=torch.int64, device=HOST)
         return Batch([tensor[rows] for tensor in self.tensors], in_tuples=True)
 
 

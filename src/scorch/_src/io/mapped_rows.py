@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.devices import HOST
 from scorch._src.formats import as_format
 from scorch._src.io.archive import as_dtype, as_stored_format
 from scorch._src.io.datasets import Batch
@@ -79,11 +80,11 @@ class MappedRows(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> SparseTensor:
         if isinstance(index, int):
-            row = self._gathered(torch.tensor([index]))[0]
+            row = self._gathered(torch.tensor([index], device=HOST))[0]
             assert isinstance(row, SparseTensor)
             return row
         if isinstance(index, slice):
-            return self._gathered(torch.arange(*index.indices(len(self))))
+            return self._gathered(torch.arange(*index.indices(len(self)), device=HOST))
         return self._gathered(_as_places(index, len(self)))
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
@@ -145,7 +146,9 @@ class MappedRows(Dataset[Any]):
                 return found
         lengths = end - begin
         pointers = torch.cat([lengths.new_zeros(1), torch.cumsum(lengths, 0)])
-        index = torch.repeat_interleave(begin - pointers[:-1], lengths) + torch.arange(int(pointers[-1]))
+        index = torch.repeat_interleave(begin - pointers[:-1], lengths) + torch.arange(
+            int(pointers[-1]), device=HOST
+        )
         counts = (rows.numel(), index.numel())
         pattern = Pattern(form, (rows.numel(), columns), (None, pointers), (None, crd[index]), counts)
         picked = values[index]
@@ -192,7 +195,7 @@ class MappedRows(Dataset[Any]):
 def _as_places(index: Any, size: int) -> torch.Tensor:
     """Lists, arrays and tensors of rows, or a mask of them, as a list of int64."""
     try:
-        found = torch.as_tensor(index)
+        found = torch.as_tensor(index, device=HOST)
     except (TypeError, ValueError, RuntimeError):
         raise OperandError(
             f"rows are asked for by number, slice or a list of numbers, not {index!r}"
@@ -202,7 +205,7 @@ def _as_places(index: Any, size: int) -> torch.Tensor:
             raise IndexRangeError(f"a mask of shape {tuple(found.shape)} does not fit {size} rows")
         return torch.nonzero(found).reshape(-1)
     if found.numel() == 0:
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device=HOST)
     if found.dim() != 1 or found.is_floating_point() or found.is_complex():
         raise OperandError(
             f"rows are asked for by a list of whole numbers, not {found.dtype} {found.dim()}-d"

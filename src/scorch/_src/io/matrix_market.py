@@ -133,7 +133,7 @@ def _read_entries(header: Header, table: Table, sizes: list[int]) -> tuple[list[
     if len(values) != count:
         raise FileError(f"{table.path} has {len(values)} entries, but its header says {count}")
     if not parts:
-        values = torch.ones(count, device="cpu")
+        values = torch.ones(count, device=crd[0].device)
     return _mirrored(header, table, crd, values)
 
 

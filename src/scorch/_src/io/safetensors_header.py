@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch.errors import FileError, MissingFileError
 
 LONGEST = 100_000_000  # bytes that a header may have
@@ -119,7 +120,7 @@ def aligned(array: torch.Tensor, elements: int = 1) -> torch.Tensor:
 def mapped_array(mapped: mmap.mmap, place: Place) -> torch.Tensor:
     """The array at ``place``, to be read only."""
     if not place.count:
-        return torch.empty(0, dtype=place.dtype)
+        return torch.empty(0, dtype=place.dtype, device=HOST)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it cannot be written to: nobody does, and nobody else gets it
         return aligned(torch.frombuffer(mapped, dtype=place.dtype, count=place.count, offset=place.offset))

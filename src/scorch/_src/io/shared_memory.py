@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST, shares_memory
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import new_shared_storage
@@ -30,7 +31,7 @@ def packed(tensor: SparseTensor) -> SparseTensor:
     for array in arrays:
         pieces.append((array.dtype, size, array.numel()))
         size += -(-array.numel() * array.element_size() // ALIGNED) * ALIGNED
-    memory = torch.empty(0, dtype=torch.uint8).set_(new_shared_storage(size, device="cpu"))
+    memory = torch.empty(0, dtype=torch.uint8, device=HOST).set_(new_shared_storage(size, device=HOST))
     copies = [_cut(memory, piece) for piece in pieces]
     for array, copied in zip(arrays, copies, strict=True):
         copied.copy_(array)
@@ -45,10 +46,10 @@ def pieces_of(storage: Storage) -> tuple[torch.Tensor, list[Piece]] | None:
     memory = arrays[-1].untyped_storage()
     if len(arrays) < 2 or not memory.is_shared():
         return None
-    if any(array.untyped_storage().data_ptr() != memory.data_ptr() for array in arrays):
+    if not all(shares_memory(array, arrays[-1]) for array in arrays):
         return None
     pieces = [(a.dtype, int(a.storage_offset()) * a.element_size(), a.numel()) for a in arrays]
-    return torch.empty(0, dtype=torch.uint8).set_(memory), pieces
+    return torch.empty(0, dtype=torch.uint8, device=HOST).set_(memory), pieces
 
 
 def cut(memory: torch.Tensor, pieces: Sequence[Piece]) -> list[torch.Tensor]:

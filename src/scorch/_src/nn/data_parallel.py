@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel.distributed import DistributedDataParallel
 
+from scorch._src.devices import HOST
 from scorch._src.nn.pattern import fingerprint
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import values_at
@@ -88,7 +89,12 @@ class _WithSparse:
     def _build_params_for_reducer(self) -> Any:
         """Parameters that torch reduces: if all are sparse, one that is never learned, since it needs one."""
         parameters, expected = super()._build_params_for_reducer()  # type: ignore[misc]
-        return (parameters, expected) if parameters else ([torch.zeros(1, requires_grad=True)], [False])
+        device = next((S.storage.device for S in self._learned.values()), HOST)
+        return (
+            (parameters, expected)
+            if parameters
+            else ([torch.zeros(1, requires_grad=True, device=device)], [False])
+        )
 
     def _build_debug_param_to_name_mapping(self, parameters: list[torch.Tensor]) -> Any:
         if not any(parameter is parameters[0] for parameter in self.module.parameters()):
@@ -114,7 +120,7 @@ class _WithSparse:
         buffers = dict(self.module.named_buffers())
         found = {name: S for name in self._kept if isinstance(S := buffers.get(name), SparseTensor)}
         changed = any(not _is_same(_version(S), self._kept[name]) for name, S in found.items())
-        told = _all_max([int(changed), *_seals_of(found.values())], self.process_group)
+        told = _all_max([int(changed), *_seals_of(found.values())], found.values(), self.process_group)
         _check_seals(found, told[1:])
         if not told[0]:
             return
@@ -136,8 +142,8 @@ class _WithSparse:
         self._is_queued = False
         if not self._arrived and not (self.find_unused_parameters or self.static_graph):
             return  # gradients of something else were asked for
-        numbers = [int(name in self._arrived) for name in self._learned]
-        told = _all_max([*numbers, *_seals_of(self._learned.values())], self.process_group)
+        numbers, learned = [int(name in self._arrived) for name in self._learned], self._learned.values()
+        told = _all_max([*numbers, *_seals_of(learned)], learned, self.process_group)
         _check_seals(self._learned, told[len(numbers) :])
         used = [S for S, is_used in zip(self._learned.values(), told, strict=False) if is_used]
         if not used:
@@ -247,9 +253,10 @@ def _check_seals(tensors: dict[str, SparseTensor], told: list[int]) -> None:
             raise CallError(f"{name!r} has come to have other places in some processes; {SAME_PLACES}")
 
 
-def _all_max(numbers: list[int], group: Any) -> list[int]:
-    """The largest of each number over all processes."""
-    found = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+def _all_max(numbers: list[int], tensors: Iterable[SparseTensor], group: Any) -> list[int]:
+    """The largest of each number over all processes, sent from where the tensors are."""
+    device = next((S.storage.device for S in tensors), HOST)
+    found = torch.tensor(numbers, dtype=torch.int64, device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
     told: list[int] = found.tolist()
     return told

@@ -182,10 +182,10 @@ def random_places(layer: SparseLinear, count: int) -> torch.Tensor:
     """``count`` different places that the layer does not store, drawn at random, without a dense mask."""
     stored = stored_keys(layer).sort().values
     room = layer.out_features * layer.in_features
-    found = torch.zeros(0, dtype=torch.int64)
+    found = torch.zeros(0, dtype=torch.int64, device=stored.device)
     while found.numel() < count:
-        drawn = torch.randint(room, (2 * (count - found.numel()) + 16,))
+        drawn = torch.randint(room, (2 * (count - found.numel()) + 16,), device=stored.device)
         place = torch.searchsorted(stored, drawn).clamp_(max=max(stored.numel() - 1, 0))
         free = drawn[stored[place] != drawn] if stored.numel() else drawn
         found = torch.unique(torch.cat([found, free]))
-    return found[torch.randperm(found.numel())[:count]]
+    return found[torch.randperm(found.numel(), device=stored.device)[:count]]

@@ -94,8 +94,8 @@ def _picked(
         begin = pos[wanted].to(torch.int64)
         lengths = pos[wanted + 1].to(torch.int64) - begin
         ends = lengths.cumsum(0)
-        number = torch.arange(wanted.numel()).repeat_interleave(lengths)
-        source = torch.arange(number.numel()) + (begin - ends + lengths)[number]
+        number = torch.arange(wanted.numel(), device=wanted.device).repeat_interleave(lengths)
+        source = torch.arange(number.numel(), device=wanted.device) + (begin - ends + lengths)[number]
         target = number * size + columns[source]
     if padding is not None:  # its row is not learned
         kept = wanted[number] != padding

@@ -107,13 +107,15 @@ def _largest(tensor: SparseTensor, k: int, uses: Sequence[_Use]) -> tuple[torch.
     for use in uses:
         _check_unchanged(use)
     stored = entries_of(tensor).keys
-    best = _Best(k, tensor.dtype)
+    best = _Best(k, tensor.dtype, stored.device)
     for start, spans in _tiles(shape):
-        tile = torch.zeros([length for _, length in spans], dtype=tensor.dtype)
+        tile = torch.zeros([length for _, length in spans], dtype=tensor.dtype, device=stored.device)
         for use in uses:
             _add_gradient(tile, use, spans)
         flat = tile.reshape(-1)
-        first, last = torch.searchsorted(stored, torch.tensor([start, start + flat.numel()])).tolist()
+        first, last = torch.searchsorted(
+            stored, torch.tensor([start, start + flat.numel()], device=stored.device)
+        ).tolist()
         best.take(start, flat, stored[first:last] - start)
     keys, values = best.found()
     return torch.stack(coordinates_of(keys, shape)) if shape else keys.new_zeros(0, 0), values
@@ -152,10 +154,10 @@ def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[int, tuple[Span, ...]]]:
 class _Best:
     """The entries of largest magnitude among those seen so far, which come in the order of their places."""
 
-    def __init__(self, k: int, dtype: torch.dtype) -> None:
+    def __init__(self, k: int, dtype: torch.dtype, device: torch.device) -> None:
         self.k = k
-        self.keys = torch.zeros(0, dtype=torch.int64)
-        self.values = torch.zeros(0, dtype=dtype)
+        self.keys = torch.zeros(0, dtype=torch.int64, device=device)
+        self.values = torch.zeros(0, dtype=dtype, device=device)
         self.least = -1.0  # entries that come later must be larger than this
 
     def take(self, start: int, values: torch.Tensor, without: torch.Tensor) -> None:

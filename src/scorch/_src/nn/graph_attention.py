@@ -124,7 +124,7 @@ class GATConv(Module):
         project = (weight * self.att_edge.view(self.heads, self.out_channels, 1)).sum(1).t()
         if isinstance(self.fill_value, str):
             return edge_attr, computed(project), self.fill_value
-        filled = torch.as_tensor(self.fill_value, dtype=project.dtype)
+        filled = torch.as_tensor(self.fill_value, dtype=project.dtype, device=project.device)
         return edge_attr, computed(project), "mean", filled
 
     def _scores(self, sources: Tensor, targets: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,6 +155,6 @@ def _blocks(attention: Tensor) -> Tensor:
     if heads == 1:
         return attention.view(-1, 1)
     spread = attention.squeeze(0).unsqueeze(2) * torch.eye(
-        heads, dtype=attention.dtype, device="cpu"
+        heads, dtype=attention.dtype, device=attention.device
     ).unsqueeze(1)
     return spread.reshape(-1, heads)

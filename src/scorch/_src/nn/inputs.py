@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from scorch._src.compile.capture.functions import operator
 from scorch._src.formats import as_format
+from scorch._src.loops.types import LAST_INT32
 from scorch._src.ops.embedding import bags_of
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.coordinates import coordinates
@@ -216,8 +217,8 @@ class _Table:
     ) -> torch.Tensor:
         """The maximum of weighted rows; a one in each row of a sparse matrix picks them."""
         samples = row.numel()
-        dtype = torch.int32 if max(samples, self.num_embeddings) < 2**31 else torch.int64
-        arrays = torch.arange(samples + 1, dtype=dtype), row.to(dtype)
+        dtype = torch.int32 if max(samples, self.num_embeddings) <= LAST_INT32 else torch.int64
+        arrays = torch.arange(samples + 1, dtype=dtype, device=row.device), row.to(dtype)
         shape = (samples, self.num_embeddings)
         pattern = Pattern(
             as_format("csr", 2), shape, (None, arrays[0]), (None, arrays[1]), (samples, samples)

@@ -33,6 +33,7 @@ from scorch._src.nn.state_dict import pattern_from, pattern_to
 from scorch._src.ops.products.linear import linear
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at
+from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
 
@@ -74,9 +75,8 @@ class SparseLinear(torch.nn.Module):
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
                 raise ArgumentError(f"{name} is a number of features, not {size!r}")
-        if device is not None and torch.device(device).type != "cpu":
-            raise OperandError(f"SparseLinear is on the cpu, not on {device}")
-        pattern = drawn_pattern((out_features, in_features), share, form)
+        place = device_for("SparseLinear", device)
+        pattern = drawn_pattern((out_features, in_features), share, form, place)
         self._begin(pattern, initial_values(pattern, dtype), initial_bias(pattern, dtype) if bias else None)
 
     def _begin(self, pattern: Pattern, values: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -84,12 +84,14 @@ class SparseLinear(torch.nn.Module):
         self.out_features, self.in_features = pattern.shape
         self.values = torch.nn.Parameter(values)
         self.bias = None if bias is None else torch.nn.Parameter(bias)
-        self.register_buffer("seal", torch.zeros((), dtype=torch.int64, device="cpu"), persistent=False)
+        self.register_buffer(
+            "seal", torch.zeros((), dtype=torch.int64, device=pattern.device), persistent=False
+        )
         self._set(pattern)
 
     def _set(self, pattern: Pattern) -> None:
         self.pattern = pattern
-        self.seal = torch.tensor(fingerprint(pattern), device="cpu")
+        self.seal = torch.tensor(fingerprint(pattern), device=pattern.device)
         self._sealed = int(self.seal)
         self._seen = self.seal._version
 
@@ -189,7 +191,7 @@ class SparseLinear(torch.nn.Module):
         known: SparseTensor | None = self.__dict__.get("_known")
         if known is not None:
             storage = known.storage
-            if storage.pattern is self.pattern and storage.values.data_ptr() == self.values.data_ptr():
+            if storage.pattern is self.pattern and storage.values.is_set_to(self.values):
                 return known
         weight = self.weight
         made = self.__dict__["_known"] = SparseTensor(Storage(weight.storage.pattern, self.values.detach()))
@@ -294,7 +296,7 @@ class SparseLinear(torch.nn.Module):
         plain = {name: value for name, value in state_dict.items() if not name.startswith(start)}
         if arrays:
             try:
-                pattern = pattern_from(arrays, (self.out_features, self.in_features))
+                pattern = pattern_from(arrays, (self.out_features, self.in_features), self.pattern.device)
             except (ValueError, IndexError, TypeError) as error:
                 error_msgs.append(f"the places of {prefix}weight: {error}")
                 return

@@ -18,16 +18,21 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from scorch._src.loops.types import LAST_INT32
+from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.matrix_rows import rows_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, DtypeError, ShapeError
 
 __all__ = ["bigbird", "causal", "from_function", "global_tokens", "random_blocks", "window"]
 
+Device = torch.device | str | int | None  # None: torch's default device, as for torch's own functions
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def window(n: int, radius: int | tuple[int, int], m: int | None = None) -> SparseTensor:
+def window(
+    n: int, radius: int | tuple[int, int], m: int | None = None, *, device: Device = None
+) -> SparseTensor:
     """Each token sees itself and ``radius`` tokens on either side, or ``(before, after)`` of them.
 
     ``window(n, (255, 0))`` is a causal window of 256 tokens. ``m``: the number of keys, ``n`` if not given.
@@ -37,28 +42,33 @@ def window(n: int, radius: int | tuple[int, int], m: int | None = None) -> Spars
     if len(sides) != 2:
         raise ArgumentError(f"radius is a number or (before, after), not {radius}")
     before, after = (_count("radius", side) for side in sides)
-    rows = torch.arange(n, device="cpu")
+    rows = torch.arange(n, device=device_for("window", device))
     return _intervals((rows - before).clamp(0, m), (rows + after + 1).clamp(0, m), m)
 
 
-def causal(n: int, m: int | None = None) -> SparseTensor:
+def causal(n: int, m: int | None = None, *, device: Device = None) -> SparseTensor:
     """Each token sees itself and all before it: half of all pairs, which a mask has to list.
 
     Attention to all of them needs no mask but ``is_causal=True``, and with ``is_causal=True`` any mask is
     ``mask & causal(n)`` without listing it.
     """
     n, m = _sizes(n, m)
-    rows = torch.arange(n, device="cpu")
+    rows = torch.arange(n, device=device_for("causal", device))
     return _intervals(torch.zeros_like(rows), (rows + 1).clamp(0, m), m)
 
 
-def global_tokens(n: int, tokens: int | Sequence[int] | torch.Tensor) -> SparseTensor:
+def global_tokens(
+    n: int, tokens: int | Sequence[int] | torch.Tensor, *, device: Device = None
+) -> SparseTensor:
     """Some tokens see all tokens and are seen by all: the first ``tokens``, or those with these numbers."""
     n, _ = _sizes(n)
+    if device is None and isinstance(tokens, torch.Tensor):
+        device = tokens.device
+    where = device_for("global_tokens", device)
     if isinstance(tokens, int):
-        which = torch.arange(min(_count("tokens", tokens), n), device="cpu")
+        which = torch.arange(min(_count("tokens", tokens), n), device=where)
     else:
-        which = torch.as_tensor(tokens, device="cpu")
+        which = torch.as_tensor(tokens, device=where)
         if which.numel() and (which.is_floating_point() or which.is_complex() or which.dtype == torch.bool):
             raise DtypeError(f"tokens are whole numbers, not {which.dtype}; of a mask take .nonzero()")
         which = which.long().flatten()
@@ -66,20 +76,26 @@ def global_tokens(n: int, tokens: int | Sequence[int] | torch.Tensor) -> SparseT
         if outside.numel():
             raise ArgumentError(f"token {int(outside[0])} is outside of 0 to {n - 1}")
         which = torch.unique(which % n if n else which)
-    lengths = torch.full((n,), which.numel(), dtype=torch.int64, device="cpu")
+    lengths = torch.full((n,), which.numel(), dtype=torch.int64, device=where)
     lengths[which] = n
     pos = pointers(lengths)
-    is_global = torch.zeros(n, dtype=torch.bool, device="cpu")
+    is_global = torch.zeros(n, dtype=torch.bool, device=where)
     is_global[which] = True
-    crd = torch.empty(int(pos[-1]), dtype=torch.int64, device="cpu")
+    crd = torch.empty(int(pos[-1]), dtype=torch.int64, device=where)
     in_full = is_global.repeat_interleave(lengths)
-    crd[in_full] = torch.arange(n, device="cpu").repeat(which.numel())
+    crd[in_full] = torch.arange(n, device=where).repeat(which.numel())
     crd[~in_full] = which.repeat(n - which.numel())
     return _mask(pos, crd, n)
 
 
 def random_blocks(
-    n: int, block: int, per_row: int, m: int | None = None, *, generator: torch.Generator | None = None
+    n: int,
+    block: int,
+    per_row: int,
+    m: int | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    device: Device = None,
 ) -> SparseTensor:
     """Each block of ``block`` tokens sees all tokens of ``per_row`` blocks drawn at random, all different.
 
@@ -89,12 +105,12 @@ def random_blocks(
     block, per_row = _count("block", block, 1), _count("per_row", per_row)
     rows, columns = -(-n // block), -(-m // block)
     per_row = min(per_row, columns)
-    drawn = torch.empty(rows, per_row, dtype=torch.int64, device="cpu")
+    drawn = torch.empty(rows, per_row, dtype=torch.int64, device=device_for("random_blocks", device))
     for i in range(per_row):  # Floyd's way: what was drawn before gives way to the last there is
         last = columns - per_row + i
-        new = torch.randint(last + 1, (rows,), generator=generator, device="cpu")
+        new = torch.randint(last + 1, (rows,), generator=generator, device=drawn.device)
         drawn[:, i] = torch.where((drawn[:, :i] == new[:, None]).any(1), last, new)
-    return _blocks(list(drawn.sort(1).values), block, n, m)
+    return _blocks(list(drawn.sort(1).values), block, n, m, drawn.device)
 
 
 def bigbird(
@@ -105,6 +121,7 @@ def bigbird(
     num_sliding: int = 2,
     *,
     generator: torch.Generator | None = None,
+    device: Device = None,
 ) -> SparseTensor:
     """BigBird's mask: global tokens, a window of blocks and random blocks, as in the Scorch paper's Table 3.
 
@@ -114,13 +131,16 @@ def bigbird(
     n, _ = _sizes(n)
     block, sliding = _count("block", block, 1), _count("num_sliding", num_sliding)
     count = -(-n // block)
+    where = device_for("bigbird", device)
     near = [
-        torch.arange(max(0, i - sliding), min(count, i + sliding + 1), device="cpu") for i in range(count)
+        torch.arange(max(0, i - sliding), min(count, i + sliding + 1), device=where) for i in range(count)
     ]
-    mask = _blocks(near, block, n, n)
+    mask = _blocks(near, block, n, n, where)
     if _count("num_random", num_random):
-        mask = _union(mask, random_blocks(n, block, num_random, generator=generator))
-    return _union(mask, global_tokens(n, num_global)) if _count("num_global", num_global) else mask
+        mask = _union(mask, random_blocks(n, block, num_random, generator=generator, device=where))
+    if _count("num_global", num_global):
+        mask = _union(mask, global_tokens(n, num_global, device=where))
+    return mask
 
 
 def from_function(
@@ -130,6 +150,8 @@ def from_function(
     batch: int | None = None,
     heads: int | None = None,
     block: int = 128,
+    *,
+    device: Device = None,
 ) -> SparseTensor:
     """The pairs for which ``mask_mod(b, h, q_idx, kv_idx)`` is true, as ``FlexAttention`` writes masks.
 
@@ -146,17 +168,19 @@ def from_function(
     counts = [
         1 if count is None else _count(name, count) for name, count in (("batch", batch), ("heads", heads))
     ]
-    keys = torch.arange(m, device="cpu")[None, :]
+    where = device_for("from_function", device)
+    keys = torch.arange(m, device=where)[None, :]
     lengths, found = [], []
     for b in range(counts[0]):
         for h in range(counts[1]):
             for first in range(0, n, block):
-                queries = torch.arange(first, min(n, first + block), device="cpu")[:, None]
-                allowed = mask_mod(torch.tensor(b), torch.tensor(h), queries, keys)
+                queries = torch.arange(first, min(n, first + block), device=where)[:, None]
+                place = torch.tensor([b, h], device=where)
+                allowed = mask_mod(place[0], place[1], queries, keys)
                 places = _checked(allowed, (queries.shape[0], m))
                 lengths.append(places.sum(1))
                 found.append(places.nonzero()[:, 1])
-    none = torch.zeros(0, dtype=torch.int64, device="cpu")
+    none = torch.zeros(0, dtype=torch.int64, device=where)
     shape = tuple(count for count in (batch, heads) if count is not None)
     return _mask(pointers(torch.cat([none, *lengths])), torch.cat([none, *found]), m, (*shape, n))
 
@@ -197,7 +221,7 @@ def _checked(allowed: object, shape: tuple[int, int]) -> torch.Tensor:
 
 def pointers(lengths: torch.Tensor) -> torch.Tensor:
     """Where rows of these lengths begin, and the end."""
-    pos = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device="cpu")
+    pos = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
     torch.cumsum(lengths, 0, out=pos[1:])
     return pos
 
@@ -206,36 +230,35 @@ def _intervals(begins: torch.Tensor, ends: torch.Tensor, m: int) -> SparseTensor
     """Row ``i`` has the columns from ``begins[i]`` to before ``ends[i]``."""
     lengths = ends - begins
     pos = pointers(lengths)
-    crd = torch.arange(int(pos[-1]), device="cpu") + (begins - pos[:-1]).repeat_interleave(lengths)
+    crd = torch.arange(int(pos[-1]), device=pos.device) + (begins - pos[:-1]).repeat_interleave(lengths)
     return _mask(pos, crd, m)
 
 
-def _blocks(seen: Sequence[torch.Tensor], block: int, n: int, m: int) -> SparseTensor:
+def _blocks(seen: Sequence[torch.Tensor], block: int, n: int, m: int, device: torch.device) -> SparseTensor:
     """Block ``i`` of the rows has the columns of the blocks ``seen[i]``, which are sorted."""
-    inside = torch.arange(block, device="cpu")
+    inside = torch.arange(block, device=device)
     lengths, found = [], []
     for i, blocks in enumerate(seen):
         columns = (blocks[:, None] * block + inside).flatten()
         columns = columns[columns < m]
         rows = min(block, n - i * block)
-        lengths.append(torch.full((rows,), columns.numel(), device="cpu"))
-        found.append(columns.to(torch.int32 if m < 2**31 else torch.int64).repeat(rows))
-    none = torch.zeros(0, dtype=torch.int64, device="cpu")
+        lengths.append(torch.full((rows,), columns.numel(), device=device))
+        found.append(columns.to(torch.int32 if m <= LAST_INT32 else torch.int64).repeat(rows))
+    none = torch.zeros(0, dtype=torch.int64, device=device)
     return _mask(pointers(torch.cat([none, *lengths])), torch.cat(found) if found else none, m)
 
 
 def _mask(pos: torch.Tensor, crd: torch.Tensor, m: int, rows: tuple[int, ...] | None = None) -> SparseTensor:
     """A csr tensor of True; with several dimensions of ``rows``, a batch of them."""
-    return in_rows(
-        pos, crd, torch.ones(crd.numel(), dtype=torch.bool, device="cpu"), (*(rows or (pos.numel() - 1,)), m)
-    )
+    shape = (*(rows or (pos.numel() - 1,)), m)
+    return in_rows(pos, crd, torch.ones(crd.numel(), dtype=torch.bool, device=crd.device), shape)
 
 
 def in_rows(
     pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
 ) -> SparseTensor:
     """A csr tensor of this shape, whose rows are those of all matrices of the batch one after the other."""
-    is_small = not is_dynamo_compiling() and max(crd.numel(), shape[-1]) < 2**31  # not known in a graph
+    is_small = not is_dynamo_compiling() and max(crd.numel(), shape[-1]) <= LAST_INT32  # not known in a graph
     index = torch.int32 if is_small else torch.int64
     return rows_tensor(pos.to(index), crd.to(index), values, shape)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from scorch._src.formats import as_format
+from scorch._src.loops.types import LAST_INT32
 from scorch._src.ops.sorting.topk import in_places, largest_places
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_of
@@ -45,7 +46,7 @@ class TopKGate(torch.nn.Module):
         super().__init__()
         self.experts, self.k, self.renormalize, self.noise = experts, k, renormalize, noise
         self.score = torch.nn.Linear(in_features, experts, bias=False, device=device, dtype=dtype)
-        self.balance_loss = torch.zeros((), dtype=dtype)
+        self.balance_loss = torch.zeros((), dtype=dtype, device=device)
 
     def forward(self, tokens: torch.Tensor) -> SparseTensor:
         if tokens.dim() != 2:
@@ -157,13 +158,15 @@ def _combined(gates: SparseTensor, tokens: torch.Tensor, experts: torch.nn.Modul
     begins, expert = pattern.pos[1], _experts_of(stored)
     assert begins is not None
     count = expert.numel()
-    token = torch.arange(tokens.shape[0]).repeat_interleave(begins.diff().to(torch.int64))
+    token = torch.arange(tokens.shape[0], device=begins.device).repeat_interleave(
+        begins.diff().to(torch.int64)
+    )
     order = expert.argsort(stable=True)
     slices = tokens[token[order]].split(torch.bincount(expert, minlength=len(experts)).tolist())
     results = torch.cat([module(part) for module, part in zip(experts, slices, strict=True)])
     place = torch.empty_like(order)
-    place[order] = torch.arange(count)  # within a token they increase, as its experts do
-    dtype = begins.dtype if count < 2**31 else torch.int64
+    place[order] = torch.arange(count, device=order.device)  # within a token they increase, as its experts do
+    dtype = begins.dtype if count <= LAST_INT32 else torch.int64
     combining = Pattern(
         as_format("csr", 2),
         (tokens.shape[0], count),

@@ -55,15 +55,15 @@ def weight_format(format: str | Format, blocks: tuple[int, int] | int | None = N
 # places ----------------------------------------------------------------------------------------------
 
 
-def drawn_pattern(shape: Shape, density: float, form: Format) -> Pattern:
+def drawn_pattern(shape: Shape, density: float, form: Format, device: torch.device) -> Pattern:
     """Places drawn at random, their number exact, as many in each row as in any other, or one more.
 
     For formats with blocks it is whole blocks that are drawn.
     """
     rows, columns = _grid(shape, form)
     count = round(density * rows * columns)
-    wanted = torch.full((rows,), count // max(rows, 1), device="cpu")
-    wanted[torch.randperm(rows, device="cpu")[: count - int(wanted.sum())]] += 1
+    wanted = torch.full((rows,), count // max(rows, 1), device=device)
+    wanted[torch.randperm(rows, device=device)[: count - int(wanted.sum())]] += 1
     return pattern_at(_drawn_keys(wanted, columns), shape, form)
 
 
@@ -71,15 +71,16 @@ def _drawn_keys(wanted: torch.Tensor, columns: int) -> torch.Tensor:
     """``wanted[i]`` different places in row i, each choice as likely as any other; sorted keys."""
     rows = wanted.numel()
     if int(wanted.sum()) * 2 > rows * columns:  # the places that are left out are fewer
-        kept = torch.ones(rows * columns, dtype=torch.bool, device="cpu")
+        kept = torch.ones(rows * columns, dtype=torch.bool, device=wanted.device)
         kept[_drawn_keys(columns - wanted, columns)] = False
         return kept.nonzero().squeeze(1)
-    row = torch.arange(rows, device="cpu")
-    keys = torch.zeros(0, dtype=torch.int64, device="cpu")
+    row = torch.arange(rows, device=wanted.device)
+    keys = torch.zeros(0, dtype=torch.int64, device=wanted.device)
     missing = wanted
     while bool(missing.any()):
         where = row.repeat_interleave(missing)
-        keys = torch.unique(torch.cat([keys, where * columns + torch.randint(columns, (where.numel(),))]))
+        drawn = torch.randint(columns, (where.numel(),), device=wanted.device)
+        keys = torch.unique(torch.cat([keys, where * columns + drawn]))
         missing = wanted - torch.bincount(keys // columns, minlength=rows)
     return keys
 
@@ -116,13 +117,13 @@ def pattern_at(keys: torch.Tensor, shape: Shape, form: Format) -> Pattern:
     grid = _grid(shape, form)
     listed = coordinates_of(keys, grid)
     if form.is_blocked:
-        inner = [torch.arange(form.block(dim) or 1, device="cpu") for dim in (0, 1)]
+        inner = [torch.arange(form.block(dim) or 1, device=keys.device) for dim in (0, 1)]
         row = (listed[0] * inner[0].numel())[:, None, None] + inner[0][:, None]
         column = (listed[1] * inner[1].numel())[:, None, None] + inner[1]
         row, column = (array.reshape(-1) for array in torch.broadcast_tensors(row, column))
         within = (row < shape[0]) & (column < shape[1])
         keys = keys_of([row[within], column[within]], shape).sort().values
-    ones = torch.ones(keys.numel(), dtype=torch.bool, device="cpu")
+    ones = torch.ones(keys.numel(), dtype=torch.bool, device=keys.device)
     return from_entries(Entries(keys, ones, shape), form).storage.pattern
 
 
@@ -145,7 +146,7 @@ def initial_values(pattern: Pattern, dtype: torch.dtype | None = None) -> torch.
     """As ``torch.nn.Linear`` begins: uniform, bounded by one over the root of the entries of the row."""
     row, counts = row_counts(pattern)
     bound = counts.clamp(min=1).to(torch.float64).rsqrt()
-    values = torch.empty(pattern.size, dtype=dtype, device="cpu").uniform_(-1, 1)
+    values = torch.empty(pattern.size, dtype=dtype, device=pattern.device).uniform_(-1, 1)
     return torch.where(row < 0, 0, values * bound[row].to(values.dtype))
 
 
@@ -153,14 +154,14 @@ def initial_bias(pattern: Pattern, dtype: torch.dtype | None = None) -> torch.Te
     """A bias for every row, bounded as its weights are."""
     _, counts = row_counts(pattern)
     bound = torch.where(counts > 0, counts, pattern.shape[1]).clamp(min=1).to(torch.float64).rsqrt()
-    bias = torch.empty(pattern.shape[0], dtype=dtype, device="cpu").uniform_(-1, 1)
+    bias = torch.empty(pattern.shape[0], dtype=dtype, device=pattern.device).uniform_(-1, 1)
     return bias * bound.to(bias.dtype)
 
 
 def old_places(before: Pattern, after: Pattern) -> torch.Tensor:
     """For every value of ``after`` where it was stored in ``before``, or -1 where it was not."""
     if before is after:
-        return torch.arange(after.size, device="cpu")
+        return torch.arange(after.size, device=after.device)
     keys, order = _stored_keys(before).sort()
     wanted = _stored_keys(after)
     if not keys.numel():
@@ -179,9 +180,9 @@ def _stored_keys(pattern: Pattern) -> torch.Tensor:
 
 def carried(values: torch.Tensor, places: torch.Tensor, new: float | torch.Tensor = 0.0) -> torch.Tensor:
     """``values`` at their new places, and ``new`` where there was none."""
-    if not values.numel():
-        return torch.where(places >= 0, 0, torch.as_tensor(new, dtype=values.dtype))
     fill = torch.as_tensor(new, dtype=values.dtype, device=values.device)
+    if not values.numel():
+        return torch.where(places >= 0, 0, fill)
     return torch.where(places >= 0, values[places.clamp(min=0)], fill)
 
 
@@ -200,7 +201,7 @@ def fingerprint(pattern: Pattern) -> int:
     for size in pattern.shape:
         total = (total * 1_000_003 ^ size) & (2**62 - 1)
     for number, array in enumerate(pattern.arrays):
-        weights = torch.arange(1, array.numel() + 1, device="cpu")
+        weights = torch.arange(1, array.numel() + 1, device=array.device)
         mixed = (array.to(torch.int64) + 1 + number) * 0x9E3779B97F4A7C1 ^ (weights * 0x2545F4914F6CDD1D)
         total = (total * 31 + int((mixed ^ (mixed >> 29)).sum())) & (2**62 - 1)
     return total

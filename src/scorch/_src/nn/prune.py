@@ -88,7 +88,7 @@ def _scores(weight: torch.Tensor, blocks: Blocks) -> torch.Tensor:
 
 def _largest(score: torch.Tensor, density: float) -> torch.Tensor:
     count = round(density * score.numel())
-    found = torch.zeros(score.numel(), dtype=torch.bool)
+    found = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
     found[score.reshape(-1).topk(count, sorted=False).indices] = True
     return found.reshape(score.shape)
 

@@ -12,6 +12,7 @@ import torch
 from torch.nn.utils import parametrize
 from torch.nn.utils import prune as torch_prune
 
+from scorch._src.backends.base import is_served
 from scorch._src.formats import Format
 from scorch._src.nn import prune, timing
 from scorch._src.nn.embedding import SparseEmbedding
@@ -231,7 +232,7 @@ def _stored(
 
 def _obstacle(layer: Layer) -> str | None:
     """Why a layer must stay dense."""
-    if layer.weight.device.type != "cpu":
+    if not is_served(layer.weight.device):
         return f"on {layer.weight.device}"
     if isinstance(layer, torch.nn.Embedding) and (
         layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse

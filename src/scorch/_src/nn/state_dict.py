@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.formats import Format
 from scorch._src.io.archive import checked_pattern
 from scorch._src.storage.storage import Pattern
@@ -17,7 +18,7 @@ def pattern_to(pattern: Pattern) -> dict[str, torch.Tensor]:
     """``format``, letters, order and blocks as numbers, and the index arrays of each level."""
     form = pattern.format
     numbers = [len(form), *map(ord, form.spelling), *form.order, *(n for pair in form.blocks for n in pair)]
-    found = {"format": torch.tensor(numbers, device="cpu")}
+    found = {"format": torch.tensor(numbers, device=HOST)}
     for level, (pos, crd) in enumerate(zip(pattern.pos, pattern.crd, strict=True)):
         if pos is not None:
             found[f"pos{level}"] = own(pos)
@@ -26,13 +27,13 @@ def pattern_to(pattern: Pattern) -> dict[str, torch.Tensor]:
     return found
 
 
-def pattern_from(arrays: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Pattern:
-    """The pattern of ``pattern_to``, with arrays of its own, and checked, since kernels trust it."""
+def pattern_from(arrays: Mapping[str, torch.Tensor], shape: tuple[int, ...], device: torch.device) -> Pattern:
+    """The pattern of ``pattern_to``, with arrays of its own on ``device``, and checked: kernels trust it."""
     if "format" not in arrays:
         raise FileError("its format is missing")
     form = _format(arrays["format"].tolist())
     levels = range(len(form))
-    pos, crd = ([_array(arrays, f"{name}{level}") for level in levels] for name in ("pos", "crd"))
+    pos, crd = ([_array(arrays, f"{name}{level}", device) for level in levels] for name in ("pos", "crd"))
     return checked_pattern(form, shape, pos, crd)
 
 
@@ -46,10 +47,10 @@ def _format(numbers: list[int]) -> Format:
     return Format(letters, order=tuple(numbers[1 + levels : 1 + 2 * levels]), blocks=blocks)
 
 
-def _array(arrays: Mapping[str, torch.Tensor], name: str) -> torch.Tensor | None:
+def _array(arrays: Mapping[str, torch.Tensor], name: str, device: torch.device) -> torch.Tensor | None:
     found = arrays.get(name)
     if found is None:
         return None
     if found.dim() != 1 or found.dtype not in (torch.int32, torch.int64):
         raise FileError(f"{name} is no list of integers")
-    return found.detach().to("cpu")
+    return found.detach().to(device)

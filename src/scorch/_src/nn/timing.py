@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from scorch._src.backends.base import host_threads
+from scorch._src.devices import HOST
 from scorch._src.nn.embedding import SparseEmbedding
 from scorch._src.nn.inputs import Linear
 from scorch._src.nn.linear import SparseLinear
@@ -36,11 +38,12 @@ def fastest(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 def sample_input(layer: torch.nn.Module, batch: int) -> torch.Tensor:
     """Something that a linear layer or an embedding takes."""
+    device = next(layer.parameters()).device
     if isinstance(layer, (torch.nn.Embedding, SparseEmbedding)):
-        return torch.arange(batch) * 7919 % max(layer.num_embeddings, 1)
+        return torch.arange(batch, device=device) * 7919 % max(layer.num_embeddings, 1)
     assert isinstance(layer, (torch.nn.Linear, SparseLinear))
     dtype = layer.values.dtype if isinstance(layer, SparseLinear) else layer.weight.dtype
-    return torch.ones(batch, layer.in_features, dtype=dtype)
+    return torch.ones(batch, layer.in_features, dtype=dtype, device=device)
 
 
 def call_of(layer: torch.nn.Module, batch: int) -> Callable[[], object]:
@@ -56,10 +59,10 @@ class Rates:
         torch_state = torch.get_rng_state()
         torch.manual_seed(0)
         size = 512
-        a, b = torch.randn(size, size), torch.randn(size, size)
-        large = torch.randn(1 << 23)
-        layer = SparseLinear(1024, 1024, sparsity=0.9, bias=False)
-        x = torch.randn(32, 1024)
+        a, b = torch.randn(size, size, device=HOST), torch.randn(size, size, device=HOST)
+        large = torch.randn(1 << 23, device=HOST)
+        layer = SparseLinear(1024, 1024, sparsity=0.9, bias=False, device=HOST)
+        x = torch.randn(32, 1024, device=HOST)
         torch.set_rng_state(torch_state)
         spent = fastest(
             {"read": lambda: large.sum(), "dense": lambda: a @ b, "sparse": lambda: layer(x)},
@@ -76,7 +79,7 @@ def _rates(threads: int) -> Rates:
 
 def expected_seconds(layer: torch.nn.Module, batch: int) -> float:
     """The time that reading the weight, or multiplying by it, takes at the speed of this machine."""
-    rates = _rates(torch.get_num_threads())
+    rates = _rates(host_threads())
     if isinstance(layer, SparseEmbedding):
         entry = layer.table.values.element_size() + 4
         share = layer.table.density * layer.embedding_dim * entry

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.devices import HOST
 from scorch._src.ops.fallback import densely
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.budget import check_budget, is_within_budget
@@ -53,7 +54,7 @@ class Windows:
         """For each entry and window that it lies in: the entry, the window, and the offset inside it."""
         entries, windows, offsets = [], [], []
         for number, offset in enumerate(itertools.product(*(range(size) for size in self.kernel))):
-            inside = torch.ones(places[0].numel(), dtype=torch.bool)
+            inside = torch.ones(places[0].numel(), dtype=torch.bool, device=places[0].device)
             found = []
             for dim, place in enumerate(places):
                 shifted = place + self.padding[dim] - offset[dim] * self.dilation[dim]
@@ -69,16 +70,18 @@ class Windows:
 
     def stored_places(self, window: Sequence[torch.Tensor]) -> torch.Tensor:
         """How many places of the tensor each window covers."""
-        total = torch.ones((), dtype=torch.int64)
+        total = torch.ones((), dtype=torch.int64, device=HOST)
         for dim, place in enumerate(window):
             begin = place * self.stride[dim] - self.padding[dim]
-            steps = begin.unsqueeze(-1) + torch.arange(self.kernel[dim]) * self.dilation[dim]
+            steps = (
+                begin.unsqueeze(-1) + torch.arange(self.kernel[dim], device=place.device) * self.dilation[dim]
+            )
             total = total * ((steps >= 0) & (steps < self.sizes[dim])).sum(-1)
         return total
 
     def padded_places(self, window: Sequence[torch.Tensor]) -> torch.Tensor:
         """As ``stored_places``, with those of the padding."""
-        total = torch.ones((), dtype=torch.int64)
+        total = torch.ones((), dtype=torch.int64, device=HOST)
         for dim, place in enumerate(window):
             begin = place * self.stride[dim] - self.padding[dim]
             end = (begin + self.kernel[dim]).clamp(max=self.sizes[dim] + self.padding[dim])
@@ -158,7 +161,7 @@ def _largest(
     counts: torch.Tensor,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    lowest = torch.full((counts.numel(),), float("-inf"), dtype=values.dtype)
+    lowest = torch.full((counts.numel(),), float("-inf"), dtype=values.dtype, device=values.device)
     found = lowest.scatter_reduce(0, place, values, "amax")
     return torch.where(counts < windows.stored_places(at), found.clamp(min=0), found)
 
@@ -171,7 +174,7 @@ def _average(
     counts: torch.Tensor,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    total = torch.zeros(counts.numel(), dtype=values.dtype).index_add_(0, place, values)
+    total = torch.zeros(counts.numel(), dtype=values.dtype, device=values.device).index_add_(0, place, values)
     if options.get("divisor_override"):
         return torch.div(total, options["divisor_override"])
     counted = windows.padded_places if options.get("count_include_pad", True) else windows.stored_places
@@ -225,7 +228,7 @@ def _convolution(function: Callable[..., torch.Tensor], dims: int) -> Callable[.
         if bias is None and math.prod(shape) > 4 * bound:
             return from_entries(found, format_for(input, shape), in_order=False)
         check_budget(math.prod(shape) * weight.element_size(), f"a convolution to shape {shape}", _CURE)
-        dense = torch.zeros(shape, dtype=weight.dtype)
+        dense = torch.zeros(shape, dtype=weight.dtype, device=found.values.device)
         dense.view(-1)[found.keys] = found.values
         return dense if bias is None else dense + bias.reshape(-1, *(1,) * dims)
 
@@ -273,7 +276,7 @@ def _convolved(
     for number, part in enumerate(weight.reshape(groups, each, width)):
         rows = (at[len(batch)] == number).nonzero().reshape(-1)
         product = einsum("rw,cw->rc", torch.index_select(lists, 0, rows), part, format="dense")
-        channels = number * each + torch.arange(each)
+        channels = number * each + torch.arange(each, device=rows.device)
         place_of = [column[rows].unsqueeze(1) for column in (*at[: len(batch)], *at[len(batch) + 1 :])]
         place_of.insert(len(batch), channels.unsqueeze(0))
         found_keys.append(keys_of(torch.broadcast_tensors(*place_of), shape).reshape(-1))

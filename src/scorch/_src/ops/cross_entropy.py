@@ -61,7 +61,9 @@ def cross_entropy(
             )
     options = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing}
     check_call(F.cross_entropy, input, target, **options)
-    of_classes = torch.ones(input.shape[1], dtype=input.dtype) if weight is None else weight
+    of_classes = (
+        torch.ones(input.shape[1], dtype=input.dtype, device=target.device) if weight is None else weight
+    )
     total = torch.logsumexp(input, 1)
     if target.is_floating_point():
         loss, weights = _soft(input, target, of_classes, total), torch.ones_like(total)
@@ -110,7 +112,7 @@ def _weights(target: Any, weight: Any, ignore_index: int, x: torch.Tensor) -> to
     wrong = counts & ((target < 0) | (target >= classes))
     if bool(wrong.any()):
         raise IndexRangeError(f"target {int(target[wrong][0])} is out of bounds for {classes} classes")
-    of_classes = torch.ones(classes, dtype=x.dtype) if weight is None else weight
+    of_classes = torch.ones(classes, dtype=x.dtype, device=target.device) if weight is None else weight
     found: torch.Tensor = of_classes[torch.where(counts, target, 0)] * counts
     return found
 
@@ -119,8 +121,8 @@ def _picked(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The score of each row's target; of any class where it is ignored."""
     inside = torch.where((target >= 0) & (target < x.shape[1]), target, 0)
     if not isinstance(x, SparseTensor):
-        return x[torch.arange(len(inside)), inside]
-    return learned_entries(x).at(torch.arange(len(inside)) * x.shape[1] + inside)
+        return x[torch.arange(len(inside), device=inside.device), inside]
+    return learned_entries(x).at(torch.arange(len(inside), device=inside.device) * x.shape[1] + inside)
 
 
 def _reduced(loss: torch.Tensor, reduction: str, weight: torch.Tensor) -> torch.Tensor:

@@ -99,15 +99,18 @@ def bags_of(input: Any, offsets: Any, has_last: bool, given: Any, table: Any) ->
             f"per_sample_weights has shape {tuple(given.shape)}, but input has shape {tuple(input.shape)}"
         )
     if input.dim() == 2:
-        count, bag = input.shape[0], torch.arange(input.shape[0]).repeat_interleave(input.shape[1])
+        count, bag = (
+            input.shape[0],
+            torch.arange(input.shape[0], device=input.device).repeat_interleave(input.shape[1]),
+        )
     else:
         begins = _begins(input, offsets, has_last)
         count = begins.numel() - 1
-        bag = torch.arange(count).repeat_interleave(begins.diff())
+        bag = torch.arange(count, device=begins.device).repeat_interleave(begins.diff())
     if isinstance(given, SparseTensor):
         entries = entries_of(given)
         return Bags(bag[entries.keys], row[entries.keys], entries.values, count)
-    ones = torch.ones(row.numel(), dtype=table.dtype)
+    ones = torch.ones(row.numel(), dtype=table.dtype, device=row.device)
     return Bags(bag, row, ones if given is None else given.reshape(-1), count)
 
 
@@ -120,7 +123,7 @@ def _begins(input: Any, offsets: Any, has_last: bool) -> torch.Tensor:
         )
     begins: torch.Tensor = offsets.to(torch.int64)
     if not has_last:
-        begins = torch.cat([begins, torch.tensor([input.numel()])])
+        begins = torch.cat([begins, torch.tensor([input.numel()], device=begins.device)])
     if begins.numel() and (int(begins[0]) != 0 or bool((begins.diff() < 0).any()) or begins[-1] > len(input)):
         raise ArgumentError(f"offsets begin with 0, never fall, and stay within the {len(input)} rows given")
     return begins
@@ -132,7 +135,7 @@ def _largest(bags: Bags, table: SparseTensor) -> SparseTensor:
     sample, column = rows.coordinates
     bag = bags.bag[sample]
     keys, place, counts = torch.unique(bag * table.shape[1] + column, return_inverse=True, return_counts=True)
-    largest = torch.full((keys.numel(),), float("-inf"), dtype=table.dtype)
+    largest = torch.full((keys.numel(),), float("-inf"), dtype=table.dtype, device=keys.device)
     largest = largest.scatter_reduce(0, place, rows.values, "amax")
     bag_of = keys.div(max(table.shape[1], 1), rounding_mode="floor")
     largest = torch.where(counts < bags.sizes[bag_of], largest.clamp(min=0), largest)

@@ -309,7 +309,7 @@ def _touched(input: SparseTensor, kept: list[int], shape: tuple[int, ...]) -> to
     if column is None or column.numel() != pattern.size:
         crd = entries_of(input).coordinates
         column = keys_of([crd[d] for d in kept], shape)
-    touched = torch.zeros(math.prod(shape), dtype=torch.bool)
+    touched = torch.zeros(math.prod(shape), dtype=torch.bool, device=column.device)
     return touched.index_fill_(0, column.to(torch.int64), True)
 
 
@@ -340,4 +340,6 @@ def spdiags(
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=5, density=55.56%)
     """
     dense = diagonals.to_dense() if isinstance(diagonals, SparseTensor) else diagonals
-    return from_torch(torch.sparse.spdiags(dense, torch.as_tensor(offsets), shape, layout), format)
+    return from_torch(
+        torch.sparse.spdiags(dense, torch.as_tensor(offsets, device=dense.device), shape, layout), format
+    )

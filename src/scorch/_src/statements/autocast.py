@@ -10,20 +10,25 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.base import is_served, served_devices
 from scorch._src.torch_internals import is_any_autocast_enabled
 
 
 def is_autocast() -> bool:
-    """Whether products on the cpu are cast; asking whether any are at all is several times faster."""
-    return is_any_autocast_enabled() and torch.is_autocast_enabled("cpu")
+    """Whether products of Scorch are cast; asking whether any are at all is several times faster."""
+    return is_any_autocast_enabled() and any(map(torch.is_autocast_enabled, served_devices()))
 
 
 def cast(*tensors: Any) -> tuple[Any, ...]:
     """The operands of a product as autocast has them."""
-    dtype = torch.get_autocast_dtype("cpu")
-    return tuple(tensor.to(dtype) if _is_cast(tensor) else tensor for tensor in tensors)
+    return tuple(
+        tensor.to(torch.get_autocast_dtype(tensor.device.type)) if _is_cast(tensor) else tensor
+        for tensor in tensors
+    )
 
 
 def _is_cast(tensor: Any) -> bool:
     is_float = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
-    return is_float and tensor.dtype != torch.float64
+    if not is_float or tensor.dtype == torch.float64 or not is_served(tensor.device):
+        return False
+    return torch.is_autocast_enabled(tensor.device.type)

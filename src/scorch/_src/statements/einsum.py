@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from scorch._src.backends.base import is_served
 from scorch._src.compiler.steps import split
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype, widened
 from scorch._src.engine.execute import single_kernel
@@ -150,7 +151,7 @@ def _parsed(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Einsum,
 def _is_torchs(operands: Sequence[Any]) -> bool:
     """Whether torch must do it: all operands are its own dense tensors on another device."""
     plain = all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands)
-    return plain and any(not value.is_cpu for value in operands)
+    return plain and not all(is_served(value.device) for value in operands)
 
 
 def run_einsum(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from scorch._src.devices import HOST
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_learning
 from scorch._src.notation.indexing import parse
@@ -85,7 +86,9 @@ def _differentiable(
     operands = [as_learned(f"tensor {name!r}", value) for name, value in tensors.items()]
     used = set() if statement is None else {access.tensor for access in accesses(statement.assign.value)}
     if used != set(names):  # there is a message for that
-        read_statement(expression, {n: torch.empty(o.shape) for n, o in zip(names, operands, strict=True)})
+        read_statement(
+            expression, {n: torch.empty(o.shape, device=HOST) for n, o in zip(names, operands, strict=True)}
+        )
     assert statement is not None
     is_own = all(mine is given for mine, given in zip(operands, tensors.values(), strict=True))
     kept = (*head, sparse_grad) if is_own else None

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 
 from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.create.check import check_device
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import FAKE_MODE, get_dispatch_mode, is_functorch_wrapped_tensor
@@ -31,8 +33,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
             "make one with torch.tensor or scorch.from_scipy"
         )
     _refuse_shells(name, value)
-    if value.device.type != "cpu":
-        raise OperandError(f"{name} is on device {value.device}, but Scorch computes on the cpu; use .cpu()")
+    check_device(name, value.device)
     try:
         type_of_dtype(value.dtype)
     except DtypeError as error:
@@ -45,7 +46,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     if value.numel() and value.data_ptr() == 0:
         if not value._is_zerotensor():
             raise FreedError(f"{name} has no memory: its storage was resized or freed; make it anew")
-        value = torch.zeros(value.shape, dtype=value.dtype, device="cpu")
+        value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
     plain: torch.Tensor = value.detach() if value.requires_grad else value
     return plain
 
@@ -64,7 +65,7 @@ def as_learned(name: str, value: Any) -> torch.Tensor:
 def _scalar(name: str, value: Any) -> torch.Tensor:
     """A number as a tensor without dimensions, in the dtype torch gives it."""
     try:
-        return torch.tensor(value, device="cpu")
+        return torch.tensor(value, device=HOST)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise OperandError(
             f"{name} is the number {value!r}, which no dtype holds; numbers go up to 64 bits"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.storage.storage import Pattern, Storage
 
 
@@ -27,7 +28,7 @@ def coordinates(pattern: Pattern, dims: Iterable[int] | None = None) -> dict[int
         crd = pattern.crd[level]
         if kind.is_full:
             found = {dim: array.repeat_interleave(size) for dim, array in found.items()}
-            here = torch.arange(size if positions else 0, device="cpu").repeat(positions)
+            here = torch.arange(size if positions else 0, device=pattern.device).repeat(positions)
             positions *= size
         else:
             assert crd is not None
@@ -78,9 +79,11 @@ def entries(storage: Storage) -> tuple[list[torch.Tensor], torch.Tensor]:
     return (columns, values) if kept is None else ([array[kept] for array in columns], values[kept])
 
 
-def keys_of(coordinates: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-    """The key of each entry."""
-    keys = torch.zeros((), dtype=torch.int64, device="cpu")
+def keys_of(
+    coordinates: Sequence[torch.Tensor], shape: tuple[int, ...], device: torch.device = HOST
+) -> torch.Tensor:
+    """The key of each entry; of a number, which has no coordinates, it is one 0, on ``device``."""
+    keys = torch.zeros((), dtype=torch.int64, device=device)
     for crd, size in zip(coordinates, shape, strict=True):
         keys = keys * size + crd.to(torch.int64)
     return keys

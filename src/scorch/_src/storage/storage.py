@@ -17,6 +17,7 @@ import torch
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.plan import Operand, fullness
 from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.devices import HOST
 from scorch._src.formats import Format
 from scorch._src.grad_state import untracked
 from scorch._src.loops.types import INT32, INT64
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 MANY = 64  # followers, of which the dead are looked for from here on
 
-HOST = torch.device("cpu")  # where what is read from files and lists begins
 MOST_NUMBERS = 1 << 14
 MOST_RELATIVES = 64  # forms of one pattern that are kept with it
 MOST_GROUPS = 16  # ways to group its entries, by the dimensions that are reduced
@@ -120,7 +120,7 @@ class Pattern:
     @property
     def device(self) -> torch.device:
         """Where its arrays are; a pattern without any is on the host."""
-        for array in (*self.crd, *self.pos):
+        for array in (*self.pos, *(() if self.format.is_finished else self.crd)):
             if array is not None:
                 return array.device
         return HOST
@@ -173,21 +173,19 @@ class Pattern:
         return found
 
     @property
-    def addresses(self) -> tuple[int, ...]:
-        """Where the arrays are now: handing a tensor to another process moves them to shared memory."""
-        return tuple(array.data_ptr() for array in self.arrays)
-
-    @property
     def size(self) -> int:
         """The number of values."""
         return self.counts[-1] if self.counts else 1
 
     @functools.cached_property
     def key(self) -> int:
-        """A number for what a schedule depends on: format, shape, width of indices, magnitudes, fullness."""
+        """A number for what a schedule depends on.
+
+        That is the device, the format, the shape, the width of indices, magnitudes and fullness.
+        """
         magnitudes = tuple(count.bit_length() for count in self.counts)
         full = fullness(self.size, self.shape)
-        return _number((self.format, self.shape, self.index_dtype, magnitudes, full))
+        return _number((self.format, self.shape, self.index_dtype, magnitudes, full, self.device))
 
     def carried(self, form: Format, shape: tuple[int, ...], levels: int) -> Pattern:
         """The same arrays as another format: transposed, or the first ``levels`` with dense ones below."""

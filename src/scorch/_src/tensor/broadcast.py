@@ -31,7 +31,7 @@ def expanded(entries: Entries, shape: Shape) -> Entries:
         check_budget(EACH * count, what, "use einsum or evaluate, which do not repeat them")
     crd = coordinates_of(entries.keys, own)
     keys, values = torch.zeros_like(entries.keys), entries.values
-    numbers = torch.arange(repeats, device="cpu")
+    numbers = torch.arange(repeats, device=entries.keys.device)
     keys, values = keys.repeat_interleave(repeats), values.repeat_interleave(repeats)
     numbers = numbers.repeat(entries.keys.numel())
     columns: list[torch.Tensor] = []
@@ -54,9 +54,8 @@ def common_keys(a: Entries, b: Entries, shape: Shape) -> torch.Tensor | None:
         return None
     shared = [dim for dim in dims if dim in columns_of_a and dim in columns_of_b]
     sizes = tuple(shape[dim] for dim in shared)
-    none = torch.zeros((), dtype=torch.int64, device="cpu")
-    of_a = (keys_of([columns_of_a[dim] for dim in shared], sizes) + none).expand(a.values.numel())
-    of_b = (keys_of([columns_of_b[dim] for dim in shared], sizes) + none).expand(b.values.numel())
+    of_a = keys_of([columns_of_a[dim] for dim in shared], sizes, a.keys.device).expand(a.values.numel())
+    of_b = keys_of([columns_of_b[dim] for dim in shared], sizes, b.keys.device).expand(b.values.numel())
     of_a, (of_b, order) = of_a.contiguous(), torch.sort(of_b)
     begins, ends = torch.searchsorted(of_b, of_a), torch.searchsorted(of_b, of_a, right=True)
     counts = ends - begins

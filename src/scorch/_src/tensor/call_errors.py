@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
 from scorch._src.tensor.create.check import is_freed
 from scorch._src.tensor.create.construct import from_torch
@@ -168,7 +169,7 @@ def _shell(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _tiny(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.zeros((2,) * tensor.dim(), dtype=tensor.dtype)
+    return torch.zeros((2,) * tensor.dim(), dtype=tensor.dtype, device=HOST)
 
 
 def _error_on(

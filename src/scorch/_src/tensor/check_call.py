@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from scorch._src.bounded import BoundedCache
+from scorch._src.devices import HOST, META
 from scorch._src.grad_state import untracked
 from scorch._src.tensor.call_errors import KINDS, SMALL, cleaned, described, name_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -59,8 +60,8 @@ def check_out(func: Any, functional: Any, out: Any, args: Sequence[Any], kwargs:
     """
     named = {**kwargs, "out": out}
     sizes = _small_sizes((args, kwargs, out))
-    for given, device in ((sizes, "cpu"), (None, "meta")):
-        if device == "cpu" and not _is_cheap((args, kwargs, out), sizes):
+    for given, device in ((sizes, HOST), (None, META)):
+        if device is HOST and not _is_cheap((args, kwargs, out), sizes):
             continue
         if _error_on(functional, args, kwargs, given, {}, device) is None:
             error = _error_on(func, args, named, given, {}, device)
@@ -94,7 +95,7 @@ def _error_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Excepti
     """What torch raises for a call on small dense tensors; None if it accepts them."""
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     small = _small_sizes((args, kwargs))
-    device = "cpu" if _is_cheap((args, kwargs), small) else "meta"
+    device = HOST if _is_cheap((args, kwargs), small) else META
     error = _error_on(func, args, kwargs, small, {}, device)
     if not isinstance(error, NotImplementedError):
         return error
@@ -123,7 +124,7 @@ def _error_on(
     kwargs: dict[str, Any],
     sizes: dict[int, int] | None,
     dtypes: dict[torch.dtype, torch.dtype],
-    device: str,
+    device: torch.device,
 ) -> Exception | None:
     """What torch raises for dense tensors of zeros, of other ``sizes`` and ``dtypes`` where these say so."""
 
@@ -148,7 +149,7 @@ def _as_ours(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str,
     """The error for the user, in torch's words for the sizes that the tensors have."""
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     is_small = sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= SMALL
-    device = "cpu" if is_small else "meta"
+    device = HOST if is_small else META
     exact = _error_on(func, args, kwargs, None, {}, device)
     if exact is not None and type(exact) is type(error):
         error = exact

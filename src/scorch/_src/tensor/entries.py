@@ -94,7 +94,7 @@ def from_entries(entries: Entries, form: Format, in_order: bool = True) -> Spars
     values, count = entries.values, entries.values.numel()
     dtype = dtype_of_type(index_type(shape, count))
     crd = tuple(column.to(dtype) for column in entries.coordinates)
-    pos = torch.tensor([0, count], dtype=dtype)
+    pos = torch.tensor([0, count], dtype=dtype, device=values.device)
     is_vector = len(form) == 1 and form.levels[0].has_coordinates  # which has the same arrays
     listed = form if is_vector else as_format("coo", len(shape))
     pattern = Pattern(listed, shape, (pos, *(None,) * (len(crd) - 1)), crd, (count,) * len(crd))

@@ -122,7 +122,8 @@ def traced_shell(kind: type[torch.Tensor], storage: TracedStorage) -> torch.Tens
     for size in reversed(shape[1:]):
         strides.insert(0, size if len(strides) == 1 else size * strides[0])
     with disable_proxy_modes_tracing():
-        made: Any = make_wrapper_subclass(kind, shape, strides, dtype=storage.values.dtype)
+        dtype, device = storage.values.dtype, storage.values.device
+        made: Any = make_wrapper_subclass(kind, shape, strides, dtype=dtype, device=device)
     made.storage = storage
     return made  # type: ignore[no-any-return]
 

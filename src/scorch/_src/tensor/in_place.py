@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.grad_state import is_grad_enabled, is_transformed
 from scorch._src.storage.storage import Pattern, Storage, plain
 from scorch._src.tensor.autograd import apply, by_formula, check_gradient, used, values_at, values_of
@@ -234,7 +235,11 @@ def assign(self: Any, key: Any, value: Any) -> None:
         return
     view, indices = _split_key(self, key)
     check_assignment(self, key, value)
-    source = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=self.dtype)
+    source = (
+        value
+        if isinstance(value, torch.Tensor)
+        else torch.tensor(value, dtype=self.dtype, device=self.storage.device)
+    )
     if not any(index is not None for index in indices):
         view.copy_(_without_leading_ones(source, view.dim()))
         return
@@ -265,13 +270,13 @@ def _split_key(self: SparseTensor, key: Any) -> tuple[SparseTensor, list[torch.T
             view, dim = view[(slice(None),) * dim + (part,)], dim + 1
         elif isinstance(part, bool):
             view = view.unsqueeze(dim)
-            indices[dim] = torch.zeros(int(part), dtype=torch.int64)
+            indices[dim] = torch.zeros(int(part), dtype=torch.int64, device=self.storage.device)
             dim += 1
         elif isinstance(part, int):
             if view.dim() > 1:
                 view = view.select(dim, part)
             else:  # an element: it is indexed, since it has no view that is sparse
-                indices[dim], dim = torch.tensor([part]), dim + 1
+                indices[dim], dim = torch.tensor([part], device=self.storage.device), dim + 1
         else:
             indices[dim] = part
             dim += _dimensions(part)
@@ -308,7 +313,7 @@ def _as_index(part: Any) -> Any:
             return operator.index(part)
         except TypeError:
             pass
-    return part if isinstance(part, torch.Tensor) else torch.as_tensor(part)
+    return part if isinstance(part, torch.Tensor) else torch.as_tensor(part, device=HOST)
 
 
 hooks.write = write

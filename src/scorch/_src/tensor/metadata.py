@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from scorch._src.backends.base import is_served, served_in_words
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_asked_by
 from scorch._src.storage.budget import check_budget
@@ -56,9 +57,9 @@ def to_copy(
     if device is not None and device.type == "meta" and forward_ad._current_level >= 0:
         # torch's forward formulas ask so for the shape and dtype of a sum or product with a tangent of zeros
         return torch.empty(tuple(self.shape), dtype=dtype or self.dtype, device="meta")
-    if device is not None and device.type != "cpu":
+    if device is not None and not is_served(device):
         raise DeviceError(
-            f"asked for a sparse tensor on device {device}, but Scorch computes on the cpu; "
+            f"asked for a sparse tensor on device {device}, but Scorch computes on the {served_in_words()}; "
             f"S.to_torch().to('{device}') is one of torch's own there"
         )
     values = self.storage.values

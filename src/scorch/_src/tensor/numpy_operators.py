@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.tensor.create.check import from_numpy
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -84,7 +85,10 @@ def array_ufunc(
         )
     operands = [as_operand(value) for value in inputs]
     if name not in OPERATORS:  # torch's other functions of two take no numbers
-        operands = [value if isinstance(value, torch.Tensor) else torch.tensor(value) for value in operands]
+        operands = [
+            value if isinstance(value, torch.Tensor) else torch.tensor(value, device=HOST)
+            for value in operands
+        ]
     if name == "matmul":
         operands = _of_one_dtype(operands)
     found = function(*operands)

@@ -17,6 +17,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from scorch._src.bounded import BoundedCache
+from scorch._src.devices import HOST, META
 from scorch._src.grad_state import is_transformed
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import differentiated
@@ -95,13 +96,13 @@ def _watch(packed: list[torch.Tensor]) -> saved_tensors_hooks:
 
 def _saved_by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved:
     """What torch saves of a call: seen in one of dense tensors without memory, or with little of it."""
-    found = _saved_on("meta", func, args, kwargs)
+    found = _saved_on(META, func, args, kwargs)
     if found is None and sum(leaf.numel() for leaf in _tensors_in((args, kwargs))) <= MOST_ELEMENTS:
-        found = _saved_on("cpu", func, args, kwargs)
+        found = _saved_on(HOST, func, args, kwargs)
     return Saved((), ()) if found is None else found
 
 
-def _saved_on(device: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved | None:
+def _saved_on(device: torch.device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved | None:
     operands: list[torch.Tensor] = []
     packed: list[torch.Tensor] = []
 

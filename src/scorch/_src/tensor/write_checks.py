@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.grad_state import is_grad_enabled
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -104,7 +105,7 @@ def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
 def _are_numbers_spread() -> bool:
     """Whether this torch assigns a number to elements that share memory, as from 2.15 on."""
     try:
-        torch.zeros(1).expand(2)[:] = 0.0
+        torch.zeros(1, device=HOST).expand(2)[:] = 0.0
     except RuntimeError:
         return False
     return True
@@ -115,7 +116,7 @@ def check_assignment(target: SparseTensor, key: Any, value: Any) -> None:
     parts = key if isinstance(key, tuple) else (key,)
     if any(isinstance(part, torch.Tensor) and part.dtype == torch.uint8 for part in parts):
         try:  # this torch may know only masks of bools
-            torch.zeros(1)[torch.ones(1, dtype=torch.uint8)] = 0.0
+            torch.zeros(1, device=HOST)[torch.ones(1, dtype=torch.uint8, device=HOST)] = 0.0
         except RuntimeError as error:
             raise CallError(str(error)) from None
     is_slicing = all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)

@@ -158,7 +158,7 @@ def set_diag(src: SparseTensor, values: Tensor | None = None, k: int = 0) -> Spa
     here = torch.arange(max(-k, 0), max(-k, 0) + _diagonal_size(src, k), device=row.device)
     if value is not None:
         ones = value.new_ones(here.numel(), *value.shape[1:])
-        values = ones if values is None else torch.as_tensor(values).to(value.dtype)
+        values = ones if values is None else torch.as_tensor(values, device=row.device).to(value.dtype)
         value = torch.cat([value, values.expand(ones.shape) if values.dim() < ones.dim() else values])
     return src.like(torch.cat([row, here]), torch.cat([col, here + k]), value, src.sparse_sizes())
 

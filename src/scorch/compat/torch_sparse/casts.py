@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from scorch._src.devices import HOST
 from scorch._src.torch_internals import parse_to
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def to(src: SparseTensor, *args: Any, **kwargs: Any) -> SparseTensor:
 
 
 def cpu(src: SparseTensor) -> SparseTensor:
-    return to_device(src, "cpu")
+    return to_device(src, HOST)
 
 
 def cuda(src: SparseTensor, device: Any = "cuda", **_: Any) -> SparseTensor:

@@ -76,7 +76,9 @@ def _sparse_product(src: SparseTensor, other: SparseTensor) -> SparseTensor:
         raise ShapeError("matrices that multiply have one number an entry")
     dtype = next((value.dtype for value in values if value is not None), torch.get_default_dtype())
     left, right = (
-        side.storage.matrix(torch.ones(side.nnz(), dtype=dtype) if value is None else value)
+        side.storage.matrix(
+            torch.ones(side.nnz(), dtype=dtype, device=side.device()) if value is None else value
+        )
         for side, value in zip(sides, values, strict=True)
     )
     product = einsum("ij,jk->ik", left, right, format="csr")

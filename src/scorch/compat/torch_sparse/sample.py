@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 def sample(src: SparseTensor, num_neighbors: int, subset: Tensor | None = None) -> Tensor:
     """For each row (of ``subset``) ``num_neighbors`` of its columns, drawn with replacement."""
-    rows = torch.arange(src.sparse_size(0)) if subset is None else subset
+    rows = torch.arange(src.sparse_size(0), device=src.device()) if subset is None else subset
     counts = src.storage.rowcount()[rows]
     if bool((counts == 0).any()):
         raise IndexRangeError(f"row {int(rows[counts == 0][0])} has no neighbours to draw from")
-    drawn = (torch.rand(rows.numel(), num_neighbors) * counts.unsqueeze(1)).long()
+    drawn = (torch.rand(rows.numel(), num_neighbors, device=counts.device) * counts.unsqueeze(1)).long()
     return src.storage.col()[drawn + src.storage.rowptr()[rows].unsqueeze(1)]
 
 
@@ -47,18 +47,20 @@ def sample_adj(
 def _draw(src: SparseTensor, subset: Tensor, most: int, replace: bool) -> tuple[Tensor, Tensor]:
     """The entries that were drawn, and for each the place of its row in ``subset``."""
     places, counts = _row_entries(src, subset)
-    rows = torch.arange(subset.numel())
+    rows = torch.arange(subset.numel(), device=subset.device)
     if most < 0:
         return places, rows.repeat_interleave(counts)
     if replace:
         row = rows[counts > 0].repeat_interleave(most)
-        drawn = (torch.rand(row.numel()) * counts[row]).long()
+        drawn = (torch.rand(row.numel(), device=row.device) * counts[row]).long()
         return src.storage.rowptr()[subset[row]] + drawn, row
     row = rows.repeat_interleave(counts)
     # A random order inside each row, of which the first ones are kept.
-    order = torch.rand(row.numel()).argsort()
+    order = torch.rand(row.numel(), device=row.device).argsort()
     order = order[row[order].argsort(stable=True)]
-    rank = torch.arange(row.numel()) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    rank = torch.arange(row.numel(), device=row.device) - (counts.cumsum(0) - counts).repeat_interleave(
+        counts
+    )
     kept = order[rank < most].sort().values
     return places[kept], row[kept]
 
@@ -66,8 +68,8 @@ def _draw(src: SparseTensor, subset: Tensor, most: int, replace: bool) -> tuple[
 def _by_first_use(nodes: Tensor) -> tuple[Tensor, Tensor]:
     """Different nodes in the order in which they come, and for each the number it has there."""
     unique, inverse = nodes.unique(return_inverse=True)
-    first = torch.full((unique.numel(),), nodes.numel()).scatter_reduce(
-        0, inverse, torch.arange(nodes.numel()), "amin"
+    first = torch.full((unique.numel(),), nodes.numel(), device=nodes.device).scatter_reduce(
+        0, inverse, torch.arange(nodes.numel(), device=nodes.device), "amin"
     )
     order = first.argsort()
     return unique[order], order.argsort()[inverse]
@@ -80,7 +82,7 @@ def random_walk(src: SparseTensor, start: Tensor, walk_length: int) -> Tensor:
     walk = [start]
     for _ in range(walk_length):
         here = walk[-1]
-        drawn = (torch.rand(here.numel()) * counts[here]).long() + rowptr[here]
+        drawn = (torch.rand(here.numel(), device=here.device) * counts[here]).long() + rowptr[here]
         moves = counts[here] > 0
         following = here.clone()
         following[moves] = col[drawn[moves]]
@@ -90,7 +92,7 @@ def random_walk(src: SparseTensor, start: Tensor, walk_length: int) -> Tensor:
 
 def saint_subgraph(src: SparseTensor, node_idx: Tensor) -> tuple[SparseTensor, Tensor]:
     """The graph between the nodes ``node_idx``, and the number of each of its edges in ``src``."""
-    numbered = src.set_value(torch.arange(src.nnz()), layout="coo")
+    numbered = src.set_value(torch.arange(src.nnz(), device=src.device()), layout="coo")
     part = numbered.index_select(0, node_idx).index_select(1, node_idx)
     edges = part.storage.value()
     assert edges is not None

@@ -205,7 +205,7 @@ class SparseStorage:
                 source = SparseStorage(
                     row=row, col=col, sparse_sizes=self._sparse_sizes, is_sorted=True, trust_data=True
                 )
-            ones = torch.ones(source.col().numel(), device="cpu")
+            ones = torch.ones(source.col().numel(), device=source.col().device)
             made = from_compressed("csr", source.rowptr(), source.col(), ones, self._sparse_sizes)
             assert isinstance(made, Matrix)
             self._kernel = made.storage.pattern, place

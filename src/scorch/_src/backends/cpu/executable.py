@@ -25,7 +25,7 @@ from scorch._src.backends.launcher import Launcher
 from scorch._src.compiler.plan import VALUES
 from scorch._src.compiler.typing import type_of_dtype
 from scorch.errors import CompilationError, KernelError, warn
-from scorch.settings import DEFAULT, applied, current, in_block
+from scorch.settings import DEFAULT, current
 
 SERIAL_WORK = 50_000  # operations below which two threads cost more than they give, more for more
 MERGES_MORE = 4  # times as many where entries only move: memory is the limit, and parts move once more
@@ -52,12 +52,6 @@ def warn_not_compiled(error: CompilationError) -> None:
             f"no C compiler of this machine can make a kernel, so it and others like it are run by torch, "
             f"slowly: {error}"
         )
-
-
-def threads_for(work: float, least: float) -> int:
-    """How many threads share ``work``, where two cost less than one from ``least`` on."""
-    threads = (in_block() or applied[0]).threads or torch.get_num_threads()
-    return max(1, min(threads, int(2 * work / least))) if least else threads
 
 
 class Native:
@@ -110,13 +104,13 @@ class CpuExecutable(Launcher):
 
     def workers(self) -> int:
         """How many threads a call uses now: as many as there is work to wake them for."""
-        return 1 if self.is_serial else threads_for(self.work, self.least_work)
+        return 1 if self.is_serial else invoke.threads_for(self.work, self.least_work)
 
     def header(self) -> list[Any]:
         return [self.parallel_for, self.workers(), *self.sizes]
 
     def packed_header(self) -> bytes:
-        threads = 1 if self.is_serial else threads_for(self.work, self.least_work)
+        threads = 1 if self.is_serial else invoke.threads_for(self.work, self.least_work)
         header = self._headers.get(threads)
         if header is None:
             header = self._headers[threads] = pack([self.parallel_for, threads, *self.sizes])

@@ -13,7 +13,6 @@ from scorch._src.backends.cpu.executable import (
     MOST_OUTPUTS,
     SERIAL_WORK,
     build_together,
-    threads_for,
     warn_not_compiled,
 )
 from scorch._src.backends.cpu.launch import MOST_SLOTS, builtins, pack, result_facts
@@ -54,7 +53,7 @@ class CpuGroup(GroupExecutable):
         return False
 
     def workers(self) -> int:
-        return 1 if self.is_serial else threads_for(self.fused.work, SERIAL_WORK)
+        return 1 if self.is_serial else invoke.threads_for(self.fused.work, SERIAL_WORK)
 
     def run(
         self, arrays: Sequence[torch.Tensor], sizes: Sequence[int], shapes: Sequence[tuple[int, ...]]

@@ -16,15 +16,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
 
 from scorch._src.backends.cpu import jit, openmp
 from scorch._src.backends.cpu.sources import read_source
 from scorch.errors import CompilationError, CompilerNotFoundError, FreedError
-from scorch.settings import current
-
-if TYPE_CHECKING:
-    import torch
+from scorch.settings import applied, in_block
 
 _TRAMPOLINE = read_source("trampoline.c")
 SOURCES = (_TRAMPOLINE,)
@@ -99,13 +98,16 @@ def address_of(tensor: torch.Tensor) -> int:
     return found
 
 
-def threads_for(work: int, each: int) -> tuple[int, int]:
-    """``parallel_runtime`` and how many threads, at ``each`` of ``work`` or more, share it."""
-    import torch
+def threads_for(work: float, least: float) -> int:
+    """How many threads share ``work``, where two cost less than one from ``least`` on."""
+    threads = (in_block() or applied[0]).threads or torch.get_num_threads()
+    return max(1, min(threads, int(2 * work / least))) if least else threads
 
+
+def shared_by(work: int, each: int) -> tuple[int, int]:
+    """``parallel_runtime`` and how many threads, at ``each`` of ``work`` or more, share it."""
     parallel = parallel_runtime()
-    threads = current().threads or torch.get_num_threads()
-    return parallel, max(1, min(threads, work // each)) if parallel else 1
+    return parallel, threads_for(work, 2 * each) if parallel else 1
 
 
 def _trampoline() -> Caller | None:

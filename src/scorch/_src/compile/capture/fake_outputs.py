@@ -45,6 +45,7 @@ class Kind:
     dtype: torch.dtype
     index: torch.dtype
     arrays: tuple[int, ...]  # sparse arguments with the same numbers have one pattern
+    device: torch.device
 
 
 @dataclass(frozen=True)
@@ -126,20 +127,23 @@ def _promise(leaf: torch.Tensor, places: dict[int, Any], owners: dict[int, Any])
 def _sample(kind: Kind, patterns: dict[Any, Pattern]) -> torch.Tensor:
     if kind.format is None:
         number = 1 if kind.dtype.is_floating_point or kind.dtype.is_complex else 0
-        return torch.full((), number, dtype=kind.dtype, device="cpu").expand(kind.shape)
+        return torch.full((), number, dtype=kind.dtype, device=kind.device).expand(kind.shape)
     key = (kind.format, kind.arrays)
     if key not in patterns:
-        patterns[key] = _sample_pattern(kind.format, kind.shape, kind.index)
+        patterns[key] = _sample_pattern(kind.format, kind.shape, kind.index, kind.device)
     pattern = patterns[key]
-    return SparseTensor(Storage(pattern, torch.ones(pattern.size, dtype=kind.dtype, device="cpu")))
+    return SparseTensor(Storage(pattern, torch.ones(pattern.size, dtype=kind.dtype, device=kind.device)))
 
 
-def _sample_pattern(format: Format, shape: tuple[int, ...], index: torch.dtype) -> Pattern:
+def _sample_pattern(
+    format: Format, shape: tuple[int, ...], index: torch.dtype, device: torch.device
+) -> Pattern:
     """A diagonal of a few entries; its arrays are its own, so that they are known again."""
     entries = min([FEW, *shape])
-    lines = [torch.arange(entries, device="cpu") for _ in shape]
-    coordinates = torch.stack(lines) if lines else torch.zeros(0, 1, dtype=torch.int64, device="cpu")
-    made = from_coordinates(coordinates, torch.ones(coordinates.shape[1], device="cpu"), shape, format=format)
+    lines = [torch.arange(entries, device=device) for _ in shape]
+    coordinates = torch.stack(lines) if lines else torch.zeros(0, 1, dtype=torch.int64, device=device)
+    ones = torch.ones(coordinates.shape[1], device=device)
+    made = from_coordinates(coordinates, ones, shape, format=format)
     assert isinstance(made, SparseTensor)
     found = made.storage.pattern
     copies = iter([array.to(index, copy=True) for array in found.entry_arrays])
@@ -164,8 +168,8 @@ def dense_shapes(
                 return value
             if value.kind == "size":
                 return sizes[value.number]
-            shape, dtype = kinds[value.number]
-            return torch.empty(shape, dtype=dtype, device="cpu")
+            shape, dtype, device = kinds[value.number]
+            return torch.empty(shape, dtype=dtype, device=device)
 
         try:
             shaped = look_up(function).fake or function

@@ -78,7 +78,7 @@ def _like_evaluate(expression: str, names: list[str], tensors: Tensors, format: 
     sizes: dict[str, Any] = {}
     for access in accesses(assign.value):
         sizes.update(zip(access.indices, tensors[names.index(access.tensor)].shape, strict=True))
-    return torch.empty([sizes[index] for index in assign.target.indices])
+    return torch.empty([sizes[index] for index in assign.target.indices], device=tensors[0].device)
 
 
 @operator(
@@ -110,8 +110,8 @@ def _empty(
 ) -> Any:
     """A tensor without entries that is stored as ``_sparse`` stores it."""
     form = _format(kind if format is None else format)
-    nowhere = torch.zeros(len(size), 0, dtype=torch.int64, device="cpu")
-    return from_coordinates(nowhere, torch.zeros(0, dtype=values.dtype, device="cpu"), size, format=form)
+    nowhere = torch.zeros(len(size), 0, dtype=torch.int64, device=values.device)
+    return from_coordinates(nowhere, values.new_zeros(0), size, format=form)
 
 
 @operator(

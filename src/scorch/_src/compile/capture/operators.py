@@ -131,8 +131,7 @@ def _heard(program: Program, arrays: Arrays, given: Arrays) -> dict[int, Callabl
         values = watcher.__self__.tensor.storage.values  # type: ignore[attr-defined] # it is ``grad_topk``'s
         for operand in program.operands:
             array = arrays[operand.values]
-            is_same = array.data_ptr() == values.data_ptr() and array.numel() == values.numel()
-            if operand.format is not None and is_same and array.dtype == values.dtype:
+            if operand.format is not None and array.is_set_to(values) and array.dtype == values.dtype:
                 found[id(given[operand.values])] = _copying(watcher)
     return found
 

@@ -21,6 +21,7 @@ from scorch._src.compile.capture.fake_outputs import (
 from scorch._src.compile.capture.operators import memory_of  # the operators there are called below
 from scorch._src.compile.capture.program import Operand, Program, Result, filled_in
 from scorch._src.compile.capture.serialize import OURS, Slot, name_of, write
+from scorch._src.devices import HOST
 from scorch._src.grad_state import is_asked_by
 from scorch._src.ops.movement.movement import MOVING
 from scorch._src.tensor.flatten import pattern_of
@@ -194,7 +195,7 @@ class _Call:
     def _keeps_zeros(self) -> bool:
         with disable_current_modes(), torch.no_grad():
             found = self._called(
-                [torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype) for tensor in self.tensors]
+                [torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype, device=HOST) for tensor in self.tensors]
             )
             return (
                 isinstance(found, torch.Tensor) and found.dim() == self.tensors[0].dim() and not bool(found)
@@ -223,7 +224,7 @@ class _Call:
         seed = None
         if outcome.is_random:
             seed = len(arrays)
-            arrays.append(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
+            arrays.append(torch.randint(2**62, (), dtype=torch.int64, device=HOST))
         program = Program(name_of(self.func), self.args, self.kwargs, tuple(operands), tuple(results), seed)
         found = torch.ops.scorch.call(program.write(), arrays, sizes) if _is_computed(results) else []
         return tree_unflatten(_collected(results, list(found), arrays, sizes), outcome.spec)
@@ -257,7 +258,7 @@ class _Call:
         for tensor, operand in zip(self.tensors, operands, strict=True):
             shape = tuple(hint(size) for size in tensor.shape)
             index = tensor.storage.pattern.index_dtype if isinstance(tensor, SparseTensor) else torch.int32
-            kinds.append(Kind(operand.format, shape, tensor.dtype, index, operand.arrays))
+            kinds.append(Kind(operand.format, shape, tensor.dtype, index, operand.arrays, _device_of(tensor)))
         sizes = tuple(hint(size) for size in self.sizes)
         try:
             key = (name_of(self.func), repr(write(self.args)), repr(write(self.kwargs)), tuple(kinds), sizes)
@@ -271,8 +272,8 @@ class _Call:
     def _shapes(self, outcome: Outcome) -> list[tuple[Any, ...]]:
         """The shapes of the results, in symbols where those of the arguments are."""
         made = [promise.shape for promise in outcome.promises]
-        given = [(tuple(tensor.shape), tensor.dtype) for tensor in self.tensors]
-        known = all(isinstance(size, int) for shape, _ in given for size in shape)
+        given = [(tuple(tensor.shape), tensor.dtype, _device_of(tensor)) for tensor in self.tensors]
+        known = all(isinstance(size, int) for shape, *_ in given for size in shape)
         if known and all(isinstance(size, int) for size in self.sizes):
             return made
         mode = detect_fake_mode(self.tensors)
@@ -281,11 +282,16 @@ class _Call:
             raise unsupported(
                 f"the shape of {name_of(self.func)} of sparse tensors with sizes that are not known"
             )
-        if _are_new(found, [*self.sizes, *(size for shape, _ in given for size in shape)]):
+        if _are_new(found, [*self.sizes, *(size for shape, *_ in given for size in shape)]):
             raise unsupported(
                 f"sizes that {name_of(self.func)} computes of sizes that are not known, in this torch"
             )
         return found
+
+
+def _device_of(tensor: torch.Tensor) -> torch.device:
+    """Where the arrays of a tensor are."""
+    return tensor.storage.device if isinstance(tensor, SparseTensor) else tensor.device
 
 
 def _are_new(shapes: list[tuple[Any, ...]], known: list[Any]) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from scorch._src.compiler import lattice
 from scorch._src.compiler.plan import VALUES, Operand, Plan
 from scorch._src.compiler.schedule.infer_format import support_of
-from scorch._src.loops.types import INT32
+from scorch._src.loops.types import INT32, LAST_INT32
 from scorch._src.notation.nodes import Access
 from scorch.settings import enabled
 
@@ -57,7 +57,7 @@ def _bounds(
             found[shortest.tensor] = level
     counts = [plan.operand(name).counts[level] for name in found]
     most = sum(2 ** count.bit_length() - 1 for count in counts)  # for all counts of this magnitude
-    fits_index = plan.index != INT32 or most <= 2**31 - 1
+    fits_index = plan.index != INT32 or most <= LAST_INT32
     return tuple(found.items()) if found and fits_index else None
 
 

@@ -45,7 +45,7 @@ def pack(
     crds = level_coordinates(form, columns)
     entries = values.numel()
     at = torch.zeros(
-        entries, dtype=torch.int64, device="cpu"
+        entries, dtype=torch.int64, device=values.device
     )  # the position of each entry in the level above
     positions, level = 1, 0
     pos: list[torch.Tensor | None] = [None] * len(form)
@@ -62,12 +62,12 @@ def pack(
             continue
         last = form.run_from(level) - 1
         run = range(level, last + 1)
-        is_new = torch.ones(entries, dtype=torch.bool, device="cpu")
+        is_new = torch.ones(entries, dtype=torch.bool, device=values.device)
         if entries:
             is_new[1:] = at[1:] != at[:-1]
             for each in run:
                 is_new[1:] |= crds[each][1:] != crds[each][:-1]
-        begins = torch.zeros(positions + 1, dtype=torch.int64, device="cpu")
+        begins = torch.zeros(positions + 1, dtype=torch.int64, device=values.device)
         torch.cumsum(torch.bincount(at[is_new], minlength=positions), 0, out=begins[1:])
         pos[level] = begins
         for each in run:
@@ -77,7 +77,7 @@ def pack(
         counts += [positions] * len(run)
         level = last + 1
     dtype = dtype_of_type(index_type(shape, max(counts, default=0)))
-    placed = torch.zeros(positions, dtype=values.dtype, device="cpu")
+    placed = torch.zeros(positions, dtype=values.dtype, device=values.device)
     placed[at] = values
     narrow_pos, narrow_crd = (tuple(a if a is None else a.to(dtype) for a in arrays) for arrays in (pos, crd))
     return assembled(form, shape, narrow_pos, narrow_crd, counts, placed)

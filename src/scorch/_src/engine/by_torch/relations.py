@@ -29,12 +29,13 @@ class Relation:
     columns: Columns
     origins: Mapping[object, torch.Tensor]
     count: int
+    device: torch.device
 
     @staticmethod
     def of(
-        access: object, indices: Sequence[str], coordinates: Sequence[torch.Tensor], count: int
+        access: object, indices: Sequence[str], coordinates: Sequence[torch.Tensor], values: torch.Tensor
     ) -> Relation:
-        """The entries of one access; with an index that stands twice, those on the diagonal."""
+        """The entries of one access and its values; where an index stands twice, those on the diagonal."""
         columns: dict[str, torch.Tensor] = {}
         kept: torch.Tensor | None = None
         for index, column in zip(indices, coordinates, strict=True):
@@ -43,30 +44,28 @@ class Relation:
                 kept = same if kept is None else kept & same
             else:
                 columns[index] = column
-        entries = torch.arange(count, device="cpu")
-        found = Relation(columns, {access: entries}, count)
+        entries = torch.arange(values.numel(), device=values.device)
+        found = Relation(columns, {access: entries}, values.numel(), values.device)
         return found if kept is None else found.rows(entries[kept])
 
     def rows(self, picked: torch.Tensor) -> Relation:
         """The rows with these numbers."""
         columns = {index: column[picked] for index, column in self.columns.items()}
         origins = {access: entries[picked] for access, entries in self.origins.items()}
-        return Relation(columns, origins, picked.numel())
+        return Relation(columns, origins, picked.numel(), self.device)
 
     def crossed(self, index: str, size: int) -> Relation:
         """Every row with every coordinate of an index that it does not have."""
-        found = self.rows(torch.arange(self.count, device="cpu").repeat_interleave(size))
-        column = torch.arange(size, device="cpu").repeat(self.count)
-        return Relation({**found.columns, index: column}, found.origins, found.count)
-
-
-UNIT = Relation({}, {}, 1)
+        found = self.rows(torch.arange(self.count, device=self.device).repeat_interleave(size))
+        column = torch.arange(size, device=self.device).repeat(self.count)
+        return Relation({**found.columns, index: column}, found.origins, found.count, self.device)
 
 
 def keys(sets: Sequence[Columns], indices: Sequence[str], sizes: Sizes) -> list[torch.Tensor]:
     """A number for each row of several sets of columns: equal and ordered as its coordinates are."""
-    lengths = [next((columns[index].numel() for index in indices), 0) for columns in sets]
-    found = torch.zeros(sum(lengths), dtype=torch.int64, device="cpu")
+    firsts = [columns[indices[0]] for columns in sets]
+    lengths = [column.numel() for column in firsts]
+    found = torch.zeros(sum(lengths), dtype=torch.int64, device=firsts[0].device)
     bound = 1
     for index in indices:
         column = torch.cat([columns[index].to(torch.int64) for columns in sets])
@@ -86,28 +85,28 @@ def join(left: Relation, right: Relation, sizes: Sizes) -> Relation:
     """All pairs of rows that agree in the indices of both."""
     shared = [index for index in right.columns if index in left.columns]
     if not shared:
-        rows = torch.arange(left.count, device="cpu").repeat_interleave(right.count)
-        others = torch.arange(right.count, device="cpu").repeat(left.count)
+        rows = torch.arange(left.count, device=left.device).repeat_interleave(right.count)
+        others = torch.arange(right.count, device=left.device).repeat(left.count)
     else:
         wanted, offered = keys([left.columns, right.columns], shared, sizes)
         ordered, order = torch.sort(offered, stable=True)
         first = torch.searchsorted(ordered, wanted)
         many = torch.searchsorted(ordered, wanted, right=True) - first
-        rows = torch.arange(left.count, device="cpu").repeat_interleave(many)
+        rows = torch.arange(left.count, device=left.device).repeat_interleave(many)
         before = torch.cumsum(many, 0) - many
-        others = order[(first - before)[rows] + torch.arange(rows.numel(), device="cpu")]
+        others = order[(first - before)[rows] + torch.arange(rows.numel(), device=left.device)]
     a, b = left.rows(rows), right.rows(others)
-    return Relation({**b.columns, **a.columns}, {**a.origins, **b.origins}, rows.numel())
+    return Relation({**b.columns, **a.columns}, {**a.origins, **b.origins}, rows.numel(), left.device)
 
 
-def join_all(relations: Sequence[Relation], sizes: Sizes) -> Relation:
+def join_all(relations: Sequence[Relation], sizes: Sizes, device: torch.device) -> Relation:
     """All rows of several relations that agree; small ones first, and those that share an index with them."""
     left = sorted(relations, key=lambda relation: relation.count)
-    found = UNIT
+    found = unit = Relation({}, {}, 1, device)
     while left:
         following = next((other for other in left if other.columns.keys() & found.columns.keys()), left[0])
         left.remove(following)
-        found = following if found is UNIT else join(found, following, sizes)
+        found = following if found is unit else join(found, following, sizes)
     return found
 
 
@@ -115,9 +114,11 @@ def find(points: Columns, count: int, relation: Relation, sizes: Sizes) -> tuple
     """For each point the row of ``relation``, which has no two alike, and whether there is one."""
     indices = list(relation.columns)
     if not relation.count:
-        return torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.bool)
+        none = torch.zeros(count, dtype=torch.bool, device=relation.device)
+        return none.to(torch.int64), none
     if not indices:
-        return torch.zeros(count, dtype=torch.int64), torch.ones(count, dtype=torch.bool)
+        every = torch.ones(count, dtype=torch.bool, device=relation.device)
+        return torch.zeros_like(every, dtype=torch.int64), every
     wanted, offered = keys([points, relation.columns], indices, sizes)
     ordered, order = torch.sort(offered, stable=True)
     place = torch.searchsorted(ordered, wanted).clamp_(max=relation.count - 1)
@@ -127,16 +128,16 @@ def find(points: Columns, count: int, relation: Relation, sizes: Sizes) -> tuple
 def union(relations: Sequence[Relation], indices: Sequence[str], sizes: Sizes) -> Relation:
     """The points of several relations that have all of ``indices``, each once."""
     if not indices:
-        return Relation({}, {}, int(any(relation.count for relation in relations)))
+        return Relation({}, {}, int(any(r.count for r in relations)), relations[0].device)
     together = torch.cat(keys([relation.columns for relation in relations], indices, sizes))
     _, inverse = torch.unique(together, return_inverse=True)
     count = int(inverse.max()) + 1 if inverse.numel() else 0
-    first = torch.zeros(count, dtype=torch.int64, device="cpu")
-    first[inverse] = torch.arange(inverse.numel(), device="cpu")  # any of those that are alike
+    first = torch.zeros(count, dtype=torch.int64, device=inverse.device)
+    first[inverse] = torch.arange(inverse.numel(), device=inverse.device)  # any of those that are alike
     columns = {
         index: torch.cat([r.columns[index].to(torch.int64) for r in relations])[first] for index in indices
     }
-    return Relation(columns, {}, count)
+    return Relation(columns, {}, count, inverse.device)
 
 
 def number_of_places(indices: Sequence[str], sizes: Sizes) -> int:

@@ -71,7 +71,10 @@ def _as_dense(prepared: Prepared, places: Places, sizes: Mapping[str, int]) -> t
     first = [index for index in target if index not in places.trailing]
     order = [*first, *places.trailing]
     dense = torch.full(
-        [sizes[index] for index in order], prepared.kernel.identity, dtype=prepared.kernel.dtype, device="cpu"
+        [sizes[index] for index in order],
+        prepared.kernel.identity,
+        dtype=prepared.kernel.dtype,
+        device=places.values.device,
     )
     if first:
         dense[tuple(places.columns[index] for index in first)] = places.values
@@ -93,7 +96,7 @@ def _on_pattern(
     found = coordinates(pattern)
     wanted = {index: found[dim] for dim, index in enumerate(target)}
     columns, values = all_places(places, target, sizes)
-    known = Relation(dict(zip(target, columns, strict=True)), {}, values.numel())
+    known = Relation(dict(zip(target, columns, strict=True)), {}, values.numel(), values.device)
     row, is_there = relations.find(wanted, pattern.size, known, sizes)
     zero = torch.tensor(prepared.kernel.identity, dtype=values.dtype, device=values.device)
     placed = torch.where(is_there, values[row], zero) if values.numel() else zero.repeat(pattern.size)

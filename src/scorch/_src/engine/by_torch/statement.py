@@ -19,6 +19,7 @@ from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, Support
 from scorch._src.compiler.plan import Step
 from scorch._src.compiler.typing import argument_type, dtype_of_type, type_of, type_of_dtype
+from scorch._src.devices import HOST
 from scorch._src.engine.by_torch import relations
 from scorch._src.engine.by_torch.relations import Relation
 from scorch._src.engine.dense import torch_function
@@ -49,6 +50,7 @@ class Statement:
 
     def __init__(self, step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
         self.step, self.sizes = step, sizes
+        self.device = next((tensor.device for tensor in tensors.values()), HOST)
         self.types: dict[str, Type] = {}
         self.dense: dict[Access, torch.Tensor] = {}
         self.stored: dict[Access, Relation] = {}
@@ -60,7 +62,7 @@ class Statement:
             wide = dtype_of_type(self.types[access.tensor].computes_in)
             if isinstance(tensor, Storage):
                 columns, values = entries(tensor)
-                self.stored[access] = Relation.of(access, access.indices, columns, values.numel())
+                self.stored[access] = Relation.of(access, access.indices, columns, values)
                 self.values[access] = values.to(wide)
             else:
                 self.dense[access] = tensor.detach().to(wide)
@@ -80,7 +82,7 @@ class Statement:
         """The points at which the body is computed, over the indices of sparse operands."""
         parts = []
         for clause in self.support(self.step.body):
-            part = relations.join_all([self.stored[access] for access in clause], self.sizes)
+            part = relations.join_all([self.stored[access] for access in clause], self.sizes, self.device)
             for index in self.joined:
                 if index not in part.columns:
                     part = part.crossed(index, self.sizes[index])
@@ -88,8 +90,8 @@ class Statement:
         if len(parts) == 1:
             return parts[0]
         if not parts:
-            nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
-            return Relation(dict.fromkeys(self.joined, nothing), {}, 0)
+            nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
+            return Relation(dict.fromkeys(self.joined, nothing), {}, 0, self.device)
         return relations.union(parts, self.joined, self.sizes)
 
     @functools.cached_property
@@ -114,7 +116,9 @@ class Statement:
             case Access():
                 return self._dense(expr, rows) if expr in self.dense else self._entries(expr, rows)
             case Literal(value):
-                return torch.tensor(value, dtype=dtype_of_type(type_of(expr, self.types).type), device="cpu")
+                return torch.tensor(
+                    value, dtype=dtype_of_type(type_of(expr, self.types).type), device=self.device
+                )
             case Op("present", (part,)):
                 return self._shaped(self._holds(part, rows).to(torch.int64))
             case Op("everywhere" | "vanishing", (part,)):
@@ -135,9 +139,9 @@ class Statement:
     def _holds(self, expr: Expr, rows: slice) -> torch.Tensor:
         """At which points the entries are there without which ``expr`` is zero."""
         count = len(range(*rows.indices(self.points.count)))
-        found = torch.zeros(count, dtype=torch.bool, device="cpu")
+        found = torch.zeros(count, dtype=torch.bool, device=self.device)
         for clause in self.support(expr):
-            part = torch.ones(count, dtype=torch.bool, device="cpu")
+            part = torch.ones(count, dtype=torch.bool, device=self.device)
             for access in clause:
                 is_there = self.found[access][1]
                 if is_there is not None:
@@ -149,10 +153,12 @@ class Statement:
         entry, is_there = self.found[access]
         values = self.values[access]
         if not values.numel():
-            return self._shaped(torch.zeros(entry[rows].numel(), dtype=values.dtype, device="cpu"))
+            return self._shaped(torch.zeros(entry[rows].numel(), dtype=values.dtype, device=self.device))
         picked = values[entry[rows]]
         if is_there is not None:
-            picked = torch.where(is_there[rows], picked, torch.zeros((), dtype=picked.dtype, device="cpu"))
+            picked = torch.where(
+                is_there[rows], picked, torch.zeros((), dtype=picked.dtype, device=self.device)
+            )
         return self._shaped(picked)
 
     def _shaped(self, column: torch.Tensor) -> torch.Tensor:
@@ -186,7 +192,7 @@ class Statement:
         trailing = tuple(index for index in self.trailing if index in target)
         wide = torch.int64 if dtype == torch.bool else dtype
         shape = (places.count, *(self.sizes[index] for index in trailing))
-        out = torch.full(shape, int(identity) if wide != dtype else identity, dtype=wide, device="cpu")
+        out = torch.full(shape, int(identity) if wide != dtype else identity, dtype=wide, device=self.device)
         width = max(1, math.prod(self.sizes[index] for index in self.trailing))
         chunk = max(1, MOST_VALUES // width)
         for begin in range(0, self.points.count, chunk):
@@ -204,12 +210,15 @@ class Statement:
         points = self.points
         if not kept:
             any_point = int(points.count > 0)
-            return Relation({}, {}, any_point), torch.zeros(points.count, dtype=torch.int64, device="cpu")
+            return Relation({}, {}, any_point, self.device), torch.zeros(
+                points.count, dtype=torch.int64, device=self.device
+            )
         (key,) = relations.keys([points.columns], kept, self.sizes)
         distinct, group = torch.unique(key, return_inverse=True)
-        first = torch.zeros(distinct.numel(), dtype=torch.int64, device="cpu")
-        first[group] = torch.arange(group.numel(), device="cpu")
-        return Relation({index: points.columns[index][first] for index in kept}, {}, distinct.numel()), group
+        first = torch.zeros(distinct.numel(), dtype=torch.int64, device=self.device)
+        first[group] = torch.arange(group.numel(), device=self.device)
+        columns = {index: points.columns[index][first] for index in kept}
+        return Relation(columns, {}, distinct.numel(), self.device), group
 
     def _over_trailing(self, value: torch.Tensor, kept: Sequence[str]) -> torch.Tensor:
         """Reduced over the trailing indices that the result does not have."""
@@ -246,7 +255,7 @@ def all_places(
     places: Places, order: Sequence[str], sizes: Mapping[str, int]
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The coordinates in each index of ``order``, and the values, of all places one by one."""
-    found = Relation(places.columns, {}, places.values.shape[0])
+    found = Relation(places.columns, {}, places.values.shape[0], places.values.device)
     for index in places.trailing:
         found = found.crossed(index, sizes[index])
     return [found.columns[index] for index in order], places.values.reshape(-1)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from scorch._src.backends.routines import Heads
+from scorch._src.devices import HOST
 from scorch._src.ops.attention.mask_pairs import Pairs
 
 _BITS = 0xFFFFFFFF
@@ -65,7 +66,7 @@ def _weights(
 
 def _kept(heads: Heads, head: int, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """0 for the pairs that are left out, for the others what makes up for them."""
-    seed = _mixed(torch.tensor(head ^ heads.seed[1]))
+    seed = _mixed(torch.tensor(head ^ heads.seed[1], device=HOST))
     of_rows = _mixed((_mixed(rows ^ heads.seed[0]) + seed) & _BITS)
     drawn = _mixed(of_rows ^ (columns * 0x9E3779B1 & _BITS))
     made_up = 1 / (1 - heads.dropout) if heads.dropout < 1 else 0.0

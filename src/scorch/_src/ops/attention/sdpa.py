@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from scorch._src.backends.base import routines_for
 from scorch._src.backends.routines import Heads
+from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed, untracked
 from scorch._src.ops.attention import reference
 from scorch._src.ops.attention.mask_pairs import Pairs, pairs_of
@@ -174,8 +175,8 @@ def heads_of(
     factor = 1 / math.sqrt(max(features, 1)) if scale is None else scale
     masks: list[int] = [0] * math.prod(batch)
     if pairs.masks > 1:
-        masks = torch.arange(pairs.masks, device="cpu").view(pairs.batch).expand(batch).flatten().tolist()
-    first, second = torch.randint(2**32, (2,), device="cpu").tolist() if dropout else (0, 0)
+        masks = torch.arange(pairs.masks, device=HOST).view(pairs.batch).expand(batch).flatten().tolist()
+    first, second = torch.randint(2**32, (2,), device=HOST).tolist() if dropout else (0, 0)
     return Heads(pairs.blocks, batch, masks, factor, dropout, (first, second), skipped)
 
 

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch.compiler import is_compiling
 
-from scorch._src.backends.base import routines_for
+from scorch._src.backends.base import is_served, routines_for, served_in_words
 from scorch._src.backends.routines import Options, Scores
+from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
 from scorch._src.ops.graph.edge_weights import Weighted
 from scorch._src.ops.graph.graph import Graph, graph_of, is_learned
@@ -182,7 +183,7 @@ def attend(
         )
     if is_transformed():
         return _attended(graph, x, sources, targets, edges, slope, dropout)
-    seed = int(torch.randint(-(2**63), 2**63 - 1, ())) if dropout else 0
+    seed = int(torch.randint(-(2**63), 2**63 - 1, (), device=HOST)) if dropout else 0
     given = [x.contiguous(), sources.contiguous(), targets.contiguous(), edges]
     keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
     found: Tensor = apply(_Attend, *given, graph, Options(slope, dropout, seed), keep)
@@ -275,7 +276,8 @@ def check_nodes(name: str, x: Any, features: int) -> None:
         raise OperandError(f"{name} is a tensor of features for each node, not a {type(x).__name__}")
     if x.dim() != 2 or x.shape[1] != features:
         raise ShapeError(f"{name} has shape {tuple(x.shape)}; this layer takes (nodes, {features})")
-    if not isinstance(x, SparseTensor) and (x.layout is not torch.strided or x.device.type != "cpu"):
+    if not isinstance(x, SparseTensor) and (x.layout is not torch.strided or not is_served(x.device)):
         raise OperandError(
-            f"{name} must be on the CPU, dense or a scorch.SparseTensor; it is {x.layout} on {x.device}"
+            f"{name} must be on the {served_in_words().upper()}, dense or a scorch.SparseTensor; "
+            f"it is {x.layout} on {x.device}"
         )

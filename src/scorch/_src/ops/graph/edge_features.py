@@ -15,6 +15,7 @@ import torch
 from scorch._src.backends.base import routines_for
 from scorch._src.engine.execute import convert_cached
 from scorch._src.formats import Format
+from scorch._src.loops.types import LAST_INT32
 from scorch._src.ops.graph.graph import Graph, ends_of, graph_of, kept, kept_with, matrix_or_edges
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import values_of
@@ -117,15 +118,15 @@ def _sorted(
     rows, columns = shape
     count = sources.numel()
     if numbers is None:
-        numbers = torch.arange(count, device="cpu")
+        numbers = torch.arange(count, device=sources.device)
     if loops:
         others = sources != targets
-        nodes = torch.arange(min(rows, columns), device="cpu")
+        nodes = torch.arange(min(rows, columns), device=sources.device)
         sources, targets = torch.cat([sources[others], nodes]), torch.cat([targets[others], nodes])
         numbers = torch.cat([numbers[others], count + nodes])
     keys, order = torch.sort(targets * columns + sources, stable=True)
     found = keys.div(max(columns, 1), rounding_mode="floor")
-    index = torch.int32 if max(rows, columns, keys.numel()) < 2**31 else torch.int64
+    index = torch.int32 if max(rows, columns, keys.numel()) <= LAST_INT32 else torch.int64
     pos, crd = routines_for(found).row_pointers(found, rows).to(index), (keys - found * columns).to(index)
     return Graph(shape, pos, crd), numbers[order]
 

@@ -21,8 +21,10 @@ from scorch._src.backends.routines import Rows
 from scorch._src.engine.execute import convert_cached
 from scorch._src.formats import as_format
 from scorch._src.grad_state import is_transformed, untracked
+from scorch._src.loops.types import LAST_INT32
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import values_of
+from scorch._src.tensor.create.check import check_device
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import any_requires_grad
@@ -176,7 +178,9 @@ class Graph:
         added = torch.arange(min(rows, columns), device=self.crd.device)
         is_loop = self.targets == self.sources
         missing = added[
-            ~torch.zeros(added.numel(), dtype=torch.bool).index_fill_(0, self.sources[is_loop], 1)
+            ~torch.zeros(added.numel(), dtype=torch.bool, device=added.device).index_fill_(
+                0, self.sources[is_loop], 1
+            )
         ]
         keys = torch.cat([self.targets * columns + self.sources, missing * (columns + 1)])
         keys, order = torch.sort(keys)
@@ -298,7 +302,8 @@ def _entries(adj: SparseTensor) -> SparseTensor:
 def ends_of(edges: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Sources and targets of an edge_index, whose nodes must be within ``shape`` (targets, sources)."""
     rows, columns = shape
-    sources, targets = edges.detach().to("cpu", torch.int64)
+    check_device("edge_index", edges.device)
+    sources, targets = edges.detach().to(torch.int64)
     for name, nodes, count in (("sources, row 0,", sources, columns), ("targets, row 1,", targets, rows)):
         if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < count:
             raise IndexRangeError(
@@ -314,7 +319,7 @@ def _of_edges(edges: torch.Tensor, shape: tuple[int, int]) -> Graph:
     sources, targets = ends_of(edges, shape)
     keys, given, counts = torch.unique(targets * columns + sources, return_inverse=True, return_counts=True)
     found = keys.div(max(columns, 1), rounding_mode="floor")
-    index = torch.int32 if max(rows, columns, keys.numel()) < 2**31 else torch.int64
+    index = torch.int32 if max(rows, columns, keys.numel()) <= LAST_INT32 else torch.int64
     pos, crd = routines_for(found).row_pointers(found, rows).to(index), (keys - found * columns).to(index)
     return Graph(shape, pos, crd, counts if keys.numel() < edges.shape[1] else None, given)
 

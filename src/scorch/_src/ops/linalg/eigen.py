@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.ops.linalg.operators import Product, as_columns, as_square, is_hermitian
 from scorch._src.ops.linalg.scipy_backend import scipy_linalg
 from scorch._src.ops.products import matmul
@@ -94,7 +95,7 @@ def _by_arpack(
     given: Any = linalg.LinearOperator(
         tuple(matrix.shape),
         matvec=lambda x: times(torch.from_numpy(x).contiguous()).numpy(),
-        dtype=torch.zeros((), dtype=matrix.dtype).numpy().dtype,
+        dtype=torch.zeros((), dtype=matrix.dtype, device=HOST).numpy().dtype,
     )
     if sigma is not None:
         given = matrix.to_scipy().tocsc() if isinstance(matrix, SparseTensor) else matrix.numpy()
@@ -115,7 +116,7 @@ def _by_arpack(
 
 def _first(rows: int, dtype: torch.dtype) -> torch.Tensor:
     """The vector to begin with: the same for every call, so that results repeat."""
-    return torch.randn(rows, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    return torch.randn(rows, dtype=dtype, generator=torch.Generator().manual_seed(0), device=HOST)
 
 
 def lanczos(
@@ -127,15 +128,16 @@ def lanczos(
     start: torch.Tensor | None = None,
     tol: float = 0.0,
     maxiter: int = 300,
+    device: torch.device = HOST,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Eigenvalues and vectors of the symmetric ``times``; at each restart the best vectors are kept."""
     most = min(rows, max(2 * k + 10, 24))
     generator = torch.Generator().manual_seed(1)
     eps = torch.finfo(dtype).eps
     limit = max(tol, eps)
-    V = torch.zeros(most + 1, rows, dtype=dtype)
-    H = torch.zeros(most, most, dtype=dtype)
-    first = _first(rows, dtype) if start is None else start
+    V = torch.zeros(most + 1, rows, dtype=dtype, device=device)
+    H = torch.zeros(most, most, dtype=dtype, device=device)
+    first = _first(rows, dtype).to(device) if start is None else start
     V[0] = first / first.norm()
     kept = 0
     for _ in range(maxiter):
@@ -150,7 +152,7 @@ def lanczos(
             rest = float(w.norm())
             if rest <= eps * scale or j + 1 == rows:  # the space is one of its own: go on from anywhere
                 rest = 0.0
-                w = torch.randn(rows, dtype=dtype, generator=generator)
+                w = torch.randn(rows, dtype=dtype, generator=generator, device=HOST).to(device)
                 for _ in range(2):
                     w = w - (V[: j + 1].conj() @ w) @ V[: j + 1]
             V[j + 1] = w / w.norm().clamp(min=torch.finfo(dtype).tiny)

@@ -178,12 +178,12 @@ def _pivots(matrix: torch.Tensor) -> tuple[torch.Tensor, int]:
     """The diagonal of a triangular factor, and the sign of the rows' and columns' new order."""
     assert isinstance(matrix, SparseTensor)
     if not bool(matrix.storage.values.isfinite().all()):
-        return torch.full((1,), math.nan, dtype=matrix.dtype), 1
+        return torch.full((1,), math.nan, dtype=matrix.dtype, device=matrix.storage.device), 1
     try:
         factors = factored(matrix)
     except LinAlgError:  # singular
-        return torch.zeros(1, dtype=matrix.dtype), 1
-    found = torch.from_numpy(factors.U.diagonal()).to(matrix.dtype)
+        return torch.zeros(1, dtype=matrix.dtype, device=matrix.storage.device), 1
+    found = torch.from_numpy(factors.U.diagonal()).to(matrix.storage.device, matrix.dtype)
     return found, _parity(factors.perm_r) * _parity(factors.perm_c)
 
 
@@ -239,6 +239,6 @@ def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = No
     residuals = (matmul(matrix, found) - columns).abs().square().sum(0)
     if matrix.shape[0] <= matrix.shape[1]:
         residuals = residuals.new_zeros(0)
-    nothing = torch.zeros(0, dtype=torch.int64)
+    nothing = torch.zeros(0, dtype=torch.int64, device=found.device)
     kind = torch.return_types.linalg_lstsq  # type: ignore[attr-defined]
     return kind((found, residuals, nothing, residuals.new_zeros(0)))

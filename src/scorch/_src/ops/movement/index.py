@@ -29,9 +29,9 @@ def join(stored: torch.Tensor, asked: torch.Tensor) -> tuple[torch.Tensor, torch
     ordered, order = torch.sort(asked, stable=True)
     first = torch.searchsorted(ordered, stored)
     count = torch.searchsorted(ordered, stored, right=True) - first
-    left = torch.repeat_interleave(torch.arange(stored.numel()), count)
+    left = torch.repeat_interleave(torch.arange(stored.numel(), device=stored.device), count)
     begin = torch.repeat_interleave(torch.cumsum(count, 0) - count, count)
-    right = first[left] + torch.arange(left.numel()) - begin
+    right = first[left] + torch.arange(left.numel(), device=left.device) - begin
     return left, order[right]
 
 
@@ -190,7 +190,7 @@ def gather(self: SparseTensor, dim: int, index: torch.Tensor, *, sparse_grad: bo
         return of_nothing(aten.gather.default, self, dim, index)
     dim %= self.dim()
     check_places(index, self.shape[dim], dim)
-    grid = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
+    grid = torch.meshgrid(*(torch.arange(size, device=index.device) for size in shape), indexing="ij")
     columns = [index if d == dim else column for d, column in enumerate(grid)]
     return _looked_up(self, keys_of(columns, tuple(self.shape)), shape)
 

@@ -53,17 +53,18 @@ def _padded(self: SparseTensor, padding: Sequence[int], mode: str) -> Any:
         dim = self.dim() - 1 - number
         before, after = padding[2 * number], padding[2 * number + 1]
         if before or after:
-            self = index_select(self, dim, _places(self.shape[dim], before, after, mode))
+            places = _places(self.shape[dim], before, after, mode, self.storage.device)
+            self = index_select(self, dim, places)
     return self
 
 
-def _places(size: int, before: int, after: int, mode: str) -> torch.Tensor:
+def _places(size: int, before: int, after: int, mode: str, device: torch.device) -> torch.Tensor:
     """Where a padded dimension is read; a negative padding cuts first."""
     if mode == "circular":
         first, last = max(-before, 0), size - max(-after, 0)
-        place = torch.arange(-max(before, 0), last - first + max(after, 0))
+        place = torch.arange(-max(before, 0), last - first + max(after, 0), device=device)
         return place % (last - first) + first
-    place = torch.arange(-before, size + after)
+    place = torch.arange(-before, size + after, device=device)
     if mode == "replicate":
         return place.clamp(0, size - 1)
     return size - 1 - (size - 1 - place.abs()).abs()

@@ -48,10 +48,10 @@ def written(self: SparseTensor, keys: torch.Tensor, values: torch.Tensor, adds: 
     return from_entries(Entries(*both, entries.shape), self.format, in_order=False)
 
 
-def source_at(src: Any, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+def source_at(src: Any, shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The values to write, one for each place, from a number or a tensor."""
     if not isinstance(src, torch.Tensor):
-        return torch.full((math.prod(shape),), src, dtype=dtype)
+        return torch.full((math.prod(shape),), src, dtype=dtype, device=device)
     dense = src.to_dense() if isinstance(src, SparseTensor) else src
     if not dense.dim():
         return dense.reshape(1)
@@ -86,14 +86,14 @@ def _scattered(self: SparseTensor, dim: int, index: torch.Tensor, src: Any, adds
     if not index.numel():
         return torch.clone(self)
     keys = scattered_keys(self, dim, index)
-    return written(self, keys, source_at(src, tuple(index.shape), self.dtype), adds)
+    return written(self, keys, source_at(src, tuple(index.shape), self.dtype, index.device), adds)
 
 
 def scattered_keys(self: SparseTensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     """The place in ``self`` for each element of ``index``, which tells its coordinate in ``dim``."""
     dim %= self.dim()
     index = check_places(index if index.dim() else index.reshape(1), self.shape[dim], dim)
-    grid = torch.meshgrid(*(torch.arange(size) for size in index.shape), indexing="ij")
+    grid = torch.meshgrid(*(torch.arange(size, device=index.device) for size in index.shape), indexing="ij")
     columns = [(index if d == dim else column).reshape(-1) for d, column in enumerate(grid)]
     return keys_of(columns, tuple(self.shape))
 
@@ -238,7 +238,9 @@ def moved_entries(
     columns, values = _entries_in(source)
     if only_last and index.numel():
         _, which = torch.unique(index, return_inverse=True)
-        last = torch.zeros_like(index).scatter_reduce_(0, which, torch.arange(index.numel()), "amax")
+        last = torch.zeros_like(index).scatter_reduce_(
+            0, which, torch.arange(index.numel(), device=index.device), "amax"
+        )
         kept = last[which[columns[dim]]] == columns[dim]
         columns, values = [column[kept] for column in columns], values[kept]
     columns[dim] = index[columns[dim]]
@@ -265,10 +267,14 @@ def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) ->
     cleared = from_entries(left, self.format)
     if number == 0 and not (isinstance(value, torch.Tensor) and are_patterns_fixed()):
         return cleared
-    sizes = [chosen if d == dim else torch.arange(extent) for d, extent in enumerate(shape)]
+    sizes = [
+        chosen if d == dim else torch.arange(extent, device=chosen.device) for d, extent in enumerate(shape)
+    ]
     grid = torch.meshgrid(*sizes, indexing="ij")
     keys = keys_of([column.reshape(-1) for column in grid], shape)
-    return written(cleared, keys, torch.full(keys.shape, number, dtype=self.dtype), adds=False)
+    return written(
+        cleared, keys, torch.full(keys.shape, number, dtype=self.dtype, device=keys.device), adds=False
+    )
 
 
 @implements(aten.index_put)
@@ -284,7 +290,7 @@ def index_put(
     if not self.numel():
         return of_nothing(aten.index_put.default, self, wanted, dense, accumulate)
     asked = Points(self, wanted)
-    grid = coordinates_of(torch.arange(math.prod(asked.result)), asked.result)
+    grid = coordinates_of(torch.arange(math.prod(asked.result), device=self.storage.device), asked.result)
     first, last = len(asked.before), len(asked.before) + len(asked.shape)
     inside = keys_of(grid[first:last], asked.shape).expand(math.prod(asked.result))
     columns = dict(zip((*asked.before, *asked.after), (*grid[:first], *grid[last:]), strict=True))
@@ -312,7 +318,7 @@ def scatter_reduce(
     )
     if not index.numel():
         return torch.clone(self)
-    values = source_at(src, tuple(index.shape), self.dtype)
+    values = source_at(src, tuple(index.shape), self.dtype, index.device)
     return _reduced(self, scattered_keys(self, dim, index), values, reduce, include_self)
 
 
@@ -329,7 +335,7 @@ def scatter_number(self: SparseTensor, dim: int, index: torch.Tensor, value: Any
         return densely(aten.scatter.value_reduce, (self, dim, index, value), {"reduce": reduce})
     size = self.storage.values.element_size() * index.numel()
     check_budget(size, f"scatter of a number to {index.numel()} places", "use fewer places")
-    src = torch.full(tuple(index.shape), value, dtype=self.dtype)
+    src = torch.full(tuple(index.shape), value, dtype=self.dtype, device=index.device)
     return scatter_reduce(self, dim, index, src, REDUCE[reduce])
 
 
@@ -359,7 +365,11 @@ def put(self: torch.Tensor, index: torch.Tensor, source: Any, accumulate: bool =
         return densely(aten.put.default, (self, index, source, accumulate), {})
     check_long("put", index)
     if source.dtype != self.dtype or source.numel() != index.numel():
-        aten.put(torch.zeros(1, dtype=self.dtype), index, torch.zeros(source.shape, dtype=source.dtype))
+        aten.put(
+            torch.zeros(1, dtype=self.dtype, device=index.device),
+            index,
+            torch.zeros(source.shape, dtype=source.dtype, device=index.device),
+        )
     if not self.numel():
         return of_nothing(aten.put.default, self, index, source, accumulate)
     places = check_places(index, self.numel(), 0, from_end=True).reshape(-1)

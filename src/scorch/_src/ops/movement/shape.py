@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import shares_memory
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format
 from scorch._src.formats.compressed import Compressed
@@ -57,8 +58,8 @@ def made_at(
 @implements(aten.zeros_like)
 def zeros_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any) -> SparseTensor:
     """A tensor of the same shape and format without entries."""
-    values = torch.zeros(0, dtype=dtype or self.storage.values.dtype)
-    empty = Entries(torch.zeros(0, dtype=torch.int64), values, tuple(self.shape))
+    values = torch.zeros(0, dtype=dtype or self.storage.values.dtype, device=self.storage.device)
+    empty = Entries(torch.zeros(0, dtype=torch.int64, device=self.storage.device), values, tuple(self.shape))
     return from_entries(empty, self.format)
 
 
@@ -158,7 +159,7 @@ def repeat(self: SparseTensor, repeats: Sequence[int]) -> Any:
     paired = tuple(size for pair in zip((1,) * len(own), own, strict=True) for size in pair)
     wanted = tuple(size for pair in zip(repeats, own, strict=True) for size in pair)
     wide = expanded(Entries(entries.keys, entries.values, paired), wanted)
-    is_copy = wide.values.data_ptr() != self.storage.values.data_ptr()
+    is_copy = not shares_memory(wide.values, self.storage.values)
     return made(self, wide.keys, wide.values if is_copy else wide.values.clone(), shape, True)
 
 
@@ -198,7 +199,10 @@ def select(self: SparseTensor, dim: int, index: int) -> Any:
         found = one_of(self.storage, index)
         if found is not None:
             return SparseTensor(found)
-        nothing = torch.zeros(0, dtype=torch.int64), self.storage.values.new_zeros(0)
+        nothing = (
+            torch.zeros(0, dtype=torch.int64, device=self.storage.device),
+            self.storage.values.new_zeros(0),
+        )
         return from_entries(Entries(*nothing, shape), inner_format(self.format))
     entries = entries_of(self)
     crd = entries.coordinates
@@ -218,7 +222,7 @@ def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
     if not shape:
         entries = entries_of(self)
         check_budget(64 * self.shape[0], f"a tensor for each of {self.shape[0]} elements", "use .values()")
-        dense = torch.zeros(self.shape[0], dtype=entries.values.dtype)
+        dense = torch.zeros(self.shape[0], dtype=entries.values.dtype, device=entries.values.device)
         return list(dense.index_put_((entries.keys,), entries.values).unbind())
     storage: Any = self.storage
     if dim != outer_dim(self.format) or inner_format(self.format).is_dense:
@@ -226,7 +230,7 @@ def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
         order = (dim, *(d + (d >= dim) for d in inside.order))
         storage = convert(storage, Format((Compressed(), *inside.levels), order=order))
     inner = inner_format(storage.pattern.format)
-    nothing = torch.zeros(0, dtype=torch.int64), self.storage.values.new_zeros(0)
+    nothing = torch.zeros(0, dtype=torch.int64, device=self.storage.device), self.storage.values.new_zeros(0)
     empty = from_entries(Entries(*nothing, shape), inner).storage
     return [SparseTensor(found or Storage(empty.pattern, empty.values)) for found in all_of(storage)]
 

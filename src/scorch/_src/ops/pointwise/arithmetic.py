@@ -278,8 +278,8 @@ def setitem(self: Any, key: Any, value: Any) -> None:
     """``S[1, 2] = x``; everything else torch takes apart into views, which write through."""
     place = _element(key, self.dim()) if isinstance(self, SparseTensor) else None
     if place is not None:
-        value = torch.as_tensor(value, dtype=self.dtype).reshape(1)
-        self.index_put_(tuple(torch.tensor([number]) for number in place), value)
+        value = torch.as_tensor(value, dtype=self.dtype, device=self.storage.device).reshape(1)
+        self.index_put_(tuple(torch.tensor([number], device=self.storage.device) for number in place), value)
     else:
         if isinstance(self, SparseTensor):
             check_assignment(self, key, value)

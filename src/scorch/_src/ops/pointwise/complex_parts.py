@@ -58,14 +58,20 @@ def imag(input: SparseTensor) -> SparseTensor:
 
 def set_real(input: SparseTensor, value: Any) -> None:
     """``S.real = value``."""
-    part = torch.as_tensor(value, dtype=None if isinstance(value, torch.Tensor) else input.real.dtype)
+    part = torch.as_tensor(
+        value,
+        dtype=None if isinstance(value, torch.Tensor) else input.real.dtype,
+        device=input.storage.device,
+    )
     input.copy_(torch.complex(_broadcast(part, input), input.imag) if input.is_complex() else part)
 
 
 def set_imag(input: SparseTensor, value: Any) -> None:
     """``S.imag = value``."""
     own = input.imag  # which what is real does not have
-    part = torch.as_tensor(value, dtype=None if isinstance(value, torch.Tensor) else own.dtype)
+    part = torch.as_tensor(
+        value, dtype=None if isinstance(value, torch.Tensor) else own.dtype, device=input.storage.device
+    )
     input.copy_(torch.complex(input.real, _broadcast(part, input)))
 
 

@@ -41,7 +41,9 @@ def _of_channels(function: Callable[..., torch.Tensor], spatial: int) -> Callabl
         is_single = input.dim() == spatial + 1 and spatial != 2  # torch reads (N, C, L) there
         kept = 1 if is_single else 2
         shape = (*input.shape[:kept], *(1,) * (input.dim() - kept))
-        factors = function(torch.ones(shape, dtype=input.dtype), p, training)  # which refuses what torch does
+        factors = function(
+            torch.ones(shape, dtype=input.dtype, device=input.storage.device), p, training
+        )  # which refuses what torch does
         if not training or p == 0:
             return input
         found = torch.mul(input, factors)

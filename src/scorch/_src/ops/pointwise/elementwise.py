@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST, shares_memory
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of
@@ -84,7 +85,9 @@ def is_elementwise(func: Any) -> bool:
 def rdiv(self: torch.Tensor, other: Any) -> Any:
     """``other / self``; torch multiplies by the reciprocal, which is infinite where nothing is stored."""
     wide = torch.float64 if isinstance(other, float) else None  # all digits; as a number it does not widen
-    return torch.div(other if isinstance(other, torch.Tensor) else torch.as_tensor(other, dtype=wide), self)
+    return torch.div(
+        other if isinstance(other, torch.Tensor) else torch.as_tensor(other, dtype=wide, device=HOST), self
+    )
 
 
 def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -138,7 +141,10 @@ class _Call:
 
     def background(self) -> torch.Tensor:
         """What the function gives where nothing is stored; with dense operands a tensor of their shape."""
-        zeros = {p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype) for p, t in self.sparse.items()}
+        zeros = {
+            p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype, device=t.storage.device)
+            for p, t in self.sparse.items()
+        }
         return self.apply(zeros)
 
     def is_sparse(self, fill: torch.Tensor) -> bool:
@@ -155,15 +161,21 @@ class _Call:
         }
         if not others or not are_patterns_fixed():
             return True
-        zeros = {p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype) for p, t in self.sparse.items()}
+        zeros = {
+            p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype, device=t.storage.device)
+            for p, t in self.sparse.items()
+        }
         return _is_zero(self.apply({**others, **zeros}))
 
     def empty(self) -> torch.Tensor:
         """A result without elements; the function says its dtype, and must not meet a zero to divide by."""
-        shells = {p: torch.zeros((), dtype=t.dtype).expand(t.shape) for p, t in self.sparse.items()}
+        shells = {
+            p: torch.zeros((), dtype=t.dtype, device=t.storage.device).expand(t.shape)
+            for p, t in self.sparse.items()
+        }
         found = self.apply(shells)
         shape = tuple(found.shape)
-        none = Entries(torch.zeros(0, dtype=torch.int64), found.reshape(-1), shape)
+        none = Entries(torch.zeros(0, dtype=torch.int64, device=found.device), found.reshape(-1), shape)
         return from_entries(none, format_for(self.first, shape))
 
     def unary(self) -> torch.Tensor:
@@ -242,7 +254,7 @@ def _filled(name: str, entries: Entries, fill: torch.Tensor, held: int) -> torch
         cure += "(of S, S.numel() - S.count_nonzero() elements are zero)"
         check_budget(size, f"{name} of a tensor of shape {entries.shape}", cure)
     result = fill.expand(entries.shape).to(entries.values.dtype).contiguous()
-    result = result.clone() if result.data_ptr() == fill.data_ptr() else result
+    result = result.clone() if shares_memory(result, fill) else result
     result.view(-1)[entries.keys] = entries.values
     return result
 
@@ -259,7 +271,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 def divides_zero(divisor: Any) -> bool:
     """Whether zero divided by each element is zero: none is zero or NaN."""
-    numbers = torch.as_tensor(divisor)
+    numbers = divisor if isinstance(divisor, torch.Tensor) else torch.tensor(divisor, device=HOST)
     return bool(numbers.all()) and not bool(numbers.isnan().any())
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.devices import HOST
 from scorch._src.ops.fallback import densely
 from scorch._src.ops.pointwise.arithmetic import general
 from scorch._src.ops.pointwise.elementwise import mapped
@@ -35,7 +36,7 @@ def _is_zero_for_zero(
     function: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
     with torch.no_grad():
-        fill = function(torch.zeros(1, dtype=dtype), *args, **kwargs)
+        fill = function(torch.zeros(1, dtype=dtype, device=HOST), *args, **kwargs)
     return isinstance(fill, torch.Tensor) and not bool(fill.count_nonzero())
 
 

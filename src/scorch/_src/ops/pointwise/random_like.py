@@ -107,23 +107,25 @@ def native_dropout(input: SparseTensor, p: float, train: bool | None) -> tuple[S
 # filled ----------------------------------------------------------------------------------------------
 
 
-def _filled(name: str, shape: Sequence[int], value: Any, dtype: torch.dtype) -> torch.Tensor:
+def _filled(
+    name: str, shape: Sequence[int], value: Any, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
     size = math.prod(shape) * dtype.itemsize
     cure = "its result is dense; scorch.zeros and its like take format= for sparse ones"
     check_budget(size, f"{name} of shape {tuple(shape)}", cure)
-    return torch.full(tuple(shape), value, dtype=dtype)
+    return torch.full(tuple(shape), value, dtype=dtype, device=device)
 
 
 @implements(aten.full_like)
 def full_like(self: SparseTensor, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     if fill_value == 0:
         return zeros_like(self, dtype=dtype)
-    return _filled("full_like", self.shape, fill_value, dtype or self.dtype)
+    return _filled("full_like", self.shape, fill_value, dtype or self.dtype, self.storage.device)
 
 
 @implements(aten.ones_like)
 def ones_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    return _filled("ones_like", self.shape, 1, dtype or self.dtype)
+    return _filled("ones_like", self.shape, 1, dtype or self.dtype, self.storage.device)
 
 
 @implements(aten.fill.Scalar, aten.fill.Tensor)
@@ -133,7 +135,7 @@ def fill(self: SparseTensor, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return full_like(self, value)
     if are_patterns_fixed():  # a zero of a tensor has a gradient
-        return _filled("fill_", self.shape, value.item(), self.dtype)
+        return _filled("fill_", self.shape, value.item(), self.dtype, self.storage.device)
     return full_like(self, value.item())
 
 
@@ -146,21 +148,21 @@ def zero(self: SparseTensor) -> SparseTensor:
 def new_zeros(
     self: SparseTensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
 ) -> torch.Tensor:
-    return _filled("new_zeros", size, 0, dtype or self.dtype)
+    return _filled("new_zeros", size, 0, dtype or self.dtype, self.storage.device)
 
 
 @implements(aten.new_ones)
 def new_ones(
     self: SparseTensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
 ) -> torch.Tensor:
-    return _filled("new_ones", size, 1, dtype or self.dtype)
+    return _filled("new_ones", size, 1, dtype or self.dtype, self.storage.device)
 
 
 @implements(aten.new_full)
 def new_full(
     self: SparseTensor, size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any
 ) -> torch.Tensor:
-    return _filled("new_full", size, fill_value, dtype or self.dtype)
+    return _filled("new_full", size, fill_value, dtype or self.dtype, self.storage.device)
 
 
 # Python's own ways with tensors ----------------------------------------------------------------------

@@ -75,8 +75,8 @@ def matrix_power(input: Any, n: int, *, out: Any = None) -> Any:
     is_square = isinstance(input, SparseTensor) and input.dim() == 2 and input.shape[0] == input.shape[1]
     if n == 0 and is_square and out is None:
         size = input.shape[0]
-        ones = torch.ones(size, dtype=input.dtype)
-        places = Entries(torch.arange(size, device="cpu") * (size + 1), ones, (size, size))
+        ones = torch.ones(size, dtype=input.dtype, device=input.storage.device)
+        places = Entries(torch.arange(size, device=input.storage.device) * (size + 1), ones, (size, size))
         return from_entries(places, format_for(input, (size, size)))
     if out is not None and isinstance(n, int) and n >= 0:
         check_call(torch.matrix_power, input, n, out=out)

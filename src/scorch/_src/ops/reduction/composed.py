@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.devices import HOST
 from scorch._src.grad_state import untracked
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import by_formula, sparse_of, values_at, values_of
@@ -95,7 +96,7 @@ def _on_united(function: Function) -> Function:
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
         is_plain = all(_is_plain(tensor) for tensor in tensors) and kwargs.get("out") is None
         if is_plain and len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1:
-            zero = torch.zeros(1, dtype=tensors[0].dtype, device="cpu")
+            zero = torch.zeros(1, dtype=tensors[0].dtype, device=HOST)
             if not bool(_replaced(function, args, kwargs, lambda _: zero).count_nonzero()):
                 pattern = united_pattern(tensors)
                 values = _replaced(function, args, kwargs, lambda tensor: values_at(tensor, pattern))

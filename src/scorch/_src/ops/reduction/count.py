@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.ops.fallback import densely
 from scorch._src.storage.budget import check_budget
 from scorch._src.tensor.entries import Entries, entries_of
@@ -55,10 +56,10 @@ def unique(
         values = torch.cat([values[:at], values.new_zeros(1), values[at:]])
         counts = torch.cat([counts[:at], counts.new_tensor([zeros]), counts[at:]])
         place = torch.where(place >= at, place + 1, place)
-    nothing = torch.zeros(0, dtype=torch.int64)
+    nothing = torch.zeros(0, dtype=torch.int64, device=entries.keys.device)
     inverse = nothing
     if return_inverse:
-        inverse = torch.full(tuple(self.shape), at, dtype=torch.int64)
+        inverse = torch.full(tuple(self.shape), at, dtype=torch.int64, device=entries.keys.device)
         inverse.view(-1)[entries.keys] = place
     return values, inverse, counts if return_counts else nothing
 
@@ -74,15 +75,15 @@ def unique_consecutive(
     if return_inverse:
         _inverse_budget(self, "unique_consecutive")
     entries, _ = _nonzero(self)
-    bounds = torch.tensor([-1, self.numel()])
+    bounds = torch.tensor([-1, self.numel()], device=entries.keys.device)
     gaps = torch.diff(torch.cat([bounds[:1], entries.keys, bounds[1:]])) - 1  # zeros before each entry
     runs = entries.values.new_zeros(2 * gaps.numel() - 1)
     runs[1::2] = entries.values
-    lengths = torch.ones(runs.numel(), dtype=torch.int64)
+    lengths = torch.ones(runs.numel(), dtype=torch.int64, device=entries.keys.device)
     lengths[::2] = gaps
     runs, lengths = runs[lengths > 0], lengths[lengths > 0]
     values, place, counts = aten.unique_consecutive.default(runs, True, True)
-    nothing = torch.zeros(0, dtype=torch.int64)
+    nothing = torch.zeros(0, dtype=torch.int64, device=entries.keys.device)
     inverse = nothing
     if return_inverse:
         inverse = torch.repeat_interleave(place, lengths).reshape(tuple(self.shape))
@@ -144,7 +145,7 @@ def bincount(self: Any, weights: Any = None, minlength: int = 0) -> Any:
     """How often each whole number is there, or the sum of the ``weights`` where it is."""
     if not isinstance(self, SparseTensor):
         return densely(aten.bincount.default, (self, weights, minlength), {})
-    aten.bincount.default(torch.zeros((1,) * self.dim(), dtype=self.dtype))  # says what is wrong
+    aten.bincount.default(torch.zeros((1,) * self.dim(), dtype=self.dtype, device=HOST))  # says what is wrong
     if weights is not None and self.numel() and tuple(weights.shape) != tuple(self.shape):
         given = tuple(weights.shape)
         raise ShapeError(f"bincount: weights have shape {given}, but the numbers {tuple(self.shape)}")
@@ -168,6 +169,6 @@ def _weights(weights: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, t
         given = entries_of(weights)
         others = given.values[~torch.isin(given.keys, keys)]
         return given.at(keys), others.sum()
-    is_other = torch.ones(weights.numel(), dtype=torch.bool)
+    is_other = torch.ones(weights.numel(), dtype=torch.bool, device=keys.device)
     is_other[keys] = False
     return weights[keys], weights[is_other].sum()

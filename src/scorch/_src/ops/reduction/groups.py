@@ -41,9 +41,11 @@ class Groups:
         self.reduced = reduced
         self.kept_shape = tuple(shape[dim] for dim in kept)
         self.length = math.prod(shape[dim] for dim in reduced)
-        inside = keys_of([columns[dim] for dim in reduced], tuple(shape[dim] for dim in reduced))
+        inside = keys_of(
+            [columns[dim] for dim in reduced], tuple(shape[dim] for dim in reduced), listed.keys.device
+        )
         self.inside = inside.expand(count)
-        keys = keys_of([columns[dim] for dim in kept], self.kept_shape).expand(count)
+        keys = keys_of([columns[dim] for dim in kept], self.kept_shape, listed.keys.device).expand(count)
         is_sorted = kept == list(range(len(kept)))  # as entries are, if the last dimensions are reduced
         distinct: Any = torch.unique_consecutive if is_sorted else torch.unique
         self.keys, self.group, self.stored = distinct(keys, return_inverse=True, return_counts=True)
@@ -51,7 +53,9 @@ class Groups:
         self.zeros = self.length - self.stored
         self.has_zeros = self.zeros > 0
         self.is_masked = False
-        is_in_order = count == size and torch.equal(listed.values, torch.arange(size, device="cpu"))
+        is_in_order = count == size and torch.equal(
+            listed.values, torch.arange(size, device=listed.values.device)
+        )
         self.numbers = None if is_in_order else listed.values
 
     def masked(self) -> Groups:
@@ -89,7 +93,7 @@ class Groups:
         order = torch.argsort(self.group, stable=True)
         group, inside = self.group[order], self.inside[order]
         first = torch.cumsum(self.stored, 0) - self.stored
-        rank = torch.arange(group.numel()) - first[group]
+        rank = torch.arange(group.numel(), device=group.device) - first[group]
         gaps = torch.where(inside != rank, rank, self.length)
         missing = gaps.new_full(self.keys.shape, self.length)
         missing.scatter_reduce_(0, group, gaps, reduce="amin", include_self=True)
@@ -113,7 +117,7 @@ class Groups:
         check_budget(size * values.element_size(), f"a reduction to shape {shape}", "reduce more dimensions")
         if count == size:
             return values.reshape(shape)
-        start = torch.full((size,), fill, dtype=values.dtype, device="cpu")
+        start = torch.full((size,), fill, dtype=values.dtype, device=values.device)
         return start.index_put((self.keys,), values).view(shape)
 
 

@@ -123,7 +123,7 @@ def _first(S: SparseTensor, dim: int, keepdim: bool, how: str) -> torch.Tensor:
         fixed = values.detach()
         best = groups.reduce(fixed, how)[groups.group]
         is_best = (fixed == best) | (fixed.isnan() & best.isnan())
-        numbers = torch.arange(values.numel())
+        numbers = torch.arange(values.numel(), device=values.device)
         return values[groups.reduce(torch.where(is_best, numbers, values.numel()), "amin")], 0.0
 
     bound = _bound(S.dtype, -1 if how == "amax" else 1)

@@ -127,7 +127,9 @@ def _variance(groups: Groups, values: torch.Tensor, subtracted: float) -> torch.
     wide = values.double()
     center = groups.sum(wide) / groups.places
     squares = groups.sum((wide - center[groups.group]) ** 2) + groups.sum_of_zeros(center**2)
-    freedom = (torch.as_tensor(groups.places, dtype=torch.float64) - subtracted).clamp(min=0)
+    freedom = (torch.as_tensor(groups.places, dtype=torch.float64, device=values.device) - subtracted).clamp(
+        min=0
+    )
     if not groups.is_masked:
         return squares / freedom
     undefined = squares.detach() / freedom  # infinity or NaN, without a gradient

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.grad_state import is_plain_inference
 from scorch._src.ops.fallback import densely
 from scorch._src.ops.reduction.direct import bind, direct
@@ -41,7 +42,7 @@ def on_small(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any:
     """
     pattern, dtype = tensor.storage.pattern, tensor.storage.values.dtype
     rank = len(pattern.shape)
-    small = torch.zeros([2 if dim < FEW_DIMS else 1 for dim in range(rank)], dtype=dtype)
+    small = torch.zeros([2 if dim < FEW_DIMS else 1 for dim in range(rank)], dtype=dtype, device=HOST)
     if rank <= FEW_DIMS:
         return func(small, *args, **kwargs)
     with warnings.catch_warnings():

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.ops.fallback import densely
 from scorch._src.ops.reduction.direct import direct
 from scorch._src.ops.reduction.groups import Groups, groups_of
@@ -27,7 +28,7 @@ aten = torch.ops.aten
 @implements(aten.cumsum.default)
 def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """Each entry's sum stands from its place to the one before the next entry."""
-    like = aten.cumsum(torch.zeros((2,) * self.dim(), dtype=self.dtype), dim, dtype=dtype)
+    like = aten.cumsum(torch.zeros((2,) * self.dim(), dtype=self.dtype, device=HOST), dim, dtype=dtype)
     if not self.numel():
         return densely(aten.cumsum.default, (self, dim), {"dtype": dtype})
     shape, dim = tuple(self.shape), dim % self.dim()
@@ -45,8 +46,10 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
         f"cumsum of {shape}",
         "it fills every line from its first entry on",
     )
-    place = torch.repeat_interleave(torch.arange(group.numel()), length)
-    offset = torch.arange(place.numel()) - torch.repeat_interleave(torch.cumsum(length, 0) - length, length)
+    place = torch.repeat_interleave(torch.arange(group.numel(), device=group.device), length)
+    offset = torch.arange(place.numel(), device=place.device) - torch.repeat_interleave(
+        torch.cumsum(length, 0) - length, length
+    )
     keys = _keys(groups, shape, group[place], along[place] + offset)
     return from_entries(Entries(keys, total[place], shape), format_for(self, shape), in_order=False)
 
@@ -61,7 +64,9 @@ def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -
     order = torch.argsort(groups.group, stable=True)
     group, along = groups.group[order], groups.inside[order]
     first = (torch.cumsum(groups.stored, 0) - groups.stored)[group]
-    kept = along == torch.arange(group.numel()) - first  # stored without a gap from the first place on
+    kept = (
+        along == torch.arange(group.numel(), device=group.device) - first
+    )  # stored without a gap from the first place on
     values = groups.values(self)[order][kept].to(like.dtype)
     values = scanned(torch.cumprod, values, torch.unique_consecutive(group[kept], return_counts=True)[1])
     if not bool(values.isfinite().all()):  # times zero, at the first gap, it is not a number
@@ -87,7 +92,7 @@ def scanned(scan: Callable[..., torch.Tensor], values: torch.Tensor, lengths: to
     places, parts = [], []
     for width in torch.unique(widths).tolist():
         lines = widths == width
-        number = torch.arange(width)
+        number = torch.arange(width, device=lengths.device)
         is_filled = number < lengths[lines].unsqueeze(1)
         place = first[lines].unsqueeze(1) + torch.where(is_filled, number, 0)
         parts.append(scan(values[place], 1, dtype=values.dtype)[is_filled])

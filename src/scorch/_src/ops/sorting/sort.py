@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.ops.fallback import densely, stored, write_out
 from scorch._src.ops.sorting.sorted_segments import Lines
 from scorch._src.storage.budget import check_budget, is_within_budget
@@ -34,7 +35,7 @@ def _check(func: Any, self: SparseTensor, args: tuple[Any, ...], small: tuple[An
     Shells know of shapes, but only tensors with memory refuse dtypes.
     """
     dtype = self.storage.values.dtype
-    func(torch.zeros((1,) * self.dim(), dtype=dtype), *(args if small is None else small))
+    func(torch.zeros((1,) * self.dim(), dtype=dtype, device=HOST), *(args if small is None else small))
     func(torch.empty(tuple(self.shape), dtype=dtype, device="meta"), *args)
 
 
@@ -155,13 +156,13 @@ def mode(self: SparseTensor, dim: int = -1, keepdim: bool = False) -> Any:
     is_same = (lines.line[1:] == lines.line[:-1]) & (lines.values[1:] == lines.values[:-1])
     begins[1:] = ~is_same
     start = torch.nonzero(begins)[:, 0]
-    length = torch.diff(start, append=torch.tensor([lines.line.numel()]))
+    length = torch.diff(start, append=torch.tensor([lines.line.numel()], device=start.device))
     line = lines.line[start]
     longest = torch.zeros_like(lines.stored).scatter_reduce_(0, line, length, "amax")
     is_longest = length == longest[line]
     entry = torch.full_like(lines.stored, lines.line.numel())
     entry.scatter_reduce_(0, line[is_longest], start[is_longest], "amin")
-    rank = lines.rank_of(entry, torch.arange(entry.numel()))
+    rank = lines.rank_of(entry, torch.arange(entry.numel(), device=entry.device))
     is_zero = (lines.zeros > longest) | ((lines.zeros == longest) & (rank >= lines.front))
     last = torch.where(is_zero, lines.front + lines.zeros - 1, rank + longest - 1)
     return lines.reduced(last, keepdim, lines.size - 1)
@@ -175,7 +176,7 @@ def _of_one(func: Any, input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
     is_several = isinstance(q, torch.Tensor) and q.dim() > 0
     if is_several or kwargs.get("out") is not None or not isinstance(input, SparseTensor):
         return by_formula(func, (input, q, *args), kwargs)
-    several = torch.as_tensor(q, dtype=input.dtype).reshape(1)
+    several = torch.as_tensor(q, dtype=input.dtype, device=input.storage.device).reshape(1)
     return by_formula(func, (input, several, *args), kwargs)[0]
 
 
@@ -202,7 +203,9 @@ def _quantile(func: Any, input: Any, q: Any, args: tuple[Any, ...], kwargs: dict
         found = densely(func, (input, q), named)
         found = stored(found, input) if isinstance(input, SparseTensor) else found
     else:
-        func(torch.zeros((1,) * input.dim(), dtype=input.dtype), q, **named)  # says what is wrong
+        func(
+            torch.zeros((1,) * input.dim(), dtype=input.dtype, device=input.storage.device), q, **named
+        )  # says what is wrong
         found = _quantile_of(func is torch.nanquantile, input, q, **named)
     return found if out is None else write_out(out, found, func.__name__)
 
@@ -210,7 +213,7 @@ def _quantile(func: Any, input: Any, q: Any, args: tuple[Any, ...], kwargs: dict
 @functools.cache
 def _ranks_are_double() -> bool:
     """Whether this torch computes ranks of float32 in float64, as from 2.15 on."""
-    steps = torch.zeros(100_000)
+    steps = torch.zeros(100_000, device=HOST)
     steps[30_000:] = 1
     share = float(torch.quantile(steps, 0.3))  # how far the rank is beyond 29,999
     return share * 512 != round(share * 512)
@@ -226,7 +229,7 @@ def _quantile_of(
 ) -> Any:
     """Elements of one or several ranks that need not be whole, as torch computes them."""
     lines = Lines(input, dim)
-    wanted = torch.as_tensor(q, dtype=input.dtype)
+    wanted = torch.as_tensor(q, dtype=input.dtype, device=input.storage.device)
     parts = wanted.reshape(-1, 1)
     parts = parts.double() if lines.size > EXACT or _ranks_are_double() else parts
     size = 8 * parts.numel() * lines.keys.numel()
@@ -238,13 +241,13 @@ def _quantile_of(
         ranks = (parts * (lines.size - 1)).masked_fill(nans > 0, lines.size - 1)
     rounded = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}
     ranks = rounded[interpolation](ranks) if interpolation in rounded else ranks
-    line = torch.arange(lines.keys.numel()).expand(ranks.shape)
+    line = torch.arange(lines.keys.numel(), device=lines.keys.device).expand(ranks.shape)
     below = lines.values_at(line, ranks.long())
     if interpolation in ("linear", "midpoint"):
         above = lines.values_at(line, ranks.ceil().long())
         share = ranks - ranks.floor() if interpolation == "linear" else torch.full_like(ranks, 0.5)
         below = torch.lerp(below, above, share.to(below.dtype))
-    keys = torch.arange(parts.numel()).unsqueeze(1) * lines.count + lines.keys
+    keys = torch.arange(parts.numel(), device=lines.keys.device).unsqueeze(1) * lines.count + lines.keys
     kept: tuple[int, ...] = lines.shape
     if keepdim:
         kept = tuple(1 if dim is None or d == lines.dim else n for d, n in enumerate(input.shape))

@@ -93,7 +93,7 @@ class Lines:
         """For every entry, by place, how many zeros of its line stand before it, counted on from the line."""
         places = self.line * self.size + (self.place if self._by_place is None else self._by_place)
         places = torch.sort(places).values if self._by_place is None else places
-        inside: torch.Tensor = torch.arange(places.numel()) - self.first[self.line]
+        inside: torch.Tensor = torch.arange(places.numel(), device=places.device) - self.first[self.line]
         return places - inside
 
     # results -----------------------------------------------------------------------------------------
@@ -105,8 +105,8 @@ class Lines:
             shape = (*shape[: self.dim], 1, *shape[self.dim :])
         cure = "the values alone are torch.quantile(S, q, dim, interpolation='lower')"
         check_budget(8 * self.count, f"the places of shape {shape}", cure)
-        lines = torch.arange(self.keys.numel())
-        places = torch.full(shape, empty, dtype=torch.int64)
+        lines = torch.arange(self.keys.numel(), device=self.keys.device)
+        places = torch.full(shape, empty, dtype=torch.int64, device=self.keys.device)
         places.view(-1)[self.keys] = self.places_at(lines, rank)
         return self.stored_at(self.keys, self.values_at(lines, rank), shape), places
 
@@ -122,7 +122,7 @@ class Lines:
     def first_values(self, k: int) -> torch.Tensor:
         """The values of ranks below ``k``, along the dimension of the lines."""
         assert self.dim is not None
-        ranks = self.rank_of(torch.arange(self.line.numel()), self.line)
+        ranks = self.rank_of(torch.arange(self.line.numel(), device=self.line.device), self.line)
         kept = ranks < k
         columns = coordinates_of(self.keys[self.line[kept]], self.shape)
         columns.insert(self.dim, ranks[kept])
@@ -136,7 +136,7 @@ class Lines:
         The place of the next zero is one further, and one more for each entry between them.
         """
         assert self.dim is not None
-        made = torch.ones((self.count, k), dtype=torch.int64)
+        made = torch.ones((self.count, k), dtype=torch.int64, device=self.keys.device)
         if k:
             made[:, 0] = 0
             made[self.keys, 0] = -self.front
@@ -144,6 +144,6 @@ class Lines:
             after = self.front[self.line] + self._zeros_before - self.line * self.size  # the rank of a zero
             steps.index_add_(0, (row + after)[after < k], torch.ones_like(after[after < k]))
             torch.cumsum(made, 1, out=made)
-            rank = self.rank_of(torch.arange(row.numel()), self.line)
+            rank = self.rank_of(torch.arange(row.numel(), device=row.device), self.line)
             steps[(row + rank)[rank < k]] = self.place[rank < k]
         return made.reshape(*self.shape, k).movedim(-1, self.dim).contiguous()

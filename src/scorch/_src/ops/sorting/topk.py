@@ -9,6 +9,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.grad_state import untracked
+from scorch._src.loops.types import LAST_INT32
 from scorch._src.tensor.matrix_rows import rows_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
@@ -90,8 +91,8 @@ def _of_batch(h: torch.Tensor, k: int, abs: bool) -> SparseTensor:
             used = used.any(dim)
         flat = used.reshape(-1, h.shape[-1])
         rows, columns = flat.nonzero(as_tuple=True)
-        dtype = torch.int32 if max(*h.shape, rows.numel()) < 2**31 else torch.int64
-        pos = torch.cat([torch.zeros(1, dtype=torch.int64), flat.sum(1).cumsum(0)])
+        dtype = torch.int32 if max(*h.shape, rows.numel()) <= LAST_INT32 else torch.int64
+        pos = torch.cat([torch.zeros(1, dtype=torch.int64, device=flat.device), flat.sum(1).cumsum(0)])
         pos, columns = pos.to(dtype), columns.to(dtype)
         places = rows * h.shape[-1] + columns
     return rows_tensor(pos, columns, torch.where(kept, h, 0).reshape(-1)[places], tuple(h.shape))
@@ -121,6 +122,10 @@ def _arrays(places: torch.Tensor, shape: tuple[int, ...], k: int) -> tuple[torch
     rows = 1
     for size in shape[:-1]:
         rows = rows * size
-    dtype = torch.int32 if max(*shape, rows * k, 1) < 2**31 else torch.int64
-    pos = torch.arange(0, rows * k + 1, k, dtype=dtype) if k else torch.zeros(rows + 1, dtype=dtype)
+    dtype = torch.int32 if max(*shape, rows * k, 1) <= LAST_INT32 else torch.int64
+    pos = (
+        torch.arange(0, rows * k + 1, k, dtype=dtype, device=places.device)
+        if k
+        else torch.zeros(rows + 1, dtype=dtype, device=places.device)
+    )
     return pos, places.reshape(-1).to(dtype)

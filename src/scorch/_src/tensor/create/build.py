@@ -57,7 +57,7 @@ def from_coordinates(
     given = as_learned_values("values", values)
     if is_learning(given):
         return _connected(coordinates, given, shape, format, name)
-    crd, count = _rows(name, coordinates)
+    crd, count = _rows(name, coordinates, given.device)
     return _from_rows(crd, count, given, shape, format, name)
 
 
@@ -108,8 +108,9 @@ def _connected(
 ) -> SparseTensor | torch.Tensor:
     """As ``from_coordinates``, connected to the values."""
     with untracked():
-        crd, count = _rows(name, coordinates)
-        made = _from_rows(crd, count, torch.zeros(values.shape, dtype=values.dtype), shape, None, name)
+        crd, count = _rows(name, coordinates, values.device)
+        zeros = torch.zeros(values.shape, dtype=values.dtype, device=values.device)
+        made = _from_rows(crd, count, zeros, shape, None, name)
         place = None
         if isinstance(made, SparseTensor):
             pattern = made.storage.pattern
@@ -125,12 +126,12 @@ def _connected(
     return found if format is None else found.to_format(format)
 
 
-def _rows(name: str, coordinates: Any) -> tuple[list[torch.Tensor], int]:
+def _rows(name: str, coordinates: Any, device: torch.device) -> tuple[list[torch.Tensor], int]:
     """The coordinates in each dimension, and the number of entries, which may have no dimensions at all."""
     if isinstance(coordinates, (list, tuple)) and any(
         isinstance(row, (torch.Tensor, np.ndarray)) for row in coordinates
     ):
-        rows = [as_indices(f"{name}[{dim}]", row) for dim, row in enumerate(coordinates)]
+        rows = [as_indices(f"{name}[{dim}]", row, device) for dim, row in enumerate(coordinates)]
         for dim, row in enumerate(rows):
             if row.dim() != 1:
                 raise ShapeError(
@@ -141,7 +142,7 @@ def _rows(name: str, coordinates: Any) -> tuple[list[torch.Tensor], int]:
                     f"{name}[{dim}] has {row.numel()} coordinates, but {name}[0] has {rows[0].numel()}"
                 )
         return rows, rows[0].numel()
-    found = as_indices(name, coordinates)
+    found = as_indices(name, coordinates, device)
     if found.dim() != 2:
         raise ShapeError(
             f"{name} has shape {tuple(found.shape)}; it must have one row for each dimension "
@@ -204,7 +205,10 @@ def _compressed_pattern(
 ) -> tuple[Pattern, bool]:
     """The arrays as a pattern, and whether its entries are in order and differ."""
     pointer_name, plain_name, what = _ARRAYS[kind[-1]]
-    pos, crd = as_indices(pointer_name, pointers), as_indices(plain_name, plain)
+    pos, crd = (
+        as_indices(array, found, given.device)
+        for array, found in ((pointer_name, pointers), (plain_name, plain))
+    )
     batch = _check_compressed_arrays(kind, pos, crd, given)
     inner = 2 if kind[0] == "b" else 0
     blocks = tuple(given.shape[batch + 1 : batch + 1 + inner])

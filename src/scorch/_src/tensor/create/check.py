@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from scorch._src.backends.base import is_served, served_devices, served_in_words
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_learning
 from scorch.errors import (
@@ -29,15 +30,27 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def check_device(name: str, device: Any) -> None:
-    """Refuse every device but the cpu."""
-    if device is not None and torch.device(device).type != "cpu":
-        raise OperandError(f"{name} is on device {device}, but Scorch computes on the cpu; use .cpu()")
+    """Refuse a device that no backend computes on."""
+    if device is None or is_served(device if isinstance(device, torch.device) else torch.device(device)):
+        return
+    cure = f"use .{served_devices()[0]}()"
+    raise OperandError(
+        f"{name} is on device {device}, but Scorch computes on the {served_in_words()}; {cure}"
+    )
+
+
+def device_for(name: str, device: Any = None) -> torch.device:
+    """Where what a user makes from nothing is: on the device asked for, or on torch's default device."""
+    found = torch.empty(0).device if device is None else torch.device(device)  # as graphs can ask, too
+    check_device(name, found)
+    return found
 
 
 def refuse_pinning(pin_memory: bool) -> None:
     if pin_memory:
         raise UnsupportedError(
-            "pin_memory=True serves copies to a GPU, but Scorch computes on the cpu; leave it out"
+            f"pin_memory=True serves copies to a GPU, but Scorch computes on the {served_in_words()}; "
+            "leave it out"
         )
 
 
@@ -50,7 +63,7 @@ def is_freed(tensor: torch.Tensor) -> bool:
             return False
     except RuntimeError:  # a tensor of torch.func or of another layout
         return False
-    return tensor.is_cpu and not tensor._is_zerotensor()
+    return not tensor.is_meta and not tensor._is_zerotensor()
 
 
 def refuse_freed(*values: Any) -> None:
@@ -69,8 +82,11 @@ def refuse_freed(*values: Any) -> None:
 # arrays ----------------------------------------------------------------------------------------------
 
 
-def as_tensor(name: str, data: Any) -> torch.Tensor:
-    """Lists, NumPy arrays and tensors as a plain tensor, without a copy where there need be none."""
+def as_tensor(name: str, data: Any, device: torch.device | None = None) -> torch.Tensor:
+    """Lists, NumPy arrays and tensors as a plain tensor, without a copy where there need be none.
+
+    What is no tensor yet becomes one on ``device``, or where ``device_for`` says.
+    """
     if isinstance(data, torch.Tensor):
         check_device(name, data.device)
         refuse_freed(data)
@@ -78,9 +94,10 @@ def as_tensor(name: str, data: Any) -> torch.Tensor:
             raise OperandError(f"{name} must be a dense tensor, not one of layout {data.layout}")
         return data.detach().resolve_conj().resolve_neg()
     if isinstance(data, np.ndarray):
-        return from_numpy(name, data)
+        return from_numpy(name, data).to(device_for(name, device))
+    where = device_for(name, device)
     try:
-        return torch.tensor(data, device="cpu")
+        return torch.tensor(data, device=where)
     except (TypeError, ValueError, RuntimeError) as error:
         raise OperandError(f"{name} is not an array of numbers: {error}") from None
 
@@ -100,9 +117,9 @@ def from_numpy(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
         ) from None
 
 
-def as_indices(name: str, data: Any) -> torch.Tensor:
+def as_indices(name: str, data: Any, device: torch.device | None = None) -> torch.Tensor:
     """Coordinates or pointers as a tensor of integers."""
-    found = as_tensor(name, data)
+    found = as_tensor(name, data, device)
     if found.dtype in _INTEGERS:
         return found
     if found.numel() == 0:
@@ -123,16 +140,20 @@ def own(array: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     return array.detach().to(wanted, copy=True, memory_format=torch.contiguous_format)
 
 
-def as_values(name: str, data: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+def as_values(
+    name: str, data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> torch.Tensor:
     """Values as a tensor of a dtype that kernels have."""
-    found = as_tensor(name, data)
+    found = as_tensor(name, data, device)
     return found.to(_checked_dtype(name, dtype or found.dtype))
 
 
-def as_learned_values(name: str, data: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+def as_learned_values(
+    name: str, data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> torch.Tensor:
     """As ``as_values``; a tensor that is learned stays connected."""
     if not isinstance(data, torch.Tensor) or data.layout != torch.strided or not is_learning(data):
-        return as_values(name, data, dtype)
+        return as_values(name, data, dtype, device)
     check_device(name, data.device)
     return data.to(_checked_dtype(name, dtype or data.dtype))
 

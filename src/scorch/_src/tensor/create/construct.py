@@ -25,6 +25,7 @@ from scorch._src.tensor.create.check import (
     as_learned_values,
     as_shape,
     check_device,
+    device_for,
     refuse_freed,
     refuse_pinning,
 )
@@ -126,8 +127,12 @@ def tensor(
         return torch.tensor(
             data, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory
         )
-    _check_options("the tensor", device, pin_memory)
-    found = data.detach().clone() if isinstance(data, torch.Tensor) else torch.tensor(data, device="cpu")
+    where = _checked_device("the tensor", device, pin_memory)
+    found = (
+        data.detach().clone()
+        if isinstance(data, torch.Tensor)
+        else torch.tensor(data, device=device_for("the tensor", where))
+    )
     return _leaf(from_torch(found if dtype is None else found.to(dtype), format), requires_grad)
 
 
@@ -143,9 +148,9 @@ def from_edge_index(
     if edges.dim() != 2 or edges.shape[0] != 2:
         raise ShapeError(f"edge_index has shape {tuple(edges.shape)}; it must be (2, number of edges)")
     weights = (
-        torch.ones(edges.shape[1], device="cpu")
+        torch.ones(edges.shape[1], device=edges.device)
         if edge_weight is None
-        else as_learned_values("edge_weight", edge_weight)
+        else as_learned_values("edge_weight", edge_weight, device=edges.device)
     )
     if weights.shape[:1] != edges.shape[1:]:
         raise ShapeError(
@@ -192,12 +197,14 @@ def sparse_coo_tensor(
     """
     if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
         return _in_graph("coo", [indices], values, size, format)
-    _check_options("sparse_coo_tensor", device, pin_memory)
+    where = _checked_device("sparse_coo_tensor", device, pin_memory)
     if values is None:  # torch's other form: an empty tensor of the given size
         shape = as_shape("size", indices if size is None else size)
-        empty = torch.zeros(0, dtype=dtype or torch.get_default_dtype(), device="cpu")
-        indices, values, size = torch.zeros(len(shape), 0, dtype=torch.int64, device="cpu"), empty, shape
-    given = as_learned_values("values", values, dtype)
+        values = torch.zeros(
+            0, dtype=dtype or torch.get_default_dtype(), device=device_for("sparse_coo_tensor", where)
+        )
+        indices, size = torch.zeros(len(shape), 0, dtype=torch.int64, device=values.device), shape
+    given = as_learned_values("values", values, dtype, where)
     return _leaf(from_coordinates(indices, given, size, format), requires_grad)
 
 
@@ -222,8 +229,8 @@ def sparse_compressed_tensor(
             f"layout {layout} is not compressed; there are torch.sparse_csr, torch.sparse_csc, "
             "torch.sparse_bsr and torch.sparse_bsc"
         )
-    _check_options(f"sparse_{kind}_tensor", device, pin_memory)
-    given = as_learned_values("values", values, dtype)
+    where = _checked_device(f"sparse_{kind}_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype, where)
     made = from_compressed(kind, compressed_indices, plain_indices, given, size, format)
     return _leaf(made, requires_grad)
 
@@ -249,8 +256,8 @@ def sparse_csr_tensor(
     """
     if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
         return _in_graph("csr", [crow_indices, col_indices], values, size, format)
-    _check_options("sparse_csr_tensor", device, pin_memory)
-    given = as_learned_values("values", values, dtype)
+    where = _checked_device("sparse_csr_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype, where)
     return _leaf(from_compressed("csr", crow_indices, col_indices, given, size, format), requires_grad)
 
 
@@ -270,8 +277,8 @@ def sparse_csc_tensor(
     """As ``torch.sparse_csc_tensor``; rows in any order inside a column, repeats are summed."""
     if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
         return _in_graph("csc", [ccol_indices, row_indices], values, size, format)
-    _check_options("sparse_csc_tensor", device, pin_memory)
-    given = as_learned_values("values", values, dtype)
+    where = _checked_device("sparse_csc_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype, where)
     return _leaf(from_compressed("csc", ccol_indices, row_indices, given, size, format), requires_grad)
 
 
@@ -289,8 +296,8 @@ def sparse_bsr_tensor(
     format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_bsr_tensor``: each value is a block."""
-    _check_options("sparse_bsr_tensor", device, pin_memory)
-    given = as_learned_values("values", values, dtype)
+    where = _checked_device("sparse_bsr_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype, where)
     return _leaf(from_compressed("bsr", crow_indices, col_indices, given, size, format), requires_grad)
 
 
@@ -308,14 +315,16 @@ def sparse_bsc_tensor(
     format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_bsc_tensor``: each value is a block."""
-    _check_options("sparse_bsc_tensor", device, pin_memory)
-    given = as_learned_values("values", values, dtype)
+    where = _checked_device("sparse_bsc_tensor", device, pin_memory)
+    given = as_learned_values("values", values, dtype, where)
     return _leaf(from_compressed("bsc", ccol_indices, row_indices, given, size, format), requires_grad)
 
 
-def _check_options(name: str, device: Any, pin_memory: bool) -> None:
-    check_device(name, device)
+def _checked_device(name: str, device: Any, pin_memory: bool) -> torch.device | None:
+    """The device asked for, if any: what is no tensor yet is made there, or on torch's default device."""
+    found = None if device is None else device_for(name, device)
     refuse_pinning(pin_memory)
+    return found
 
 
 def _leaf(made: SparseTensor | torch.Tensor, requires_grad: bool) -> SparseTensor | torch.Tensor:

@@ -17,13 +17,14 @@ import torch
 
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
+from scorch._src.devices import HOST
 from scorch._src.formats import Format, as_format
 from scorch._src.storage.assemble import assembled
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.create.build import from_coordinates
-from scorch._src.tensor.create.check import LARGEST, as_shape, check_device, refuse_pinning
+from scorch._src.tensor.create.check import LARGEST, as_shape, check_device, device_for, refuse_pinning
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -62,7 +63,7 @@ def zeros(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
     if format is None:
         return torch.zeros(*size, **options)
     shape, dtype = _shape_of(size, options), _dtype_of("zeros", options)
-    return _without_entries("zeros", shape, dtype, format)
+    return _without_entries("zeros", shape, dtype, format, _device_of("zeros", options))
 
 
 @leaf
@@ -71,7 +72,7 @@ def empty(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
     if format is None:
         return torch.empty(*size, **options)
     shape, dtype = _shape_of(size, options), _dtype_of("empty", options)
-    return _without_entries("empty", shape, dtype, format)
+    return _without_entries("empty", shape, dtype, format, _device_of("empty", options))
 
 
 @leaf
@@ -81,17 +82,22 @@ def zeros_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any)
         return torch.zeros_like(input, **options)
     check_tensor("zeros_like", input)
     dtype = _dtype_of("zeros_like", options, input.dtype)
-    return _without_entries("zeros_like", tuple(input.shape), dtype, format)
+    device = _device_of("zeros_like", options, input)
+    return _without_entries("zeros_like", tuple(input.shape), dtype, format, device)
 
 
-def _without_entries(name: str, shape: tuple[int, ...], dtype: torch.dtype, format: str | Format) -> Made:
+def _without_entries(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, format: str | Format, device: torch.device
+) -> Made:
     form = as_format(format, len(shape))
     if form.is_dense:
-        return torch.zeros(shape, dtype=dtype, device="cpu")
-    return SparseTensor(_empty(name, form, shape, dtype))
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return SparseTensor(_empty(name, form, shape, dtype, device))
 
 
-def _empty(name: str, form: Format, shape: tuple[int, ...], dtype: torch.dtype) -> Storage:
+def _empty(
+    name: str, form: Format, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Storage:
     """A tensor in which nothing is stored; dense levels at the top still have all their positions."""
     counts, pointers, positions = [], 0, 1
     for level, kind in enumerate(form.levels):
@@ -103,15 +109,15 @@ def _empty(name: str, form: Format, shape: tuple[int, ...], dtype: torch.dtype) 
     check_budget(
         pointers * index.itemsize, f"{name} in format {form}", "use format='coo', which has no pointers"
     )
-    none = torch.zeros(0, dtype=index, device="cpu")
+    none = torch.zeros(0, dtype=index, device=device)
     pos = [
-        torch.zeros((counts[level - 1] if level else 1) + 1, dtype=index, device="cpu")
+        torch.zeros((counts[level - 1] if level else 1) + 1, dtype=index, device=device)
         if form.starts_run(level)
         else None
         for level in range(len(form))
     ]
     crd = [None if kind.is_full else none for kind in form.levels]
-    return assembled(form, shape, pos, crd, counts, torch.zeros(counts[-1], dtype=dtype, device="cpu"))
+    return assembled(form, shape, pos, crd, counts, torch.zeros(counts[-1], dtype=dtype, device=device))
 
 
 # with all entries ------------------------------------------------------------------------------------
@@ -123,7 +129,7 @@ def ones(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
     if format is None:
         return torch.ones(*size, **options)
     shape, dtype = _shape_of(size, options), _dtype_of("ones", options)
-    return _filled("ones", shape, 1, dtype, format)
+    return _filled("ones", shape, 1, dtype, format, _device_of("ones", options))
 
 
 @leaf
@@ -133,7 +139,8 @@ def ones_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) 
         return torch.ones_like(input, **options)
     check_tensor("ones_like", input)
     dtype = _dtype_of("ones_like", options, input.dtype)
-    return _filled("ones_like", tuple(input.shape), 1, dtype, format)
+    device = _device_of("ones_like", options, input)
+    return _filled("ones_like", tuple(input.shape), 1, dtype, format, device)
 
 
 @leaf
@@ -142,19 +149,27 @@ def full(size: Any, fill_value: Any, *, format: AnyFormat = None, **options: Any
     if format is None:
         return torch.full(size, fill_value, **options)
     try:
-        inferred = torch.full((), fill_value, device="cpu").dtype
+        inferred = torch.full((), fill_value, device=HOST).dtype
     except TypeError:
         raise OperandError(f"fill_value is one number, not {fill_value!r}") from None
     dtype = _dtype_of("full", options, inferred)
-    return _filled("full", as_shape("size", size), fill_value, dtype, format)
+    shape, device = as_shape("size", size), _device_of("full", options)
+    return _filled("full", shape, fill_value, dtype, format, device)
 
 
-def _filled(name: str, shape: tuple[int, ...], value: Any, dtype: torch.dtype, format: str | Format) -> Made:
+def _filled(
+    name: str,
+    shape: tuple[int, ...],
+    value: Any,
+    dtype: torch.dtype,
+    format: str | Format,
+    device: torch.device,
+) -> Made:
     form = as_format(format, len(shape))
     if value == 0:
-        return _without_entries(name, shape, dtype, form)
+        return _without_entries(name, shape, dtype, form, device)
     check_all_stored(name, shape, dtype, form)
-    return from_torch(torch.full(shape, value, dtype=dtype, device="cpu"), form)
+    return from_torch(torch.full(shape, value, dtype=dtype, device=device), form)
 
 
 def check_all_stored(name: str, shape: tuple[int, ...], dtype: torch.dtype, form: Format) -> None:
@@ -179,8 +194,8 @@ def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: An
     if format is None:
         return torch.eye(n, **options) if m is None else torch.eye(n, m, **options)
     shape, dtype = as_shape("size", (n, n if m is None else m)), _dtype_of("eye", options)
-    diagonal = torch.arange(min(shape), device="cpu")
-    values = torch.ones(min(shape), dtype=dtype, device="cpu")
+    diagonal = torch.arange(min(shape), device=_device_of("eye", options))
+    values = torch.ones(min(shape), dtype=dtype, device=diagonal.device)
     return from_coordinates([diagonal, diagonal], values, shape, as_format(format, 2))
 
 
@@ -196,7 +211,8 @@ def arange(*bounds: Any, format: AnyFormat = None, **options: Any) -> Made:
     form = as_format(format, 1)
     type_of_dtype(planned.dtype)
     check_all_stored("arange", tuple(planned.shape), planned.dtype, form)
-    return from_torch(torch.arange(*bounds, **named, dtype=dtype, device="cpu"), form)
+    device = _device_of("arange", options)
+    return from_torch(torch.arange(*bounds, **named, dtype=dtype, device=device), form)
 
 
 def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> Made:
@@ -212,7 +228,9 @@ def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> Made:
     if format is None:
         return torch.as_tensor(data, **options)
     check_options("as_tensor", options)
-    return from_torch(torch.as_tensor(data, dtype=options.get("dtype"), device="cpu"), format)
+    like = data if isinstance(data, torch.Tensor) else None
+    device = _device_of("as_tensor", options, like)
+    return from_torch(torch.as_tensor(data, dtype=options.get("dtype"), device=device), format)
 
 
 # at random -------------------------------------------------------------------------------------------
@@ -295,13 +313,13 @@ def drawn(
     """Values from ``draw`` at random places of ``shape``, or at all where there is no ``density``."""
     form = as_format("coo" if format is None else format, len(shape))
     generator = options.pop("generator", None)
-    dtype = _dtype_of(name, options, default)
+    dtype, device = _dtype_of(name, options, default), _device_of(name, options)
     if default.is_floating_point and not (dtype.is_floating_point or dtype.is_complex):
         plain = str(dtype).removeprefix("torch.")
         raise DtypeError(f"{name} has no {plain} values; draw them with scorch.randint")
     if density is None:
         check_all_stored(name, shape, dtype, form)
-        return from_torch(draw(shape, dtype=dtype, generator=generator, device="cpu"), form)
+        return from_torch(draw(shape, dtype=dtype, generator=generator, device=device), form)
     places = math.prod(shape)
     if places > LARGEST:
         raise ShapeError(
@@ -309,8 +327,8 @@ def drawn(
             "the product of its sizes must stay below 2**63"
         )
     count = round(_checked_density(density) * places)
-    keys = _draw_places(count, places, generator)
-    values = draw((count,), dtype=dtype, generator=generator, device="cpu")
+    keys = _draw_places(count, places, generator, device)
+    values = draw((count,), dtype=dtype, generator=generator, device=device)
     if not shape:  # a number, stored or not
         return values.sum(dtype=dtype)
     return from_coordinates(coordinates_of(keys, shape), values, shape, form)
@@ -326,19 +344,21 @@ def _checked_density(density: Any) -> float:
     return found
 
 
-def _draw_places(count: int, places: int, generator: torch.Generator | None) -> torch.Tensor:
+def _draw_places(
+    count: int, places: int, generator: torch.Generator | None, device: torch.device
+) -> torch.Tensor:
     """``count`` different numbers below ``places``, in order; every choice is as likely as any other."""
     if count >= MOSTLY_TAKEN * places:
-        everything = torch.randperm(places, generator=generator, device="cpu")
+        everything = torch.randperm(places, generator=generator, device=device)
         return everything[:count].sort().values
-    found = torch.zeros(0, dtype=torch.int64, device="cpu")
+    found = torch.zeros(0, dtype=torch.int64, device=device)
     while found.numel() < count:
         # As many as give the rest on average, since some fall on places that are taken, and some to spare.
         left, share = count - found.numel(), (count - found.numel()) / (places - found.numel())
         tries = math.ceil(-math.log1p(-share) / share * left + 3 * math.sqrt(left)) + 1
-        more = torch.randint(places, (tries,), generator=generator, device="cpu")
+        more = torch.randint(places, (tries,), generator=generator, device=device)
         found = torch.unique(torch.cat([found, more]))
-    chosen = torch.randperm(found.numel(), generator=generator, device="cpu")[:count]
+    chosen = torch.randperm(found.numel(), generator=generator, device=device)[:count]
     return found[chosen.sort().values]
 
 
@@ -359,6 +379,12 @@ def _dtype_of(name: str, options: Mapping[str, Any], default: torch.dtype | None
     found: torch.dtype = options.get("dtype") or default or torch.get_default_dtype()
     type_of_dtype(found)
     return found
+
+
+def _device_of(name: str, options: Mapping[str, Any], like: torch.Tensor | None = None) -> torch.device:
+    """Where to make the tensor: where the options say, beside ``like``, or on torch's default device."""
+    found = options.get("device")
+    return device_for(name, like.device if found is None and like is not None else found)
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:

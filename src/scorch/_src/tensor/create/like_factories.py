@@ -33,7 +33,7 @@ def full_like(input: torch.Tensor, fill_value: Any, *, format: AnyFormat = None,
     if format is None:
         return torch.full_like(input, fill_value, **options)
     check_tensor("full_like", input)
-    return full(tuple(input.shape), fill_value, format=format, **_with_dtype(input, options))
+    return full(tuple(input.shape), fill_value, format=format, **_like(input, options))
 
 
 @leaf
@@ -42,7 +42,7 @@ def empty_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any)
     if format is None:
         return torch.empty_like(input, **options)
     check_tensor("empty_like", input)
-    return empty(tuple(input.shape), format=format, **_with_dtype(input, options))
+    return empty(tuple(input.shape), format=format, **_like(input, options))
 
 
 @leaf
@@ -96,8 +96,9 @@ def _drawn_like(
     if density is None and isinstance(input, SparseTensor):
         return from_torch(like(input, *bounds, **options), format)
     sizes = (*bounds, tuple(input.shape))
-    return draw(*sizes, density=density, format=format, **_with_dtype(input, options))
+    return draw(*sizes, density=density, format=format, **_like(input, options))
 
 
-def _with_dtype(input: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:
-    return {**options, "dtype": options.get("dtype") or input.dtype}
+def _like(input: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    device = input.device if options.get("device") is None else options["device"]
+    return {**options, "dtype": options.get("dtype") or input.dtype, "device": device}

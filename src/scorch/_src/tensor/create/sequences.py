@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.devices import HOST
 from scorch._src.formats import as_format
 from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.tensor.create.build import from_coordinates
-from scorch._src.tensor.create.check import as_shape
+from scorch._src.tensor.create.check import as_shape, device_for
 from scorch._src.tensor.create.check import from_numpy as as_dense
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.create.factories import (
@@ -77,10 +78,11 @@ def _listed(
     form = as_format(format, 1)
     check_options(name, options)
     shape = as_shape("size", (count,))
-    dtype = options.get("dtype") or make(*bounds, 0, device="cpu").dtype
+    dtype = options.get("dtype") or make(*bounds, 0, device=HOST).dtype
     type_of_dtype(dtype)
     check_all_stored(name, shape, dtype, form)
-    return from_torch(make(*bounds, shape[0], dtype=dtype, device="cpu"), form)
+    device = device_for(name, options.get("device"))
+    return from_torch(make(*bounds, shape[0], dtype=dtype, device=device), form)
 
 
 # at random -------------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ def diag_embed(
     if isinstance(input, SparseTensor) or input.layout != torch.strided:
         return from_torch(torch.diag_embed(input, offset, dim1, dim2), form)
     shape = tuple(input.shape)
-    *batch, along = coordinates_of(torch.arange(math.prod(shape), device="cpu"), shape)
+    *batch, along = coordinates_of(torch.arange(math.prod(shape), device=input.device), shape)
     offset = operator.index(offset)
     size = shape[-1] + abs(offset)
     columns, sizes = list(batch), list(shape[:-1])

@@ -106,8 +106,9 @@ def from_networkx(
     ]
     if not graph.is_directed():
         edges += [(target, source, value) for source, target, value in edges if source != target]
-    crd = torch.tensor([edge[:2] for edge in edges], dtype=torch.int64, device="cpu").reshape(-1, 2)
-    return from_coordinates(crd.t(), _weights(edges, dtype), (len(listed),) * 2, format)
+    values = _weights(edges, dtype)
+    crd = torch.tensor([edge[:2] for edge in edges], dtype=torch.int64, device=values.device).reshape(-1, 2)
+    return from_coordinates(crd.t(), values, (len(listed),) * 2, format)
 
 
 def _weights(edges: list[tuple[int, int, Any]], dtype: torch.dtype | None) -> torch.Tensor:

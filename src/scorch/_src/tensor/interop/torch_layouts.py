@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format, as_format
 from scorch._src.storage.storage import Pattern, Storage
@@ -117,8 +118,8 @@ def _silence_beta_warning() -> None:
     """Torch warns once a process that its compressed layouts are in beta; users of Scorch did not ask."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        empty = torch.zeros(0, device="cpu")
-        torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64, device="cpu"), empty.long(), empty, (0, 0))
+        empty = torch.zeros(0, device=HOST)
+        torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64, device=HOST), empty.long(), empty, (0, 0))
 
 
 def _converted(storage: Storage, name: str) -> Storage:

@@ -42,7 +42,7 @@ def _shares(heads: Heads, blocks: Blocks) -> _Shares:
     """Shares of about the same cost."""
     costs = blocks.costs
     before = [0, *itertools.accumulate(costs[mask][-1] for mask in heads.masks)]
-    parallel, threads = invoke.threads_for(before[-1], EACH)
+    parallel, threads = invoke.shared_by(before[-1], EACH)
     bounds = [0]
     for thread in range(1, threads):
         wanted = before[-1] * thread // threads

@@ -16,6 +16,7 @@ import torch
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.routines.attention_tiles import ROWS
 from scorch._src.backends.cpu.sources import read_source
+from scorch._src.loops.types import LAST_INT32
 
 ALONE = 3  # times the cost of a pair of a block, for one that a query computes by itself
 EACH = 1 << 16  # entries for each thread
@@ -59,10 +60,10 @@ def find_blocks(
     """The blocks of ``matrices`` masks; None where there is no compiler for them, or no place for keys."""
     name = f"scorch_blocks_{'i32' if pos.dtype == torch.int32 else 'i64'}"
     address = jit.function_address(SOURCE, "the blocks of an attention mask", name)
-    if not address or keys >= 2**31:
+    if not address or keys > LAST_INT32:
         return None
     each = -(-queries // ROWS)
-    parallel, threads = invoke.threads_for(crd.numel(), EACH)
+    parallel, threads = invoke.shared_by(crd.numel(), EACH)
     seen = torch.zeros(threads, keys, dtype=torch.int16, device="cpu")
     found = torch.empty(threads, keys, dtype=torch.int32, device="cpu")
     counted = torch.empty(matrices * each, 2, dtype=torch.int64, device="cpu")

@@ -44,14 +44,14 @@ def text_of(source: str, number: str, integer: str) -> str:
 
 def run(at: int, work: int, rows: int, arrays: Sequence[torch.Tensor | None], numbers: Sequence[int]) -> None:
     """Call the function at an address: ``arrays`` begin with pos and crd, ``numbers`` follow them."""
-    parallel, threads = invoke.threads_for(work, EACH)
+    parallel, threads = invoke.shared_by(work, EACH)
     places = [0 if array is None else invoke.address_of(array) for array in arrays]
     invoke.make_caller().call(at, parallel, threads, rows, *places, *numbers)
 
 
 def most_threads() -> int:
     """How many threads ``run`` may use, for memory that each has for itself."""
-    return invoke.threads_for(1 << 62, 1)[1]
+    return invoke.shared_by(1 << 62, 1)[1]
 
 
 def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:

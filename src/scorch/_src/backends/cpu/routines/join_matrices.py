@@ -44,7 +44,7 @@ def _run(
     made, address = builtins(), _address(what, index)
     if 4 * count + 12 > MOST_SLOTS or bytes not in BITS or made is None or not address:
         return None
-    threads = invoke.threads_for(rows + entries, EACH[what])
+    threads = invoke.shared_by(rows + entries, EACH[what])
     first = pack([*threads, count, rows, entries, bytes, *sizes])
     element = _ELEMENTS.get(dtype)
     facts = slot_facts(rows, _INDEX[index], element or BITS[bytes], 1, range(2, 3 * count, 3))

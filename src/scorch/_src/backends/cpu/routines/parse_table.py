@@ -16,6 +16,7 @@ import numpy as np
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import told
+from scorch._src.loops.types import LAST_INT32
 
 Array = np.ndarray[Any, Any]
 _BLANK = 2
@@ -40,9 +41,9 @@ def parse_table(
     count, read = functions
     text = np.frombuffer(data, dtype=np.uint8)
     address = text.ctypes.data
-    parallel, threads = invoke.threads_for(len(data) - begin, EACH)
+    parallel, threads = invoke.shared_by(len(data) - begin, EACH)
     first = np.zeros(threads, np.int64)
-    narrow = all(size < 2**31 for size in sizes)
+    narrow = all(size <= LAST_INT32 for size in sizes)
     limits = np.array(sizes, np.int64)
     call = invoke.make_caller().call
     for exact in (0, 1):  # lines without anything are rare: they are looked for once one is seen

@@ -38,7 +38,7 @@ def rows_of(pos: torch.Tensor, crd: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 def _first(rows: int, entries: int) -> bytes:
     """The arguments of the functions before the arrays."""
-    return pack([*invoke.threads_for(rows + entries, EACH), rows, entries])
+    return pack([*invoke.shared_by(rows + entries, EACH), rows, entries])
 
 
 def _address(what: str, dtype: torch.dtype) -> int:

@@ -13,13 +13,13 @@ import torch
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import told
+from scorch._src.loops.types import LAST_INT32
 
 _SORT = read_source("sort.c")
 
 SOURCE = "typedef long long i64;\ntypedef unsigned u32;\ntypedef int i32;\n\n" + "\n".join(
     _SORT.replace("INDEX##", index).replace("INDEX", index) for index in ("i32", "i64")
 )
-MOST = 2**31 - 1  # entries that 32 bits number
 
 
 @told("entries sorted")
@@ -27,7 +27,7 @@ def sort_entries(
     columns: Sequence[torch.Tensor], sizes: Sequence[int]
 ) -> tuple[torch.Tensor, list[torch.Tensor]] | bool | None:
     address, count = _address(columns[0].dtype), columns[0].numel()
-    if not address or count > MOST:
+    if not address or count > LAST_INT32:
         return None
     orders = torch.empty(2, count, dtype=torch.int32, device="cpu")
     begins = torch.empty(1 << 16, dtype=torch.int32, device="cpu")

@@ -33,7 +33,7 @@ def laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     address, found = _address(size), builtins()
     if not address or found is None:
         return wanted.contiguous()
-    first = pack([*invoke.threads_for(tensor.numel(), EACH), *turned])
+    first = pack([*invoke.shared_by(tensor.numel(), EACH), *turned])
     facts = result_facts(BITS[size], tuple(wanted.shape), zero=False)
     return found.fill(address, first, facts, None, tensor.detach()).view(tensor.dtype)
 
