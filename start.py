@@ -158,6 +158,8 @@ def test_environment() -> dict:
     """That of the tests, whose kernels are kept beside what they were made with, if nobody says where."""
     environment = child_environment()
     environment.setdefault("SCORCH_CACHE_DIR", str(VENV / "scorch-cache"))
+    # Otherwise every process that the tests start compiles the sources of Scorch anew.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     # Two processes of tests have more threads than there are cores: those that wait should not spin.
     environment.setdefault("OMP_WAIT_POLICY", "passive")
     return environment

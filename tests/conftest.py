@@ -100,19 +100,24 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 
 # What is about machine code itself is compiled as users have it; elsewhere tests ask what kernels mean, and
 # kernels made with little effort are there in half the time. ``--long`` compiles all as users have it.
-OPTIMIZED = {"compiler", "formats", "loops", "properties", "runtime"}
+OPTIMIZED = {"compiler", "loops", "properties", "runtime"}
 OPTIMIZED |= {
-    f"test_{name}.py" for name in ("attention_kernels", "benchmarks", "footprint", "sanitizers", "threads")
+    f"test_{name}.py" for name in ("attention_kernels", "benchmarks", "bitmap", "footprint", "threads")
+}
+# In these folders, what is about functions of torch, or names: kernels like those of the other files.
+NOT_OPTIMIZED = {
+    f"test_{name}.py" for name in ("acceptance", "gradients", "names", "programs", "torch_calls")
 }
 
 
-@pytest.fixture(autouse=True)
-def _effort(request: pytest.FixtureRequest) -> None:
-    """Set ``SCORCH_OPTIMIZE`` for the test, unless whoever started the run has."""
-    if request.config.stash[EFFORT]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Set ``SCORCH_OPTIMIZE`` for the test and all its fixtures, unless whoever started the run has."""
+    if item.config.stash[EFFORT]:
         return
-    path = request.path.relative_to(ROOT) if request.path.is_relative_to(ROOT) else request.path
-    wanted = "3" if OPTIMIZED.intersection(path.parts) else "0"
+    path = item.path.relative_to(ROOT) if item.path.is_relative_to(ROOT) else item.path
+    is_optimized = OPTIMIZED.intersection(path.parts) and path.name not in NOT_OPTIMIZED
+    wanted = "3" if is_optimized else "0"
     if os.environ.get("SCORCH_OPTIMIZE") == wanted:
         return
     os.environ["SCORCH_OPTIMIZE"] = wanted

@@ -3,14 +3,17 @@
 A test that needs a process of its own calls ``run_python`` as it would call ``subprocess.run``. A server, one
 for each process of pytest, has imported torch and Scorch and computed nothing, so it has no threads yet: it
 forks, and the fork does what the words say, runs what ``atexit`` holds and ends, without taking the modules
-apart. What has to be known before torch is imported (an option of Python, a variable such as
+apart. Tests of what importing Scorch does ask for another one, which has imported torch alone
+(``has="torch"``). What has to be known before torch is imported (an option of Python, a variable such as
 ``OMP_NUM_THREADS``) makes a real process of it, and so does a system that cannot fork.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
+import importlib
 import json
 import os
 import signal
@@ -30,8 +33,13 @@ ROOT = Path(__file__).resolve().parent.parent
 READ_EARLY = ("OMP_", "MKL_", "KMP_", "LD_", "DYLD_", "TORCH", "PYTHON", "SCORCH_DEBUG", "SCORCH_WITHOUT")
 READ_LATE = ("PYTHONPATH", "PYTHONUTF8")  # the first is followed here, the second changes nothing of ours
 CAN_FORK = sys.platform.startswith("linux")
+# What a server has imported: what it is named after, and what many of its forks would each load again.
+IMPORTED = {
+    "torch": ["torch"],
+    "scorch": ["torch._dynamo", "scorch", "scipy.sparse.linalg", "matplotlib.pyplot", "pytest", "hypothesis"],
+}
 
-_server: subprocess.Popen[str] | None = None
+_servers: dict[str, subprocess.Popen[str]] = {}
 
 
 def run_python(
@@ -41,10 +49,12 @@ def run_python(
     env: Mapping[str, str] | None = None,
     timeout: int = 600,
     check: bool = False,
+    has: str = "scorch",
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python WORDS`` and capture what it says.
 
     The words are ``-c CODE``, ``-m MODULE`` or a script, and arguments; ``-W ACTION`` may stand before them.
+    ``has`` says what is imported already.
     """
     words = [str(word) for word in words]
     environment = dict(os.environ if env is None else env)
@@ -62,7 +72,7 @@ def run_python(
             "said": [str(path) for path in said],
             "timeout": timeout,
         }
-        code = ask(json.dumps(request))
+        code = ask(json.dumps(request), has)
         out, err = (path.read_text(encoding="utf-8", errors="replace") for path in said)
     if code == -signal.SIGALRM:
         raise subprocess.TimeoutExpired(words, timeout, out, err)
@@ -87,40 +97,42 @@ def early(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def ask(request: str) -> int:
+def ask(request: str, has: str) -> int:
     """The exit status of the fork that did what is asked for."""
-    global _server
-    if _server is None or _server.poll() is not None:
+    server = _servers.get(has)
+    if server is None or server.poll() is not None:
         paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-        _server = subprocess.Popen(
-            [sys.executable, __file__],
+        # Forks begin alone, and none has a screen.
+        fixed = {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+        server = _servers[has] = subprocess.Popen(
+            [sys.executable, __file__, *IMPORTED[has]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"},  # forks begin alone
+            env={**os.environ, **fixed},
         )
-        atexit.register(stop, _server)
-    assert _server.stdin is not None and _server.stdout is not None
-    _server.stdin.write(request + "\n")
-    _server.stdin.flush()
-    return int(_server.stdout.readline())
+        atexit.register(stop, server)
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write(request + "\n")
+    server.stdin.flush()
+    return int(server.stdout.readline())
 
 
 def stop(server: subprocess.Popen[str]) -> None:
-    assert server.stdin is not None
+    assert server.stdin is not None and server.stdout is not None
     server.stdin.close()
     server.wait()
+    server.stdout.close()
 
 
 # inside the server -------------------------------------------------------------------------------------
 
 
-def serve() -> dict[str, Any] | None:
+def serve(modules: Sequence[str]) -> dict[str, Any] | None:
     """Fork for each line of the input; returns in the forks, and at the end of the input."""
-    import torch._dynamo  # noqa: F401
-
-    import scorch  # noqa: F401
-
+    for module in modules:
+        with contextlib.suppress(ImportError):  # what is optional
+            importlib.import_module(module)
     gc.collect()
     gc.freeze()  # collections in the forks leave these pages alone, so that they stay shared
     for line in sys.stdin:
@@ -198,7 +210,7 @@ def end(code: int) -> None:
 
 if __name__ == "__main__":
     sys.path.remove(str(Path(__file__).resolve().parent))
-    asked = serve()
+    asked = serve(sys.argv[1:])
     if asked is not None:
         become(asked)
         end(exit_code(asked["words"]))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -156,8 +154,8 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
     # The examples are run by test_examples.py, so the gallery shows their text only.
     options = ["-q", "-W", "--keep-going", "-n", "-D", "plot_gallery=0", "-d", tmp_path / "doctrees"]
-    command = [sys.executable, "-m", "sphinx", *options, DOCS, tmp_path / "site"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT, env=environment())
+    words = ["-m", "sphinx", *options, DOCS, tmp_path / "site"]
+    done = run_python(words, cwd=ROOT, env=environment())
     assert done.returncode == 0, done.stderr
     for page in ("index", "guide/first-steps", "reference/index", "what-works", "results"):
         assert (tmp_path / "site" / f"{page}.html").exists()

@@ -50,6 +50,8 @@ def test_what_is_raised_is_told() -> None:
 def test_torch_is_there_and_nothing_was_computed() -> None:
     program = "import os, sys; print('scorch' in sys.modules, len(os.listdir('/proc/self/task')))"
     assert run_python(["-c", program]).stdout == "True 1\n"
+    program = program.replace("'scorch' in", "'torch' in sys.modules, 'scorch' in")
+    assert run_python(["-c", program], has="torch").stdout == "True False 1\n"
 
 
 @needs_forks

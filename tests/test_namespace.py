@@ -10,7 +10,6 @@ import io
 import os
 import pickle
 import pkgutil
-import subprocess
 import sys
 import types
 
@@ -59,11 +58,10 @@ def run(script: str) -> str:
     return done.stdout.strip()
 
 
-def run_from_nothing(script: str) -> str:
-    """What a Python prints that has imported nothing before it runs ``script``."""
+def run_before(script: str) -> str:
+    """What a Python prints that has imported torch and nothing of Scorch before it runs ``script``."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "error", "-c", script]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = run_python(["-W", "error", "-c", script], env=environment, has="torch")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -113,7 +111,7 @@ def test_unknown_names_are_unknown():
 
 def test_names_that_torch_loads_late_are_found():
     script = "import sys, scorch; assert 'torch.onnx' not in sys.modules; print(scorch.onnx.__name__)"
-    assert run_from_nothing(script) == "torch.onnx"
+    assert run_before(script) == "torch.onnx"
     script = "import sys, scorch, torch; torch.later = 5; print(scorch.later)"
     assert run(script) == "5"
 
@@ -175,7 +173,7 @@ for name, module in list(sys.modules.items()):
         assert first.setdefault(file, module) is module, name
 print(scorch.distributed.tensor.__name__)
 """
-    assert run_from_nothing(script) == "torch.distributed.tensor"
+    assert run_before(script) == "torch.distributed.tensor"
 
 
 def test_modules_that_do_not_exist_are_named_as_the_user_wrote_them():
@@ -194,13 +192,12 @@ import importlib.util, sys, scorch
 assert importlib.util.find_spec("scorch.utils.tensorboard") is not None
 print("torch.utils.tensorboard" in sys.modules)
 """
-    assert run_from_nothing(script) == "False"
+    assert run_before(script) == "False"
 
 
 def test_a_module_of_torch_runs_as_a_program():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "scorch.distributed.run", "--help"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = run_python(["-m", "scorch.distributed.run", "--help"], env=environment, has="torch")
     assert done.returncode == 0 and "--nnodes" in done.stdout, done.stderr
 
 
@@ -339,7 +336,7 @@ for item, old in zip(watched, before):
     assert not changed and set(old) == set(new), (item, changed)
 print("fine")
 """
-    assert run_from_nothing(script) == "fine"
+    assert run_before(script) == "fine"
 
 
 def test_reloading_keeps_everything():
@@ -434,8 +431,7 @@ def test_torch_compile_follows_names_of_scorch():
 
 def test_python_dash_m_scorch_still_works():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "scorch", "--help"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = run_python(["-m", "scorch", "--help"], env=environment, has="torch")
     assert done.returncode == 0 and "explain" in done.stdout, done.stderr
 
 

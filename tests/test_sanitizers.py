@@ -2,10 +2,14 @@
 
 A process of its own compiles all kernels with the sanitizers, by the very way users choose a compiler
 (``SCORCH_CXX``), and has their runtime loaded first, so that operands and results have guarded borders too.
+Starting it takes long, so one process runs all scripts below, and ends with what has to be noticed. The
+compiler does not optimise, unless with ``--long``: all is compiled in half of the time, and what a kernel
+reads wrongly and does not need is still read then.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -19,6 +23,7 @@ import scorch
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g"
 
 SETUP = """
+import sys
 import torch
 import scorch
 from scorch import Format, SparseTensor
@@ -41,6 +46,14 @@ def dense_of(tensor):
 
 def compare(found, truth, what):
     torch.testing.assert_close(dense_of(found), truth, rtol=1e-3, atol=1e-3, equal_nan=True, msg=what)
+"""
+
+# Between one script and the next, on both streams.
+END = "== end of a script"
+NEXT = f"""
+print({END!r}, flush=True)
+sys.stderr.write({END + chr(10)!r})
+sys.stderr.flush()
 """
 
 KERNELS = """
@@ -257,66 +270,81 @@ print("clean")
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def said(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cases: int
+) -> dict[str, tuple[str, str, int]]:
+    """What each script wrote to stdout and stderr, and the status of the process where it ended, else 0."""
     gcc = shutil.which("gcc")
     if gcc is None or not sys.platform.startswith("linux"):
         pytest.skip("the sanitizers are used through gcc on Linux, which is not here")
     libraries = []
     for name in ("libasan.so", "libubsan.so"):
-        said = subprocess.run([gcc, f"-print-file-name={name}"], capture_output=True, text=True, check=False)
-        path = Path(said.stdout.strip())
+        found = subprocess.run([gcc, f"-print-file-name={name}"], capture_output=True, text=True, check=False)
+        path = Path(found.stdout.strip())
         if not path.is_absolute() or not path.is_file():
             pytest.skip(f"gcc has no {name}")
         libraries.append(str(path.resolve()))
-    folder = tmp_path_factory.mktemp("sanitized")
-    return {
+    environment = {
         **os.environ,
-        "PYTHONPATH": str(Path(scorch.__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join(map(str, (Path(scorch.__file__).parents[1], Path(__file__).parent))),
         "PYTHONMALLOC": "malloc",
         "SCORCH_CXX": f"env -u LD_PRELOAD {gcc} {FLAGS}",  # the compiler itself runs without it
-        "SCORCH_CACHE_DIR": str(folder),
+        "SCORCH_CACHE_DIR": str(tmp_path_factory.mktemp("sanitized")),
+        "SCORCH_OPTIMIZE": "3" if request.config.getoption("long") else "0",
         "LD_PRELOAD": " ".join(libraries),
         # Python itself leaks by design; torch's own libraries are not compiled with the sanitizers.
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=99",
         "UBSAN_OPTIONS": "print_stacktrace=1:exitcode=99",
     }
-
-
-def run(script: str, environment: dict[str, str], *arguments: int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", SETUP + script, *map(str, arguments)],
+    scripts = {"kernels": KERNELS, "patterns": PATTERNS, "control": CONTROL}
+    if importlib.util.find_spec("safetensors") is None:
+        del scripts["patterns"]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            SETUP + NEXT.join(scripts.values()),
+            str(max(10, cases // 10)),
+            str(max(20, cases // 5)),
+        ],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=1800,
+        timeout=3600,
         check=False,
     )
+    out, err = (text.split(END + "\n") for text in (done.stdout, done.stderr))
+    last = len(out) - 1  # where the process ended
+    return {
+        name: (out[number], err[number], done.returncode if number == last else 0)
+        for number, name in enumerate(list(scripts)[: len(out)])
+    }
 
 
-def test_kernels_are_clean(environment: dict[str, str]) -> None:
-    done = run(KERNELS, environment)
-    report = done.stderr[-6000:]
-    assert "runtime error" not in done.stderr and "AddressSanitizer" not in done.stderr, report
-    assert done.returncode == 0, report
-    word, number = done.stdout.split()
-    assert word == "clean" and int(number) >= 50
+def is_clean(said: dict[str, tuple[str, str, int]], name: str) -> list[int]:
+    """The numbers that a script printed at its end, after which nobody has complained."""
+    assert name in said, f"not reached: {list(said.values())[-1][1][-6000:]}"
+    out, err, status = said[name]
+    assert "runtime error" not in err and "AddressSanitizer" not in err and status == 0, err[-6000:]
+    word, *numbers = out.split()
+    assert word == "clean"
+    return [int(number) for number in numbers]
 
 
-def test_patterns_of_wrong_places_and_files_are_clean(environment: dict[str, str], cases: int) -> None:
+def test_kernels_are_clean(said: dict[str, tuple[str, str, int]]) -> None:
+    (checked,) = is_clean(said, "kernels")
+    assert checked >= 50
+
+
+def test_patterns_of_wrong_places_and_files_are_clean(said: dict[str, tuple[str, str, int]]) -> None:
     pytest.importorskip("safetensors")
-    paths = [environment["PYTHONPATH"], str(Path(__file__).parent)]
-    with_tests = {**environment, "PYTHONPATH": os.pathsep.join(paths)}
-    done = run(PATTERNS, with_tests, max(10, cases // 10), max(20, cases // 5))
-    report = done.stderr[-6000:]
-    assert "runtime error" not in done.stderr and "AddressSanitizer" not in done.stderr, report
-    assert done.returncode == 0, report
-    word, made, refused = done.stdout.split()
-    assert word == "clean" and int(made) >= 100 and int(refused) >= 100
+    made, refused = is_clean(said, "patterns")
+    assert made >= 100 and refused >= 100
 
 
-def test_sanitizers_would_notice(environment: dict[str, str]) -> None:
+def test_sanitizers_would_notice(said: dict[str, tuple[str, str, int]]) -> None:
     """The same set-up stops a kernel that reads behind its array."""
-    done = run(CONTROL, environment)
-    noticed = "heap-buffer-overflow" in done.stderr or "insufficient space" in done.stderr
-    assert done.returncode == 99 and noticed, done.stderr[-3000:]
-    assert "clean" not in done.stdout
+    assert "control" in said, f"not reached: {list(said.values())[-1][1][-6000:]}"
+    out, err, status = said["control"]
+    assert status == 99 and ("heap-buffer-overflow" in err or "insufficient space" in err), err[-3000:]
+    assert "clean" not in out

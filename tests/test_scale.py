@@ -54,7 +54,8 @@ SCRIPT = """
     def megabytes():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-    A, B = stored(0), stored(1)
+    needs_two = work in ("product", "sum")
+    A, B = stored(0), stored(1) if needs_two else None
     before, begin = megabytes(), time.perf_counter()
     match work.split():
         case ["product"]:
@@ -68,7 +69,7 @@ SCRIPT = """
         case ["to", other]:
             found = A.to_format(other)
     seconds, used = time.perf_counter() - begin, megabytes() - before
-    S, T = scipy_of(0), scipy_of(1)
+    S, T = scipy_of(0), scipy_of(1) if needs_two else None
     truth = {"product": lambda: S @ T, "sum": lambda: S + 2 * T, "symmetric": lambda: S + S.T,
              "transpose": lambda: S.T.tocsr()}.get(work, lambda: S)().tocoo()
     mine = found.to_format("coo")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fork_server import run_python
 from make_stubs import ROOT
 
 PROGRAM = """
@@ -83,7 +84,7 @@ size: int = scorch.zeros(3, format="csr").format
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 def test_stubs_are_current():
     script = Path(__file__).with_name("make_stubs.py")
-    run = subprocess.run([sys.executable, "-W", "ignore", script, "--print"], capture_output=True, text=True)
+    run = run_python(["-W", "ignore", script, "--print"], has="torch")
     assert run.returncode == 0, run.stderr
     found = {Path(path): text for path, text in json.loads(run.stdout).items()}
     noted = next(iter(found.values())).split("\n")[0]
@@ -97,20 +98,23 @@ def test_stubs_are_current():
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory) -> dict[str, list[str]]:
-    """What mypy says of both programs."""
+    """What mypy says of both programs, with the settings of this project.
+
+    So it reads what the check before the tests has noted about torch, which takes most of a minute.
+    """
     pytest.importorskip("mypy", reason="mypy is not installed")
     path: Path = tmp_path_factory.mktemp("programs")
     (path / "right.py").write_text(PROGRAM)
     (path / "wrong.py").write_text(WRONG)
     run = subprocess.run(
-        [sys.executable, "-m", "mypy", "--cache-dir", str(path / "cache"), "right.py", "wrong.py"],
+        [sys.executable, "-m", "mypy", "--show-absolute-path", path / "right.py", path / "wrong.py"],
         capture_output=True,
         text=True,
-        cwd=path,
-        env={"MYPYPATH": str(ROOT.parent), "PATH": ""},
+        cwd=ROOT.parents[1],
+        env={"PATH": ""},
     )
     assert run.returncode == 1, run.stdout + run.stderr
-    lines = run.stdout.splitlines()
+    lines = [line.removeprefix(f"{path}/") for line in run.stdout.splitlines()]
     return {name: [line for line in lines if line.startswith(name)] for name in ("right", "wrong")}
 
 

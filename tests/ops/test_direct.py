@@ -1,13 +1,10 @@
 """Reductions that do not go through torch's dispatcher are those of dense tensors, and import nothing."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import scorch
+from fork_server import run_python
 
 DENSE = torch.tensor([[1.0, 0.0, -2.0], [0.0, 0.0, 0.0], [4.0, -5.0, 3.0]], dtype=torch.float64)
 CALLS = {
@@ -104,8 +101,8 @@ def test_usual_reductions_do_not_import_torchs_compilers():
     lines += ["S.sum(), S.sum(1), S.mean(), S.mean(1), S.amax(1), S.amin(), S.std(), S.var(1), S.norm()"]
     lines += ["S.argmax(1), S.cumsum(1), S.softmax(1), S.any(), S.all(1), S.max(1), S.min(), S @ S, S + S"]
     lines += ["sys.exit('sympy' in sys.modules)"]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], env=os.environ, check=False)
-    assert done.returncode == 0
+    done = run_python(["-c", "\n".join(lines)], has="torch")
+    assert done.returncode == 0, done.stderr
 
 
 def test_sums_are_not_cast():

@@ -102,7 +102,7 @@ def test_pairs_of_huge_tensors_follow_the_entries() -> None:
     S = scorch.from_coordinates([places, places.flip(0)], torch.ones(len(places)), (n, n), format="csr")
     assert (S[None] * S[:, None, :]).nnz == len(places)
     with pytest.raises(DensityError, match="each entry"):
-        S[:, :, None] + v[None, None, :]
+        v[None, None, :] + S[:, :, None]
     unit = torch.matrix_power(S, 0)
     assert (
         unit.format == S.format and unit.nnz == n and torch.equal(unit.diagonal().to_dense(), torch.ones(n))

@@ -258,6 +258,18 @@ def _with_out(
     return with_out, f"out={describe(torch.zeros(shape, dtype=dtype))}"
 
 
+@pytest.fixture
+def no_search(monkeypatch):
+    """Whoever asks torch for samples is not looked for on the stack.
+
+    It would be a test of ``unittest``, which nobody is here, and each look takes a quarter of a second.
+    """
+    pytest.importorskip("expecttest")
+    for module in ("common_utils", "opinfo.core"):
+        monkeypatch.setattr(f"torch.testing._internal.{module}.extract_test_fn", lambda: None, raising=False)
+
+
+@pytest.mark.usefixtures("no_search")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_operators_accept_what_they_accept_of_dense_tensors(part, cases):
     draws, formats = max(1, cases // CI_CASES), FORMATS if cases > CI_CASES else FEW_FORMATS

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 import scorch
+from fork_server import run_python
 from scorch._src.backends import cache
 from scorch._src.backends.cpu.backend import CpuBackend
 from scorch._src.engine import execute, schedules
@@ -214,7 +213,7 @@ print(len(planned), len(ran))
 
 def test_new_process_plans_nothing_and_starts_no_compiler(tmp_path: Path) -> None:
     def run_script() -> list[int]:
-        done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+        done = run_python(["-c", SCRIPT])
         assert done.returncode == 0, done.stderr
         return [int(word) for word in done.stdout.split()]
 

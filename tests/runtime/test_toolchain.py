@@ -5,13 +5,13 @@ import os
 import shlex
 import shutil
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fork_server import run_python
 from scorch._src.backends import cache
 from scorch._src.backends.cpu import jit, toolchain
 from scorch._src.backends.cpu.toolchain import Toolchain, find_toolchain
@@ -218,9 +218,7 @@ print(toolchain.find_toolchain().kind)
 """
     (tmp_path / "bin").mkdir()
     environment = {**os.environ, "PATH": str(tmp_path / "bin")}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_python(["-c", script], env=environment)
     assert (done.returncode, done.stdout.strip()) == (0, "zig"), done.stderr
 
 

@@ -203,9 +203,10 @@ def test_what_is_read_may_be_changed(path):
     assert torch.equal(rows[:].to_dense(), DENSE)
 
 
-@pytest.mark.parametrize("method", [None, "fork", "spawn"])
-def test_data_loaders(path, method):
-    options = {"batch_size": 4, "num_workers": 2 if method else 0, "multiprocessing_context": method}
+@pytest.mark.parametrize(("method", "workers"), [(None, 0), ("fork", 2), ("spawn", 1)])
+def test_data_loaders(path, method, workers):
+    """What is spawned imports torch anew: one worker has to do there."""
+    options = {"batch_size": 4, "num_workers": workers, "multiprocessing_context": method}
     found = list(DataLoader(MappedRows(path), **options))
     assert all(type(batch) is SparseTensor and batch.format == Format("csr") for batch in found)
     assert torch.equal(torch.cat([batch.to_dense() for batch in found]), DENSE)

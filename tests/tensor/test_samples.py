@@ -125,10 +125,10 @@ def test_batches_are_those_of_dense_tensors(name, kind):
         assert all(type(batch) is list for batch in found)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers(method):
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
+def test_workers(method, workers):
     data, wanted = SparseRows(scorch.from_torch(DENSE, "csr"), LABELS), TensorDataset(DENSE, LABELS)
-    options = {"batch_size": 4, "shuffle": True, "num_workers": 2, "multiprocessing_context": method}
+    options = {"batch_size": 4, "shuffle": True, "num_workers": workers, "multiprocessing_context": method}
     found = batches(data, pin_memory=True, **options)
     assert found[0][0].format == Format("csr")
     assert pieces_of(found[0][0].storage) is not None, "one piece of memory came from the worker"

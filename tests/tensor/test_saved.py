@@ -120,8 +120,8 @@ def test_a_file_loads_in_a_new_process_bit_for_bit(tmp_path):
 
 def test_without_scorch_torch_names_it(tmp_path):
     torch.save(csr(), tmp_path / "S.pt")
-    command = [sys.executable, "-c", "import sys, torch; torch.load(sys.argv[1])", tmp_path / "S.pt"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    words = ["-c", "import sys, torch; torch.load(sys.argv[1])", tmp_path / "S.pt"]
+    done = run_python(words, has="torch")
     assert done.returncode and "Unsupported global: GLOBAL scorch._src.io.pickling" in done.stderr
     done = python("import sys, torch; print(torch.load(sys.argv[1], weights_only=False))", tmp_path / "S.pt")
     assert "format=csr" in done.stdout, done.stderr
