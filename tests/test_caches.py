@@ -40,6 +40,7 @@ GROWING = {
     "scorch._src.loops.operators.IN_LOOPS": "filled by imports, and by add_operator",
     "scorch._src.loops.operators.OPERATORS": "filled by imports, and by add_operator",
     "scorch._src.tensor.registry.TABLE": "filled by imports: torch's functions",
+    "scorch._src.backends.base._DEVICES": "filled by register_backend",
     "scorch.settings.applied": "one entry, which is replaced",
     "scorch._src.compile.capture.trace.RENAMED": "filled by imports",
     "scorch._src.compile.capture.serialize.OURS": "filled by imports",

@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import platform
+import select
 import shlex
 import shutil
 import signal
@@ -168,12 +169,29 @@ def run_compiler(command: list[str], folder: str, seconds: float | None = None) 
             start_new_session=True,
         )
         try:
-            status = process.wait(current().compiler_seconds if seconds is None else seconds)
+            status = _wait(process, current().compiler_seconds if seconds is None else seconds)
         except BaseException:
             _end(process)
             raise
         output.seek(0)
         return status, output.read(_OUTPUT_BYTES).decode(errors="replace").strip()
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """Wait for a process to end, and hear of it at once: ``Popen.wait`` looks after pauses of up to 50 ms."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # no Linux, or an old one
+        return process.wait(seconds)
+    try:
+        has_ended, _, _ = select.select([descriptor], [], [], seconds)
+    except ValueError:  # more files are open than select can name
+        return process.wait(seconds)
+    finally:
+        os.close(descriptor)
+    if not has_ended:
+        raise subprocess.TimeoutExpired(process.args, seconds)
+    return process.wait()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
