@@ -57,7 +57,7 @@ def evaluate(
     record = recorder()
     if record is not None:
         options = {"format": format, "sparse_grad": sparse_grad}
-        return record.called(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
+        return record.record_or_run(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
     if is_learning(*operands):
         return _learned(expression, tensors, format, sparse_grad)
     head = (expression, format, *tensors)
