@@ -36,7 +36,7 @@ def is_transformed() -> bool:
     return peek_interpreter_stack() is not None
 
 
-def is_learning(*tensors: Any, **named: Any) -> bool:
+def is_differentiable(*tensors: Any, **named: Any) -> bool:
     """Whether a result of these tensors must be connected to them, for autograd or ``torch.func``."""
     if peek_interpreter_stack() is not None:
         return True
@@ -51,7 +51,7 @@ def is_plain_inference(*tensors: Any) -> bool:
         return False
     if len_torch_function_stack() or len_torch_dispatch_stack():
         return False
-    return not is_learning(*tensors)
+    return not is_differentiable(*tensors)
 
 
 def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from scorch._src.nn.embedding import SparseEmbedding
-from scorch._src.nn.inputs import Linear
-from scorch._src.nn.linear import SparseLinear
+from scorch._src.nn.sparse_embedding import SparseEmbedding
+from scorch._src.nn.sparse_inputs import Linear
+from scorch._src.nn.sparse_linear import SparseLinear
 
 PRUNABLE_LAYERS = (
     torch.nn.Linear,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.grad_state import is_learning, is_transformed
+from scorch._src.grad_state import is_differentiable, is_transformed
 from scorch._src.statements.arrays import Call, Piece, Result, Run, forward_of
 from scorch._src.statements.batches import batched, gradients_of_batch
 from scorch._src.statements.gradients import change_of, gradient_of, read_by_gradients
@@ -49,7 +49,7 @@ def computed(
     arrays = [piece.array for piece in pieces]
     patterns, sources = tuple(piece.pattern for piece in pieces), tuple(piece.source for piece in pieces)
     call = Call(text, names, patterns, format, run, sparse_grad, sources)
-    if is_learning(*arrays):
+    if is_differentiable(*arrays):
         return Piece(apply(_Statement, call, *arrays), call.pattern)
     if any(map(is_legacy_batchedtensor, arrays)):
         return Piece(gradients_of_batch(call, arrays, computed), call.pattern)

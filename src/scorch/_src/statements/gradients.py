@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_learning, untracked
+from scorch._src.grad_state import is_differentiable, untracked
 from scorch._src.notation.differentiate import Gradient, Tangent, gradients, tangent
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.nodes import Assign
@@ -72,7 +72,7 @@ def gradient_of(
     array = arrays[place]
     seed, mask, pieces = seeded(call, arrays, place, incoming)
     total: torch.Tensor | None = None
-    again = is_learning(incoming, *arrays)
+    again = is_differentiable(incoming, *arrays)
     for rule, text in rules(call.text, call.names[place], seed, mask, again):
         found = _run_rule(call, arrays, place, rule, text, pieces, computed)
         total = found if total is None else total + found
@@ -168,7 +168,7 @@ def change_of(
             named[name] = fresh(f"{name}_t", tuple(taken))
             taken.add(named[name])
             pieces[named[name]] = Piece(change, pattern)
-    again = is_learning(*arrays, *(change for change in changes if change is not None))
+    again = is_differentiable(*arrays, *(change for change in changes if change is not None))
     rule = tangent(call.assign, named, call.sizes(arrays), again)
     if rule is None:
         return None

@@ -15,7 +15,7 @@ from scorch._src.compiler.steps import split
 from scorch._src.compiler.typing import dtype_of_type, settle, widened
 from scorch._src.engine.execute import Task, operand_of, run_step, single_kernel
 from scorch._src.formats import Format, as_format
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_differentiable
 from scorch._src.notation.cut import MOST_ACCESSES, Short, cut
 from scorch._src.notation.indexing import Statement, parse
 from scorch._src.notation.trees import accesses
@@ -58,7 +58,7 @@ def evaluate(
     if record is not None:
         options = {"format": format, "sparse_grad": sparse_grad}
         return record.record_or_run(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
-    if is_learning(*operands):
+    if is_differentiable(*operands):
         return _learned(expression, tensors, format, sparse_grad)
     head = (expression, format, *tensors)
     found = repeat_call(head, operands)

@@ -13,8 +13,8 @@ import torch
 
 from scorch._src.backends.base import routines_for
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_learning, is_plain_inference
-from scorch._src.ops.fallback import densely, write_out
+from scorch._src.grad_state import is_differentiable, is_plain_inference
+from scorch._src.ops.fallback import run_densely, write_out
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.call_cache import keep_as, repeat_call
 from scorch._src.statements.einsum import einsum
@@ -70,13 +70,13 @@ def _product(function: Any, left: Any, right: Any, out: Any) -> Result:
     if is_autocast():
         left, right = cast(left, right)
     name = function.__name__
-    is_new = out is not None or is_learning(left, right)
+    is_new = out is not None or is_differentiable(left, right)
     known = None if is_new else repeat_call(((name,), None), (left, right))
     if known is not None:
         return known
     check_call(function, left, right, out=out)
     if left.dtype != right.dtype:  # which torch accepts where there is nothing to add up
-        return densely(function, (left, right), {} if out is None else {"out": out})  # type: ignore[no-any-return]
+        return run_densely(function, (left, right), {} if out is None else {"out": out})  # type: ignore[no-any-return]
     subscripts = _subscripts(left.dim(), right.dim())
     left, right = _as_sparse(left), _as_sparse(right)
     found = turned(left, right) if is_turned(left, right) else None
@@ -94,7 +94,7 @@ def _multiplied(name: str, subscripts: tuple[str, str, str], left: Any, right: A
     found = einsum(equation, left, right, format=asked)
     if is_sparse and result and not isinstance(found, SparseTensor):  # a sparse dimension of size 1 is none
         return from_torch(found, format=_rows_format(len(result)))
-    if not is_learning(left, right):
+    if not is_differentiable(left, right):
         keep_as(((name,), None), (equation, asked), (left, right))
     return found
 

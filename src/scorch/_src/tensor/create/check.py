@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from scorch._src.compiler.typing import type_of_dtype
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_differentiable
 from scorch.errors import (
     DtypeError,
     FreedError,
@@ -131,7 +131,7 @@ def as_values(name: str, data: Any, dtype: torch.dtype | None = None) -> torch.T
 
 def as_learned_values(name: str, data: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """As ``as_values``; a tensor that is learned stays connected."""
-    if not isinstance(data, torch.Tensor) or data.layout != torch.strided or not is_learning(data):
+    if not isinstance(data, torch.Tensor) or data.layout != torch.strided or not is_differentiable(data):
         return as_values(name, data, dtype)
     check_device(name, data.device)
     return data.to(_checked_dtype(name, dtype or data.dtype))
