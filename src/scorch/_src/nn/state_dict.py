@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from scorch._src.formats import Format
-from scorch._src.io.archive import checked_pattern
+from scorch._src.io.archive import check_pattern
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.create.check import own
 from scorch.errors import FileError
@@ -33,7 +33,7 @@ def pattern_from_arrays(arrays: Mapping[str, torch.Tensor], shape: tuple[int, ..
     form = _format(arrays["format"].tolist())
     levels = range(len(form))
     pos, crd = ([_array(arrays, f"{name}{level}") for level in levels] for name in ("pos", "crd"))
-    return checked_pattern(form, shape, pos, crd)
+    return check_pattern(form, shape, pos, crd)
 
 
 def _format(numbers: list[int]) -> Format:
