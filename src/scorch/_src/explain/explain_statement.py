@@ -208,7 +208,7 @@ def _explain_steps(
                 available[substep.target.tensor] = run_stored(Task(substep, available, sizes))
 
 
-def _explain_contraction(task: Task, parts: int, number: int) -> str:
+def _explain_contraction(task: Task, step_count: int, number: int) -> str:
     """Explain why a product of many tensors is one kernel, or several."""
     problem = task.narrowed().problem()
     candidates = (
@@ -220,9 +220,9 @@ def _explain_contraction(task: Task, parts: int, number: int) -> str:
     costs = (
         f"about {_format_number(fused)} multiply-adds at once, {_format_number(pairwise.total)} two at a time"
     )
-    if math.isinf(pairwise.total) or parts == 1:
+    if math.isinf(pairwise.total) or step_count == 1:
         return "" if math.isinf(pairwise.total) else costs
-    return f"the rest of the product: {costs}" if number == parts - 1 else f"a partial product: {costs}"
+    return f"the rest of the product: {costs}" if number == step_count - 1 else f"a partial product: {costs}"
 
 
 def _explain_step(

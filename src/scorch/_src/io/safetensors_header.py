@@ -77,15 +77,17 @@ def find_description(path: Path, header: Mapping[str, Any], name: str) -> Mappin
     if text is None:
         raise FileError(f"{path} has no sparse tensors: scorch.save or RowWriter write such files")
     try:
-        named = json.loads(text)
+        descriptions = json.loads(text)
     except (ValueError, TypeError, RecursionError):
         raise FileError(f"{path}: its metadata are not as Scorch writes them") from None
-    if not isinstance(named, dict) or not isinstance(named.get(name), dict):
-        held = ", ".join(repr(found) for found in named if found) if isinstance(named, dict) else ""
-        wanted = f"no matrix named {name!r}" if name else "several tensors: say which, MappedRows(path, name)"
-        raise FileError(f"{path} has {wanted}" + (f"; there are {held}" if held else ""))
-    found: Mapping[str, Any] = named[name]
-    return found
+    if not isinstance(descriptions, dict) or not isinstance(descriptions.get(name), dict):
+        names = ", ".join(repr(key) for key in descriptions if key) if isinstance(descriptions, dict) else ""
+        problem = (
+            f"no matrix named {name!r}" if name else "several tensors: say which, MappedRows(path, name)"
+        )
+        raise FileError(f"{path} has {problem}" + (f"; there are {names}" if names else ""))
+    description: Mapping[str, Any] = descriptions[name]
+    return description
 
 
 def locate_array(path: Path, header: Mapping[str, Any], key: str, begin: int) -> ArrayLocation:

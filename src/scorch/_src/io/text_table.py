@@ -120,28 +120,30 @@ class Table:
         self.begin = begin
 
     def columns(
-        self, sizes: Sequence[int], parts: int, is_whole: bool, names: Sequence[str], what: str
+        self, sizes: Sequence[int], numbers_per_value: int, is_whole: bool, names: Sequence[str], what: str
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Parse the coordinates of each row, counted from 0, and its values: ``parts`` numbers make one.
+        """Parse the coordinates of each row, counted from 0, and its values.
 
-        Each row has a coordinate up to each of ``sizes``, named ``names`` in errors, and ``parts`` more
-        numbers, whole ones or not; ``what`` says so in words.
+        Each row has a coordinate up to each of ``sizes``, named ``names`` in errors, and
+        ``numbers_per_value`` more numbers, integers or not; ``what`` describes it in errors.
         """
-        parsed = backend_for().routines.parse_table(self.content, self.begin, tuple(sizes), parts, is_whole)
+        parsed = backend_for().routines.parse_table(
+            self.content, self.begin, tuple(sizes), numbers_per_value, is_whole
+        )
         if parsed is None:
-            parsed = self._parse_by_numpy(sizes, parts, is_whole, names, what)
+            parsed = self._parse_by_numpy(sizes, numbers_per_value, is_whole, names, what)
         coordinates, numbers = parsed
         values = torch.from_numpy(numbers)
-        if parts == 2:
+        if numbers_per_value == 2:
             values = torch.complex(values[:, 0], values[:, 1])
-        elif parts == 1:
+        elif numbers_per_value == 1:
             values = values[:, 0]
         return [torch.from_numpy(column) for column in coordinates], values
 
     def _parse_by_numpy(
-        self, sizes: Sequence[int], parts: int, is_whole: bool, names: Sequence[str], what: str
+        self, sizes: Sequence[int], numbers_per_value: int, is_whole: bool, names: Sequence[str], what: str
     ) -> tuple[Array, Array]:
-        width = len(sizes) + parts
+        width = len(sizes) + numbers_per_value
         self.check_widths(width, what)
         numbers = self.read(np.int64 if is_whole else np.float64).reshape(self.rows, width)
         for column, (size, name) in enumerate(zip(sizes, names, strict=True)):
