@@ -41,8 +41,8 @@ GROWING = {
     "scorch._src.loops.operators.OPERATORS": "filled by imports, and by add_operator",
     "scorch._src.tensor.registry.TABLE": "filled by imports: torch's functions",
     "scorch.settings.applied": "one entry, which is replaced",
-    "scorch._src.compile.capture.trace.RENAMED": "filled by imports",
-    "scorch._src.compile.capture.serialize.OURS": "filled by imports",
+    "scorch._src.compile.capture.trace.FUNCTION_OF_OPERATOR": "filled by imports",
+    "scorch._src.compile.capture.serialize.SCORCH_FUNCTIONS": "filled by imports",
 }
 
 # Functions that keep every result, and how many there can be.

@@ -265,7 +265,7 @@ def test_calls_that_were_made_before_are_looked_up() -> None:
                     X = dense(8, 3, seed=seed).to(dtype)
                     same(compiled(A, X, twice), function(A, X, twice))
                     same(compiled(A, X.T.contiguous().T, twice), function(A, X, twice))
-                    [root] = compiled.known.values()
+                    [root] = compiled.trees.values()
                     size = root.size[0]
                     same(compiled(A * 2, X * 3, twice), function(A * 2, X * 3, twice))
                     assert root.size[0] == size

@@ -15,7 +15,7 @@ from torch import nn
 
 import scorch
 from fork_server import run_python
-from scorch._src.compile.capture.serialize import function_named, name_of, read, write
+from scorch._src.compile.capture.serialize import deserialize, find_function, name_of, serialize
 from scorch._src.tensor.autograd import sparse_of
 from scorch.errors import UnsupportedError
 from torch_has import needs_export_of_sparse_arguments
@@ -113,12 +113,12 @@ def test_a_process_without_scorch_is_told_what_is_missing(tmp_path: Path) -> Non
 
 def test_arguments_are_read_as_they_were_written() -> None:
     given = ([1, 2.5, None], slice(1, None), ..., torch.float32, {"dim": (0, "x")}, 1j, scorch.Format("csc"))
-    assert read(write(given)) == given
+    assert deserialize(serialize(given)) == given
 
 
 def test_functions_are_found_by_their_names() -> None:
     for function in (torch.matmul, torch.Tensor.mul, F.linear, torch.sparse.mm, torch.ops.aten.add.Tensor):
-        assert function_named(name_of(function)) is function
+        assert find_function(name_of(function)) is function
     for name in ("os.system", "torch.load", "torch.os.system"):
         with pytest.raises(UnsupportedError, match="no function on sparse tensors"):
-            function_named(name)
+            find_function(name)

@@ -1,4 +1,4 @@
-"""``scorch.compile``: sparse calls of a function joined into few kernels, dense functions left to torch."""
+"""``scorch.compile``: fuse the sparse calls of a function into few kernels, leave the dense to torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from scorch._src.compile.dense_parts import DenseParts
-from scorch._src.compile.group import GroupPlan
-from scorch._src.compile.lazy_tensor import LATER, computed
+from scorch._src.compile.dense_submodules import DenseSubmodules
+from scorch._src.compile.group_plan import GroupPlan
+from scorch._src.compile.lazy_tensor import LAZY_TYPES, materialize
 from scorch._src.compile.recorder import Node, Recorder
 from scorch._src.statements.modes import recorder
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -29,7 +29,7 @@ class GroupExplanation:
     statements: str
     source: str
     reason: str
-    gradients: str = ""  # how they are computed; "" if none are asked for
+    gradients: str = ""  # how they are computed; "" if none are needed
 
     def __str__(self) -> str:
         if self.reason:
@@ -42,7 +42,7 @@ class GroupExplanation:
 
 @dataclass(frozen=True)
 class FusionExplanation:
-    """What became of the sparse calls of a compiled function.
+    """Report how the sparse calls of a compiled function were computed.
 
     ``groups`` in the order in which they ran; ``others``: calls on sparse tensors that were not recorded;
     ``dense``: submodules without sparse tensors, which ``torch.compile`` compiles from their second call on.
@@ -54,24 +54,24 @@ class FusionExplanation:
 
     @property
     def source(self) -> str:
-        """The kernels of all groups."""
+        """The source of the kernels of all groups."""
         return "\n".join(group.source for group in self.groups if group.source)
 
     def __str__(self) -> str:
-        parts = [str(group) for group in self.groups]
+        paragraphs = [str(group) for group in self.groups]
         if self.others:
-            parts.append(f"as outside, there is no rule to record them: {', '.join(self.others)}")
+            paragraphs.append(f"as outside, there is no rule to record them: {', '.join(self.others)}")
         if self.dense:
-            parts.append(f"left to torch.compile: {', '.join(self.dense)}")
-        return "\n\n".join(parts) or "no sparse calls"
+            paragraphs.append(f"left to torch.compile: {', '.join(self.dense)}")
+        return "\n\n".join(paragraphs) or "no sparse calls"
 
 
 def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """``model``, a function or module, with its calls on sparse tensors joined into few kernels.
+    """Compile ``model``, a function or module, fusing its calls on sparse tensors into few kernels.
 
     Takes what ``torch.compile`` takes. A function that meets no sparse tensor is compiled by
     ``torch.compile`` with the same options, and so are submodules of a module that meet none; dense calls
-    between sparse ones run as they are. ``scorch.explain(compiled, *args)`` shows what was joined, how
+    between sparse ones run as they are. ``scorch.explain(compiled, *args)`` shows what was fused, how
     gradients are computed, and what was left to torch.
 
     >>> import torch, scorch
@@ -90,61 +90,61 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 class Compiled:
-    """A function whose sparse calls are recorded and joined."""
+    """A function whose sparse calls are recorded and fused."""
 
     def __init__(
-        self, function: Callable[..., Any], options: dict[str, Any], parts: DenseParts | None = None
+        self, function: Callable[..., Any], options: dict[str, Any], submodules: DenseSubmodules | None = None
     ) -> None:
         self.function = function
         self.options = options
-        self.parts = parts
-        self.is_dense = False  # the last call without sparse arguments met no sparse tensor
-        self.known: dict[Any, Node] = {}  # the calls that were made, by the settings that they depend on
+        self.submodules = submodules
+        self.is_dense = False  # the last call without sparse arguments read no sparse tensor
+        self.trees: dict[Any, Node] = {}  # of recorded calls, by the settings they depend on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if recorder() is not None or peek_interpreter_stack() is not None or torch.compiler.is_compiling():
             return self.function(*args, **kwargs)
         if not self.is_dense:
-            found, record = self._recorded(args, kwargs)
-            self.is_dense = not record.met
-            return found
+            result, record = self._record(args, kwargs)
+            self.is_dense = not record.sparse_call_count
+            return result
         if any(isinstance(leaf, SparseTensor) for leaf in tree_leaves((args, kwargs))):
-            return self._recorded(args, kwargs)[0]
+            return self._record(args, kwargs)[0]
         return self.by_torch(*args, **kwargs)
 
     @functools.cached_property
     def by_torch(self) -> Callable[..., Any]:
-        """The function as ``torch.compile`` makes it."""
+        """The function compiled by ``torch.compile``."""
         return torch.compile(self.function, **self.options)
 
-    def _recorded(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Recorder]:
+    def _record(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Recorder]:
         without = current().without
-        root = self.known.get(without)
+        root = self.trees.get(without)
         if root is None or root.is_full:
-            root = self.known[without] = Node()
+            root = self.trees[without] = Node()
         record = Recorder(root)
-        with record, self.parts or contextlib.nullcontext():
-            found = self.function(*args, **kwargs)
-        if type(found) in LATER:
-            found = found._value.tensor()
-        elif not isinstance(found, torch.Tensor):
-            record.compute([leaf._value for leaf in tree_leaves(found) if type(leaf) in LATER])
-            found = computed(found)
+        with record, self.submodules or contextlib.nullcontext():
+            result = self.function(*args, **kwargs)
+        if type(result) in LAZY_TYPES:
+            result = result._value.tensor()
+        elif not isinstance(result, torch.Tensor):
+            record.compute([leaf._value for leaf in tree_leaves(result) if type(leaf) in LAZY_TYPES])
+            result = materialize(result)
         record.close()
-        return found, record
+        return result, record
 
     def explain(self, *args: Any, **kwargs: Any) -> FusionExplanation:
-        """What became of the sparse calls of ``self(*args, **kwargs)``, which is run."""
-        _, record = self._recorded(args, kwargs)
-        groups = tuple(_explained(group) for group in record.groups if group.walked >= 0)
-        others = tuple(name for name in record.alone if name != "__get__")
-        return FusionExplanation(groups, others, () if self.parts is None else self.parts.explain())
+        """Run ``self(*args, **kwargs)`` and report how its sparse calls were computed."""
+        _, record = self._record(args, kwargs)
+        groups = tuple(_explain_group(group) for group in record.groups if group.pattern_number >= 0)
+        others = tuple(name for name in record.unrecorded if name != "__get__")
+        return FusionExplanation(groups, others, () if self.submodules is None else self.submodules.explain())
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
 
-def _explained(plan: GroupPlan) -> GroupExplanation:
+def _explain_group(plan: GroupPlan) -> GroupExplanation:
     if plan.kernel is None:
         return GroupExplanation(plan.calls, "", "", plan.reason)
     gradients = "" if plan.backward is None else plan.backward.explain()
@@ -152,12 +152,12 @@ def _explained(plan: GroupPlan) -> GroupExplanation:
 
 
 class CompiledModule(torch.nn.Module):
-    """A module whose sparse calls are recorded and joined; all else is that of the module itself."""
+    """A module whose sparse calls are recorded and fused; all else is the module's own."""
 
     def __init__(self, module: torch.nn.Module, options: dict[str, Any]) -> None:
         super().__init__()
         self._orig_mod = module
-        self._compiled = Compiled(module.__call__, options, DenseParts(module, options))
+        self._compiled = Compiled(module.__call__, options, DenseSubmodules(module, options))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._compiled(*args, **kwargs)

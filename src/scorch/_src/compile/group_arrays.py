@@ -1,4 +1,4 @@
-"""What the groups of ``scorch.compile`` are made of: their steps, the arrays these read, and single calls."""
+"""The steps of a fused group, the arrays that they read, and the eager calls they replace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.compile.lazy_tensor import Call, Source, Value, mapped
+from scorch._src.compile.lazy_tensor import Call, Source, Value, map_leaves
 from scorch._src.compiler.plan import Step
 from scorch._src.engine.execute import convert
 from scorch._src.engine.fused_executable import Steps
@@ -20,57 +20,57 @@ from scorch._src.tensor.autograd import values_at, values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Items = Sequence[Value | Source]
-Read = tuple[int, tuple[int, ...] | None]  # the number of a tensor, and which of its dimensions are read
+InputView = tuple[int, tuple[int, ...] | None]  # a tensor's number, the dimensions read
 
 
-# steps and what they read ----------------------------------------------------------------------------
+# steps and their arrays ------------------------------------------------------------------------------
 
 
-def stored_names(order: Sequence[Value], items: Items, letters: tuple[str, ...]) -> frozenset[str]:
-    """The tensors of steps that have values at the entries of the pattern."""
-    found = {
+def find_stored_names(values: Sequence[Value], items: Items, letters: tuple[str, ...]) -> frozenset[str]:
+    """Find the tensors of steps that have values at the entries of the pattern."""
+    names = {
         step.target.tensor
-        for value in order
+        for value in values
         for step in value.recipe.steps
         if step.target.indices == letters and len(letters) > 1
     }
-    for value in order:
+    for value in values:
         for name, number in value.recipe.parents.items():
             item = items[number]
             if item.recipe.is_sparse if isinstance(item, Value) else isinstance(item.tensor, SparseTensor):
-                found.add(name)
-    for value in order:
+                names.add(name)
+    for value in values:
         if value.recipe.is_sparse:
-            found.add(value.recipe.access.tensor)
-    return frozenset(found)
+            names.add(value.recipe.access.tensor)
+    return frozenset(names)
 
 
-def steps_on(
+def place_steps(
     pattern: Pattern,
     steps: tuple[Step, ...],
-    kept: tuple[str, ...],
+    outputs: tuple[str, ...],
     stored: frozenset[str],
     sizes: Mapping[str, int],
 ) -> tuple[Steps, bool]:
-    """The steps on a pattern; flat, over values in any format, where no coordinates are needed at all."""
+    """Place steps on a pattern; flat, over values in any format, where no coordinates are needed."""
     names = {access.tensor for step in steps for access in step.accesses}
     names |= {step.target.tensor for step in steps}
     if names <= stored and not any(step.reduced for step in steps):
-        flat = tuple(_flattened(step) for step in steps)
-        return Steps(flat, kept, ("p",), stored & names, (("p", pattern.size),)), True
-    used = {index for step in steps for index in step.indices}
-    used |= {index for step in steps for access in step.accesses for index in access.indices}
-    used |= set(letters_of(pattern))
-    extents = tuple((index, size) for index, size in sizes.items() if index in used)
-    return Steps(steps, kept, letters_of(pattern), stored & names, extents), False
+        flat = tuple(_flatten_step(step) for step in steps)
+        return Steps(flat, outputs, ("p",), stored & names, (("p", pattern.size),)), True
+    indices = {index for step in steps for index in step.indices}
+    indices |= {index for step in steps for access in step.accesses for index in access.indices}
+    indices |= set(index_names(pattern))
+    extents = tuple((index, size) for index, size in sizes.items() if index in indices)
+    return Steps(steps, outputs, index_names(pattern), stored & names, extents), False
 
 
-def names_read(steps: Sequence[Step], given: Mapping[str, Any]) -> list[str]:
-    """Those of ``given`` that steps read."""
-    return list(dict.fromkeys(a.tensor for step in steps for a in step.accesses if a.tensor in given))
+def find_names_read(steps: Sequence[Step], tensors: Mapping[str, Any]) -> list[str]:
+    """Return the names among ``tensors`` that steps read."""
+    return list(dict.fromkeys(a.tensor for step in steps for a in step.accesses if a.tensor in tensors))
 
 
-def _flattened(step: Step) -> Step:
+def _flatten_step(step: Step) -> Step:
     def flat(access: Access) -> Access:
         return Access(access.tensor, ("p",))
 
@@ -78,50 +78,50 @@ def _flattened(step: Step) -> Step:
     return replace(step, target=flat(step.target), body=body)
 
 
-def letters_of(pattern: Pattern) -> tuple[str, ...]:
+def index_names(pattern: Pattern) -> tuple[str, ...]:
     return tuple(f"i{dim}" for dim in range(len(pattern.shape))) if len(pattern.shape) != 2 else ("i", "j")
 
 
 _CSR = as_format("csr", 2)
 
 
-def rows_of(pattern: Pattern) -> Pattern | None:
-    """The same entries row by row, in the same order; None if the pattern has them in another one."""
+def as_row_pattern(pattern: Pattern) -> Pattern | None:
+    """Return the same entries row by row, in the same order; None if the pattern has another order."""
     form = pattern.format
     if form.is_compressed_matrix and form.has_row_pointers:
         return pattern
     if not form.is_list or form.order != (0, 1):
         return None
     key = (_CSR, pattern.shape)
-    known = pattern.relatives.get(key)
-    if known is None:
-        found = convert(Storage(pattern, pattern.present), _CSR)
-        assert isinstance(found, Storage)
-        known = pattern.relatives[key] = found.pattern
-    return known
+    rows = pattern.relatives.get(key)
+    if rows is None:
+        converted = convert(Storage(pattern, pattern.present), _CSR)
+        assert isinstance(converted, Storage)
+        rows = pattern.relatives[key] = converted.pattern
+    return rows
 
 
 def tensor_of(item: Value | Source) -> torch.Tensor:
-    found = item.result if isinstance(item, Value) else item.tensor
-    assert found is not None
-    return found
+    tensor = item.result if isinstance(item, Value) else item.tensor
+    assert tensor is not None
+    return tensor
 
 
-def array_of(item: Value | Source) -> torch.Tensor:
-    """What kernels read of a tensor: its values at the entries of the pattern, or all of it."""
+def kernel_array(item: Value | Source) -> torch.Tensor:
+    """Return what kernels read of a tensor: its values at the entries of the pattern, or all of it."""
     if type(item) is Source:
         tensor = item.tensor
         return tensor.storage.values if isinstance(tensor, SparseTensor) else tensor
-    tensor, pattern = tensor_of(item), item.walked if isinstance(item, Value) else None
+    tensor, pattern = tensor_of(item), item.pattern if isinstance(item, Value) else None
     if not isinstance(tensor, SparseTensor):
         return tensor.contiguous()
-    same = pattern is None or tensor.storage.pattern is pattern
-    return tensor.storage.values if same else values_at(tensor, pattern or tensor.storage.pattern)
+    is_on_pattern = pattern is None or tensor.storage.pattern is pattern
+    return tensor.storage.values if is_on_pattern else values_at(tensor, pattern or tensor.storage.pattern)
 
 
-def connected_array(item: Value | Source) -> torch.Tensor:
-    """The same, connected to the tensor."""
-    tensor, pattern = tensor_of(item), item.walked if isinstance(item, Value) else None
+def differentiable_array(item: Value | Source) -> torch.Tensor:
+    """Return the same array, connected to the tensor for autograd."""
+    tensor, pattern = tensor_of(item), item.pattern if isinstance(item, Value) else None
     if not isinstance(tensor, SparseTensor):
         return tensor if type(item) is Source else tensor.contiguous()
     if pattern is None or tensor.storage.pattern is pattern:
@@ -129,54 +129,54 @@ def connected_array(item: Value | Source) -> torch.Tensor:
     return values_at(tensor, pattern)
 
 
-def viewed(tensor: torch.Tensor, dims: tuple[int, ...] | None) -> torch.Tensor:
-    """``tensor`` with those dimensions only that are not broadcast."""
+def drop_broadcast_dims(tensor: torch.Tensor, dims: tuple[int, ...] | None) -> torch.Tensor:
+    """Reshape ``tensor`` to the dimensions that are not broadcast."""
     if dims is None or len(dims) == tensor.dim():
         return tensor
     return tensor.reshape([tensor.shape[dim] for dim in dims])
 
 
-# call by call ----------------------------------------------------------------------------------------
+# eager calls -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Ref:
-    """The place of a tensor among the arguments of a call."""
+class TensorRef:
+    """A reference to a tensor among the arguments of a call."""
 
     number: int
 
 
-def outside(value: Value, sources: Mapping[int, Source]) -> Call:
-    """The call that a value is outside, with the numbers of tensors in their place."""
+def make_eager_call(value: Value, sources: Mapping[int, Source]) -> Call:
+    """Return the eager call of a value, with references in place of tensors."""
 
-    def place(item: Any) -> Any:
+    def as_reference(item: Any) -> Any:
         if isinstance(item, (Value, Source)):
-            return Ref(item.number)
-        return Ref(sources[id(item)].number) if isinstance(item, torch.Tensor) else item
+            return TensorRef(item.number)
+        return TensorRef(sources[id(item)].number) if isinstance(item, torch.Tensor) else item
 
     func, args, kwargs = value.call
-    return func, mapped(place, args), mapped(place, kwargs)
+    return func, map_leaves(as_reference, args), map_leaves(as_reference, kwargs)
 
 
-def run_outside(call: Call, tensors: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """A call as it is outside, with the tensors by their numbers."""
+def run_eager_call(call: Call, tensors: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Run an eager call, with tensors by their numbers."""
     func, args, kwargs = call
 
-    def given(item: Any) -> Any:
-        return tensors[item.number] if type(item) is Ref else item
+    def resolve(item: Any) -> Any:
+        return tensors[item.number] if type(item) is TensorRef else item
 
-    found: torch.Tensor = func(*mapped(given, args), **mapped(given, kwargs))
-    return found
+    result: torch.Tensor = func(*map_leaves(resolve, args), **map_leaves(resolve, kwargs))
+    return result
 
 
-def run_alone(value: Value) -> torch.Tensor:
-    """A value by itself, as it would be computed outside."""
+def run_eagerly(value: Value) -> torch.Tensor:
+    """Compute one value eagerly."""
 
-    def given(item: Any) -> Any:
+    def resolve(item: Any) -> Any:
         if isinstance(item, Value):
             return item.tensor()
         return item.tensor if isinstance(item, Source) else item
 
     func, args, kwargs = value.call
-    found: torch.Tensor = func(*mapped(given, args), **mapped(given, kwargs))
-    return found
+    result: torch.Tensor = func(*map_leaves(resolve, args), **map_leaves(resolve, kwargs))
+    return result

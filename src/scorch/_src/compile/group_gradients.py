@@ -1,13 +1,14 @@
-"""Gradients of a group of recorded calls, as steps of their own.
+"""Gradients of a fused group, as steps of their own.
 
-Going back through the calls, the gradient of what a step reads is a step too (``notation.differentiate``).
-Those whose results have rows of the pattern, at its entries or dense, are one kernel again:
+Going backward through the calls, the gradient of what a step reads is a step too
+(``notation.differentiate``). Those whose results have rows of the pattern, at its entries or dense, become
+one kernel:
 
     O[i,e] = sum(j, R[i,j] * V[j,e])        ->        dR[i,j] = sum(e, dO[i,e] * V[j,e])
 
-Elementwise results that they need are computed again inside of that kernel; exponentials, sums and softmaxes
-are kept from the way there. What is summed over rows, such as dV[j,e] = sum(i, R[i,j] * dO[i,e]), is a
-statement by itself, of tensors that the kernel leaves.
+Elementwise results that they need are recomputed inside of that kernel; exponentials, sums and softmaxes are
+saved by the forward pass. What is summed over rows, such as dV[j,e] = sum(i, R[i,j] * dO[i,e]), is a
+statement of its own, of tensors that the kernel outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.compile.group_arrays import names_read, rows_of, steps_on, viewed
+from scorch._src.compile.group_arrays import as_row_pattern, drop_broadcast_dims, find_names_read, place_steps
 from scorch._src.compile.lazy_tensor import Value
 from scorch._src.compiler.plan import Step
 from scorch._src.engine.fused_executable import FusedKernel, fused_kernel, without_gaps
@@ -34,8 +35,8 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
 @dataclass(frozen=True)
-class Final:
-    """The gradient of a tensor that is read as ``name``: what ``value`` sums up, over ``summed``."""
+class FinalGradient:
+    """The gradient of the tensor read as ``name``: the sum of ``value`` over ``summed``."""
 
     name: str
     indices: tuple[str, ...]
@@ -44,22 +45,22 @@ class Final:
 
 
 @dataclass(eq=False)
-class Backward:
-    """The way back through a group.
+class BackwardPlan:
+    """The backward pass of a fused group.
 
-    ``known``: results of the group that are kept for it; ``steps`` give the tensors ``kept``, of which
-    ``finals`` make the gradients. ``reason``: why it is not one kernel, if it is not.
+    ``saved``: results of the forward pass that it reads; ``steps`` compute the tensors ``outputs``, from
+    which ``finals`` compute the gradients. ``reason``: why it is not one kernel, if it is not.
     """
 
     steps: tuple[Step, ...]
-    known: tuple[str, ...]
+    saved: tuple[str, ...]
     incoming: tuple[str, ...]
-    finals: tuple[Final, ...]
+    finals: tuple[FinalGradient, ...]
     reason: str = ""
     kernel: FusedKernel | None = None
     is_flat: bool = False
-    kept: tuple[str, ...] = ()
-    letters: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    pattern_indices: tuple[str, ...] = ()
     stored: frozenset[str] = frozenset()
     numbers: dict[str, tuple[int, tuple[int, ...] | None]] = field(default_factory=dict)
 
@@ -72,59 +73,61 @@ class Backward:
         read: Mapping[str, tuple[int, tuple[int, ...] | None]],
         tensors: Mapping[str, torch.Tensor],
     ) -> None:
-        """Find the kernel; ``read`` are the tensors of the way there, and ``tensors`` what they are now."""
+        """Compile the kernel; ``read`` are the tensors of the forward pass, ``tensors`` what they are now."""
         self.numbers = dict(read)
-        given = dict(tensors)
-        own = {step.target.tensor for step in self.steps}
-        indices = {value.recipe.access.tensor: value.recipe for value in order}
-        marks = set(stored)
-        for name in (*self.incoming, *self.known):
-            recipe = indices[name.removeprefix(INCOMING)]
+        arrays = dict(tensors)
+        own_names = {step.target.tensor for step in self.steps}
+        recipes = {value.recipe.access.tensor: value.recipe for value in order}
+        stored_names = set(stored)
+        for name in (*self.incoming, *self.saved):
+            recipe = recipes[name.removeprefix(INCOMING_PREFIX)]
             shape = (pattern.size,) if recipe.is_sparse else recipe.shape
-            given[name] = torch.empty(shape, dtype=recipe.dtype, device="meta")
+            arrays[name] = torch.empty(shape, dtype=recipe.dtype, device="meta")
             if recipe.is_sparse:
-                marks.add(name)
-        marks |= {step.target.tensor for step in self.steps if step.target.indices == self.letters}
-        self.stored = frozenset(marks)
-        finals = {access.tensor for final in self.finals for access in accesses(final.value)}
-        self.kept = tuple(name for name in dict.fromkeys(finals) if name in own)
-        if not self.kept:
+                stored_names.add(name)
+        stored_names |= {
+            step.target.tensor for step in self.steps if step.target.indices == self.pattern_indices
+        }
+        self.stored = frozenset(stored_names)
+        names_read = {access.tensor for final in self.finals for access in accesses(final.value)}
+        self.outputs = tuple(name for name in dict.fromkeys(names_read) if name in own_names)
+        if not self.outputs:
             return
-        wanted, self.is_flat = steps_on(pattern, self.steps, self.kept, self.stored, sizes)
-        walked = None if self.is_flat else rows_of(pattern)
-        used = {name: given[name] for name in names_read(self.steps, given)}
-        found = fused_kernel(wanted, walked, used)
-        if isinstance(found, str):
-            self.reason = found
+        placed, self.is_flat = place_steps(pattern, self.steps, self.outputs, self.stored, sizes)
+        rows = None if self.is_flat else as_row_pattern(pattern)
+        inputs = {name: arrays[name] for name in find_names_read(self.steps, arrays)}
+        kernel = fused_kernel(placed, rows, inputs)
+        if isinstance(kernel, str):
+            self.reason = kernel
         else:
-            self.kernel = found
+            self.kernel = kernel
 
     def run(
         self,
         pattern: Pattern,
         arrays: Mapping[int, torch.Tensor],
-        known: Mapping[str, torch.Tensor],
+        saved: Mapping[str, torch.Tensor],
         incoming: Sequence[torch.Tensor],
     ) -> dict[int, torch.Tensor]:
-        """The gradients of tensors by their numbers, each shaped as the array that was given for it."""
-        made = dict(known)
-        made |= dict(zip(self.incoming, map(without_gaps, incoming), strict=True))
+        """Compute the gradients of tensors by their numbers, each in the shape of its array."""
+        tensors = dict(saved)
+        tensors |= dict(zip(self.incoming, map(without_gaps, incoming), strict=True))
         for name, (number, dims) in self.numbers.items():
-            made[name] = viewed(arrays[number], dims)
+            tensors[name] = drop_broadcast_dims(arrays[number], dims)
         if self.kernel is not None:
-            given = [made[name] for name in self.kernel.inputs]
-            found = self.kernel.run(None if self.is_flat else rows_of(pattern), given, pattern.size)
-            made |= dict(zip(self.kept, found, strict=True))
+            inputs = [tensors[name] for name in self.kernel.inputs]
+            outputs = self.kernel.run(None if self.is_flat else as_row_pattern(pattern), inputs, pattern.size)
+            tensors |= dict(zip(self.outputs, outputs, strict=True))
         gradients: dict[int, torch.Tensor] = {}
         for final in self.finals:
             number, _ = self.numbers[final.name]
-            gradient = self._final(final, pattern, made).reshape(arrays[number].shape)
-            known_one = gradients.get(number)
-            gradients[number] = gradient if known_one is None else known_one + gradient
+            gradient = self._compute_final(final, pattern, tensors).reshape(arrays[number].shape)
+            partial = gradients.get(number)
+            gradients[number] = gradient if partial is None else partial + gradient
         return gradients
 
     def explain(self) -> str:
-        """How gradients are computed, in words."""
+        """Describe how gradients are computed."""
         if self.reason:
             return f"the calls one by one, again\n{self.reason}"
         lines = []
@@ -138,79 +141,88 @@ class Backward:
         ]
         return "\n".join(lines)
 
-    def _final(self, final: Final, pattern: Pattern, made: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _compute_final(
+        self, final: FinalGradient, pattern: Pattern, tensors: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
         if isinstance(final.value, Access):
-            array, is_stored = made[final.value.tensor], final.value.tensor in self.stored
+            array, is_stored = tensors[final.value.tensor], final.value.tensor in self.stored
             if not final.summed and is_stored == (final.name in self.stored):
                 return array
             if final.summed and (not is_stored or not final.indices):
                 dims = [final.value.indices.index(index) for index in final.summed]
                 return array.sum() if not final.indices else array.sum(dims)
-        used = accesses(final.value)
+        reads = accesses(final.value)
         operands: dict[str, Any] = {
-            access.tensor: SparseTensor(Storage(pattern, made[access.tensor]))
+            access.tensor: SparseTensor(Storage(pattern, tensors[access.tensor]))
             if access.tensor in self.stored
-            else made[access.tensor]
-            for access in used
+            else tensors[access.tensor]
+            for access in reads
         }
         value = Reduce("sum", final.summed, final.value) if final.summed else final.value
         text = show(Assign(Access("D", final.indices), value))
-        found = evaluate(text, format="dense", **operands)
-        assert isinstance(found, torch.Tensor)
-        return found
+        gradient = evaluate(text, format="dense", **operands)
+        assert isinstance(gradient, torch.Tensor)
+        return gradient
 
 
-INCOMING = "g"  # before the name of a result: its gradient, as it comes in
+INCOMING_PREFIX = "g"  # of a result's name: its incoming gradient
 
 
 def _has_rule_by_result(name: str) -> bool:
     return OPERATORS[name].derivative_by_result is not None
 
 
-def _by_result(name: str, u: Expr, y: Expr) -> Expr:
-    """``u`` times the derivative of a function of one argument, by its result."""
+def _apply_rule_by_result(name: str, u: Expr, y: Expr) -> Expr:
+    """Return ``u`` times the derivative of a unary function, by its result."""
     rule = OPERATORS[name].derivative_by_result
     assert rule is not None
-    found: Expr = rule(BUILD, u, y)
-    return found
+    term: Expr = rule(BUILD, u, y)
+    return term
 
 
 def plan_backward(
-    order: Sequence[Value], asked: Sequence[Value], needing: set[int], letters: tuple[str, ...]
-) -> Backward:
-    """The way back from ``asked`` to the tensors with the numbers ``needing``."""
-    return _Planner(order, asked, needing, letters).plan()
+    order: Sequence[Value],
+    requested: Sequence[Value],
+    differentiable: set[int],
+    pattern_indices: tuple[str, ...],
+) -> BackwardPlan:
+    """Plan the backward pass from ``requested`` to the tensors numbered ``differentiable``."""
+    return _BackwardPlanner(order, requested, differentiable, pattern_indices).plan()
 
 
-class _Planner:
-    """Goes back through the calls and collects steps."""
+class _BackwardPlanner:
+    """Go backward through the calls and collect steps."""
 
     def __init__(
-        self, order: Sequence[Value], asked: Sequence[Value], needing: set[int], letters: tuple[str, ...]
+        self,
+        order: Sequence[Value],
+        requested: Sequence[Value],
+        differentiable: set[int],
+        pattern_indices: tuple[str, ...],
     ) -> None:
         self.order = order
-        self.asked = {value.recipe.access.tensor for value in asked}
-        self.results = [value.recipe.access.tensor for value in asked]
-        self.letters = letters
+        self.requested = {value.recipe.access.tensor for value in requested}
+        self.results = [value.recipe.access.tensor for value in requested]
+        self.pattern_indices = pattern_indices
         self.values = {value.recipe.access.tensor: value for value in order}
-        self.needs = set(needing)
+        self.differentiable = set(differentiable)
         for value in order:
-            if not self.needs.isdisjoint(value.recipe.parents.values()):
-                self.needs.add(value.number)
+            if not self.differentiable.isdisjoint(value.recipe.parents.values()):
+                self.differentiable.add(value.number)
         self.steps: list[Step] = []
-        self.finals: list[Final] = []
+        self.finals: list[FinalGradient] = []
         self.adjoints: dict[str, list[Expr]] = {}
         self.counter = 0
 
-    def plan(self) -> Backward:
+    def plan(self) -> BackwardPlan:
         for name in self.results:
             access = self.values[name].recipe.access
-            self.adjoints.setdefault(name, []).append(Access(f"{INCOMING}{name}", access.indices))
+            self.adjoints.setdefault(name, []).append(Access(f"{INCOMING_PREFIX}{name}", access.indices))
         for value in reversed(self.order):
             name = value.recipe.access.tensor
             terms = self.adjoints.get(name)
-            if value.number in self.needs and terms:
-                self._through(value, self._named(terms, value.recipe.access.indices))
+            if value.number in self.differentiable and terms:
+                self._backpropagate(value, self._add_up(terms, value.recipe.access.indices))
         sources = {
             name: number
             for value in self.order
@@ -219,44 +231,46 @@ class _Planner:
         }
         for name, terms in self.adjoints.items():
             if name in sources:
-                gradient = self._named(terms, free_indices(terms[0]))
-                self.finals.append(Final(name, gradient.indices, gradient, ()))
-        again, known = self._again()
-        incoming = tuple(f"{INCOMING}{name}" for name in self.results)
-        steps = (*again, *self.steps)
-        return Backward(steps, known, incoming, tuple(self.finals), letters=self.letters)
+                gradient = self._add_up(terms, free_indices(terms[0]))
+                self.finals.append(FinalGradient(name, gradient.indices, gradient, ()))
+        recomputed, saved = self._split_recomputed()
+        incoming = tuple(f"{INCOMING_PREFIX}{name}" for name in self.results)
+        steps = (*recomputed, *self.steps)
+        return BackwardPlan(steps, saved, incoming, tuple(self.finals), pattern_indices=self.pattern_indices)
 
     # one call ----------------------------------------------------------------------------------------
 
-    def _through(self, value: Value, u: Access) -> None:
-        """What comes back to the tensors that a call reads."""
+    def _backpropagate(self, value: Value, u: Access) -> None:
+        """Propagate a gradient to the tensors that a call reads."""
         recipe = value.recipe
         if recipe.kind in ("softmax", "log_softmax"):
             (name,) = recipe.parents
-            return self._add(Access(name, recipe.access.indices), self._softmax(recipe, u))
+            return self._accumulate(
+                Access(name, recipe.access.indices), self._differentiate_softmax(recipe, u)
+            )
         (step,) = recipe.steps
         for name, number in recipe.parents.items():
-            if number not in self.needs:
+            if number not in self.differentiable:
                 continue
-            result = self._by_result(value, u)
+            result = self._differentiate_by_result(value, u)
             if result is not None:
-                self._add(*result)
+                self._accumulate(*result)
                 continue
             for access, term in uses_of(step.body, name, u):
-                self._add(access, term)
+                self._accumulate(access, term)
 
-    def _by_result(self, value: Value, u: Access) -> tuple[Access, Expr] | None:
-        """The gradient of a function of one tensor by its result, where that is there anyway."""
+    def _differentiate_by_result(self, value: Value, u: Access) -> tuple[Access, Expr] | None:
+        """Return the gradient of a unary function by its result, where that is available anyway."""
         y = value.recipe.access
         body = value.recipe.steps[0].body
-        if y.tensor not in self.asked and not _is_slow(body):
+        if y.tensor not in self.requested and not _is_slow(body):
             match body:
                 case Op("relu", (Access() as x,)):  # by its argument it is the same
-                    return x, _by_result("relu", u, x)
+                    return x, _apply_rule_by_result("relu", u, x)
             return None
         match body:
             case Op(name, (Access() as x,)) if x.indices == y.indices and _has_rule_by_result(name):
-                return x, _by_result(name, u, y)
+                return x, _apply_rule_by_result(name, u, y)
             case Op("where", (Op("gt", (Access() as x, Literal(0))), same, below)) if x == same:
                 # leaky_relu and elu: for them the result has the sign of the argument
                 match below:
@@ -269,7 +283,7 @@ class _Planner:
                 return x, Op("where", (Op("gt", (y, Literal(0.0))), u, slope))
         return None
 
-    def _softmax(self, recipe: Any, u: Access) -> Expr:
+    def _differentiate_softmax(self, recipe: Any, u: Access) -> Expr:
         y = recipe.access
         q = self._fresh(y.indices[:1])
         if recipe.kind == "softmax":
@@ -278,41 +292,43 @@ class _Planner:
         self.steps.append(Step(q, u, "sum", y.indices[1:]))
         return Op("sub", (u, Op("mul", (Op("exp", (y,)), q))))
 
-    # what is added to a gradient ---------------------------------------------------------------------
+    # accumulating a gradient -------------------------------------------------------------------------
 
-    def _add(self, access: Access, term: Expr) -> None:
-        """``term`` is a part of the gradient of ``access``, to be summed over all indices that it lacks."""
+    def _accumulate(self, access: Access, term: Expr) -> None:
+        """Add ``term``, summed over the indices that ``access`` lacks, to the gradient of ``access``."""
         free = free_indices(term)
         summed = tuple(index for index in free if index not in access.indices)
-        if access.indices[:1] == self.letters[:1] or access.indices == self.letters:
-            if summed or access.tensor not in self.values:  # of a shape that is known
+        if access.indices[:1] == self.pattern_indices[:1] or access.indices == self.pattern_indices:
+            if summed or access.tensor not in self.values:  # of a known shape
                 target = self._fresh(access.indices)
                 self.steps.append(Step(target, term, "sum", summed))
                 term = target
             self.adjoints.setdefault(access.tensor, []).append(term)
             return
         factors = _factors(term)
-        rest = [f for f in factors if isinstance(f, Access) and not set(f.indices) <= set(self.letters)]
-        inside = [f for f in factors if f not in rest]
-        walked = any(set(free_indices(f)) == set(self.letters) for f in inside)
-        if not walked:  # a dense result: all of it, then the sum
-            rest, inside = [], factors
-        parts: list[Expr] = list(rest)
+        outer = [
+            f for f in factors if isinstance(f, Access) and not set(f.indices) <= set(self.pattern_indices)
+        ]
+        inside = [f for f in factors if f not in outer]
+        is_on_pattern = any(set(free_indices(f)) == set(self.pattern_indices) for f in inside)
+        if not is_on_pattern:  # a dense result: all of it, then the sum
+            outer, inside = [], factors
+        product: list[Expr] = list(outer)
         if inside:
-            indices = self.letters if walked else _ordered(free, self.letters)
-            parts.insert(0, self._whole(inside, indices))
-        self.finals.append(Final(access.tensor, access.indices, _product(parts), summed))
+            indices = self.pattern_indices if is_on_pattern else _rows_first(free, self.pattern_indices)
+            product.insert(0, self._multiply(inside, indices))
+        self.finals.append(FinalGradient(access.tensor, access.indices, _product(product), summed))
 
-    def _whole(self, factors: Sequence[Expr], indices: tuple[str, ...]) -> Access:
-        """The product of ``factors`` as a tensor."""
+    def _multiply(self, factors: Sequence[Expr], indices: tuple[str, ...]) -> Access:
+        """Return the product of ``factors`` as a tensor."""
         if len(factors) == 1 and isinstance(factors[0], Access):
             return factors[0]
         target = self._fresh(indices)
         self.steps.append(Step(target, _product(factors), "sum", ()))
         return target
 
-    def _named(self, terms: Sequence[Expr], indices: tuple[str, ...]) -> Access:
-        """The sum of ``terms`` as a tensor."""
+    def _add_up(self, terms: Sequence[Expr], indices: tuple[str, ...]) -> Access:
+        """Return the sum of ``terms`` as a tensor."""
         if len(terms) == 1 and isinstance(terms[0], Access) and terms[0].indices == indices:
             return terms[0]
         target = self._fresh(indices)
@@ -324,36 +340,38 @@ class _Planner:
         self.counter += 1
         return Access(f"B{self.counter}", indices)
 
-    # results of the way there ------------------------------------------------------------------------
+    # results of the forward pass ---------------------------------------------------------------------
 
-    def _again(self) -> tuple[list[Step], tuple[str, ...]]:
-        """The elementwise steps that are run again, and the names of results that are kept."""
-        left = [access.tensor for step in self.steps for access in step.accesses]
-        left += [access.tensor for final in self.finals for access in accesses(final.value)]
-        again: set[str] = set()
-        known: set[str] = set()
-        while left:
-            name = left.pop()
-            if name not in self.values or name in again or name in known:
+    def _split_recomputed(self) -> tuple[list[Step], tuple[str, ...]]:
+        """Return the elementwise steps to recompute, and the names of results to save."""
+        remaining = [access.tensor for step in self.steps for access in step.accesses]
+        remaining += [access.tensor for final in self.finals for access in accesses(final.value)]
+        recomputed: set[str] = set()
+        saved: set[str] = set()
+        while remaining:
+            name = remaining.pop()
+            if name not in self.values or name in recomputed or name in saved:
                 continue
             recipe = self.values[name].recipe
-            if name in self.asked or recipe.kind != "elementwise" or _is_slow(recipe.steps[0].body):
-                known.add(name)
+            if name in self.requested or recipe.kind != "elementwise" or _is_slow(recipe.steps[0].body):
+                saved.add(name)
             else:
-                again.add(name)
-                left += recipe.parents
-        steps = [step for name, value in self.values.items() if name in again for step in value.recipe.steps]
-        return steps, tuple(name for name in self.values if name in known)
+                recomputed.add(name)
+                remaining += recipe.parents
+        steps = [
+            step for name, value in self.values.items() if name in recomputed for step in value.recipe.steps
+        ]
+        return steps, tuple(name for name in self.values if name in saved)
 
 
 def _is_slow(body: Expr) -> bool:
-    """Whether it takes longer to compute than to keep."""
-    return any(isinstance(part, Op) and OPERATORS[part.name].is_slow for part in walk(body))
+    """Whether recomputing takes longer than saving."""
+    return any(isinstance(node, Op) and OPERATORS[node.name].is_slow for node in walk(body))
 
 
-def _ordered(indices: Sequence[str], letters: tuple[str, ...]) -> tuple[str, ...]:
-    """Indices with that of the rows first."""
-    return tuple(sorted(indices, key=lambda index: index != letters[0]))
+def _rows_first(indices: Sequence[str], pattern_indices: tuple[str, ...]) -> tuple[str, ...]:
+    """Sort indices, that of the rows first."""
+    return tuple(sorted(indices, key=lambda index: index != pattern_indices[0]))
 
 
 def _factors(expr: Expr) -> list[Expr]:

@@ -1,4 +1,4 @@
-"""Tensors whose numbers are computed when they are asked for: what recorded calls give."""
+"""Lazy tensors: results of recorded calls, whose values are computed on first use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map
 from scorch.errors import InPlaceError, UnsupportedError
 
-Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # a function and what it is given
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # a function, its arguments and keyword arguments
 
 
 @dataclass(eq=False)
 class Source:
-    """A tensor that was there before: the user's, or one that has been computed."""
+    """A tensor that exists before a call is recorded: the user's, or one that has been computed."""
 
     number: int
     tensor: torch.Tensor
@@ -37,31 +37,32 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """What is known of a recorded result before any number is: the same for all calls of the same kind.
+    """Describe a recorded result before any value is computed; shared by all calls of the same kind.
 
-    ``access`` stands for it in ``steps``. ``walked``: the number of the pattern whose entries are walked, -1
-    for a product of dense tensors that waits for the sparse tensor it is multiplied by; ``is_sparse``: it has
-    values at those entries. ``parents``: the numbers of the tensors that steps read, by the names that they
-    have there; ``views`` say which dimensions are read. ``kind``: how its gradient is found: ``elementwise``,
-    ``sum`` (its step is a sum of products), ``softmax`` and ``log_softmax`` (from the result), ``waits``.
+    ``access`` names the result in ``steps``. ``pattern_number``: the sparsity pattern whose entries are
+    iterated, -1 for a product of dense tensors that is deferred until a sparse tensor multiplies it;
+    ``is_sparse``: the result has values at those entries. ``parents``: the numbers of the tensors that steps
+    read, by their names in steps; ``views``: the dimensions that are read. ``kind`` selects the gradient:
+    ``elementwise``, ``sum`` (a sum of products), ``softmax`` and ``log_softmax`` (from the result),
+    ``deferred``.
     """
 
     access: Access
     shape: tuple[int, ...]
     dtype: torch.dtype
     is_sparse: bool
-    walked: int
+    pattern_number: int
     steps: tuple[Step, ...]
     sizes: dict[str, int]
     parents: dict[str, int]
     views: dict[str, tuple[int, ...]]
-    learns: bool
+    is_grad_enabled: bool
     requires_grad: bool
     kind: str
 
 
 class Value:
-    """A recorded result; ``call`` is what it is outside, with values and sources among the arguments."""
+    """A recorded result; ``call`` is the eager call, with values and sources among its arguments."""
 
     __slots__ = ("__weakref__", "call", "number", "recipe", "recorder", "result")
 
@@ -73,47 +74,49 @@ class Value:
         self.result: torch.Tensor | None = None
 
     @property
-    def walked(self) -> Pattern | None:
-        found: Pattern | None = None if self.recipe.walked < 0 else self.recorder.patterns[self.recipe.walked]
-        return found
+    def pattern(self) -> Pattern | None:
+        pattern: Pattern | None = None
+        if self.recipe.pattern_number >= 0:
+            pattern = self.recorder.patterns[self.recipe.pattern_number]
+        return pattern
 
     def tensor(self) -> torch.Tensor:
-        """The result, computed now if it has not been."""
+        """Return the result, computing it on first use."""
         if self.result is None:
             self.recorder.compute([self])
         assert self.result is not None
         return self.result
 
 
-class Later(torch.Tensor):
-    """A tensor whose numbers are computed when they are asked for."""
+class LazyTensor(torch.Tensor):
+    """A tensor whose values are computed on first use."""
 
     _value: Value
 
     @staticmethod
-    def __new__(cls, value: Value) -> Later:
+    def __new__(cls, value: Value) -> LazyTensor:
         recipe = value.recipe
-        made: Later = make_wrapper_subclass(
+        lazy: LazyTensor = make_wrapper_subclass(
             cls, recipe.shape, dtype=recipe.dtype, requires_grad=recipe.requires_grad
         )
-        made._value = value
-        if recipe.requires_grad:  # whoever takes it for a leaf would lose gradients
+        lazy._value = value
+        if recipe.requires_grad:  # code that takes it for a leaf would lose gradients
             with DisableTorchFunctionSubclass():
-                made.register_hook(_refuse)
-        return made
+                lazy.register_hook(_refuse)
+        return lazy
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_known_before(func):
+        if is_metadata_query(func):
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        return func(*computed(args), **computed(kwargs or {}))
+        return func(*materialize(args), **materialize(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return func(*computed(args), **computed(kwargs or {}))
+        return func(*materialize(args), **materialize(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
         if name == "_value":
@@ -127,8 +130,8 @@ class Later(torch.Tensor):
         return self._value.tensor().__reduce_ex__(protocol)
 
 
-class SparseLater(Later):
-    """A sparse tensor whose values are computed when they are asked for."""
+class LazySparseTensor(LazyTensor):
+    """A sparse tensor whose values are computed on first use."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -147,41 +150,41 @@ def _refuse(_: torch.Tensor) -> None:
     )
 
 
-# what autograd knows of a tensor only when it is computed
-_OF_THE_GRAPH = {getattr(torch.Tensor, name).__get__ for name in ("grad_fn", "is_leaf")}
+# properties that autograd sets only when a tensor is computed
+_AUTOGRAD_GETTERS = {getattr(torch.Tensor, name).__get__ for name in ("grad_fn", "is_leaf")}
 
 
-def is_known_before(func: Any) -> bool:
-    """Whether a function tells what is known of a tensor before anything is computed."""
-    return look_up(func).is_metadata and func not in _OF_THE_GRAPH
+def is_metadata_query(func: Any) -> bool:
+    """Whether a function reads metadata that a lazy tensor has before it is computed."""
+    return look_up(func).is_metadata and func not in _AUTOGRAD_GETTERS
 
 
-def computed(tree: Any) -> Any:
-    """``tree`` with every recorded result computed."""
-    return mapped(_computed, tree)
+def materialize(tree: Any) -> Any:
+    """Replace every lazy tensor in ``tree`` by its computed result."""
+    return map_leaves(_materialize_leaf, tree)
 
 
-def _computed(item: Any) -> Any:
-    return item._value.tensor() if type(item) in LATER else item
+def _materialize_leaf(item: Any) -> Any:
+    return item._value.tensor() if type(item) in LAZY_TYPES else item
 
 
-def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """``function`` of all leaves of ``tree``; as ``tree_map``, but quicker for what most calls are given."""
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply ``function`` to all leaves of ``tree``: ``tree_map``, but faster for common argument types."""
     if tree is None or type(tree) in _LEAVES or isinstance(tree, torch.Tensor):
         return function(tree)
     if type(tree) in (tuple, list):
-        return type(tree)([mapped(function, item) for item in tree])
+        return type(tree)([map_leaves(function, item) for item in tree])
     if type(tree) is dict:
-        return {key: mapped(function, item) for key, item in tree.items()} if tree else tree
+        return {key: map_leaves(function, item) for key, item in tree.items()} if tree else tree
     return tree_map(function, tree)
 
 
-LATER = (Later, SparseLater)
+LAZY_TYPES = (LazyTensor, LazySparseTensor)
 _LEAVES = {int, float, bool, str, slice, type(...), Value, Source}
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
-    """How often the numbers of ``tensor`` have been changed."""
+    """Return torch's version counter of the values of ``tensor``; None for inference tensors."""
     if isinstance(tensor, SparseTensor):
         tensor = tensor.storage.values
     return None if tensor.is_inference() else tensor._version

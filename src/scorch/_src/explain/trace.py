@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from scorch._src import nn
 from scorch._src.compile import recorder
-from scorch._src.compile.lazy_tensor import LATER
+from scorch._src.compile.lazy_tensor import LAZY_TYPES
 from scorch._src.events import LISTENERS, Event
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import tree_leaves
@@ -219,7 +219,7 @@ def _names(frame: FrameType) -> dict[str, Any]:
     return {
         name: stored(value)
         for name, value in variables.items()
-        if isinstance(value, torch.Tensor) and type(value) not in LATER
+        if isinstance(value, torch.Tensor) and type(value) not in LAZY_TYPES
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.compile.capture.functions import operator
+from scorch._src.compile.capture.function_operators import operator
 from scorch._src.grad_state import untracked
 from scorch._src.nn.linear import SparseLinear
 from scorch._src.tensor.registry import entry

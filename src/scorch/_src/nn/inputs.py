@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.compile.capture.functions import operator
+from scorch._src.compile.capture.function_operators import operator
 from scorch._src.formats import as_format
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.ops.embedding import bags_of

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.compile.capture.functions import operator
+from scorch._src.compile.capture.function_operators import operator
 from scorch._src.nn.masks import in_rows, pointers
 from scorch._src.ops.attention import reference
 from scorch._src.ops.attention.mask_pairs import pairs_of

@@ -52,7 +52,7 @@ def einsum(
         return torch.ops.scorch.einsum(*spoken)  # type: ignore[no-any-return]
     record = recorder()
     if record is not None:
-        return record.called(einsum, args, {"format": format, "sparse_grad": sparse_grad})  # type: ignore[no-any-return]
+        return record.record_or_run(einsum, args, {"format": format, "sparse_grad": sparse_grad})  # type: ignore[no-any-return]
     if is_autocast():
         args = cast(*args)
     head = (args[0], format) if args and isinstance(args[0], str) else None

@@ -1,6 +1,6 @@
-"""Calls on sparse tensors as operators of the graphs that ``torch.compile`` and ``torch.export`` make."""
+"""Make calls on sparse tensors operators of the graphs of ``torch.compile`` and ``torch.export``."""
 
-from scorch._src.compile.capture import functions, graph_operators  # noqa: F401 - they define operators
+from scorch._src.compile.capture import function_operators, graph_operators  # noqa: F401 - they define operators
 from scorch._src.compile.capture.trace import record
 from scorch._src.tensor.hooks import hooks
 

@@ -1,7 +1,8 @@
-"""What a call will give, found out before there are any numbers.
+"""Fake outputs: infer what a call will return before there are any values.
 
-Shapes and dtypes are those of the same call on dense tensors, so that sizes may stay symbols. How a result is
-stored is tried on a small sample: tensors of the same formats and shapes with a few entries.
+Shapes and dtypes are those of the same call on dense tensors, so that sizes may stay symbolic. The format of
+a result is found by running the call on a small sample: tensors of the same formats and shapes with few
+entries.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.compile.capture.program import filled_in
+from scorch._src.compile.capture.program import fill_slots
 from scorch._src.compile.capture.serialize import Slot
 from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
@@ -32,25 +33,25 @@ from scorch._src.torch_internals import (
 )
 from scorch.errors import InPlaceError
 
-FEW = 3  # entries of a sample
-UNKNOWN = 64  # stands for sizes that nothing is known of
+SAMPLE_ENTRIES = 3
+UNKNOWN_SIZE = 64  # stands for symbolic sizes without a hint
 
 
 @dataclass(frozen=True)
-class Kind:
-    """An argument, as far as it decides what comes out."""
+class ArgumentSpec:
+    """The properties of an argument that fake outputs depend on."""
 
     format: Format | None
     shape: tuple[int, ...]
     dtype: torch.dtype
     index: torch.dtype
-    arrays: tuple[int, ...]  # sparse arguments with the same numbers have one pattern
+    arrays: tuple[int, ...]  # sparse arguments with the same numbers share a pattern
     device: torch.device
 
 
 @dataclass(frozen=True)
-class Promise:
-    """One tensor of a result; ``arrays`` are those of arguments, by argument and place, -1 for values."""
+class FakeOutput:
+    """One tensor of a result; ``arrays`` are those of arguments, by argument and position, -1 for values."""
 
     format: Format | None
     shape: tuple[int, ...]
@@ -61,70 +62,80 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """All tensors of a result, what they are part of, and whether random numbers were drawn."""
+class FakeOutputs:
+    """All tensors of a result, their tree, and whether the call drew random numbers."""
 
-    promises: tuple[Promise, ...]
+    outputs: tuple[FakeOutput, ...]
     spec: TreeSpec
     is_random: bool
 
 
-def hint(size: Any) -> int:
-    """A number for a size, without making it one."""
+def size_hint(size: Any) -> int:
+    """Return a number for a size, without specializing the graph on it."""
     if isinstance(size, int):
         return size
     node = size.node
-    return int(node.hint) if node.has_hint() else UNKNOWN
+    return int(node.hint) if node.has_hint() else UNKNOWN_SIZE
 
 
-def tried(function: Any, args: Any, kwargs: Any, kinds: Sequence[Kind], sizes: Sequence[int]) -> Outcome:
-    """What a call gives for a sample of its arguments."""
+def infer_outputs(
+    function: Any, args: Any, kwargs: Any, kinds: Sequence[ArgumentSpec], sizes: Sequence[int]
+) -> FakeOutputs:
+    """Run a call on a sample of its arguments, and describe its outputs."""
     with disable_current_modes(), torch.no_grad():
         patterns: dict[Any, Pattern] = {}
         samples = [_sample(kind, patterns) for kind in kinds]
-        before = torch.get_rng_state()
+        rng_state = torch.get_rng_state()
 
-        def filled(value: Any) -> Any:
+        def fill(value: Any) -> Any:
             if not isinstance(value, Slot):
                 return value
             return sizes[value.number] if value.kind == "size" else samples[value.number]
 
-        called = look_up(function).stand_in or function
-        found = called(*filled_in(args, filled), **filled_in(kwargs, filled))
-        is_random = not torch.equal(before, torch.get_rng_state())
-        torch.set_rng_state(before)
-        leaves, spec = tree_flatten(found)
+        stand_in = look_up(function).stand_in or function
+        result = stand_in(*fill_slots(args, fill), **fill_slots(kwargs, fill))
+        is_random = not torch.equal(rng_state, torch.get_rng_state())
+        torch.set_rng_state(rng_state)
+        leaves, spec = tree_flatten(result)
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
-                raise unsupported(
+                raise graph_break(
                     f"{_name(function)} gives a {type(leaf).__name__}, which depends on numbers"
                 )
-        places = {
-            id(array): (number, place)
+        array_positions = {
+            id(array): (number, position)
             for number, sample in enumerate(samples)
             if isinstance(sample, SparseTensor)
-            for place, array in enumerate(sample.storage.pattern.entry_arrays)
+            for position, array in enumerate(sample.storage.pattern.entry_arrays)
         }
-        owners = {
+        values_positions = {
             id(sample.storage.values): (number, -1)
             for number, sample in enumerate(samples)
             if isinstance(sample, SparseTensor)
         }
-        return Outcome(tuple(_promise(leaf, places, owners) for leaf in leaves), spec, is_random)
+        return FakeOutputs(
+            tuple(_describe_output(leaf, array_positions, values_positions) for leaf in leaves),
+            spec,
+            is_random,
+        )
 
 
-def _promise(leaf: torch.Tensor, places: dict[int, Any], owners: dict[int, Any]) -> Promise:
+def _describe_output(
+    leaf: torch.Tensor, array_positions: dict[int, Any], values_positions: dict[int, Any]
+) -> FakeOutput:
     if not isinstance(leaf, SparseTensor):
-        return Promise(None, tuple(leaf.shape), leaf.dtype, torch.int32, (), None)
+        return FakeOutput(None, tuple(leaf.shape), leaf.dtype, torch.int32, (), None)
     pattern, values = leaf.storage.pattern, leaf.storage.values
-    arrays = tuple(places.get(id(array)) for array in pattern.entry_arrays)
+    arrays = tuple(array_positions.get(id(array)) for array in pattern.entry_arrays)
     if None in arrays:
         arrays = (None,) * len(arrays)
-    owner = None if None in arrays else owners.get(id(values))
-    return Promise(pattern.format, tuple(leaf.shape), leaf.dtype, pattern.index_dtype, arrays, owner)
+    values_position = None if None in arrays else values_positions.get(id(values))
+    return FakeOutput(
+        pattern.format, tuple(leaf.shape), leaf.dtype, pattern.index_dtype, arrays, values_position
+    )
 
 
-def _sample(kind: Kind, patterns: dict[Any, Pattern]) -> torch.Tensor:
+def _sample(kind: ArgumentSpec, patterns: dict[Any, Pattern]) -> torch.Tensor:
     if kind.format is None:
         number = 1 if kind.dtype.is_floating_point or kind.dtype.is_complex else 0
         return torch.full((), number, dtype=kind.dtype, device=kind.device).expand(kind.shape)
@@ -138,58 +149,58 @@ def _sample(kind: Kind, patterns: dict[Any, Pattern]) -> torch.Tensor:
 def _sample_pattern(
     format: Format, shape: tuple[int, ...], index: torch.dtype, device: torch.device
 ) -> Pattern:
-    """A diagonal of a few entries; its arrays are its own, so that they are known again."""
-    entries = min([FEW, *shape])
-    lines = [torch.arange(entries, device=device) for _ in shape]
-    coordinates = torch.stack(lines) if lines else torch.zeros(0, 1, dtype=torch.int64, device=device)
+    """Return a diagonal of a few entries; its arrays are copies, so that they can be recognised."""
+    entries = min([SAMPLE_ENTRIES, *shape])
+    diagonal = [torch.arange(entries, device=device) for _ in shape]
+    coordinates = torch.stack(diagonal) if diagonal else torch.zeros(0, 1, dtype=torch.int64, device=device)
     ones = torch.ones(coordinates.shape[1], device=device)
-    made = from_coordinates(coordinates, ones, shape, format=format)
-    assert isinstance(made, SparseTensor)
-    found = made.storage.pattern
-    copies = iter([array.to(index, copy=True) for array in found.entry_arrays])
+    sample = from_coordinates(coordinates, ones, shape, format=format)
+    assert isinstance(sample, SparseTensor)
+    pattern = sample.storage.pattern
+    copies = iter([array.to(index, copy=True) for array in pattern.entry_arrays])
     named = {name: next(copies) for name in names_of(format)}
     levels = range(len(format))
     pos = tuple(named.get(f"_pos{level}") for level in levels)
     crd = tuple(named.get(f"_crd{level}") for level in levels)
-    return Pattern(format, found.shape, pos, crd, found.counts)
+    return Pattern(format, pattern.shape, pos, crd, pattern.counts)
 
 
-def dense_shapes(
-    function: Any, args: Any, kwargs: Any, kinds: Sequence[Any], sizes: Sequence[Any], mode: Any
+def infer_dense_shapes(
+    function: Any, args: Any, kwargs: Any, specs: Sequence[Any], sizes: Sequence[Any], mode: Any
 ) -> list[tuple[Any, ...]] | None:
-    """The shapes that dense tensors would give, with symbols; None where torch has no such call of them.
+    """Return the shapes of the same call on dense tensors, in symbols; None if torch has no such call.
 
-    ``kinds`` are the shapes, dtypes and devices of the arguments.
+    ``specs`` are the shapes, dtypes and devices of the arguments.
     """
     with disable_current_modes(), torch.no_grad(), mode:
 
-        def filled(value: Any) -> Any:
+        def fill(value: Any) -> Any:
             if not isinstance(value, Slot):
                 return value
             if value.kind == "size":
                 return sizes[value.number]
-            shape, dtype, device = kinds[value.number]
+            shape, dtype, device = specs[value.number]
             return torch.empty(shape, dtype=dtype, device=device)
 
         try:
-            shaped = look_up(function).fake or function
-            found = shaped(*filled_in(args, filled), **filled_in(kwargs, filled))
+            fake = look_up(function).fake or function
+            result = fake(*fill_slots(args, fill), **fill_slots(kwargs, fill))
         except (RuntimeError, TypeError, NotImplementedError):
             return None
-        return [tuple(leaf.shape) for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+        return [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
-def unsupported(reason: str) -> Exception:
-    """An error at which ``torch.compile`` ends the graph and calls the function itself."""
+def graph_break(reason: str) -> Exception:
+    """Return an error at which ``torch.compile`` ends the graph and calls the function itself."""
     return UnsupportedFakeTensorException(reason)
 
 
-def unsupported_function(reason: str) -> Exception:
-    """An error at which ``torch.compile`` runs all of the function that it is in without a graph."""
+def skip_frame(reason: str) -> Exception:
+    """Return an error at which ``torch.compile`` runs the whole calling function without a graph."""
     from scorch._src.torch_internals import GraphBreak, TracingContext  # imports torch's compiler
 
     if TracingContext.try_get() is None:
-        return unsupported(reason)
+        return graph_break(reason)
     if "skip_frame" not in inspect.signature(GraphBreak).parameters:  # before torch 2.11
         return InPlaceError(f"{reason}; call the function without torch.compile")
     return GraphBreak(reason, skip_frame=True)  # type: ignore[no-any-return]
@@ -199,19 +210,19 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__name__", function))
 
 
-_SIGNS = {"truediv": "div", "radd": "add", "rmul": "mul", "rtruediv": "div", "rpow": "pow"}
+_OPERATOR_NAMES = {"truediv": "div", "radd": "add", "rmul": "mul", "rtruediv": "div", "rpow": "pow"}
 
 
 @functools.lru_cache(maxsize=4096)
 def is_pointwise(function: Any) -> bool:
-    """Whether torch says that a function is applied to each element by itself."""
+    """Whether torch tags a function as pointwise."""
     if isinstance(function, OpOverload):
         return torch.Tag.pointwise in function.tags and not function._schema.is_mutable
     name = getattr(function, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         return False
     plain = name.strip("_")
-    packet = getattr(torch.ops.aten, _SIGNS.get(plain, plain), None)
+    packet = getattr(torch.ops.aten, _OPERATOR_NAMES.get(plain, plain), None)
     if packet is None:
         return False
     return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads())

@@ -1,4 +1,4 @@
-"""Sums, maxima and attention over the neighbours in a graph as operators of graphs that torch makes."""
+"""Sums, maxima and attention over the neighbours in a graph as operators of ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.compile.capture.functions import operator
+from scorch._src.compile.capture.function_operators import operator
 from scorch._src.ops.graph import api
 from scorch._src.tensor.registry import entry
 

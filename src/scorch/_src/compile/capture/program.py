@@ -1,8 +1,8 @@
-"""One call on sparse tensors as a function of arrays, written as text.
+"""Programs: one call on sparse tensors as a function of arrays, serialized as text.
 
-A graph knows arrays only: dense tensors, and values and index arrays of sparse ones. The text of a program
-says how they make up the arguments of a call, and what of its result the graph does not have already. All
-sizes stand beside the text, so that it stays the same when they change.
+A graph holds arrays only: dense tensors, and values and index arrays of sparse ones. The text of a program
+says how they form the arguments of a call, and which arrays of its result are new to the graph. All sizes
+stand beside the text, so that it stays the same when they change.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 from scorch._src.compile.capture.serialize import (
     Slot,
-    function_named,
-    read,
-    read_format,
-    write,
-    write_format,
+    deserialize,
+    deserialize_format,
+    find_function,
+    serialize,
+    serialize_format,
 )
 from scorch._src.formats import Format
 from scorch._src.tensor.autograd import sparse_of
@@ -31,7 +31,7 @@ from scorch._src.torch_internals import tree_leaves, tree_map
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor among the arguments: which of the arrays are its own, and which of the sizes are its shape.
+    """A tensor argument: which of the arrays are its own, and which of the sizes are its shape.
 
     A dense one has no format, and its ``values`` are the tensor itself.
     """
@@ -44,7 +44,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Result:
-    """A tensor that comes out: dense without a format. Arrays that the graph has already are numbered."""
+    """A tensor of the result: dense without a format. Arrays that the graph has already are numbered."""
 
     dtype: torch.dtype
     shape: tuple[int, int]
@@ -54,32 +54,32 @@ class Result:
     values: int | None = None
 
     @property
-    def is_on_operand(self) -> bool:
-        """Whether its entries are where those of an operand are."""
+    def shares_operand_pattern(self) -> bool:
+        """Whether its sparsity pattern is that of an operand."""
         return self.format is not None and None not in self.arrays
 
-    def lengths(self, sizes: Sequence[Any], new_size: Any) -> list[Any]:
-        """The shapes of all its arrays, values last; ``new_size`` gives numbers of entries."""
+    def array_shapes(self, sizes: Sequence[Any], new_size: Any) -> list[Any]:
+        """Return the shapes of all its arrays, values last; ``new_size`` returns numbers of entries."""
         shape = list(sizes[slice(*self.shape)])
         if self.format is None:
             return [shape]
-        found: list[Any] = []
+        shapes: list[Any] = []
         count: Any = None
         for number, level in enumerate(self.format.levels):
             if self.format.starts_run(number):
-                found.append([2 if count is None else count + 1])
+                shapes.append([2 if count is None else count + 1])
                 count = new_size()
             if level.is_full:
                 size = self.format.level_size(number, shape)
                 count = size if count is None else count * size
             else:
-                found.append([count])
-        return [*found, [count]]
+                shapes.append([count])
+        return [*shapes, [count]]
 
 
 @dataclass(frozen=True)
 class Program:
-    """A call: what is called, with what, and what comes out."""
+    """A call: the function, its arguments, and its results."""
 
     name: str
     args: Any
@@ -90,64 +90,69 @@ class Program:
 
     @functools.cached_property
     def function(self) -> Any:
-        return function_named(self.name)
+        return find_function(self.name)
 
-    def write(self) -> str:
-        operands = [[o.values, _written(o.format), o.arrays, o.shape] for o in self.operands]
+    def serialize(self) -> str:
+        operands = [[o.values, _serialize_format(o.format), o.arrays, o.shape] for o in self.operands]
         results = [
-            [write(r.dtype), r.shape, _written(r.format), write(r.index), r.arrays, r.values]
+            [serialize(r.dtype), r.shape, _serialize_format(r.format), serialize(r.index), r.arrays, r.values]
             for r in self.results
         ]
-        return json.dumps([self.name, write(self.args), write(self.kwargs), operands, results, self.seed])
+        return json.dumps(
+            [self.name, serialize(self.args), serialize(self.kwargs), operands, results, self.seed]
+        )
 
     def run(self, arrays: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
-        """What the call gives, tensor by tensor."""
-        given: dict[str, Sequence[Any]] = {
+        """Run the call, and return its tensors."""
+        fillings: dict[str, Sequence[Any]] = {
             "tensor": [_argument(operand, arrays, sizes) for operand in self.operands],
             "size": sizes,
         }
 
-        def filled(value: Any) -> Any:
-            return given[value.kind][value.number] if isinstance(value, Slot) else value
+        def fill(value: Any) -> Any:
+            return fillings[value.kind][value.number] if isinstance(value, Slot) else value
 
-        found = self.function(*filled_in(self.args, filled), **filled_in(self.kwargs, filled))
-        return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+        result = self.function(*fill_slots(self.args, fill), **fill_slots(self.kwargs, fill))
+        return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def _argument(operand: Operand, arrays: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
     values = arrays[operand.values]
     if operand.format is None:
         return values
-    own = [arrays[number] for number in operand.arrays]
-    return sparse_of(pattern_of(operand.format, tuple(sizes[slice(*operand.shape)]), own), values)
+    index_arrays = [arrays[number] for number in operand.arrays]
+    return sparse_of(pattern_of(operand.format, tuple(sizes[slice(*operand.shape)]), index_arrays), values)
 
 
-def _written(format: Format | None) -> Any:
-    return None if format is None else write_format(format)
+def _serialize_format(format: Format | None) -> Any:
+    return None if format is None else serialize_format(format)
 
 
-def _read(given: Any) -> Format | None:
-    return None if given is None else read_format(given)
+def _deserialize_format(content: Any) -> Format | None:
+    return None if content is None else deserialize_format(content)
 
 
-def filled_in(value: Any, fill: Any) -> Any:
-    """Arguments with every slot filled, also those in slices, which are leaves to torch."""
+def fill_slots(value: Any, fill: Any) -> Any:
+    """Fill every slot of the arguments, also those in slices, which are leaves to torch."""
     if isinstance(value, slice):
-        return slice(*(filled_in(part, fill) for part in (value.start, value.stop, value.step)))
+        return slice(*(fill_slots(item, fill) for item in (value.start, value.stop, value.step)))
     if isinstance(value, (list, tuple, dict)):
-        return tree_map(lambda part: filled_in(part, fill) if isinstance(part, slice) else fill(part), value)
+        return tree_map(lambda item: fill_slots(item, fill) if isinstance(item, slice) else fill(item), value)
     return fill(value)
 
 
 @functools.lru_cache(maxsize=4096)
-def read_program(text: str) -> Program:
-    """The program that was written as ``text``."""
+def parse_program(text: str) -> Program:
+    """Parse the text of a program."""
     name, args, kwargs, operands, results, seed = json.loads(text)
     return Program(
         name,
-        read(args),
-        read(kwargs),
-        tuple(Operand(v, _read(f), tuple(a), tuple(s)) for v, f, a, s in operands),
-        tuple(Result(read(d), tuple(s), _read(f), read(i), tuple(a), v) for d, s, f, i, a, v in results),
+        deserialize(args),
+        deserialize(kwargs),
+        tuple(Operand(v, _deserialize_format(f), tuple(a), tuple(s)) for v, f, a, s in operands),
+        tuple(
+            Result(deserialize(d), tuple(s), _deserialize_format(f), deserialize(i), tuple(a), v)
+            for d, s, f, i, a, v in results
+        ),
         seed,
     )

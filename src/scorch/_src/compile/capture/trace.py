@@ -1,4 +1,4 @@
-"""Calls on tensors that are traced: each becomes one operator of the graph, or torch's own on values."""
+"""Trace calls on sparse tensors: each becomes one operator of the graph, or torch's own on values."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 import torch
 
 from scorch._src.bounded import BoundedCache
+from scorch._src.compile.capture.call_operators import memory_of  # the operators there are called below
 from scorch._src.compile.capture.fake_outputs import (
-    Kind,
-    Outcome,
-    Promise,
-    dense_shapes,
-    hint,
+    ArgumentSpec,
+    FakeOutput,
+    FakeOutputs,
+    graph_break,
+    infer_dense_shapes,
+    infer_outputs,
     is_pointwise,
-    tried,
-    unsupported,
-    unsupported_function,
+    size_hint,
+    skip_frame,
 )
-from scorch._src.compile.capture.operators import memory_of  # the operators there are called below
-from scorch._src.compile.capture.program import Operand, Program, Result, filled_in
-from scorch._src.compile.capture.serialize import OURS, Slot, name_of, write
+from scorch._src.compile.capture.program import Operand, Program, Result, fill_slots
+from scorch._src.compile.capture.serialize import SCORCH_FUNCTIONS, Slot, name_of, serialize
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_asked_by
 from scorch._src.ops.movement.movement import MOVING
@@ -41,14 +41,14 @@ from scorch.errors import UnsupportedError
 
 aten = torch.ops.aten
 
-OURS.update(
+SCORCH_FUNCTIONS.update(
     {
         "scorch.to_format": SparseTensor.to_format,
         "scorch.sampled": sampled,
     }
 )
 
-_FACTS = {
+_METADATA_FUNCTIONS = {
     "dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_inference",
     "is_same_size", "is_signed", "is_tensor", "ndimension", "nelement", "numel", "size", "storage_offset",
     "stride", "__len__", "__hash__", "__dir__", "__repr__", "__format__", "is_conj", "is_neg",
@@ -56,98 +56,104 @@ _FACTS = {
     "has_names", "is_set_to", "_is_view", "is_pinned", "is_shared",
 }  # fmt: skip
 _IS_SPARSE = torch.Tensor.is_sparse.__get__  # type: ignore[attr-defined]
-_SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+_ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 _ON_VALUES = {"clone", "_to_copy", "to", "float", "double", "half", "bfloat16", "dropout"}
-RENAMED: dict[Any, Any] = {}  # operators of ours that stand for a function
-_outcomes: BoundedCache[Any, Outcome] = BoundedCache(1024)
+FUNCTION_OF_OPERATOR: dict[Any, Any] = {}  # by the operator that stands for it
+_cached_outputs: BoundedCache[Any, FakeOutputs] = BoundedCache(1024)
 
 
 def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``func(*args, **kwargs)`` of traced tensors, connected to them."""
-    func = RENAMED.get(func, func)
+    """Trace ``func(*args, **kwargs)``, connected to its traced tensors."""
+    func = FUNCTION_OF_OPERATOR.get(func, func)
     if func == _IS_SPARSE:
         return not is_asked_by(FAKE_TENSOR_MAKER, 2)
-    if func in _SAME:
+    if func in _ALIASES:
         return SparseTensor(args[0].storage)
-    if _is_fact(func):
+    if _is_metadata(func):
         with DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     name = getattr(func, "__name__", "")
     is_in_place = name.endswith("_") and not name.endswith("__")
     if is_in_place or name in ASSIGNMENTS or kwargs.get("out") is not None:
-        return _in_place(func, name, args, kwargs)
+        return _record_in_place(func, name, args, kwargs)
     call = _Call(func, args, kwargs)
-    found = call.on_values()
-    found = call.recorded() if found is None else found
-    if _may_share(func, name):
-        call.mark_shared(found)
-    return found
+    result = call.run_on_values()
+    result = call.record() if result is None else result
+    if _may_alias(func, name):
+        call.mark_aliases(result)
+    return result
 
 
-def _in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``S.mul_(2)`` as new values for S, which is possible where the result has the pattern of S."""
+def _record_in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Trace ``S.mul_(2)`` as new values for S, which is possible where the result has the pattern of S."""
     plain = name.removeprefix("__i").strip("_")
     functional = getattr(torch.Tensor, plain, None)
     target = args[0]
     if plain == "copy" and any(is_asked_by(GRAPH_MAKER, depth) for depth in range(3, 7)):
-        target.storage.values.copy_(args[1].storage.values)  # an argument that was changed as below
+        target.storage.values.copy_(args[1].storage.values)  # an argument changed as below
         return target
     if getattr(target, "is_shared_in_graph", False):
-        raise unsupported_function(
+        raise skip_frame(
             f"{name} changes a sparse tensor that is a view or has views, which compiled graphs do not follow"
         )
     if name != "__setitem__" and functional is not None and "out" not in kwargs and is_traced(target):
-        found = record(functional, args, kwargs)
+        result = record(functional, args, kwargs)
         pattern = target.storage.pattern
-        if is_traced(found) and same_arrays(found.storage.pattern, pattern) and found.dtype == target.dtype:
-            if torch.is_grad_enabled() and (found.requires_grad or target.requires_grad):
-                raise unsupported(f"{name} changes a sparse tensor that is learned in place; use {plain}")
-            target.storage.values.copy_(found.storage.values)
+        if (
+            is_traced(result)
+            and same_arrays(result.storage.pattern, pattern)
+            and result.dtype == target.dtype
+        ):
+            if torch.is_grad_enabled() and (result.requires_grad or target.requires_grad):
+                raise graph_break(f"{name} changes a sparse tensor that is learned in place; use {plain}")
+            target.storage.values.copy_(result.storage.values)
             return target
-    raise unsupported(
+    raise graph_break(
         f"{name} changes a sparse tensor in place, where compiled graphs know changes of stored values only"
     )
 
 
 # Functions whose result may be a view of their argument, or the argument itself.
-_SHARING = {
+_MAY_ALIAS = {
     *MOVING, *VIEWS, "adjoint", "conj", "contiguous", "cpu", "detach", "dropout", "imag", "positive", "real",
     "to", "type", "type_as", "__pos__",
 }  # fmt: skip
 
 
-def _may_share(func: Any, name: str) -> bool:
+def _may_alias(func: Any, name: str) -> bool:
     if type(func).__name__ == "OpOverload":
         return bool(func.is_view)
     if type(func).__name__ == "method-wrapper":
         return func.__self__.__name__ in VIEWS
-    return name in _SHARING
+    return name in _MAY_ALIAS
 
 
-def _is_fact(func: Any) -> bool:
-    """Whether it is about the tensor and no function of its values."""
+def _is_metadata(func: Any) -> bool:
+    """Whether a function reads the metadata of a tensor and none of its values."""
     if type(func).__name__ == "method-wrapper":
         return func.__self__.__name__ not in VIEWS
     name = getattr(func, "__name__", "")
-    return name in ITSELF or name in _FACTS or getattr(func, "__module__", None) == "torch.autograd"
+    return (
+        name in ITSELF or name in _METADATA_FUNCTIONS or getattr(func, "__module__", None) == "torch.autograd"
+    )
 
 
 class _Call:
-    """A call with its tensors and symbols taken out and numbered."""
+    """A call with its tensors and symbols replaced by numbered slots."""
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.func = func
         self.tensors: list[torch.Tensor] = []
         self.sizes: list[Any] = []
-        self.args = filled_in(args, self._slot)
-        self.kwargs = filled_in(kwargs, self._slot)
+        self.args = fill_slots(args, self._slot)
+        self.kwargs = fill_slots(kwargs, self._slot)
 
     def _slot(self, value: Any) -> Any:
         if isinstance(value, torch.SymInt):
             self.sizes.append(value)
             return Slot("size", len(self.sizes) - 1)
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
-            raise unsupported("a number that is not known yet, as an argument of a sparse function")
+            raise graph_break("a number that is not known yet, as an argument of a sparse function")
         if not isinstance(value, torch.Tensor):
             return value
         self.tensors.append(value)
@@ -155,8 +161,8 @@ class _Call:
 
     # torch's own functions on values -----------------------------------------------------------------
 
-    def on_values(self) -> Any:
-        """The call on lists of values, if every tensor has the same pattern and zeros stay zeros."""
+    def run_on_values(self) -> Any:
+        """Run the call on arrays of values, if all tensors share one pattern and zeros stay zeros."""
         first = self.tensors[0]
         if not is_traced(first) or not first.dim():
             return None
@@ -168,69 +174,73 @@ class _Call:
         if name not in _ON_VALUES and not (is_pointwise(self.func) and self._keeps_zeros()):
             return None
         values = [traced_values(tensor) for tensor in self.tensors]  # type: ignore[arg-type]
-        found = self._called(values)
-        if not isinstance(found, torch.Tensor) or found.shape != values[0].shape:
+        result = self._call_with(values)
+        if not isinstance(result, torch.Tensor) or result.shape != values[0].shape:
             return None
-        return traced(pattern, found)
+        return traced(pattern, result)
 
-    def mark_shared(self, found: Any) -> None:
-        """Note which results share memory with an argument, as dense tensors without memory tell."""
+    def mark_aliases(self, results: Any) -> None:
+        """Mark results that share memory with an argument, as the same call on meta tensors shows."""
         with disable_current_modes(), torch.no_grad():
-            given = [
-                torch.empty([hint(size) for size in tensor.shape], dtype=tensor.dtype, device="meta")
+            meta_tensors = [
+                torch.empty([size_hint(size) for size in tensor.shape], dtype=tensor.dtype, device="meta")
                 for tensor in self.tensors
             ]
-            known = {memory_of(tensor): number for number, tensor in enumerate(given)}
+            numbers = {memory_of(tensor): number for number, tensor in enumerate(meta_tensors)}
             try:
-                made = tree_leaves(self._called(given))
-            except (RuntimeError, TypeError, ValueError):  # no such function of tensors without memory
+                meta_results = tree_leaves(self._call_with(meta_tensors))
+            except (RuntimeError, TypeError, ValueError):  # no such function of meta tensors
                 return
-        for result, outline in zip(tree_leaves(found), made, strict=False):
-            if not isinstance(outline, torch.Tensor) or memory_of(outline) not in known:
+        for result, meta_result in zip(tree_leaves(results), meta_results, strict=False):
+            if not isinstance(meta_result, torch.Tensor) or memory_of(meta_result) not in numbers:
                 continue
-            for tensor in (result, self.tensors[known[memory_of(outline)]]):
+            for tensor in (result, self.tensors[numbers[memory_of(meta_result)]]):
                 if isinstance(tensor, SparseTensor):
                     tensor.is_shared_in_graph = True
 
     def _keeps_zeros(self) -> bool:
         with disable_current_modes(), torch.no_grad():
-            found = self._called(
+            result = self._call_with(
                 [torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype, device=HOST) for tensor in self.tensors]
             )
             return (
-                isinstance(found, torch.Tensor) and found.dim() == self.tensors[0].dim() and not bool(found)
+                isinstance(result, torch.Tensor)
+                and result.dim() == self.tensors[0].dim()
+                and not bool(result)
             )
 
-    def _called(self, tensors: list[torch.Tensor]) -> Any:
-        given = {"tensor": tensors, "size": self.sizes}
+    def _call_with(self, tensors: list[torch.Tensor]) -> Any:
+        fillings = {"tensor": tensors, "size": self.sizes}
 
-        def filled(value: Any) -> Any:
-            return given[value.kind][value.number] if isinstance(value, Slot) else value
+        def fill(value: Any) -> Any:
+            return fillings[value.kind][value.number] if isinstance(value, Slot) else value
 
-        return self.func(*filled_in(self.args, filled), **filled_in(self.kwargs, filled))
+        return self.func(*fill_slots(self.args, fill), **fill_slots(self.kwargs, fill))
 
     # operators of Scorch -----------------------------------------------------------------------------
 
-    def recorded(self) -> Any:
-        """The call as an operator of the graph."""
+    def record(self) -> Any:
+        """Run the call as an operator of the graph."""
         arrays, operands = self._operands()
-        outcome = self._outcome(operands)
-        shapes = self._shapes(outcome)
+        outputs = self._infer_outputs(operands)
+        shapes = self._shapes(outputs)
         sizes = list(self.sizes)
         results = []
-        for promise, shape in zip(outcome.promises, shapes, strict=True):
-            results.append(_result(promise, operands, (len(sizes), len(sizes) + len(shape))))
+        for output, shape in zip(outputs.outputs, shapes, strict=True):
+            results.append(_number_arrays(output, operands, (len(sizes), len(sizes) + len(shape))))
             sizes.extend(shape)
         seed = None
-        if outcome.is_random:
+        if outputs.is_random:
             seed = len(arrays)
             arrays.append(torch.randint(2**62, (), dtype=torch.int64, device=HOST))
         program = Program(name_of(self.func), self.args, self.kwargs, tuple(operands), tuple(results), seed)
-        found = torch.ops.scorch.call(program.write(), arrays, sizes) if _is_computed(results) else []
-        return tree_unflatten(_collected(results, list(found), arrays, sizes), outcome.spec)
+        new_arrays = (
+            torch.ops.scorch.call(program.serialize(), arrays, sizes) if _has_new_arrays(results) else []
+        )
+        return tree_unflatten(_collect_tensors(results, list(new_arrays), arrays, sizes), outputs.spec)
 
     def _operands(self) -> tuple[list[torch.Tensor], list[Operand]]:
-        """All arrays, each once, and which of them each argument has."""
+        """Collect all arrays, each once, and the arrays of each argument."""
         arrays: list[torch.Tensor] = []
         numbers: dict[int, int] = {}
 
@@ -253,40 +263,48 @@ class _Call:
             operands.append(Operand(number(values), pattern.format, index, (begin, len(self.sizes))))
         return arrays, operands
 
-    def _outcome(self, operands: list[Operand]) -> Outcome:
-        kinds = []
+    def _infer_outputs(self, operands: list[Operand]) -> FakeOutputs:
+        specs = []
         for tensor, operand in zip(self.tensors, operands, strict=True):
-            shape = tuple(hint(size) for size in tensor.shape)
+            shape = tuple(size_hint(size) for size in tensor.shape)
             index = tensor.storage.pattern.index_dtype if isinstance(tensor, SparseTensor) else torch.int32
-            kinds.append(Kind(operand.format, shape, tensor.dtype, index, operand.arrays, _device_of(tensor)))
-        sizes = tuple(hint(size) for size in self.sizes)
+            specs.append(
+                ArgumentSpec(operand.format, shape, tensor.dtype, index, operand.arrays, _device_of(tensor))
+            )
+        sizes = tuple(size_hint(size) for size in self.sizes)
         try:
-            key = (name_of(self.func), repr(write(self.args)), repr(write(self.kwargs)), tuple(kinds), sizes)
+            key = (
+                name_of(self.func),
+                repr(serialize(self.args)),
+                repr(serialize(self.kwargs)),
+                tuple(specs),
+                sizes,
+            )
         except UnsupportedError as error:
-            raise unsupported(str(error)) from error
-        found = _outcomes.get(key)
-        if found is None:
-            found = _outcomes[key] = tried(self.func, self.args, self.kwargs, kinds, sizes)
-        return found
+            raise graph_break(str(error)) from error
+        outputs = _cached_outputs.get(key)
+        if outputs is None:
+            outputs = _cached_outputs[key] = infer_outputs(self.func, self.args, self.kwargs, specs, sizes)
+        return outputs
 
-    def _shapes(self, outcome: Outcome) -> list[tuple[Any, ...]]:
-        """The shapes of the results, in symbols where those of the arguments are."""
-        made = [promise.shape for promise in outcome.promises]
-        given = [(tuple(tensor.shape), tensor.dtype, _device_of(tensor)) for tensor in self.tensors]
-        known = all(isinstance(size, int) for shape, *_ in given for size in shape)
-        if known and all(isinstance(size, int) for size in self.sizes):
-            return made
+    def _shapes(self, outputs: FakeOutputs) -> list[tuple[Any, ...]]:
+        """Return the shapes of the results, symbolic where those of the arguments are."""
+        sample_shapes = [output.shape for output in outputs.outputs]
+        specs = [(tuple(tensor.shape), tensor.dtype, _device_of(tensor)) for tensor in self.tensors]
+        is_static = all(isinstance(size, int) for shape, *_ in specs for size in shape)
+        if is_static and all(isinstance(size, int) for size in self.sizes):
+            return sample_shapes
         mode = detect_fake_mode(self.tensors)
-        found = dense_shapes(self.func, self.args, self.kwargs, given, self.sizes, mode)
-        if found is None or [tuple(map(hint, shape)) for shape in found] != made:
-            raise unsupported(
+        shapes = infer_dense_shapes(self.func, self.args, self.kwargs, specs, self.sizes, mode)
+        if shapes is None or [tuple(map(size_hint, shape)) for shape in shapes] != sample_shapes:
+            raise graph_break(
                 f"the shape of {name_of(self.func)} of sparse tensors with sizes that are not known"
             )
-        if _are_new(found, [*self.sizes, *(size for shape, *_ in given for size in shape)]):
-            raise unsupported(
+        if _needs_new_symbols(shapes, [*self.sizes, *(size for shape, *_ in specs for size in shape)]):
+            raise graph_break(
                 f"sizes that {name_of(self.func)} computes of sizes that are not known, in this torch"
             )
-        return found
+        return shapes
 
 
 def _device_of(tensor: torch.Tensor) -> torch.device:
@@ -294,44 +312,44 @@ def _device_of(tensor: torch.Tensor) -> torch.device:
     return tensor.storage.device if isinstance(tensor, SparseTensor) else tensor.device
 
 
-def _are_new(shapes: list[tuple[Any, ...]], known: list[Any]) -> bool:
-    """Whether a graph would have to compute sizes among ``shapes``, which this torch cannot do."""
+def _needs_new_symbols(shapes: list[tuple[Any, ...]], sizes: list[Any]) -> bool:
+    """Whether the graph would have to compute sizes among ``shapes``, which this torch cannot do."""
     from scorch._src.torch_internals import build_proxy_for_size
 
-    symbols = {size.node.expr for size in known if isinstance(size, torch.SymInt)}
-    computed = [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
-    return build_proxy_for_size is None and any(size.node.expr not in symbols for size in computed)
+    symbols = {size.node.expr for size in sizes if isinstance(size, torch.SymInt)}
+    symbolic = [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
+    return build_proxy_for_size is None and any(size.node.expr not in symbols for size in symbolic)
 
 
-def _result(promise: Promise, operands: list[Operand], shape: tuple[int, int]) -> Result:
-    """A promise with arrays numbered as the graph has them."""
+def _number_arrays(output: FakeOutput, operands: list[Operand], shape: tuple[int, int]) -> Result:
+    """Return a result with its arrays numbered as in the graph."""
 
-    def number(place: tuple[int, int] | None) -> int | None:
-        if place is None:
+    def number(position: tuple[int, int] | None) -> int | None:
+        if position is None:
             return None
-        operand = operands[place[0]]
-        return operand.values if place[1] < 0 else operand.arrays[place[1]]
+        operand = operands[position[0]]
+        return operand.values if position[1] < 0 else operand.arrays[position[1]]
 
-    arrays = tuple(number(place) for place in promise.arrays)
-    return Result(promise.dtype, shape, promise.format, promise.index, arrays, number(promise.values))
+    arrays = tuple(number(position) for position in output.arrays)
+    return Result(output.dtype, shape, output.format, output.index, arrays, number(output.values))
 
 
-def _is_computed(results: list[Result]) -> bool:
-    """Whether anything of the results is new."""
+def _has_new_arrays(results: list[Result]) -> bool:
+    """Whether any array of the results is new."""
     return any(result.values is None or None in result.arrays for result in results)
 
 
-def _collected(
-    results: list[Result], found: list[torch.Tensor], arrays: list[torch.Tensor], sizes: list[Any]
+def _collect_tensors(
+    results: list[Result], new_arrays: list[torch.Tensor], arrays: list[torch.Tensor], sizes: list[Any]
 ) -> list[torch.Tensor]:
-    """Tensors from the arrays that an operator gave and those that were there."""
-    rest = iter(found)
-    made: list[torch.Tensor] = []
+    """Build tensors from the arrays of an operator and those that existed before."""
+    remaining = iter(new_arrays)
+    tensors: list[torch.Tensor] = []
     for result in results:
-        index = [next(rest) if place is None else arrays[place] for place in result.arrays]
-        values = next(rest) if result.values is None else arrays[result.values]
+        index = [next(remaining) if position is None else arrays[position] for position in result.arrays]
+        values = next(remaining) if result.values is None else arrays[result.values]
         if result.format is None:
-            made.append(values)
+            tensors.append(values)
         else:
-            made.append(traced(pattern_of(result.format, sizes[slice(*result.shape)], index), values))
-    return made
+            tensors.append(traced(pattern_of(result.format, sizes[slice(*result.shape)], index), values))
+    return tensors

@@ -1,6 +1,6 @@
-"""Scorch's own functions in programs that ``torch.compile`` reads.
+"""Scorch's own functions as operators of ``torch.compile``.
 
-torch follows a program line by line, and cannot follow Scorch's caches and tables. Where it asks
+Dynamo traces a program line by line, and cannot trace Scorch's caches and tables. While it traces
 (``is_dynamo_compiling``) these functions are operators, whose body it does not look into.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from scorch._src.compile.capture.serialize import OURS
-from scorch._src.compile.capture.trace import RENAMED, record
+from scorch._src.compile.capture.serialize import SCORCH_FUNCTIONS
+from scorch._src.compile.capture.trace import FUNCTION_OF_OPERATOR, record
 from scorch._src.formats import Format
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
@@ -37,8 +37,8 @@ _library = torch.library.Library("scorch", "FRAGMENT")
 Tensors = Sequence[torch.Tensor]
 
 
-def operator(schema: str, shaped: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Make a function an operator; ``shaped`` gives, for dense tensors, one of the result's shape."""
+def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Register a function as an operator; ``fake`` returns, of dense tensors, one of the result's shape."""
 
     def define(function: Any) -> Any:
         name = schema.partition("(")[0]
@@ -49,9 +49,9 @@ def operator(schema: str, shaped: Callable[..., Any]) -> Callable[[Any], Any]:
 
         _library.impl(name, run, "CompositeImplicitAutograd")
         packet = getattr(torch.ops.scorch, name)
-        RENAMED[packet] = RENAMED[packet.default] = function
-        OURS[f"scorch.{name}"] = function
-        entry(function).fake = shaped
+        FUNCTION_OF_OPERATOR[packet] = FUNCTION_OF_OPERATOR[packet.default] = function
+        SCORCH_FUNCTIONS[f"scorch.{name}"] = function
+        entry(function).fake = fake
         return function
 
     return define
@@ -96,8 +96,8 @@ entry(_einsum).backward_ignores_result = True
     "evaluate(str expression, str[] names, Tensor[] tensors, str? format=None) -> Tensor", _like_evaluate
 )
 def _evaluate(expression: str, names: list[str], tensors: Tensors, format: str | None = None) -> Any:
-    named: dict[str, Any] = dict(zip(names, tensors, strict=True))
-    return evaluate(expression, format=_format(format), **named)
+    operands: dict[str, Any] = dict(zip(names, tensors, strict=True))
+    return evaluate(expression, format=_format(format), **operands)
 
 
 @operator("from_torch(Tensor t, str? format=None) -> Tensor", lambda t, format=None: t)
@@ -108,10 +108,10 @@ def _from_torch(t: torch.Tensor, format: str | None = None) -> Any:
 def _empty(
     kind: str, index: Tensors, values: torch.Tensor, size: Sequence[int], format: str | None = None
 ) -> Any:
-    """A tensor without entries that is stored as ``_sparse`` stores it."""
+    """Return a tensor without entries in the format of ``_sparse``."""
     form = _format(kind if format is None else format)
-    nowhere = torch.zeros(len(size), 0, dtype=torch.int64, device=values.device)
-    return from_coordinates(nowhere, values.new_zeros(0), size, format=form)
+    no_coordinates = torch.zeros(len(size), 0, dtype=torch.int64, device=values.device)
+    return from_coordinates(no_coordinates, values.new_zeros(0), size, format=form)
 
 
 @operator(
@@ -121,15 +121,15 @@ def _empty(
 def _sparse(
     kind: str, index: Tensors, values: torch.Tensor, size: Sequence[int], format: str | None = None
 ) -> Any:
-    make: Any = {"coo": sparse_coo_tensor, "csr": sparse_csr_tensor, "csc": sparse_csc_tensor}[kind]
-    return make(*index, values, tuple(size), format=_format(format))
+    construct: Any = {"coo": sparse_coo_tensor, "csr": sparse_csr_tensor, "csc": sparse_csc_tensor}[kind]
+    return construct(*index, values, tuple(size), format=_format(format))
 
 
 entry(_sparse).stand_in = _empty
 
 
 def _assemble(format: str, shape: Sequence[Any], arrays: Tensors, values: torch.Tensor) -> SparseTensor:
-    """A tensor from its arrays, of which nothing is computed."""
+    """Assemble a tensor from its arrays without computing anything."""
     pattern = pattern_of(read_spelled(format), tuple(shape), arrays)
     return traced(pattern, values) if _is_traced((arrays, values)) else sparse_of(pattern, values)
 
@@ -143,13 +143,13 @@ def _format(text: str | None) -> Format | str | None:
 
 
 def _like_masked(name: str) -> Callable[..., Any]:
-    """A function of dense tensors with the shapes of a reduction over stored entries."""
+    """Return a function of dense tensors with the shapes of a reduction over stored entries."""
     like = {"prod": "sum", "median": "nansum"}.get(name, name)
     return lambda S, *args, **kwargs: getattr(torch, like)(S, *args, **kwargs)
 
 
 for _name, _masked in {**masked.OPERATIONS, **masked.PER_ENTRY}.items():
-    OURS[f"scorch.masked.{_name}"] = _masked
+    SCORCH_FUNCTIONS[f"scorch.masked.{_name}"] = _masked
     entry(_masked).fake = _like_masked(_name)
 entry(SparseTensor.to_format).fake = lambda tensor, format: tensor
 entry(sampled).fake = lambda tensor, mask: mask
