@@ -120,7 +120,7 @@ class Sizes(TorchDispatchMode):
 def test_nothing_as_large_as_the_weight_is_made(kind, monkeypatch) -> None:
     import importlib
 
-    monkeypatch.setattr(importlib.import_module("scorch._src.nn.grad_topk"), "TILE", 4096)
+    monkeypatch.setattr(importlib.import_module("scorch._src.nn.grad_topk"), "TILE_ELEMENTS", 4096)
     model = SparseLinear(400, 500, sparsity=0.98)
     optimizer = torch.optim.Adam(model.parameters())
     x = torch.randn(4, 400)

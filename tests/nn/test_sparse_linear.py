@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import scorch
-from scorch._src.nn.pattern import row_counts
+from scorch._src.nn.pattern import count_rows
 from scorch.errors import ArgumentError, CallError, FormatError, OperandError, ShapeError
 from scorch.nn import SparseLinear
 
@@ -41,7 +41,7 @@ def layer_in(format: str, bias: bool = True) -> SparseLinear:
 def test_the_number_of_entries_is_exact_and_rows_are_balanced(sparsity: float) -> None:
     layer = SparseLinear(50, 40, sparsity)
     assert layer.nnz == round((1 - sparsity) * 2000)
-    _, counts = row_counts(layer.pattern)
+    _, counts = count_rows(layer.pattern)
     assert int(counts.max() - counts.min()) <= 1
 
 
@@ -66,7 +66,7 @@ def test_values_begin_scaled_to_the_entries_of_their_row() -> None:
 def test_blocks_are_drawn_whole_and_their_padding_is_zero() -> None:
     layer = SparseLinear(10, 7, density=0.5, blocks=4, dtype=torch.float64)
     assert str(layer.format) == "bsr(4,4)" and layer.nnz == 3 * 16
-    row, _ = row_counts(layer.pattern)
+    row, _ = count_rows(layer.pattern)
     assert not layer.values[row < 0].any()
 
 
@@ -133,7 +133,7 @@ def test_gradients_are_those_of_the_dense_layer_at_the_entries(format: str, bias
     mask = layer.weight.detach().to_dense() != 0
     gradient = scorch.SparseTensor(scorch._src.storage.storage.Storage(layer.pattern, layer.values.grad))
     torch.testing.assert_close(gradient.to_dense(), dense.weight.grad * mask)
-    row, _ = row_counts(layer.pattern)
+    row, _ = count_rows(layer.pattern)
     assert not layer.values.grad[row < 0].any()
     if bias:
         torch.testing.assert_close(layer.bias.grad, dense.bias.grad)  # type: ignore[union-attr]
@@ -142,7 +142,7 @@ def test_gradients_are_those_of_the_dense_layer_at_the_entries(format: str, bias
 @pytest.mark.parametrize("format", ["csr", "csc", "bsr(2,3)"])
 def test_gradcheck(format: str) -> None:
     layer = layer_in(format)
-    row, _ = row_counts(layer.pattern)
+    row, _ = count_rows(layer.pattern)
     inside = row >= 0
 
     def run(values: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -395,7 +395,7 @@ def test_inference_follows_every_change_of_the_layer() -> None:
     check()
     layer.double()
     check()
-    assert "_known" in vars(layer) and b"_known" not in pickle.dumps(layer)
+    assert "_inference_cache" in vars(layer) and b"_inference_cache" not in pickle.dumps(layer)
     again = pickle.loads(pickle.dumps(layer))
     with torch.no_grad():
         assert torch.equal(again(x.double()), layer(x.double()))

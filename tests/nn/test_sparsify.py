@@ -35,14 +35,14 @@ class Tied(torch.nn.Module):
 
 
 def faster(which: str):
-    """``timing.fastest`` on a machine where ``which`` wins."""
+    """``timing.measure_fastest`` on a machine where ``which`` wins."""
 
-    def fastest(calls):
+    def measure_fastest(calls):
         for call in calls.values():
             call()
         return {name: 1.0 if name == which else 2.0 for name in calls}
 
-    return mock.patch.object(timing, "fastest", fastest)
+    return mock.patch.object(timing, "measure_fastest", measure_fastest)
 
 
 def pruned(model: torch.nn.Module, sparsity: float) -> torch.nn.Module:
@@ -281,7 +281,7 @@ def test_wrong_models() -> None:
 
 
 def test_report(capsys) -> None:
-    with mock.patch.object(timing, "SECONDS", 0.0):
+    with mock.patch.object(timing, "MIN_SECONDS_PER_CANDIDATE", 0.0):
         model = torch.nn.Sequential(torch.nn.Embedding(40, 24), *mlp(), torch.nn.LayerNorm(8))
         model = scorch.sparsify(model, 0.9, prefer="size", skip=["5"])
         found = scorch.report(model, batch=4)

@@ -68,7 +68,7 @@ def test_any_einsum(case) -> None:
     torch.manual_seed(0)
     weights = torch.randn(expected.shape, dtype=torch.float64)
     (expected * weights).sum().backward()
-    with mock.patch.object(module, "TILE", tile), scorch.grad_topk(first, k) as grown:
+    with mock.patch.object(module, "TILE_ELEMENTS", tile), scorch.grad_topk(first, k) as grown:
         (scorch.einsum(equation, first, *operands[1:], format="dense") * weights).sum().backward()
     gradient = torch.zeros_like(truth[0]) if truth[0].grad is None else truth[0].grad
     _, values = largest(gradient, stored(first), k)
@@ -87,7 +87,7 @@ def test_linear(format: str, tile: int) -> None:
     D = W.detach().to_dense().requires_grad_()
     x = torch.randn(5, 12, dtype=torch.float64)
     F.linear(x, D).tanh().sum().backward()
-    with mock.patch.object(module, "TILE", tile), scorch.grad_topk(W, k=7) as grown:
+    with mock.patch.object(module, "TILE_ELEMENTS", tile), scorch.grad_topk(W, k=7) as grown:
         F.linear(x, W).tanh().sum().backward()
     indices, values = largest(D.grad, stored(W), 7)
     torch.testing.assert_close(grown.indices, indices)
@@ -130,7 +130,7 @@ def test_the_block_may_hold_the_backward_pass_only() -> None:
 
 def test_equal_gradients_come_in_the_order_of_their_places() -> None:
     W = scorch.from_torch(torch.eye(4), format="csr").requires_grad_()
-    with mock.patch.object(module, "TILE", 4), scorch.grad_topk(W, k=5) as grown:
+    with mock.patch.object(module, "TILE_ELEMENTS", 4), scorch.grad_topk(W, k=5) as grown:
         F.linear(torch.ones(4), W).sum().backward()
     assert grown.indices.T.tolist() == [[0, 1], [0, 2], [0, 3], [1, 0], [1, 2]]
 
@@ -171,7 +171,7 @@ def test_no_dense_matrix_is_made() -> None:
     with mock.patch.object(torch, "zeros", zeros), scorch.grad_topk(W, k=2) as grown:
         (F.linear(x, W) * scale).sum().backward()
     assert grown.indices[:, 0].tolist() == [3, 7] and grown.values[0] == 10.0
-    assert max(sizes) <= module.TILE < math.prod(W.shape)
+    assert max(sizes) <= module.TILE_ELEMENTS < math.prod(W.shape)
 
 
 def test_the_weight_of_a_layer() -> None:

@@ -27,7 +27,7 @@ from scorch.errors import ArgumentError, OperandError
 
 SPARSITIES = (0.8, 0.9, 0.95, 0.98)
 FEW = 0.2  # share of nonzeros from which on an input is tried as a sparse one
-ROUNDS = 5
+MIN_ROUNDS = 5
 
 
 def doctor(
@@ -134,7 +134,7 @@ def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[list[floa
     hooks += [module.register_forward_hook(after) for module in visits]
     times = []
     try:
-        for _ in range(ROUNDS):
+        for _ in range(MIN_ROUNDS):
             for visit in visits.values():
                 visit.calls = 0
                 visit.spent.append(0.0)
@@ -167,7 +167,12 @@ def _diagnosed(visit: _Visit, sparsities: Sequence[float]) -> LayerDiagnosis:
         _density(x),
     )
     is_dense = isinstance(x, torch.Tensor) and not isinstance(x, SparseTensor) and x.numel() > 0
-    if isinstance(module, torch.nn.Linear) and type(module) in timing.PLAIN and is_dense and weight.numel():
+    if (
+        isinstance(module, torch.nn.Linear)
+        and type(module) in timing.PRUNABLE_LAYERS
+        and is_dense
+        and weight.numel()
+    ):
         return _linear(found, module, x, sparsities)
     return replace(found, advice=_other(module, x))
 
@@ -188,7 +193,7 @@ def _linear(
     if found.input_density <= FEW:
         flat = x.reshape(-1, x.shape[-1])
         calls["input"] = lambda: F.linear(from_torch(flat, format="csr"), layer.weight, layer.bias)
-    times = timing.fastest(calls)
+    times = timing.measure_fastest(calls)
     found = replace(
         found,
         dense=times["dense"],

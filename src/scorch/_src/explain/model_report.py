@@ -142,7 +142,7 @@ def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> Lay
         element, nonzero = table.values.element_size(), table.nnz
         size, form = nonzero * element + table.pattern.bytes(), str(table.format)
         count = shape[0] * shape[1]
-    elif type(module) in timing.PLAIN:
+    elif type(module) in timing.PRUNABLE_LAYERS:
         weight = module.weight
         assert isinstance(weight, torch.Tensor)
         shape, element, count = tuple(weight.shape), weight.element_size(), weight.numel()
@@ -156,7 +156,7 @@ def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> Lay
         nonzero = sum(int(torch.count_nonzero(parameter.detach())) for parameter in own)
         kind = type(module).__name__
         return LayerReport(name, kind, (count,), "dense", nonzero / count, size, size, None, None, None, "")
-    expected = timing.expected_seconds(module, batch) if measure else None
+    expected = timing.estimate_seconds(module, batch) if measure else None
     times = _times(module, batch, count * element) if measure else {}
     return LayerReport(
         name,
@@ -174,12 +174,12 @@ def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> Lay
 
 
 def _times(module: torch.nn.Module, batch: int, dense_bytes: int) -> dict[str, float]:
-    calls = {"own": timing.call_of(module, batch)}
+    calls = {"own": timing.make_call(module, batch)}
     if isinstance(module, (SparseLinear, SparseEmbedding)):
         if is_within_budget(dense_bytes):
-            calls["dense"] = timing.call_of(_dense(module), batch)
-        return timing.fastest(calls)
-    found = timing.fastest(calls)
+            calls["dense"] = timing.make_call(_dense(module), batch)
+        return timing.measure_fastest(calls)
+    found = timing.measure_fastest(calls)
     return {**found, "dense": found["own"]}
 
 

@@ -26,7 +26,7 @@ from scorch._src.tensor.create.construct import from_coordinates
 from scorch.settings import settings
 
 ROWS, ENTRIES, COLUMNS = 2000, 40_000, 32  # of what is timed
-ROUNDS = 7
+MIN_ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _unit(call: Callable[[], object]) -> float:
     seen: list[Event] = []
     LISTENERS.append(seen.append)
     try:
-        for _ in range(ROUNDS):
+        for _ in range(MIN_ROUNDS):
             call()
     finally:
         LISTENERS.remove(seen.append)
@@ -102,7 +102,7 @@ def _unit(call: Callable[[], object]) -> float:
 
 def _seconds(call: Callable[[], object]) -> Sequence[float]:
     found = []
-    for _ in range(ROUNDS):
+    for _ in range(MIN_ROUNDS):
         start = time.perf_counter()
         call()
         found.append(time.perf_counter() - start)

@@ -12,10 +12,10 @@ from scorch.errors import ArgumentError
 
 
 class TopKAutoencoder(torch.nn.Module):
-    """A sparse autoencoder: of all features ``k`` are kept for each input, and only these are decoded.
+    """A sparse autoencoder: keeps ``k`` of all features for each input, and decodes only these.
 
-    ``codes(x)`` is the sparse matrix of features, ``model(x)`` what is made of it again. Features are not
-    negative, unless they are kept by magnitude, with ``abs``. Decoding, and all gradients of the decoder,
+    ``codes(x)`` is the sparse matrix of features, ``model(x)`` the reconstruction. Features are not
+    negative, unless they are selected by magnitude, with ``abs``. Decoding, and all gradients of the decoder,
     cost what ``k`` of its rows cost for each input.
 
     >>> import torch, scorch
@@ -46,18 +46,18 @@ class TopKAutoencoder(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.zeros(in_features, device=device, dtype=dtype))
         with torch.no_grad():
             self.encoder.bias.zero_()
-            if tied:  # begin with an encoder that looks for what the decoder writes
+            if tied:  # start from the transpose of the decoder
                 self.encoder.weight.copy_(self.decoder)
 
     def codes(self, input: torch.Tensor) -> SparseTensor:
-        """The features that are kept, ``csr``, a row for each input."""
-        found = self.encoder(input - self.bias)
-        return topk_sparse(found if self.abs else found.relu(), self.k, abs=self.abs)
+        """Return the features that are kept, ``csr``, a row for each input."""
+        features = self.encoder(input - self.bias)
+        return topk_sparse(features if self.abs else features.relu(), self.k, abs=self.abs)
 
     def decode(self, codes: SparseTensor) -> torch.Tensor:
-        """What features stand for."""
-        found: torch.Tensor = codes @ self.decoder + self.bias
-        return found
+        """Reconstruct inputs from features."""
+        output: torch.Tensor = codes @ self.decoder + self.bias
+        return output
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return self.decode(self.codes(input))

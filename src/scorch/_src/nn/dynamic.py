@@ -1,10 +1,10 @@
-"""Dynamic sparse training: weights are dropped and others grown while a network learns (SET, RigL).
+"""Dynamic sparse training: drop weights and grow others while a network trains (SET, RigL).
 
 Every ``every`` steps the smallest weights of each sparse layer are dropped, and as many grown elsewhere with
 the value zero: at random (SET, Mocanu et al. 2018), or where the gradient is largest (RigL, Evci et al.
-2020). The share that is exchanged falls along a cosine to zero. Weights, gradients and what optimizers keep
-have one element for each stored weight at all times; gradients elsewhere are looked at in tiles, on the
-steps that need them (``scorch.grad_topk``).
+2020). The share that is exchanged falls along a cosine to zero. Weights, gradients and optimizer states have
+one element for each stored weight at all times; gradients elsewhere are computed in tiles, on the steps that
+need them (``scorch.grad_topk``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 
 from scorch._src.nn.grad_topk import grad_topk
 from scorch._src.nn.linear import SparseLinear
-from scorch._src.nn.pattern import pattern_at
+from scorch._src.nn.pattern import pattern_from_keys
 from scorch._src.storage.coordinates import coordinates, keys_of
 from scorch.errors import ArgumentError, CallError, UnsupportedError
 
 
 class DynamicSparsity:
-    """What SET and RigL have in common; call ``step()`` after each ``optimizer.step()``."""
+    """The common part of SET and RigL; call ``step()`` after each ``optimizer.step()``."""
 
     needs_gradients = False
 
@@ -36,9 +36,9 @@ class DynamicSparsity:
         until: int,
         fraction: float = 0.3,
     ) -> None:
-        for name, given in (("every", every), ("until", until)):
-            if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-                raise ArgumentError(f"{name} is a number of steps, not {given!r}")
+        for name, steps in (("every", every), ("until", until)):
+            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+                raise ArgumentError(f"{name} is a number of steps, not {steps!r}")
         if not 0 < fraction <= 1:
             raise ArgumentError(f"fraction is the share of weights that is exchanged, not {fraction!r}")
         self.layers = {
@@ -53,27 +53,27 @@ class DynamicSparsity:
         self.optimizer = optimizer
         self.every, self.until, self.fraction = every, until, fraction
         self.steps = 0
-        self._watched: dict[str, grad_topk] = {}
-        self._watch_next()
+        self._watchers: dict[str, grad_topk] = {}
+        self._watch_next_step()
 
     def _check_layers(self, optimizer: torch.optim.Optimizer) -> None:
-        known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         seen: set[int] = set()
         for name, layer in self.layers.items():
             if layer.format.is_blocked:
                 raise UnsupportedError(f"{name} has blocks; only single weights are exchanged: use csr")
-            if id(layer.values) not in known:
+            if id(layer.values) not in optimized:
                 raise ArgumentError(f"the optimizer does not have the weights of {name}")
             if id(layer.values) in seen:
                 raise UnsupportedError(f"{name} shares its weights with another layer")
             seen.add(id(layer.values))
 
     def share(self, step: int) -> float:
-        """The share of weights that is exchanged at a step."""
+        """Return the share of weights that is exchanged at a step."""
         return self.fraction / 2 * (1 + math.cos(math.pi * min(step / self.until, 1.0)))
 
     def count(self, layer: SparseLinear, step: int) -> int:
-        """How many weights of a layer are exchanged at a step: at most as many as are free."""
+        """Return how many weights of a layer are exchanged at a step: at most as many as are free."""
         free = layer.out_features * layer.in_features - layer.nnz
         return min(round(self.share(step) * layer.nnz), free)
 
@@ -82,59 +82,59 @@ class DynamicSparsity:
         return step % self.every == 0 and 0 < step < self.until
 
     def step(self) -> bool:
-        """Count a step of training, and exchange weights if it is time; returns whether it was."""
+        """Count a training step, and exchange weights if it is time; return whether it was."""
         self.steps += 1
-        changes = self.is_update(self.steps)
-        if changes:
-            grown = self._grown()
+        is_update = self.is_update(self.steps)
+        if is_update:
+            new_keys = self._choose_new_keys()
             for name, layer in self.layers.items():
-                self._exchange(layer, grown[name])
-        self._watch_next()
-        return changes
+                self._exchange(layer, new_keys[name])
+        self._watch_next_step()
+        return is_update
 
-    def _watch_next(self) -> None:
-        """Listen to the next backward passes, if weights are exchanged after them."""
+    def _watch_next_step(self) -> None:
+        """Watch the next backward passes, if weights are exchanged after them."""
         if self.needs_gradients and self.is_update(self.steps + 1):
             for name, layer in self.layers.items():
                 with torch.enable_grad():
                     watch = grad_topk(layer.weight, self.count(layer, self.steps + 1))
-                self._watched[name] = watch.__enter__()
+                self._watchers[name] = watch.__enter__()
 
-    def _grown(self) -> dict[str, torch.Tensor]:
-        """For each layer the keys of places that are new."""
+    def _choose_new_keys(self) -> dict[str, torch.Tensor]:
+        """Choose, for each layer, the keys of new entries."""
         return {
-            name: random_places(layer, self.count(layer, self.steps)) for name, layer in self.layers.items()
+            name: draw_free_keys(layer, self.count(layer, self.steps)) for name, layer in self.layers.items()
         }
 
-    def _exchange(self, layer: SparseLinear, grown: torch.Tensor) -> None:
-        """Drop the smallest weights of a layer for those at the keys ``grown``, which begin at zero."""
-        count = grown.numel()
+    def _exchange(self, layer: SparseLinear, new_keys: torch.Tensor) -> None:
+        """Replace the smallest weights of a layer by entries at ``new_keys``, which start at zero."""
+        count = new_keys.numel()
         if not count:
             return
         keys = stored_keys(layer)
-        size = layer.values.detach().abs()
-        kept = torch.sort(size, stable=True).indices[count:]
+        magnitude = layer.values.detach().abs()
+        largest = torch.sort(magnitude, stable=True).indices[count:]
         shape = (layer.out_features, layer.in_features)
-        found = torch.cat([keys[kept], grown]).sort().values
-        layer.rewire(pattern_at(found, shape, layer.format), new=0.0, optimizer=self.optimizer)
+        merged_keys = torch.cat([keys[largest], new_keys]).sort().values
+        layer.rewire(pattern_from_keys(merged_keys, shape, layer.format), new=0.0, optimizer=self.optimizer)
 
     # Python ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop listening to backward passes, if training ends before ``until``."""
-        watched, self._watched = self._watched, {}
-        for watch in watched.values():
+        """Stop watching backward passes, if training ends before ``until``."""
+        watchers, self._watchers = self._watchers, {}
+        for watch in watchers.values():
             watch.__exit__(CallError, None, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it takes to go on later: the number of steps."""
+        """Return the state needed to resume: the number of steps."""
         return {"steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken."""
+        """Resume from a ``state_dict``."""
         self.close()
         self.steps = int(state["steps"])
-        self._watch_next()
+        self._watch_next_step()
 
 
 class SET(DynamicSparsity):
@@ -160,32 +160,32 @@ class RigL(DynamicSparsity):
 
     needs_gradients = True
 
-    def _grown(self) -> dict[str, torch.Tensor]:
-        watched, self._watched = self._watched, {}
-        found = {}
+    def _choose_new_keys(self) -> dict[str, torch.Tensor]:
+        watchers, self._watchers = self._watchers, {}
+        new_keys = {}
         for name, layer in self.layers.items():
-            watch = watched.pop(name, None)
+            watch = watchers.pop(name, None)
             if watch is None:
                 raise CallError(f"there were no gradients of {name}; call step() once for each step")
             watch.__exit__(None, None, None)
-            found[name] = keys_of(list(watch.indices), (layer.out_features, layer.in_features))
-        return found
+            new_keys[name] = keys_of(list(watch.indices), (layer.out_features, layer.in_features))
+        return new_keys
 
 
 def stored_keys(layer: SparseLinear) -> torch.Tensor:
-    """The place of every stored weight, counted row by row, in stored order."""
-    found = coordinates(layer.pattern)
-    return keys_of([found[0], found[1]], layer.pattern.shape)
+    """Return the key of every stored weight, counted row by row, in stored order."""
+    rows_and_columns = coordinates(layer.pattern)
+    return keys_of([rows_and_columns[0], rows_and_columns[1]], layer.pattern.shape)
 
 
-def random_places(layer: SparseLinear, count: int) -> torch.Tensor:
-    """``count`` different places that the layer does not store, drawn at random, without a dense mask."""
+def draw_free_keys(layer: SparseLinear, count: int) -> torch.Tensor:
+    """Draw ``count`` different keys that the layer does not store, without a dense mask."""
     stored = stored_keys(layer).sort().values
-    room = layer.out_features * layer.in_features
-    found = torch.zeros(0, dtype=torch.int64, device=stored.device)
-    while found.numel() < count:
-        drawn = torch.randint(room, (2 * (count - found.numel()) + 16,), device=stored.device)
-        place = torch.searchsorted(stored, drawn).clamp_(max=max(stored.numel() - 1, 0))
-        free = drawn[stored[place] != drawn] if stored.numel() else drawn
-        found = torch.unique(torch.cat([found, free]))
-    return found[torch.randperm(found.numel(), device=stored.device)[:count]]
+    elements = layer.out_features * layer.in_features
+    keys = torch.zeros(0, dtype=torch.int64, device=stored.device)
+    while keys.numel() < count:
+        candidates = torch.randint(elements, (2 * (count - keys.numel()) + 16,), device=stored.device)
+        position = torch.searchsorted(stored, candidates).clamp_(max=max(stored.numel() - 1, 0))
+        free = candidates[stored[position] != candidates] if stored.numel() else candidates
+        keys = torch.unique(torch.cat([keys, free]))
+    return keys[torch.randperm(keys.numel(), device=stored.device)[:count]]

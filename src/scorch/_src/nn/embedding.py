@@ -1,4 +1,4 @@
-"""An embedding table of which only some values are stored."""
+"""Embedding tables with sparse weights."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from scorch.errors import CallError, IndexRangeError
 
 
 class SparseEmbedding(torch.nn.Module):
-    """Rows of a sparse table, as dense vectors; made by ``from_weight``, and by ``scorch.sparsify``.
+    """Look up rows of a sparse table, as dense vectors; made by ``from_weight``, and by ``scorch.sparsify``.
 
-    ``table`` has the values, which are learned at their places, and the pattern.
+    ``table`` has the values, which are trained, and the sparsity pattern.
 
     >>> import torch, scorch
     >>> table = scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), format="csr")
@@ -34,37 +34,37 @@ class SparseEmbedding(torch.nn.Module):
 
     @classmethod
     def from_weight(cls, weight: SparseTensor, padding_idx: int | None = None) -> SparseEmbedding:
-        """The table with this sparse weight; it is stored as ``csr``."""
+        """Make a table with this sparse weight; it is stored as ``csr``."""
         rows = weight.to_format("csr")
         assert isinstance(rows, SparseTensor)
         return cls(SparseLinear.from_weight(rows), padding_idx)
 
     @property
     def weight(self) -> SparseTensor:
-        """The table, connected to the values that are learned."""
+        """The table, connected to its trained values."""
         return self.table.weight
 
     @property
     def num_embeddings(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self.table.out_features
 
     @property
     def embedding_dim(self) -> int:
-        """How long a row is."""
+        """The length of a row."""
         return self.table.in_features
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The rows numbered by ``input``, one more dimension than it has."""
+        """Return the rows numbered by ``input``, one more dimension than it has."""
         if input.is_floating_point() or input.is_complex() or input.dtype == torch.bool:
             raise CallError(f"rows are numbered by integers, not by {input.dtype}")
         pattern = self.table.pattern
         pos, columns = pattern.pos[-1], pattern.crd[-1]
         assert pos is not None and columns is not None
         padding = None if self.padding_idx is None else self.padding_idx % self.num_embeddings
-        pick = torch.ops.scorch.embedding if torch.compiler.is_compiling() else _picked
-        found: torch.Tensor = pick(input, pos, columns, self.table.values, self.embedding_dim, padding)
-        return found
+        gather = torch.ops.scorch.embedding if torch.compiler.is_compiling() else _gather_rows
+        rows: torch.Tensor = gather(input, pos, columns, self.table.values, self.embedding_dim, padding)
+        return rows
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"
@@ -74,7 +74,7 @@ class SparseEmbedding(torch.nn.Module):
     "embedding(Tensor input, Tensor pos, Tensor columns, Tensor values, SymInt size, int? padding) -> Tensor",
     lambda input, pos, columns, values, size, padding: values.new_empty((*input.shape, size)),
 )
-def _picked(
+def _gather_rows(
     input: torch.Tensor,
     pos: torch.Tensor,
     columns: torch.Tensor,
@@ -82,28 +82,28 @@ def _picked(
     size: int,
     padding: int | None,
 ) -> torch.Tensor:
-    """The rows numbered by ``input`` of a csr matrix with ``size`` columns."""
+    """Gather the rows numbered by ``input`` of a csr matrix with ``size`` columns."""
     with untracked():
-        wanted = input.reshape(-1).to(torch.int64)
+        indices = input.reshape(-1).to(torch.int64)
         rows = pos.numel() - 1
-        if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < rows:
+        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < rows:
             raise IndexRangeError(
                 f"rows are numbered from 0 to {rows - 1}, but there are "
-                f"{int(wanted.min())} and {int(wanted.max())}"
+                f"{int(indices.min())} and {int(indices.max())}"
             )
-        begin = pos[wanted].to(torch.int64)
-        lengths = pos[wanted + 1].to(torch.int64) - begin
+        begin = pos[indices].to(torch.int64)
+        lengths = pos[indices + 1].to(torch.int64) - begin
         ends = lengths.cumsum(0)
-        number = torch.arange(wanted.numel(), device=wanted.device).repeat_interleave(lengths)
-        source = torch.arange(number.numel(), device=wanted.device) + (begin - ends + lengths)[number]
-        target = number * size + columns[source]
-    if padding is not None:  # its row is not learned
-        kept = wanted[number] != padding
-        picked = torch.where(kept, values[source], values.detach()[source])
+        lookup = torch.arange(indices.numel(), device=indices.device).repeat_interleave(lengths)
+        source = torch.arange(lookup.numel(), device=indices.device) + (begin - ends + lengths)[lookup]
+        target = lookup * size + columns[source]
+    if padding is not None:  # its row gets no gradient
+        is_trained = indices[lookup] != padding
+        picked = torch.where(is_trained, values[source], values.detach()[source])
     else:
         picked = values[source]
-    found = picked.new_zeros(wanted.numel() * size).scatter(0, target, picked)
-    return found.view(*input.shape, size)
+    output = picked.new_zeros(indices.numel() * size).scatter(0, target, picked)
+    return output.view(*input.shape, size)
 
 
 def _zeros(
@@ -112,4 +112,4 @@ def _zeros(
     return values.new_zeros(()).expand(*input.shape, size)
 
 
-entry(_picked).stand_in = _zeros
+entry(_gather_rows).stand_in = _zeros

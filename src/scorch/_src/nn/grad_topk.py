@@ -1,8 +1,8 @@
-"""The largest gradients outside of a pattern, which say where a sparse tensor should grow.
+"""The largest gradients outside of a pattern, which show where a sparse tensor should grow.
 
-The gradient of a sparse tensor lives on its pattern. What it would be elsewhere is a statement without the
-mask of the pattern; here it is computed in tiles of whole rows, of which the largest entries are kept, so
-that there is never a dense matrix.
+The gradient of a sparse tensor lives on its pattern. Elsewhere it is a statement without the mask of the
+pattern; here it is computed in tiles of whole rows, of which only the largest entries are kept, so that there
+is never a dense matrix.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from scorch._src.tensor.entries import entries_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, InPlaceError, OperandError
 
-TILE = 1 << 20  # places of the gradient that are computed at a time, if a row has no more
+TILE_ELEMENTS = 1 << 20  # of the gradient, computed at a time, if a row has no more
 
-Span = tuple[int, int]  # where a part of a dimension begins, and how long it is
+Span = tuple[int, int]  # start and length of a part of a dimension
 
 
 @dataclass(frozen=True)
 class _Use:
-    """One use of the tensor by a statement, as its backward has seen it."""
+    """One use of the tensor in a statement, as seen by its backward."""
 
     call: Call
     arrays: tuple[torch.Tensor, ...]
@@ -80,7 +80,7 @@ class grad_topk:  # noqa: N801 - it is used like a function
         if id(learned_of(self.tensor)) in WATCHED:
             raise CallError("grad_topk is active for this tensor already")
         self._uses = []
-        WATCHED[id(learned_of(self.tensor))] = self._note
+        WATCHED[id(learned_of(self.tensor))] = self._record_use
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
@@ -90,10 +90,12 @@ class grad_topk:  # noqa: N801 - it is used like a function
             with torch.no_grad():
                 self.indices, self.values = _largest(self.tensor, self.k, uses)
 
-    def _note(self, call: Call, arrays: Sequence[torch.Tensor], place: int, incoming: torch.Tensor) -> None:
-        kept = tuple(array.detach() for array in arrays)
-        versions = tuple(array._version for array in (*kept, incoming))
-        self._uses.append(_Use(call, kept, place, incoming, versions))
+    def _record_use(
+        self, call: Call, arrays: Sequence[torch.Tensor], place: int, incoming: torch.Tensor
+    ) -> None:
+        saved = tuple(array.detach() for array in arrays)
+        versions = tuple(array._version for array in (*saved, incoming))
+        self._uses.append(_Use(call, saved, place, incoming, versions))
 
 
 def _largest(tensor: SparseTensor, k: int, uses: Sequence[_Use]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,27 +109,27 @@ def _largest(tensor: SparseTensor, k: int, uses: Sequence[_Use]) -> tuple[torch.
     for use in uses:
         _check_unchanged(use)
     stored = entries_of(tensor).keys
-    best = _Best(k, tensor.dtype, stored.device)
+    best = _LargestEntries(k, tensor.dtype, stored.device)
     for start, spans in _tiles(shape):
         tile = torch.zeros([length for _, length in spans], dtype=tensor.dtype, device=stored.device)
         for use in uses:
             _add_gradient(tile, use, spans)
         flat = tile.reshape(-1)
-        first, last = torch.searchsorted(
+        begin, end = torch.searchsorted(
             stored, torch.tensor([start, start + flat.numel()], device=stored.device)
         ).tolist()
-        best.take(start, flat, stored[first:last] - start)
-    keys, values = best.found()
+        best.add(start, flat, stored[begin:end] - start)
+    keys, values = best.sorted_entries()
     return torch.stack(coordinates_of(keys, shape)) if shape else keys.new_zeros(0, 0), values
 
 
 def _check_unchanged(use: _Use) -> None:
-    """Refuse what was changed since the backward pass, if the gradient is computed from it."""
+    """Raise if a tensor that the gradient is computed from was changed since the backward pass."""
     formula = use.call.formula
     rules = formula.whole_gradients(use.place)
-    read = {access.tensor for rule in rules for access in accesses(rule.statement.value)}
-    named = zip((*formula.names, formula.incoming), (*use.arrays, use.incoming), use.versions, strict=True)
-    if any(name in read and array._version != version for name, array, version in named):
+    names_read = {access.tensor for rule in rules for access in accesses(rule.statement.value)}
+    operands = zip((*formula.names, formula.incoming), (*use.arrays, use.incoming), use.versions, strict=True)
+    if any(name in names_read and array._version != version for name, array, version in operands):
         raise InPlaceError(
             "a tensor that the gradient is computed from was changed before the with block of grad_topk "
             "ended; let the optimizer step after it"
@@ -135,63 +137,63 @@ def _check_unchanged(use: _Use) -> None:
 
 
 def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[int, tuple[Span, ...]]]:
-    """Parts of a tensor, at most ``TILE`` places that follow each other: where each begins, and its spans."""
+    """Yield tiles of at most ``TILE_ELEMENTS`` consecutive elements: where each begins, and its spans."""
     if math.prod(shape) == 0:
         return
     inner = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    cut = next((dim for dim in range(len(shape)) if inner[dim] <= TILE), len(shape) - 1)
-    rows = max(1, TILE // inner[cut]) if shape else 1
+    cut = next((dim for dim in range(len(shape)) if inner[dim] <= TILE_ELEMENTS), len(shape) - 1)
+    rows = max(1, TILE_ELEMENTS // inner[cut]) if shape else 1
     for number in range(math.prod(shape[:cut])):
         outer = [number // math.prod(shape[dim + 1 : cut]) % shape[dim] for dim in range(cut)]
-        fixed: list[Span] = [(at, 1) for at in outer]
+        fixed: list[Span] = [(coordinate, 1) for coordinate in outer]
         rest: list[Span] = [(0, size) for size in shape[cut + 1 :]]
-        start = sum(at * size for at, size in zip(outer, inner, strict=False))
+        start = sum(coordinate * size for coordinate, size in zip(outer, inner, strict=False))
         for begin in range(0, shape[cut], rows) if shape else [0]:
-            here: list[Span] = [(begin, min(rows, shape[cut] - begin))] if shape else []
-            yield start + begin * inner[cut] if shape else 0, (*fixed, *here, *rest)
+            current: list[Span] = [(begin, min(rows, shape[cut] - begin))] if shape else []
+            yield start + begin * inner[cut] if shape else 0, (*fixed, *current, *rest)
 
 
-class _Best:
-    """The entries of largest magnitude among those seen so far, which come in the order of their places."""
+class _LargestEntries:
+    """The entries of largest magnitude so far; entries are added in the order of their keys."""
 
     def __init__(self, k: int, dtype: torch.dtype, device: torch.device) -> None:
         self.k = k
         self.keys = torch.zeros(0, dtype=torch.int64, device=device)
         self.values = torch.zeros(0, dtype=dtype, device=device)
-        self.least = -1.0  # entries that come later must be larger than this
+        self.least = -1.0  # later entries must be larger
 
-    def take(self, start: int, values: torch.Tensor, without: torch.Tensor) -> None:
-        """Consider ``values``, whose places begin with ``start``; those at ``without`` are stored."""
+    def add(self, start: int, values: torch.Tensor, stored: torch.Tensor) -> None:
+        """Add ``values``, whose keys begin with ``start``, except those that are ``stored``."""
         if not self.k:
             return
-        sizes = values.abs()
-        sizes[without] = -1.0
-        places = (sizes > self.least).nonzero().reshape(-1)  # nan is not larger: it is left out
-        self.keys = torch.cat([self.keys, places + start])
-        self.values = torch.cat([self.values, values[places]])
+        magnitudes = values.abs()
+        magnitudes[stored] = -1.0
+        candidates = (magnitudes > self.least).nonzero().reshape(-1)  # nan is not larger, so it is left out
+        self.keys = torch.cat([self.keys, candidates + start])
+        self.values = torch.cat([self.values, values[candidates]])
         if self.keys.numel() >= self.k:
-            sizes = self.values.abs()
-            self.least = float(torch.topk(sizes, self.k, sorted=False).values.min())
-            self._keep((sizes >= self.least).nonzero().reshape(-1))
+            magnitudes = self.values.abs()
+            self.least = float(torch.topk(magnitudes, self.k, sorted=False).values.min())
+            self._keep((magnitudes >= self.least).nonzero().reshape(-1))
             self._keep(self._order()[: self.k].sort().values)
 
-    def found(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def sorted_entries(self) -> tuple[torch.Tensor, torch.Tensor]:
         order = self._order()
         return self.keys[order], self.values[order]
 
     def _order(self) -> torch.Tensor:
-        """Largest first; of equals the one that came first."""
+        """Sort by magnitude, largest first; of equals the one that came first."""
         return torch.sort(self.values.abs(), descending=True, stable=True).indices
 
-    def _keep(self, which: torch.Tensor) -> None:
-        self.keys, self.values = self.keys[which], self.values[which]
+    def _keep(self, selected: torch.Tensor) -> None:
+        self.keys, self.values = self.keys[selected], self.values[selected]
 
 
 # the gradient of a tile ------------------------------------------------------------------------------
 
 
 def _add_gradient(tile: torch.Tensor, use: _Use, spans: Sequence[Span]) -> None:
-    """Add what one use gives to the part of the gradient that has ``spans``."""
+    """Add the gradient of one use to the tile with these ``spans``."""
     call, formula = use.call, use.call.formula
     sizes = call.sizes(use.arrays)
     given: dict[str, torch.Tensor] = {formula.incoming: use.incoming}
@@ -201,22 +203,24 @@ def _add_gradient(tile: torch.Tensor, use: _Use, spans: Sequence[Span]) -> None:
     for rule in formula.whole_gradients(use.place):
         for name, index in rule.diagonals:
             given[name] = SparseTensor(identity(sizes[index], tile.dtype))
-        named = dict(zip(rule.statement.target.indices, (spans[dim] for dim in rule.dims), strict=True))
-        statement, tensors = _narrowed(rule.statement, given, named)
-        found = evaluate(show(statement), format="dense", **tensors)
-        assert isinstance(found, torch.Tensor)
+        span_of_index = dict(
+            zip(rule.statement.target.indices, (spans[dim] for dim in rule.dims), strict=True)
+        )
+        statement, tensors = _narrow(rule.statement, given, span_of_index)
+        term = evaluate(show(statement), format="dense", **tensors)
+        assert isinstance(term, torch.Tensor)
         if rule.repeated:
-            found = found * math.prod(sizes[index] for index in rule.repeated)
+            term = term * math.prod(sizes[index] for index in rule.repeated)
         for dim in range(tile.dim()):
             if dim not in rule.dims:
-                found = found.unsqueeze(dim)
-        tile += found.real if found.is_complex() and not tile.is_complex() else found
+                term = term.unsqueeze(dim)
+        tile += term.real if term.is_complex() and not tile.is_complex() else term
 
 
-def _narrowed(
+def _narrow(
     statement: Assign, given: Mapping[str, torch.Tensor], spans: Mapping[str, Span]
 ) -> tuple[Assign, dict[str, Any]]:
-    """The statement for some of the values of its free indices, and the parts of tensors that it reads."""
+    """Restrict a statement to ``spans`` of its free indices, and its tensors to the parts that it reads."""
     tensors: dict[str, Any] = {}
     renamed: dict[Access, Expr] = {}
     for access in accesses(statement.value):

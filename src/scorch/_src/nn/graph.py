@@ -42,8 +42,8 @@ def check_channels(**sizes: Any) -> None:
             )
 
 
-def pair_of(channels: int | tuple[int, int]) -> tuple[int, int]:
-    """The features of sources and of targets."""
+def as_pair(channels: int | tuple[int, int]) -> tuple[int, int]:
+    """Return the features of sources and of targets."""
     pair = (channels, channels) if isinstance(channels, int) else tuple(channels)
     if len(pair) != 2:
         raise ArgumentError(f"in_channels is {channels!r}; it is a number or a pair for sources and targets")
@@ -51,10 +51,10 @@ def pair_of(channels: int | tuple[int, int]) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-def nodes_of(
+def split_nodes(
     x: Any, channels: tuple[int, int], adj: Any, size: Any
 ) -> tuple[Tensor, Tensor | None, tuple[int, int]]:
-    """Features of sources and of targets, and how many (targets, sources) there are."""
+    """Return features of sources and of targets, and the numbers (targets, sources)."""
     sources, targets = x if isinstance(x, (tuple, list)) else (x, x)
     check_nodes("x", sources, channels[0])
     if targets is not None:
@@ -97,42 +97,44 @@ class GCNConv(Module):
         self.add_self_loops = normalize if add_self_loops is None else add_self_loops
         self.lin = Linear(in_channels, out_channels, bias=False)
         self.bias = Parameter(torch.empty(out_channels)) if bias else None
-        self._first: Any = None
+        self._cached_graph: Any = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         glorot(self.lin.weight)
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
-        self._first = None
+        self._cached_graph = None
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         if isinstance(x, (tuple, list)):
             raise UnsupportedError("GCNConv has one kind of nodes; SAGEConv takes a pair (sources, targets)")
         check_nodes("x", x, self.in_channels)
         if self.cached:
-            edge_index, edge_weight = self._kept(edge_index, edge_weight)
+            edge_index, edge_weight = self._first_graph(edge_index, edge_weight)
         nodes, weight = x.shape[0], self.lin.weight
         loop = (2.0 if self.improved else 1.0) if self.add_self_loops else None
         how = "normalised" if self.normalize else "weights"
-        if not isinstance(x, SparseTensor) and self._sums_first(x):
-            found = sum_neighbours(edge_index, computed(x), nodes, how, loop, edge_weight)
-            return F.linear(found.to(weight.dtype), weight, self.bias)
+        if not isinstance(x, SparseTensor) and self._aggregates_first(x):
+            aggregated = sum_neighbours(edge_index, computed(x), nodes, how, loop, edge_weight)
+            return F.linear(aggregated.to(weight.dtype), weight, self.bias)
         product = computed(linear(x, weight))
         bias = None if self.bias is None else computed(self.bias)
         return sum_neighbours(edge_index, product, nodes, how, loop, edge_weight, bias).to(weight.dtype)
 
-    def _kept(self, edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The graph of the first call, and its weights."""
-        if self._first is None and not is_exporting():
-            self._first = edge_index, edge_weight
-        return (edge_index, edge_weight) if self._first is None else self._first
+    def _first_graph(self, edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the graph of the first call, and its weights."""
+        if self._cached_graph is None and not is_exporting():
+            self._cached_graph = edge_index, edge_weight
+        return (edge_index, edge_weight) if self._cached_graph is None else self._cached_graph
 
-    def _sums_first(self, x: Tensor) -> bool:
-        """Whether (A x) W is less work than A (x W), with the way back."""
-        learns = torch.is_grad_enabled() and self.lin.weight.requires_grad
-        back = torch.is_grad_enabled() and x.requires_grad
-        return self.in_channels * (1 + back) < self.out_channels * (1 + (back or learns))
+    def _aggregates_first(self, x: Tensor) -> bool:
+        """Whether (A x) W is less work than A (x W), backward included."""
+        weight_requires_grad = torch.is_grad_enabled() and self.lin.weight.requires_grad
+        input_requires_grad = torch.is_grad_enabled() and x.requires_grad
+        return self.in_channels * (1 + input_requires_grad) < self.out_channels * (
+            1 + (input_requires_grad or weight_requires_grad)
+        )
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
@@ -161,7 +163,7 @@ class SAGEConv(Module):
             raise ArgumentError(f"aggr is {aggr!r}; it may be 'mean', 'max' or 'sum'")
         self.in_channels, self.out_channels, self.aggr = in_channels, out_channels, aggr
         self.normalize, self.root_weight, self.project = normalize, root_weight, project
-        sources, targets = self._channels = pair_of(in_channels)
+        sources, targets = self._channels = as_pair(in_channels)
         if project:
             self.lin = Linear(sources, sources)
         self.lin_l = Linear(sources, out_channels, bias=bias)
@@ -169,19 +171,19 @@ class SAGEConv(Module):
             self.lin_r = Linear(targets, out_channels, bias=False)
 
     def reset_parameters(self) -> None:
-        for part in self.children():
-            part.reset_parameters()  # type: ignore[operator]
+        for module in self.children():
+            module.reset_parameters()  # type: ignore[operator]
 
     def forward(self, x: Nodes, edge_index: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-        sources, targets, shape = nodes_of(x, self._channels, edge_index, size)
+        sources, targets, shape = split_nodes(x, self._channels, edge_index, size)
         if self.project:
             sources = linear(sources, self.lin.weight, self.lin.bias).relu()
-        found = self._neighbours(sources, edge_index, shape[0])
+        out = self._neighbours(sources, edge_index, shape[0])
         if self.root_weight and targets is not None:
             root = self.lin_r.weight
             is_sparse = isinstance(targets, SparseTensor)
-            found = found + linear(targets, root) if is_sparse else torch.addmm(found, targets, root.t())
-        return F.normalize(found, dim=-1) if self.normalize else found
+            out = out + linear(targets, root) if is_sparse else torch.addmm(out, targets, root.t())
+        return F.normalize(out, dim=-1) if self.normalize else out
 
     def _neighbours(self, x: Tensor, adj: Tensor, targets: int) -> Tensor:
         weight, bias = self.lin_l.weight, self.lin_l.bias
@@ -216,8 +218,8 @@ class GINConv(Module):
             self.register_buffer("eps", start)
 
     def reset_parameters(self) -> None:
-        for part in self.nn.modules():
-            reset = getattr(part, "reset_parameters", None)
+        for module in self.nn.modules():
+            reset = getattr(module, "reset_parameters", None)
             if reset is not None:
                 reset()
         with torch.no_grad():
@@ -226,9 +228,9 @@ class GINConv(Module):
     def forward(self, x: Nodes, edge_index: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         first, second = x if isinstance(x, (tuple, list)) else (x, x)
         widths = tuple(x.shape[-1] if isinstance(x, Tensor) and x.dim() else 0 for x in (first, second))
-        sources, targets, shape = nodes_of((first, second), (widths[0], widths[1]), edge_index, size)
+        sources, targets, shape = split_nodes((first, second), (widths[0], widths[1]), edge_index, size)
         if isinstance(sources, SparseTensor) or isinstance(targets, SparseTensor):
             raise UnsupportedError("GINConv takes dense features: x.to_dense()")
-        found = sum_neighbours(edge_index, computed(sources), shape[0]).to(sources.dtype)
-        out: Tensor = self.nn(found if targets is None else found + (1 + self.eps) * targets)
+        neighbours = sum_neighbours(edge_index, computed(sources), shape[0]).to(sources.dtype)
+        out: Tensor = self.nn(neighbours if targets is None else neighbours + (1 + self.eps) * targets)
         return out

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 
-from scorch._src.nn.graph import Nodes, check_channels, glorot, nodes_of, pair_of
+from scorch._src.nn.graph import Nodes, as_pair, check_channels, glorot, split_nodes
 from scorch._src.ops.graph.aggregate import computed, linear
 from scorch._src.ops.graph.api import attend_neighbours
 from scorch._src.ops.graph.edge_features import FILLS
@@ -23,7 +23,7 @@ class GATConv(Module):
     """``sum_j P[i,j] W x[j] + b`` with a softmax P over neighbours (Veličković and others).
 
     Scores are ``leaky_relu(a_src W x[j] + a_dst W x[i])``. They, the softmax and the sum are one kernel:
-    nothing is made for each edge and feature.
+    nothing is stored for each edge and feature.
     ``heads`` are put side by side, or averaged without ``concat``. In training, ``dropout`` drops weights
     after the softmax. ``add_self_loops`` makes each node a neighbour of itself, once.
 
@@ -63,7 +63,7 @@ class GATConv(Module):
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
         self.add_self_loops, self.residual = add_self_loops, residual
         self.edge_dim, self.fill_value = edge_dim, fill_value
-        sources, targets = self._channels = pair_of(in_channels)
+        sources, targets = self._channels = as_pair(in_channels)
         width = out_channels * heads
         self.lin = Linear(sources, width, bias=False) if isinstance(in_channels, int) else None
         self.lin_src = None if self.lin is not None else Linear(sources, width, bias=False)
@@ -78,9 +78,9 @@ class GATConv(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for part in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
-            if part is not None:
-                glorot(part.weight)
+        for module in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
+            if module is not None:
+                glorot(module.weight)
         for attention in (self.att_src, self.att_dst, self.att_edge):
             if attention is not None:
                 glorot(attention)
@@ -94,22 +94,22 @@ class GATConv(Module):
         edge_attr: Tensor | None = None,
         size: tuple[int, int] | None = None,
     ) -> Tensor:
-        sources, targets, shape = nodes_of(x, self._channels, edge_index, size)
+        sources, targets, shape = split_nodes(x, self._channels, edge_index, size)
         features, of_sources, of_targets = self._scores(sources, targets, shape[0])
         dropout = self.dropout if self.training else 0.0
         scores = computed(of_sources), computed(of_targets)
         edges = self._edges(edge_index, edge_attr)
-        found = attend_neighbours(
+        heads = attend_neighbours(
             edge_index, computed(features), *scores, self.negative_slope, dropout, self.add_self_loops, *edges
         )
-        found = found.to(features.dtype)
-        out = found.flatten(1) if self.concat else found.mean(1)
+        heads = heads.to(features.dtype)
+        out = heads.flatten(1) if self.concat else heads.mean(1)
         if self.res is not None and targets is not None:
             out = out + linear(targets, self.res.weight)
         return out if self.bias is None else out + self.bias
 
     def _edges(self, adj: Tensor, edge_attr: Tensor | None) -> tuple[Any, ...]:
-        """Features of edges, what makes scores of them, and features of new loops, if there are any."""
+        """Return edge features, the projection to scores, and features of added loops, if there are any."""
         if self.lin_edge is None or self.att_edge is None:
             if edge_attr is not None or (isinstance(adj, SparseTensor) and adj.dim() == 3):
                 raise ArgumentError("edges have features (edge_attr): give GATConv their number as edge_dim")
@@ -128,7 +128,7 @@ class GATConv(Module):
         return edge_attr, computed(project), "mean", filled
 
     def _scores(self, sources: Tensor, targets: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The features of sources, and the scores of sources and targets for each head."""
+        """Return the features of sources, and the scores of sources and targets for each head."""
         first = self.lin or self.lin_src
         assert first is not None
         features = linear(sources, first.weight)
@@ -150,7 +150,7 @@ class GATConv(Module):
 
 
 def _blocks(attention: Tensor) -> Tensor:
-    """A vector for each head, (1, heads, features), as the blocks of a matrix (heads * features, heads)."""
+    """Spread vectors for each head, (1, heads, features), to a block matrix (heads * features, heads)."""
     heads = attention.shape[1]
     if heads == 1:
         return attention.view(-1, 1)

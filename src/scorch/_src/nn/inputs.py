@@ -1,8 +1,8 @@
-"""Layers with dense weights for sparse inputs: what they learn costs what the inputs store.
+"""Layers with dense weights for sparse inputs: training costs what the inputs store.
 
-With ``sparse_grad`` the gradient of a weight stores only what the batch meets, and optimizers update only
-that, with all they keep for it: as with ``torch.optim.SparseAdam``, momentum and weight decay of a row go on
-when it is next met.
+With ``sparse_grad`` the gradient of a weight stores only what the batch uses, and optimizers update only
+that, with its state: as with ``torch.optim.SparseAdam``, momentum and weight decay of a row continue when it
+is used next.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
 
 
 class Linear(torch.nn.Linear):
-    """``torch.nn.Linear`` that also takes sparse inputs, and learns from them at their cost.
+    """``torch.nn.Linear`` that also takes sparse inputs, and trains on them at their cost.
 
     With ``sparse_grad`` the gradient of the weight stores only the columns of features that the batch has,
-    and optimizers update only these, with all they keep for them: as ``torch.optim.SparseAdam``, momentum and
-    weight decay of a column go on when it is next met. Without, and in graphs of ``torch.compile``, the
+    and optimizers update only these, with their state: as ``torch.optim.SparseAdam``, momentum and weight
+    decay of a column continue when it is used next. Without, and in graphs of ``torch.compile``, the
     gradient is dense.
 
     >>> import scorch
@@ -121,12 +121,12 @@ class SparseEmbeddingBag(torch.nn.Module):
     def from_pretrained(
         cls, embeddings: torch.Tensor, freeze: bool = True, mode: str = "mean", **options: Any
     ) -> SparseEmbeddingBag:
-        """The layer with this table, which is not learned unless ``freeze`` is False."""
+        """Make a layer with this table, which is frozen unless ``freeze`` is False."""
         if embeddings.dim() != 2:
             raise ShapeError(f"a table is a matrix, not of shape {tuple(embeddings.shape)}")
-        made = cls(embeddings.shape[0], embeddings.shape[1], mode, _weight=embeddings, **options)
-        made.weight.requires_grad_(not freeze)
-        return made
+        layer = cls(embeddings.shape[0], embeddings.shape[1], mode, _weight=embeddings, **options)
+        layer.weight.requires_grad_(not freeze)
+        return layer
 
     def forward(
         self,
@@ -134,8 +134,8 @@ class SparseEmbeddingBag(torch.nn.Module):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        bagged = torch.ops.scorch.embedding_bag if torch.compiler.is_compiling() else _bagged
-        found: torch.Tensor = bagged(
+        embedding_bag = torch.ops.scorch.embedding_bag if torch.compiler.is_compiling() else _embedding_bag
+        output: torch.Tensor = embedding_bag(
             input,
             offsets,
             per_sample_weights,
@@ -145,7 +145,7 @@ class SparseEmbeddingBag(torch.nn.Module):
             self.include_last_offset,
             self.padding_idx,
         )
-        return found
+        return output
 
     def extra_repr(self) -> str:
         return (
@@ -155,7 +155,7 @@ class SparseEmbeddingBag(torch.nn.Module):
 
 @dataclass(frozen=True)
 class _Table:
-    """The table of an embedding bag, and how its rows are put together."""
+    """The table of an embedding bag, and how its rows are combined."""
 
     weight: torch.Tensor
     mode: str
@@ -171,35 +171,37 @@ class _Table:
     def embedding_dim(self) -> int:
         return self.weight.shape[1]
 
-    def bagged(
+    def combine(
         self, input: torch.Tensor, offsets: torch.Tensor | None, per_sample_weights: torch.Tensor | None
     ) -> torch.Tensor:
         bag, row, weights, count = self._samples(input, offsets, per_sample_weights)
         if self.padding_idx is not None:
-            kept = row != self.padding_idx
-            bag, row, weights = bag[kept], row[kept], weights[kept]
+            is_counted = row != self.padding_idx
+            bag, row, weights = bag[is_counted], row[is_counted], weights[is_counted]
         if self.mode == "max":
-            return self._largest(bag, row, weights, count)
+            return self._max_rows(bag, row, weights, count)
         matrix = from_coordinates(
             torch.stack([bag, row]), weights, (count, self.num_embeddings), format="csr"
         )
-        found = einsum("ij,jk->ik", matrix, self.weight, format="dense", sparse_grad=self.sparse_grad)
+        output = einsum("ij,jk->ik", matrix, self.weight, format="dense", sparse_grad=self.sparse_grad)
         if self.mode == "mean":
-            found = found / torch.bincount(bag, minlength=count).clamp(min=1).unsqueeze(1)
-        return found
+            output = output / torch.bincount(bag, minlength=count).clamp(min=1).unsqueeze(1)
+        return output
 
     def _samples(
-        self, input: torch.Tensor, offsets: torch.Tensor | None, given: torch.Tensor | None
+        self, input: torch.Tensor, offsets: torch.Tensor | None, per_sample_weights: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-        """For each sample its bag, its row and its weight, and the number of bags."""
+        """Return the bag, the row and the weight of each sample, and the number of bags."""
         if not isinstance(input, SparseTensor):
             if input.dtype not in (torch.int32, torch.int64):
                 raise OperandError(f"rows are numbered by int32 or int64, not {input.dtype}")
-            if given is not None and given.dtype != self.weight.dtype:
-                raise CallError(f"per_sample_weights are {given.dtype}, but the table is {self.weight.dtype}")
-            bags = bags_of(input, offsets, self.include_last_offset, given, self.weight)
+            if per_sample_weights is not None and per_sample_weights.dtype != self.weight.dtype:
+                raise CallError(
+                    f"per_sample_weights are {per_sample_weights.dtype}, but the table is {self.weight.dtype}"
+                )
+            bags = bags_of(input, offsets, self.include_last_offset, per_sample_weights, self.weight)
             return bags.bag, bags.row, bags.weight, bags.count
-        if offsets is not None or given is not None:
+        if offsets is not None or per_sample_weights is not None:
             raise CallError("a sparse matrix says itself where bags begin, and its values are the weights")
         if input.dim() != 2 or input.shape[1] != self.num_embeddings:
             raise ShapeError(
@@ -209,13 +211,18 @@ class _Table:
         form = "csr" if input.format.is_blocked else input.format
         stored = input.to_format(form)
         assert isinstance(stored, SparseTensor)
-        found = coordinates(stored.storage.pattern)
-        return found[0], found[1], values_of(stored).to(self.weight.dtype), input.shape[0]
+        rows_and_columns = coordinates(stored.storage.pattern)
+        return (
+            rows_and_columns[0],
+            rows_and_columns[1],
+            values_of(stored).to(self.weight.dtype),
+            input.shape[0],
+        )
 
-    def _largest(
+    def _max_rows(
         self, bag: torch.Tensor, row: torch.Tensor, weights: torch.Tensor, count: int
     ) -> torch.Tensor:
-        """The maximum of weighted rows; a one in each row of a sparse matrix picks them."""
+        """Return the maximum of weighted rows; a one in each row of a sparse matrix picks them."""
         samples = row.numel()
         dtype = torch.int32 if max(samples, self.num_embeddings) <= LAST_INT32 else torch.int64
         arrays = torch.arange(samples + 1, dtype=dtype, device=row.device), row.to(dtype)
@@ -230,15 +237,15 @@ class _Table:
             format="dense",
             sparse_grad=self.sparse_grad,
         )
-        found = picked.new_zeros(count, self.embedding_dim)
+        output = picked.new_zeros(count, self.embedding_dim)
         index = bag.unsqueeze(1).expand_as(picked)
-        return found.scatter_reduce(0, index, picked, "amax", include_self=False)
+        return output.scatter_reduce(0, index, picked, "amax", include_self=False)
 
 
-def _like_bags(
+def _fake_embedding_bag(
     input: torch.Tensor,
     offsets: Any,
-    given: Any,
+    per_sample_weights: Any,
     table: torch.Tensor,
     mode: str,
     grad: bool,
@@ -252,17 +259,17 @@ def _like_bags(
 @operator(
     "embedding_bag(Tensor input, Tensor? offsets, Tensor? given, Tensor table, str mode, bool sparse_grad, "
     "bool has_last, int? padding) -> Tensor",
-    _like_bags,
+    _fake_embedding_bag,
 )
-def _bagged(
+def _embedding_bag(
     input: torch.Tensor,
     offsets: torch.Tensor | None,
-    given: torch.Tensor | None,
+    per_sample_weights: torch.Tensor | None,
     table: torch.Tensor,
     mode: str,
     sparse_grad: bool,
     has_last: bool,
     padding: int | None,
 ) -> torch.Tensor:
-    """Rows of ``table`` put together by bags."""
-    return _Table(table, mode, sparse_grad, has_last, padding).bagged(input, offsets, given)
+    """Combine rows of ``table`` by bags."""
+    return _Table(table, mode, sparse_grad, has_last, padding).combine(input, offsets, per_sample_weights)

@@ -1,4 +1,4 @@
-"""Models read from files: layers become sparse where the file has them so."""
+"""Load models from files: layers become sparse where the file has them so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from scorch._src.nn.embedding import SparseEmbedding
 from scorch._src.nn.linear import SparseLinear
-from scorch._src.nn.timing import PLAIN
+from scorch._src.nn.timing import PRUNABLE_LAYERS
 from scorch.errors import FileError, OperandError
 
 
@@ -28,9 +28,9 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, module in modules.items():
         is_sparse = name in sparse or f"{name}.table".lstrip(".") in sparse
-        made = _other(module, is_sparse)
-        if made is not None and module not in replaced:
-            replaced[module] = made.train(module.training)
+        replacement = _convert_layer(module, is_sparse)
+        if replacement is not None and module not in replaced:
+            replaced[module] = replacement.train(module.training)
     missing = sorted(name for name in sparse if name.removesuffix("table").rstrip(".") not in modules)
     if missing:
         raise FileError(f"the model has no layer {missing[0]!r}, which is sparse in the state_dict")
@@ -43,9 +43,9 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
     return model
 
 
-def _other(module: torch.nn.Module, is_sparse: bool) -> torch.nn.Module | None:
-    """The layer as it is in the file, with values still to be read; None if it is of that kind already."""
-    if is_sparse and isinstance(module, torch.nn.Linear) and type(module) in PLAIN:
+def _convert_layer(module: torch.nn.Module, is_sparse: bool) -> torch.nn.Module | None:
+    """Return the layer as it is in the file, without its values; None if it is of that kind already."""
+    if is_sparse and isinstance(module, torch.nn.Linear) and type(module) in PRUNABLE_LAYERS:
         has_bias = module.bias is not None
         return SparseLinear(module.in_features, module.out_features, 1.0, has_bias, dtype=module.weight.dtype)
     if is_sparse and type(module) is torch.nn.Embedding:

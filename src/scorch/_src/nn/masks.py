@@ -6,7 +6,7 @@
 
 Each is a ``SparseTensor`` of bools of shape (queries, keys) in csr format that stores the pairs that attend.
 ``|`` unites masks and ``&`` intersects them. ``F.scaled_dot_product_attention`` takes them as ``attn_mask``,
-``scorch.nn.MultiheadAttention`` as ``pairs``; what attention finds out about a mask is kept with it, so make
+``scorch.nn.MultiheadAttention`` as ``pairs``; what attention computes from a mask is cached with it, so make
 it once.
 """
 
@@ -33,7 +33,7 @@ MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tor
 def window(
     n: int, radius: int | tuple[int, int], m: int | None = None, *, device: Device = None
 ) -> SparseTensor:
-    """Each token sees itself and ``radius`` tokens on either side, or ``(before, after)`` of them.
+    """Let each token see itself and ``radius`` tokens on either side, or ``(before, after)`` of them.
 
     ``window(n, (255, 0))`` is a causal window of 256 tokens. ``m``: the number of keys, ``n`` if not given.
     """
@@ -47,7 +47,7 @@ def window(
 
 
 def causal(n: int, m: int | None = None, *, device: Device = None) -> SparseTensor:
-    """Each token sees itself and all before it: half of all pairs, which a mask has to list.
+    """Let each token see itself and all before it: half of all pairs, which a mask has to list.
 
     Attention to all of them needs no mask but ``is_causal=True``, and with ``is_causal=True`` any mask is
     ``mask & causal(n)`` without listing it.
@@ -60,7 +60,7 @@ def causal(n: int, m: int | None = None, *, device: Device = None) -> SparseTens
 def global_tokens(
     n: int, tokens: int | Sequence[int] | torch.Tensor, *, device: Device = None
 ) -> SparseTensor:
-    """Some tokens see all tokens and are seen by all: the first ``tokens``, or those with these numbers."""
+    """Let some tokens see all and be seen by all: the first ``tokens``, or those with these numbers."""
     n, _ = _sizes(n)
     if device is None and isinstance(tokens, torch.Tensor):
         device = tokens.device
@@ -78,7 +78,7 @@ def global_tokens(
         which = torch.unique(which % n if n else which)
     lengths = torch.full((n,), which.numel(), dtype=torch.int64, device=where)
     lengths[which] = n
-    pos = pointers(lengths)
+    pos = row_pointers(lengths)
     is_global = torch.zeros(n, dtype=torch.bool, device=where)
     is_global[which] = True
     crd = torch.empty(int(pos[-1]), dtype=torch.int64, device=where)
@@ -97,7 +97,7 @@ def random_blocks(
     generator: torch.Generator | None = None,
     device: Device = None,
 ) -> SparseTensor:
-    """Each block of ``block`` tokens sees all tokens of ``per_row`` blocks drawn at random, all different.
+    """Let each block of ``block`` tokens see ``per_row`` different blocks, drawn at random.
 
     It sees all blocks where there are no more than ``per_row``.
     """
@@ -105,12 +105,14 @@ def random_blocks(
     block, per_row = _count("block", block, 1), _count("per_row", per_row)
     rows, columns = -(-n // block), -(-m // block)
     per_row = min(per_row, columns)
-    drawn = torch.empty(rows, per_row, dtype=torch.int64, device=device_for("random_blocks", device))
-    for i in range(per_row):  # Floyd's way: what was drawn before gives way to the last there is
+    columns_drawn = torch.empty(rows, per_row, dtype=torch.int64, device=device_for("random_blocks", device))
+    for i in range(per_row):  # Floyd's algorithm: a repeated draw is replaced by the last block
         last = columns - per_row + i
-        new = torch.randint(last + 1, (rows,), generator=generator, device=drawn.device)
-        drawn[:, i] = torch.where((drawn[:, :i] == new[:, None]).any(1), last, new)
-    return _blocks(list(drawn.sort(1).values), block, n, m, drawn.device)
+        candidate = torch.randint(last + 1, (rows,), generator=generator, device=columns_drawn.device)
+        columns_drawn[:, i] = torch.where(
+            (columns_drawn[:, :i] == candidate[:, None]).any(1), last, candidate
+        )
+    return _blocks(list(columns_drawn.sort(1).values), block, n, m, columns_drawn.device)
 
 
 def bigbird(
@@ -170,32 +172,32 @@ def from_function(
     ]
     where = device_for("from_function", device)
     keys = torch.arange(m, device=where)[None, :]
-    lengths, found = [], []
+    lengths, columns = [], []
     for b in range(counts[0]):
         for h in range(counts[1]):
             for first in range(0, n, block):
                 queries = torch.arange(first, min(n, first + block), device=where)[:, None]
                 place = torch.tensor([b, h], device=where)
                 allowed = mask_mod(place[0], place[1], queries, keys)
-                places = _checked(allowed, (queries.shape[0], m))
-                lengths.append(places.sum(1))
-                found.append(places.nonzero()[:, 1])
+                is_allowed = _checked(allowed, (queries.shape[0], m))
+                lengths.append(is_allowed.sum(1))
+                columns.append(is_allowed.nonzero()[:, 1])
     none = torch.zeros(0, dtype=torch.int64, device=where)
     shape = tuple(count for count in (batch, heads) if count is not None)
-    return _mask(pointers(torch.cat([none, *lengths])), torch.cat([none, *found]), m, (*shape, n))
+    return _mask(row_pointers(torch.cat([none, *lengths])), torch.cat([none, *columns]), m, (*shape, n))
 
 
 # arguments -------------------------------------------------------------------------------------------
 
 
-def _count(name: str, value: int, least: int = 0) -> int:
+def _count(name: str, value: int, minimum: int = 0) -> int:
     try:
-        found = operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise ArgumentError(f"{name} is a whole number, not {value!r}") from None
-    if found < least:
-        raise ArgumentError(f"{name} is {least} or more, not {found}")
-    return found
+    if number < minimum:
+        raise ArgumentError(f"{name} is {minimum} or more, not {number}")
+    return number
 
 
 def _sizes(n: int, m: int | None = None) -> tuple[int, int]:
@@ -203,7 +205,7 @@ def _sizes(n: int, m: int | None = None) -> tuple[int, int]:
 
 
 def _checked(allowed: object, shape: tuple[int, int]) -> torch.Tensor:
-    """What a mask function returned, as a matrix of bools."""
+    """Return the result of a mask function as a matrix of bools."""
     if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool:
         kind = allowed.dtype if isinstance(allowed, torch.Tensor) else type(allowed).__name__
         raise DtypeError(f"mask_mod(b, h, q_idx, kv_idx) returns a tensor of bools, not {kind}")
@@ -219,51 +221,57 @@ def _checked(allowed: object, shape: tuple[int, int]) -> torch.Tensor:
 # building --------------------------------------------------------------------------------------------
 
 
-def pointers(lengths: torch.Tensor) -> torch.Tensor:
-    """Where rows of these lengths begin, and the end."""
+def row_pointers(lengths: torch.Tensor) -> torch.Tensor:
+    """Return where rows of these lengths begin, and the end."""
     pos = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
     torch.cumsum(lengths, 0, out=pos[1:])
     return pos
 
 
 def _intervals(begins: torch.Tensor, ends: torch.Tensor, m: int) -> SparseTensor:
-    """Row ``i`` has the columns from ``begins[i]`` to before ``ends[i]``."""
+    """Build a mask whose row ``i`` has the columns from ``begins[i]`` to before ``ends[i]``."""
     lengths = ends - begins
-    pos = pointers(lengths)
+    pos = row_pointers(lengths)
     crd = torch.arange(int(pos[-1]), device=pos.device) + (begins - pos[:-1]).repeat_interleave(lengths)
     return _mask(pos, crd, m)
 
 
-def _blocks(seen: Sequence[torch.Tensor], block: int, n: int, m: int, device: torch.device) -> SparseTensor:
-    """Block ``i`` of the rows has the columns of the blocks ``seen[i]``, which are sorted."""
-    inside = torch.arange(block, device=device)
-    lengths, found = [], []
-    for i, blocks in enumerate(seen):
-        columns = (blocks[:, None] * block + inside).flatten()
+def _blocks(
+    neighbours: Sequence[torch.Tensor], block: int, n: int, m: int, device: torch.device
+) -> SparseTensor:
+    """Build a mask whose block ``i`` of rows has the columns of the sorted blocks ``neighbours[i]``."""
+    offsets = torch.arange(block, device=device)
+    lengths, coordinates = [], []
+    for i, blocks in enumerate(neighbours):
+        columns = (blocks[:, None] * block + offsets).flatten()
         columns = columns[columns < m]
         rows = min(block, n - i * block)
         lengths.append(torch.full((rows,), columns.numel(), device=device))
-        found.append(columns.to(torch.int32 if m <= LAST_INT32 else torch.int64).repeat(rows))
+        coordinates.append(columns.to(torch.int32 if m <= LAST_INT32 else torch.int64).repeat(rows))
     none = torch.zeros(0, dtype=torch.int64, device=device)
-    return _mask(pointers(torch.cat([none, *lengths])), torch.cat(found) if found else none, m)
+    return _mask(
+        row_pointers(torch.cat([none, *lengths])), torch.cat(coordinates) if coordinates else none, m
+    )
 
 
 def _mask(pos: torch.Tensor, crd: torch.Tensor, m: int, rows: tuple[int, ...] | None = None) -> SparseTensor:
-    """A csr tensor of True; with several dimensions of ``rows``, a batch of them."""
+    """Build a csr tensor of True; with several dimensions of ``rows``, a batch of them."""
     shape = (*(rows or (pos.numel() - 1,)), m)
-    return in_rows(pos, crd, torch.ones(crd.numel(), dtype=torch.bool, device=crd.device), shape)
+    return csr_from_rows(pos, crd, torch.ones(crd.numel(), dtype=torch.bool, device=crd.device), shape)
 
 
-def in_rows(
+def csr_from_rows(
     pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
 ) -> SparseTensor:
-    """A csr tensor of this shape, whose rows are those of all matrices of the batch one after the other."""
-    is_small = not is_dynamo_compiling() and max(crd.numel(), shape[-1]) <= LAST_INT32  # not known in a graph
+    """Build a csr tensor of this shape, whose rows are those of all matrices of the batch in turn."""
+    is_small = (
+        not is_dynamo_compiling() and max(crd.numel(), shape[-1]) <= LAST_INT32
+    )  # unknown inside of a graph
     index = torch.int32 if is_small else torch.int64
     return rows_tensor(pos.to(index), crd.to(index), values, shape)
 
 
 def _union(a: SparseTensor, b: SparseTensor) -> SparseTensor:
-    found = a | b
-    assert isinstance(found, SparseTensor)
-    return found
+    union = a | b
+    assert isinstance(union, SparseTensor)
+    return union

@@ -1,7 +1,7 @@
-"""Mixtures of experts: a sparse gate says which experts see a token, and no token is dropped.
+"""Mixtures of experts: a sparse gate assigns tokens to experts, and no token is dropped.
 
 The gate is a sparse matrix with a row for each token and a column for each expert. By its columns tokens are
-gathered, so that each expert runs on a slice of its own; the results come back by a product with a sparse
+gathered, so that each expert runs on a slice of its own; the results are combined by a product with a sparse
 matrix that has the gate's values.
 """
 
@@ -22,7 +22,7 @@ from scorch.errors import ArgumentError, ShapeError, UnsupportedError
 
 
 class TopKGate(torch.nn.Module):
-    """Each token's ``k`` most likely experts, with their probabilities, as a ``csr`` matrix.
+    """Choose each token's ``k`` most likely experts, with their probabilities, as a ``csr`` matrix.
 
     With ``renormalize`` the probabilities of the experts chosen add up to one. ``balance_loss`` is that of
     the last call, to be added to the loss: 1 if all experts are used alike, more if not.
@@ -54,28 +54,28 @@ class TopKGate(torch.nn.Module):
         scores = self.score(tokens)
         if self.noise and self.training:
             scores = scores + self.noise * torch.randn_like(scores)
-        likely = torch.softmax(scores, -1)
-        places = largest_places(likely, self.k)
-        self.balance_loss = _balance(places, likely)
-        values = likely.gather(-1, places)
+        probabilities = torch.softmax(scores, -1)
+        chosen_experts = largest_places(probabilities, self.k)
+        self.balance_loss = _compute_balance_loss(chosen_experts, probabilities)
+        values = probabilities.gather(-1, chosen_experts)
         if self.renormalize:
             values = values / values.sum(1, keepdim=True)
-        return in_places(places, values, tuple(likely.shape))
+        return in_places(chosen_experts, values, tuple(probabilities.shape))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and files have: the last loss without what it was computed from."""
+        """Return the state for copies and files: the last loss is detached."""
         return {**self.__dict__, "balance_loss": self.balance_loss.detach()}
 
     def extra_repr(self) -> str:
         return f"experts={self.experts}, k={self.k}, renormalize={self.renormalize}"
 
 
-def _balance(places: torch.Tensor, likely: torch.Tensor) -> torch.Tensor:
-    """The share of tokens that each expert sees times its mean probability, summed and scaled."""
-    tokens, experts = likely.shape
-    chosen = places.reshape(-1)
-    used = likely.new_zeros(experts).index_add(0, chosen, likely.new_ones(chosen.shape))
-    return experts * (used / max(chosen.numel(), 1) * likely.sum(0) / max(tokens, 1)).sum()
+def _compute_balance_loss(chosen_experts: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+    """Sum the share of tokens of each expert times its mean probability, and scale."""
+    tokens, experts = probabilities.shape
+    flat = chosen_experts.reshape(-1)
+    counts = probabilities.new_zeros(experts).index_add(0, flat, probabilities.new_ones(flat.shape))
+    return experts * (counts / max(flat.numel(), 1) * probabilities.sum(0) / max(tokens, 1)).sum()
 
 
 def _experts_of(gates: SparseTensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ def _experts_of(gates: SparseTensor) -> torch.Tensor:
 
 
 class MoE(torch.nn.Module):
-    """A mixture of experts, of which each token is seen by ``k``.
+    """A mixture of experts, of which each token uses ``k``.
 
     ``experts`` is a number, of networks with one hidden layer, or a list of modules of one's own. Gradients
     are those of computing all experts and multiplying what was not chosen by zero. ``balance_loss`` is to be
@@ -109,14 +109,14 @@ class MoE(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        own = {"device": device, "dtype": dtype}
-        wide = 4 * features if hidden is None else hidden
+        factory_options = {"device": device, "dtype": dtype}
+        hidden_features = 4 * features if hidden is None else hidden
         if isinstance(experts, int):
             experts = [
                 torch.nn.Sequential(
-                    torch.nn.Linear(features, wide, **own),
+                    torch.nn.Linear(features, hidden_features, **factory_options),
                     torch.nn.GELU(),
-                    torch.nn.Linear(wide, features, **own),
+                    torch.nn.Linear(hidden_features, features, **factory_options),
                 )
                 for _ in range(experts)
             ]
@@ -124,13 +124,13 @@ class MoE(torch.nn.Module):
             raise ArgumentError("a mixture needs at least one expert")
         self.features = features
         self.experts = torch.nn.ModuleList(experts)
-        self.gate = TopKGate(features, len(experts), k, **own) if gate is None else gate
+        self.gate = TopKGate(features, len(experts), k, **factory_options) if gate is None else gate
 
     @property
     def balance_loss(self) -> torch.Tensor:
-        """That of the gate in the last call."""
-        found: torch.Tensor = self.gate.balance_loss  # type: ignore[assignment]
-        return found
+        """The balance loss of the gate in the last call."""
+        loss: torch.Tensor = self.gate.balance_loss  # type: ignore[assignment]
+        return loss
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if input.dim() == 0 or input.shape[-1] != self.features:
@@ -147,11 +147,11 @@ class MoE(torch.nn.Module):
         shape = (tokens.shape[0], len(self.experts))
         if not isinstance(gates, SparseTensor) or tuple(gates.shape) != shape:
             raise ShapeError(f"the gate gives {tuple(gates.shape)}, not a sparse matrix of shape {shape}")
-        found = _combined(gates, tokens, self.experts)
-        return found.reshape(*input.shape[:-1], found.shape[-1])
+        output = _run_experts(gates, tokens, self.experts)
+        return output.reshape(*input.shape[:-1], output.shape[-1])
 
 
-def _combined(gates: SparseTensor, tokens: torch.Tensor, experts: torch.nn.ModuleList) -> torch.Tensor:
+def _run_experts(gates: SparseTensor, tokens: torch.Tensor, experts: torch.nn.ModuleList) -> torch.Tensor:
     stored = gates if str(gates.format) == "csr" else gates.to_format("csr")
     assert isinstance(stored, SparseTensor)
     pattern = stored.storage.pattern
@@ -163,16 +163,16 @@ def _combined(gates: SparseTensor, tokens: torch.Tensor, experts: torch.nn.Modul
     )
     order = expert.argsort(stable=True)
     slices = tokens[token[order]].split(torch.bincount(expert, minlength=len(experts)).tolist())
-    results = torch.cat([module(part) for module, part in zip(experts, slices, strict=True)])
-    place = torch.empty_like(order)
-    place[order] = torch.arange(count, device=order.device)  # within a token they increase, as its experts do
+    results = torch.cat([module(inputs) for module, inputs in zip(experts, slices, strict=True)])
+    position = torch.empty_like(order)
+    position[order] = torch.arange(count, device=order.device)  # increases within a token, as its experts do
     dtype = begins.dtype if count <= LAST_INT32 else torch.int64
     combining = Pattern(
         as_format("csr", 2),
         (tokens.shape[0], count),
         (None, begins.to(dtype)),
-        (None, place.to(dtype)),
+        (None, position.to(dtype)),
         (tokens.shape[0], count),
     )
-    found: torch.Tensor = sparse_of(combining, values_of(stored)) @ results
-    return found
+    output: torch.Tensor = sparse_of(combining, values_of(stored)) @ results
+    return output

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.compile.capture.function_operators import operator
-from scorch._src.nn.masks import in_rows, pointers
+from scorch._src.nn.masks import csr_from_rows, row_pointers
 from scorch._src.ops.attention import reference
 from scorch._src.ops.attention.mask_pairs import pairs_of
 from scorch._src.ops.attention.sdpa import attend, heads_of
@@ -53,9 +53,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         *,
         pairs: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """torch's own without ``pairs``. ``need_weights``: if not given, True there and False with them."""
+        """Attend over ``pairs``, or as torch does. ``need_weights``: by default False with pairs."""
         if pairs is None:
-            found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
+            result: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
                 query,
                 key,
                 value,
@@ -65,75 +65,82 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 average_attn_weights,
                 is_causal,
             )
-            return found
-        mask = _checked_pairs(pairs, attn_mask)
+            return result
+        mask = _check_pairs(pairs, attn_mask)
         is_batched = query.dim() == 3
         if not is_batched:
             query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask.unsqueeze(0)
         elif not self.batch_first:
-            query, key, value = _turned(query, key, value)
+            query, key, value = _transpose_batch(query, key, value)
         _check(query, key, value, self)
         q, k, v = self._project(query, key, value)
-        mask = _for_heads(mask, (q.shape[0], self.num_heads), (q.shape[2], key.shape[1]))
-        skipped = _skipped(key_padding_mask, key)
-        k, v, mask, skipped = self._more_keys(k, v, mask, skipped)
+        mask = _reshape_mask(mask, (q.shape[0], self.num_heads), (q.shape[2], key.shape[1]))
+        skipped = _check_padding(key_padding_mask, key)
+        k, v, mask, skipped = self._append_bias_keys(k, v, mask, skipped)
         dropout = self.dropout if self.training else 0.0
-        hidden = None if skipped is None else skipped[:, None]
+        skipped_keys = None if skipped is None else skipped[:, None]
         is_captured = torch.compiler.is_compiling()
-        attend = torch.ops.scorch.masked_attention if is_captured else _attend
-        weigh = torch.ops.scorch.attention_weights if is_captured else _weights
-        heads = attend(q, k, v, mask, is_causal, dropout, hidden)
+        attend = torch.ops.scorch.masked_attention if is_captured else _masked_attention
+        compute_weights = torch.ops.scorch.attention_weights if is_captured else _attention_weights
+        heads = attend(q, k, v, mask, is_causal, dropout, skipped_keys)
         out = self.out_proj(heads.transpose(1, 2).flatten(2))
-        weights = weigh(q, k, mask, is_causal, hidden, average_attn_weights) if need_weights else None
+        weights = (
+            compute_weights(q, k, mask, is_causal, skipped_keys, average_attn_weights)
+            if need_weights
+            else None
+        )
         if not is_batched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
 
     def _project(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Projected:
-        """Queries, keys and values of all heads, (N, heads, tokens, features)."""
+        """Project queries, keys and values to all heads, (N, heads, tokens, features)."""
         bias = self.in_proj_bias
         if self.in_proj_weight is not None and query is key is value:
-            parts = F.linear(query, self.in_proj_weight, bias).chunk(3, -1)
+            projections = F.linear(query, self.in_proj_weight, bias).chunk(3, -1)
         else:
             separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
             weights = separate if self.in_proj_weight is None else self.in_proj_weight.chunk(3)
             biases = (None,) * 3 if bias is None else bias.chunk(3)
-            given = zip((query, key, value), weights, biases, strict=True)
-            parts = tuple(F.linear(tensor, weight, add) for tensor, weight, add in given)
-        q, k, v = (part.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for part in parts)
+            inputs = zip((query, key, value), weights, biases, strict=True)
+            projections = tuple(F.linear(tensor, weight, add) for tensor, weight, add in inputs)
+        q, k, v = (
+            projection.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            for projection in projections
+        )
         return q, k, v
 
-    def _more_keys(
+    def _append_bias_keys(
         self, k: torch.Tensor, v: torch.Tensor, mask: SparseTensor, skipped: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, SparseTensor, torch.Tensor | None]:
-        """The keys of ``add_bias_kv`` and ``add_zero_attn``, which everybody sees."""
+        """Append the keys of ``add_bias_kv`` and ``add_zero_attn``, which every query sees."""
         size = (k.shape[0], self.num_heads, 1, self.head_dim)
-        more: list[tuple[torch.Tensor, torch.Tensor]] = []
+        extra: list[tuple[torch.Tensor, torch.Tensor]] = []
         if self.bias_k is not None and self.bias_v is not None:
-            pair = (part.view(1, self.num_heads, 1, self.head_dim) for part in (self.bias_k, self.bias_v))
-            more.append(tuple(part.expand(size) for part in pair))  # type: ignore[arg-type]
+            pair = (bias.view(1, self.num_heads, 1, self.head_dim) for bias in (self.bias_k, self.bias_v))
+            extra.append(tuple(bias.expand(size) for bias in pair))  # type: ignore[arg-type]
         if self.add_zero_attn:
-            more.append((k.new_zeros(size), v.new_zeros(size)))
-        if not more:
+            extra.append((k.new_zeros(size), v.new_zeros(size)))
+        if not extra:
             return k, v, mask, skipped
         k, v = (
-            torch.cat([own, *rest], 2)
-            for own, *rest in ((k, *(m[0] for m in more)), (v, *(m[1] for m in more)))
+            torch.cat([first, *rest], 2)
+            for first, *rest in ((k, *(m[0] for m in extra)), (v, *(m[1] for m in extra)))
         )
         rows = mask.numel() // max(1, mask.shape[-1])
-        pos = torch.arange(rows + 1, device=k.device) * len(more)
-        shape = (*mask.shape[:-1], len(more))
-        everybody = torch.ones(rows * len(more), dtype=torch.bool, device=k.device)
-        column = in_rows(pos, torch.arange(len(more), device=k.device).repeat(rows), everybody, shape)
+        pos = torch.arange(rows + 1, device=k.device) * len(extra)
+        shape = (*mask.shape[:-1], len(extra))
+        all_true = torch.ones(rows * len(extra), dtype=torch.bool, device=k.device)
+        column = csr_from_rows(pos, torch.arange(len(extra), device=k.device).repeat(rows), all_true, shape)
         wider = torch.cat([mask.to_format("csr"), column], -1)
         assert isinstance(wider, SparseTensor)
-        return k, v, wider, None if skipped is None else F.pad(skipped, (0, len(more)))
+        return k, v, wider, None if skipped is None else F.pad(skipped, (0, len(extra)))
 
 
 def _dense_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """``attn_mask`` as torch's layer takes it."""
+    """Convert ``attn_mask`` for torch's layer."""
     if not isinstance(mask, SparseTensor):
         return mask
     if mask.dtype == torch.bool and not torch.compiler.is_compiling():
@@ -149,7 +156,7 @@ def _dense_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
     return mask.to_dense()
 
 
-def _checked_pairs(pairs: torch.Tensor, attn_mask: torch.Tensor | None) -> SparseTensor:
+def _check_pairs(pairs: torch.Tensor, attn_mask: torch.Tensor | None) -> SparseTensor:
     if attn_mask is not None:
         raise ArgumentError("give pairs or attn_mask, not both: leave out of pairs what attn_mask masks out")
     if not isinstance(pairs, SparseTensor):
@@ -162,16 +169,16 @@ def _checked_pairs(pairs: torch.Tensor, attn_mask: torch.Tensor | None) -> Spars
     return pairs
 
 
-def _turned(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Projected:
-    """With the batch first; what was one tensor stays one."""
-    turned = query.transpose(0, 1)
-    keys = turned if key is query else key.transpose(0, 1)
-    return turned, keys, keys if value is key else value.transpose(0, 1)
+def _transpose_batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Projected:
+    """Put the batch first; one tensor passed twice stays one."""
+    queries = query.transpose(0, 1)
+    keys = queries if key is query else key.transpose(0, 1)
+    return queries, keys, keys if value is key else value.transpose(0, 1)
 
 
 def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: MultiheadAttention) -> None:
-    given = {"query": (query, layer.embed_dim), "key": (key, layer.kdim), "value": (value, layer.vdim)}
-    for name, (tensor, features) in given.items():
+    expected = {"query": (query, layer.embed_dim), "key": (key, layer.kdim), "value": (value, layer.vdim)}
+    for name, (tensor, features) in expected.items():
         if tensor.dim() != 3 or tensor.shape[-1] != features or tensor.shape[0] != query.shape[0]:
             raise ShapeError(
                 f"{name} needs {features} features and the batch of query, {query.shape[0]}; with the batch "
@@ -181,15 +188,17 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: M
         raise ShapeError(f"there are {key.shape[1]} keys and {value.shape[1]} values")
 
 
-def _for_heads(mask: SparseTensor, batch: tuple[int, int], pairs: tuple[int, int]) -> SparseTensor:
-    """The mask with a batch that broadcasts to (N, heads)."""
+def _reshape_mask(mask: SparseTensor, batch: tuple[int, int], pairs: tuple[int, int]) -> SparseTensor:
+    """Reshape the mask so that its batch broadcasts to (N, heads)."""
     if mask.dim() == 3 and mask.shape[0] == batch[0] * batch[1]:
         split = mask.unflatten(0, batch)
         assert isinstance(split, SparseTensor)
         mask = split
-    own = mask.shape[:-2]
-    fits = not own or (len(own) == 2 and own[0] in (1, batch[0]) and own[1] in (1, batch[1]))
-    if tuple(mask.shape[-2:]) != pairs or not fits:
+    mask_batch = mask.shape[:-2]
+    broadcasts = not mask_batch or (
+        len(mask_batch) == 2 and mask_batch[0] in (1, batch[0]) and mask_batch[1] in (1, batch[1])
+    )
+    if tuple(mask.shape[-2:]) != pairs or not broadcasts:
         raise ShapeError(
             f"pairs has shape {pairs}, {(batch[0] * batch[1], *pairs)} or {(*batch, *pairs)}, "
             f"not {tuple(mask.shape)}"
@@ -197,15 +206,15 @@ def _for_heads(mask: SparseTensor, batch: tuple[int, int], pairs: tuple[int, int
     return mask
 
 
-def _skipped(padding: torch.Tensor | None, key: torch.Tensor) -> torch.Tensor | None:
+def _check_padding(padding: torch.Tensor | None, key: torch.Tensor) -> torch.Tensor | None:
     if padding is None:
         return None
     if padding.dtype != torch.bool:
         raise DtypeError(f"with pairs, key_padding_mask holds bools, not {padding.dtype}")
     if padding.shape != key.shape[:2]:
-        wanted = tuple(key.shape[:2])
+        expected = tuple(key.shape[:2])
         raise ShapeError(
-            f"key_padding_mask has shape {tuple(padding.shape)}, the keys {wanted} (batch, keys)"
+            f"key_padding_mask has shape {tuple(padding.shape)}, the keys {expected} (batch, keys)"
         )
     return padding.to_dense() if isinstance(padding, SparseTensor) else padding
 
@@ -215,7 +224,7 @@ def _skipped(padding: torch.Tensor | None, key: torch.Tensor) -> torch.Tensor | 
     "Tensor? skipped) -> Tensor",
     lambda q, k, v, *_: q.new_empty((*q.shape[:-1], v.shape[-1])),
 )
-def _attend(
+def _masked_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -224,12 +233,12 @@ def _attend(
     dropout: float,
     skipped: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What each head gives, (N, heads, L, features)."""
+    """Compute the attention of each head, (N, heads, L, features)."""
     batch = (q.shape[0], q.shape[1])
     return attend(q, k, v, pairs_of(mask, is_causal), batch, dropout=dropout, skipped=skipped)
 
 
-def _like_weights(
+def _fake_attention_weights(
     q: torch.Tensor, k: torch.Tensor, mask: Any, is_causal: bool, skipped: Any, is_mean: bool
 ) -> torch.Tensor:
     batch = q.shape[:1] if is_mean else q.shape[:2]
@@ -239,9 +248,9 @@ def _like_weights(
 @operator(
     "attention_weights(Tensor q, Tensor k, Tensor mask, bool is_causal, Tensor? skipped, bool is_mean) "
     "-> Tensor",
-    _like_weights,
+    _fake_attention_weights,
 )
-def _weights(
+def _attention_weights(
     q: torch.Tensor,
     k: torch.Tensor,
     mask: SparseTensor,
@@ -249,7 +258,7 @@ def _weights(
     skipped: torch.Tensor | None,
     is_mean: bool,
 ) -> torch.Tensor:
-    """What each query gives to each key, (N, heads, L, S), or the mean over the heads."""
+    """Compute the attention weights, (N, heads, L, S), or their mean over the heads."""
     pairs, batch = pairs_of(mask, is_causal), (q.shape[0], q.shape[1])
     heads = heads_of(pairs, batch, q.shape[-1], None, skipped=skipped)
     Q, K = (
@@ -258,17 +267,22 @@ def _weights(
     shape = (q.shape[2], k.shape[2])
     none = torch.zeros(0, dtype=torch.int64, device=Q.device)
     counts, keys, values = [none], [none], [Q.new_zeros(0)]  # there may be no heads
-    for place, rows, columns in reference.entries(pairs, heads):
+    for batch_and_head, rows, columns in reference.entries(pairs, heads):
         counts.append(torch.bincount(rows, minlength=shape[0]))
         keys.append(columns)
         scale = torch.full(columns.shape, heads.scale, dtype=Q.dtype, device=Q.device)
-        M = in_rows(pointers(counts[-1]), columns, scale, shape)
-        S = evaluate("S[i,j] = M[i,j] * Q[i,k] * K[j,k]", M=M, Q=Q[place], K=K[place], format="csr")
+        M = csr_from_rows(row_pointers(counts[-1]), columns, scale, shape)
+        S = evaluate(
+            "S[i,j] = M[i,j] * Q[i,k] * K[j,k]", M=M, Q=Q[batch_and_head], K=K[batch_and_head], format="csr"
+        )
         values.append(torch.sparse.softmax(S, 1).values())
-    pos, weights = pointers(torch.cat(counts)), torch.cat(values).to(q.dtype)
-    found = in_rows(pos, torch.cat(keys), weights, (*batch, *shape))
+    pos, weights = row_pointers(torch.cat(counts)), torch.cat(values).to(q.dtype)
+    weights_by_head = csr_from_rows(pos, torch.cat(keys), weights, (*batch, *shape))
     if not is_mean:
-        return found
+        return weights_by_head
     return evaluate(
-        "M[n,i,j] = W[n,h,i,j] * m[h]", W=found, m=weights.new_full(batch[1:], 1 / batch[1]), format="csr"
+        "M[n,i,j] = W[n,h,i,j] * m[h]",
+        W=weights_by_head,
+        m=weights.new_full(batch[1:], 1 / batch[1]),
+        format="csr",
     )

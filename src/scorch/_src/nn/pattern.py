@@ -1,7 +1,7 @@
-"""The places of a sparse weight: drawn, read from a mask or from the largest values, and carried over.
+"""The sparsity pattern of a weight: drawn, read from a mask or from the largest values, and changed.
 
-A weight is learned at fixed places. These functions find them; a layer holds the ``Pattern`` that results,
-and its values as a plain parameter with one element for each entry.
+A weight is trained on a fixed pattern. These functions find one; a layer holds it, and its values as a plain
+parameter with one element for each entry.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from scorch.errors import ArgumentError, FormatError, OperandError, ShapeError
 Shape = tuple[int, int]
 
 
-def chosen_density(sparsity: float | None, density: float | None, default: float | None = None) -> float:
-    """The share that is kept, from either way of saying it."""
+def resolve_density(sparsity: float | None, density: float | None, default: float | None = None) -> float:
+    """Return the density, from either ``sparsity`` or ``density``."""
     if sparsity is not None and density is not None:
         raise ArgumentError("give sparsity, the share that is left out, or density, the share kept, not both")
     if sparsity is None and density is None:
         if default is None:
             raise ArgumentError("give sparsity, the share that is left out, or density, the share kept")
         return default
-    name, given = ("density", density) if sparsity is None else ("sparsity", sparsity)
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given <= 1:
-        raise ArgumentError(f"{name} is a number from 0 to 1, not {given!r}")
-    return float(given) if sparsity is None else 1 - float(given)
+    name, value = ("density", density) if sparsity is None else ("sparsity", sparsity)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ArgumentError(f"{name} is a number from 0 to 1, not {value!r}")
+    return float(value) if sparsity is None else 1 - float(value)
 
 
 def weight_format(format: str | Format, blocks: tuple[int, int] | int | None = None) -> Format:
-    """The format of a weight; ``auto`` is rows of blocks where there are blocks, else ``csr``."""
+    """Return the format of a weight; ``auto`` is rows of blocks where there are blocks, else ``csr``."""
     if isinstance(blocks, int):
         blocks = (blocks, blocks)
     if format == "auto":
@@ -52,41 +52,41 @@ def weight_format(format: str | Format, blocks: tuple[int, int] | int | None = N
     return form
 
 
-# places ----------------------------------------------------------------------------------------------
+# patterns --------------------------------------------------------------------------------------------
 
 
-def drawn_pattern(shape: Shape, density: float, form: Format, device: torch.device) -> Pattern:
-    """Places drawn at random, their number exact, as many in each row as in any other, or one more.
+def draw_pattern(shape: Shape, density: float, form: Format, device: torch.device) -> Pattern:
+    """Draw a random pattern with an exact number of entries, spread evenly over the rows.
 
-    For formats with blocks it is whole blocks that are drawn.
+    For formats with blocks whole blocks are drawn.
     """
     rows, columns = _grid(shape, form)
     count = round(density * rows * columns)
-    wanted = torch.full((rows,), count // max(rows, 1), device=device)
-    wanted[torch.randperm(rows, device=device)[: count - int(wanted.sum())]] += 1
-    return pattern_at(_drawn_keys(wanted, columns), shape, form)
+    counts = torch.full((rows,), count // max(rows, 1), device=device)
+    counts[torch.randperm(rows, device=device)[: count - int(counts.sum())]] += 1
+    return pattern_from_keys(_draw_keys(counts, columns), shape, form)
 
 
-def _drawn_keys(wanted: torch.Tensor, columns: int) -> torch.Tensor:
-    """``wanted[i]`` different places in row i, each choice as likely as any other; sorted keys."""
-    rows = wanted.numel()
-    if int(wanted.sum()) * 2 > rows * columns:  # the places that are left out are fewer
-        kept = torch.ones(rows * columns, dtype=torch.bool, device=wanted.device)
-        kept[_drawn_keys(columns - wanted, columns)] = False
-        return kept.nonzero().squeeze(1)
-    row = torch.arange(rows, device=wanted.device)
-    keys = torch.zeros(0, dtype=torch.int64, device=wanted.device)
-    missing = wanted
+def _draw_keys(counts: torch.Tensor, columns: int) -> torch.Tensor:
+    """Draw ``counts[i]`` different columns in row i, uniformly; return sorted keys."""
+    rows = counts.numel()
+    if int(counts.sum()) * 2 > rows * columns:  # fewer are left out
+        is_stored = torch.ones(rows * columns, dtype=torch.bool, device=counts.device)
+        is_stored[_draw_keys(columns - counts, columns)] = False
+        return is_stored.nonzero().squeeze(1)
+    row = torch.arange(rows, device=counts.device)
+    keys = torch.zeros(0, dtype=torch.int64, device=counts.device)
+    missing = counts
     while bool(missing.any()):
-        where = row.repeat_interleave(missing)
-        drawn = torch.randint(columns, (where.numel(),), device=wanted.device)
-        keys = torch.unique(torch.cat([keys, where * columns + drawn]))
-        missing = wanted - torch.bincount(keys // columns, minlength=rows)
+        rows_missing = row.repeat_interleave(missing)
+        drawn = torch.randint(columns, (rows_missing.numel(),), device=counts.device)
+        keys = torch.unique(torch.cat([keys, rows_missing * columns + drawn]))
+        missing = counts - torch.bincount(keys // columns, minlength=rows)
     return keys
 
 
-def largest_pattern(weight: torch.Tensor, density: float, form: Format) -> Pattern:
-    """The places of the largest values, or of the blocks with the largest norms; their number is exact."""
+def magnitude_pattern(weight: torch.Tensor, density: float, form: Format) -> Pattern:
+    """Return the pattern of the largest values, or of the blocks with the largest norms, in exact number."""
     score = weight.detach().abs()
     if form.is_blocked:
         rows, columns = form.block(0) or 1, form.block(1) or 1
@@ -95,31 +95,31 @@ def largest_pattern(weight: torch.Tensor, density: float, form: Format) -> Patte
         score = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).sum((1, 3))
     count = round(density * score.numel())
     keys = score.reshape(-1).topk(count, sorted=False).indices.sort().values
-    return pattern_at(keys, (weight.shape[0], weight.shape[1]), form)
+    return pattern_from_keys(keys, (weight.shape[0], weight.shape[1]), form)
 
 
-def masked_pattern(mask: Any, shape: Shape, form: Format) -> Pattern:
-    """The places where ``mask`` is stored, if it is sparse, or not zero."""
+def pattern_of_mask(mask: Any, shape: Shape, form: Format) -> Pattern:
+    """Return the pattern where ``mask`` is stored, if it is sparse, or not zero."""
     if not isinstance(mask, torch.Tensor):
         raise OperandError(f"a mask is a tensor, not a {type(mask).__name__}")
     if tuple(mask.shape) != tuple(shape):
         raise ShapeError(f"the mask has shape {tuple(mask.shape)}, but the weight has shape {tuple(shape)}")
     if not isinstance(mask, SparseTensor):
-        found = from_torch(mask.detach() if mask.layout != torch.strided else mask.detach() != 0, form)
+        converted = from_torch(mask.detach() if mask.layout != torch.strided else mask.detach() != 0, form)
     else:
-        found = SparseTensor(Storage(mask.storage.pattern, mask.storage.pattern.present)).to_format(form)
-    assert isinstance(found, SparseTensor)
-    return found.storage.pattern
+        converted = SparseTensor(Storage(mask.storage.pattern, mask.storage.pattern.present)).to_format(form)
+    assert isinstance(converted, SparseTensor)
+    return converted.storage.pattern
 
 
-def pattern_at(keys: torch.Tensor, shape: Shape, form: Format) -> Pattern:
-    """The pattern with entries, or blocks, at sorted keys, counted row by row."""
+def pattern_from_keys(keys: torch.Tensor, shape: Shape, form: Format) -> Pattern:
+    """Return the pattern with entries, or blocks, at sorted keys, counted row by row."""
     grid = _grid(shape, form)
-    listed = coordinates_of(keys, grid)
+    cells = coordinates_of(keys, grid)
     if form.is_blocked:
         inner = [torch.arange(form.block(dim) or 1, device=keys.device) for dim in (0, 1)]
-        row = (listed[0] * inner[0].numel())[:, None, None] + inner[0][:, None]
-        column = (listed[1] * inner[1].numel())[:, None, None] + inner[1]
+        row = (cells[0] * inner[0].numel())[:, None, None] + inner[0][:, None]
+        column = (cells[1] * inner[1].numel())[:, None, None] + inner[1]
         row, column = (array.reshape(-1) for array in torch.broadcast_tensors(row, column))
         within = (row < shape[0]) & (column < shape[1])
         keys = keys_of([row[within], column[within]], shape).sort().values
@@ -128,76 +128,82 @@ def pattern_at(keys: torch.Tensor, shape: Shape, form: Format) -> Pattern:
 
 
 def _grid(shape: Shape, form: Format) -> Shape:
-    """How many rows and columns of entries, or of blocks, there are."""
+    """Return how many rows and columns of entries, or of blocks, there are."""
     return -(-shape[0] // (form.block(0) or 1)), -(-shape[1] // (form.block(1) or 1))
 
 
 # values ----------------------------------------------------------------------------------------------
 
 
-def row_counts(pattern: Pattern) -> tuple[torch.Tensor, torch.Tensor]:
-    """The row of every value, in stored order, and how many each row has; padding of blocks is in no row."""
-    found = coordinates(pattern)
-    inside = (found[0] < pattern.shape[0]) & (found[1] < pattern.shape[1])
-    return torch.where(inside, found[0], -1), torch.bincount(found[0][inside], minlength=pattern.shape[0])
+def count_rows(pattern: Pattern) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the row of every value, in stored order, and the values of each row; padding is in no row."""
+    rows_and_columns = coordinates(pattern)
+    inside = (rows_and_columns[0] < pattern.shape[0]) & (rows_and_columns[1] < pattern.shape[1])
+    return torch.where(inside, rows_and_columns[0], -1), torch.bincount(
+        rows_and_columns[0][inside], minlength=pattern.shape[0]
+    )
 
 
-def initial_values(pattern: Pattern, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """As ``torch.nn.Linear`` begins: uniform, bounded by one over the root of the entries of the row."""
-    row, counts = row_counts(pattern)
+def init_values(pattern: Pattern, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Initialise values as ``torch.nn.Linear`` does: uniform, bounded by 1 / sqrt(entries of the row)."""
+    row, counts = count_rows(pattern)
     bound = counts.clamp(min=1).to(torch.float64).rsqrt()
     values = torch.empty(pattern.size, dtype=dtype, device=pattern.device).uniform_(-1, 1)
     return torch.where(row < 0, 0, values * bound[row].to(values.dtype))
 
 
-def initial_bias(pattern: Pattern, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A bias for every row, bounded as its weights are."""
-    _, counts = row_counts(pattern)
+def init_bias(pattern: Pattern, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Initialise the bias of every row, bounded as its weights are."""
+    _, counts = count_rows(pattern)
     bound = torch.where(counts > 0, counts, pattern.shape[1]).clamp(min=1).to(torch.float64).rsqrt()
     bias = torch.empty(pattern.shape[0], dtype=dtype, device=pattern.device).uniform_(-1, 1)
     return bias * bound.to(bias.dtype)
 
 
-def old_places(before: Pattern, after: Pattern) -> torch.Tensor:
-    """For every value of ``after`` where it was stored in ``before``, or -1 where it was not."""
+def find_old_positions(before: Pattern, after: Pattern) -> torch.Tensor:
+    """Return where every value of ``after`` was stored in ``before``, or -1."""
     if before is after:
         return torch.arange(after.size, device=after.device)
     keys, order = _stored_keys(before).sort()
-    wanted = _stored_keys(after)
+    new_keys = _stored_keys(after)
     if not keys.numel():
-        return torch.full_like(wanted, -1)
-    place = torch.searchsorted(keys, wanted).clamp_(max=keys.numel() - 1)
-    return torch.where((keys[place] == wanted) & (wanted >= 0), order[place], -1)
+        return torch.full_like(new_keys, -1)
+    position = torch.searchsorted(keys, new_keys).clamp_(max=keys.numel() - 1)
+    return torch.where((keys[position] == new_keys) & (new_keys >= 0), order[position], -1)
 
 
 def _stored_keys(pattern: Pattern) -> torch.Tensor:
-    """The key of every value in stored order; -1 for the padding of blocks."""
-    found = coordinates(pattern)
-    keys = keys_of([found[0], found[1]], pattern.shape)
-    inside = (found[0] < pattern.shape[0]) & (found[1] < pattern.shape[1])
+    """Return the key of every value in stored order; -1 for the padding of blocks."""
+    rows_and_columns = coordinates(pattern)
+    keys = keys_of([rows_and_columns[0], rows_and_columns[1]], pattern.shape)
+    inside = (rows_and_columns[0] < pattern.shape[0]) & (rows_and_columns[1] < pattern.shape[1])
     return torch.where(inside, keys, -1)
 
 
-def carried(values: torch.Tensor, places: torch.Tensor, new: float | torch.Tensor = 0.0) -> torch.Tensor:
-    """``values`` at their new places, and ``new`` where there was none."""
+def move_values(
+    values: torch.Tensor, old_positions: torch.Tensor, new: float | torch.Tensor = 0.0
+) -> torch.Tensor:
+    """Move ``values`` to their new positions, with ``new`` where there was none."""
     fill = torch.as_tensor(new, dtype=values.dtype, device=values.device)
     if not values.numel():
-        return torch.where(places >= 0, 0, fill)
-    return torch.where(places >= 0, values[places.clamp(min=0)], fill)
+        return torch.where(old_positions >= 0, 0, fill)
+    return torch.where(old_positions >= 0, values[old_positions.clamp(min=0)], fill)
 
 
-def carry_state(optimizers: Any, parameter: torch.Tensor, places: torch.Tensor, size: int) -> None:
-    """Move what optimizers keep for each of ``size`` values to the new places; new ones begin at zero."""
+def move_optimizer_state(
+    optimizers: Any, parameter: torch.Tensor, old_positions: torch.Tensor, size: int
+) -> None:
+    """Move the state of each of ``size`` values to its new position; new ones start at zero."""
     for optimizer in optimizers if isinstance(optimizers, Iterable) else (optimizers,):
         state = optimizer.state.get(parameter, {})
-        for name, kept in state.items():
-            if isinstance(kept, torch.Tensor) and tuple(kept.shape) == (size,):
-                state[name] = carried(kept, places)
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and tuple(value.shape) == (size,):
+                state[name] = move_values(value, old_positions)
 
 
-def fingerprint(pattern: Pattern) -> int:
-    """A number that differs, all but certainly, for other places or another format."""
-    total = hash_of(str(pattern.format))
+def compute_fingerprint(pattern: Pattern) -> int:
+    """Return a number that differs, almost certainly, for another pattern or format."""
+    total = hash_text(str(pattern.format))
     for size in pattern.shape:
         total = (total * 1_000_003 ^ size) & (2**62 - 1)
     for number, array in enumerate(pattern.arrays):
@@ -207,24 +213,24 @@ def fingerprint(pattern: Pattern) -> int:
     return total
 
 
-def hash_of(text: str) -> int:
-    """The same number for a text in every process."""
-    return math.prod(ord(letter) + place for place, letter in enumerate(text, 1)) % (2**61 - 1)
+def hash_text(text: str) -> int:
+    """Hash a text to the same number in every process."""
+    return math.prod(ord(letter) + position for position, letter in enumerate(text, 1)) % (2**61 - 1)
 
 
-def same_places(first: Pattern, second: Pattern) -> bool:
+def is_same_pattern(first: Pattern, second: Pattern) -> bool:
     """Whether two patterns have the same format and the same entries."""
     if first is second:
         return True
     if first.format != second.format or first.shape != second.shape or first.size != second.size:
         return False
-    pairs = zip(first.arrays, second.arrays, strict=True)
-    return all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs)
+    arrays = zip(first.arrays, second.arrays, strict=True)
+    return all(one.shape == other.shape and torch.equal(one, other) for one, other in arrays)
 
 
-def stored_as(weight: SparseTensor, form: Format) -> SparseTensor:
-    """A weight in another format, its explicit zeros kept."""
+def convert_weight(weight: SparseTensor, form: Format) -> SparseTensor:
+    """Convert a weight to another format, keeping explicit zeros."""
     storage = Storage(weight.storage.pattern, weight.storage.values.detach())
-    found = convert(storage, form)
-    assert isinstance(found, Storage)
-    return SparseTensor(found)
+    converted = convert(storage, form)
+    assert isinstance(converted, Storage)
+    return SparseTensor(converted)

@@ -1,6 +1,6 @@
-"""Which weights are kept: the largest, those of the largest blocks, N of every M, or as many drawn at random.
+"""Choose which weights to keep: the largest, those of the largest blocks, N of every M, or random ones.
 
-All functions give a mask for each weight, True where it is kept. How many are kept in each is a question of
+All functions return a mask for each weight, True where it is kept. How many are kept in each is a question of
 its own: the same share everywhere, one threshold for all, or more in small layers (Erdős-Rényi).
 """
 
@@ -17,36 +17,36 @@ DISTRIBUTIONS = ("uniform", "global", "erk")
 
 
 def magnitude_mask(weight: torch.Tensor, density: float, blocks: Blocks = None) -> torch.Tensor:
-    """The largest values of ``weight``, or its blocks with the largest norms; their number is exact."""
-    return _spread(_largest(_scores(weight, blocks), density), weight, blocks)
+    """Keep the largest values of ``weight``, or its blocks with the largest norms, in exact number."""
+    return _expand_blocks(_select_largest(_scores(weight, blocks), density), weight, blocks)
 
 
 def random_mask(weight: torch.Tensor, density: float, blocks: Blocks = None) -> torch.Tensor:
-    """As many values or blocks, wherever they are."""
-    return _spread(_largest(torch.rand_like(_scores(weight, blocks)), density), weight, blocks)
+    """Keep as many values or blocks, drawn at random."""
+    return _expand_blocks(_select_largest(torch.rand_like(_scores(weight, blocks)), density), weight, blocks)
 
 
 def nm_mask(weight: torch.Tensor, n: int, m: int) -> torch.Tensor:
-    """The ``n`` largest of every ``m`` values that follow each other in a row."""
+    """Keep the ``n`` largest of every ``m`` consecutive values of a row."""
     if not 0 < n <= m:
         raise ArgumentError(f"nm=({n}, {m}): the first is how many of the second are kept, at least 1")
     if weight.shape[-1] % m:
         raise ShapeError(f"rows of {weight.shape[-1]} weights are not made of groups of {m}")
     groups = weight.detach().abs().unflatten(-1, (-1, m))
-    kept = groups.topk(n, dim=-1).indices
-    return torch.zeros_like(groups, dtype=torch.bool).scatter_(-1, kept, True).flatten(-2)
+    largest = groups.topk(n, dim=-1).indices
+    return torch.zeros_like(groups, dtype=torch.bool).scatter_(-1, largest, True).flatten(-2)
 
 
 def global_masks(
     weights: Sequence[torch.Tensor], density: float, blocks: Blocks = None
 ) -> list[torch.Tensor]:
-    """The largest of all weights together; blocks by the root of their mean square."""
+    """Keep the largest of all weights together; blocks by the root of their mean square."""
     scores = [_scores(weight, blocks) for weight in weights]
-    kept = _largest(torch.cat([score.reshape(-1) for score in scores]), density)
-    parts = kept.split([score.numel() for score in scores])
+    selected = _select_largest(torch.cat([score.reshape(-1) for score in scores]), density)
+    selected_by_weight = selected.split([score.numel() for score in scores])
     return [
-        _spread(part.reshape(score.shape), weight, blocks)
-        for part, score, weight in zip(parts, scores, weights, strict=True)
+        _expand_blocks(selection.reshape(score.shape), weight, blocks)
+        for selection, score, weight in zip(selected_by_weight, scores, weights, strict=True)
     ]
 
 
@@ -62,39 +62,39 @@ def erdos_renyi_densities(shapes: Sequence[Sequence[int]], density: float) -> li
     raw = [(rows + columns) / max(rows * columns, 1) for rows, columns in shapes]
     full: set[int] = set()
     while True:
-        left = density * sum(sizes) - sum(sizes[place] for place in full)
-        room = sum(raw[place] * sizes[place] for place in range(len(sizes)) if place not in full)
-        scale = max(left, 0.0) / room if room else 0.0
+        remaining = density * sum(sizes) - sum(sizes[layer] for layer in full)
+        capacity = sum(raw[layer] * sizes[layer] for layer in range(len(sizes)) if layer not in full)
+        scale = max(remaining, 0.0) / capacity if capacity else 0.0
         over = {p for p in range(len(sizes)) if p not in full and raw[p] * scale > 1}
         if not over:
-            return [1.0 if place in full else raw[place] * scale for place in range(len(sizes))]
+            return [1.0 if layer in full else raw[layer] * scale for layer in range(len(sizes))]
         full |= over
 
 
 def _scores(weight: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    """The magnitude of every value, or the root of the mean square of every block; a part of one counts."""
-    size = weight.detach().abs()
+    """Score every value by magnitude, or every block by the root of its mean square."""
+    magnitude = weight.detach().abs()
     if blocks is None:
-        return size
+        return magnitude
     rows, columns = blocks
     padding = (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows)
-    squares = torch.nn.functional.pad(size.square(), padding)
-    there = torch.nn.functional.pad(torch.ones_like(size), padding)
+    squares = torch.nn.functional.pad(magnitude.square(), padding)
+    is_inside = torch.nn.functional.pad(torch.ones_like(magnitude), padding)
     total = squares.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).sum((1, 3))
-    count = there.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).sum((1, 3))
-    found: torch.Tensor = (total / count).sqrt()
-    return found
+    count = is_inside.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).sum((1, 3))
+    scores: torch.Tensor = (total / count).sqrt()
+    return scores
 
 
-def _largest(score: torch.Tensor, density: float) -> torch.Tensor:
+def _select_largest(score: torch.Tensor, density: float) -> torch.Tensor:
     count = round(density * score.numel())
-    found = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
-    found[score.reshape(-1).topk(count, sorted=False).indices] = True
-    return found.reshape(score.shape)
+    mask = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
+    mask[score.reshape(-1).topk(count, sorted=False).indices] = True
+    return mask.reshape(score.shape)
 
 
-def _spread(kept: torch.Tensor, weight: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+def _expand_blocks(mask: torch.Tensor, weight: torch.Tensor, blocks: Blocks) -> torch.Tensor:
     if blocks is None:
-        return kept
-    whole = kept.repeat_interleave(blocks[0], 0).repeat_interleave(blocks[1], 1)
-    return whole[: weight.shape[0], : weight.shape[1]]
+        return mask
+    expanded = mask.repeat_interleave(blocks[0], 0).repeat_interleave(blocks[1], 1)
+    return expanded[: weight.shape[0], : weight.shape[1]]

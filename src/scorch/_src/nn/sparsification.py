@@ -1,4 +1,4 @@
-"""What ``scorch.sparsify`` reached in a model, and which layers it left dense.
+"""Report the sparsity that ``scorch.sparsify`` reached in a model, and the layers that it left dense.
 
 Weights are parameters with two dimensions or more; biases and the parameters of norms are not counted. A
 weight that several layers share counts once.
@@ -20,8 +20,8 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import ConvNd
 
 BY_REQUEST = "named in skip"
-TOLERANCE = 0.005  # how far below the sparsity asked for a rounded one may lie
-SHOWN = 4  # layers that a warning names
+SPARSITY_TOLERANCE = 0.005  # by which a rounded sparsity may miss the requested one
+MAX_LAYERS_IN_WARNING = 4
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SkippedLayer:
 
 @dataclass(frozen=True)
 class Sparsification:
-    """The sparsity that was asked for and the one reached over all ``weights`` of a model."""
+    """The requested sparsity, and the one reached over all ``weights`` of a model."""
 
     asked: float | None  # None for a model that sparsify did not make
     reached: float
@@ -60,13 +60,19 @@ class Sparsification:
         return "\n".join([f"{head}; left dense, {self.skipped_share:.1%}:", *map(str, self.skipped)])
 
     def warning(self) -> str | None:
-        """What to tell if layers that the caller did not name hold the model below what was asked."""
+        """Return a warning if layers that the caller did not name keep the sparsity below the request."""
         unasked = [layer for layer in self.skipped if layer.reason != BY_REQUEST]
-        if not unasked or self.asked is None or self.reached >= self.asked - TOLERANCE:
+        if not unasked or self.asked is None or self.reached >= self.asked - SPARSITY_TOLERANCE:
             return None
         share = sum(layer.share for layer in unasked)
-        names = ", ".join(f"{layer.name or '(model)'} ({layer.kind})" for layer in unasked[:SHOWN])
-        more = f" and {len(unasked) - SHOWN} more" if len(unasked) > SHOWN else ""
+        names = ", ".join(
+            f"{layer.name or '(model)'} ({layer.kind})" for layer in unasked[:MAX_LAYERS_IN_WARNING]
+        )
+        more = (
+            f" and {len(unasked) - MAX_LAYERS_IN_WARNING} more"
+            if len(unasked) > MAX_LAYERS_IN_WARNING
+            else ""
+        )
         return (
             f"asked for a sparsity of {self.asked:.1%}, reached {self.reached:.1%} over all weights of the "
             f"model: {share:.1%} of them are in layers that stay dense: {names}{more}. "
@@ -76,36 +82,36 @@ class Sparsification:
 
 
 def sparsification_of(model: torch.nn.Module, asked: float | None, skipped: dict[str, str]) -> Sparsification:
-    """What was reached in ``model``, given the names of layers left dense and the reasons."""
+    """Measure what was reached in ``model``, by the names of layers left dense and the reasons."""
     counted: dict[int, tuple[int, int]] = {}
     for module in model.modules():
         for key, size, nonzero in _weights(module):
             counted[key] = size, nonzero
     total = sum(size for size, _ in counted.values())
     nonzero = sum(stored for _, stored in counted.values())
-    found = []
+    layers = []
     for name, reason in skipped.items():
         module = model.get_submodule(name)
         size = sum(size for _, size, _ in _weights(module))
-        found.append(SkippedLayer(name, kind_of(module), size, size / max(total, 1), reason))
-    return Sparsification(asked, 1 - nonzero / total if total else 0.0, total, tuple(found))
+        layers.append(SkippedLayer(name, kind_of(module), size, size / max(total, 1), reason))
+    return Sparsification(asked, 1 - nonzero / total if total else 0.0, total, tuple(layers))
 
 
 def has_weights(module: torch.nn.Module) -> bool:
     """Whether a module has weights of its own, those of its children aside."""
-    return any(size for _, size, _ in _weights(module)) or any(map(is_lazy, _own(module)))
+    return any(size for _, size, _ in _weights(module)) or any(map(is_lazy, _own_parameters(module)))
 
 
 def kind_of(module: torch.nn.Module) -> str:
     if parametrize.is_parametrized(module):
-        return type(module).__mro__[1].__name__  # torch has made a class of its own for it
+        return type(module).__mro__[1].__name__  # torch has derived a class for it
     return type(module).__name__
 
 
 def reason_for(module: torch.nn.Module) -> str:
-    """Why ``sparsify`` leaves a module dense that is no plain Linear or Embedding."""
+    """Explain why ``sparsify`` leaves a module dense that is no plain Linear or Embedding."""
     match module:
-        case _ if any(map(is_lazy, _own(module))):
+        case _ if any(map(is_lazy, _own_parameters(module))):
             return "not initialized yet; call the model once before"
         case _ if parametrize.is_parametrized(module):
             return "its weight is computed by a parametrization; remove it first"
@@ -124,12 +130,12 @@ def reason_for(module: torch.nn.Module) -> str:
     return "only Linear and Embedding layers are stored sparse"
 
 
-def _own(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+def _own_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     return list(module.parameters(recurse=False))
 
 
 def _weights(module: torch.nn.Module) -> Iterator[tuple[int, int, int]]:
-    """A key, the number of elements, and that of nonzeros, of each weight that a module has itself."""
+    """Yield a key, the number of elements and of nonzeros of each weight that a module has itself."""
     if isinstance(module, SparseEmbedding):
         return
     if isinstance(module, SparseLinear):
@@ -140,7 +146,7 @@ def _weights(module: torch.nn.Module) -> Iterator[tuple[int, int, int]]:
             weight = getattr(module, name)
             if weight.dim() > 1:
                 yield id(module), weight.numel(), int(torch.count_nonzero(weight.detach()))
-    parameters = [] if isinstance(module, parametrize.ParametrizationList) else _own(module)
+    parameters = [] if isinstance(module, parametrize.ParametrizationList) else _own_parameters(module)
     for parameter in parameters:
         if is_lazy(parameter) or parameter.dim() < 2:
             continue
@@ -152,9 +158,9 @@ def _weights(module: torch.nn.Module) -> Iterator[tuple[int, int, int]]:
 
 
 def _pruned_by_torch(module: torch.nn.Module, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """A parameter times the mask that ``torch.nn.utils.prune`` has laid over it, if there is one."""
-    for name, own in module.named_parameters(recurse=False):
+    """Return a parameter times its mask of ``torch.nn.utils.prune``, if there is one."""
+    for name, candidate in module.named_parameters(recurse=False):
         mask = getattr(module, name.removesuffix("_orig") + "_mask", None)
-        if own is parameter and name.endswith("_orig") and isinstance(mask, torch.Tensor):
+        if candidate is parameter and name.endswith("_orig") and isinstance(mask, torch.Tensor):
             return parameter * mask
     return parameter

@@ -1,4 +1,4 @@
-"""``scorch.sparsify``: a trained model with sparse weights where that is faster."""
+"""``scorch.sparsify``: prune a trained model, with sparse weights where that is faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scorch._src.formats import Format
 from scorch._src.nn import prune, timing
 from scorch._src.nn.embedding import SparseEmbedding
 from scorch._src.nn.linear import SparseLinear
-from scorch._src.nn.pattern import masked_pattern, weight_format
+from scorch._src.nn.pattern import pattern_of_mask, weight_format
 from scorch._src.nn.sparsification import BY_REQUEST, has_weights, reason_for, sparsification_of
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import values_at
@@ -29,7 +29,7 @@ Layer = torch.nn.Linear | torch.nn.Embedding
 
 @dataclass(frozen=True)
 class Decision:
-    """How a layer is stored, and why; ``seconds`` has those of the dense and the sparse one, by batch."""
+    """How a layer is stored, and why; ``seconds`` of the dense and the sparse one, by batch size."""
 
     is_sparse: bool
     reason: str
@@ -50,7 +50,7 @@ def sparsify(
     skip: Iterable[str | type] = (),
     inplace: bool = False,
 ) -> torch.nn.Module:
-    """The model with sparse weights in its Linear and Embedding layers: the smallest are gone.
+    """Prune a model, with sparse weights in its Linear and Embedding layers.
 
     ``sparsity`` is the share that goes: of single weights, of ``blocks`` by their norms, or with
     ``nm=(2, 4)`` all but 2 of every 4. ``distribution`` says where: the same share in every layer
@@ -75,15 +75,15 @@ def sparsify(
     blocks = (blocks, blocks) if isinstance(blocks, int) else blocks
     batches = (batch,) if isinstance(batch, int) else tuple(batch)
     _check(model, sparsity, blocks, nm, method, distribution, prefer, batches)
-    forms = _formats(format, blocks)
+    forms = _candidate_formats(format, blocks)
     if not inplace:
-        model = copy.deepcopy(model, _not_leaves(model))
-    chosen, skipped = _layers(model, tuple(skip))
+        model = copy.deepcopy(model, _detached_copies(model))
+    chosen, skipped = _select_layers(model, tuple(skip))
     masks = _masks([layer for _, layer in chosen], sparsity, blocks, nm, method, distribution)
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     tied: dict[int, tuple[torch.nn.Module, torch.Tensor]] = {}
     for (_, layer), mask in zip(chosen, masks, strict=True):
-        replaced[layer] = _stored(layer, mask, forms, batches, prefer, tied)
+        replaced[layer] = _choose_storage(layer, mask, forms, batches, prefer, tied)
     for module in list(model.modules()):
         for name, child in module._modules.items():
             if child in replaced:
@@ -91,9 +91,9 @@ def sparsify(
     model = replaced.get(model, model)
     reached = sparsification_of(model, sparsity if nm is None else 1 - nm[0] / nm[1], skipped)
     model.sparsification = reached  # type: ignore[assignment]
-    told = reached.warning()
-    if told is not None:
-        warn(told)
+    warning = reached.warning()
+    if warning is not None:
+        warn(warning)
     return model
 
 
@@ -113,29 +113,29 @@ def _check(
         raise ArgumentError(f"sparsity is the share of weights that go, from 0 to 1, not {sparsity!r}")
     if nm is not None and (blocks is not None or method != "magnitude" or distribution != "uniform"):
         raise ArgumentError("nm keeps the largest of each group; it goes with no blocks and no other choice")
-    for name, given, known in (
+    for name, value, allowed in (
         ("method", method, ("magnitude", "random")),
         ("distribution", distribution, prune.DISTRIBUTIONS),
         ("prefer", prefer, ("speed", "size")),
     ):
-        if given not in known:
-            raise ArgumentError(f"{name} is one of {', '.join(known)}, not {given!r}")
+        if value not in allowed:
+            raise ArgumentError(f"{name} is one of {', '.join(allowed)}, not {value!r}")
     if distribution == "global" and method == "random":
         raise ArgumentError("distribution='global' compares magnitudes; with method='random' take 'erk'")
     if not batches or not all(isinstance(size, int) and size > 0 for size in batches):
         raise ArgumentError(f"batch has the sizes of inputs to measure, not {batches!r}")
 
 
-def _formats(format: str | Format, blocks: tuple[int, int] | None) -> list[Format]:
-    """Those that are tried."""
+def _candidate_formats(format: str | Format, blocks: tuple[int, int] | None) -> list[Format]:
+    """Return the formats to try."""
     if format != "auto":
         return [weight_format(format)]
-    found = [weight_format("csr")]
-    return found if blocks is None else [weight_format("auto", blocks), *found]
+    formats = [weight_format("csr")]
+    return formats if blocks is None else [weight_format("auto", blocks), *formats]
 
 
-def _not_leaves(model: torch.nn.Module) -> dict[int, Any]:
-    """What ``deepcopy`` refuses to copy: results, such as the weights that torch's pruning computes."""
+def _detached_copies(model: torch.nn.Module) -> dict[int, Any]:
+    """Copy what ``deepcopy`` refuses to copy: results, such as weights computed by torch's pruning."""
     return {
         id(value): value.detach().clone()
         for module in model.modules()
@@ -144,29 +144,31 @@ def _not_leaves(model: torch.nn.Module) -> dict[int, Any]:
     }
 
 
-def _layers(
+def _select_layers(
     model: torch.nn.Module, skip: tuple[str | type, ...]
 ) -> tuple[list[tuple[str, Layer]], dict[str, str]]:
-    """The layers to prune, and the names of all others that have weights, with the reasons."""
+    """Return the layers to prune, and the names of all others that have weights, with the reasons."""
     names = {name for name, _ in model.named_modules()}
-    for one in skip:
-        if isinstance(one, str) and one not in names:
-            raise ArgumentError(f"the model has no module {one!r} to skip")
-    found: list[tuple[str, Layer]] = []
-    left: dict[str, str] = {}
+    for skipped in skip:
+        if isinstance(skipped, str) and skipped not in names:
+            raise ArgumentError(f"the model has no module {skipped!r} to skip")
+    selected: list[tuple[str, Layer]] = []
+    dense: dict[str, str] = {}
     for name, module in model.named_modules():
         is_named = any(
-            isinstance(module, one) if isinstance(one, type) else name == one or name.startswith(f"{one}.")
-            for one in skip
+            isinstance(module, skipped)
+            if isinstance(skipped, type)
+            else name == skipped or name.startswith(f"{skipped}.")
+            for skipped in skip
         )
-        is_plain = type(module) in timing.PLAIN and not parametrize.is_parametrized(module)
-        if is_named or not is_plain or getattr(module, "sparse_grad", False):  # it learns from sparse inputs
+        is_plain = type(module) in timing.PRUNABLE_LAYERS and not parametrize.is_parametrized(module)
+        if is_named or not is_plain or getattr(module, "sparse_grad", False):  # it trains on sparse inputs
             if has_weights(module) and not isinstance(module, SparseLinear):
-                left[name] = BY_REQUEST if is_named else reason_for(module)
+                dense[name] = BY_REQUEST if is_named else reason_for(module)
             continue
         assert isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
-        found.append((name, module))
-    return found, left
+        selected.append((name, module))
+    return selected, dense
 
 
 def _masks(
@@ -177,26 +179,26 @@ def _masks(
     method: str,
     distribution: str,
 ) -> list[torch.Tensor]:
-    """For each layer which weights stay; masks that torch's pruning has made are taken as they are."""
+    """Return a mask for each layer; masks of torch's pruning are used as they are."""
     weights = [layer.weight.detach() for layer in layers]
-    given = [getattr(layer, "weight_mask", None) for layer in layers]
-    free = [weight for weight, mask in zip(weights, given, strict=True) if mask is None]
+    existing = [getattr(layer, "weight_mask", None) for layer in layers]
+    free = [weight for weight, mask in zip(weights, existing, strict=True) if mask is None]
     density = 1 - sparsity
     if nm is not None:
-        found = [prune.nm_mask(weight, *nm) for weight in free]
+        masks = [prune.nm_mask(weight, *nm) for weight in free]
     elif distribution == "global":
-        found = prune.global_masks(free, density, blocks) if free else []
+        masks = prune.global_masks(free, density, blocks) if free else []
     else:
-        make = prune.magnitude_mask if method == "magnitude" else prune.random_mask
+        make_mask = prune.magnitude_mask if method == "magnitude" else prune.random_mask
         shares = [density] * len(free)
         if distribution == "erk":
             shares = prune.erdos_renyi_densities([tuple(weight.shape) for weight in free], density)
-        found = [make(weight, share, blocks) for weight, share in zip(free, shares, strict=True)]
-    rest = iter(found)
-    return [next(rest) if mask is None else mask != 0 for mask in given]
+        masks = [make_mask(weight, share, blocks) for weight, share in zip(free, shares, strict=True)]
+    remaining = iter(masks)
+    return [next(remaining) if mask is None else mask != 0 for mask in existing]
 
 
-def _stored(
+def _choose_storage(
     layer: Layer,
     mask: torch.Tensor,
     forms: Sequence[Format],
@@ -204,34 +206,34 @@ def _stored(
     prefer: str,
     tied: dict[int, tuple[torch.nn.Module, torch.Tensor]],
 ) -> torch.nn.Module:
-    """The layer that takes the place of ``layer``."""
+    """Return the layer that replaces ``layer``."""
     parameter = getattr(layer, "weight_orig", layer.weight)
-    known = tied.get(id(parameter))
-    if known is not None:
-        mask = known[1]
-    dense = _pruned(layer, mask)
+    tied_layer = tied.get(id(parameter))
+    if tied_layer is not None:
+        mask = tied_layer[1]
+    dense = _prune(layer, mask)
     obstacle = _obstacle(layer)
     if obstacle is not None:
-        return _finished(dense, layer, Decision(False, obstacle))
+        return _copy_settings(dense, layer, Decision(False, obstacle))
     if isinstance(layer, torch.nn.Embedding):
         forms = [weight_format("csr")]
-    contestants: dict[str, torch.nn.Module] = {str(form): _sparse(dense, mask, form) for form in forms}
-    if known is not None:
-        return _finished(_with_values_of(known[0], dense, contestants), layer, known[0].sparsified)
-    found: torch.nn.Module
+    candidates: dict[str, torch.nn.Module] = {str(form): _convert(dense, mask, form) for form in forms}
+    if tied_layer is not None:
+        return _copy_settings(_tie_weights(tied_layer[0], dense, candidates), layer, tied_layer[0].sparsified)
+    chosen: torch.nn.Module
     if prefer == "size":
-        best = min(contestants, key=lambda name: _size(contestants[name]))
-        is_smaller = _size(contestants[best]) < _size(dense)
+        best = min(candidates, key=lambda name: _count_bytes(candidates[name]))
+        is_smaller = _count_bytes(candidates[best]) < _count_bytes(dense)
         decision = Decision(is_smaller, "smaller" if is_smaller else "sparse would take more bytes")
-        found = contestants[best] if is_smaller else dense
+        chosen = candidates[best] if is_smaller else dense
     else:
-        found, decision = _measured(dense, contestants, batches)
-    tied[id(parameter)] = found, mask
-    return _finished(found, layer, decision)
+        chosen, decision = _time_candidates(dense, candidates, batches)
+    tied[id(parameter)] = chosen, mask
+    return _copy_settings(chosen, layer, decision)
 
 
 def _obstacle(layer: Layer) -> str | None:
-    """Why a layer must stay dense."""
+    """Return why a layer must stay dense, if it must."""
     if not is_served(layer.weight.device):
         return f"on {layer.weight.device}"
     if isinstance(layer, torch.nn.Embedding) and (
@@ -241,8 +243,8 @@ def _obstacle(layer: Layer) -> str | None:
     return None
 
 
-def _pruned(layer: Layer, mask: torch.Tensor) -> Layer:
-    """A plain layer with zeros where ``mask`` has them."""
+def _prune(layer: Layer, mask: torch.Tensor) -> Layer:
+    """Return a plain layer with zeros where ``mask`` has them."""
     weight = torch.nn.Parameter((layer.weight * mask).detach())
     if isinstance(layer, torch.nn.Embedding):
         return torch.nn.Embedding(
@@ -256,25 +258,25 @@ def _pruned(layer: Layer, mask: torch.Tensor) -> Layer:
             _weight=weight,
         )
     with torch.device("meta"):
-        made = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
-    made.weight = weight
+        pruned = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+    pruned.weight = weight
     if layer.bias is not None:
-        made.bias = torch.nn.Parameter(layer.bias.detach().clone())
-    return made
+        pruned.bias = torch.nn.Parameter(layer.bias.detach().clone())
+    return pruned
 
 
-def _sparse(dense: Layer, mask: torch.Tensor, form: Format) -> torch.nn.Module:
-    pattern = masked_pattern(mask, (mask.shape[0], mask.shape[1]), form)
+def _convert(dense: Layer, mask: torch.Tensor, form: Format) -> torch.nn.Module:
+    pattern = pattern_of_mask(mask, (mask.shape[0], mask.shape[1]), form)
     weight = SparseTensor(Storage(pattern, values_at(dense.weight.detach(), pattern)))
     if isinstance(dense, torch.nn.Embedding):
         return SparseEmbedding.from_weight(weight, dense.padding_idx)
     return SparseLinear.from_weight(weight, dense.bias)
 
 
-def _with_values_of(
-    first: torch.nn.Module, dense: Layer, contestants: Mapping[str, torch.nn.Module]
+def _tie_weights(
+    first: torch.nn.Module, dense: Layer, candidates: Mapping[str, torch.nn.Module]
 ) -> torch.nn.Module:
-    """A layer whose weight is that of ``first``, as it was before."""
+    """Return a layer that shares the weight of ``first``."""
     if isinstance(first, (torch.nn.Linear, torch.nn.Embedding)):
         dense.weight = first.weight
         return dense
@@ -283,48 +285,52 @@ def _with_values_of(
     if isinstance(dense, torch.nn.Embedding):
         return SparseEmbedding(source, dense.padding_idx)
     weight = SparseTensor(Storage(source.pattern, source.values.detach()))
-    made = SparseLinear.from_weight(weight, dense.bias)
-    made.values = source.values
-    return made
+    layer = SparseLinear.from_weight(weight, dense.bias)
+    layer.values = source.values
+    return layer
 
 
-def _measured(
-    dense: torch.nn.Module, contestants: Mapping[str, torch.nn.Module], batches: Sequence[int]
+def _time_candidates(
+    dense: torch.nn.Module, candidates: Mapping[str, torch.nn.Module], batches: Sequence[int]
 ) -> tuple[torch.nn.Module, Decision]:
-    spent: dict[int, dict[str, float]] = {}
+    seconds_by_batch: dict[int, dict[str, float]] = {}
     for size in batches:
-        calls = {"dense": timing.call_of(dense, size)}
-        calls |= {name: timing.call_of(layer, size) for name, layer in contestants.items()}
-        spent[size] = timing.fastest(calls)
+        calls = {"dense": timing.make_call(dense, size)}
+        calls |= {name: timing.make_call(layer, size) for name, layer in candidates.items()}
+        seconds_by_batch[size] = timing.measure_fastest(calls)
     gain = {
-        name: statistics.geometric_mean([spent[size]["dense"] / spent[size][name] for size in batches])
-        for name in contestants
+        name: statistics.geometric_mean(
+            [seconds_by_batch[size]["dense"] / seconds_by_batch[size][name] for size in batches]
+        )
+        for name in candidates
     }
     best = max(gain, key=lambda name: gain[name])
-    seconds = {size: (spent[size]["dense"], spent[size][best]) for size in batches}
-    where = " and ".join(map(str, batches))
+    seconds = {size: (seconds_by_batch[size]["dense"], seconds_by_batch[size][best]) for size in batches}
+    batch_text = " and ".join(map(str, batches))
     if gain[best] > 1:
-        return contestants[best], Decision(True, f"{gain[best]:.1f} x as fast at batch {where}", seconds)
-    return dense, Decision(False, f"sparse takes {1 / gain[best]:.1f} x the time at batch {where}", seconds)
+        return candidates[best], Decision(True, f"{gain[best]:.1f} x as fast at batch {batch_text}", seconds)
+    return dense, Decision(
+        False, f"sparse takes {1 / gain[best]:.1f} x the time at batch {batch_text}", seconds
+    )
 
 
-def _finished(made: torch.nn.Module, layer: Layer, decision: Any) -> torch.nn.Module:
-    """The new layer with what else the old one had: mode, hooks, and what is learned."""
-    made.sparsified = decision
-    learned: Any = getattr(layer, "weight_orig", layer.weight)
-    for name, parameter in made.named_parameters():
+def _copy_settings(new: torch.nn.Module, layer: Layer, decision: Any) -> torch.nn.Module:
+    """Copy mode, hooks and ``requires_grad`` of the old layer to the new one."""
+    new.sparsified = decision
+    weight: Any = getattr(layer, "weight_orig", layer.weight)
+    for name, parameter in new.named_parameters():
         if not name.endswith("bias"):
-            parameter.requires_grad_(learned.requires_grad)
+            parameter.requires_grad_(weight.requires_grad)
         elif getattr(layer, "bias", None) is not None:
-            own: Any = getattr(layer, "bias_orig", layer.bias)
-            parameter.requires_grad_(own.requires_grad)
-    if made is not layer:
-        made._forward_hooks.update(layer._forward_hooks)
+            bias: Any = getattr(layer, "bias_orig", layer.bias)
+            parameter.requires_grad_(bias.requires_grad)
+    if new is not layer:
+        new._forward_hooks.update(layer._forward_hooks)
         for key, hook in layer._forward_pre_hooks.items():
             if not isinstance(hook, torch_prune.BasePruningMethod):
-                made._forward_pre_hooks[key] = hook
-    return made.train(layer.training)
+                new._forward_pre_hooks[key] = hook
+    return new.train(layer.training)
 
 
-def _size(layer: torch.nn.Module) -> int:
+def _count_bytes(layer: torch.nn.Module) -> int:
     return sum(value.numel() * value.element_size() for value in layer.state_dict().values())

@@ -1,4 +1,4 @@
-"""Patterns as plain tensors by name, for ``state_dict``: what any file of tensors can hold."""
+"""Patterns as plain tensors by name, for ``state_dict``: any file of tensors can hold them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from scorch._src.tensor.create.check import own
 from scorch.errors import FileError
 
 
-def pattern_to(pattern: Pattern) -> dict[str, torch.Tensor]:
-    """``format``, letters, order and blocks as numbers, and the index arrays of each level."""
+def pattern_to_arrays(pattern: Pattern) -> dict[str, torch.Tensor]:
+    """Convert a pattern: ``format``, letters, order and blocks as numbers, and the arrays of each level."""
     form = pattern.format
     numbers = [len(form), *map(ord, form.spelling), *form.order, *(n for pair in form.blocks for n in pair)]
-    found = {"format": torch.tensor(numbers, device=HOST)}
+    arrays = {"format": torch.tensor(numbers, device=HOST)}
     for level, (pos, crd) in enumerate(zip(pattern.pos, pattern.crd, strict=True)):
         if pos is not None:
-            found[f"pos{level}"] = own(pos)
+            arrays[f"pos{level}"] = own(pos)
         if crd is not None:
-            found[f"crd{level}"] = own(crd)
-    return found
+            arrays[f"crd{level}"] = own(crd)
+    return arrays
 
 
-def pattern_from(arrays: Mapping[str, torch.Tensor], shape: tuple[int, ...], device: torch.device) -> Pattern:
-    """The pattern of ``pattern_to``, with arrays of its own on ``device``, and checked: kernels trust it."""
+def pattern_from_arrays(
+    arrays: Mapping[str, torch.Tensor], shape: tuple[int, ...], device: torch.device
+) -> Pattern:
+    """Convert back the arrays of ``pattern_to_arrays``, copied and checked, since kernels trust a pattern."""
     if "format" not in arrays:
         raise FileError("its format is missing")
     form = _format(arrays["format"].tolist())
@@ -48,9 +50,9 @@ def _format(numbers: list[int]) -> Format:
 
 
 def _array(arrays: Mapping[str, torch.Tensor], name: str, device: torch.device) -> torch.Tensor | None:
-    found = arrays.get(name)
-    if found is None:
+    array = arrays.get(name)
+    if array is None:
         return None
-    if found.dim() != 1 or found.dtype not in (torch.int32, torch.int64):
+    if array.dim() != 1 or array.dtype not in (torch.int32, torch.int64):
         raise FileError(f"{name} is no list of integers")
-    return found.detach().to(device)
+    return array.detach().to(device)

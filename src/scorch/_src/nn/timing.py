@@ -1,4 +1,4 @@
-"""How long layers take, measured, and how long they should take by what they read and multiply."""
+"""Time layers, and estimate their time from what they read and multiply."""
 
 from __future__ import annotations
 
@@ -14,30 +14,34 @@ from scorch._src.nn.embedding import SparseEmbedding
 from scorch._src.nn.inputs import Linear
 from scorch._src.nn.linear import SparseLinear
 
-PLAIN = (torch.nn.Linear, Linear, torch.nn.Embedding)  # the layers that may be stored sparse: no subclasses
-SECONDS = 0.05  # for each contestant, at least
-ROUNDS = 5  # and at least so many calls
+PRUNABLE_LAYERS = (
+    torch.nn.Linear,
+    Linear,
+    torch.nn.Embedding,
+)  # layers that may be stored sparse: no subclasses
+MIN_SECONDS_PER_CANDIDATE = 0.05
+MIN_ROUNDS = 5
 
 
-def fastest(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """The shortest time of each call in seconds; they take turns, so that what disturbs meets all alike."""
-    found: dict[str, float] = {}
+def measure_fastest(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the shortest time of each call in seconds; calls take turns, to share disturbances."""
+    seconds: dict[str, float] = {}
     with torch.no_grad():
         for call in calls.values():
             call()
-        end, rounds = time.perf_counter() + SECONDS * len(calls), 0
-        while rounds < ROUNDS or time.perf_counter() < end:
+        end, rounds = time.perf_counter() + MIN_SECONDS_PER_CANDIDATE * len(calls), 0
+        while rounds < MIN_ROUNDS or time.perf_counter() < end:
             rounds += 1
             for name, call in calls.items():
                 start = time.perf_counter()
                 call()
-                spent = time.perf_counter() - start
-                found[name] = min(found.get(name, spent), spent)
-    return found
+                elapsed = time.perf_counter() - start
+                seconds[name] = min(seconds.get(name, elapsed), elapsed)
+    return seconds
 
 
 def sample_input(layer: torch.nn.Module, batch: int) -> torch.Tensor:
-    """Something that a linear layer or an embedding takes."""
+    """Return an input of a linear layer or an embedding."""
     device = next(layer.parameters()).device
     if isinstance(layer, (torch.nn.Embedding, SparseEmbedding)):
         return torch.arange(batch, device=device) * 7919 % max(layer.num_embeddings, 1)
@@ -46,14 +50,14 @@ def sample_input(layer: torch.nn.Module, batch: int) -> torch.Tensor:
     return torch.ones(batch, layer.in_features, dtype=dtype, device=device)
 
 
-def call_of(layer: torch.nn.Module, batch: int) -> Callable[[], object]:
-    """The layer on an input of ``batch`` rows."""
-    given = sample_input(layer, batch)
-    return lambda: layer(given)
+def make_call(layer: torch.nn.Module, batch: int) -> Callable[[], object]:
+    """Return a call of the layer on an input of ``batch`` rows."""
+    input = sample_input(layer, batch)
+    return lambda: layer(input)
 
 
-class Rates:
-    """What this machine does in a second with the threads now set: bytes read, operations by kind."""
+class MachineRates:
+    """What this machine does in a second with the current threads: bytes read, operations by kind."""
 
     def __init__(self) -> None:
         torch_state = torch.get_rng_state()
@@ -64,22 +68,22 @@ class Rates:
         layer = SparseLinear(1024, 1024, sparsity=0.9, bias=False, device=HOST)
         x = torch.randn(32, 1024, device=HOST)
         torch.set_rng_state(torch_state)
-        spent = fastest(
+        seconds = measure_fastest(
             {"read": lambda: large.sum(), "dense": lambda: a @ b, "sparse": lambda: layer(x)},
         )
-        self.bytes = large.numel() * 4 / spent["read"]
-        self.dense = 2 * size**3 / spent["dense"]
-        self.sparse = 2 * layer.nnz * 32 / spent["sparse"]
+        self.bytes = large.numel() * 4 / seconds["read"]
+        self.dense = 2 * size**3 / seconds["dense"]
+        self.sparse = 2 * layer.nnz * 32 / seconds["sparse"]
 
 
 @functools.cache
-def _rates(threads: int) -> Rates:
-    return Rates()
+def _machine_rates(threads: int) -> MachineRates:
+    return MachineRates()
 
 
-def expected_seconds(layer: torch.nn.Module, batch: int) -> float:
-    """The time that reading the weight, or multiplying by it, takes at the speed of this machine."""
-    rates = _rates(host_threads())
+def estimate_seconds(layer: torch.nn.Module, batch: int) -> float:
+    """Estimate the time of reading the weight, or multiplying by it, at the speed of this machine."""
+    rates = _machine_rates(host_threads())
     if isinstance(layer, SparseEmbedding):
         entry = layer.table.values.element_size() + 4
         share = layer.table.density * layer.embedding_dim * entry
@@ -87,8 +91,8 @@ def expected_seconds(layer: torch.nn.Module, batch: int) -> float:
     if isinstance(layer, torch.nn.Embedding):
         return 2 * batch * layer.embedding_dim * layer.weight.element_size() / rates.bytes
     if isinstance(layer, SparseLinear):
-        read = layer.values.numel() * layer.values.element_size() + layer.pattern.bytes()
-        return max(read / rates.bytes, 2 * layer.nnz * batch / rates.sparse)
+        bytes_read = layer.values.numel() * layer.values.element_size() + layer.pattern.bytes()
+        return max(bytes_read / rates.bytes, 2 * layer.nnz * batch / rates.sparse)
     assert isinstance(layer, torch.nn.Linear)
-    read = layer.weight.numel() * layer.weight.element_size()
-    return max(read / rates.bytes, 2 * layer.weight.numel() * batch / rates.dense)
+    bytes_read = layer.weight.numel() * layer.weight.element_size()
+    return max(bytes_read / rates.bytes, 2 * layer.weight.numel() * batch / rates.dense)
