@@ -145,7 +145,7 @@ check("C[i,j] = A[i,j] * U[i,k] * V[j,k]", large * (U @ V.T), A=L, U=U, V=V)    
 
 # Attention: blocks of queries that share keys, queries by themselves, tails of every kind, both passes.
 from scorch._src.ops.attention.sdpa import attend
-from scorch._src.ops.attention.mask_pairs import pairs_of
+from scorch._src.ops.attention.mask_pairs import find_pairs
 from scorch._src.backends.cpu.routines import attention as routine
 routine.EACH = 1  # so that threads share a head
 generator = torch.Generator().manual_seed(9)
@@ -161,7 +161,7 @@ for dtype, rows, columns, depth, width, dropout in (
                for size in ((rows, depth), (columns, depth), (columns, width)))
     skipped = torch.rand(2, columns, generator=generator) < 0.1
     with scorch.settings(threads=3):
-        found = attend(q, k, v, pairs_of(stored(seen, "csr")), (2,), dropout=dropout, skipped=skipped)
+        found = attend(q, k, v, find_pairs(stored(seen, "csr")), (2,), dropout=dropout, skipped=skipped)
         found.sum().backward()
     if not dropout:
         kept = seen & ~skipped[:, None]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.ops.reduction.masked import OPERATIONS, PER_ENTRY, only_at
+from scorch._src.ops.reduction.masked import OPERATIONS, PER_ENTRY, sample_at_mask
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 _NAMES = [name for name in (*OPERATIONS, *PER_ENTRY) if hasattr(torch.masked, name)]
@@ -39,7 +39,7 @@ def _extended(name: str) -> Callable[..., Any]:
         named = {"p" if key == "ord" else key: value for key, value in kwargs.items()}
         if name == "median" and not args:
             named.setdefault("dim", -1)
-        found = operation(only_at(given, mask), *args, **named)
+        found = operation(sample_at_mask(given, mask), *args, **named)
         return found.to(given.dtype) if name.startswith("arg") else found  # as torch.masked does
 
     call.__module__, call.__qualname__ = __name__, name

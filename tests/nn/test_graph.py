@@ -238,7 +238,7 @@ def test_a_graph_is_read_once() -> None:
     graph = SOME.clone()
     first, _ = graph_of(graph, (NODES, NODES))
     assert graph_of(graph, (NODES, NODES))[0] is first
-    assert first.with_loops[0].turned is first.with_loops[0].turned
+    assert first.with_loops[0].transposed is first.with_loops[0].transposed
     S = scorch.from_edge_index(graph, size=NODES)
     assert graph_of(S, (NODES, NODES))[0] is graph_of(S * 2, (NODES, NODES))[0]  # one pattern
 
@@ -246,8 +246,8 @@ def test_a_graph_is_read_once() -> None:
 def test_a_symmetric_graph_is_not_kept_twice() -> None:
     both = torch.cat([SOME, SOME.flip(0)], 1).unique(dim=1)
     graph, _ = graph_of(both, (NODES, NODES))
-    assert graph.turned[0].pos is graph.pos and graph.turned[0].crd is graph.crd
-    assert graph_of(SOME, (NODES, NODES))[0].turned[0].crd is not None
+    assert graph.transposed[0].pos is graph.pos and graph.transposed[0].crd is graph.crd
+    assert graph_of(SOME, (NODES, NODES))[0].transposed[0].crd is not None
 
 
 def test_a_graph_first_used_for_inference_is_learned_with(layer: torch.nn.Module) -> None:

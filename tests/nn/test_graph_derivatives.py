@@ -179,4 +179,4 @@ def graph_keeps_tracked(A: Any) -> bool:
     from scorch._src.ops.graph.graph import graph_of
 
     graph, _ = graph_of(A, tuple(A.shape))
-    return any(is_functorch_wrapped_tensor(weights) for weights, *_ in graph._kept)
+    return any(is_functorch_wrapped_tensor(weights) for weights, *_ in graph._cached)

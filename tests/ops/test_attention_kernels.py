@@ -22,8 +22,8 @@ from scorch._src.compiler.target import target
 from scorch._src.nn import masks
 from scorch._src.ops.attention import reference
 from scorch._src.ops.attention import sdpa as meaning
-from scorch._src.ops.attention.mask_pairs import pairs_of
-from scorch._src.ops.attention.sdpa import attend, heads_of
+from scorch._src.ops.attention.mask_pairs import find_pairs
+from scorch._src.ops.attention.sdpa import attend, make_heads
 
 attention = F.scaled_dot_product_attention
 
@@ -31,7 +31,7 @@ attention = F.scaled_dot_product_attention
 @pytest.fixture(autouse=True)
 def never_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full masks too go through the routines."""
-    monkeypatch.setattr(meaning, "DENSE_FROM", 2.0)
+    monkeypatch.setattr(meaning, "MIN_DENSE_SHARE", 2.0)
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
@@ -213,9 +213,9 @@ def test_threads_agree_and_repeat():
 @pytest.mark.parametrize("dropout", [0.3, 1.0])
 def test_dropout_is_the_same_backward(kind, dropout):
     """The pairs left out follow from the seed, in the routine as in torch's operations."""
-    pairs = pairs_of(scorch.from_torch(structured(40, 50, kind), format="csr"))
+    pairs = find_pairs(scorch.from_torch(structured(40, 50, kind), format="csr"))
     q, k, v = (drawn(3, size, 8, seed=seed).requires_grad_() for seed, size in enumerate((40, 50, 50)))
-    heads = heads_of(pairs, (3,), 8, None, dropout)
+    heads = make_heads(pairs, (3,), 8, None, dropout)
     found, state = routine.forward(q.detach(), k.detach(), v.detach(), heads)
     wanted = reference.attend(q, k, v, pairs, heads)
     torch.testing.assert_close(found, wanted.detach())
@@ -232,7 +232,7 @@ def test_dropout_is_the_same_backward(kind, dropout):
 def test_pairs_are_found_anew_after_a_change():
     mask = scorch.from_torch(structured(30, 30, "window"), format="csr")
     q, k, v = (drawn(30, 8, seed=seed) for seed in range(3))
-    assert pairs_of(mask) is pairs_of(mask)
+    assert find_pairs(mask) is find_pairs(mask)
     attention(q, k, v, mask)
     mask.values()[:40] = False
     torch.testing.assert_close(attention(q, k, v, mask), attention(q, k, v, mask.to_dense()))

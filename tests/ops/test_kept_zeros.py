@@ -30,11 +30,13 @@ def thin(*shape: int, seed: int = 0, density: float = 0.4) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64) * kept
 
 
-def check(call: Callable[..., Any], *dense: torch.Tensor, form: str = "csf", all_sparse: bool = False) -> Any:
+def check(
+    call: Callable[..., Any], *dense: torch.Tensor, form: str = "csf", are_all_sparse: bool = False
+) -> Any:
     """The first result of ``call`` with the first or all tensors sparse, after it was compared."""
     forms = [form if tensor.dim() > 1 else "coo" for tensor in dense]
     sparse = [scorch.from_torch(t, format=f) for t, f in zip(dense, forms, strict=True)]
-    given = sparse if all_sparse else [sparse[0], *dense[1:]]
+    given = sparse if are_all_sparse else [sparse[0], *dense[1:]]
     found = call(*given)
     same(found, call(*dense), EXACT)
     for tensor, before in zip(given, dense, strict=True):
@@ -133,7 +135,7 @@ ALL: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 @pytest.mark.parametrize("name", ALL)
 def test_of_several_tensors(name, form):
     call, tensors = ALL[name]
-    assert isinstance(check(call, *tensors, form=form, all_sparse=True), SparseTensor)
+    assert isinstance(check(call, *tensors, form=form, are_all_sparse=True), SparseTensor)
 
 
 @pytest.mark.parametrize("name", ["conv1d", "group_norm"])
@@ -171,7 +173,7 @@ def test_padding_that_is_too_wide_is_refused():
 def test_scatter_reduce(form, reduce, include_self):
     index = torch.tensor([[0, 3, 3, 1], [2, 2, 2, 0]])
     for dim, picked in ((0, index), (1, index)):
-        for all_sparse in (False, True):
+        for are_all_sparse in (False, True):
             found = check(
                 lambda x, s, d=dim, i=picked: torch.scatter_reduce(
                     x, d, i, s, reduce, include_self=include_self
@@ -179,7 +181,7 @@ def test_scatter_reduce(form, reduce, include_self):
                 thin(4, 6),
                 thin(4, 6, seed=1),
                 form=form,
-                all_sparse=all_sparse,
+                are_all_sparse=are_all_sparse,
             )
             assert isinstance(found, SparseTensor)
 
@@ -325,7 +327,7 @@ def test_rrelu_of_a_huge_tensor_draws_for_its_entries_only():
 def test_infinity_times_what_is_not_stored_is_not_a_number(form, value):
     a, b = thin(4, 6), thin(4, 6, seed=1)
     a[0, 0], b[0, 0] = value, 0
-    assert isinstance(check(torch.mul, a, b, form=form, all_sparse=True), SparseTensor)
+    assert isinstance(check(torch.mul, a, b, form=form, are_all_sparse=True), SparseTensor)
     check(torch.mul, b, a, form=form)
     check(lambda x: torch.prod(x, 1), a, form=form)
     check(lambda x: torch.prod(x), a, form=form)
@@ -368,5 +370,5 @@ def test_attention_of_sparse_tensors_with_sparse_weights():
     def attend(q: Any, p: Any, pb: Any, o: Any, ob: Any) -> Any:
         return F.multi_head_attention_forward(q, q, q, 4, 2, p, pb, None, None, False, 0.0, o, ob)
 
-    found = check(attend, query, projection, biases[0], out, biases[1], all_sparse=True)
+    found = check(attend, query, projection, biases[0], out, biases[1], are_all_sparse=True)
     assert isinstance(found, SparseTensor)

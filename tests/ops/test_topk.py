@@ -11,7 +11,7 @@ import scorch
 from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError
 
 
-def densely(h: torch.Tensor, k: int, dim: int, abs: bool = False) -> torch.Tensor:
+def run_densely(h: torch.Tensor, k: int, dim: int, abs: bool = False) -> torch.Tensor:
     places = (h.abs() if abs else h).topk(k, dim).indices
     return torch.zeros_like(h).scatter(dim, places, h.gather(dim, places))
 
@@ -28,7 +28,7 @@ def test_values_and_gradients(shape: tuple[int, ...], k: int, abs: bool, data: s
     h = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     found = scorch.topk_sparse(h, k, dim, abs=abs)
     other = h.detach().clone().requires_grad_()
-    expected = densely(other, k, dim, abs)
+    expected = run_densely(other, k, dim, abs)
     assert torch.equal(found.detach().to_dense(), expected)
     assert found.nnz * shape[dim] == k * h.numel()
     found.to_dense().square().sum().backward()

@@ -20,8 +20,8 @@ FORMS = ["coo", "csr", "csf"]
 def lists_for_all():
     """Lists also where dense windows are faster."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv, "FEW_TO_POOL", 1.0)
-        patch.setattr(conv, "FEW_TO_CONVOLVE", 1.0)
+        patch.setattr(conv, "MAX_POOL_DENSITY", 1.0)
+        patch.setattr(conv, "MAX_CONV_DENSITY", 1.0)
         yield
 
 

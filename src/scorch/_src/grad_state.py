@@ -36,7 +36,7 @@ def is_transformed() -> bool:
     return peek_interpreter_stack() is not None
 
 
-def is_learning(*tensors: Any, **named: Any) -> bool:
+def is_differentiable(*tensors: Any, **named: Any) -> bool:
     """Whether a result of these tensors must be connected to them, for autograd or ``torch.func``."""
     if peek_interpreter_stack() is not None:
         return True

@@ -13,7 +13,7 @@ from scorch._src.ops import (  # noqa: F401
     conv,
     cross_entropy,
     distances,
-    embedding,
+    embedding_bag,
     fallback,
     losses,
     torch_sparse,
@@ -25,9 +25,9 @@ from scorch._src.ops.pointwise import (  # noqa: F401
     arithmetic,
     complex_parts,
     dropout,
-    functions,
     random_like,
     sets,
+    zero_preserving,
 )
 from scorch._src.ops.products import linear, matmul, products  # noqa: F401
 from scorch._src.ops.reduction import (  # noqa: F401

@@ -2,16 +2,16 @@
 
 from scorch._src.nn import data_parallel, masks
 from scorch._src.nn.autoencoder import TopKAutoencoder
-from scorch._src.nn.dynamic import SET, RigL
-from scorch._src.nn.embedding import SparseEmbedding
-from scorch._src.nn.graph import GCNConv, GINConv, SAGEConv
-from scorch._src.nn.graph_attention import GATConv
-from scorch._src.nn.inputs import Linear, SparseEmbeddingBag
-from scorch._src.nn.linear import SparseLinear
+from scorch._src.nn.dynamic_sparsity import SET, RigL
+from scorch._src.nn.graph_attention_layer import GATConv
+from scorch._src.nn.graph_layers import GCNConv, GINConv, SAGEConv
 from scorch._src.nn.loading import load_sparse
 from scorch._src.nn.moe import MoE, TopKGate
 from scorch._src.nn.multihead_attention import MultiheadAttention
 from scorch._src.nn.prune import erdos_renyi_densities
+from scorch._src.nn.sparse_embedding import SparseEmbedding
+from scorch._src.nn.sparse_inputs import Linear, SparseEmbeddingBag
+from scorch._src.nn.sparse_linear import SparseLinear
 
 __all__ = [
     "SET",

@@ -63,8 +63,8 @@ def no_scipy(monkeypatch):
 @pytest.fixture
 def iterative(no_scipy, monkeypatch):
     """As a large matrix is solved where SciPy is not installed."""
-    monkeypatch.setattr(solve, "DENSE_ROWS", 0)
-    monkeypatch.setattr(solve, "DENSE_PLACES", 0)
+    monkeypatch.setattr(solve, "MAX_DENSE_ROWS", 0)
+    monkeypatch.setattr(solve, "MAX_DENSE_ELEMENTS", 0)
 
 
 # equations ---------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_lstsq(shape, dtype, monkeypatch):
     S = scorch.from_torch(A, format="csr")
     wanted = torch.linalg.pinv(A) @ b
     close(torch.linalg.lstsq(S, b, driver="gelsd").solution, wanted, 1e-6)
-    monkeypatch.setattr(solve, "DENSE_PLACES", 0)
+    monkeypatch.setattr(solve, "MAX_DENSE_ELEMENTS", 0)
     found = torch.linalg.lstsq(S, b)
     close(found.solution, wanted, 1e-6)
     close(torch.linalg.lstsq(S, b[:, 0]).solution, wanted[:, 0], 1e-6)

@@ -18,7 +18,7 @@ from scorch._src.compiler.pipeline import as_statement
 from scorch._src.engine.fused_executable import PATTERN
 from scorch._src.notation.indexing import Statement
 from scorch._src.notation.nodes import Access, Op
-from scorch._src.ops.reduction.softmax import connected_softmax
+from scorch._src.ops.reduction.softmax import connect_softmax
 from scorch._src.statements.autograd import differentiable
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at, values_of
@@ -96,7 +96,7 @@ class DoubleBackward:
         if recipe.kind != "sum":
             (tensor,) = parents.values()
             assert isinstance(result, SparseTensor)
-            return connected_softmax(self._values_on_pattern(tensor), result, 1, recipe.kind)
+            return connect_softmax(self._values_on_pattern(tensor), result, 1, recipe.kind)
         (step,) = recipe.steps
         mask = Access(PATTERN, recipe.access.indices) if recipe.is_sparse else None
         if mask is not None and not any(access.indices == mask.indices for access in step.accesses):

@@ -31,7 +31,7 @@ from scorch._src.compile.group_arrays import (
 from scorch._src.compile.group_gradients import BackwardPlan, plan_backward
 from scorch._src.compile.lazy_tensor import Call, Recipe, Source, Value
 from scorch._src.engine.fused_executable import FusedKernel, fused_kernel
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_differentiable
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import apply, sparse_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -126,7 +126,7 @@ def plan_group(record: Any, values: Sequence[Value]) -> GroupPlan:
                 tensors[name] = drop_broadcast_dims(kernel_array(items[number]), inputs[name][1]).detach()
     outputs = tuple(value.recipe.access.tensor for value in values)
     backward = None
-    differentiable = {number for number in sources if is_learning(tensor_of(items[number]))}
+    differentiable = {number for number in sources if is_differentiable(tensor_of(items[number]))}
     if differentiable:
         backward = plan_backward(order, values, differentiable, index_names(pattern))
         outputs = tuple(dict.fromkeys((*outputs, *backward.saved)))

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from scorch._src.backends.base import host_threads
 from scorch._src.explain.doctor_report import WORTH, Diagnosis, LayerDiagnosis
 from scorch._src.nn import timing
-from scorch._src.nn.linear import SparseLinear
+from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import ConvNd

@@ -8,8 +8,8 @@ import torch
 
 from scorch._src.backends.base import host_threads
 from scorch._src.nn import timing
-from scorch._src.nn.embedding import SparseEmbedding
-from scorch._src.nn.linear import SparseLinear
+from scorch._src.nn.sparse_embedding import SparseEmbedding
+from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.nn.sparsification import Sparsification, sparsification_of
 from scorch._src.storage.budget import is_within_budget
 from scorch.errors import ArgumentError, OperandError

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from scorch._src.nn.embedding import SparseEmbedding
-from scorch._src.nn.linear import SparseLinear
+from scorch._src.nn.sparse_embedding import SparseEmbedding
+from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.nn.timing import PRUNABLE_LAYERS
 from scorch.errors import FileError, OperandError
 

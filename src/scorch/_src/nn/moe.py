@@ -14,7 +14,7 @@ import torch
 
 from scorch._src.formats import as_format
 from scorch._src.loops.types import LAST_INT32
-from scorch._src.ops.sorting.topk import in_places, largest_places
+from scorch._src.ops.sorting.topk import find_largest, from_positions
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -55,12 +55,12 @@ class TopKGate(torch.nn.Module):
         if self.noise and self.training:
             scores = scores + self.noise * torch.randn_like(scores)
         probabilities = torch.softmax(scores, -1)
-        chosen_experts = largest_places(probabilities, self.k)
+        chosen_experts = find_largest(probabilities, self.k)
         self.balance_loss = _compute_balance_loss(chosen_experts, probabilities)
         values = probabilities.gather(-1, chosen_experts)
         if self.renormalize:
             values = values / values.sum(1, keepdim=True)
-        return in_places(chosen_experts, values, tuple(probabilities.shape))
+        return from_positions(chosen_experts, values, tuple(probabilities.shape))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and files: the last loss is detached."""

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from scorch._src.compile.capture.function_operators import operator
 from scorch._src.nn.masks import csr_from_rows, row_pointers
 from scorch._src.ops.attention import reference
-from scorch._src.ops.attention.mask_pairs import pairs_of
-from scorch._src.ops.attention.sdpa import attend, heads_of
+from scorch._src.ops.attention.mask_pairs import find_pairs
+from scorch._src.ops.attention.sdpa import attend, make_heads
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.budget import check_budget
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -235,7 +235,7 @@ def _masked_attention(
 ) -> torch.Tensor:
     """Compute the attention of each head, (N, heads, L, features)."""
     batch = (q.shape[0], q.shape[1])
-    return attend(q, k, v, pairs_of(mask, is_causal), batch, dropout=dropout, skipped=skipped)
+    return attend(q, k, v, find_pairs(mask, is_causal), batch, dropout=dropout, skipped=skipped)
 
 
 def _fake_attention_weights(
@@ -259,8 +259,8 @@ def _attention_weights(
     is_mean: bool,
 ) -> torch.Tensor:
     """Compute the attention weights, (N, heads, L, S), or their mean over the heads."""
-    pairs, batch = pairs_of(mask, is_causal), (q.shape[0], q.shape[1])
-    heads = heads_of(pairs, batch, q.shape[-1], None, skipped=skipped)
+    pairs, batch = find_pairs(mask, is_causal), (q.shape[0], q.shape[1])
+    heads = make_heads(pairs, batch, q.shape[-1], None, skipped=skipped)
     Q, K = (
         tensor.detach() if tensor.dtype == torch.float64 else tensor.detach().float() for tensor in (q, k)
     )

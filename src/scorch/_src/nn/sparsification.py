@@ -14,8 +14,8 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from scorch._src.nn.embedding import SparseEmbedding
-from scorch._src.nn.linear import SparseLinear
+from scorch._src.nn.sparse_embedding import SparseEmbedding
+from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import ConvNd
 

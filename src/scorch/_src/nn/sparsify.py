@@ -15,9 +15,9 @@ from torch.nn.utils import prune as torch_prune
 from scorch._src.backends.base import is_served
 from scorch._src.formats import Format
 from scorch._src.nn import prune, timing
-from scorch._src.nn.embedding import SparseEmbedding
-from scorch._src.nn.linear import SparseLinear
 from scorch._src.nn.pattern import pattern_of_mask, weight_format
+from scorch._src.nn.sparse_embedding import SparseEmbedding
+from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.nn.sparsification import BY_REQUEST, has_weights, reason_for, sparsification_of
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import values_at

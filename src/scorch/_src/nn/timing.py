@@ -10,9 +10,9 @@ import torch
 
 from scorch._src.backends.base import host_threads
 from scorch._src.devices import HOST
-from scorch._src.nn.embedding import SparseEmbedding
-from scorch._src.nn.inputs import Linear
-from scorch._src.nn.linear import SparseLinear
+from scorch._src.nn.sparse_embedding import SparseEmbedding
+from scorch._src.nn.sparse_inputs import Linear
+from scorch._src.nn.sparse_linear import SparseLinear
 
 PRUNABLE_LAYERS = (
     torch.nn.Linear,

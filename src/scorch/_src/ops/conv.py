@@ -4,10 +4,10 @@ An entry at x lies in the windows o with ``o * stride - padding + k * dilation =
 the kernel at most. Listing them all costs the entries times the size of the kernel, whatever the shape:
 
     average   the sum of each window, over its size
-    maximum   the largest entry of each window, and zero where it has places that are not stored
+    maximum   the largest entry of each window, and zero where it has implicit zeros
     conv      a product of the list, as a sparse matrix (window, offset), and the weights
 
-Tensors with many entries are left to torch's dense functions.
+Tensors with more entries are left to torch's dense functions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.devices import HOST
-from scorch._src.ops.fallback import densely
+from scorch._src.ops.fallback import run_densely
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.budget import check_budget, is_within_budget
 from scorch._src.storage.coordinates import keys_of
@@ -33,10 +33,10 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import ShapeError
 
-# The shares of places up to which lists are faster than dense windows.
-FEW_TO_POOL = 0.002
-FEW_TO_CONVOLVE = 0.0002
-_HALVES = (torch.float16, torch.bfloat16)
+# The densities up to which lists are faster than dense windows.
+MAX_POOL_DENSITY = 0.002
+MAX_CONV_DENSITY = 0.0002
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -50,47 +50,50 @@ class Windows:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
 
-    def hits(self, places: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
-        """For each entry and window that it lies in: the entry, the window, and the offset inside it."""
+    def find_windows(
+        self, positions: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+        """Return the entry, the window and the offset inside it, for each window that an entry lies in."""
         entries, windows, offsets = [], [], []
         for number, offset in enumerate(itertools.product(*(range(size) for size in self.kernel))):
-            inside = torch.ones(places[0].numel(), dtype=torch.bool, device=places[0].device)
-            found = []
-            for dim, place in enumerate(places):
-                shifted = place + self.padding[dim] - offset[dim] * self.dilation[dim]
+            inside = torch.ones(positions[0].numel(), dtype=torch.bool, device=positions[0].device)
+            window_columns = []
+            for dim, position in enumerate(positions):
+                shifted = position + self.padding[dim] - offset[dim] * self.dilation[dim]
                 window = shifted.div(self.stride[dim], rounding_mode="floor")
                 inside &= (shifted >= 0) & (window * self.stride[dim] == shifted)
                 inside &= window < self.counts[dim]
-                found.append(window)
-            kept = inside.nonzero().reshape(-1)
-            entries.append(kept)
-            windows.append(torch.stack(found)[:, kept])
-            offsets.append(torch.full_like(kept, number))
+                window_columns.append(window)
+            inside_entries = inside.nonzero().reshape(-1)
+            entries.append(inside_entries)
+            windows.append(torch.stack(window_columns)[:, inside_entries])
+            offsets.append(torch.full_like(inside_entries, number))
         return torch.cat(entries), list(torch.cat(windows, 1)), torch.cat(offsets)
 
-    def stored_places(self, window: Sequence[torch.Tensor]) -> torch.Tensor:
-        """How many places of the tensor each window covers."""
+    def count_elements(self, window: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Count the elements of the tensor that each window covers."""
         total = torch.ones((), dtype=torch.int64, device=HOST)
-        for dim, place in enumerate(window):
-            begin = place * self.stride[dim] - self.padding[dim]
+        for dim, position in enumerate(window):
+            begin = position * self.stride[dim] - self.padding[dim]
             steps = (
-                begin.unsqueeze(-1) + torch.arange(self.kernel[dim], device=place.device) * self.dilation[dim]
+                begin.unsqueeze(-1)
+                + torch.arange(self.kernel[dim], device=position.device) * self.dilation[dim]
             )
             total = total * ((steps >= 0) & (steps < self.sizes[dim])).sum(-1)
         return total
 
-    def padded_places(self, window: Sequence[torch.Tensor]) -> torch.Tensor:
-        """As ``stored_places``, with those of the padding."""
+    def count_with_padding(self, window: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Count the same, with the elements of the padding."""
         total = torch.ones((), dtype=torch.int64, device=HOST)
-        for dim, place in enumerate(window):
-            begin = place * self.stride[dim] - self.padding[dim]
+        for dim, position in enumerate(window):
+            begin = position * self.stride[dim] - self.padding[dim]
             end = (begin + self.kernel[dim]).clamp(max=self.sizes[dim] + self.padding[dim])
             total = total * (end - begin)
         return total
 
 
-def _has_few(input: Any, share: float) -> bool:
-    """Whether to take ``input`` by its entries: they are up to ``share`` of its places, or no copy fits."""
+def _is_sparse_enough(input: Any, share: float) -> bool:
+    """Whether to compute by entries: the density is up to ``share``, or no dense copy fits."""
     if not isinstance(input, SparseTensor) or not input.is_floating_point() or input.requires_grad:
         return False
     return input.density <= share or not is_within_budget(2 * input.numel() * input.element_size())
@@ -102,12 +105,12 @@ def _tuple(value: Any, dims: int) -> tuple[int, ...]:
 
 
 def _shape(function: Callable[..., torch.Tensor], *tensors: torch.Tensor, **options: Any) -> tuple[int, ...]:
-    """The shape that ``function`` gives, and its errors, without computing anything."""
-    shells = (torch.empty(tensor.shape, dtype=torch.float32, device="meta") for tensor in tensors)
-    return tuple(function(*shells, **options).shape)
+    """Return the shape of the result of ``function``, or raise its error, without computing anything."""
+    meta_tensors = (torch.empty(tensor.shape, dtype=torch.float32, device="meta") for tensor in tensors)
+    return tuple(function(*meta_tensors, **options).shape)
 
 
-def _general(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with DisableTorchFunctionSubclass():
         return function(*args, **kwargs)
 
@@ -115,13 +118,17 @@ def _general(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 # pooling ---------------------------------------------------------------------------------------------
 
 
-def _pooling(function: Callable[..., Any], dims: int, names: Sequence[str]) -> Callable[..., Any]:
-    """``function``, whose options are ``names``, on the last ``dims`` dimensions."""
+def _make_pooling(function: Callable[..., Any], dims: int, names: Sequence[str]) -> Callable[..., Any]:
+    """Return ``function``, whose options are ``names``, on the last ``dims`` dimensions."""
 
     def pool(input: Any, *args: Any, **kwargs: Any) -> Any:
         options = {**dict(zip(names, args, strict=False)), **kwargs}
-        if not _has_few(input, FEW_TO_POOL) or options.get("return_indices") or "kernel_size" not in options:
-            return _general(function, input, *args, **kwargs)
+        if (
+            not _is_sparse_enough(input, MAX_POOL_DENSITY)
+            or options.get("return_indices")
+            or "kernel_size" not in options
+        ):
+            return _run_torch(function, input, *args, **kwargs)
         shape = _shape(function, input, **options)
         kernel = _tuple(options["kernel_size"], dims)
         windows = Windows(
@@ -132,70 +139,78 @@ def _pooling(function: Callable[..., Any], dims: int, names: Sequence[str]) -> C
             _tuple(options.get("padding", 0), dims),
             _tuple(options.get("dilation", 1), dims),
         )
-        return _pooled(input, windows, shape, _largest if "dilation" in names else _average, options)
+        return _pool_entries(
+            input, windows, shape, _max_of_windows if "dilation" in names else _mean_of_windows, options
+        )
 
     return pool
 
 
-def _pooled(
+def _pool_entries(
     input: SparseTensor, windows: Windows, shape: tuple[int, ...], body: Callable[..., Any], options: Any
 ) -> SparseTensor:
     stored = entries_of(input)
     dims = len(windows.kernel)
     crd = stored.coordinates
-    entry, window, _ = windows.hits(crd[-dims:])
+    entry, window, _ = windows.find_windows(crd[-dims:])
     keys = keys_of([*(column[entry] for column in crd[:-dims]), *window], shape)
-    found, place, counts = torch.unique(keys, return_inverse=True, return_counts=True)
+    window_keys, position, counts = torch.unique(keys, return_inverse=True, return_counts=True)
     values = stored.values[entry]
-    values = values.float() if values.dtype in _HALVES else values
-    touched = Entries(found, values.new_zeros(found.numel()), shape)
-    made = body(windows, touched.coordinates[-dims:], values, place, counts, options)
-    return from_entries(Entries(found, made.to(input.dtype), shape), format_for(input, shape))
+    values = values.float() if values.dtype in _HALF_DTYPES else values
+    windows_with_entries = Entries(window_keys, values.new_zeros(window_keys.numel()), shape)
+    values_of_windows = body(
+        windows, windows_with_entries.coordinates[-dims:], values, position, counts, options
+    )
+    return from_entries(
+        Entries(window_keys, values_of_windows.to(input.dtype), shape), format_for(input, shape)
+    )
 
 
-def _largest(
+def _max_of_windows(
     windows: Windows,
     at: Sequence[torch.Tensor],
     values: torch.Tensor,
-    place: torch.Tensor,
+    position: torch.Tensor,
     counts: torch.Tensor,
     options: dict[str, Any],
 ) -> torch.Tensor:
     lowest = torch.full((counts.numel(),), float("-inf"), dtype=values.dtype, device=values.device)
-    found = lowest.scatter_reduce(0, place, values, "amax")
-    return torch.where(counts < windows.stored_places(at), found.clamp(min=0), found)
+    maxima = lowest.scatter_reduce(0, position, values, "amax")
+    return torch.where(counts < windows.count_elements(at), maxima.clamp(min=0), maxima)
 
 
-def _average(
+def _mean_of_windows(
     windows: Windows,
     at: Sequence[torch.Tensor],
     values: torch.Tensor,
-    place: torch.Tensor,
+    position: torch.Tensor,
     counts: torch.Tensor,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    total = torch.zeros(counts.numel(), dtype=values.dtype, device=values.device).index_add_(0, place, values)
+    total = torch.zeros(counts.numel(), dtype=values.dtype, device=values.device).index_add_(
+        0, position, values
+    )
     if options.get("divisor_override"):
         return torch.div(total, options["divisor_override"])
-    counted = windows.padded_places if options.get("count_include_pad", True) else windows.stored_places
+    counted = windows.count_with_padding if options.get("count_include_pad", True) else windows.count_elements
     return total / counted(at)
 
 
-_AVERAGE = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
-_MAXIMUM = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+_AVERAGE_OPTIONS = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+_MAX_OPTIONS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 for _number, _average_pool in enumerate((F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)):
-    implements(_average_pool)(_pooling(_average_pool, _number + 1, _AVERAGE))
+    implements(_average_pool)(_make_pooling(_average_pool, _number + 1, _AVERAGE_OPTIONS))
 for _number, _max_pool in enumerate((F.max_pool1d, F.max_pool2d, F.max_pool3d)):
-    implements(_max_pool)(_pooling(_max_pool, _number + 1, _MAXIMUM))
+    implements(_max_pool)(_make_pooling(_max_pool, _number + 1, _MAX_OPTIONS))
 
 
 # convolutions ----------------------------------------------------------------------------------------
 
 
-_CURE = "leave out the bias, without which it is sparse"
+_HINT = "leave out the bias, without which it is sparse"
 
 
-def _convolution(function: Callable[..., torch.Tensor], dims: int) -> Callable[..., Any]:
+def _make_convolution(function: Callable[..., torch.Tensor], dims: int) -> Callable[..., Any]:
     def convolve(
         input: Any,
         weight: Any,
@@ -206,10 +221,10 @@ def _convolution(function: Callable[..., torch.Tensor], dims: int) -> Callable[.
         groups: int = 1,
     ) -> Any:
         options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        is_trained = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (weight, bias))
-        is_other = is_trained or input.dtype != weight.dtype or input.dtype in _HALVES
-        if is_other or not _has_few(input, FEW_TO_CONVOLVE):
-            return _general(function, input, weight, bias, **options)
+        requires_grad = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (weight, bias))
+        is_unsupported = requires_grad or input.dtype != weight.dtype or input.dtype in _HALF_DTYPES
+        if is_unsupported or not _is_sparse_enough(input, MAX_CONV_DENSITY):
+            return _run_torch(function, input, weight, bias, **options)
         _check_channels(input, weight, dims, groups)
         shape = _shape(function, input, weight, **options)
         kernel, steps = tuple(weight.shape[2:]), _tuple(dilation, dims)
@@ -222,14 +237,14 @@ def _convolution(function: Callable[..., torch.Tensor], dims: int) -> Callable[.
             steps,
         )
         if isinstance(weight, SparseTensor):
-            weight = densely(torch.Tensor.contiguous, (weight,), {})
-        found = _convolved(input, weight, windows, shape, groups)
+            weight = run_densely(torch.Tensor.contiguous, (weight,), {})
+        entries_out = _convolve_entries(input, weight, windows, shape, groups)
         bound = input.nnz * math.prod(kernel) * shape[-dims - 1]
         if bias is None and math.prod(shape) > 4 * bound:
-            return from_entries(found, format_for(input, shape), in_order=False)
-        check_budget(math.prod(shape) * weight.element_size(), f"a convolution to shape {shape}", _CURE)
-        dense = torch.zeros(shape, dtype=weight.dtype, device=found.values.device)
-        dense.view(-1)[found.keys] = found.values
+            return from_entries(entries_out, format_for(input, shape), in_order=False)
+        check_budget(math.prod(shape) * weight.element_size(), f"a convolution to shape {shape}", _HINT)
+        dense = torch.zeros(shape, dtype=weight.dtype, device=entries_out.values.device)
+        dense.view(-1)[entries_out.keys] = entries_out.values
         return dense if bias is None else dense + bias.reshape(-1, *(1,) * dims)
 
     return convolve
@@ -255,34 +270,37 @@ def _padding(padding: Any, kernel: tuple[int, ...], steps: tuple[int, ...]) -> t
     return _tuple(0 if padding == "valid" else padding, len(kernel))
 
 
-def _convolved(
+def _convolve_entries(
     input: SparseTensor, weight: torch.Tensor, windows: Windows, shape: tuple[int, ...], groups: int
 ) -> Entries:
-    """The convolution where a window has an entry, in any order."""
+    """Convolve where a window has an entry, in any order."""
     dims, stored = len(windows.kernel), entries_of(input)
     *batch, channel = stored.coordinates[:-dims]
-    entry, window, offset = windows.hits(stored.coordinates[-dims:])
+    entry, window, offset = windows.find_windows(stored.coordinates[-dims:])
     per_group = weight.shape[1]
     group = channel[entry].div(per_group, rounding_mode="floor")
     outer = [*(column[entry] for column in batch), group, *window]
     sizes = (*shape[: len(batch)], groups, *shape[-dims:])
-    keys, place = torch.unique(keys_of(outer, sizes), return_inverse=True)
+    keys, position = torch.unique(keys_of(outer, sizes), return_inverse=True)
     column = (channel[entry] % per_group) * math.prod(windows.kernel) + offset
     width = per_group * math.prod(windows.kernel)
-    lists = from_coordinates([place, column], stored.values[entry], (keys.numel(), width), "csr")
-    at = Entries(keys, stored.values.new_zeros(keys.numel()), sizes).coordinates
-    each = weight.shape[0] // groups
-    found_keys, found_values = [], []
-    for number, part in enumerate(weight.reshape(groups, each, width)):
-        rows = (at[len(batch)] == number).nonzero().reshape(-1)
-        product = einsum("rw,cw->rc", torch.index_select(lists, 0, rows), part, format="dense")
-        channels = number * each + torch.arange(each, device=rows.device)
-        place_of = [column[rows].unsqueeze(1) for column in (*at[: len(batch)], *at[len(batch) + 1 :])]
-        place_of.insert(len(batch), channels.unsqueeze(0))
-        found_keys.append(keys_of(torch.broadcast_tensors(*place_of), shape).reshape(-1))
-        found_values.append(product.reshape(-1))
-    return Entries(torch.cat(found_keys), torch.cat(found_values), shape)
+    lists = from_coordinates([position, column], stored.values[entry], (keys.numel(), width), "csr")
+    window_coordinates = Entries(keys, stored.values.new_zeros(keys.numel()), sizes).coordinates
+    channels_per_group = weight.shape[0] // groups
+    key_parts, value_parts = [], []
+    for number, group_weight in enumerate(weight.reshape(groups, channels_per_group, width)):
+        rows = (window_coordinates[len(batch)] == number).nonzero().reshape(-1)
+        product = einsum("rw,cw->rc", torch.index_select(lists, 0, rows), group_weight, format="dense")
+        channels = number * channels_per_group + torch.arange(channels_per_group, device=rows.device)
+        coordinate_columns = [
+            column[rows].unsqueeze(1)
+            for column in (*window_coordinates[: len(batch)], *window_coordinates[len(batch) + 1 :])
+        ]
+        coordinate_columns.insert(len(batch), channels.unsqueeze(0))
+        key_parts.append(keys_of(torch.broadcast_tensors(*coordinate_columns), shape).reshape(-1))
+        value_parts.append(product.reshape(-1))
+    return Entries(torch.cat(key_parts), torch.cat(value_parts), shape)
 
 
 for _number, _conv in enumerate((F.conv1d, F.conv2d, F.conv3d)):
-    implements(_conv)(_convolution(_conv, _number + 1))
+    implements(_conv)(_make_convolution(_conv, _number + 1))

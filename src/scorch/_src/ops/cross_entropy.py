@@ -31,14 +31,14 @@ _REDUCTIONS = ("none", "mean", "sum")
 def nll_loss_forward(
     self: Any, target: Any, weight: Any, reduction: int, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Minus the scores of the targets, weighted; and the sum of the weights."""
+    """Return minus the weighted scores of the targets, and the sum of the weights."""
     check_call(aten.nll_loss_forward.default, self, target, weight, reduction, ignore_index)
-    x, places = (self, target) if self.dim() == 2 else (self.unsqueeze(0), target.reshape(1))
-    weights = _weights(places, weight, ignore_index, x)
-    loss = -_picked(x, places) * weights
+    x, positions = (self, target) if self.dim() == 2 else (self.unsqueeze(0), target.reshape(1))
+    weights = _weights(positions, weight, ignore_index, x)
+    loss = -_target_scores(x, positions) * weights
     if self.dim() == 1 and not reduction:
         loss = loss.reshape(())
-    return _reduced(loss, _REDUCTIONS[reduction], weights.sum()), weights.sum()
+    return _reduce(loss, _REDUCTIONS[reduction], weights.sum()), weights.sum()
 
 
 @implements(F.cross_entropy)
@@ -52,7 +52,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """The cross entropy of rows of scores and classes, or probabilities of classes."""
+    """Compute the cross entropy of rows of scores and classes, or probabilities of classes."""
     is_matrix = isinstance(input, SparseTensor) and input.dim() == 2 and input.is_floating_point()
     if not is_matrix or size_average is not None or reduce is not None or reduction not in _REDUCTIONS:
         with DisableTorchFunctionSubclass():
@@ -61,48 +61,52 @@ def cross_entropy(
             )
     options = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing}
     check_call(F.cross_entropy, input, target, **options)
-    of_classes = (
+    class_weights = (
         torch.ones(input.shape[1], dtype=input.dtype, device=target.device) if weight is None else weight
     )
     total = torch.logsumexp(input, 1)
     if target.is_floating_point():
-        loss, weights = _soft(input, target, of_classes, total), torch.ones_like(total)
+        loss, weights = _soft_target_loss(input, target, class_weights, total), torch.ones_like(total)
     else:
         weights = _weights(target, weight, ignore_index, input)
-        loss = weights * (total - _picked(input, target))
+        loss = weights * (total - _target_scores(input, target))
     if label_smoothing:
-        even = total * of_classes.sum() - mv(input, of_classes)
+        smoothing_loss = total * class_weights.sum() - mv(input, class_weights)
         if not target.is_floating_point():
-            even = torch.where(target == ignore_index, torch.zeros_like(even), even)
-        loss = (1 - label_smoothing) * loss + label_smoothing / input.shape[1] * even
-    return _reduced(loss, reduction, weights.sum())
+            smoothing_loss = torch.where(
+                target == ignore_index, torch.zeros_like(smoothing_loss), smoothing_loss
+            )
+        loss = (1 - label_smoothing) * loss + label_smoothing / input.shape[1] * smoothing_loss
+    return _reduce(loss, reduction, weights.sum())
 
 
 @implements_differentiable(F.cross_entropy)
-def learned_cross_entropy(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    """The same composed, if the scores alone are learned."""
+def differentiable_cross_entropy(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compose the same of differentiable functions, if only the scores require gradients."""
     is_served = isinstance(input, SparseTensor) and input.dim() == 2 and input.numel()
     if not is_served or (isinstance(target, torch.Tensor) and target.requires_grad):
         return by_formula(F.cross_entropy, (input, target, *args), kwargs)
     return cross_entropy(input, target, *args, **kwargs)
 
 
-def _soft(x: SparseTensor, target: Any, weight: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """The loss of each row where targets are probabilities."""
+def _soft_target_loss(
+    x: SparseTensor, target: Any, weight: torch.Tensor, total: torch.Tensor
+) -> torch.Tensor:
+    """Compute the loss of each row where targets are probabilities."""
     if tuple(target.shape) != tuple(x.shape):
         shapes = f"input has shape {tuple(x.shape)}, but target has shape {tuple(target.shape)}"
         raise ShapeError(f"cross_entropy: {shapes}")
     weighted = target * weight
-    found: torch.Tensor = total * _plain(weighted.sum(1)) - _plain((weighted * x).sum(1))
-    return found
+    loss: torch.Tensor = total * _to_dense(weighted.sum(1)) - _to_dense((weighted * x).sum(1))
+    return loss
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
+def _to_dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor
 
 
 def _weights(target: Any, weight: Any, ignore_index: int, x: torch.Tensor) -> torch.Tensor:
-    """How much each row counts: as its class does, and not at all where the target is ``ignore_index``."""
+    """Return the weight of each row: that of its class, and 0 where the target is ``ignore_index``."""
     rows, classes = x.shape
     if tuple(target.shape) != (rows,):
         raise ShapeError(
@@ -112,20 +116,20 @@ def _weights(target: Any, weight: Any, ignore_index: int, x: torch.Tensor) -> to
     wrong = counts & ((target < 0) | (target >= classes))
     if bool(wrong.any()):
         raise IndexRangeError(f"target {int(target[wrong][0])} is out of bounds for {classes} classes")
-    of_classes = torch.ones(classes, dtype=x.dtype, device=target.device) if weight is None else weight
-    found: torch.Tensor = of_classes[torch.where(counts, target, 0)] * counts
-    return found
+    class_weights = torch.ones(classes, dtype=x.dtype, device=target.device) if weight is None else weight
+    weights: torch.Tensor = class_weights[torch.where(counts, target, 0)] * counts
+    return weights
 
 
-def _picked(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The score of each row's target; of any class where it is ignored."""
+def _target_scores(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the score of each row's target; of any class where it is ignored."""
     inside = torch.where((target >= 0) & (target < x.shape[1]), target, 0)
     if not isinstance(x, SparseTensor):
         return x[torch.arange(len(inside), device=inside.device), inside]
     return learned_entries(x).at(torch.arange(len(inside), device=inside.device) * x.shape[1] + inside)
 
 
-def _reduced(loss: torch.Tensor, reduction: str, weight: torch.Tensor) -> torch.Tensor:
+def _reduce(loss: torch.Tensor, reduction: str, weight: torch.Tensor) -> torch.Tensor:
     if reduction == "none":
         return loss
     return loss.sum() if reduction == "sum" else loss.sum() / weight

@@ -1,4 +1,4 @@
-"""Distances of sparse tensors: the work follows the entries of both."""
+"""Distances between sparse tensors: the work follows the entries of both."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ aten = torch.ops.aten
 
 @implements(torch.dist, torch.Tensor.dist)
 def dist(input: Any, other: Any, p: float = 2) -> Any:
-    """The p-norm of the difference."""
+    """Compute the p-norm of the difference."""
     return torch.linalg.vector_norm(torch.sub(input, other), p)
 
 
 @implements(F.pairwise_distance)
 def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
-    """``norm(x1 - x2 + eps)`` of the last dimension; ``eps`` alone counts where nothing is stored."""
+    """Compute ``norm(x1 - x2 + eps)`` along the last dimension; ``eps`` alone counts at implicit zeros."""
     difference = torch.sub(x1, x2)
     if not isinstance(difference, SparseTensor) or p <= 0 or not difference.dim():
         with DisableTorchFunctionSubclass():
             return F.pairwise_distance(x1, x2, p, eps, keepdim)
     entries = entries_of(difference)
     *outer, size = entries.shape
-    lines = math.prod(outer)
-    line = entries.keys.div(max(size, 1), rounding_mode="floor")
-    others = size - torch.bincount(line, minlength=lines)
+    rows = math.prod(outer)
+    row = entries.keys.div(max(size, 1), rounding_mode="floor")
+    implicit_zeros = size - torch.bincount(row, minlength=rows)
     shifted = (entries.values + eps).abs()
     if math.isinf(p):
-        found = torch.where(others > 0, abs(eps), 0.0).to(shifted.dtype)
-        found = found.scatter_reduce(0, line, shifted, "amax")
+        distances = torch.where(implicit_zeros > 0, abs(eps), 0.0).to(shifted.dtype)
+        distances = distances.scatter_reduce(0, row, shifted, "amax")
     else:
-        found = (others * abs(eps) ** p).to(shifted.dtype).index_add_(0, line, shifted**p) ** (1 / p)
-    return found.reshape(*outer, 1) if keepdim else found.reshape(outer)
+        distances = (implicit_zeros * abs(eps) ** p).to(shifted.dtype).index_add_(0, row, shifted**p) ** (
+            1 / p
+        )
+    return distances.reshape(*outer, 1) if keepdim else distances.reshape(outer)
 
 
 @implements(F.triplet_margin_loss)
@@ -56,7 +58,7 @@ def triplet_margin_loss(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> Any:
-    """``relu(distance to positive - distance to negative + margin)``."""
+    """Compute ``relu(distance to positive - distance to negative + margin)``."""
     if size_average is not None or reduce is not None:
         reduction = legacy_reduction(size_average, reduce)
     return F.triplet_margin_with_distance_loss(

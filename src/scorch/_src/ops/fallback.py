@@ -1,8 +1,8 @@
-"""What happens to an operator of torch that has no handler of its own, in this order:
+"""Run operators of torch that have no handler of their own. In this order:
 
 in place or with out=      the operator without it, and then the tensor takes the result
-of each element            ``elementwise``
-made of others             torch's own decomposition, whose parts come here again
+elementwise                ``ops.pointwise.elementwise``
+composite                  torch's own decomposition, whose parts come here again
 anything else              on dense copies, within the dense budget
 """
 
@@ -41,7 +41,7 @@ from scorch.errors import DeviceError, InPlaceError, UnsupportedError
 
 aten = torch.ops.aten
 
-# Operators taken apart as torch does for its compilers: their parts have handlers.
+# Operators decomposed as torch does for its compilers: their parts have handlers.
 DECOMPOSED = {
     aten.addr,
     aten.binary_cross_entropy,
@@ -58,7 +58,7 @@ DECOMPOSED = {
 }
 
 # Those that divide sizes by a number.
-DIVIDING = {aten.channel_shuffle, aten.pixel_shuffle, aten.pixel_unshuffle}
+SIZE_DIVIDING = {aten.channel_shuffle, aten.pixel_shuffle, aten.pixel_unshuffle}
 
 # Operators that work on dense copies, but whose result is zero where the input is: it is stored sparse.
 KEEP_ZEROS = {
@@ -123,156 +123,160 @@ FUNCTIONAL: dict[Any, Any] = {
 
 
 def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """``func`` on arguments of which some are sparse."""
+    """Run ``func`` on arguments of which some are sparse."""
     if func.namespace == "c10d":
         raise UnsupportedError(
             f"{name_of(func)} sends dense tensors to other processes, and a sparse tensor is several; send "
             "S.values() and keep the places, as DistributedDataParallel does for sparse parameters"
         )
     if kwargs.get("out") is not None:
-        return _into(kwargs.pop("out"), func, args, kwargs)
+        return _run_with_out(kwargs.pop("out"), func, args, kwargs)
     if name_of(func).startswith("_foreach_"):  # a list of tensors: one after the other
         return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
     if func._schema.is_mutable:
-        found = _into_several(func, args, kwargs)
-        return _in_place(func, args, kwargs) if found is None else found
+        result = _run_with_outs(func, args, kwargs)
+        return _run_in_place(func, args, kwargs) if result is None else result
     if is_elementwise(func):
         return elementwise(func, args, kwargs)
-    view = _view_of(func)
+    view = _find_view_operator(func)
     if view is not None:
-        return tree_map(_of_its_own, view(*args, **kwargs))
-    if func.overloadpacket in DIVIDING and (min(args[1:2], default=1) < 1 or not args[0].numel()):
-        return densely(func, args, kwargs)
+        return tree_map(_copy_values, view(*args, **kwargs))
+    if func.overloadpacket in SIZE_DIVIDING and (min(args[1:2], default=1) < 1 or not args[0].numel()):
+        return run_densely(func, args, kwargs)
     if func.overloadpacket in DECOMPOSED:
-        if func.overloadpacket not in DIVIDING:
+        if func.overloadpacket not in SIZE_DIVIDING:
             check_call(func, *args, **kwargs)
         from scorch._src.torch_internals import decomposition_table  # imports half of torch's compiler
 
         return decomposition_table[func](*args, **kwargs)
     if has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return func.decompose(*args, **kwargs)
-    found = densely(func, args, kwargs)
-    is_zero_for_zero = func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor)
-    is_zero_for_zeros = func.overloadpacket in KEEP_ZEROS_OF_ALL and args[1] is not None and all_sparse(args)
-    is_connected = torch.is_grad_enabled() and any_requires_grad(*args)  # zeros may be there by chance
-    is_fixed = are_patterns_fixed() or is_connected
-    is_sparse = (is_zero_for_zero or is_zero_for_zeros) and not is_fixed
-    return stored(found, args[0]) if is_sparse else found
+    result = run_densely(func, args, kwargs)
+    keeps_zeros = func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor)
+    keeps_zeros_of_all = (
+        func.overloadpacket in KEEP_ZEROS_OF_ALL and args[1] is not None and are_all_sparse(args)
+    )
+    is_tracked = torch.is_grad_enabled() and any_requires_grad(*args)  # zeros may be there by chance
+    is_fixed = are_patterns_fixed() or is_tracked
+    is_sparse = (keeps_zeros or keeps_zeros_of_all) and not is_fixed
+    return store_like(result, args[0]) if is_sparse else result
 
 
 hooks.run_operator = run_operator
 
 
-def _view_of(func: Any) -> Any:
-    """For an operator such as ``transpose_copy`` or ``unsafe_split`` the one with handlers; else None."""
+def _find_view_operator(func: Any) -> Any:
+    """Return the operator with handlers for one such as ``transpose_copy`` or ``unsafe_split``; else None."""
     name = name_of(func)
     plain = name.removesuffix("_copy").removeprefix("unsafe_")
     if plain == name or plain in ("as_strided", "index"):
         return None
     packet = getattr(aten, plain, None)
-    found = getattr(packet, func._overloadname, None)
-    is_known = any(op in KEEP_ZEROS or registry.look_up(op).run is not None for op in (found, packet))
-    return found if is_known else None
+    operator = getattr(packet, func._overloadname, None)
+    is_known = any(op in KEEP_ZEROS or registry.look_up(op).run is not None for op in (operator, packet))
+    return operator if is_known else None
 
 
-def _of_its_own(value: Any) -> Any:
-    """A view as a tensor that is none, with values of its own: what is written to it stays there."""
+def _copy_values(value: Any) -> Any:
+    """Return a tensor with its own copy of the values of a view: writing to it leaves the base alone."""
     if not isinstance(value, SparseTensor):
         return value
     return SparseTensor(Storage(value.storage.pattern, value.storage.values.clone()))
 
 
-def all_sparse(args: Sequence[Any]) -> bool:
+def are_all_sparse(args: Sequence[Any]) -> bool:
     """Whether all tensors with dimensions are sparse."""
     tensors = [value for value in args if isinstance(value, torch.Tensor) and value.dim()]
     return all(isinstance(value, SparseTensor) for value in tensors)
 
 
-def stored(found: Any, like: SparseTensor) -> Any:
-    """Dense results with the dtype of ``like`` as sparse tensors; places, which are whole numbers, stay."""
+def store_like(results: Any, like: SparseTensor) -> Any:
+    """Store dense results with the dtype of ``like`` as sparse tensors; indices stay dense."""
 
     def store(value: Any) -> Any:
         is_value = isinstance(value, torch.Tensor) and value.dtype == like.dtype and value.dim() > 0
         return from_torch(value, format=format_for(like, tuple(value.shape))) if is_value else value
 
-    return tree_map(store, found)
+    return tree_map(store, results)
 
 
 def name_of(func: Any) -> str:
-    """What an operator or function is called."""
+    """Return the name of an operator or function."""
     return str(getattr(func, "overloadpacket", getattr(func, "__name__", func))).removeprefix("aten.")
 
 
-def densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """``func`` on dense copies; refused before anything is allocated where they exceed the dense budget."""
+def run_densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run ``func`` on dense copies; refuse, before anything is allocated, what exceeds the dense budget."""
     sparse: list[SparseTensor] = []
 
-    def note(value: Any) -> Any:
+    def collect(value: Any) -> Any:
         if isinstance(value, SparseTensor):
             sparse.append(value)
         return value
 
-    tree_map(note, (args, kwargs))
+    tree_map(collect, (args, kwargs))
     size = sum(tensor.numel() * tensor.storage.values.element_size() for tensor in sparse)
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in sparse)
-    cure = "it has no form for sparse tensors and works on a dense copy"
-    check_budget(size, f"{name_of(func)} of {shapes}", cure)
+    hint = "it has no form for sparse tensors and works on a dense copy"
+    check_budget(size, f"{name_of(func)} of {shapes}", hint)
 
     def dense(value: Any) -> Any:
         return value.to_dense() if isinstance(value, SparseTensor) else value
 
     start = time.perf_counter()
-    found = func(*tree_map(dense, tuple(args)), **tree_map(dense, kwargs))
+    result = func(*tree_map(dense, tuple(args)), **tree_map(dense, kwargs))
     if LISTENERS:
-        tell("dense copy", name_of(func), sparse, found, start)
-    return found
+        tell("dense copy", name_of(func), sparse, result, start)
+    return result
 
 
 # in place --------------------------------------------------------------------------------------------
 
 
-def _in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """``x.add_(y)``: x takes the result of ``x.add(y)``."""
+def _run_in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run ``x.add_(y)``: x takes the result of ``x.add(y)``."""
     name, target = name_of(func), args[0]
     if name == "abs_" and target.is_complex():
         raise InPlaceError("abs_ gives real numbers, which a complex tensor does not become; use abs")
     if torch.Tag.inplace_view in func.tags and isinstance(target, SparseTensor):
-        return _reshape(target, getattr(aten, name.removesuffix("_"))(*args, **kwargs), name)
+        return _reshape_in_place(target, getattr(aten, name.removesuffix("_"))(*args, **kwargs), name)
     functional = FUNCTIONAL.get(func.overloadpacket) or getattr(aten, name.removesuffix("_"), None)
     if name.endswith("_") and functional is not None:
-        return replace_by(target, functional(*args, **kwargs), name)
+        return replace_value(target, functional(*args, **kwargs), name)
     if name.endswith("_") and isinstance(target, SparseTensor):
         dense = target.to_dense()
-        densely(func, (dense, *args[1:]), kwargs)
-        return replace_by(target, dense, name)
+        run_densely(func, (dense, *args[1:]), kwargs)
+        return replace_value(target, dense, name)
     if _writes_sparse(func, args, kwargs):
         raise UnsupportedError(f"{name} does not write to sparse tensors; call .to_dense() first")
-    return densely(func, args, kwargs)
+    return run_densely(func, args, kwargs)
 
 
 @registry.implements(aten.add_.Tensor)
 def _add_in_place(self: Any, other: Any, **kwargs: Any) -> Any:
-    """``self += other``: how autograd sums gradients, which have one pattern."""
+    """Add in place: how autograd accumulates gradients, which share one pattern."""
     if not kwargs and isinstance(self, SparseTensor) and isinstance(other, SparseTensor):
-        mine, given = self.storage, other.storage
-        is_same = mine.pattern is given.pattern and mine.values.dtype == given.values.dtype
-        if is_same and mine.origin is None:
-            mine.become(Storage(mine.pattern, mine.values + given.values))
+        own, added = self.storage, other.storage
+        is_same = own.pattern is added.pattern and own.values.dtype == added.values.dtype
+        if is_same and own.origin is None:
+            own.become(Storage(own.pattern, own.values + added.values))
             return self
     return run_operator(aten.add_.Tensor, (self, other), kwargs)
 
 
 @registry.implements(aten.copy_.default)
 def _copy_in_place(self: Any, src: Any, non_blocking: bool = False) -> Any:
-    """``self.copy_(src)`` of sparse tensors of one shape: a copy of the entries, and no zeros beside them."""
-    is_whole = isinstance(self, SparseTensor) and isinstance(src, SparseTensor) and self.shape == src.shape
-    if is_whole and torch.can_cast(src.dtype, self.dtype):
-        return replace_by(self, _of_its_own(src), "copy_")
+    """Copy the entries between sparse tensors of one shape, and no zeros beside them."""
+    is_same_shape = (
+        isinstance(self, SparseTensor) and isinstance(src, SparseTensor) and self.shape == src.shape
+    )
+    if is_same_shape and torch.can_cast(src.dtype, self.dtype):
+        return replace_value(self, _copy_values(src), "copy_")
     return run_operator(aten.copy_.default, (self, src), {"non_blocking": non_blocking})
 
 
-def _reshape(target: SparseTensor, view: Any, name: str) -> SparseTensor:
-    """``x.squeeze_()``: x itself gets the shape of the view, and is a view of what it was."""
+def _reshape_in_place(target: SparseTensor, view: Any, name: str) -> SparseTensor:
+    """Run ``x.squeeze_()``: x itself gets the shape of the view, and is a view of what it was."""
     if not isinstance(view, SparseTensor):
         raise InPlaceError(
             f"{name} would make a sparse tensor dense; use {name.removesuffix('_')} and its result"
@@ -289,16 +293,16 @@ def _reshape(target: SparseTensor, view: Any, name: str) -> SparseTensor:
 
 def _writes_sparse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether an argument that the operator writes to is sparse."""
-    for place, argument in enumerate(func._schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(argument.name)
+    for position, argument in enumerate(func._schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         if is_written and isinstance(value, SparseTensor):
             return True
     return False
 
 
-def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
-    """``target`` with the value of ``result``; a sparse one keeps its format."""
+def replace_value(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
+    """Write ``result`` to ``target``; a sparse one keeps its format."""
     if not torch.can_cast(result.dtype, target.dtype):
         raise InPlaceError(f"{name} gives {result.dtype}, which a tensor of {target.dtype} cannot take")
     if not isinstance(target, SparseTensor):
@@ -310,58 +314,58 @@ def replace_by(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
         )
     if not isinstance(result, SparseTensor) and are_patterns_fixed():
         result = _store_all(result, target.format)
-    given = result.storage if isinstance(result, SparseTensor) else result
-    is_same = isinstance(given, Storage) and given.pattern is target.storage.pattern
-    stored = given if is_same else convert(given, target.format)
-    assert isinstance(stored, Storage)
-    if _has_history(target) and not is_same:
-        stored = _with_entries_of(target, stored)
-    write_entries(target.storage, stored.pattern, stored.values.to(target.dtype))
+    source = result.storage if isinstance(result, SparseTensor) else result
+    is_same = isinstance(source, Storage) and source.pattern is target.storage.pattern
+    converted = source if is_same else convert(source, target.format)
+    assert isinstance(converted, Storage)
+    if _has_grad_history(target) and not is_same:
+        converted = _keep_entries(target, converted)
+    write_entries(target.storage, converted.pattern, converted.values.to(target.dtype))
     mark_changed(target)
     return target
 
 
-def _has_history(target: SparseTensor) -> bool:
-    """Whether gradients go through a tensor, or what it is a view of, to what it was computed of."""
+def _has_grad_history(target: SparseTensor) -> bool:
+    """Whether a tensor, or its base, was computed from tensors that require gradients."""
     base = target if target.view_of is None else target.view_of.parent
     return base.requires_grad and not base.is_leaf
 
 
-def _with_entries_of(target: SparseTensor, stored: Storage) -> Storage:
-    """``stored`` with zeros where only ``target`` has entries, which keep their gradients."""
-    given = entries_of(SparseTensor(stored))
-    keys = united([given, entries_of(target)])
-    return from_entries(Entries(keys, given.at(keys), given.shape), target.format).storage
+def _keep_entries(target: SparseTensor, stored: Storage) -> Storage:
+    """Add zeros to ``stored`` where only ``target`` has entries, which keep their gradients."""
+    entries = entries_of(SparseTensor(stored))
+    keys = united([entries, entries_of(target)])
+    return from_entries(Entries(keys, entries.at(keys), entries.shape), target.format).storage
 
 
 def _store_all(dense: torch.Tensor, form: Format) -> SparseTensor:
-    """A dense tensor with its zeros stored: where torch differentiates, they have gradients too."""
+    """Store a dense tensor with its zeros, which have gradients where torch differentiates."""
     keys = torch.arange(dense.numel(), device=dense.device)
     return from_entries(Entries(keys, dense.reshape(-1), tuple(dense.shape)), form)
 
 
-def _into(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The result of ``func`` written to ``out``, one tensor or several."""
-    functional: Callable[..., Any] = getattr(func.overloadpacket, _without_out(func))
+def _run_with_out(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Write the result of ``func`` to ``out``, one tensor or several."""
+    functional: Callable[..., Any] = getattr(func.overloadpacket, _functional_overload(func))
     check_out(func, functional, out, args, kwargs)
-    found = functional(*args, **kwargs)
+    result = functional(*args, **kwargs)
     if isinstance(out, (tuple, list)):
-        return type(out)(write_out(o, f, name_of(func)) for o, f in zip(out, found, strict=True))
-    return write_out(out, found, name_of(func))
+        return type(out)(write_out(o, f, name_of(func)) for o, f in zip(out, result, strict=True))
+    return write_out(out, result, name_of(func))
 
 
-def _into_several(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The results written to ``values`` and ``indices``, or how they are called; None where torch does it."""
+def _run_with_outs(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Write results to ``values`` and ``indices`` or such; return None where torch does it itself."""
     names = [argument.name for argument in func._schema.arguments if argument.is_out]
     packet = func.overloadpacket
     if len(names) < 2 or all(registry.look_up(op).run is None for op in _overloads(packet)):
         return None
-    functional = getattr(packet, _without_out(func))
+    functional = getattr(packet, _functional_overload(func))
     outs = [kwargs[name] for name in names]
-    found = functional(*args, **{name: value for name, value in kwargs.items() if name not in names})
-    if any(out.dtype != result.dtype for out, result in zip(outs, found, strict=True)):
+    results = functional(*args, **{name: value for name, value in kwargs.items() if name not in names})
+    if any(out.dtype != result.dtype for out, result in zip(outs, results, strict=True)):
         return None  # which torch refuses
-    return tuple(write_out(out, result, name_of(func)) for out, result in zip(outs, found, strict=True))
+    return tuple(write_out(out, result, name_of(func)) for out, result in zip(outs, results, strict=True))
 
 
 def _overloads(packet: Any) -> list[Any]:
@@ -369,20 +373,20 @@ def _overloads(packet: Any) -> list[Any]:
 
 
 def write_out(out: torch.Tensor, result: Any, name: str) -> torch.Tensor:
-    """``out=``: a dense tensor takes the shape of the result, with torch's warning unless it was empty."""
+    """Write to ``out=``: a dense tensor is resized, with torch's warning unless it was empty."""
     is_dense = not isinstance(out, SparseTensor)
     if out.device != result.device:
         raise DeviceError(f"{name} gives a result on {result.device}, but out is on {out.device}")
     if is_dense and out.shape != result.shape and torch.can_cast(result.dtype, out.dtype):
         if out.numel():
-            was, given = tuple(out.shape), tuple(result.shape)
-            warnings.warn(f"out of {name} has shape {was} and is resized to {given}", stacklevel=2)
+            old_shape, new_shape = tuple(out.shape), tuple(result.shape)
+            warnings.warn(f"out of {name} has shape {old_shape} and is resized to {new_shape}", stacklevel=2)
         out.resize_(result.shape)
-    return replace_by(out, result, name)
+    return replace_value(out, result, name)
 
 
-def _without_out(func: Any) -> str:
-    """The overload that returns what ``func`` writes to its argument ``out``."""
+def _functional_overload(func: Any) -> str:
+    """Return the overload that returns what ``func`` writes to its argument ``out``."""
     names = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
     for overload in func.overloadpacket.overloads():
         schema = getattr(func.overloadpacket, overload)._schema

@@ -1,8 +1,8 @@
-"""Losses of two sparse tensors that are taken element by element, with their sum or mean.
+"""Elementwise losses of two sparse tensors, with their sum or mean.
 
 Where neither operand stores anything the loss of one element is always the same, f(0, 0). So the sum is that
-of the loss at the stored places, and f(0, 0) for each of the others: the cost follows the entries, also where
-f(0, 0) is not zero.
+of the loss at the stored entries, and f(0, 0) for each implicit zero: the cost follows the entries, also
+where f(0, 0) is not zero.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
-_SCALARS = ("weight", "pos_weight", "var")  # arguments that may be dense, if they are one number
+_SCALARS = ("weight", "pos_weight", "var")  # arguments that may be dense, if they are scalars
 
 
-def _by_entries(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, whose loss is taken element by element, on lists of stored values."""
+def _make_loss(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function``, an elementwise loss, on lists of stored values."""
     signature = inspect.signature(function)
 
     def loss(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        if not _is_summed(bound.arguments):
+        if not _is_reduced_over_entries(bound.arguments):
             with DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
         check_call(function, *args, **kwargs)
-        return _summed(function, bound.arguments)
+        return _reduce_over_entries(function, bound.arguments)
 
     return loss
 
 
-def _is_summed(given: dict[str, Any]) -> bool:
-    """Whether the result is one number, made of sparse tensors of one shape."""
-    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+def _is_reduced_over_entries(arguments: dict[str, Any]) -> bool:
+    """Whether the result is a scalar, computed of sparse tensors of one shape."""
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
     sparse = [tensor for tensor in tensors.values() if isinstance(tensor, SparseTensor)]
     dense = [name for name, tensor in tensors.items() if not isinstance(tensor, SparseTensor)]
-    is_legacy = given.get("size_average") is not None or given.get("reduce") is not None
+    is_legacy = arguments.get("size_average") is not None or arguments.get("reduce") is not None
     return (
-        given["reduction"] in ("mean", "sum", "batchmean")
+        arguments["reduction"] in ("mean", "sum", "batchmean")
         and not is_legacy
         and not any(tensor.requires_grad for tensor in tensors.values())
         and len({tuple(tensor.shape) for tensor in sparse}) == 1
@@ -56,29 +56,29 @@ def _is_summed(given: dict[str, Any]) -> bool:
     )
 
 
-def _summed(function: Callable[..., Any], given: dict[str, Any]) -> torch.Tensor:
-    sparse = {name: entries_of(value) for name, value in given.items() if isinstance(value, SparseTensor)}
+def _reduce_over_entries(function: Callable[..., Any], arguments: dict[str, Any]) -> torch.Tensor:
+    sparse = {name: entries_of(value) for name, value in arguments.items() if isinstance(value, SparseTensor)}
     keys = united(list(sparse.values()))
 
-    def at(values: dict[str, torch.Tensor], count: int) -> torch.Tensor:
-        numbers = {
+    def compute(values: dict[str, torch.Tensor], count: int) -> torch.Tensor:
+        scalars = {
             name: value.reshape(1).expand(count)
-            for name, value in given.items()
+            for name, value in arguments.items()
             if isinstance(value, torch.Tensor) and name not in sparse
         }
-        found: torch.Tensor = function(**{**given, **numbers, **values, "reduction": "none"})
-        return found
+        losses: torch.Tensor = function(**{**arguments, **scalars, **values, "reduction": "none"})
+        return losses
 
-    stored = at({name: entries.at(keys) for name, entries in sparse.items()}, keys.numel())
+    stored = compute({name: entries.at(keys) for name, entries in sparse.items()}, keys.numel())
     shape = next(iter(sparse.values())).shape
-    others = math.prod(shape) - keys.numel()
-    wide = torch.complex128 if stored.is_complex() else torch.float64
-    total = stored.sum(dtype=wide)
-    if others:
-        zero = at({name: entries.values.new_zeros(1) for name, entries in sparse.items()}, 1)
-        total = total + others * zero.reshape(()).to(wide)
+    implicit_zeros = math.prod(shape) - keys.numel()
+    accumulate_dtype = torch.complex128 if stored.is_complex() else torch.float64
+    total = stored.sum(dtype=accumulate_dtype)
+    if implicit_zeros:
+        zero = compute({name: entries.values.new_zeros(1) for name, entries in sparse.items()}, 1)
+        total = total + implicit_zeros * zero.reshape(()).to(accumulate_dtype)
     divisor = {"sum": 1, "mean": math.prod(shape), "batchmean": shape[0] if shape else 1}
-    return torch.div(total, divisor[given["reduction"]]).to(stored.dtype)
+    return torch.div(total, divisor[arguments["reduction"]]).to(stored.dtype)
 
 
 for _function in (
@@ -95,18 +95,18 @@ for _function in (
     F.hinge_embedding_loss,
     F.margin_ranking_loss,
 ):
-    implements(_function)(_by_entries(_function))
+    implements(_function)(_make_loss(_function))
 
 
-# with gradients -------------------------------------------------------------------------------------
+# with gradients --------------------------------------------------------------------------------------
 
 
-def _reduced(loss: Any, reduction: str) -> Any:
+def _reduce(loss: Any, reduction: str) -> Any:
     return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
 
 
 def _difference_loss(function: Callable[..., Any], **defaults: Any) -> None:
-    """A loss that is a function of the difference, zero where both are."""
+    """Register a loss that is a function of the difference, zero where both are."""
 
     def handler(input: Any, target: Any, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
@@ -117,8 +117,8 @@ def _difference_loss(function: Callable[..., Any], **defaults: Any) -> None:
             return by_formula(function, (input, target, *args), {"reduction": reduction, **kwargs})
         distance = input - target
         values = values_of(distance)
-        lost = function(values, torch.zeros_like(values), reduction="none", **options)
-        return _reduced(sparse_of(distance.storage.pattern, lost), reduction)
+        losses = function(values, torch.zeros_like(values), reduction="none", **options)
+        return _reduce(sparse_of(distance.storage.pattern, losses), reduction)
 
     implements_differentiable(function)(handler)
 

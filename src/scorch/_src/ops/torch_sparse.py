@@ -1,8 +1,8 @@
 """The functions of ``torch.sparse`` on sparse tensors of any format, mixed with torch's own layouts.
 
 They have the meaning that torch gives them: sums, maxima and means over stored entries only, products
-sampled at the stored entries. What is sparse with torch's tensors is sparse here. (``softmax`` has a file of
-its own.)
+sampled at the stored entries. What is sparse with torch's tensors is sparse here. (``softmax`` has its own
+file.)
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from scorch._src.compiler.plan import Step
 from scorch._src.engine.execute import Task, execute, prepared_step
 from scorch._src.formats import Format, as_format
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_differentiable
 from scorch._src.notation.nodes import Access, Op
 from scorch._src.ops.products import matmul, products
-from scorch._src.ops.reduction.reduce import quick_sum
+from scorch._src.ops.reduction.reduce import sum_by_fast_path
 from scorch._src.statements.call_cache import keep_call, repeat_call
 from scorch._src.statements.einsum import einsum
 from scorch._src.statements.operands import as_operand
@@ -36,19 +36,19 @@ from scorch._src.torch_internals import torch_sparse_sum
 from scorch.errors import ArgumentError, CallError, IndexRangeError, OperandError, ShapeError
 
 aten = torch.ops.aten
-REDUCE = {"amax": "max", "amin": "min"}
+EXTREMES = {"amax": "max", "amin": "min"}
 CSR = as_format("csr", 2)
-_BATCH = "abcdefgh"
+_BATCH_INDICES = "abcdefgh"
 
 
 def as_sparse(name: str, tensor: Any) -> SparseTensor:
-    """``tensor``, which must be sparse, as one of ours."""
+    """Return ``tensor``, which must be sparse, as a ``SparseTensor``."""
     if isinstance(tensor, SparseTensor):
         return tensor
     if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
-        found = from_torch(tensor)
-        assert isinstance(found, SparseTensor)
-        return found
+        converted = from_torch(tensor)
+        assert isinstance(converted, SparseTensor)
+        return converted
     kind = "a dense tensor" if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
     raise OperandError(f"{name} takes a sparse tensor here, not {kind}; make one with scorch.from_torch")
 
@@ -58,13 +58,13 @@ def as_sparse(name: str, tensor: Any) -> SparseTensor:
 
 @implements(torch.sparse.mm, differentiable=True)
 def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
-    """The product of two matrices; ``reduce`` says how the products of a row's stored entries are combined.
+    """Multiply two matrices; ``reduce`` says how the products of a row's stored entries are combined.
 
     ``sum``, ``mean``, ``amax`` or ``amin``; rows without entries are 0.
     """
     if reduce == "sum":
         return matmul.mm(sparse, dense)
-    if reduce != "mean" and reduce not in REDUCE:
+    if reduce != "mean" and reduce not in EXTREMES:
         raise ArgumentError(f"reduce is {reduce!r}; it may be 'sum', 'mean', 'amax' or 'amin'")
     matrix = as_sparse(f"torch.sparse.mm with reduce={reduce!r}", sparse)
     if isinstance(dense, SparseTensor) or dense.layout is not torch.strided:
@@ -74,64 +74,66 @@ def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
             f"torch.sparse.mm takes matrices that fit, not {tuple(matrix.shape)} and {tuple(dense.shape)}"
         )
     if reduce == "mean":
-        total, count = matmul.mm(matrix, dense), _rows_of(matrix).divisors
+        total, count = matmul.mm(matrix, dense), _row_counts(matrix).divisors
         return total / count if total.is_floating_point() or total.is_complex() else total // count
-    if is_learning(matrix, dense):
-        return _learned_extremes(matrix, dense, reduce)
-    found, empty = _extreme_products(matrix, dense, REDUCE[reduce]), _rows_of(matrix).empty
-    return found if empty is None else found.masked_fill(empty, 0)
+    if is_differentiable(matrix, dense):
+        return _differentiable_extremes(matrix, dense, reduce)
+    extremes, is_empty = _extreme_products(matrix, dense, EXTREMES[reduce]), _row_counts(matrix).empty
+    return extremes if is_empty is None else extremes.masked_fill(is_empty, 0)
 
 
-def _learned_extremes(matrix: SparseTensor, dense: torch.Tensor, how: str) -> torch.Tensor:
-    """As ``_extreme_products``, connected to both; every product of an entry is kept for the gradient."""
+def _differentiable_extremes(matrix: SparseTensor, dense: torch.Tensor, how: str) -> torch.Tensor:
+    """Compute ``_extreme_products``, connected to both; every product is saved for the gradient."""
     rows, columns, values = matrix.coo()
     size = rows.numel() * dense.shape[1] * dense.element_size()
     check_budget(size, f"the gradient of torch.sparse.mm with reduce={how!r}", "multiply by fewer columns")
     products = values.unsqueeze(1) * dense.index_select(0, columns)
     start = products.new_zeros(matrix.shape[0], dense.shape[1])
-    places = rows.unsqueeze(1).expand_as(products)
-    return start.scatter_reduce(0, places, products, reduce=how, include_self=False)
+    positions = rows.unsqueeze(1).expand_as(products)
+    return start.scatter_reduce(0, positions, products, reduce=how, include_self=False)
 
 
 def _extreme_products(matrix: SparseTensor, dense: torch.Tensor, how: str) -> torch.Tensor:
-    """``max(j, A[i,j] * B[j,k])`` over the stored entries of ``A``."""
+    """Compute ``max(j, A[i,j] * B[j,k])`` over the stored entries of ``A``."""
     head, operands = (f"{how} of stored products", None, "A", "B"), (matrix, dense)
-    known: torch.Tensor | None = repeat_call(head, operands)
-    if known is not None:
-        return known
+    cached: torch.Tensor | None = repeat_call(head, operands)
+    if cached is not None:
+        return cached
     tensors = {"A": matrix.storage, "B": as_operand("the matrix on the right", dense)}
     product = Op("mul", (Access("A", ("i", "j")), Access("B", ("j", "k"))))
     step = Step(Access("C", ("i", "k")), product, how, ("j",))
     sizes = {"i": matrix.shape[0], "j": matrix.shape[1], "k": dense.shape[1]}
     task = Task(step, tensors, sizes, as_format("dense", 2)).narrowed()
     prepared = prepared_step(task)
-    found = execute(prepared, task.tensors)
+    result = execute(prepared, task.tensors)
     keep_call(head, operands, prepared, ["A", "B"])
-    assert isinstance(found, torch.Tensor)
-    return found
+    assert isinstance(result, torch.Tensor)
+    return result
 
 
-class Rows(NamedTuple):
-    """What is known of the rows of a pattern: by how many entries means divide, and which have none."""
+class RowCounts(NamedTuple):
+    """What is known of the rows of a pattern: the divisors of means, and which rows are empty."""
 
     divisors: torch.Tensor
     empty: torch.Tensor | None
 
 
-_rows: weakref.WeakKeyDictionary[Pattern, Rows] = weakref.WeakKeyDictionary()
+_cached_row_counts: weakref.WeakKeyDictionary[Pattern, RowCounts] = weakref.WeakKeyDictionary()
 
 
-def _rows_of(matrix: SparseTensor) -> Rows:
+def _row_counts(matrix: SparseTensor) -> RowCounts:
     pattern = matrix.storage.pattern
-    known = _rows.get(pattern)
-    if known is None:
-        count = _stored_in_rows(matrix).unsqueeze(1)
-        known = _rows[pattern] = Rows(count.clamp(min=1), None if bool(count.all()) else count == 0)
-    return known
+    counts = _cached_row_counts.get(pattern)
+    if counts is None:
+        count = _count_row_entries(matrix).unsqueeze(1)
+        counts = _cached_row_counts[pattern] = RowCounts(
+            count.clamp(min=1), None if bool(count.all()) else count == 0
+        )
+    return counts
 
 
-def _stored_in_rows(matrix: SparseTensor) -> torch.Tensor:
-    """How many entries each row of a matrix stores."""
+def _count_row_entries(matrix: SparseTensor) -> torch.Tensor:
+    """Count the entries of each row of a matrix."""
     pattern = matrix.storage.pattern
     if pattern.format.has_row_pointers:
         pointers = pattern.pos[1]
@@ -143,16 +145,16 @@ def _stored_in_rows(matrix: SparseTensor) -> torch.Tensor:
 @implements(torch.sparse.addmm, differentiable=True)
 @implements(aten._sparse_addmm.default)
 def addmm(mat: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """``beta * mat + alpha * (mat1 @ mat2)``."""
-    whole = mat if mat.layout is torch.strided else from_torch(mat)
-    return products.addmm(whole, mat1, mat2, beta=beta, alpha=alpha)
+    """Compute ``beta * mat + alpha * (mat1 @ mat2)``."""
+    added = mat if mat.layout is torch.strided else from_torch(mat)
+    return products.addmm(added, mat1, mat2, beta=beta, alpha=alpha)
 
 
 @implements(torch.smm, torch.Tensor.smm, differentiable=True)
 @implements(aten.smm.default)
 def smm(input: Any, mat: Any) -> SparseTensor:
-    """The product of a sparse and a dense matrix, stored sparse, as ``coo``."""
-    return _as_sparse_sum("smm", None, input, mat)
+    """Multiply a sparse and a dense matrix, stored sparse, as ``coo``."""
+    return _add_sparse_product("smm", None, input, mat)
 
 
 @implements(torch.sspaddmm, torch.Tensor.sspaddmm, torch.saddmm, differentiable=True)
@@ -160,39 +162,39 @@ def smm(input: Any, mat: Any) -> SparseTensor:
 def sspaddmm(
     input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
 ) -> SparseTensor:
-    """``beta * input + alpha * (mat1 @ mat2)`` for sparse ``input`` and ``mat1`` and dense ``mat2``."""
+    """Compute ``beta * input + alpha * (mat1 @ mat2)`` for sparse ``input`` and ``mat1``, dense ``mat2``."""
     if out is not None:
         raise OperandError("sspaddmm does not write to out=; use the result instead")
-    return _as_sparse_sum("sspaddmm", as_sparse("sspaddmm", input), mat1, mat2, beta, alpha)
+    return _add_sparse_product("sspaddmm", as_sparse("sspaddmm", input), mat1, mat2, beta, alpha)
 
 
 @implements(torch.hspmm, torch.hsmm, differentiable=True)
 @implements(aten.hspmm.default)
 def hspmm(mat1: Any, mat2: Any, *, out: Any = None) -> SparseTensor:
-    """The product of a sparse and a dense matrix as a hybrid tensor: sparse rows of dense columns."""
+    """Multiply a sparse and a dense matrix to a hybrid tensor: sparse rows of dense columns."""
     if out is not None:
         raise OperandError("hspmm does not write to out=; use the result instead")
-    return _product_as("hspmm", mat1, mat2, Format("sd"))
+    return _multiply_to_format("hspmm", mat1, mat2, Format("sd"))
 
 
-def _as_sparse_sum(
+def _add_sparse_product(
     name: str, input: SparseTensor | None, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1
 ) -> SparseTensor:
     form = as_format("coo" if input is None else input.format, 2)
-    product = _product_as(name, mat1, mat2, form)
+    product = _multiply_to_format(name, mat1, mat2, form)
     if input is None:
         return product
     if tuple(input.shape) != tuple(product.shape):
         raise ShapeError(
             f"{name} adds a product of shape {tuple(product.shape)} to a tensor of shape {tuple(input.shape)}"
         )
-    found = products._added(input, product, beta, alpha)
-    assert isinstance(found, SparseTensor)
-    return found
+    total = products._added(input, product, beta, alpha)
+    assert isinstance(total, SparseTensor)
+    return total
 
 
-def _product_as(name: str, mat1: Any, mat2: Any, form: Format) -> SparseTensor:
-    """``mat1 @ mat2`` of a sparse and a dense matrix, stored as ``form``."""
+def _multiply_to_format(name: str, mat1: Any, mat2: Any, form: Format) -> SparseTensor:
+    """Compute ``mat1 @ mat2`` of a sparse and a dense matrix, stored as ``form``."""
     matrix = as_sparse(name, mat1)
     is_dense = isinstance(mat2, torch.Tensor) and not isinstance(mat2, SparseTensor)
     if not is_dense or mat2.layout is not torch.strided:
@@ -202,9 +204,9 @@ def _product_as(name: str, mat1: Any, mat2: Any, form: Format) -> SparseTensor:
         raise ShapeError(f"{name} takes matrices that fit, not of shapes {shapes[0]} and {shapes[1]}")
     if matrix.dtype != mat2.dtype:
         raise CallError(f"{name} takes matrices of one dtype, not {matrix.dtype} and {mat2.dtype}")
-    found = einsum("ij,jk->ik", matrix, mat2, format=form)
-    assert isinstance(found, SparseTensor)
-    return found
+    product = einsum("ij,jk->ik", matrix, mat2, format=form)
+    assert isinstance(product, SparseTensor)
+    return product
 
 
 @implements(torch.sparse.sampled_addmm, differentiable=True)
@@ -212,11 +214,13 @@ def _product_as(name: str, mat1: Any, mat2: Any, form: Format) -> SparseTensor:
 def sampled_addmm(
     input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
 ) -> SparseTensor:
-    """``beta * input + alpha * (mat1 @ mat2)`` at the stored entries of ``input``, nowhere else."""
+    """Compute ``beta * input + alpha * (mat1 @ mat2)`` at the stored entries of ``input``, nowhere else."""
     pattern = as_sparse("sampled_addmm", input)
     shape, dims = tuple(pattern.shape), pattern.dim()
-    fits = dims >= 2 and mat1.dim() == mat2.dim() == dims and mat1.shape[:-2] == mat2.shape[:-2] == shape[:-2]
-    if not fits or (mat1.shape[-2], mat2.shape[-1]) != shape[-2:] or mat1.shape[-1] != mat2.shape[-2]:
+    is_matching = (
+        dims >= 2 and mat1.dim() == mat2.dim() == dims and mat1.shape[:-2] == mat2.shape[:-2] == shape[:-2]
+    )
+    if not is_matching or (mat1.shape[-2], mat2.shape[-1]) != shape[-2:] or mat1.shape[-1] != mat2.shape[-2]:
         raise ShapeError(
             f"sampled_addmm: the product of {tuple(mat1.shape)} and {tuple(mat2.shape)} "
             f"does not have the shape {shape} of the sparse tensor"
@@ -224,17 +228,17 @@ def sampled_addmm(
     if out is not None:
         raise OperandError("sampled_addmm does not write to out=; use the result instead")
     stored = pattern.storage.values
-    batch = _BATCH[: dims - 2]
+    batch = _BATCH_INDICES[: dims - 2]
     ones = with_values(pattern, torch.ones_like(stored))
-    found = einsum(f"{batch}ij,{batch}ik,{batch}kj->{batch}ij", ones, mat1, mat2, format=pattern.format)
-    assert isinstance(found, SparseTensor)
-    if is_learning(input, mat1, mat2):
-        own = pattern.storage.pattern
-        return sparse_of(own, values_of(pattern) * beta + values_at(found, own) * alpha)
-    if found.nnz == pattern.nnz:
-        sampled = found.storage.values * alpha
+    product = einsum(f"{batch}ij,{batch}ik,{batch}kj->{batch}ij", ones, mat1, mat2, format=pattern.format)
+    assert isinstance(product, SparseTensor)
+    if is_differentiable(input, mat1, mat2):
+        own_pattern = pattern.storage.pattern
+        return sparse_of(own_pattern, values_of(pattern) * beta + values_at(product, own_pattern) * alpha)
+    if product.nnz == pattern.nnz:
+        sampled = product.storage.values * alpha
         return with_values(pattern, (sampled if beta == 0 else stored * beta + sampled).to(stored.dtype))
-    added = torch.add(with_values(pattern, stored * beta), found, alpha=alpha)
+    added = torch.add(with_values(pattern, stored * beta), product, alpha=alpha)
     assert isinstance(added, SparseTensor)
     return added
 
@@ -245,32 +249,34 @@ def sampled_addmm(
 @implements(torch_sparse_sum)
 @implements(aten._sparse_sum)
 def sum(input: SparseTensor, dim: Any = None, *, dtype: torch.dtype | None = None) -> Any:
-    """The sum over dimensions: sparse as long as a sparse dimension is left, else dense."""
+    """Sum over dimensions: sparse as long as a sparse dimension is left, else dense."""
     values, shape = input.storage.values, input.storage.pattern.shape
     dims = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
-    reduced = _checked_dims(len(shape), dims)
+    reduced = _check_dims(len(shape), dims)
     if len(reduced) == len(shape):
         return values.sum(dtype=dtype)
-    kept = [d for d in range(len(shape)) if d not in reduced]
-    if dtype is None and _is_summed_by_kernel(input, math.prod(shape[d] for d in kept)):
-        return _summed_by_kernel(input, sorted(reduced), kept)
+    kept_dims = [d for d in range(len(shape)) if d not in reduced]
+    if dtype is None and _is_kernel_faster(input, math.prod(shape[d] for d in kept_dims)):
+        return _sum_by_kernel(input, sorted(reduced), kept_dims)
     entries = entries_of(input)
     crd = entries.coordinates
-    kept_shape = tuple(shape[d] for d in kept)
-    wanted = values.dtype if dtype is None else dtype
-    made = Entries(keys_of([crd[d] for d in kept], kept_shape), entries.values.to(wanted), kept_shape)
-    sparse_kept = len([d for d in kept if d < len(shape) - input.dense_dim()])
+    kept_shape = tuple(shape[d] for d in kept_dims)
+    result_dtype = values.dtype if dtype is None else dtype
+    summed_entries = Entries(
+        keys_of([crd[d] for d in kept_dims], kept_shape), entries.values.to(result_dtype), kept_shape
+    )
+    sparse_kept = len([d for d in kept_dims if d < len(shape) - input.dense_dim()])
     if not sparse_kept:
-        return from_entries(made, Format("s" * len(kept_shape)), in_order=False).to_dense()
+        return from_entries(summed_entries, Format("s" * len(kept_shape)), in_order=False).to_dense()
     form = format_for(input, kept_shape)
-    if input.dense_dim() and sparse_kept < len(kept):
-        form = Format("o" * sparse_kept + "d" * (len(kept) - sparse_kept))
-    return from_entries(made, form, in_order=False)
+    if input.dense_dim() and sparse_kept < len(kept_dims):
+        form = Format("o" * sparse_kept + "d" * (len(kept_dims) - sparse_kept))
+    return from_entries(summed_entries, form, in_order=False)
 
 
 @implements_differentiable(torch_sparse_sum)
 def differentiable_sum(input: Any, dim: Any = None, *, dtype: torch.dtype | None = None) -> Any:
-    """As ``sum``, connected to its input."""
+    """Compute ``sum``, connected to its input."""
     tensor = input if dtype is None else input.to(dtype)
     with torch.no_grad():
         like: Any = torch_sparse_sum(tensor) if dim is None else torch_sparse_sum(tensor, dim)
@@ -281,39 +287,39 @@ def differentiable_sum(input: Any, dim: Any = None, *, dtype: torch.dtype | None
     return sparse_of(like.storage.pattern, values_at(total, like.storage.pattern))
 
 
-def _is_summed_by_kernel(input: SparseTensor, places: int) -> bool:
-    """Whether sums of all places, stored or not, are no more work than those of the entries."""
+def _is_kernel_faster(input: SparseTensor, elements: int) -> bool:
+    """Whether sums of all elements, stored or not, are no more work than those of the entries."""
     pattern, dtype = input.storage.pattern, input.storage.values.dtype
     is_plain = not pattern.format.is_blocked and not pattern.format.levels[-1].is_full
-    return is_plain and dtype in (torch.float32, torch.float64) and places <= max(4 * pattern.size, 4096)
+    return is_plain and dtype in (torch.float32, torch.float64) and elements <= max(4 * pattern.size, 4096)
 
 
-def _summed_by_kernel(input: SparseTensor, reduced: list[int], kept: list[int]) -> SparseTensor:
-    """The kernel of ``S.sum`` makes the sums; stored are those of places that have entries."""
-    shape = tuple(input.storage.pattern.shape[d] for d in kept)
-    sums = quick_sum(input, tuple(reduced))
+def _sum_by_kernel(input: SparseTensor, reduced: list[int], kept_dims: list[int]) -> SparseTensor:
+    """Sum by the kernel of ``S.sum``, and store the sums of positions that have entries."""
+    shape = tuple(input.storage.pattern.shape[d] for d in kept_dims)
+    sums = sum_by_fast_path(input, tuple(reduced))
     dense = (sums.to_dense() if isinstance(sums, SparseTensor) else sums).reshape(-1)
-    found = _touched(input, kept, shape).nonzero().squeeze(1)
-    columns = [found] if len(kept) == 1 else None
-    made = Entries(found, dense.index_select(0, found), shape, columns)
-    return from_entries(made, format_for(input, shape))
+    keys = _has_entries(input, kept_dims, shape).nonzero().squeeze(1)
+    columns = [keys] if len(kept_dims) == 1 else None
+    entries = Entries(keys, dense.index_select(0, keys), shape, columns)
+    return from_entries(entries, format_for(input, shape))
 
 
-def _touched(input: SparseTensor, kept: list[int], shape: tuple[int, ...]) -> torch.Tensor:
-    """Which places of the dimensions ``kept``, numbered row by row, have entries below."""
+def _has_entries(input: SparseTensor, kept_dims: list[int], shape: tuple[int, ...]) -> torch.Tensor:
+    """Whether each position of ``kept_dims``, numbered row by row, has entries below."""
     pattern = input.storage.pattern
-    if kept == [0] and pattern.format.has_row_pointers:
-        return _stored_in_rows(input) > 0
-    level = pattern.format.order.index(kept[0])
-    column = pattern.crd[level] if len(kept) == 1 else None
+    if kept_dims == [0] and pattern.format.has_row_pointers:
+        return _count_row_entries(input) > 0
+    level = pattern.format.order.index(kept_dims[0])
+    column = pattern.crd[level] if len(kept_dims) == 1 else None
     if column is None or column.numel() != pattern.size:
         crd = entries_of(input).coordinates
-        column = keys_of([crd[d] for d in kept], shape)
-    touched = torch.zeros(math.prod(shape), dtype=torch.bool, device=column.device)
-    return touched.index_fill_(0, column.to(torch.int64), True)
+        column = keys_of([crd[d] for d in kept_dims], shape)
+    has_entries = torch.zeros(math.prod(shape), dtype=torch.bool, device=column.device)
+    return has_entries.index_fill_(0, column.to(torch.int64), True)
 
 
-def _checked_dims(rank: int, dims: Sequence[int]) -> set[int]:
+def _check_dims(rank: int, dims: Sequence[int]) -> set[int]:
     for dim in dims:
         if not -rank <= dim < rank:
             raise IndexRangeError(f"torch.sparse.sum over dimension {dim} of a tensor with {rank} dimensions")
@@ -333,7 +339,7 @@ def spdiags(
     layout: torch.layout | None = None,
     format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
-    """As ``torch.sparse.spdiags``: a matrix with the rows of ``diagonals`` on its diagonals ``offsets``.
+    """Build a matrix with the rows of ``diagonals`` on its diagonals ``offsets``, as torch's.
 
     >>> import torch, scorch
     >>> scorch.sparse.spdiags(torch.ones(2, 3), torch.tensor([0, 1]), (3, 3), format="csr")

@@ -17,7 +17,7 @@ import torch
 from torch.autograd import forward_ad
 
 from scorch._src.bounded import BoundedCache
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_differentiable
 from scorch._src.notation.indexing import Statement
 from scorch._src.statements.batches import batched, gradients_of_batch
 from scorch._src.statements.call_cache import MOST_CALLS, describe, full_key
@@ -114,7 +114,7 @@ def _connect(
 
 def compute(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
     """Run a call on arrays, and connect the array of the result to them."""
-    if is_learning(*arrays):
+    if is_differentiable(*arrays):
         return apply(_Statement, call, *arrays)  # type: ignore[no-any-return]
     if any(map(is_legacy_batchedtensor, arrays)):
         return gradients_of_batch(call, arrays, compute)
@@ -157,7 +157,7 @@ class _Statement(torch.autograd.Function):
     def backward(ctx: Any, incoming: torch.Tensor) -> Any:
         call, arrays = ctx.call, ctx.saved_tensors
         gradients: list[torch.Tensor | None] = [None]
-        again = is_learning(incoming, *arrays)
+        again = is_differentiable(incoming, *arrays)
         for place, needed in enumerate(ctx.needs_input_grad[1:]):
             if not needed:
                 gradients.append(None)

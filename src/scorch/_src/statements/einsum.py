@@ -14,7 +14,7 @@ from scorch._src.compiler.steps import split
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype, widened
 from scorch._src.engine.execute import single_kernel
 from scorch._src.formats import Format, as_format
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_differentiable
 from scorch._src.notation.indexing import Statement
 from scorch._src.notation.parse_einsum import Einsum, parse_einsum, read_indices, sublists_to_equation
 from scorch._src.statements.autocast import cast, is_autocast
@@ -56,7 +56,7 @@ def einsum(
     if is_autocast():
         args = cast(*args)
     head = (args[0], format) if args and isinstance(args[0], str) else None
-    if is_learning(*args[1:] if head else args):
+    if is_differentiable(*args[1:] if head else args):
         return _learned(args, format, sparse_grad)
     if head is not None:
         known: SparseTensor | torch.Tensor | None = repeat_call(head, args[1:])

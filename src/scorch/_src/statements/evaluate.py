@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from scorch._src.devices import HOST
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_differentiable
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
 from scorch._src.notation.verify import shapes_of
@@ -48,7 +48,7 @@ def evaluate(
         options = {"format": format, "sparse_grad": sparse_grad}
         return record.called(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
     head = (expression, format, *tensors)
-    if is_learning(*operands):
+    if is_differentiable(*operands):
         return _differentiable(head, tensors, sparse_grad)
     known = repeat_call(head, operands)
     if known is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.grad_state import is_learning, untracked
+from scorch._src.grad_state import is_differentiable, untracked
 from scorch._src.notation.indexing import Statement
 from scorch._src.statements.formula import (
     CSR,
@@ -179,7 +179,7 @@ def change_of(
     """How the result changes with the arrays."""
     formula, sizes = call.formula, call.sizes(arrays)
     is_changed = [change is not None for change in changes]
-    again = is_learning(*arrays, *(change for change in changes if change is not None))
+    again = is_differentiable(*arrays, *(change for change in changes if change is not None))
     rule = formula.tangent(is_changed, sizes, again)
     if rule is None:
         return None

@@ -38,7 +38,7 @@ from scorch._src.engine.execute import (
     values_from,
 )
 from scorch._src.formats import Format, dense_format
-from scorch._src.grad_state import fixed_patterns, is_learning, untracked
+from scorch._src.grad_state import fixed_patterns, is_differentiable, untracked
 from scorch._src.notation.nodes import Access, Op
 from scorch._src.storage.coordinates import clear_padding
 from scorch._src.storage.relevel import releveled, shares_entries
@@ -261,7 +261,7 @@ def placed(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
     """Values at ``source`` as those at ``target``, connected to them."""
     if source is target:
         return values
-    if is_learning(values):
+    if is_differentiable(values):
         found: torch.Tensor = apply(_Placed, values, source, target)
         return found
     return _moved(values, source, target)

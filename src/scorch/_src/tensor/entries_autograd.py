@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_learning, untracked
+from scorch._src.grad_state import is_differentiable, untracked
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.entries import Entries, entries_of, from_entries
@@ -18,7 +18,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 
 def learned_entries(tensor: SparseTensor) -> Entries:
     """The stored entries in the order of their places, connected to the tensor."""
-    if not is_learning(tensor):
+    if not is_differentiable(tensor):
         return entries_of(tensor)
     with untracked():
         listed = numbered_entries(tensor.storage.pattern)
@@ -32,7 +32,7 @@ def numbered_entries(pattern: Pattern) -> Entries:
 
 def from_learned_entries(entries: Entries, form: Format, in_order: bool = True) -> SparseTensor:
     """The tensor with these entries, of which no place is given twice, connected to their values."""
-    if not is_learning(entries.values):
+    if not is_differentiable(entries.values):
         return from_entries(entries, form, in_order)
     with untracked():
         numbers = torch.arange(1, entries.values.numel() + 1, device=entries.keys.device)

@@ -18,8 +18,8 @@ from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import (
     has_tangents,
     is_asked_by,
+    is_differentiable,
     is_grad_enabled,
-    is_learning,
     is_transformed,
     untracked,
 )
@@ -255,7 +255,7 @@ class SparseTensor(torch.Tensor):
         if LIVE and any_traced((self,)):
             return hooks.record(SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
         form = as_format(format, len(self.storage.pattern.shape))
-        if is_learning(self):
+        if is_differentiable(self):
             return hooks.convert(self, form)  # type: ignore[no-any-return]
         found = convert(self.storage, form)
         if found is self.storage:
@@ -267,7 +267,7 @@ class SparseTensor(torch.Tensor):
 
         That is torch's ``masked_grad=True``; False, a gradient for every place, is refused if there is one.
         """
-        if masked_grad is False and is_learning(self):
+        if masked_grad is False and is_differentiable(self):
             raise UnsupportedError(
                 "the gradient of a sparse tensor has its entries only (masked_grad=True); for one of every "
                 "place make the dense tensor the parameter: S.detach().to_dense().requires_grad_()"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_differentiable
 from scorch._src.storage.coordinates import coordinates, inside, keys_of
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import sparse_of, values_at, values_of
@@ -93,7 +93,7 @@ def nnz(self: SparseTensor) -> int:
 def values(self: SparseTensor) -> torch.Tensor:
     """The stored values, one for each entry; blocks and dense dimensions below keep their shape."""
     pattern = self.storage.pattern
-    stored = values_of(self) if is_learning(self) else self.storage.values.detach()
+    stored = values_of(self) if is_differentiable(self) else self.storage.values.detach()
     batches = _batches(self)
     tail: list[int] = []
     for number in range(len(pattern.format) - 1, -1, -1):
@@ -305,7 +305,7 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
     stored = from_torch(mask)
     assert isinstance(stored, SparseTensor)
     pattern = stored.storage.pattern
-    if is_learning(self):
+    if is_differentiable(self):
         return sparse_of(pattern, values_at(self, pattern))
     columns = coordinates(pattern)
     kept = inside(pattern, columns)
@@ -325,7 +325,7 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
 
 def eliminate_zeros(S: SparseTensor) -> SparseTensor:
     """``S`` without the zeros among its stored values."""
-    if is_learning(S):
+    if is_differentiable(S):
         pattern = eliminate_zeros(SparseTensor(S.storage)).storage.pattern
         return sparse_of(pattern, values_at(S, pattern))
     entries = entries_of(S)

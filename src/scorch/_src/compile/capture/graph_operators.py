@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from scorch._src.compile.capture.function_operators import operator
-from scorch._src.ops.graph import api
+from scorch._src.ops.graph import neighbours
 from scorch._src.tensor.registry import entry
 
 Tensor = torch.Tensor
@@ -25,13 +25,13 @@ operator(
     "sum_neighbours(Tensor adj, Tensor x, SymInt targets, str how, float? loop, Tensor? edge_weight, "
     "Tensor? bias) -> Tensor",
     _like_rows,
-)(api.summed)
-entry(api.summed).backward_ignores_result = True
+)(neighbours.run_sum)
+entry(neighbours.run_sum).backward_ignores_result = True
 
-operator("max_neighbours(Tensor adj, Tensor x, SymInt targets) -> Tensor", _like_rows)(api.largest)
+operator("max_neighbours(Tensor adj, Tensor x, SymInt targets) -> Tensor", _like_rows)(neighbours.run_max)
 
 operator(
     "attend_neighbours(Tensor adj, Tensor x, Tensor sources, Tensor targets, float slope, float dropout, "
     "bool loops, Tensor? edge_attr, Tensor? edge_weight, str fill, Tensor? filled) -> Tensor",
     _like_heads,
-)(api.attended)
+)(neighbours.run_attention)

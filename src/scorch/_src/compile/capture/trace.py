@@ -23,7 +23,7 @@ from scorch._src.compile.capture.program import Operand, Program, Result, fill_s
 from scorch._src.compile.capture.serialize import SCORCH_FUNCTIONS, Slot, name_of, serialize
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_asked_by
-from scorch._src.ops.movement.movement import MOVING
+from scorch._src.ops.movement.movement import MOVING_FUNCTIONS
 from scorch._src.tensor.flatten import pattern_of
 from scorch._src.tensor.registry import ASSIGNMENTS, ITSELF, VIEWS
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -115,8 +115,8 @@ def _record_in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
 
 # Functions whose result may be a view of their argument, or the argument itself.
 _MAY_ALIAS = {
-    *MOVING, *VIEWS, "adjoint", "conj", "contiguous", "cpu", "detach", "dropout", "imag", "positive", "real",
-    "to", "type", "type_as", "__pos__",
+    *MOVING_FUNCTIONS, *VIEWS, "adjoint", "conj", "contiguous", "cpu", "detach", "dropout", "imag",
+    "positive", "real", "to", "type", "type_as", "__pos__",
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""The pairs of queries and keys that a mask lets attend, found once for a mask and kept with it.
+"""The pairs of queries and keys that a mask lets attend, computed once for a mask and cached with it.
 
-A mask lists them as stored ``True``; its format does not matter. What is found depends on the pattern and on
-the values: a ``False`` that is stored, as in a block that is not full, is no pair. It is kept as long as the
-pattern lives, and found anew when other values were written.
+A mask lists them as stored ``True``; its format does not matter. The pairs depend on the pattern and on the
+values: a ``False`` that is stored, as in a block that is not full, is no pair. They are cached as long as the
+pattern lives, and computed anew when other values were written.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Pairs row by row: ``pos`` and ``crd`` of all masks of a batch of shape ``batch``, one after the other.
+class MaskPairs:
+    """Pairs row by row: ``pos`` and ``crd`` of all masks of a batch of shape ``batch``, in turn.
 
-    ``blocks`` is None where there is no compiler to find them with.
+    ``blocks`` is None without a compiler.
     """
 
     batch: tuple[int, ...]
@@ -43,7 +43,7 @@ class Pairs:
         return self.crd.numel() / max(1, (self.pos.numel() - 1) * self.keys)
 
     def entries(self, mask: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries and keys of the pairs of one mask, as int64."""
+        """Return queries and keys of the pairs of one mask, as int64."""
         begin = mask * self.queries
         pos = self.pos[begin : begin + self.queries + 1].long()
         rows = torch.arange(self.queries, device=self.crd.device).repeat_interleave(pos.diff())
@@ -51,34 +51,34 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _CachedPairs:
     values: weakref.ref[torch.Tensor]
     version: int
-    pairs: Pairs
+    pairs: MaskPairs
 
 
-_known: weakref.WeakKeyDictionary[Pattern, dict[bool, _Known]] = weakref.WeakKeyDictionary()
+_cache: weakref.WeakKeyDictionary[Pattern, dict[bool, _CachedPairs]] = weakref.WeakKeyDictionary()
 
 
-def pairs_of(mask: SparseTensor, is_causal: bool = False) -> Pairs:
-    """The pairs of a mask of bools of shape (..., queries, keys); with ``is_causal`` none after the query."""
+def find_pairs(mask: SparseTensor, is_causal: bool = False) -> MaskPairs:
+    """Find the pairs of a boolean mask (..., queries, keys); with ``is_causal`` none after the query."""
     storage = mask.storage
     pattern, values = storage.pattern, storage.values
     version = -1 if values.is_inference() else values._version
-    kept = _known.setdefault(pattern, {})
-    known = kept.get(is_causal)
-    if known is not None and known.values() is values and known.version == version >= 0:
-        return known.pairs
+    by_causality = _cache.setdefault(pattern, {})
+    cached = by_causality.get(is_causal)
+    if cached is not None and cached.values() is values and cached.version == version >= 0:
+        return cached.pairs
     with untracked():
-        found = _find(mask, is_causal)
-    kept[is_causal] = _Known(weakref.ref(values), version, found)
-    return found
+        pairs = _compute_pairs(mask, is_causal)
+    by_causality[is_causal] = _CachedPairs(weakref.ref(values), version, pairs)
+    return pairs
 
 
-def _find(mask: SparseTensor, is_causal: bool) -> Pairs:
-    kept = torch.tril(mask) if is_causal else mask
-    assert isinstance(kept, SparseTensor)
-    rows = kept.to_format("csr")
+def _compute_pairs(mask: SparseTensor, is_causal: bool) -> MaskPairs:
+    allowed = torch.tril(mask) if is_causal else mask
+    assert isinstance(allowed, SparseTensor)
+    rows = allowed.to_format("csr")
     assert isinstance(rows, SparseTensor)
     if not bool(rows.storage.values.all()):
         rows = rows.eliminate_zeros()
@@ -89,4 +89,4 @@ def _find(mask: SparseTensor, is_causal: bool) -> Pairs:
     queries, keys = mask.shape[-2:]
     batch = tuple(mask.shape[:-2])
     blocks = routines_for(pos).attention_blocks(pos, crd, math.prod(batch), queries, keys)
-    return Pairs(batch, queries, keys, pos, crd, blocks)
+    return MaskPairs(batch, queries, keys, pos, crd, blocks)

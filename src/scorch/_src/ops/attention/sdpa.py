@@ -1,8 +1,8 @@
 """``F.scaled_dot_product_attention`` with a sparse mask, in memory that follows queries, keys and the mask.
 
 A sparse mask of bools lists the pairs that attend, per head and batch if it has those dimensions, which
-broadcast. All heads are computed by one routine (``backends.cpu.routines.attention``), which keeps nothing
-for pairs: what the backward pass needs of them it computes again. A mask of numbers is added to the scores,
+broadcast. All heads are computed by one routine (``backends.cpu.routines.attention``), which saves nothing
+for pairs: backward recomputes what it needs of them. A mask of numbers is added to the scores,
 where what is not stored is a zero: there all pairs attend, and it is computed on dense tensors within the
 dense budget.
 """
@@ -20,16 +20,16 @@ from scorch._src.backends.routines import Heads
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed, untracked
 from scorch._src.ops.attention import reference
-from scorch._src.ops.attention.mask_pairs import Pairs, pairs_of
-from scorch._src.ops.fallback import densely
+from scorch._src.ops.attention.mask_pairs import MaskPairs, find_pairs
+from scorch._src.ops.fallback import run_densely
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, DtypeError, ShapeError
 
-DENSE_FROM = 0.9  # the share of pairs from which on dense attention is faster
-Place = tuple[int, ...]
+MIN_DENSE_SHARE = 0.9  # of pairs, from which on dense attention is faster
+Batch = tuple[int, ...]
 
 
 @implements(F.scaled_dot_product_attention, differentiable=True)
@@ -53,38 +53,38 @@ def scaled_dot_product_attention(
     options = {"scale": scale, "enable_gqa": enable_gqa}
     if is_autocast():
         query, key, value = cast(query, key, value)
-    if not _is_pairs(attn_mask, query, key):
-        given = (query, key, value, attn_mask, dropout_p, is_causal)
-        return _densely(*given, **options)
+    if not _is_pair_mask(attn_mask, query, key):
+        args = (query, key, value, attn_mask, dropout_p, is_causal)
+        return _run_densely(*args, **options)
     assert isinstance(attn_mask, SparseTensor)
-    query, key, value = (_plain(tensor) for tensor in (query, key, value))
+    query, key, value = (_to_dense(tensor) for tensor in (query, key, value))
     if not 0 <= dropout_p <= 1:
         raise ArgumentError(f"dropout_p is a probability between 0 and 1, not {dropout_p}")
     _check_dtypes(query, key, value)
     if enable_gqa:
-        key, value = _repeated("key", key, query), _repeated("value", value, query)
+        key, value = _repeat_heads("key", key, query), _repeat_heads("value", value, query)
     batch = _batch(query, key, value, attn_mask)
-    pairs = pairs_of(attn_mask, is_causal)
-    if pairs.density > DENSE_FROM and is_within_budget(attn_mask.numel()):
-        kept = torch.tril(attn_mask) if is_causal else attn_mask
-        return _densely(query, key, value, kept, dropout_p, scale=scale)
+    pairs = find_pairs(attn_mask, is_causal)
+    if pairs.density > MIN_DENSE_SHARE and is_within_budget(attn_mask.numel()):
+        mask = torch.tril(attn_mask) if is_causal else attn_mask
+        return _run_densely(query, key, value, mask, dropout_p, scale=scale)
     return attend(query, key, value, pairs, batch, scale, dropout_p)
 
 
-def _densely(*args: Any, **kwargs: Any) -> torch.Tensor:
-    found: torch.Tensor = densely(F.scaled_dot_product_attention, args, kwargs)
-    return found
+def _run_densely(*args: Any, **kwargs: Any) -> torch.Tensor:
+    output: torch.Tensor = run_densely(F.scaled_dot_product_attention, args, kwargs)
+    return output
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor, or a dense copy within the budget."""
-    return densely(torch.Tensor.contiguous, (tensor,), {}) if isinstance(tensor, SparseTensor) else tensor
+def _to_dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor as it is, a sparse one as a dense copy within the budget."""
+    return run_densely(torch.Tensor.contiguous, (tensor,), {}) if isinstance(tensor, SparseTensor) else tensor
 
 
-# what is asked ---------------------------------------------------------------------------------------
+# arguments -------------------------------------------------------------------------------------------
 
 
-def _is_pairs(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> bool:
+def _is_pair_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> bool:
     """Whether ``mask`` lists the pairs of queries and keys that attend."""
     if not isinstance(mask, SparseTensor) or mask.dtype != torch.bool:
         return False
@@ -94,7 +94,7 @@ def _is_pairs(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor)
             f"key {tuple(key.shape)} and attn_mask {tuple(mask.shape)}"
         )
     pairs = (query.shape[-2], key.shape[-2])
-    if any(own not in (1, size) for own, size in zip(mask.shape[-2:], pairs, strict=True)):
+    if any(mask_size not in (1, size) for mask_size, size in zip(mask.shape[-2:], pairs, strict=True)):
         raise ShapeError(
             f"attn_mask has shape {tuple(mask.shape)}, but there are {pairs[0]} queries and {pairs[1]} keys: "
             f"it must end with {pairs}"
@@ -110,8 +110,8 @@ def _check_dtypes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -
         )
 
 
-def _repeated(name: str, tensor: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Each head of ``tensor`` for as many heads of the queries as share it."""
+def _repeat_heads(name: str, tensor: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Repeat each head of ``tensor`` for the heads of the queries that share it."""
     if min(tensor.dim(), query.dim()) < 3 or not tensor.shape[-3] or query.shape[-3] % tensor.shape[-3]:
         raise ShapeError(
             f"enable_gqa: the heads of query, shape {tuple(query.shape)}, must be a multiple of those of "
@@ -121,8 +121,8 @@ def _repeated(name: str, tensor: torch.Tensor, query: torch.Tensor) -> torch.Ten
     return tensor if times == 1 else tensor.repeat_interleave(times, -3)
 
 
-def _batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> Place:
-    """The batch dimensions of the result."""
+def _batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> Batch:
+    """Return the batch dimensions of the result."""
     if value.dim() < 2 or query.shape[-1] != key.shape[-1] or value.shape[-2] != key.shape[-2]:
         raise ShapeError(
             f"query (L, E), key (S, E) and value (S, V) have shapes {tuple(query.shape)}, "
@@ -147,31 +147,33 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    pairs: Pairs,
-    batch: Place,
+    pairs: MaskPairs,
+    batch: Batch,
     scale: float | None = None,
     dropout: float = 0.0,
     skipped: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of dense tensors over ``pairs``, without the keys that ``skipped`` (batch..., keys) names."""
+    """Attend over ``pairs``, without the keys that ``skipped`` (batch..., keys) marks."""
     with untracked():
-        heads = heads_of(pairs, batch, query.shape[-1], scale, dropout, skipped)
-    if is_transformed():  # torch.func takes torch's own operations apart
-        wide = reference.attend(_wide(query), _wide(key), _wide(value), pairs, heads)
-        return wide.to(query.dtype)
-    found: torch.Tensor = _Attention.apply(query, key, value, pairs, heads)
-    return found
+        heads = make_heads(pairs, batch, query.shape[-1], scale, dropout, skipped)
+    if is_transformed():  # torch.func transforms torch's own operations
+        output_wide = reference.attend(
+            _at_least_float32(query), _at_least_float32(key), _at_least_float32(value), pairs, heads
+        )
+        return output_wide.to(query.dtype)
+    output: torch.Tensor = _Attention.apply(query, key, value, pairs, heads)
+    return output
 
 
-def heads_of(
-    pairs: Pairs,
-    batch: Place,
+def make_heads(
+    pairs: MaskPairs,
+    batch: Batch,
     features: int,
     scale: float | None,
     dropout: float = 0.0,
     skipped: torch.Tensor | None = None,
 ) -> Heads:
-    """The heads of a batch, each with its mask."""
+    """Describe the heads of a batch, each with its mask."""
     factor = 1 / math.sqrt(max(features, 1)) if scale is None else scale
     masks: list[int] = [0] * math.prod(batch)
     if pairs.masks > 1:
@@ -180,46 +182,51 @@ def heads_of(
     return Heads(pairs.blocks, batch, masks, factor, dropout, (first, second), skipped)
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In float32 at least, as torch computes attention."""
+def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """Convert to float32 at least, as torch computes attention."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 class _Attention(torch.autograd.Function):
-    """All heads in one call; gradients of gradients go pair by pair."""
+    """All heads in one call; double backward goes pair by pair."""
 
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pairs: Pairs, heads: Heads
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pairs: MaskPairs, heads: Heads
     ) -> torch.Tensor:
         ctx.pairs, ctx.heads = pairs, heads
-        Q, K, V = (_wide(tensor.detach()) for tensor in (query, key, value))
-        made = routines_for(Q).attention(Q, K, V, heads)
-        ctx.is_whole = made is not None
-        if made is None:
+        Q, K, V = (_at_least_float32(tensor.detach()) for tensor in (query, key, value))
+        result = routines_for(Q).attention(Q, K, V, heads)
+        ctx.has_state = result is not None
+        if result is None:
             ctx.save_for_backward(query, key, value)
             return reference.attend(Q, K, V, pairs, heads).to(query.dtype)
-        found, state = made
-        ctx.save_for_backward(query, key, value, found, state)
-        return found.to(query.dtype)
+        output, state = result
+        ctx.save_for_backward(query, key, value, output, state)
+        return output.to(query.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """From the queries' maxima and sums, or where its gradient is wanted too, pair by pair."""
-        q, k, v, *kept = ctx.saved_tensors
-        given = (q, k, v)
-        if torch.is_grad_enabled() or not ctx.is_whole:
+        """Use the saved maxima and sums of queries, or go pair by pair for double backward."""
+        q, k, v, *saved = ctx.saved_tensors
+        inputs = (q, k, v)
+        if torch.is_grad_enabled() or not ctx.has_state:
             with torch.enable_grad():
-                again = reference.attend(_wide(q), _wide(k), _wide(v), ctx.pairs, ctx.heads)
-            wanted = [tensor for tensor in given if tensor.requires_grad]
-            made = iter(
-                torch.autograd.grad(again, wanted, gradient.to(again), create_graph=torch.is_grad_enabled())
+                output = reference.attend(
+                    _at_least_float32(q), _at_least_float32(k), _at_least_float32(v), ctx.pairs, ctx.heads
+                )
+            differentiated = [tensor for tensor in inputs if tensor.requires_grad]
+            gradients = iter(
+                torch.autograd.grad(
+                    output, differentiated, gradient.to(output), create_graph=torch.is_grad_enabled()
+                )
             )
-            return *(next(made) if tensor.requires_grad else None for tensor in given), None, None
-        out, state = kept
-        Q, K, V = (_wide(tensor) for tensor in given)
+            return *(next(gradients) if tensor.requires_grad else None for tensor in inputs), None, None
+        out, state = saved
+        Q, K, V = (_at_least_float32(tensor) for tensor in inputs)
         grads = routines_for(Q).attention_backward(Q, K, V, ctx.heads, out, state, gradient.to(Q))
-        found = (
-            made.sum_to_size(tensor.shape).to(tensor.dtype) for made, tensor in zip(grads, given, strict=True)
+        results = (
+            grad.sum_to_size(tensor.shape).to(tensor.dtype)
+            for grad, tensor in zip(grads, inputs, strict=True)
         )
-        return *found, None, None
+        return *results, None, None

@@ -1,6 +1,6 @@
-"""What nodes take from their neighbours, with gradients: sums with weights, means, maxima, attention.
+"""Aggregate over neighbours, with gradients: weighted sums, means, maxima, attention.
 
-Each is one kernel over the rows of the graph; the way back is one over its columns, kept as rows of the
+Each is one kernel over the rows of the graph; backward is one over its columns, kept as rows of the
 transposed graph, so that both read rows of features in parallel and write each result once.
 """
 
@@ -16,8 +16,8 @@ from scorch._src.backends.base import is_served, routines_for, served_in_words
 from scorch._src.backends.routines import Options, Scores
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
-from scorch._src.ops.graph.edge_weights import Weighted
-from scorch._src.ops.graph.graph import Graph, graph_of, is_learned
+from scorch._src.ops.graph.edge_weights import WeightedGraph
+from scorch._src.ops.graph.graph import Graph, graph_of, is_tracked
 from scorch._src.ops.products import matmul
 from scorch._src.statements.autograd import UNREAD
 from scorch._src.statements.evaluate import evaluate
@@ -29,134 +29,134 @@ from scorch.errors import OperandError, ShapeError
 Tensor = torch.Tensor
 
 
-def computed(tensor: Tensor) -> Tensor:
-    """A dense tensor in the precision that kernels compute in."""
+def to_kernel_dtype(tensor: Tensor) -> Tensor:
+    """Convert a dense tensor to a dtype that kernels compute in."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
 
 
 # sums ------------------------------------------------------------------------------------------------
 
 
-def total(weighted: Weighted, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``out[i,:] = w[i,j] * x[j,:] + bias``."""
+def sum_weighted(weighted: WeightedGraph, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute ``out[i,:] = w[i,j] * x[j,:] + bias``."""
     if is_transformed():
-        values = weighted.learned
+        values = weighted.tracked_values
         matrix = weighted.matrix if values is None else sparse_of(weighted.graph.pattern, values)
         product: Any = matmul.mm(matrix, x)
         return product if bias is None else product + bias  # type: ignore[no-any-return]
-    found: Tensor = apply(_Total, x, weighted.learned, bias, weighted)
-    return found
+    result: Tensor = apply(_WeightedSum, x, weighted.tracked_values, bias, weighted)
+    return result
 
 
-class _Total(torch.autograd.Function):
+class _WeightedSum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, values: Tensor | None, bias: Tensor | None, weighted: Weighted
+        ctx: Any, x: Tensor, values: Tensor | None, bias: Tensor | None, weighted: WeightedGraph
     ) -> Tensor:
         ctx.weighted = weighted
         if values is not None:
             ctx.save_for_backward(x, values)
         if UNREAD.get():
             return x.new_zeros(()).expand(weighted.graph.shape[0], x.shape[1])
-        found: Any = matmul.mm(weighted.matrix, x.detach())
-        return found if bias is None else found.add_(bias)  # type: ignore[no-any-return]
+        product: Any = matmul.mm(weighted.matrix, x.detach())
+        return product if bias is None else product.add_(bias)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        weighted: Weighted = ctx.weighted
+        weighted: WeightedGraph = ctx.weighted
         saved: Any = ctx.saved_tensors or (None, None)
         x, values = saved
-        of_x = of_values = of_bias = None
+        x_grad = values_grad = bias_grad = None
         if ctx.needs_input_grad[0]:
             is_fixed = values is None or not torch.is_grad_enabled()
-            of_x = matmul.mm(weighted.turned if is_fixed else weighted.turned_by(values), grad)
+            x_grad = matmul.mm(weighted.transposed if is_fixed else weighted.transpose_with(values), grad)
         if ctx.needs_input_grad[1]:
-            of_values = _sampled(weighted.graph, grad, x)
+            values_grad = _sample_products(weighted.graph, grad, x)
         if ctx.needs_input_grad[2]:
-            of_bias = grad.sum(0)
-        return of_x, of_values, of_bias, None
+            bias_grad = grad.sum(0)
+        return x_grad, values_grad, bias_grad, None
 
 
-def _sampled(graph: Graph, rows: Tensor, columns: Tensor) -> Tensor:
-    """The inner products of ``rows`` and ``columns`` for each entry."""
+def _sample_products(graph: Graph, rows: Tensor, columns: Tensor) -> Tensor:
+    """Compute the inner products of ``rows`` and ``columns`` at each entry."""
     ones = SparseTensor(Storage(graph.pattern, torch.ones(graph.size, dtype=rows.dtype, device=rows.device)))
-    found = evaluate("S[i,j] = M[i,j] * A[i,k] * B[j,k]", M=ones, A=rows, B=columns, format="csr")
-    assert isinstance(found, SparseTensor)
-    return values_of(found)
+    products = evaluate("S[i,j] = M[i,j] * A[i,k] * B[j,k]", M=ones, A=rows, B=columns, format="csr")
+    assert isinstance(products, SparseTensor)
+    return values_of(products)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``, where ``x`` may be sparse."""
-    if not isinstance(x, SparseTensor) or is_compiling() or is_learned(x):
+def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute ``x @ weight.T + bias``, where ``x`` may be sparse."""
+    if not isinstance(x, SparseTensor) or is_compiling() or is_tracked(x):
         return torch.nn.functional.linear(x, weight, bias)
     if x.dim() != 2 or x.shape[1] != weight.shape[1]:
         raise ShapeError(f"x has shape {tuple(x.shape)}, but the weight takes {weight.shape[1]} features")
     graph, values = graph_of(x, (x.shape[0], x.shape[1]))
     assert values is not None
     dtype = weight.dtype
-    weighted = graph.keep(values, dtype, lambda: Weighted(graph, values.to(dtype)))
-    return total(weighted, weight.t(), bias)
+    weighted = graph.cached(values, dtype, lambda: WeightedGraph(graph, values.to(dtype)))
+    return sum_weighted(weighted, weight.t(), bias)
 
 
 # maxima ----------------------------------------------------------------------------------------------
 
 
 def maximum(graph: Graph, x: Tensor) -> Tensor:
-    """The largest of the rows of ``x`` that each target takes from; zeros where there are none."""
+    """Compute the maximum over the neighbours' rows of ``x``; zeros where there are none."""
     if is_transformed():
-        return _largest(graph, x)
-    keep = torch.is_grad_enabled() and x.requires_grad
-    found: Tensor = apply(_Maximum, x.contiguous(), graph, keep)
-    return found
+        return _max_composed(graph, x)
+    needs_grad = torch.is_grad_enabled() and x.requires_grad
+    result: Tensor = apply(_NeighbourMax, x.contiguous(), graph, needs_grad)
+    return result
 
 
-class _Maximum(torch.autograd.Function):
-    """Of several neighbours that reach the maximum, each gets an equal part of the gradient."""
+class _NeighbourMax(torch.autograd.Function):
+    """The maximum over neighbours; of several that reach it, each gets an equal part of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, graph: Graph, keep: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, graph: Graph, needs_grad: bool) -> Tensor:
         rows = graph.rows(x.dtype)
-        found, ties = routines_for(x).neighbour_max((rows.pos, rows.crd, rows.counts), x, keep)
+        maxima, ties = routines_for(x).neighbour_max((rows.pos, rows.crd, rows.counts), x, needs_grad)
         ctx.graph = graph
         if ties is not None:
-            ctx.save_for_backward(x, found, ties)
-        return found
+            ctx.save_for_backward(x, maxima, ties)
+        return maxima
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        x, found, ties = (tensor.detach() for tensor in ctx.saved_tensors)
-        return _reached(ctx.graph, found, x, grad / ties, True), None, None
+        x, maxima, ties = (tensor.detach() for tensor in ctx.saved_tensors)
+        return _sum_where_max(ctx.graph, maxima, x, grad / ties, True), None, None
 
 
-def _reached(graph: Graph, largest: Tensor, x: Tensor, flow: Tensor, is_back: bool) -> Tensor:
-    """Sums of rows of ``flow`` along edges by which a source reaches the maximum of a target.
+def _sum_where_max(graph: Graph, maxima: Tensor, x: Tensor, flow: Tensor, is_backward: bool) -> Tensor:
+    """Sum rows of ``flow`` along edges by which a source reaches the maximum of a target.
 
-    They go from targets to sources on the way back, else from sources to targets.
+    They go from targets to sources in backward, else from sources to targets.
     """
-    found: Tensor = apply(_Reached, flow.contiguous(), graph, largest, x, is_back)
-    return found
+    result: Tensor = apply(_SumWhereMax, flow.contiguous(), graph, maxima, x, is_backward)
+    return result
 
 
-class _Reached(torch.autograd.Function):
+class _SumWhereMax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, flow: Tensor, graph: Graph, largest: Tensor, x: Tensor, is_back: bool) -> Tensor:
-        ctx.given = graph, largest, x, is_back
-        rows = graph.columns(x.dtype) if is_back else graph.rows(x.dtype)
-        ends = (x, largest) if is_back else (largest, x)
+    def forward(ctx: Any, flow: Tensor, graph: Graph, maxima: Tensor, x: Tensor, is_backward: bool) -> Tensor:
+        ctx.inputs = graph, maxima, x, is_backward
+        rows = graph.columns(x.dtype) if is_backward else graph.rows(x.dtype)
+        ends = (x, maxima) if is_backward else (maxima, x)
         return routines_for(rows.pos).neighbour_max_backward((rows.pos, rows.crd, rows.counts), *ends, flow)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        graph, largest, x, is_back = ctx.given
-        return _reached(graph, largest, x, grad, not is_back), None, None, None, None
+        graph, maxima, x, is_backward = ctx.inputs
+        return _sum_where_max(graph, maxima, x, grad, not is_backward), None, None, None, None
 
 
-def _largest(graph: Graph, x: Tensor) -> Tensor:
-    """``maximum`` in functions of torch."""
-    rows, columns = graph.each
-    found = x.new_zeros(graph.shape[0], x.shape[1])
-    places = rows.unsqueeze(1).expand(-1, x.shape[1])
-    return found.scatter_reduce(0, places, x.index_select(0, columns), "amax", include_self=False)
+def _max_composed(graph: Graph, x: Tensor) -> Tensor:
+    """Compute ``maximum`` in functions of torch."""
+    rows, columns = graph.edge_ends
+    start = x.new_zeros(graph.shape[0], x.shape[1])
+    positions = rows.unsqueeze(1).expand(-1, x.shape[1])
+    return start.scatter_reduce(0, positions, x.index_select(0, columns), "amax", include_self=False)
 
 
 # attention -------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def attend(
     dropout: float = 0.0,
     edges: Tensor | None = None,
 ) -> Tensor:
-    """Sums of the rows of ``x`` (sources, heads, features), weighted by a softmax over each target's sources.
+    """Sum the rows of ``x`` (sources, heads, features), weighted by a softmax over each target's sources.
 
     Scores are ``leaky_relu(sources[j,h] + targets[i,h] + edges[e,h], slope)``, with e the entry (i, j);
     ``dropout`` drops weights after softmax.
@@ -182,15 +182,17 @@ def attend(
             f"{tuple(sources.shape)} and {tuple(targets.shape)}"
         )
     if is_transformed():
-        return _attended(graph, x, sources, targets, edges, slope, dropout)
+        return _attend_composed(graph, x, sources, targets, edges, slope, dropout)
     seed = int(torch.randint(-(2**63), 2**63 - 1, (), device=HOST)) if dropout else 0
-    given = [x.contiguous(), sources.contiguous(), targets.contiguous(), edges]
-    keep = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
-    found: Tensor = apply(_Attend, *given, graph, Options(slope, dropout, seed), keep)
-    return found
+    inputs = [x.contiguous(), sources.contiguous(), targets.contiguous(), edges]
+    needs_grad = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in inputs
+    )
+    result: Tensor = apply(_GraphAttention, *inputs, graph, Options(slope, dropout, seed), needs_grad)
+    return result
 
 
-class _Attend(torch.autograd.Function):
+class _GraphAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -200,42 +202,46 @@ class _Attend(torch.autograd.Function):
         edges: Tensor | None,
         graph: Graph,
         options: Any,
-        keep: bool,
+        needs_grad: bool,
     ) -> Tensor:
         scores = Scores(sources, targets, edges)
-        found, kept = routines_for(x).graph_attention(graph.rows(x.dtype), x, scores, options, keep)
+        result, saved = routines_for(x).graph_attention(graph.rows(x.dtype), x, scores, options, needs_grad)
         ctx.graph, ctx.options = graph, options
-        if kept is not None:
-            ctx.save_for_backward(x, sources, targets, edges, kept)
-        return found
+        if saved is not None:
+            ctx.save_for_backward(x, sources, targets, edges, saved)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        *given, kept = ctx.saved_tensors
+        *inputs, saved = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_attend_again(ctx, given, kept, grad), None, None, None
-        x, graph, grad = given[0], ctx.graph, grad.contiguous()
-        scores = Scores(*given[1:])
+            return *_attend_double_backward(ctx, inputs, saved, grad), None, None, None
+        x, graph, grad = inputs[0], ctx.graph, grad.contiguous()
+        scores = Scores(*inputs[1:])
         routines, options = routines_for(x), ctx.options
         rows, columns = graph.rows(x.dtype), graph.columns(x.dtype)
-        each, of_targets = routines.graph_attention_scores_backward(rows, x, scores, options, kept, grad)
-        of_x, of_sources = routines.graph_attention_features_backward(columns, options, kept, each, grad)
-        return of_x, of_sources, of_targets, None if scores.edges is None else each, None, None, None
+        edge_grad, target_grad = routines.graph_attention_scores_backward(
+            rows, x, scores, options, saved, grad
+        )
+        x_grad, source_grad = routines.graph_attention_features_backward(
+            columns, options, saved, edge_grad, grad
+        )
+        return x_grad, source_grad, target_grad, None if scores.edges is None else edge_grad, None, None, None
 
 
-def _attend_again(ctx: Any, given: Any, kept: Tensor, grad: Tensor) -> list[Tensor | None]:
-    """The gradients, from functions that have gradients again; what was dropped is dropped."""
+def _attend_double_backward(ctx: Any, inputs: Any, saved: Tensor, grad: Tensor) -> list[Tensor | None]:
+    """Compute gradients that are differentiable again; the same weights are dropped."""
     options = ctx.options
-    is_kept = ~kept.signbit() if options.dropout else None
-    x, sources, targets, edges = given
-    found = _attended(ctx.graph, x, sources, targets, edges, options.slope, options.dropout, is_kept)
-    needed = ctx.needs_input_grad[: len(given)]
-    wanted = [tensor for tensor, is_needed in zip(given, needed, strict=True) if is_needed]
-    made = iter(torch.autograd.grad(found, wanted, grad, create_graph=True))
-    return [next(made) if is_needed else None for is_needed in needed]
+    is_kept = ~saved.signbit() if options.dropout else None
+    x, sources, targets, edges = inputs
+    result = _attend_composed(ctx.graph, x, sources, targets, edges, options.slope, options.dropout, is_kept)
+    needed = ctx.needs_input_grad[: len(inputs)]
+    differentiated = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
+    gradients = iter(torch.autograd.grad(result, differentiated, grad, create_graph=True))
+    return [next(gradients) if is_needed else None for is_needed in needed]
 
 
-def _attended(
+def _attend_composed(
     graph: Graph,
     x: Tensor,
     sources: Tensor,
@@ -245,15 +251,15 @@ def _attended(
     dropout: float,
     is_kept: Tensor | None = None,
 ) -> Tensor:
-    """``attend`` in functions that have all derivatives; numbers are made for each entry and head."""
+    """Compute ``attend`` in functions that have all derivatives, with numbers for each entry and head."""
     rows = graph.targets
     scores = sources.index_select(0, graph.sources) + targets.index_select(0, rows)
     scores = F.leaky_relu(scores if edges is None else scores + edges, slope)
-    places = rows.unsqueeze(1).expand(-1, scores.shape[1])
-    most = targets.detach().new_full(targets.shape, -torch.inf)
-    most = most.scatter_reduce(0, places, scores.detach(), "amax")
+    positions = rows.unsqueeze(1).expand(-1, scores.shape[1])
+    maxima = targets.detach().new_full(targets.shape, -torch.inf)
+    maxima = maxima.scatter_reduce(0, positions, scores.detach(), "amax")
     counts = graph.counts_as(x.dtype)
-    weights = (scores - most.index_select(0, rows)).exp()
+    weights = (scores - maxima.index_select(0, rows)).exp()
     weights = weights if counts is None else weights * counts.unsqueeze(1)
     sums = torch.zeros_like(targets).index_add(0, rows, weights)
     weights = weights / sums.index_select(0, rows)
@@ -261,17 +267,17 @@ def _attended(
         weights = weights * is_kept * (1 / (1 - dropout) if dropout < 1 else 0.0)
     elif dropout:
         weights = F.dropout(weights, dropout)
-    whole, parts = graph.merged
-    if parts is not None:
-        weights = torch.zeros_like(weights[: whole.size]).index_add(0, parts, weights)
-    matrix = sparse_of(whole.rows_of(x.shape[1]), weights.flatten())
-    found = evaluate("O[i,h,k] = P[i,j,h] * X[j,h,k]", P=matrix, X=x, format="dense")
-    assert isinstance(found, torch.Tensor)
-    return found
+    coalesced, entry_numbers = graph.coalesced
+    if entry_numbers is not None:
+        weights = torch.zeros_like(weights[: coalesced.size]).index_add(0, entry_numbers, weights)
+    matrix = sparse_of(coalesced.pattern_with_features(x.shape[1]), weights.flatten())
+    result = evaluate("O[i,h,k] = P[i,j,h] * X[j,h,k]", P=matrix, X=x, format="dense")
+    assert isinstance(result, torch.Tensor)
+    return result
 
 
 def check_nodes(name: str, x: Any, features: int) -> None:
-    """Refuse what is no matrix of that many features for each node."""
+    """Raise unless ``x`` is a matrix of that many features for each node."""
     if not isinstance(x, torch.Tensor):
         raise OperandError(f"{name} is a tensor of features for each node, not a {type(x).__name__}")
     if x.dim() != 2 or x.shape[1] != features:

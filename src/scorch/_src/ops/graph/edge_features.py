@@ -1,6 +1,6 @@
 """Features of edges, in the order of the entries of a graph; loops that are added get some too.
 
-Features are given with a row for each edge of an ``edge_index``, with a row for each stored entry of a matrix
+Features have a row for each edge of an ``edge_index``, a row for each stored entry of a matrix
 in the order of its ``values()``, or as the last dimension of a tensor (targets, sources, features) whose
 entries have all of them. Edges that repeat are edges of their own here: each has its own features.
 """
@@ -16,7 +16,14 @@ from scorch._src.backends.base import routines_for
 from scorch._src.engine.execute import convert_cached
 from scorch._src.formats import Format
 from scorch._src.loops.types import LAST_INT32
-from scorch._src.ops.graph.graph import Graph, ends_of, graph_of, kept, kept_with, matrix_or_edges
+from scorch._src.ops.graph.graph import (
+    Graph,
+    as_matrix_or_edges,
+    cached_with,
+    graph_of,
+    outside_modes,
+    split_edge_index,
+)
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -28,42 +35,42 @@ FILLS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "amax", "min": "amin
 _matrices: weakref.WeakKeyDictionary[Pattern, Pattern] = weakref.WeakKeyDictionary()
 
 
-def with_features(
+def graph_with_features(
     adj: Any, shape: tuple[int, int], edge_attr: Tensor | None, fill: str | None, filled: Tensor | None
 ) -> tuple[Graph, Tensor]:
-    """The graph with one entry for each edge, and the features of its entries.
+    """Return the graph with one entry for each edge, and the features of its entries.
 
     With ``fill`` (one of ``FILLS``) loops are replaced by one of each node. Its features are ``filled``, or
     what ``fill`` makes of those of the other edges that end there.
     """
-    given, source = matrix_or_edges(adj), edge_attr
+    matrix_or_edges, source = as_matrix_or_edges(adj), edge_attr
     if source is None:
-        given, source, width = _apart(given)
+        matrix_or_edges, source, width = _split_features(matrix_or_edges)
         attributes = source.view(-1, width)
     else:
         attributes = source.unsqueeze(1) if source.dim() == 1 else source
-    known, count = _entries(given, shape, fill is not None)
+    edges, count = _edges_of(matrix_or_edges, shape, fill is not None)
     if attributes.dim() != 2 or attributes.shape[0] != count:
-        what = "stored entries" if isinstance(given, SparseTensor) else "edges"
+        noun = "stored entries" if isinstance(matrix_or_edges, SparseTensor) else "edges"
         raise ShapeError(
-            f"edge_attr has shape {tuple(source.shape)}, but the graph has {count} {what}: give a row of "
+            f"edge_attr has shape {tuple(source.shape)}, but the graph has {count} {noun}: give a row of "
             "features for each"
         )
-    graph, places = known
+    graph, positions = edges
 
     def make() -> Tensor:
         if fill is None:
-            return attributes.index_select(0, places)
-        loops = _filled(graph, places, attributes, fill, filled)
-        return torch.cat([attributes, loops]).index_select(0, places)
+            return attributes.index_select(0, positions)
+        loops = _fill_loops(graph, positions, attributes, fill, filled)
+        return torch.cat([attributes, loops]).index_select(0, positions)
 
     if filled is not None:
         return graph, make()
-    return graph, graph.keep(source, ("features", fill), make)
+    return graph, graph.cached(source, ("features", fill), make)
 
 
-def _apart(adj: Tensor) -> tuple[SparseTensor, Tensor, int]:
-    """A tensor with features for each entry as a matrix, all features, and how many an entry has."""
+def _split_features(adj: Tensor) -> tuple[SparseTensor, Tensor, int]:
+    """Split a tensor with features into a matrix, all features, and the number per entry."""
     if not isinstance(adj, SparseTensor):
         raise ArgumentError("edge_index has no features of edges: give edge_attr")
     if adj.dim() == 2:
@@ -84,15 +91,15 @@ def _apart(adj: Tensor) -> tuple[SparseTensor, Tensor, int]:
     return SparseTensor(Storage(matrix, matrix.present)), values_of(adj), adj.shape[2]
 
 
-def _entries(adj: Tensor, shape: tuple[int, int], loops: bool) -> tuple[tuple[Graph, Tensor], int]:
-    """The graph of all edges, for each entry the row of its features, and how many edges were given.
+def _edges_of(adj: Tensor, shape: tuple[int, int], loops: bool) -> tuple[tuple[Graph, Tensor], int]:
+    """Return the graph of all edges, the row of each entry's features, and the number of edges passed.
 
     Features of loops follow those of all edges.
     """
     if not isinstance(adj, SparseTensor):
         key = ("edges", loops, shape)
-        made = kept_with(adj, key, lambda: _sorted(*ends_of(adj, shape), None, shape, loops))
-        return made, adj.shape[1]
+        edges = cached_with(adj, key, lambda: _sort_edges(*split_edge_index(adj, shape), None, shape, loops))
+        return edges, adj.shape[1]
     storage = adj.storage
     if storage.pattern.format.is_padded:
         raise UnsupportedError(
@@ -105,16 +112,16 @@ def _entries(adj: Tensor, shape: tuple[int, int], loops: bool) -> tuple[tuple[Gr
     def make() -> tuple[Graph, Tensor]:
         numbers = Storage(storage.pattern, torch.arange(storage.pattern.size, device=storage.device))
         order = convert_cached(numbers, graph.pattern.format).values
-        return _sorted(graph.sources, graph.targets, order, shape, loops)
+        return _sort_edges(graph.sources, graph.targets, order, shape, loops)
 
-    return graph.keep(graph.crd, ("edges", loops), make), storage.pattern.size
+    return graph.cached(graph.crd, ("edges", loops), make), storage.pattern.size
 
 
-@kept
-def _sorted(
+@outside_modes
+def _sort_edges(
     sources: Tensor, targets: Tensor, numbers: Tensor | None, shape: tuple[int, int], loops: bool
 ) -> tuple[Graph, Tensor]:
-    """Edges as rows of sources; ``numbers`` says which edge each was, unless they are in order."""
+    """Sort edges as rows of sources; ``numbers`` are their original numbers, unless they are in order."""
     rows, columns = shape
     count = sources.numel()
     if numbers is None:
@@ -125,20 +132,24 @@ def _sorted(
         sources, targets = torch.cat([sources[others], nodes]), torch.cat([targets[others], nodes])
         numbers = torch.cat([numbers[others], count + nodes])
     keys, order = torch.sort(targets * columns + sources, stable=True)
-    found = keys.div(max(columns, 1), rounding_mode="floor")
+    row = keys.div(max(columns, 1), rounding_mode="floor")
     index = torch.int32 if max(rows, columns, keys.numel()) <= LAST_INT32 else torch.int64
-    pos, crd = routines_for(found).row_pointers(found, rows).to(index), (keys - found * columns).to(index)
+    pos, crd = routines_for(row).row_pointers(row, rows).to(index), (keys - row * columns).to(index)
     return Graph(shape, pos, crd), numbers[order]
 
 
-def _filled(graph: Graph, places: Tensor, features: Tensor, fill: str, filled: Tensor | None) -> Tensor:
-    """The features of loops, for each node."""
+def _fill_loops(
+    graph: Graph, positions: Tensor, features: Tensor, fill: str, filled: Tensor | None
+) -> Tensor:
+    """Compute the features of loops, for each node."""
     count = min(graph.shape)
     if filled is not None:
         return filled.to(features.dtype).expand(count, features.shape[1])
-    is_edge = places < features.shape[0]
-    targets, own = graph.targets[is_edge], features.index_select(0, places[is_edge])
-    start = own.new_ones if fill == "mul" else own.new_zeros
-    found = start(graph.shape[0], own.shape[1])
-    index = targets.unsqueeze(1).expand(-1, own.shape[1])
-    return found.scatter_reduce(0, index, own, FILLS[fill], include_self=fill == "mul")[:count]
+    is_edge = positions < features.shape[0]
+    targets, edge_features = graph.targets[is_edge], features.index_select(0, positions[is_edge])
+    start = edge_features.new_ones if fill == "mul" else edge_features.new_zeros
+    start_values = start(graph.shape[0], edge_features.shape[1])
+    index = targets.unsqueeze(1).expand(-1, edge_features.shape[1])
+    return start_values.scatter_reduce(0, index, edge_features, FILLS[fill], include_self=fill == "mul")[
+        :count
+    ]

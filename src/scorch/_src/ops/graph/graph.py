@@ -1,8 +1,8 @@
-"""A graph as layers read it: for each target the sources it takes from, and what is found out about it once.
+"""A graph as layers read it: for each target its sources, and what is computed of it once.
 
-A graph is given as a sparse matrix of targets x sources (PyG's ``adj_t``), or as PyG's ``edge_index``, whose
-first row has sources and whose second has targets. What is made of it (rows, the transposed rows, loops,
-normalised weights) is kept as long as the tensor it comes from, and made anew when that was changed.
+A graph is passed as a sparse matrix of targets x sources (PyG's ``adj_t``), or as PyG's ``edge_index``, whose
+first row has sources and whose second has targets. What is computed of it (rows, the transposed rows, loops,
+normalised weights) is cached as long as the tensor it comes from lives, and recomputed when that was changed.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from scorch._src.torch_internals import is_functorch_wrapped_tensor as is_wrappe
 from scorch.errors import DtypeError, IndexRangeError, OperandError, ShapeError, UnsupportedError
 
 CSR = as_format("csr", 2)
-ROWS = as_format("dsd", 3)
-MOST_KEPT = 8  # things made of weights that a graph remembers
-Made = TypeVar("Made")
+CSR_WITH_FEATURES = as_format("dsd", 3)
+MAX_CACHED_PER_GRAPH = 8
+Result = TypeVar("Result")
 
 
-def kept(make: Callable[..., Made]) -> Callable[..., Made]:
-    """``make``, whose tensors outlive blocks of ``torch.inference_mode`` and ``torch.func``: not theirs."""
+def outside_modes(make: Callable[..., Result]) -> Callable[..., Result]:
+    """Run ``make`` outside of ``torch.inference_mode`` and ``torch.func``: its tensors outlive them."""
 
     @functools.wraps(make)
-    def normally(*args: Any) -> Made:
+    def run_outside(*args: Any) -> Result:
         is_inference = torch.is_inference_mode_enabled()
         if not is_inference and not is_transformed():
             return make(*args)
         with torch.inference_mode(False) if is_inference else contextlib.nullcontext(), untracked():
             return make(*args)
 
-    return normally
+    return run_outside
 
 
-def is_learned(weights: torch.Tensor) -> bool:
-    """Whether what is made of ``weights`` must be connected to them, for autograd or ``torch.func``."""
+def is_tracked(weights: torch.Tensor) -> bool:
+    """Whether what is computed of ``weights`` must be connected to them, for autograd or ``torch.func``."""
     if isinstance(weights, SparseTensor) and is_wrapped(weights.storage.values):
         return True
     return (torch.is_grad_enabled() and any_requires_grad(weights)) or is_wrapped(weights)
@@ -61,8 +61,8 @@ def is_learned(weights: torch.Tensor) -> bool:
 class Graph:
     """Compressed rows of sources for each target, in order, and each pair once unless edges have features.
 
-    ``counts`` has how often each pair is an edge, None if once. ``given`` has for each edge as it was given
-    the entry that it is part of; None where edges are entries.
+    ``counts``: how often each pair is an edge, None if once. ``entry_of_edge``: the entry of each edge of the
+    edge_index; None where edges are entries.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Graph:
         pos: torch.Tensor,
         crd: torch.Tensor,
         counts: torch.Tensor | None = None,
-        given: torch.Tensor | None = None,
+        entry_of_edge: torch.Tensor | None = None,
     ) -> None:
         self.shape, self.pos, self.crd = shape, pos, crd
-        self.counts, self.given = counts, given
-        self._kept: list[tuple[torch.Tensor, int, object, Any]] = []
+        self.counts, self.entry_of_edge = counts, entry_of_edge
+        self._cached: list[tuple[torch.Tensor, int, object, Any]] = []
         self._cast: dict[torch.dtype, torch.Tensor] = {}
 
     @property
     def size(self) -> int:
-        """How many pairs there are."""
+        """The number of pairs."""
         return self.crd.numel()
 
     @functools.cached_property
@@ -88,56 +88,56 @@ class Graph:
         return Pattern(CSR, self.shape, (None, self.pos), (None, self.crd), (self.shape[0], self.size))
 
     @functools.cached_property
-    @kept
+    @outside_modes
     def targets(self) -> torch.Tensor:
         """The target of each entry."""
         numbers = torch.arange(self.shape[0], device=self.crd.device)
         return numbers.repeat_interleave(self.pos.diff(), output_size=self.size)
 
     @functools.cached_property
-    @kept
+    @outside_modes
     def sources(self) -> torch.Tensor:
         """The source of each entry."""
         return self.crd.to(torch.int64)
 
     @functools.cached_property
-    @kept
-    def each(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Target and source of each edge: of entries, as often as they count."""
+    @outside_modes
+    def edge_ends(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Target and source of each edge: entries, as often as they count."""
         if self.counts is None:
             return self.targets, self.sources
         return self.targets.repeat_interleave(self.counts), self.sources.repeat_interleave(self.counts)
 
-    def rows_of(self, size: int) -> Pattern:
-        """The pattern of a tensor with ``size`` numbers for each entry."""
+    def pattern_with_features(self, size: int) -> Pattern:
+        """Return the pattern of a tensor with ``size`` numbers for each entry."""
         shape, counts = (*self.shape, size), (self.shape[0], self.size, self.size * size)
-        return Pattern(ROWS, shape, (None, self.pos, None), (None, self.crd, None), counts)
+        return Pattern(CSR_WITH_FEATURES, shape, (None, self.pos, None), (None, self.crd, None), counts)
 
     def counts_as(self, dtype: torch.dtype) -> torch.Tensor | None:
-        """How often each pair is an edge."""
+        """Return how often each pair is an edge, in ``dtype``."""
         counts = self.counts
         if counts is None:
             return None
-        found = self._cast.get(dtype)
-        if found is None:
-            found = self._cast[dtype] = kept(lambda: counts.to(dtype))()
-        return found
+        converted = self._cast.get(dtype)
+        if converted is None:
+            converted = self._cast[dtype] = outside_modes(lambda: counts.to(dtype))()
+        return converted
 
     def rows(self, dtype: torch.dtype) -> Rows:
         return Rows(self.pos, self.crd, self.counts_as(dtype))
 
     @functools.cached_property
-    @kept
+    @outside_modes
     def degrees(self) -> torch.Tensor:
-        """How many edges end at each target."""
+        """The number of edges that end at each target."""
         if self.counts is None:
             return self.pos.diff()
         return self.pos.new_zeros(self.shape[0]).index_add_(0, self.targets, self.counts.to(self.pos.dtype))
 
     @functools.cached_property
-    @kept
-    def merged(self) -> tuple[Graph, torch.Tensor | None]:
-        """The graph with each pair once, and which of its entries each is part of; None if it is this one."""
+    @outside_modes
+    def coalesced(self) -> tuple[Graph, torch.Tensor | None]:
+        """The graph with each pair once, and the entry that each becomes part of; None if it is this one."""
         if self.size < 2:
             return self, None
         is_same = (self.targets[1:] == self.targets[:-1]) & (self.crd[1:] == self.crd[:-1])
@@ -148,30 +148,30 @@ class Graph:
         pos = routines_for(targets).row_pointers(targets, self.shape[0]).to(self.pos.dtype)
         return Graph(self.shape, pos, self.crd[is_new]), is_new.cumsum(0) - 1
 
-    # other graphs ------------------------------------------------------------------------------------
+    # derived graphs ----------------------------------------------------------------------------------
 
     @functools.cached_property
-    @kept
-    def turned(self) -> tuple[Graph, torch.Tensor]:
-        """The graph with all edges turned round, and which entry each of its entries is here.
+    @outside_modes
+    def transposed(self) -> tuple[Graph, torch.Tensor]:
+        """The graph with all edges reversed, and the entry that each of its entries is here.
 
-        That of a symmetric graph has the same arrays, not copies.
+        The transpose of a symmetric graph shares its arrays.
         """
-        crd, places = torch.sort(self.crd, stable=True)
-        targets = self.targets[places].to(self.crd.dtype)
+        crd, positions = torch.sort(self.crd, stable=True)
+        targets = self.targets[positions].to(self.crd.dtype)
         pos = routines_for(crd).row_pointers(crd, self.shape[1]).to(self.pos.dtype)
         if self.shape[0] == self.shape[1] and torch.equal(pos, self.pos) and torch.equal(targets, self.crd):
             pos, targets = self.pos, self.crd
-        counts = None if self.counts is None else self.counts[places]
-        return Graph((self.shape[1], self.shape[0]), pos, targets, counts), places.to(self.crd.dtype)
+        counts = None if self.counts is None else self.counts[positions]
+        return Graph((self.shape[1], self.shape[0]), pos, targets, counts), positions.to(self.crd.dtype)
 
     def columns(self, dtype: torch.dtype) -> Rows:
-        """The transposed rows."""
-        graph, places = self.turned
-        return Rows(graph.pos, graph.crd, graph.counts_as(dtype), places)
+        """Return the transposed rows."""
+        graph, positions = self.transposed
+        return Rows(graph.pos, graph.crd, graph.counts_as(dtype), positions)
 
     @functools.cached_property
-    @kept
+    @outside_modes
     def with_loops(self) -> tuple[Graph, torch.Tensor]:
         """The graph in which each node is its own source, once, and where each entry was; -1 for new ones."""
         rows, columns = self.shape
@@ -184,51 +184,51 @@ class Graph:
         ]
         keys = torch.cat([self.targets * columns + self.sources, missing * (columns + 1)])
         keys, order = torch.sort(keys)
-        places = torch.where(order < self.size, order, -1)
+        positions = torch.where(order < self.size, order, -1)
         targets = keys.div(max(columns, 1), rounding_mode="floor")
         crd = (keys - targets * columns).to(self.crd.dtype)
         pos = routines_for(targets).row_pointers(targets, rows).to(self.pos.dtype)
         counts = None
         if self.counts is not None:
-            counts = torch.where(places < 0, 1, self.counts[places.clamp(min=0)] if self.size else 1)
+            counts = torch.where(positions < 0, 1, self.counts[positions.clamp(min=0)] if self.size else 1)
             counts = torch.where(targets == crd, 1, counts)
-        return Graph(self.shape, pos, crd, counts), places
+        return Graph(self.shape, pos, crd, counts), positions
 
-    # what depends on weights -------------------------------------------------------------------------
+    # cached by weights -------------------------------------------------------------------------------
 
-    def keep(self, weights: torch.Tensor, key: object, make: Callable[[], Made]) -> Made:
-        """What ``make`` gives for ``weights``, from the last time if they have not changed since."""
+    def cached(self, weights: torch.Tensor, key: object, make: Callable[[], Result]) -> Result:
+        """Return ``make()`` for ``weights``, cached until they change."""
         if weights.is_inference() or weights.requires_grad or is_wrapped(weights):
             return make()
         version = weights._version
-        for tensor, seen, name, found in self._kept:
-            if tensor is weights and seen == version and name == key:
-                known: Made = found
-                return known
-        made = kept(make)()
-        self._kept = [(weights, version, key, made), *self._kept[: MOST_KEPT - 1]]
-        return made
+        for tensor, cached_version, cached_key, result in self._cached:
+            if tensor is weights and cached_version == version and cached_key == key:
+                cached: Result = result
+                return cached
+        new_result = outside_modes(make)()
+        self._cached = [(weights, version, key, new_result), *self._cached[: MAX_CACHED_PER_GRAPH - 1]]
+        return new_result
 
 
-# where graphs come from --------------------------------------------------------------------------------
+# building graphs -------------------------------------------------------------------------------------
 
-_of_patterns: weakref.WeakKeyDictionary[Pattern, Graph] = weakref.WeakKeyDictionary()
-_of_tensors: Any = WeakIdKeyDictionary()  # a tensor of edges -> its version and the graphs made of it
+_graphs_by_pattern: weakref.WeakKeyDictionary[Pattern, Graph] = weakref.WeakKeyDictionary()
+_cached_by_tensor: Any = WeakIdKeyDictionary()  # its version and the graphs built of it
 
 
 def graph_of(adj: Any, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor | None]:
-    """The graph that ``adj`` is, which must have ``shape`` (targets, sources), and its values if it has any.
+    """Return the graph of ``adj``, which must have ``shape`` (targets, sources), and its values, if any.
 
     ``adj`` is a sparse matrix, or an ``edge_index`` of shape (2, edges).
     """
-    given = matrix_or_edges(adj)
-    if isinstance(given, SparseTensor):
-        return _of_matrix(given, shape)
-    return kept_with(given, shape, lambda: _of_edges(given, shape)), None
+    matrix_or_edges = as_matrix_or_edges(adj)
+    if isinstance(matrix_or_edges, SparseTensor):
+        return _graph_of_matrix(matrix_or_edges, shape)
+    return cached_with(matrix_or_edges, shape, lambda: _graph_of_edges(matrix_or_edges, shape)), None
 
 
-def matrix_or_edges(adj: Any) -> torch.Tensor:
-    """A graph as one of the two things that it may be: a matrix of ours, or an ``edge_index``."""
+def as_matrix_or_edges(adj: Any) -> torch.Tensor:
+    """Return a graph as one of its two forms: a sparse matrix of Scorch, or an ``edge_index``."""
     if isinstance(adj, SparseTensor):
         return adj
     if not isinstance(adj, torch.Tensor):
@@ -236,7 +236,7 @@ def matrix_or_edges(adj: Any) -> torch.Tensor:
             f"a graph is a sparse matrix or an edge_index of shape (2, edges), not a {type(adj).__name__}"
         )
     if adj.layout is not torch.strided:
-        return kept_with(adj, None, lambda: from_torch(adj))
+        return cached_with(adj, None, lambda: from_torch(adj))
     if adj.dtype not in (torch.int64, torch.int32):
         raise DtypeError(
             f"a dense {tuple(adj.shape)} tensor of {adj.dtype} is no graph: edge_index has whole numbers, "
@@ -247,41 +247,41 @@ def matrix_or_edges(adj: Any) -> torch.Tensor:
     return adj
 
 
-def _of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
+def _graph_of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
     if tuple(adj.shape) != shape:
         raise ShapeError(
             f"the matrix of the graph has shape {tuple(adj.shape)}, but x says (targets, sources) = {shape}; "
             "rows are targets: from_edge_index has them as columns, so take its .T"
         )
     storage = adj.storage
-    if is_learned(adj):
-        return _of_learned(adj, shape)
-    if storage.pattern.format.is_padded:  # blocks and bands are filled up with zeros, which are no edges
-        made = kept_with(storage.values, storage.pattern, lambda: _entries(adj))
-        return _of_matrix(made, shape)
-    graph = _of_pattern(storage, shape)
+    if is_tracked(adj):
+        return _graph_of_tracked(adj, shape)
+    if storage.pattern.format.is_padded:  # blocks and bands are padded with zeros, which are no edges
+        without_padding = cached_with(storage.values, storage.pattern, lambda: _nonzero_entries(adj))
+        return _graph_of_matrix(without_padding, shape)
+    graph = _graph_of_pattern(storage, shape)
     if storage.pattern.format.has_row_pointers:
         return graph, storage.values
-    return graph, graph.keep(storage.values, CSR, lambda: _in_rows(storage).values)
+    return graph, graph.cached(storage.values, CSR, lambda: _to_csr(storage).values)
 
 
-def _of_pattern(storage: Storage, shape: tuple[int, int]) -> Graph:
-    graph = _of_patterns.get(storage.pattern)
+def _graph_of_pattern(storage: Storage, shape: tuple[int, int]) -> Graph:
+    graph = _graphs_by_pattern.get(storage.pattern)
     if graph is None:
-        stored = _in_rows(storage).pattern
+        stored = _to_csr(storage).pattern
         pos, crd = stored.pos[1], stored.crd[1]
         assert pos is not None and crd is not None
-        graph = _of_patterns[storage.pattern] = Graph(shape, pos, crd)
+        graph = _graphs_by_pattern[storage.pattern] = Graph(shape, pos, crd)
     return graph
 
 
-@kept
-def _in_rows(storage: Storage) -> Storage:
+@outside_modes
+def _to_csr(storage: Storage) -> Storage:
     return convert_cached(storage, CSR)
 
 
-def _of_learned(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
-    """With values that pass gradients on."""
+def _graph_of_tracked(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
+    """Return the graph of a matrix whose values are differentiable."""
     if adj.format.is_padded:
         raise UnsupportedError(
             "a graph whose weights are learned has no blocks or bands, which are filled up with zeros: "
@@ -289,18 +289,18 @@ def _of_learned(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch
         )
     rows = adj.to_format(CSR)
     assert isinstance(rows, SparseTensor)
-    return _of_pattern(rows.storage, shape), values_of(rows)
+    return _graph_of_pattern(rows.storage, shape), values_of(rows)
 
 
-@kept
-def _entries(adj: SparseTensor) -> SparseTensor:
-    found = SparseTensor(adj.storage).to_format(CSR)
-    assert isinstance(found, SparseTensor)
-    return found.eliminate_zeros()
+@outside_modes
+def _nonzero_entries(adj: SparseTensor) -> SparseTensor:
+    rows = SparseTensor(adj.storage).to_format(CSR)
+    assert isinstance(rows, SparseTensor)
+    return rows.eliminate_zeros()
 
 
-def ends_of(edges: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sources and targets of an edge_index, whose nodes must be within ``shape`` (targets, sources)."""
+def split_edge_index(edges: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sources and targets of an edge_index, whose nodes must be within ``shape``."""
     rows, columns = shape
     check_device("edge_index", edges.device)
     sources, targets = edges.detach().to(torch.int64)
@@ -313,25 +313,27 @@ def ends_of(edges: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, 
     return sources, targets
 
 
-@kept
-def _of_edges(edges: torch.Tensor, shape: tuple[int, int]) -> Graph:
+@outside_modes
+def _graph_of_edges(edges: torch.Tensor, shape: tuple[int, int]) -> Graph:
     rows, columns = shape
-    sources, targets = ends_of(edges, shape)
-    keys, given, counts = torch.unique(targets * columns + sources, return_inverse=True, return_counts=True)
-    found = keys.div(max(columns, 1), rounding_mode="floor")
+    sources, targets = split_edge_index(edges, shape)
+    keys, entry_of_edge, counts = torch.unique(
+        targets * columns + sources, return_inverse=True, return_counts=True
+    )
+    row = keys.div(max(columns, 1), rounding_mode="floor")
     index = torch.int32 if max(rows, columns, keys.numel()) <= LAST_INT32 else torch.int64
-    pos, crd = routines_for(found).row_pointers(found, rows).to(index), (keys - found * columns).to(index)
-    return Graph(shape, pos, crd, counts if keys.numel() < edges.shape[1] else None, given)
+    pos, crd = routines_for(row).row_pointers(row, rows).to(index), (keys - row * columns).to(index)
+    return Graph(shape, pos, crd, counts if keys.numel() < edges.shape[1] else None, entry_of_edge)
 
 
-def kept_with(tensor: torch.Tensor, key: object, make: Callable[[], Made]) -> Made:
-    """What ``make`` gives, from the last time if the tensor has not changed since."""
+def cached_with(tensor: torch.Tensor, key: object, make: Callable[[], Result]) -> Result:
+    """Return ``make()``, cached until the tensor changes."""
     if tensor.is_inference():
         return make()
-    version, known = tensor._version, _of_tensors.get(tensor)
-    if known is None or known[0] != version:
-        known = _of_tensors[tensor] = (version, {})
-    if key not in known[1]:
-        known[1][key] = make()
-    found: Made = known[1][key]
-    return found
+    version, entry = tensor._version, _cached_by_tensor.get(tensor)
+    if entry is None or entry[0] != version:
+        entry = _cached_by_tensor[tensor] = (version, {})
+    if key not in entry[1]:
+        entry[1][key] = make()
+    result: Result = entry[1][key]
+    return result

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.ops.linalg.operators import Product, as_columns, as_square, is_hermitian
+from scorch._src.ops.linalg.linear_operators import Product, as_columns, as_square, is_hermitian
 from scorch._src.ops.linalg.scipy_backend import scipy_linalg
 from scorch._src.ops.products import matmul
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ConvergenceError, LinAlgError
 
-SMALL = 256  # up to this size a dense matrix has its eigenvalues sooner
+MAX_DENSE_EIGEN_ROWS = 256  # up to here dense eigenvalues are faster
 _ORDERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "LM": lambda values: -values.abs(),
     "SM": lambda values: values.abs(),
@@ -37,7 +37,7 @@ def eigsh(
     tol: float = 0.0,
     maxiter: int = 300,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``k`` eigenvalues of a symmetric matrix, rising, and their eigenvectors as columns.
+    """Compute ``k`` eigenvalues of a symmetric matrix, ascending, and their eigenvectors as columns.
 
     ``which`` are the largest or smallest in magnitude (``LM``, ``SM``) or with their signs (``LA``, ``SA``).
     With ``sigma`` those next to that number, which needs SciPy; it is the quick way to the smallest ones.
@@ -56,21 +56,21 @@ def eigsh(
     if not is_hermitian(matrix):
         raise LinAlgError("eigsh: the matrix is not symmetric; use torch.linalg.eig on a dense copy")
     start = None if v0 is None else as_columns("v0 of eigsh", v0, rows, matrix.dtype)
-    if rows <= SMALL or 2 * k >= rows:
-        return _densely(matrix, k, which, sigma)
+    if rows <= MAX_DENSE_EIGEN_ROWS or 2 * k >= rows:
+        return _run_densely(matrix, k, which, sigma)
     linalg = scipy_linalg()
     if linalg is not None:
-        return _by_arpack(linalg, matrix, k, which, sigma, start, tol, maxiter)
+        return _run_arpack(linalg, matrix, k, which, sigma, start, tol, maxiter)
     if sigma is not None:
         raise ArgumentError("eigsh with sigma= needs SciPy, which is not installed: pip install scipy")
-    return lanczos(_product(matrix), rows, matrix.dtype, k, which, start, tol, maxiter)
+    return lanczos(_as_product(matrix), rows, matrix.dtype, k, which, start, tol, maxiter)
 
 
-def _product(matrix: torch.Tensor) -> Product:
+def _as_product(matrix: torch.Tensor) -> Product:
     return lambda x: matmul.matmul(matrix, x) if isinstance(matrix, SparseTensor) else matrix @ x
 
 
-def _densely(
+def _run_densely(
     matrix: torch.Tensor, k: int, which: str, sigma: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dense = torch.linalg.eigh(matrix)  # within the dense budget
@@ -81,7 +81,7 @@ def _densely(
     return dense.eigenvalues[chosen], dense.eigenvectors[:, chosen]
 
 
-def _by_arpack(
+def _run_arpack(
     linalg: Any,
     matrix: torch.Tensor,
     k: int,
@@ -91,31 +91,31 @@ def _by_arpack(
     tol: float,
     maxiter: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    times = _product(matrix)
-    given: Any = linalg.LinearOperator(
+    times = _as_product(matrix)
+    operator: Any = linalg.LinearOperator(
         tuple(matrix.shape),
         matvec=lambda x: times(torch.from_numpy(x).contiguous()).numpy(),
         dtype=torch.zeros((), dtype=matrix.dtype, device=HOST).numpy().dtype,
     )
     if sigma is not None:
-        given = matrix.to_scipy().tocsc() if isinstance(matrix, SparseTensor) else matrix.numpy()
+        operator = matrix.to_scipy().tocsc() if isinstance(matrix, SparseTensor) else matrix.numpy()
     if start is None:
-        start = _first(matrix.shape[0], matrix.dtype)
+        start = _start_vector(matrix.shape[0], matrix.dtype)
     try:
         values, vectors = linalg.eigsh(
-            given, k, which=which, sigma=sigma, v0=start.numpy(), tol=tol, maxiter=maxiter
+            operator, k, which=which, sigma=sigma, v0=start.numpy(), tol=tol, maxiter=maxiter
         )
     except linalg.ArpackNoConvergence as error:
         raise _no_convergence(k, which, len(error.eigenvalues)) from None
     except RuntimeError as error:
         raise LinAlgError(f"eigsh: {error}; choose another sigma") from None
-    found = torch.from_numpy(values), torch.from_numpy(vectors)
-    order = torch.argsort(found[0])
-    return found[0][order], found[1][:, order]
+    result = torch.from_numpy(values), torch.from_numpy(vectors)
+    order = torch.argsort(result[0])
+    return result[0][order], result[1][:, order]
 
 
-def _first(rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """The vector to begin with: the same for every call, so that results repeat."""
+def _start_vector(rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the start vector: the same for every call, so that results repeat."""
     return torch.randn(rows, dtype=dtype, generator=torch.Generator().manual_seed(0), device=HOST)
 
 
@@ -130,50 +130,52 @@ def lanczos(
     maxiter: int = 300,
     device: torch.device = HOST,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eigenvalues and vectors of the symmetric ``times``; at each restart the best vectors are kept."""
-    most = min(rows, max(2 * k + 10, 24))
+    """Compute eigenpairs of the symmetric ``times``; at each restart the best vectors are kept."""
+    basis_size = min(rows, max(2 * k + 10, 24))
     generator = torch.Generator().manual_seed(1)
     eps = torch.finfo(dtype).eps
     limit = max(tol, eps)
-    V = torch.zeros(most + 1, rows, dtype=dtype, device=device)
-    H = torch.zeros(most, most, dtype=dtype, device=device)
-    first = _first(rows, dtype).to(device) if start is None else start
+    V = torch.zeros(basis_size + 1, rows, dtype=dtype, device=device)
+    H = torch.zeros(basis_size, basis_size, dtype=dtype, device=device)
+    first = _start_vector(rows, dtype).to(device) if start is None else start
     V[0] = first / first.norm()
-    kept = 0
+    retained = 0
     for _ in range(maxiter):
-        rest = 0.0
-        for j in range(kept, most):
+        residual = 0.0
+        for j in range(retained, basis_size):
             w = times(V[j])
             scale = float(w.norm())
-            for _ in range(2):  # orthogonal to the last digit
+            for _ in range(2):  # reorthogonalise
                 h = V[: j + 1].conj() @ w
                 w = w - h @ V[: j + 1]
                 H[: j + 1, j] += h
-            rest = float(w.norm())
-            if rest <= eps * scale or j + 1 == rows:  # the space is one of its own: go on from anywhere
-                rest = 0.0
+            residual = float(w.norm())
+            if (
+                residual <= eps * scale or j + 1 == rows
+            ):  # an invariant subspace: continue from a random vector
+                residual = 0.0
                 w = torch.randn(rows, dtype=dtype, generator=generator, device=HOST).to(device)
                 for _ in range(2):
                     w = w - (V[: j + 1].conj() @ w) @ V[: j + 1]
             V[j + 1] = w / w.norm().clamp(min=torch.finfo(dtype).tiny)
         values, Y = torch.linalg.eigh(torch.triu(H) + torch.triu(H, 1).mH)
         order = torch.argsort(_ORDERS[which](values), stable=True)
-        errors = rest * Y[-1].abs()
+        errors = residual * Y[-1].abs()
         scale = float(values.abs().max())
         if bool((errors[order[:k]] <= limit * max(scale, torch.finfo(dtype).tiny)).all()):
             chosen = order[:k].sort().values
-            return values[chosen], (Y[:, chosen].T @ V[:most]).T
-        kept = min(k + (most - k) // 2, most - 1)
-        chosen = order[:kept]
-        V[:kept] = Y[:, chosen].T @ V[:most]
-        V[kept] = V[most].clone()
+            return values[chosen], (Y[:, chosen].T @ V[:basis_size]).T
+        retained = min(k + (basis_size - k) // 2, basis_size - 1)
+        chosen = order[:retained]
+        V[:retained] = Y[:, chosen].T @ V[:basis_size]
+        V[retained] = V[basis_size].clone()
         H.zero_()
-        H.diagonal()[:kept] = values[chosen].to(dtype)
+        H.diagonal()[:retained] = values[chosen].to(dtype)
     raise _no_convergence(k, which, int((errors[order[:k]] <= limit * scale).sum()))
 
 
-def _no_convergence(k: int, which: str, found: int) -> ConvergenceError:
+def _no_convergence(k: int, which: str, count: int) -> ConvergenceError:
     return ConvergenceError(
-        f"eigsh found {found} of {k} eigenvalues ({which}); raise maxiter or tol, or with SciPy installed "
+        f"eigsh found {count} of {k} eigenvalues ({which}); raise maxiter or tol, or with SciPy installed "
         "ask for those next to a number: sigma=0"
     )

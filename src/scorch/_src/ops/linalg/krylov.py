@@ -1,4 +1,4 @@
-"""Iterative methods, which need products with the matrix only: ``cg``, ``gmres`` and ``lsmr``.
+"""Iterative methods, which need only products with the matrix: ``cg``, ``gmres`` and ``lsmr``.
 
 Each stops when the residual of every column is ``tol`` times its right-hand side, by the residual itself and
 not its recurrence, and raises ``ConvergenceError`` when it does not get there.
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from scorch._src.ops.linalg.operators import Product, as_columns, product_with, tolerance
+from scorch._src.ops.linalg.linear_operators import Product, as_columns, as_product, tolerance
 from scorch.errors import ConvergenceError, LinAlgError, ShapeError
 
-RESTART = 50  # vectors that gmres keeps
+RESTART_VECTORS = 50  # of gmres
 
 
 def cg(
@@ -26,11 +26,11 @@ def cg(
     maxiter: int | None = None,
     M: Any = None,
 ) -> torch.Tensor:
-    """The solution of ``A @ x = b`` by conjugate gradients; ``A`` is symmetric and positive definite.
+    """Solve ``A @ x = b`` by conjugate gradients; ``A`` is symmetric and positive definite.
 
     ``b`` has one column or several. ``A`` and ``M``, which is close to the inverse of ``A``, are matrices or
     functions of tensors of the shape of ``b``. ``tol`` is relative to ``b``: 1e-10, in float32 1e-5. It
-    cannot be differentiated: for what is learned use ``torch.linalg.solve``.
+    cannot be differentiated: for gradients use ``torch.linalg.solve``.
 
     >>> import torch, scorch
     >>> A = scorch.from_torch(torch.tensor([[4.0, 1.0], [1.0, 3.0]]), format="csr")
@@ -38,39 +38,39 @@ def cg(
     tensor([0.0909, 0.6364])
     """
     columns = as_columns("cg", b)
-    times, near = product_with("cg", A, b.shape[0]), _preconditioner("cg", M, b.shape[0])
+    times, precondition = as_product("cg", A, b.shape[0]), _preconditioner("cg", M, b.shape[0])
     limit = tolerance(tol, b.dtype)
-    wanted = limit * columns.norm(dim=0)
-    most = 10 * max(b.shape[0], 10) if maxiter is None else maxiter
+    target_norm = limit * columns.norm(dim=0)
+    max_steps = 10 * max(b.shape[0], 10) if maxiter is None else maxiter
     x = _start("cg", x0, columns)
-    done = 0
+    steps = 0
     while True:
-        residual = columns - times(x) if done or x0 is not None else columns.clone()
-        before, first = residual.norm(dim=0), done
-        if bool((before <= wanted).all()):
+        residual = columns - times(x) if steps or x0 is not None else columns.clone()
+        norm_before, first_step = residual.norm(dim=0), steps
+        if bool((norm_before <= target_norm).all()):
             return x
-        done = _conjugate_steps(times, near, x, residual, wanted, done, most)
-        after = (columns - times(x)).norm(dim=0)
-        if bool((after <= wanted).all()):
+        steps = _conjugate_steps(times, precondition, x, residual, target_norm, steps, max_steps)
+        norm_after = (columns - times(x)).norm(dim=0)
+        if bool((norm_after <= target_norm).all()):
             return x
-        if done >= most or done == first or bool((after >= 0.5 * before).all()):
-            raise _not_converged("cg", done, after, columns, limit)
+        if steps >= max_steps or steps == first_step or bool((norm_after >= 0.5 * norm_before).all()):
+            raise _not_converged("cg", steps, norm_after, columns, limit)
 
 
 def _conjugate_steps(
     times: Product,
-    near: Product,
+    precondition: Product,
     x: torch.Tensor,
     residual: torch.Tensor,
-    wanted: torch.Tensor,
-    done: int,
-    most: int,
+    target_norm: torch.Tensor,
+    steps: int,
+    max_steps: int,
 ) -> int:
-    """Add to ``x`` until the recurrence says that the residual is as ``wanted``; the number of steps."""
-    z = near(residual)
+    """Update ``x`` until the recurrence of the residual reaches ``target_norm``; return the steps so far."""
+    z = precondition(residual)
     direction = z.clone()
     rho = _dot(residual, z)
-    while done < most and not bool((residual.norm(dim=0) <= wanted).all()):
+    while steps < max_steps and not bool((residual.norm(dim=0) <= target_norm).all()):
         image = times(direction)
         curvature = _dot(direction, image)
         if not bool(curvature.isfinite().all()):
@@ -82,11 +82,11 @@ def _conjugate_steps(
         step = torch.where(curvature > 0, rho / curvature, 0)
         x += step * direction
         residual -= step * image
-        z = near(residual)
+        z = precondition(residual)
         rho, old = _dot(residual, z), rho
         direction = z + torch.where(old > 0, rho / old, 0) * direction
-        done += 1
-    return done
+        steps += 1
+    return steps
 
 
 def gmres(
@@ -97,60 +97,72 @@ def gmres(
     tol: float | None = None,
     maxiter: int | None = None,
     M: Any = None,
-    restart: int = RESTART,
+    restart: int = RESTART_VECTORS,
 ) -> torch.Tensor:
-    """The solution of ``A @ x = b`` for any square ``A``, by minimal residuals over ``restart`` products.
+    """Solve ``A @ x = b`` for any square ``A``, by minimal residuals over ``restart`` products.
 
     The arguments are those of ``cg``; ``maxiter`` counts restarts.
     """
     columns = as_columns("gmres", b)
-    times, near = product_with("gmres", A, b.shape[0]), _preconditioner("gmres", M, b.shape[0])
+    times, precondition = as_product("gmres", A, b.shape[0]), _preconditioner("gmres", M, b.shape[0])
     limit = tolerance(tol, b.dtype)
-    most = 10 * max(b.shape[0], 10) if maxiter is None else maxiter
+    max_restarts = 10 * max(b.shape[0], 10) if maxiter is None else maxiter
     start = _start("gmres", x0, columns)
-    found = (
+    solutions = (
         [
-            _gmres_column(times, near, columns[:, k], start[:, k], limit, most, restart)
+            _gmres_column(times, precondition, columns[:, k], start[:, k], limit, max_restarts, restart)
             for k in range(columns.shape[1])
         ]
         if columns.dim() == 2
-        else [_gmres_column(times, near, columns, start, limit, most, restart)]
+        else [_gmres_column(times, precondition, columns, start, limit, max_restarts, restart)]
     )
-    return torch.stack(found, 1) if columns.dim() == 2 else found[0]
+    return torch.stack(solutions, 1) if columns.dim() == 2 else solutions[0]
 
 
 def _gmres_column(
-    times: Product, near: Product, b: torch.Tensor, x: torch.Tensor, limit: float, most: int, restart: int
+    times: Product,
+    precondition: Product,
+    b: torch.Tensor,
+    x: torch.Tensor,
+    limit: float,
+    max_restarts: int,
+    restart: int,
 ) -> torch.Tensor:
-    wanted = limit * b.norm()
+    target_norm = limit * b.norm()
     residual = b - times(x)
-    for done in range(most + 1):
-        size = residual.norm()
-        if bool(size <= wanted):
+    for restarts in range(max_restarts + 1):
+        norm = residual.norm()
+        if bool(norm <= target_norm):
             return x
-        if done == most:
+        if restarts == max_restarts:
             break
-        x = x + near(_least_residual(times, near, residual, wanted, min(restart, b.shape[0])))
+        x = x + precondition(
+            _least_residual(times, precondition, residual, target_norm, min(restart, b.shape[0]))
+        )
         residual = b - times(x)
-        if not bool(residual.norm() < 0.9999 * size):
+        if not bool(residual.norm() < 0.9999 * norm):
             break
-    raise _not_converged("gmres", done, residual.norm(), b, limit)
+    raise _not_converged("gmres", restarts, residual.norm(), b, limit)
 
 
 def _least_residual(
-    times: Product, near: Product, residual: torch.Tensor, wanted: torch.Tensor, most: int
+    times: Product,
+    precondition: Product,
+    residual: torch.Tensor,
+    target_norm: torch.Tensor,
+    max_products: int,
 ) -> torch.Tensor:
-    """Of the space spanned by ``most`` products, what brings ``A @ M @ y`` closest to the residual."""
-    size = residual.norm()
-    V = residual.new_zeros(most + 1, residual.shape[0])
-    H = residual.new_zeros(most + 1, most)
-    V[0] = residual / size
-    target = residual.new_zeros(most + 1)
-    target[0] = size
+    """Find, in the span of ``max_products`` products, what brings ``A @ M @ y`` closest to the residual."""
+    norm = residual.norm()
+    V = residual.new_zeros(max_products + 1, residual.shape[0])
+    H = residual.new_zeros(max_products + 1, max_products)
+    V[0] = residual / norm
+    target = residual.new_zeros(max_products + 1)
+    target[0] = norm
     count = 0
-    for count in range(1, most + 1):
-        w = times(near(V[count - 1]))
-        for _ in range(2):  # orthogonal to the last digit
+    for count in range(1, max_products + 1):
+        w = times(precondition(V[count - 1]))
+        for _ in range(2):  # reorthogonalise
             h = V[:count].conj() @ w
             w = w - h @ V[:count]
             H[:count, count - 1] += h
@@ -163,16 +175,16 @@ def _least_residual(
         V[count] = w / length
         if count % 10 == 0:
             y = torch.linalg.lstsq(H[: count + 1, :count], target[: count + 1, None]).solution
-            if bool((target[: count + 1, None] - H[: count + 1, :count] @ y).norm() <= 0.5 * wanted):
+            if bool((target[: count + 1, None] - H[: count + 1, :count] @ y).norm() <= 0.5 * target_norm):
                 break
     y = torch.linalg.lstsq(H[: count + 1, :count], target[: count + 1, None]).solution
     return torch.mv(V[:count].T, y[:, 0])
 
 
 def lsmr(
-    times: Product, transposed: Product, b: torch.Tensor, columns: int, limit: float, most: int
+    times: Product, transposed: Product, b: torch.Tensor, columns: int, limit: float, max_steps: int
 ) -> torch.Tensor:
-    """The ``x`` of least norm among those that bring ``A @ x`` closest to ``b`` (Fong and Saunders, 2011)."""
+    """Find the ``x`` of least norm that brings ``A @ x`` closest to ``b`` (Fong and Saunders, 2011)."""
     x = b.new_zeros(columns)
     beta = float(b.norm())
     if beta == 0:
@@ -186,7 +198,7 @@ def lsmr(
     size_b, frobenius = beta, alpha**2
     alpha_bar, zeta_bar, rho, rho_bar, c_bar, s_bar = alpha, alpha * beta, 1.0, 1.0, 1.0, 0.0
     h, h_bar = v.clone(), torch.zeros_like(x)
-    for _ in range(most):
+    for _ in range(max_steps):
         u = times(v) - alpha * u
         beta = float(u.norm())
         u = u / beta if beta else u
@@ -198,9 +210,9 @@ def lsmr(
         rho = math.hypot(alpha_bar, beta)
         c, s = alpha_bar / rho, beta / rho
         theta, alpha_bar = s * alpha, c * alpha
-        theta_bar, turned = s_bar * rho, c_bar * rho
-        rho_bar = math.hypot(turned, theta)
-        c_bar, s_bar = turned / rho_bar, theta / rho_bar
+        theta_bar, rotated = s_bar * rho, c_bar * rho
+        rho_bar = math.hypot(rotated, theta)
+        c_bar, s_bar = rotated / rho_bar, theta / rho_bar
         zeta, zeta_bar = c_bar * zeta_bar, -s_bar * zeta_bar
         h_bar = h - (theta_bar * rho / (rho_old * rho_bar_old)) * h_bar
         x = x + (zeta / (rho * rho_bar)) * h_bar
@@ -213,36 +225,36 @@ def lsmr(
                 return x
         if not alpha or not beta:
             return x  # the space holds the solution
-    raise _not_converged("lstsq", most, (b - times(x)).norm(), b, limit)
+    raise _not_converged("lstsq", max_steps, (b - times(x)).norm(), b, limit)
 
 
 def _dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    found = (x.conj() * y).sum(0)
-    return found.real if found.is_complex() else found
+    product = (x.conj() * y).sum(0)
+    return product.real if product.is_complex() else product
 
 
 def _start(name: str, x0: Any, columns: torch.Tensor) -> torch.Tensor:
-    """A tensor of our own to begin with."""
+    """Return a copy of ``x0`` to start from, or zeros."""
     if x0 is None:
         return torch.zeros_like(columns)
-    given = as_columns(f"x0 of {name}", x0, columns.shape[0], columns.dtype)
-    if given.shape != columns.shape:
+    start = as_columns(f"x0 of {name}", x0, columns.shape[0], columns.dtype)
+    if start.shape != columns.shape:
         raise ShapeError(
-            f"{name}: x0 has shape {tuple(given.shape)}, the right-hand side {tuple(columns.shape)}"
+            f"{name}: x0 has shape {tuple(start.shape)}, the right-hand side {tuple(columns.shape)}"
         )
-    return given.clone()
+    return start.clone()
 
 
 def _preconditioner(name: str, M: Any, rows: int) -> Product:
-    return (lambda x: x.clone()) if M is None else product_with(f"M of {name}", M, rows)
+    return (lambda x: x.clone()) if M is None else as_product(f"M of {name}", M, rows)
 
 
 def _not_converged(
-    name: str, done: int, residual: torch.Tensor, b: torch.Tensor, limit: float
+    name: str, steps: int, residual: torch.Tensor, b: torch.Tensor, limit: float
 ) -> ConvergenceError:
-    reached = float((residual / b.norm(dim=0).clamp(min=1e-300)).max())
+    relative = float((residual / b.norm(dim=0).clamp(min=1e-300)).max())
     return ConvergenceError(
-        f"{name} did not converge: after {done} iterations the residual is {reached:.1e} of the right-hand "
+        f"{name} did not converge: after {steps} iterations the residual is {relative:.1e} of the right-hand "
         f"side, not {limit:.0e}; raise tol or maxiter, pass M (such as one over the diagonal), "
         "or use torch.linalg.solve with SciPy installed"
     )

@@ -1,6 +1,6 @@
-"""The largest singular value of a large matrix, which is its 2-norm, without a dense copy.
+"""The 2-norm of a large matrix, its largest singular value, without a dense copy.
 
-All other norms are sums, maxima and minima over the entries, which torch takes apart by itself; the nuclear
+All other norms are sums, maxima and minima over the entries, which torch decomposes by itself; the nuclear
 norm and ``ord=-2`` need every singular value and work on dense copies, within the budget.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.ops.linalg.eigen import SMALL, lanczos
+from scorch._src.ops.linalg.eigen import MAX_DENSE_EIGEN_ROWS, lanczos
 from scorch._src.ops.products.matmul import matmul
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -30,9 +30,9 @@ def matrix_norm(
     out: Any = None,
 ) -> torch.Tensor:
     if _has_large_spectrum(A, ord, dim) and out is None:
-        return _spectral(A if dtype is None else A.to(dtype), keepdim)
+        return _spectral_norm(A if dtype is None else A.to(dtype), keepdim)
     kwargs = {"dtype": dtype} if out is None else {"dtype": dtype, "out": out}
-    return _torchs(torch.linalg.matrix_norm, A, ord, dim, keepdim, **kwargs)
+    return _run_torch(torch.linalg.matrix_norm, A, ord, dim, keepdim, **kwargs)
 
 
 @implements(torch.linalg.norm)
@@ -41,28 +41,28 @@ def norm(
 ) -> torch.Tensor:
     both = (-2, -1) if dim is None else dim
     if _has_large_spectrum(A, ord, both) and out is None:
-        return _spectral(A if dtype is None else A.to(dtype), keepdim)
+        return _spectral_norm(A if dtype is None else A.to(dtype), keepdim)
     kwargs = {"dtype": dtype} if out is None else {"dtype": dtype, "out": out}
-    return _torchs(torch.linalg.norm, A, ord, dim, keepdim, **kwargs)
+    return _run_torch(torch.linalg.norm, A, ord, dim, keepdim, **kwargs)
 
 
-def _torchs(function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _run_torch(function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     with DisableTorchFunctionSubclass():
-        found: torch.Tensor = function(*args, **kwargs)
-    return found
+        result: torch.Tensor = function(*args, **kwargs)
+    return result
 
 
 def _has_large_spectrum(A: Any, ord: Any, dim: Any) -> bool:
     if not isinstance(A, SparseTensor) or A.dim() != 2 or A.dtype not in _FLOATS or ord != 2:
         return False
     is_both = isinstance(dim, (tuple, list)) and sorted(d % 2 for d in dim) == [0, 1]
-    return is_both and min(A.shape) > SMALL
+    return is_both and min(A.shape) > MAX_DENSE_EIGEN_ROWS
 
 
-def _spectral(A: Any, keepdim: bool) -> torch.Tensor:
-    """The root of the largest eigenvalue of ``A.T @ A``, which is never formed."""
-    turned = A.T.conj() if A.is_complex() else A.T
-    first, second = (A, turned) if A.shape[1] <= A.shape[0] else (turned, A)
+def _spectral_norm(A: Any, keepdim: bool) -> torch.Tensor:
+    """Compute the root of the largest eigenvalue of ``A.T @ A``, which is never formed."""
+    adjoint = A.T.conj() if A.is_complex() else A.T
+    first, second = (A, adjoint) if A.shape[1] <= A.shape[0] else (adjoint, A)
     values, _ = lanczos(lambda x: matmul(second, matmul(first, x)), min(A.shape), A.dtype, 1, "LA")
-    found = values[0].clamp(min=0).sqrt()
-    return found.reshape(1, 1) if keepdim else found
+    norm = values[0].clamp(min=0).sqrt()
+    return norm.reshape(1, 1) if keepdim else norm

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def scipy_linalg() -> Any:
-    """The module ``scipy.sparse.linalg``, or None."""
+    """Return the module ``scipy.sparse.linalg``, or None."""
     try:
         import scipy.sparse.linalg
     except ImportError:

@@ -1,4 +1,4 @@
-"""Equations, determinants and least squares of sparse matrices.
+"""Linear equations, determinants and least squares of sparse matrices.
 
 With SciPy installed a matrix is factored (SuperLU), whose cost follows the entries of its factors. Without it
 a small matrix is solved densely, a larger one by ``cg`` where it is symmetric and positive definite, else by
@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from scorch._src.ops.fallback import densely, write_out
+from scorch._src.ops.fallback import run_densely, write_out
 from scorch._src.ops.linalg.krylov import cg, gmres, lsmr
-from scorch._src.ops.linalg.operators import (
+from scorch._src.ops.linalg.linear_operators import (
     as_columns,
     as_matrix,
     as_square,
@@ -29,8 +29,8 @@ from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, LinAlgError, ShapeError
 
-DENSE_ROWS = 2048  # up to this size a dense factorisation takes a second at most
-DENSE_PLACES = 1 << 22
+MAX_DENSE_ROWS = 2048  # up to this size a dense factorisation takes a second at most
+MAX_DENSE_ELEMENTS = 1 << 22
 
 
 # equations -------------------------------------------------------------------------------------------
@@ -38,15 +38,15 @@ DENSE_PLACES = 1 << 22
 
 @implements(torch.linalg.solve)
 def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> torch.Tensor:
-    """The dense solution of ``A @ X = B``, or with ``left=False`` of ``X @ A = B``."""
+    """Solve ``A @ X = B``, or with ``left=False`` ``X @ A = B``, for a dense solution."""
     if out is not None:
-        found = solve(A, B, left=left)
-        if out.dtype != found.dtype:
-            raise CallError(f"solve gives {found.dtype}, but out is of {out.dtype}")
-        return write_out(out, found, "solve")
+        solution = solve(A, B, left=left)
+        if out.dtype != solution.dtype:
+            raise CallError(f"solve gives {solution.dtype}, but out is of {out.dtype}")
+        return write_out(out, solution, "solve")
     is_sparse = isinstance(A, SparseTensor) or A.layout is not torch.strided
     if not is_sparse or A.dim() != 2 or B.dim() > 2:
-        dense: torch.Tensor = densely(torch.linalg.solve, (A, B), {"left": left})
+        dense: torch.Tensor = run_densely(torch.linalg.solve, (A, B), {"left": left})
         return dense
     matrix = as_square("solve", A)
     assert isinstance(matrix, SparseTensor)
@@ -55,18 +55,18 @@ def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> torch.Tensor
     if not left:
         return solve(matrix.T, torch.transpose(B, 0, 1)).T
     if isinstance(B, SparseTensor):
-        cure = "solve a few columns at a time"
-        check_budget(B.numel() * B.dtype.itemsize, f"the solution of shape {tuple(B.shape)}", cure)
+        hint = "solve a few columns at a time"
+        check_budget(B.numel() * B.dtype.itemsize, f"the solution of shape {tuple(B.shape)}", hint)
     columns = as_columns("solve", B, matrix.shape[0], matrix.dtype)
     if not columns.numel():
         return columns.clone()
-    factors = factored(matrix)
+    factors = factorize(matrix)
     if factors is not None:
         return torch.from_numpy(factors.solve(columns.contiguous().numpy()))
-    if matrix.shape[0] <= DENSE_ROWS:
-        dense = densely(torch.linalg.solve, (matrix, columns), {})
+    if matrix.shape[0] <= MAX_DENSE_ROWS:
+        dense = run_densely(torch.linalg.solve, (matrix, columns), {})
         return dense
-    return _iteratively(matrix, columns)
+    return _solve_iteratively(matrix, columns)
 
 
 @implements(torch.sparse.spsolve)
@@ -78,17 +78,17 @@ def spsolve(input: Any, other: Any, *, left: bool = True) -> torch.Tensor:
 def solve_triangular(
     A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False, out: Any = None
 ) -> torch.Tensor:
-    """The solution of ``A @ X = B`` for a triangular ``A``; entries of the other triangle are not read."""
+    """Solve ``A @ X = B`` for a triangular ``A``; entries of the other triangle are not read."""
     linalg = scipy_linalg()
     if linalg is None or not isinstance(A, SparseTensor) or A.dim() != 2 or out is not None:
         kwargs = {"upper": upper, "left": left, "unitriangular": unitriangular}
         kwargs |= {} if out is None else {"out": out}
-        found: torch.Tensor = densely(torch.linalg.solve_triangular, (A, B), kwargs)
-        return found
+        solution: torch.Tensor = run_densely(torch.linalg.solve_triangular, (A, B), kwargs)
+        return solution
     matrix = as_square("solve_triangular", A)
     if not left:
-        turned = torch.transpose(B, 0, 1)
-        return solve_triangular(matrix.T, turned, upper=not upper, unitriangular=unitriangular).T
+        transposed = torch.transpose(B, 0, 1)
+        return solve_triangular(matrix.T, transposed, upper=not upper, unitriangular=unitriangular).T
     if B.dim() != 2:
         raise ShapeError(
             f"solve_triangular takes a matrix on the right, not a tensor of shape {tuple(B.shape)}"
@@ -98,24 +98,24 @@ def solve_triangular(
     assert isinstance(triangle, SparseTensor)
     if not unitriangular and not bool(diagonal_of(triangle).all()):
         raise LinAlgError("solve_triangular: the matrix is singular, it has a zero on its diagonal")
-    done = linalg.spsolve_triangular(
+    result = linalg.spsolve_triangular(
         triangle.to_scipy().tocsr(), columns.numpy(), lower=not upper, unit_diagonal=unitriangular
     )
-    return torch.from_numpy(done).to(matrix.dtype)
+    return torch.from_numpy(result).to(matrix.dtype)
 
 
-def factored(matrix: SparseTensor) -> Any:
-    """SuperLU's factors of a square matrix, or None where SciPy is not installed."""
+def factorize(matrix: SparseTensor) -> Any:
+    """Return SuperLU's factors of a square matrix, or None where SciPy is not installed."""
     linalg = scipy_linalg()
     if linalg is None:
         return None
-    if not bool(matrix.storage.values.isfinite().all()):  # which SuperLU takes for singular
+    if not bool(matrix.storage.values.isfinite().all()):  # SuperLU takes it for singular
         raise LinAlgError("the matrix has numbers that are not finite, so the equation has no solution")
-    given = matrix.to_scipy().tocsc()
+    scipy_matrix = matrix.to_scipy().tocsc()
     is_symmetric = is_hermitian(matrix)
     order = "MMD_AT_PLUS_A" if is_symmetric else "COLAMD"
     try:
-        return linalg.splu(given, permc_spec=order, options={"SymmetricMode": is_symmetric})
+        return linalg.splu(scipy_matrix, permc_spec=order, options={"SymmetricMode": is_symmetric})
     except RuntimeError:
         raise LinAlgError(
             f"the matrix of shape {tuple(matrix.shape)} is singular, so the equation has no solution "
@@ -123,20 +123,20 @@ def factored(matrix: SparseTensor) -> Any:
         ) from None
 
 
-def _iteratively(matrix: SparseTensor, columns: torch.Tensor) -> torch.Tensor:
+def _solve_iteratively(matrix: SparseTensor, columns: torch.Tensor) -> torch.Tensor:
     diagonal = diagonal_of(matrix)
     inverse = torch.where(diagonal == 0, 1, 1 / diagonal)
 
-    def near(x: torch.Tensor) -> torch.Tensor:
+    def precondition(x: torch.Tensor) -> torch.Tensor:
         return x * (inverse if x.dim() == 1 else inverse.unsqueeze(1))
 
     real = diagonal.real if diagonal.is_complex() else diagonal
     if bool((real > 0).all()) and is_hermitian(matrix):
         try:
-            return cg(matrix, columns, M=near)
+            return cg(matrix, columns, M=precondition)
         except LinAlgError:
             pass  # not positive definite
-    return gmres(matrix, columns, M=near)
+    return gmres(matrix, columns, M=precondition)
 
 
 # inverses and determinants ---------------------------------------------------------------------------
@@ -144,54 +144,54 @@ def _iteratively(matrix: SparseTensor, columns: torch.Tensor) -> torch.Tensor:
 
 @implements(torch.linalg.inv, torch.inverse, torch.Tensor.inverse)
 def inv(A: Any, *, out: Any = None) -> torch.Tensor:
-    """The inverse, which is dense whatever the pattern."""
+    """Compute the inverse, which is dense whatever the pattern."""
     if isinstance(A, SparseTensor) and A.dim() == 2:
         size = A.numel() * A.dtype.itemsize
         check_budget(2 * size, f"the inverse of a matrix of shape {tuple(A.shape)}", "use torch.linalg.solve")
     kwargs = {} if out is None else {"out": out}
-    found: torch.Tensor = densely(torch.linalg.inv, (A,), kwargs)
-    return found
+    inverse: torch.Tensor = run_densely(torch.linalg.inv, (A,), kwargs)
+    return inverse
 
 
 @implements(torch.linalg.det, torch.det, torch.Tensor.det)
 def det(A: Any, *, out: Any = None) -> torch.Tensor:
     if not _is_factored(A) or out is not None:
-        found: torch.Tensor = densely(torch.linalg.det, (A,), {} if out is None else {"out": out})
-        return found
+        determinant: torch.Tensor = run_densely(torch.linalg.det, (A,), {} if out is None else {"out": out})
+        return determinant
     pivots, sign = _pivots(as_square("det", A))
     return torch.prod(pivots) * sign
 
 
 @implements(torch.linalg.slogdet, torch.slogdet, torch.Tensor.slogdet)
 def slogdet(A: Any, *, out: Any = None) -> Any:
-    """The sign of the determinant, and the logarithm of its size."""
+    """Compute the sign of the determinant, and the logarithm of its magnitude."""
     if not _is_factored(A) or out is not None:
-        return densely(torch.linalg.slogdet, (A,), {} if out is None else {"out": out})
+        return run_densely(torch.linalg.slogdet, (A,), {} if out is None else {"out": out})
     pivots, sign = _pivots(as_square("slogdet", A))
-    sizes = pivots.abs()
-    signs = torch.where(sizes == 0, 0, pivots / sizes)
+    magnitudes = pivots.abs()
+    signs = torch.where(magnitudes == 0, 0, pivots / magnitudes)
     kind = torch.return_types.linalg_slogdet  # type: ignore[attr-defined]
-    return kind((signs.prod() * sign, torch.log(sizes).sum()))
+    return kind((signs.prod() * sign, torch.log(magnitudes).sum()))
 
 
 def _pivots(matrix: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The diagonal of a triangular factor, and the sign of the rows' and columns' new order."""
+    """Return the diagonal of a triangular factor, and the sign of the row and column permutations."""
     assert isinstance(matrix, SparseTensor)
     if not bool(matrix.storage.values.isfinite().all()):
         return torch.full((1,), math.nan, dtype=matrix.dtype, device=matrix.storage.device), 1
     try:
-        factors = factored(matrix)
+        factors = factorize(matrix)
     except LinAlgError:  # singular
         return torch.zeros(1, dtype=matrix.dtype, device=matrix.storage.device), 1
-    found = torch.from_numpy(factors.U.diagonal()).to(matrix.storage.device, matrix.dtype)
-    return found, _parity(factors.perm_r) * _parity(factors.perm_c)
+    pivots = torch.from_numpy(factors.U.diagonal()).to(matrix.storage.device, matrix.dtype)
+    return pivots, _parity(factors.perm_r) * _parity(factors.perm_c)
 
 
 @implements(torch.logdet, torch.Tensor.logdet)
 def logdet(A: Any) -> torch.Tensor:
     if not _is_factored(A) or A.is_complex():
-        found: torch.Tensor = densely(torch.logdet, (A,), {})
-        return found
+        result: torch.Tensor = run_densely(torch.logdet, (A,), {})
+        return result
     sign, logarithm = slogdet(A)
     return torch.where(sign < 0, math.nan, logarithm)
 
@@ -201,7 +201,7 @@ def _is_factored(A: Any) -> bool:
 
 
 def _parity(order: Any) -> int:
-    """1 for an even permutation, -1 for an odd one: by its number of cycles."""
+    """Return 1 for an even permutation, -1 for an odd one: by its number of cycles."""
     import scipy.sparse.csgraph
 
     count = len(order)
@@ -215,30 +215,42 @@ def _parity(order: Any) -> int:
 
 @implements(torch.linalg.lstsq)
 def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """The ``X`` of least norm among those that bring ``A @ X`` closest to ``B``.
+    """Find the ``X`` of least norm among those that bring ``A @ X`` closest to ``B``.
 
     Large matrices are solved iteratively (LSMR, tolerance 1e-10 or in float32 1e-5); then the rank and the
     singular values are not known and left empty.
     """
-    if not isinstance(A, SparseTensor) or A.dim() != 2 or A.numel() <= DENSE_PLACES or driver is not None:
-        return densely(torch.linalg.lstsq, (A, B), {"rcond": rcond, "driver": driver})
+    if (
+        not isinstance(A, SparseTensor)
+        or A.dim() != 2
+        or A.numel() <= MAX_DENSE_ELEMENTS
+        or driver is not None
+    ):
+        return run_densely(torch.linalg.lstsq, (A, B), {"rcond": rcond, "driver": driver})
     matrix = as_matrix("lstsq", A)
     columns = as_columns("lstsq", B, matrix.shape[0], matrix.dtype)
-    turned = matrix.T.conj() if matrix.is_complex() else matrix.T
+    adjoint = matrix.T.conj() if matrix.is_complex() else matrix.T
     limit = tolerance(None, matrix.dtype)
-    most = 10 * max(100, min(matrix.shape))
-    wide = columns.unsqueeze(1) if columns.dim() == 1 else columns
-    found = torch.stack(
+    max_steps = 10 * max(100, min(matrix.shape))
+    right_hand_sides = columns.unsqueeze(1) if columns.dim() == 1 else columns
+    solution = torch.stack(
         [
-            lsmr(lambda x: matmul(matrix, x), lambda x: matmul(turned, x), part, matrix.shape[1], limit, most)
-            for part in wide.T.contiguous()
+            lsmr(
+                lambda x: matmul(matrix, x),
+                lambda x: matmul(adjoint, x),
+                column,
+                matrix.shape[1],
+                limit,
+                max_steps,
+            )
+            for column in right_hand_sides.T.contiguous()
         ],
         1,
     )
-    found = found[:, 0] if columns.dim() == 1 else found
-    residuals = (matmul(matrix, found) - columns).abs().square().sum(0)
+    solution = solution[:, 0] if columns.dim() == 1 else solution
+    residuals = (matmul(matrix, solution) - columns).abs().square().sum(0)
     if matrix.shape[0] <= matrix.shape[1]:
         residuals = residuals.new_zeros(0)
-    nothing = torch.zeros(0, dtype=torch.int64, device=found.device)
+    rank = torch.zeros(0, dtype=torch.int64, device=solution.device)
     kind = torch.return_types.linalg_lstsq  # type: ignore[attr-defined]
-    return kind((found, residuals, nothing, residuals.new_zeros(0)))
+    return kind((solution, residuals, rank, residuals.new_zeros(0)))

@@ -1,7 +1,7 @@
-"""Indexing: entries are found by their keys, and tensors are put together from entries.
+"""Indexing: entries are found by their keys, and tensors are built from entries.
 
-Reading ``S[rows, columns]`` joins the entries with the places asked for by their coordinates in the indexed
-dimensions. Every place that a user names is checked by ``check_places``; ``scatter`` writes to places.
+Reading ``S[rows, columns]`` joins the entries with the indexed positions by their coordinates in the indexed
+dimensions. Every index of a user is checked by ``check_indices``; ``scatter`` writes to positions.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from scorch._src.ops.fallback import densely, stored
-from scorch._src.ops.movement.shape import made, made_at, shape_after
+from scorch._src.ops.fallback import run_densely, store_like
+from scorch._src.ops.movement.shape import build_from_coordinates, build_from_keys, infer_shape
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.storage.slices import outer_dim, rows_of
 from scorch._src.tensor.broadcast import expanded
@@ -24,15 +24,17 @@ from scorch.errors import CallError, IndexRangeError
 aten = torch.ops.aten
 
 
-def join(stored: torch.Tensor, asked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """All pairs of equal numbers: for each its place in ``stored`` and in ``asked``."""
-    ordered, order = torch.sort(asked, stable=True)
+def join(stored: torch.Tensor, requested: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find all pairs of equal numbers: for each its position in ``stored`` and in ``requested``."""
+    ordered, order = torch.sort(requested, stable=True)
     first = torch.searchsorted(ordered, stored)
     count = torch.searchsorted(ordered, stored, right=True) - first
-    left = torch.repeat_interleave(torch.arange(stored.numel(), device=stored.device), count)
+    stored_numbers = torch.repeat_interleave(torch.arange(stored.numel(), device=stored.device), count)
     begin = torch.repeat_interleave(torch.cumsum(count, 0) - count, count)
-    right = first[left] + torch.arange(left.numel(), device=left.device) - begin
-    return left, order[right]
+    requested_numbers = (
+        first[stored_numbers] + torch.arange(stored_numbers.numel(), device=stored_numbers.device) - begin
+    )
+    return stored_numbers, order[requested_numbers]
 
 
 # reading ---------------------------------------------------------------------------------------------
@@ -46,162 +48,172 @@ def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
         raise IndexRangeError(
             f"index_select takes a list of places, not a tensor of {index.dim()} dimensions"
         )
-    shape = shape_after(aten.index_select.default, self, dim, index.to("meta"))
+    shape = infer_shape(aten.index_select.default, self, dim, index.to("meta"))
     if not self.numel():
-        return of_nothing(aten.index_select.default, self, dim, index)
+        return run_on_empty(aten.index_select.default, self, dim, index)
     dim %= self.dim()
-    index = check_places(index, self.shape[dim], dim)
-    if (rows := _rows(self, dim, index)) is not None:
+    index = check_indices(index, self.shape[dim], dim)
+    if (rows := _select_rows(self, dim, index)) is not None:
         return rows
     entries = entries_of(self)
     crd = entries.coordinates
-    left, right = join(crd[dim], index.reshape(-1).to(torch.int64))
-    columns = [right if d == dim else c[left] for d, c in enumerate(crd)]
-    return made_at(self, columns, entries.values[left], shape, False)
+    stored_numbers, requested_numbers = join(crd[dim], index.reshape(-1).to(torch.int64))
+    columns = [requested_numbers if d == dim else c[stored_numbers] for d, c in enumerate(crd)]
+    return build_from_coordinates(self, columns, entries.values[stored_numbers], shape, False)
 
 
-def _rows(self: SparseTensor, dim: int, index: torch.Tensor) -> SparseTensor | None:
-    """Rows copied as they lie; None if they do not lie so, or one of them is not there."""
+def _select_rows(self: SparseTensor, dim: int, index: torch.Tensor) -> SparseTensor | None:
+    """Copy whole rows; None if they are not contiguous, or one of them does not exist."""
     if dim != outer_dim(self.format) or index.dtype not in (torch.int64, torch.int32):
         return None
-    found = rows_of(self.storage, index)
-    return None if found is None else SparseTensor(found)
+    rows = rows_of(self.storage, index)
+    return None if rows is None else SparseTensor(rows)
 
 
-def check_places(index: torch.Tensor, size: int, dim: int, from_end: bool = False) -> torch.Tensor:
-    """``index``, of which every place must be in a dimension ``dim`` of ``size``.
+def check_indices(index: torch.Tensor, size: int, dim: int, from_end: bool = False) -> torch.Tensor:
+    """Check that every index is within a dimension ``dim`` of ``size``, and return them.
 
-    With ``from_end`` negative places count from the end, as where users write brackets; the result counts
-    from the beginning. Whatever makes entries at places that users name asks this first.
+    With ``from_end`` negative indices count from the end, as where users write brackets; the result counts
+    from the beginning. Whatever writes entries at indices of a user must call this first.
     """
     if not index.numel():
         return index
-    least, most = (int(value) for value in torch.aminmax(index))
-    first = -size if from_end else 0
-    if most >= size or least < first:
-        worst = most if most >= size else least
-        allowed = f"places go from {first} to {size - 1}" if size else "it has no places"
+    smallest, largest = (int(value) for value in torch.aminmax(index))
+    first_allowed = -size if from_end else 0
+    if largest >= size or smallest < first_allowed:
+        offending = largest if largest >= size else smallest
+        allowed = f"places go from {first_allowed} to {size - 1}" if size else "it has no places"
         raise IndexRangeError(
-            f"index {worst} is out of bounds for dimension {dim} with size {size}: {allowed}"
+            f"index {offending} is out of bounds for dimension {dim} with size {size}: {allowed}"
         )
-    return index % size if least < 0 else index
+    return index % size if smallest < 0 else index
 
 
-def check_long(name: str, index: torch.Tensor) -> None:
+def check_int64(name: str, index: torch.Tensor) -> None:
     if index.dtype != torch.int64:
         raise CallError(f"{name} takes places of int64, not of {index.dtype}")
 
 
-def of_nothing(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
-    """``func`` of a tensor without elements, of which torch needs no memory and accepts the oddest places."""
-    return stored(densely(func, (self, *args), kwargs), self)
+def run_on_empty(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+    """Run ``func`` of a tensor without elements, for which torch needs no memory and accepts any index."""
+    return store_like(run_densely(func, (self, *args), kwargs), self)
 
 
 @implements(aten.index.Tensor)
 def index(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> Any:
-    """``self[...]`` with tensors: places in some dimensions, broadcast together."""
-    wanted = plain_indices(self, indices)
+    """Compute ``self[...]`` with tensors: indices in some dimensions, broadcast together."""
+    normalized = normalize_indices(self, indices)
     if not isinstance(self, SparseTensor):
-        return aten.index.Tensor(self, wanted)
+        return aten.index.Tensor(self, normalized)
     if not self.numel():
-        return of_nothing(aten.index.Tensor, self, wanted)
-    places = [dim for dim, value in enumerate(wanted) if value is not None]
-    tensors = [value for value in wanted if value is not None]
+        return run_on_empty(aten.index.Tensor, self, normalized)
+    dims = [dim for dim, value in enumerate(normalized) if value is not None]
+    tensors = [value for value in normalized if value is not None]
     if len(tensors) == 1 and tensors[0].dim() == 1:
-        (dim,) = places
-        if (rows := _rows(self, dim, tensors[0])) is not None:
+        (dim,) = dims
+        if (rows := _select_rows(self, dim, tensors[0])) is not None:
             return rows
-        return index_select(self, dim, check_places(tensors[0], self.shape[dim], dim, from_end=True))
-    asked = Points(self, wanted)
+        return index_select(self, dim, check_indices(tensors[0], self.shape[dim], dim, from_end=True))
+    indexed = IndexedPositions(self, normalized)
     entries = entries_of(self)
     crd = entries.coordinates
-    left, right = join(keys_of([crd[dim] for dim in asked.dims], asked.sizes), asked.keys)
-    columns = [crd[d][left] for d in asked.before] + coordinates_of(right, asked.shape)
-    columns += [crd[d][left] for d in asked.after]
-    result = asked.result
+    stored_numbers, requested_numbers = join(
+        keys_of([crd[dim] for dim in indexed.dims], indexed.sizes), indexed.keys
+    )
+    columns = [crd[d][stored_numbers] for d in indexed.before] + coordinates_of(
+        requested_numbers, indexed.shape
+    )
+    columns += [crd[d][stored_numbers] for d in indexed.after]
+    result = indexed.result
     if not result:
-        return entries.values[left].sum(dtype=entries.values.dtype)
-    return made_at(self, columns, entries.values[left], result, False)
+        return entries.values[stored_numbers].sum(dtype=entries.values.dtype)
+    return build_from_coordinates(self, columns, entries.values[stored_numbers], result, False)
 
 
-class Points:
-    """The places that index tensors name together, in ``dims``, of which the tensor has ``sizes``.
+class IndexedPositions:
+    """The positions that index tensors name together, in ``dims``, of which the tensor has ``sizes``.
 
-    ``keys`` numbers them within ``sizes``. The ``result`` has the dimensions ``before``, those of the points
-    (``shape``) and those ``after``; points that are not together come first, as in torch.
+    ``keys`` numbers them within ``sizes``. The ``result`` has the dimensions ``before``, those of the indices
+    (``shape``) and those ``after``; indexed dimensions that are not adjacent come first, as in torch.
     """
 
     def __init__(self, tensor: SparseTensor, indices: Sequence[torch.Tensor | None]) -> None:
-        whole = tuple(tensor.shape)
+        full_shape = tuple(tensor.shape)
         self.dims = [dim for dim, value in enumerate(indices) if value is not None]
-        self.sizes = tuple(whole[dim] for dim in self.dims)
-        given = [value for value in indices if value is not None]
+        self.sizes = tuple(full_shape[dim] for dim in self.dims)
+        tensors = [value for value in indices if value is not None]
         try:
-            points = torch.broadcast_tensors(*given)
+            broadcast = torch.broadcast_tensors(*tensors)
         except RuntimeError:
-            shapes = ", ".join(str(tuple(value.shape)) for value in given)
+            shapes = ", ".join(str(tuple(value.shape)) for value in tensors)
             raise IndexRangeError(f"indices of shapes {shapes} do not fit together") from None
-        self.shape = tuple(points[0].shape)
-        counted = [
-            check_places(point, whole[dim], dim, from_end=True)
-            for point, dim in zip(points, self.dims, strict=True)
+        self.shape = tuple(broadcast[0].shape)
+        checked = [
+            check_indices(indices_of_dim, full_shape[dim], dim, from_end=True)
+            for indices_of_dim, dim in zip(broadcast, self.dims, strict=True)
         ]
-        self.keys = keys_of([point.reshape(-1) for point in counted], self.sizes)
-        rest = [dim for dim in range(len(whole)) if dim not in self.dims]
-        is_together = self.dims == list(range(self.dims[0], self.dims[-1] + 1))
-        self.before = [dim for dim in rest if dim < self.dims[0]] if is_together else []
+        self.keys = keys_of([indices_of_dim.reshape(-1) for indices_of_dim in checked], self.sizes)
+        rest = [dim for dim in range(len(full_shape)) if dim not in self.dims]
+        is_adjacent = self.dims == list(range(self.dims[0], self.dims[-1] + 1))
+        self.before = [dim for dim in rest if dim < self.dims[0]] if is_adjacent else []
         self.after = [dim for dim in rest if dim not in self.before]
-        self.result = (*(whole[d] for d in self.before), *self.shape, *(whole[d] for d in self.after))
+        self.result = (
+            *(full_shape[d] for d in self.before),
+            *self.shape,
+            *(full_shape[d] for d in self.after),
+        )
 
 
-def plain_indices(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Masks as the coordinates where they hold, and None for dimensions left alone."""
-    found: list[torch.Tensor | None] = []
+def normalize_indices(
+    self: torch.Tensor, indices: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Convert masks to the coordinates where they hold, with None for dimensions left alone."""
+    normalized: list[torch.Tensor | None] = []
     for value in indices:
         if value is None:
-            found.append(None)
+            normalized.append(None)
         elif value.dtype in (torch.bool, torch.uint8):
-            size = tuple(self.shape[len(found) : len(found) + value.dim()])
+            size = tuple(self.shape[len(normalized) : len(normalized) + value.dim()])
             if tuple(value.shape) != size:
                 raise IndexRangeError(
                     f"a mask of shape {tuple(value.shape)} does not fit dimensions of {size}"
                 )
-            found += list(torch.nonzero(value).unbind(1))  # of a sparse mask, by its entries
+            normalized += list(torch.nonzero(value).unbind(1))  # of a sparse mask, by its entries
         elif value.dtype not in (torch.int32, torch.int64):
             raise IndexRangeError(f"indices are int64, int32, uint8 or bool, not {value.dtype}")
         else:
-            found.append(value.to_dense() if isinstance(value, SparseTensor) else value)
-    return found + [None] * (self.dim() - len(found))
+            normalized.append(value.to_dense() if isinstance(value, SparseTensor) else value)
+    return normalized + [None] * (self.dim() - len(normalized))
 
 
-def _looked_up(self: SparseTensor, keys: torch.Tensor, shape: Shape) -> Any:
-    """The values at ``keys`` as a tensor of ``shape``, of which only those stored are kept."""
+def _gather_at_keys(self: SparseTensor, keys: torch.Tensor, shape: Shape) -> Any:
+    """Gather the values at ``keys`` as a tensor of ``shape``, of which only those stored are kept."""
     values, stored = entries_of(self).find(keys.reshape(-1))
-    kept = torch.nonzero(stored, as_tuple=True)[0]
+    stored_positions = torch.nonzero(stored, as_tuple=True)[0]
     if not shape:
         return values.reshape(())
-    return from_entries(Entries(kept, values[kept], shape), format_for(self, shape))
+    return from_entries(Entries(stored_positions, values[stored_positions], shape), format_for(self, shape))
 
 
 @implements(aten.gather)
 def gather(self: SparseTensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
-    shape = shape_after(aten.gather.default, self, dim, index.to("meta"))
+    shape = infer_shape(aten.gather.default, self, dim, index.to("meta"))
     if len(shape) != self.dim() or not self.numel():
-        return of_nothing(aten.gather.default, self, dim, index)
+        return run_on_empty(aten.gather.default, self, dim, index)
     dim %= self.dim()
-    check_places(index, self.shape[dim], dim)
+    check_indices(index, self.shape[dim], dim)
     grid = torch.meshgrid(*(torch.arange(size, device=index.device) for size in shape), indexing="ij")
     columns = [index if d == dim else column for d, column in enumerate(grid)]
-    return _looked_up(self, keys_of(columns, tuple(self.shape)), shape)
+    return _gather_at_keys(self, keys_of(columns, tuple(self.shape)), shape)
 
 
 @implements(aten.take)
 def take(self: SparseTensor, index: torch.Tensor) -> Any:
-    check_long("take", index)
+    check_int64("take", index)
     if not self.numel():
-        return of_nothing(aten.take.default, self, index)
-    places = check_places(index, self.numel(), 0, from_end=True)
-    return _looked_up(self, places, tuple(index.shape))
+        return run_on_empty(aten.take.default, self, index)
+    positions = check_indices(index, self.numel(), 0, from_end=True)
+    return _gather_at_keys(self, positions, tuple(index.shape))
 
 
 @implements(aten.masked_select)
@@ -215,7 +227,7 @@ def masked_select(self: torch.Tensor, mask: torch.Tensor) -> Any:
         return torch.masked_select(self.to_dense(), mask)
     keys = torch.nonzero(mask.expand(shape).reshape(-1)).reshape(-1)  # of a sparse mask, by its entries
     wide = expanded(entries_of(self), shape)
-    return _looked_up(made(self, wide.keys, wide.values, shape, True), keys, (keys.numel(),))
+    return _gather_at_keys(build_from_keys(self, wide.keys, wide.values, shape, True), keys, (keys.numel(),))
 
 
 @implements(aten.nonzero)
@@ -233,9 +245,9 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Rows of ``weight``."""
+    """Gather rows of ``weight``."""
     if weight.dim() != 2:
         raise CallError(f"embedding takes rows of a matrix, but weight has shape {tuple(weight.shape)}")
-    places = indices.to_dense() if isinstance(indices, SparseTensor) else indices
-    rows = torch.index_select(weight, 0, places.reshape(-1))
-    return rows.reshape(*places.shape, *weight.shape[1:])
+    row_numbers = indices.to_dense() if isinstance(indices, SparseTensor) else indices
+    rows = torch.index_select(weight, 0, row_numbers.reshape(-1))
+    return rows.reshape(*row_numbers.shape, *weight.shape[1:])

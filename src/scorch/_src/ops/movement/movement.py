@@ -1,8 +1,8 @@
-"""Functions that only move entries, of tensors that are learned: slices, rows, transposes, concatenations.
+"""Differentiable versions of functions that only move entries: slices, rows, transposes, concatenations.
 
 torch differentiates them by formulas that fill a tensor of the whole shape. Here the function is run on the
-numbers of the entries instead of their values: what comes out says which entry each value of the result is,
-and the gradient goes back the same way, in time and memory of the entries.
+numbers of the entries instead of their values: the result shows which entry each of its values is, and the
+gradient goes back the same way, in time and memory of the entries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor, Step, link_view
 from scorch._src.torch_internals import tree_flatten, tree_map, tree_unflatten
 
 # fmt: off
-MOVING = [
+MOVING_FUNCTIONS = [
     "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to", "cat", "chunk", "column_stack", "concat",
     "concatenate", "diag", "diag_embed", "diagonal", "dsplit", "dstack", "expand", "expand_as",
     "flatten", "flip", "fliplr",
@@ -33,7 +33,7 @@ MOVING = [
     "vsplit", "vstack", "__getitem__",
 ]
 # fmt: on
-JOINING = {  # all tensors that these are given are moved: integers are no indices
+JOINING_FUNCTIONS = {  # all their tensor arguments are moved: integers are no indices
     "cat",
     "column_stack",
     "concat",
@@ -46,17 +46,17 @@ JOINING = {  # all tensors that these are given are moved: integers are no indic
 }  # fmt: skip
 
 
-def moved(func: Callable[..., Any]) -> Callable[..., Any]:
-    """``func``, which moves entries, for tensors that are learned."""
-    is_joining = getattr(func, "__name__", "") in JOINING
+def make_moving_handler(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``func``, which moves entries, for tensors that require gradients."""
+    is_joining = getattr(func, "__name__", "") in JOINING_FUNCTIONS
 
     def handler(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = tree_flatten((args, kwargs))
         sparse = [leaf for leaf in leaves if isinstance(leaf, SparseTensor)]
-        others = [
+        dense = [
             leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, SparseTensor)
         ]
-        is_mixed = any(is_joining or _is_tracked_kind(leaf) for leaf in others)
+        is_mixed = any(is_joining or _is_differentiable_dtype(leaf) for leaf in dense)
         if (
             not sparse
             or is_mixed
@@ -66,52 +66,52 @@ def moved(func: Callable[..., Any]) -> Callable[..., Any]:
         ):
             return by_torch(func, args, kwargs)
         with torch.no_grad(), untracked():
-            numbered = _numbered(sparse)
-            rest = iter(numbered)
-            given = [next(rest) if isinstance(leaf, SparseTensor) else leaf for leaf in leaves]
-            args, kwargs = tree_unflatten(given, spec)
-            found = func(*args, **kwargs)
+            numbered = _number_entries(sparse)
+            remaining = iter(numbered)
+            new_leaves = [next(remaining) if isinstance(leaf, SparseTensor) else leaf for leaf in leaves]
+            args, kwargs = tree_unflatten(new_leaves, spec)
+            moved = func(*args, **kwargs)
         values = [values_of(tensor) for tensor in sparse]
         joined = torch.cat([values[0].new_zeros(1), *values])
 
-        def placed(part: Any) -> Any:
-            if not isinstance(part, SparseTensor):
-                return joined[part] if isinstance(part, torch.Tensor) else part
-            for own, source in zip(numbered, sparse, strict=True):
-                if part is own:  # the function gave the tensor itself
+        def connect(leaf_out: Any) -> Any:
+            if not isinstance(leaf_out, SparseTensor):
+                return joined[leaf_out] if isinstance(leaf_out, torch.Tensor) else leaf_out
+            for numbered_source, source in zip(numbered, sparse, strict=True):
+                if leaf_out is numbered_source:  # the function returned its argument
                     return source
-            picked = _picked(joined, values, part.storage.values)
-            ways = [_steps_from(own, part) for own in numbered]
-            if all(steps is None for steps in ways) and picked is values[0]:
+            picked = _select_values(joined, values, leaf_out.storage.values)
+            steps_by_source = [_view_steps(numbered_source, leaf_out) for numbered_source in numbered]
+            if all(steps is None for steps in steps_by_source) and picked is values[0]:
                 picked = picked.clone()  # no view: it has memory of its own
-            result = sparse_of(part.storage.pattern, picked)
-            for source, steps in zip(sparse, ways, strict=True):
+            result = sparse_of(leaf_out.storage.pattern, picked)
+            for source, steps in zip(sparse, steps_by_source, strict=True):
                 if steps is not None:
                     link_view(result, source, steps)
             return result
 
-        return tree_map(placed, found)
+        return tree_map(connect, moved)
 
     return handler
 
 
-def _is_tracked_kind(tensor: torch.Tensor) -> bool:
+def _is_differentiable_dtype(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _numbered(tensors: list[SparseTensor]) -> list[SparseTensor]:
-    """The tensors with the numbers of their entries as values, counted from 1 through all of them."""
-    found, begin = [], 1
+def _number_entries(tensors: list[SparseTensor]) -> list[SparseTensor]:
+    """Return the tensors with the numbers of their entries as values, from 1 through all of them."""
+    numbered, begin = [], 1
     for tensor in tensors:
         pattern = tensor.storage.pattern
         numbers = torch.arange(begin, begin + pattern.size, device=pattern.device)
-        found.append(SparseTensor(Storage(pattern, numbers)))
+        numbered.append(SparseTensor(Storage(pattern, numbers)))
         begin += pattern.size
-    return found
+    return numbered
 
 
-def _steps_from(source: SparseTensor, view: SparseTensor) -> tuple[Step, ...] | None:
-    """How a view was made of ``source``; None if it is no view of it."""
+def _view_steps(source: SparseTensor, view: SparseTensor) -> tuple[Step, ...] | None:
+    """Return the steps from ``source`` to a view of it; None if it is no view of it."""
     link, origin = view.view_of, view.storage.origin
     if link is not None and link.parent is source:
         steps = link.steps
@@ -124,32 +124,34 @@ def _steps_from(source: SparseTensor, view: SparseTensor) -> tuple[Step, ...] | 
     return tuple(step._replace(grad_mode=torch.is_grad_enabled()) for step in steps)
 
 
-def _picked(joined: torch.Tensor, values: list[torch.Tensor], places: torch.Tensor) -> torch.Tensor:
-    """The values at ``places``; of one tensor whose entries stay where they are, its own."""
+def _select_values(joined: torch.Tensor, values: list[torch.Tensor], positions: torch.Tensor) -> torch.Tensor:
+    """Select the values at ``positions``; of one tensor whose entries stay in order, all of them."""
     size = joined.numel() - 1
-    is_same = len(values) == 1 and places.numel() == size
-    if is_same and bool((places == torch.arange(1, size + 1, device=places.device)).all()):
+    is_same = len(values) == 1 and positions.numel() == size
+    if is_same and bool((positions == torch.arange(1, size + 1, device=positions.device)).all()):
         return values[0]
-    return joined[places]
+    return joined[positions]
 
 
-for _name in MOVING:
+for _name in MOVING_FUNCTIONS:
     for _home in (torch, torch.Tensor):
         _function = getattr(_home, _name, None)
         if _function is not None:
-            implements_differentiable(_function, only_moves_entries=True)(moved(_function))
+            implements_differentiable(_function, only_moves_entries=True)(make_moving_handler(_function))
 
-implements_differentiable(torch.linalg.diagonal, only_moves_entries=True)(moved(torch.linalg.diagonal))
+implements_differentiable(torch.linalg.diagonal, only_moves_entries=True)(
+    make_moving_handler(torch.linalg.diagonal)
+)
 
 for _name in ("T", "mT"):
     _view = getattr(torch.Tensor, _name).__get__
-    implements_differentiable(_view, only_moves_entries=True)(moved(_view))
+    implements_differentiable(_view, only_moves_entries=True)(make_moving_handler(_view))
 
 
 @implements_differentiable(torch.trace, torch.Tensor.trace)
 def trace(input: Any) -> Any:
     if input.dim() != 2:
-        return by_formula(torch.trace, (input,), {})  # says what is wrong
+        return by_formula(torch.trace, (input,), {})  # raises torch's error
     return torch.diagonal(input).sum()
 
 
@@ -163,10 +165,10 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Rows of a sparse table."""
+    """Gather rows of a sparse table."""
     if not isinstance(weight, SparseTensor) or padding_idx is not None or max_norm is not None:
-        given = (input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-        return by_formula(F.embedding, given, {})
-    places = dense_of(input)
-    rows = torch.index_select(weight, 0, places.reshape(-1))
-    return rows.reshape(*places.shape, weight.shape[1])
+        args = (input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        return by_formula(F.embedding, args, {})
+    row_numbers = dense_of(input)
+    rows = torch.index_select(weight, 0, row_numbers.reshape(-1))
+    return rows.reshape(*row_numbers.shape, weight.shape[1])

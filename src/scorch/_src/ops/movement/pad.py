@@ -1,4 +1,4 @@
-"""Padding by what the tensor holds: each dimension is read again at the places that the mode names.
+"""Padding by the tensor's own content: each dimension is indexed again as the mode says.
 
     reflect      2 1 | 0 1 2 3 | 2 1
     replicate    0 0 | 0 1 2 3 | 3 3
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.ops.movement.index import index_select
-from scorch._src.ops.movement.shape import shape_after
+from scorch._src.ops.movement.shape import infer_shape
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
@@ -26,45 +26,45 @@ aten = torch.ops.aten
 
 @implements(F.pad)
 def pad(input: SparseTensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
-    """torch writes circular paddings into a dense tensor; everything else is an operator of its own."""
+    """Pad circularly, which torch does in a dense tensor; everything else is an operator of its own."""
     if mode != "circular":
         with DisableTorchFunctionSubclass():
             return F.pad(input, pad, mode, value)
-    shape_after(F.pad, input, pad, mode, value)  # says what is wrong
-    return _padded(input, pad, mode)
+    infer_shape(F.pad, input, pad, mode, value)  # raises torch's error
+    return _pad(input, pad, mode)
 
 
 @implements(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
 def reflection_pad(self: SparseTensor, padding: Sequence[int]) -> Any:
-    shape_after(F.pad, self, padding, "reflect")
-    return _padded(self, padding, "reflect")
+    infer_shape(F.pad, self, padding, "reflect")
+    return _pad(self, padding, "reflect")
 
 
 @implements(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
 def replication_pad(self: SparseTensor, padding: Sequence[int]) -> Any:
-    shape_after(F.pad, self, padding, "replicate")
-    return _padded(self, padding, "replicate")
+    infer_shape(F.pad, self, padding, "replicate")
+    return _pad(self, padding, "replicate")
 
 
-def _padded(self: SparseTensor, padding: Sequence[int], mode: str) -> Any:
+def _pad(self: SparseTensor, padding: Sequence[int], mode: str) -> Any:
     if not any(padding):
         return torch.clone(self)
     for number in range(len(padding) // 2):
         dim = self.dim() - 1 - number
         before, after = padding[2 * number], padding[2 * number + 1]
         if before or after:
-            places = _places(self.shape[dim], before, after, mode, self.storage.device)
-            self = index_select(self, dim, places)
+            positions = _padded_indices(self.shape[dim], before, after, mode, self.storage.device)
+            self = index_select(self, dim, positions)
     return self
 
 
-def _places(size: int, before: int, after: int, mode: str, device: torch.device) -> torch.Tensor:
-    """Where a padded dimension is read; a negative padding cuts first."""
+def _padded_indices(size: int, before: int, after: int, mode: str, device: torch.device) -> torch.Tensor:
+    """Return the indices of a padded dimension; a negative padding crops first."""
     if mode == "circular":
         first, last = max(-before, 0), size - max(-after, 0)
-        place = torch.arange(-max(before, 0), last - first + max(after, 0), device=device)
-        return place % (last - first) + first
-    place = torch.arange(-before, size + after, device=device)
+        index = torch.arange(-max(before, 0), last - first + max(after, 0), device=device)
+        return index % (last - first) + first
+    index = torch.arange(-before, size + after, device=device)
     if mode == "replicate":
-        return place.clamp(0, size - 1)
-    return size - 1 - (size - 1 - place.abs()).abs()
+        return index.clamp(0, size - 1)
+    return size - 1 - (size - 1 - index.abs()).abs()

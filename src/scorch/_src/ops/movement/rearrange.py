@@ -1,4 +1,4 @@
-"""``scorch.rearrange``: split, merge, permute, add and repeat the axes of a tensor as a pattern says.
+"""``scorch.rearrange``: split, merge, permute, add and repeat the axes of a tensor by a pattern.
 
     "b (h w) c -> b c h w"     names between spaces; parentheses split on the left and merge on the right
     "bd->bnd"                  without spaces each letter is a name
@@ -20,7 +20,7 @@ from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import NotationError, OperandError, ShapeError
 
-REST = "..."
+ELLIPSIS = "..."
 _TOKENS = {  # by whether each letter is a name
     False: re.compile(r"\.\.\.|[A-Za-z_]\w*|\d+|[()]|\S"),
     True: re.compile(r"\.\.\.|[A-Za-z]|\d+|[()]|\S"),
@@ -28,11 +28,11 @@ _TOKENS = {  # by whether each letter is a name
 Group = tuple[
     str, ...
 ]  # the axes that one dimension is made of, outermost first; none: a dimension of size 1
-Side = list[Group | str]  # groups, and '...' for those that are not named
+Side = list[Group | str]  # groups, and '...' for unnamed axes
 
 
 def rearrange(x: Any, pattern: str, /, **sizes: int) -> torch.Tensor:
-    """``x`` with its axes split, merged, permuted and repeated; ``sizes`` says what the shape does not.
+    """Split, merge, permute and repeat the axes of ``x``; ``sizes`` has those that the shape does not tell.
 
     >>> import torch, scorch
     >>> S = scorch.from_torch(torch.eye(4), format="csr")
@@ -44,27 +44,27 @@ def rearrange(x: Any, pattern: str, /, **sizes: int) -> torch.Tensor:
     tensor = _as_tensor(x)
     shape = tuple(tensor.shape)
     _check_sizes(sizes, pattern)
-    left, right = _named_rest(*_read(pattern), shape, pattern)
-    lengths = _lengths(left, shape, sizes, pattern)
-    old = [axis for group in left for axis in group]
-    new = [axis for group in right for axis in group]
-    _check_axes(old, new, lengths, sizes, pattern)
-    for axis in new:
+    left, right = _expand_ellipsis(*_parse(pattern), shape, pattern)
+    lengths = _axis_lengths(left, shape, sizes, pattern)
+    old_axes = [axis for group in left for axis in group]
+    new_axes = [axis for group in right for axis in group]
+    _check_axes(old_axes, new_axes, lengths, sizes, pattern)
+    for axis in new_axes:
         lengths.setdefault(axis, int(axis) if axis.isdigit() else sizes.get(axis, 0))
-    kept = [axis for axis in new if axis in old]
-    found = tensor.reshape([lengths[axis] for axis in old])
-    found = found.permute([old.index(axis) for axis in kept])
-    if len(new) > len(kept):
-        found = found.reshape([lengths[axis] if axis in old else 1 for axis in new])
-        found = found.expand([lengths[axis] for axis in new])
-    return found.reshape([math.prod(lengths[axis] for axis in group) for group in right])
+    kept_axes = [axis for axis in new_axes if axis in old_axes]
+    result = tensor.reshape([lengths[axis] for axis in old_axes])
+    result = result.permute([old_axes.index(axis) for axis in kept_axes])
+    if len(new_axes) > len(kept_axes):
+        result = result.reshape([lengths[axis] if axis in old_axes else 1 for axis in new_axes])
+        result = result.expand([lengths[axis] for axis in new_axes])
+    return result.reshape([math.prod(lengths[axis] for axis in group) for group in right])
 
 
 setattr(SparseTensor, "rearrange", rearrange)  # noqa: B010 - a method; tensors know nothing of operations
 
 
 def _as_tensor(x: Any) -> torch.Tensor:
-    if isinstance(x, (list, tuple)) and x and all(isinstance(part, torch.Tensor) for part in x):
+    if isinstance(x, (list, tuple)) and x and all(isinstance(item, torch.Tensor) for item in x):
         return torch.stack(list(x))
     if not isinstance(x, torch.Tensor):
         raise OperandError(f"rearrange takes a tensor or a list of tensors, not a {type(x).__name__}")
@@ -74,74 +74,74 @@ def _as_tensor(x: Any) -> torch.Tensor:
 # the pattern -----------------------------------------------------------------------------------------
 
 
-def _read(pattern: Any) -> tuple[Side, Side]:
-    """The groups of axes on both sides of the arrow."""
+def _parse(pattern: Any) -> tuple[Side, Side]:
+    """Parse the groups of axes on both sides of the arrow."""
     if not isinstance(pattern, str):
         raise NotationError(f"the pattern is a text such as 'b (h w) -> b h w', not {pattern!r}")
     sides = pattern.split("->")
     if len(sides) != 2:
         raise NotationError(f"pattern {pattern!r} must have one arrow: 'b (h w) -> b h w'")
     is_compact = not any(re.search(r"\s", side.strip()) for side in sides)
-    left, right = (_read_side(_TOKENS[is_compact].findall(side), pattern) for side in sides)
+    left, right = (_parse_side(_TOKENS[is_compact].findall(side), pattern) for side in sides)
     for name, side in (("left", left), ("right", right)):
-        axes = [axis for group in side for axis in ([group] if group == REST else group)]
+        axes = [axis for group in side for axis in ([group] if group == ELLIPSIS else group)]
         twice = [axis for axis in axes if axes.count(axis) > 1 and not axis.isdigit()]
         if twice:
             raise NotationError(f"axis {twice[0]!r} stands twice on the {name} of pattern {pattern!r}")
-    if any(group != REST and REST in group for group in left):
+    if any(group != ELLIPSIS and ELLIPSIS in group for group in left):
         raise NotationError(f"pattern {pattern!r}: '...' cannot be split on the left; name its axes")
     return left, right
 
 
-def _read_side(tokens: Sequence[str], pattern: str) -> Side:
-    found: Side = []
-    inside: list[str] | None = None
+def _parse_side(tokens: Sequence[str], pattern: str) -> Side:
+    side: Side = []
+    group: list[str] | None = None
     for token in tokens:
-        if token == "(" and inside is None:
-            inside = []
-        elif token == ")" and inside is not None:
-            found.append(tuple(inside))
-            inside = None
+        if token == "(" and group is None:
+            group = []
+        elif token == ")" and group is not None:
+            side.append(tuple(group))
+            group = None
         elif token in ("(", ")"):
             raise NotationError(f"pattern {pattern!r}: parentheses open and close in turn, around axes")
-        elif token != REST and not token.replace("_", "a").isalnum():
+        elif token != ELLIPSIS and not token.replace("_", "a").isalnum():
             raise NotationError(
                 f"pattern {pattern!r} has {token!r}; axes are names, numbers, '...' and parentheses"
             )
-        elif inside is not None:
-            inside += [] if token == "1" else [token]
+        elif group is not None:
+            group += [] if token == "1" else [token]
         else:
-            found.append(REST if token == REST else () if token == "1" else (token,))
-    if inside is not None:
+            side.append(ELLIPSIS if token == ELLIPSIS else () if token == "1" else (token,))
+    if group is not None:
         raise NotationError(f"pattern {pattern!r} has a '(' that is not closed")
-    return found
+    return side
 
 
-def _named_rest(
+def _expand_ellipsis(
     left: Side, right: Side, shape: Sequence[int], pattern: str
 ) -> tuple[list[Group], list[Group]]:
-    """Both sides with a name for each of the axes that '...' stands for."""
-    named = len(left) - (REST in left)
-    count = len(shape) - named
-    if count < 0 or (count > 0 and REST not in left):
+    """Name each of the axes that '...' stands for, on both sides."""
+    named_count = len(left) - (ELLIPSIS in left)
+    count = len(shape) - named_count
+    if count < 0 or (count > 0 and ELLIPSIS not in left):
         raise ShapeError(
-            f"pattern {pattern!r} has {named} axes on the left, but the tensor has "
+            f"pattern {pattern!r} has {named_count} axes on the left, but the tensor has "
             f"{len(shape)} dimensions (shape {tuple(shape)})"
         )
-    if REST not in left and any(REST in group for group in right):
+    if ELLIPSIS not in left and any(ELLIPSIS in group for group in right):
         raise NotationError(f"pattern {pattern!r} has '...' on the right only")
-    names = tuple(f"{REST}{number}" for number in range(count))
+    names = tuple(f"{ELLIPSIS}{number}" for number in range(count))
 
-    def spread(side: Side) -> list[Group]:
-        found: list[Group] = []
+    def expand(side: Side) -> list[Group]:
+        groups: list[Group] = []
         for group in side:
-            if group == REST:
-                found += [(name,) for name in names]
+            if group == ELLIPSIS:
+                groups += [(name,) for name in names]
             else:
-                found.append(tuple(a for axis in group for a in (names if axis == REST else (axis,))))
-        return found
+                groups.append(tuple(a for axis in group for a in (names if axis == ELLIPSIS else (axis,))))
+        return groups
 
-    return spread(left), spread(right)
+    return expand(left), expand(right)
 
 
 # sizes -----------------------------------------------------------------------------------------------
@@ -153,31 +153,33 @@ def _check_sizes(sizes: Mapping[str, Any], pattern: str) -> None:
             raise ShapeError(f"{name}={size!r} in rearrange of {pattern!r}; sizes are whole numbers from 0")
 
 
-def _lengths(
+def _axis_lengths(
     left: list[Group], shape: Sequence[int], sizes: Mapping[str, int], pattern: str
 ) -> dict[str, int]:
-    """The length of every axis on the left."""
-    found: dict[str, int] = {}
+    """Return the length of every axis on the left."""
+    lengths: dict[str, int] = {}
     for dim, (group, size) in enumerate(zip(left, shape, strict=True)):
         for axis in group:
             if axis.isdigit():
                 raise NotationError(f"pattern {pattern!r} has the number {axis} on the left; use a name")
         unknown = [axis for axis in group if axis not in sizes]
-        known = math.prod(sizes[axis] for axis in group if axis in sizes)
-        found.update({axis: sizes[axis] for axis in group if axis in sizes})
+        known_product = math.prod(sizes[axis] for axis in group if axis in sizes)
+        lengths.update({axis: sizes[axis] for axis in group if axis in sizes})
         if len(unknown) > 1:
             raise ShapeError(
                 f"pattern {pattern!r} splits dimension {dim} into {' '.join(group)}: the sizes of "
                 f"{len(unknown)} of them are unknown; give all but one: {unknown[0]}=..."
             )
-        fits = size % known == 0 if known and unknown else size == known
+        fits = size % known_product == 0 if known_product and unknown else size == known_product
         if not fits:
-            parts = " * ".join(f"{axis}={sizes[axis]}" for axis in group if axis in sizes) or "1"
-            what = "is not divided by" if unknown else "is not"
-            raise ShapeError(f"dimension {dim} has size {size}, which {what} {parts} (pattern {pattern!r})")
+            factors = " * ".join(f"{axis}={sizes[axis]}" for axis in group if axis in sizes) or "1"
+            relation = "is not divided by" if unknown else "is not"
+            raise ShapeError(
+                f"dimension {dim} has size {size}, which {relation} {factors} (pattern {pattern!r})"
+            )
         if unknown:
-            found[unknown[0]] = size // known if known else 0
-    return found
+            lengths[unknown[0]] = size // known_product if known_product else 0
+    return lengths
 
 
 def _check_axes(
@@ -189,7 +191,7 @@ def _check_axes(
 ) -> None:
     for axis in old:
         if axis not in new:
-            name = "'...'" if axis.startswith(REST) else repr(axis)
+            name = "'...'" if axis.startswith(ELLIPSIS) else repr(axis)
             raise NotationError(
                 f"axis {name} is lost on the right of pattern {pattern!r}; "
                 "to sum over it use scorch.einsum or .sum()"

@@ -1,7 +1,7 @@
-"""Values written to places that an index names: in the place of others, added to them, or reduced with them.
+"""Write values at indices: replace, add or reduce.
 
-Every function here ends in ``written``, which replaces or adds entries at keys and refuses keys outside of
-the tensor. Where several values meet, the places that are named are gathered into a dense list, torch reduces
+Every function here ends in ``write_at_keys``, which replaces or adds entries at keys and refuses keys outside
+of the tensor. Where several values meet, the indexed positions are gathered into a dense list, torch reduces
 that list, and the list is written back as entries.
 """
 
@@ -14,9 +14,15 @@ from typing import Any
 import torch
 
 from scorch._src.grad_state import are_patterns_fixed
-from scorch._src.ops.fallback import densely
-from scorch._src.ops.movement.index import Points, check_long, check_places, of_nothing, plain_indices
-from scorch._src.ops.movement.shape import shape_after
+from scorch._src.ops.fallback import run_densely
+from scorch._src.ops.movement.index import (
+    IndexedPositions,
+    check_indices,
+    check_int64,
+    normalize_indices,
+    run_on_empty,
+)
+from scorch._src.ops.movement.shape import infer_shape
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.tensor.entries import Entries, Shape, entries_of, from_entries
@@ -25,31 +31,31 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, IndexRangeError, ShapeError
 
 aten = torch.ops.aten
-REDUCE = {"add": "sum", "multiply": "prod"}  # scatter's words for those of scatter_reduce
+REDUCE = {"add": "sum", "multiply": "prod"}  # scatter's names of scatter_reduce's reductions
 
 
-def written(self: SparseTensor, keys: torch.Tensor, values: torch.Tensor, adds: bool) -> SparseTensor:
-    """``self`` with ``values`` at ``keys``, in their place or added; of several the last stays.
+def write_at_keys(self: SparseTensor, keys: torch.Tensor, values: torch.Tensor, adds: bool) -> SparseTensor:
+    """Return ``self`` with ``values`` at ``keys``, replaced or added; of several the last stays.
 
-    Every function that writes to places ends here, so that none makes an entry outside of the tensor.
+    Every function that writes ends here, so that none creates an entry outside of the tensor.
     """
-    keys = check_places(keys, self.numel(), 0)
+    keys = check_indices(keys, self.numel(), 0)
     entries = entries_of(self)
     values = values.to(entries.values.dtype)
     if adds:
-        both = torch.cat([entries.keys, keys]), torch.cat([entries.values, values])
-        return from_entries(Entries(*both, entries.shape), self.format, in_order=False)
+        merged = torch.cat([entries.keys, keys]), torch.cat([entries.values, values])
+        return from_entries(Entries(*merged, entries.shape), self.format, in_order=False)
     keys, order = torch.sort(keys, stable=True)
     is_last = torch.ones_like(keys, dtype=torch.bool)
     is_last[:-1] = keys[1:] != keys[:-1]
     keys, values = keys[is_last], values[order][is_last]
-    kept = ~torch.isin(entries.keys, keys)
-    both = torch.cat([entries.keys[kept], keys]), torch.cat([entries.values[kept], values])
-    return from_entries(Entries(*both, entries.shape), self.format, in_order=False)
+    is_kept = ~torch.isin(entries.keys, keys)
+    merged = torch.cat([entries.keys[is_kept], keys]), torch.cat([entries.values[is_kept], values])
+    return from_entries(Entries(*merged, entries.shape), self.format, in_order=False)
 
 
-def source_at(src: Any, shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The values to write, one for each place, from a number or a tensor."""
+def source_values(src: Any, shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return the values to write, one for each position, from a number or a tensor."""
     if not isinstance(src, torch.Tensor):
         return torch.full((math.prod(shape),), src, dtype=dtype, device=device)
     dense = src.to_dense() if isinstance(src, SparseTensor) else src
@@ -58,8 +64,8 @@ def source_at(src: Any, shape: Shape, dtype: torch.dtype, device: torch.device) 
     return dense[tuple(slice(size) for size in shape)].reshape(-1)
 
 
-def shell_of(tensor: Any) -> Any:
-    """A tensor of the same shape and dtype without memory; a number as it is."""
+def as_meta(tensor: Any) -> Any:
+    """Return a meta tensor of the same shape and dtype; a number as it is."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
     return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
@@ -67,32 +73,32 @@ def shell_of(tensor: Any) -> Any:
 
 @implements(aten.scatter.src, aten.scatter.value)
 def scatter(self: SparseTensor, dim: int, index: torch.Tensor, src: Any) -> Any:
-    return _scattered(self, dim, index, src, False)
+    return _scatter(self, dim, index, src, False)
 
 
 @implements(aten.scatter_add)
 def scatter_add(self: SparseTensor, dim: int, index: torch.Tensor, src: Any) -> Any:
-    return _scattered(self, dim, index, src, True)
+    return _scatter(self, dim, index, src, True)
 
 
-def _scattered(self: SparseTensor, dim: int, index: torch.Tensor, src: Any, adds: bool) -> Any:
+def _scatter(self: SparseTensor, dim: int, index: torch.Tensor, src: Any, adds: bool) -> Any:
     func = aten.scatter_add.default if adds else aten.scatter.value
     func = aten.scatter.src if isinstance(src, torch.Tensor) and not adds else func
     if not isinstance(self, SparseTensor):
         return func(self, dim, index, src.to_dense() if isinstance(src, SparseTensor) else src)
     if not self.numel():
-        return of_nothing(func, self, dim, index, src)
-    shape_after(func, self, dim, index.to("meta"), shell_of(src))
+        return run_on_empty(func, self, dim, index, src)
+    infer_shape(func, self, dim, index.to("meta"), as_meta(src))
     if not index.numel():
         return torch.clone(self)
-    keys = scattered_keys(self, dim, index)
-    return written(self, keys, source_at(src, tuple(index.shape), self.dtype, index.device), adds)
+    keys = find_scatter_keys(self, dim, index)
+    return write_at_keys(self, keys, source_values(src, tuple(index.shape), self.dtype, index.device), adds)
 
 
-def scattered_keys(self: SparseTensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """The place in ``self`` for each element of ``index``, which tells its coordinate in ``dim``."""
+def find_scatter_keys(self: SparseTensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """Return the key in ``self`` of each element of ``index``, its coordinates in ``dim``."""
     dim %= self.dim()
-    index = check_places(index if index.dim() else index.reshape(1), self.shape[dim], dim)
+    index = check_indices(index if index.dim() else index.reshape(1), self.shape[dim], dim)
     grid = torch.meshgrid(*(torch.arange(size, device=index.device) for size in index.shape), indexing="ij")
     columns = [(index if d == dim else column).reshape(-1) for d, column in enumerate(grid)]
     return keys_of(columns, tuple(self.shape))
@@ -110,7 +116,7 @@ def select_scatter(self: torch.Tensor, src: torch.Tensor, dim: int, index: int) 
         raise IndexRangeError(f"index {index} is out of bounds for dimension {dim % rank} with size {size}")
     start = index % size
     _check_source(src, [extent for d, extent in enumerate(self.shape) if d != dim % rank], "the selection")
-    return _replaced(self, torch.unsqueeze(src, dim % rank), dim % rank, range(start, start + 1))
+    return _replace_along(self, torch.unsqueeze(src, dim % rank), dim % rank, range(start, start + 1))
 
 
 @implements(aten.slice_scatter)
@@ -128,11 +134,11 @@ def slice_scatter(
     if step < 1:
         raise CallError(f"slice_scatter takes a step from 1, not {step}")
     dim %= self.dim()
-    places = range(*slice(start, end, step).indices(size))
+    positions = range(*slice(start, end, step).indices(size))
     _check_source(
-        src, [len(places) if d == dim else extent for d, extent in enumerate(self.shape)], "the slice"
+        src, [len(positions) if d == dim else extent for d, extent in enumerate(self.shape)], "the slice"
     )
-    return _replaced(self, src, dim, places)
+    return _replace_along(self, src, dim, positions)
 
 
 def _size_of(self: SparseTensor, dim: int) -> int:
@@ -147,27 +153,31 @@ def _check_source(src: torch.Tensor, shape: Sequence[int], what: str) -> None:
         raise CallError(f"{what} has shape {tuple(shape)}, but src has shape {tuple(src.shape)}")
 
 
-def _replaced(self: SparseTensor, src: torch.Tensor, dim: int, places: range) -> SparseTensor:
-    """``self`` with ``src`` at ``places`` of ``dim``; the cost follows the entries, not the places."""
+def _replace_along(self: SparseTensor, src: torch.Tensor, dim: int, positions: range) -> SparseTensor:
+    """Return ``self`` with ``src`` at ``positions`` of ``dim``; the cost follows the entries."""
     entries = entries_of(self)
-    here = entries.coordinates[dim]
-    step = places.step if len(places) > 1 else 1
-    end = places.start + len(places) * step
-    is_outside = (here < places.start) | (here >= end) | ((here - places.start) % step != 0)
-    left = Entries(entries.keys[is_outside], entries.values[is_outside], entries.shape)
-    columns, values = _entries_in(src)
-    columns[dim] = columns[dim] * step + places.start
-    return written(from_entries(left, self.format), keys_of(columns, entries.shape), values, adds=False)
+    coordinate = entries.coordinates[dim]
+    step = positions.step if len(positions) > 1 else 1
+    end = positions.start + len(positions) * step
+    is_outside = (
+        (coordinate < positions.start) | (coordinate >= end) | ((coordinate - positions.start) % step != 0)
+    )
+    remaining = Entries(entries.keys[is_outside], entries.values[is_outside], entries.shape)
+    columns, values = _split_entries(src)
+    columns[dim] = columns[dim] * step + positions.start
+    return write_at_keys(
+        from_entries(remaining, self.format), keys_of(columns, entries.shape), values, adds=False
+    )
 
 
-def _entries_in(source: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The coordinates and values of the entries of a sparse tensor, or of what counts in a dense one."""
+def _split_entries(source: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return coordinates and values of the entries of a sparse tensor, or of the nonzeros of a dense one."""
     if isinstance(source, SparseTensor):
         entries = entries_of(source)
         return entries.coordinates, entries.values
-    is_taken = torch.ones_like(source) if are_patterns_fixed() else source  # zeros have gradients too
-    where = torch.nonzero(is_taken, as_tuple=True)
-    return list(where), source[where]
+    is_stored = torch.ones_like(source) if are_patterns_fixed() else source  # zeros have gradients too
+    coordinates = torch.nonzero(is_stored, as_tuple=True)
+    return list(coordinates), source[coordinates]
 
 
 @implements(aten.index_add)
@@ -177,12 +187,12 @@ def index_add(
     if not isinstance(self, SparseTensor):
         return torch.index_add(self, dim, index, source.to_dense(), alpha=alpha)
     if not self.numel():
-        return of_nothing(aten.index_add.default, self, dim, index, source, alpha=alpha)
-    shape_after(aten.index_add.default, self, dim, index.to("meta"), shell_of(source), alpha=alpha)
-    slices_shape(self, dim, index, source)
-    columns, values = moved_entries(self, dim, index, source)
+        return run_on_empty(aten.index_add.default, self, dim, index, source, alpha=alpha)
+    infer_shape(aten.index_add.default, self, dim, index.to("meta"), as_meta(source), alpha=alpha)
+    check_slices(self, dim, index, source)
+    columns, values = move_entries(self, dim, index, source)
     values = values * alpha if alpha != 1 else values
-    return written(self, keys_of(columns, tuple(self.shape)), values, adds=True)
+    return write_at_keys(self, keys_of(columns, tuple(self.shape)), values, adds=True)
 
 
 @implements(aten.index_copy)
@@ -190,26 +200,26 @@ def index_copy(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.
     if not isinstance(self, SparseTensor):
         return torch.index_copy(self, dim, index, source.to_dense())
     if not self.numel():
-        return of_nothing(aten.index_copy.default, self, dim, index, source)
-    shape_after(aten.index_copy.default, self, dim, index.to("meta"), shell_of(source))
+        return run_on_empty(aten.index_copy.default, self, dim, index, source)
+    infer_shape(aten.index_copy.default, self, dim, index.to("meta"), as_meta(source))
     if not source.dim() and self.dim() == 1:
-        source = source.reshape(1)  # a number is a slice of a list
-    slices_shape(self, dim, index, source, kinds=(torch.int64,))
-    columns, values = moved_entries(self, dim, index, source, only_last=True)
+        source = source.reshape(1)  # a scalar is a slice of a vector
+    check_slices(self, dim, index, source, kinds=(torch.int64,))
+    columns, values = move_entries(self, dim, index, source, only_last=True)
     cleared = index_fill(self, dim, index, 0)
-    return written(cleared, keys_of(columns, tuple(self.shape)), values, adds=False)
+    return write_at_keys(cleared, keys_of(columns, tuple(self.shape)), values, adds=False)
 
 
-def slices_shape(
+def check_slices(
     self: SparseTensor,
     dim: int,
     index: torch.Tensor,
     source: torch.Tensor,
     kinds: Sequence[torch.dtype] = (torch.int64, torch.int32),
 ) -> tuple[int, ...]:
-    """The shape that slices of ``self`` at the places ``index`` of ``dim`` have together, as ``source`` must.
+    """Check that ``source`` has the shape of the slices of ``self`` at ``index`` of ``dim``, and return it.
 
-    The places are a list of one of the dtypes ``kinds``.
+    The index is a vector of one of the dtypes ``kinds``.
     """
     if index.dim() > 1:
         raise IndexRangeError(f"places are a list, not a tensor of shape {tuple(index.shape)}")
@@ -222,27 +232,27 @@ def slices_shape(
     return tuple(shape)
 
 
-def moved_entries(
+def move_entries(
     self: SparseTensor,
     dim: int,
     index: torch.Tensor,
     source: torch.Tensor,
     only_last: bool = False,
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The entries of ``source`` at the places along ``dim`` that ``index`` names.
+    """Move the entries of ``source`` to the positions along ``dim`` that ``index`` names.
 
-    With ``only_last``, of slices of the source that go to one place the last alone.
+    With ``only_last``, of slices of the source that go to one position only the last.
     """
     dim %= self.dim()
-    index = check_places(index.reshape(-1), self.shape[dim], dim).to(torch.int64)
-    columns, values = _entries_in(source)
+    index = check_indices(index.reshape(-1), self.shape[dim], dim).to(torch.int64)
+    columns, values = _split_entries(source)
     if only_last and index.numel():
         _, which = torch.unique(index, return_inverse=True)
         last = torch.zeros_like(index).scatter_reduce_(
             0, which, torch.arange(index.numel(), device=index.device), "amax"
         )
-        kept = last[which[columns[dim]]] == columns[dim]
-        columns, values = [column[kept] for column in columns], values[kept]
+        is_last = last[which[columns[dim]]] == columns[dim]
+        columns, values = [column[is_last] for column in columns], values[is_last]
     columns[dim] = index[columns[dim]]
     return columns, values
 
@@ -253,18 +263,18 @@ def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) ->
     if not self.numel():
         is_number = not isinstance(value, torch.Tensor)
         func = aten.index_fill.int_Scalar if is_number else aten.index_fill.int_Tensor
-        return of_nothing(func, self, dim, index, value)
-    check_long("index_fill", index)
+        return run_on_empty(func, self, dim, index, value)
+    check_int64("index_fill", index)
     if index.dim() > 1:
         raise CallError(f"index_fill takes a list of places, not a tensor of shape {tuple(index.shape)}")
     dim %= self.dim()
     shape = tuple(self.shape)
     number = value.item() if isinstance(value, torch.Tensor) else value
     entries = entries_of(self)
-    chosen = torch.unique(check_places(index.reshape(-1), size, dim, from_end=True))
-    kept = ~torch.isin(entries.coordinates[dim], chosen)
-    left = Entries(entries.keys[kept], entries.values[kept], shape)
-    cleared = from_entries(left, self.format)
+    chosen = torch.unique(check_indices(index.reshape(-1), size, dim, from_end=True))
+    is_kept = ~torch.isin(entries.coordinates[dim], chosen)
+    remaining = Entries(entries.keys[is_kept], entries.values[is_kept], shape)
+    cleared = from_entries(remaining, self.format)
     if number == 0 and not (isinstance(value, torch.Tensor) and are_patterns_fixed()):
         return cleared
     sizes = [
@@ -272,7 +282,7 @@ def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) ->
     ]
     grid = torch.meshgrid(*sizes, indexing="ij")
     keys = keys_of([column.reshape(-1) for column in grid], shape)
-    return written(
+    return write_at_keys(
         cleared, keys, torch.full(keys.shape, number, dtype=self.dtype, device=keys.device), adds=False
     )
 
@@ -283,25 +293,25 @@ def index_put(
 ) -> Any:
     dense = values.to_dense() if isinstance(values, SparseTensor) else values
     if not isinstance(self, SparseTensor):
-        return aten.index_put(self, plain_indices(self, indices), dense, accumulate)
+        return aten.index_put(self, normalize_indices(self, indices), dense, accumulate)
     if values.dtype != self.dtype:
         raise CallError(f"values are {values.dtype}, but the tensor is {self.dtype}; convert one of them")
-    wanted = plain_indices(self, indices)
+    normalized = normalize_indices(self, indices)
     if not self.numel():
-        return of_nothing(aten.index_put.default, self, wanted, dense, accumulate)
-    asked = Points(self, wanted)
-    grid = coordinates_of(torch.arange(math.prod(asked.result), device=self.storage.device), asked.result)
-    first, last = len(asked.before), len(asked.before) + len(asked.shape)
-    inside = keys_of(grid[first:last], asked.shape).expand(math.prod(asked.result))
-    columns = dict(zip((*asked.before, *asked.after), (*grid[:first], *grid[last:]), strict=True))
-    picked = coordinates_of(asked.keys, asked.sizes)
-    columns |= {dim: crd[inside] for dim, crd in zip(asked.dims, picked, strict=True)}
+        return run_on_empty(aten.index_put.default, self, normalized, dense, accumulate)
+    indexed = IndexedPositions(self, normalized)
+    grid = coordinates_of(torch.arange(math.prod(indexed.result), device=self.storage.device), indexed.result)
+    first, last = len(indexed.before), len(indexed.before) + len(indexed.shape)
+    inside = keys_of(grid[first:last], indexed.shape).expand(math.prod(indexed.result))
+    columns = dict(zip((*indexed.before, *indexed.after), (*grid[:first], *grid[last:]), strict=True))
+    indexed_coordinates = coordinates_of(indexed.keys, indexed.sizes)
+    columns |= {dim: crd[inside] for dim, crd in zip(indexed.dims, indexed_coordinates, strict=True)}
     shape = tuple(self.shape)
     keys = keys_of([columns[dim] for dim in range(len(shape))], shape)
-    return written(self, keys, dense.expand(asked.result).reshape(-1), accumulate)
+    return write_at_keys(self, keys, dense.expand(indexed.result).reshape(-1), accumulate)
 
 
-# reduced -------------------------------------------------------------------------------------------
+# reductions ------------------------------------------------------------------------------------------
 
 
 @implements(aten.scatter_reduce.two)
@@ -310,29 +320,29 @@ def scatter_reduce(
 ) -> Any:
     args = (self, dim, index, src, reduce)
     if not isinstance(self, SparseTensor) or isinstance(index, SparseTensor) or not self.dim():
-        return densely(aten.scatter_reduce.two, args, {"include_self": include_self})
+        return run_densely(aten.scatter_reduce.two, args, {"include_self": include_self})
     if not self.numel():
-        return of_nothing(aten.scatter_reduce.two, self, *args[1:], include_self=include_self)
-    shape_after(
-        aten.scatter_reduce.two, self, dim, index.to("meta"), shell_of(src), reduce, include_self=include_self
+        return run_on_empty(aten.scatter_reduce.two, self, *args[1:], include_self=include_self)
+    infer_shape(
+        aten.scatter_reduce.two, self, dim, index.to("meta"), as_meta(src), reduce, include_self=include_self
     )
     if not index.numel():
         return torch.clone(self)
-    values = source_at(src, tuple(index.shape), self.dtype, index.device)
-    return _reduced(self, scattered_keys(self, dim, index), values, reduce, include_self)
+    values = source_values(src, tuple(index.shape), self.dtype, index.device)
+    return _reduce_at_keys(self, find_scatter_keys(self, dim, index), values, reduce, include_self)
 
 
 @implements(aten.scatter.reduce)
 def scatter_with(self: torch.Tensor, dim: int, index: torch.Tensor, src: Any, *, reduce: str) -> Any:
     if reduce not in REDUCE or not isinstance(self, SparseTensor):
-        return densely(aten.scatter.reduce, (self, dim, index, src), {"reduce": reduce})
+        return run_densely(aten.scatter.reduce, (self, dim, index, src), {"reduce": reduce})
     return scatter_reduce(self, dim, index, src, REDUCE[reduce])
 
 
 @implements(aten.scatter.value_reduce)
 def scatter_number(self: SparseTensor, dim: int, index: torch.Tensor, value: Any, *, reduce: str) -> Any:
     if reduce not in REDUCE:
-        return densely(aten.scatter.value_reduce, (self, dim, index, value), {"reduce": reduce})
+        return run_densely(aten.scatter.value_reduce, (self, dim, index, value), {"reduce": reduce})
     size = self.storage.values.element_size() * index.numel()
     check_budget(size, f"scatter of a number to {index.numel()} places", "use fewer places")
     src = torch.full(tuple(index.shape), value, dtype=self.dtype, device=index.device)
@@ -345,25 +355,25 @@ def index_reduce(
 ) -> Any:
     args = (self, dim, index, source, reduce)
     if not isinstance(self, SparseTensor) or isinstance(index, SparseTensor) or not self.numel():
-        return densely(aten.index_reduce.default, args, {"include_self": include_self})
-    shell = shell_of(source)
-    shape_after(
-        aten.index_reduce.default, self, dim, index.to("meta"), shell, reduce, include_self=include_self
+        return run_densely(aten.index_reduce.default, args, {"include_self": include_self})
+    meta = as_meta(source)
+    infer_shape(
+        aten.index_reduce.default, self, dim, index.to("meta"), meta, reduce, include_self=include_self
     )
-    shape = slices_shape(self, dim, index, source)
+    shape = check_slices(self, dim, index, source)
     if not index.numel():
         return torch.clone(self)
     along = [1] * self.dim()
     along[dim] = -1
-    places = index.reshape(along).expand(shape)
-    return scatter_reduce(self, dim, places, source, reduce, include_self=include_self)
+    positions = index.reshape(along).expand(shape)
+    return scatter_reduce(self, dim, positions, source, reduce, include_self=include_self)
 
 
 @implements(aten.put)
 def put(self: torch.Tensor, index: torch.Tensor, source: Any, accumulate: bool = False) -> Any:
     if not isinstance(self, SparseTensor) or isinstance(index, SparseTensor) or not self.dim():
-        return densely(aten.put.default, (self, index, source, accumulate), {})
-    check_long("put", index)
+        return run_densely(aten.put.default, (self, index, source, accumulate), {})
+    check_int64("put", index)
     if source.dtype != self.dtype or source.numel() != index.numel():
         aten.put(
             torch.zeros(1, dtype=self.dtype, device=index.device),
@@ -371,19 +381,19 @@ def put(self: torch.Tensor, index: torch.Tensor, source: Any, accumulate: bool =
             torch.zeros(source.shape, dtype=source.dtype, device=index.device),
         )
     if not self.numel():
-        return of_nothing(aten.put.default, self, index, source, accumulate)
-    places = check_places(index, self.numel(), 0, from_end=True).reshape(-1)
+        return run_on_empty(aten.put.default, self, index, source, accumulate)
+    positions = check_indices(index, self.numel(), 0, from_end=True).reshape(-1)
     values = source.to_dense() if isinstance(source, SparseTensor) else source
-    return written(self, places, values.reshape(-1), accumulate)
+    return write_at_keys(self, positions, values.reshape(-1), accumulate)
 
 
 @implements(aten.diagonal_scatter)
 def diagonal_scatter(
     self: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Any:
-    """A copy whose diagonal, a view, takes ``src``."""
+    """Copy the tensor, and write ``src`` to its diagonal, a view."""
     if not isinstance(self, SparseTensor):
-        return densely(aten.diagonal_scatter.default, (self, src, offset, dim1, dim2), {})
+        return run_densely(aten.diagonal_scatter.default, (self, src, offset, dim1, dim2), {})
     copy = torch.clone(self)
     diagonal = torch.diagonal(copy, offset, dim1, dim2)
     if tuple(diagonal.shape) != tuple(src.shape):
@@ -392,10 +402,10 @@ def diagonal_scatter(
     return copy
 
 
-def _reduced(
+def _reduce_at_keys(
     self: SparseTensor, keys: torch.Tensor, values: torch.Tensor, reduce: str, include_self: bool
 ) -> SparseTensor:
-    places, which = torch.unique(keys, return_inverse=True)
-    before = entries_of(self).at(places)
-    after = torch.scatter_reduce(before, 0, which, values, reduce, include_self=include_self)
-    return written(self, places, after, adds=False)
+    unique_keys, number = torch.unique(keys, return_inverse=True)
+    before = entries_of(self).at(unique_keys)
+    after = torch.scatter_reduce(before, 0, number, values, reduce, include_self=include_self)
+    return write_at_keys(self, unique_keys, after, adds=False)

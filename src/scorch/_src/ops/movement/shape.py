@@ -1,6 +1,6 @@
-"""Operations that move entries: other shapes, orders and parts.
+"""Operations that move entries: other shapes, orders and slices.
 
-A permutation shares all arrays: only the order of the format changes. So does a part along the dimension
+A permutation shares all arrays: only the order of the format changes. So does a slice along the dimension
 stored outermost (``storage.slices``). Everything else is arithmetic on the keys or coordinates of entries
 (``tensor.entries``), so that time and memory follow the entries.
 """
@@ -17,7 +17,7 @@ from scorch._src.devices import shares_memory
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format
 from scorch._src.formats.compressed import Compressed
-from scorch._src.ops.fallback import densely
+from scorch._src.ops.fallback import run_densely
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.slices import all_of, element, inner_format, one_of, outer_dim, part
 from scorch._src.storage.storage import Storage
@@ -30,51 +30,53 @@ from scorch.errors import IndexRangeError, UnsupportedError
 aten = torch.ops.aten
 
 
-def shape_after(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Shape:
-    """The shape that torch gives the result, or its error."""
-    shell = torch.empty(tuple(tensor.shape), dtype=tensor.storage.values.dtype, device="meta")
+def infer_shape(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Shape:
+    """Return the shape of the result as torch infers it, or raise its error."""
+    meta = torch.empty(tuple(tensor.shape), dtype=tensor.storage.values.dtype, device="meta")
     try:
-        return tuple(func(shell, *args, **kwargs).shape)
+        return tuple(func(meta, *args, **kwargs).shape)
     except AssertionError as error:  # of a dimension, before torch 2.13
         raise IndexRangeError(f"Dimension out of range: {error}") from None
 
 
-def made(tensor: SparseTensor, keys: torch.Tensor, values: torch.Tensor, shape: Shape, in_order: bool) -> Any:
-    """A tensor of other entries, stored as ``tensor`` is as far as that fits."""
+def build_from_keys(
+    tensor: SparseTensor, keys: torch.Tensor, values: torch.Tensor, shape: Shape, in_order: bool
+) -> Any:
+    """Build a tensor of other entries, in the format of ``tensor`` as far as possible."""
     return from_entries(Entries(keys, values, shape), format_for(tensor, shape), in_order)
 
 
-def made_at(
+def build_from_coordinates(
     tensor: SparseTensor,
     columns: Sequence[torch.Tensor],
     values: torch.Tensor,
     shape: Shape,
     in_order: bool,
 ) -> Any:
-    """The same from coordinates in each dimension."""
+    """Build the same from coordinates in each dimension."""
     return from_entries(Entries(None, values, shape, columns), format_for(tensor, shape), in_order)
 
 
 @implements(aten.zeros_like)
 def zeros_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any) -> SparseTensor:
-    """A tensor of the same shape and format without entries."""
+    """Return a tensor of the same shape and format without entries."""
     values = torch.zeros(0, dtype=dtype or self.storage.values.dtype, device=self.storage.device)
     empty = Entries(torch.zeros(0, dtype=torch.int64, device=self.storage.device), values, tuple(self.shape))
     return from_entries(empty, self.format)
 
 
-# the same entries in another shape -------------------------------------------------------------------
+# reshaping -------------------------------------------------------------------------------------------
 
 
 @implements(aten.view.default, aten._unsafe_view, aten.reshape)
 def view(self: SparseTensor, size: Sequence[int]) -> Any:
-    shape = shape_after(aten.view.default, self, size)
+    shape = infer_shape(aten.view.default, self, size)
     if shape == tuple(self.shape):
         return SparseTensor(self.storage)
     if not shape:
         return self.to_dense().view(())
     entries = entries_of(self)
-    return made(self, entries.keys, entries.values, shape, True)
+    return build_from_keys(self, entries.keys, entries.values, shape, True)
 
 
 @implements(aten._reshape_alias)
@@ -84,41 +86,41 @@ def reshape_alias(self: SparseTensor, size: Sequence[int], stride: Any) -> Any:
 
 @implements(aten.unsqueeze)
 def unsqueeze(self: SparseTensor, dim: int) -> Any:
-    return view(self, shape_after(aten.unsqueeze.default, self, dim))
+    return view(self, infer_shape(aten.unsqueeze.default, self, dim))
 
 
 @implements(aten.squeeze.default)
 def squeeze(self: SparseTensor) -> Any:
-    return view(self, shape_after(aten.squeeze.default, self))
+    return view(self, infer_shape(aten.squeeze.default, self))
 
 
 @implements(aten.squeeze.dim, aten.squeeze.dims)
 def squeeze_dims(self: SparseTensor, dim: Any) -> Any:
     func = aten.squeeze.dim if isinstance(dim, int) else aten.squeeze.dims
-    return view(self, shape_after(func, self, dim))
+    return view(self, infer_shape(func, self, dim))
 
 
 @implements(aten.permute)
 def permute(self: SparseTensor, dims: Sequence[int]) -> SparseTensor:
-    """The same arrays; a dimension goes to another place."""
+    """Return the same arrays with permuted dimensions."""
     pattern = self.storage.pattern
     rank = len(pattern.shape)
     order = tuple(dim % rank if -rank <= dim < rank else dim for dim in dims)
     if sorted(order) != list(range(rank)):
-        shape_after(aten.permute.default, self, dims)  # says what is wrong
+        infer_shape(aten.permute.default, self, dims)  # raises torch's error
     shape = tuple(pattern.shape[dim] for dim in order)
-    turned = pattern.carried(_turned(pattern.format, order), shape, len(pattern.format))
-    return SparseTensor(Storage(turned, self.storage.values))
+    permuted = pattern.carried(_permute_format(pattern.format, order), shape, len(pattern.format))
+    return SparseTensor(Storage(permuted, self.storage.values))
 
 
 @functools.lru_cache(maxsize=256)
-def _turned(form: Format, order: tuple[int, ...]) -> Format:
-    """``form`` of a tensor whose dimension ``order[d]`` becomes its dimension d."""
-    place = {old: new for new, old in enumerate(order)}
+def _permute_format(form: Format, order: tuple[int, ...]) -> Format:
+    """Return ``form`` of a tensor whose dimension ``order[d]`` becomes its dimension d."""
+    new_dim = {old: new for new, old in enumerate(order)}
     return Format(
         form.levels,
-        order=[place[dim] for dim in form.order],
-        blocks={place[dim]: size for dim, size in form.blocks},
+        order=[new_dim[dim] for dim in form.order],
+        blocks={new_dim[dim]: size for dim, size in form.blocks},
         dims=len(order),
     )
 
@@ -129,7 +131,7 @@ def transpose(self: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
     try:
         order[dim0], order[dim1] = order[dim1], order[dim0]
     except IndexError:
-        shape_after(aten.transpose.int, self, dim0, dim1)  # says what is wrong
+        infer_shape(aten.transpose.int, self, dim0, dim1)  # raises torch's error
     return permute(self, order)
 
 
@@ -137,40 +139,42 @@ def transpose(self: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
 def t(self: SparseTensor) -> SparseTensor:
     rank = len(self.storage.pattern.shape)
     if rank > 2:
-        shape_after(aten.t.default, self)  # says what is wrong
+        infer_shape(aten.t.default, self)  # raises torch's error
     return permute(self, list(range(rank))[::-1])
 
 
 @implements(aten.expand)
 def expand(self: SparseTensor, size: Sequence[int], *, implicit: bool = False) -> Any:
-    shape = shape_after(aten.expand.default, self, size)
+    shape = infer_shape(aten.expand.default, self, size)
     if shape == tuple(self.shape):
         return SparseTensor(self.storage)
     wide = expanded(entries_of(self), shape)
-    return made(self, wide.keys, wide.values, shape, True)
+    return build_from_keys(self, wide.keys, wide.values, shape, True)
 
 
 @implements(aten.repeat)
 def repeat(self: SparseTensor, repeats: Sequence[int]) -> Any:
-    """Each dimension as one of copies and one of coordinates, broadcast and joined."""
-    shape = shape_after(aten.repeat.default, self, repeats)
-    own = (1,) * (len(repeats) - self.dim()) + tuple(self.shape)
+    """Repeat by broadcasting each dimension as one of copies and one of coordinates."""
+    shape = infer_shape(aten.repeat.default, self, repeats)
+    shape_of_self = (1,) * (len(repeats) - self.dim()) + tuple(self.shape)
     entries = entries_of(self)
-    paired = tuple(size for pair in zip((1,) * len(own), own, strict=True) for size in pair)
-    wanted = tuple(size for pair in zip(repeats, own, strict=True) for size in pair)
-    wide = expanded(Entries(entries.keys, entries.values, paired), wanted)
+    source_shape = tuple(
+        size for pair in zip((1,) * len(shape_of_self), shape_of_self, strict=True) for size in pair
+    )
+    target_shape = tuple(size for pair in zip(repeats, shape_of_self, strict=True) for size in pair)
+    wide = expanded(Entries(entries.keys, entries.values, source_shape), target_shape)
     is_copy = not shares_memory(wide.values, self.storage.values)
-    return made(self, wide.keys, wide.values if is_copy else wide.values.clone(), shape, True)
+    return build_from_keys(self, wide.keys, wide.values if is_copy else wide.values.clone(), shape, True)
 
 
-# parts -----------------------------------------------------------------------------------------------
+# slices ----------------------------------------------------------------------------------------------
 
 
 @implements(aten.slice.Tensor)
 def slice_(
     self: SparseTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
-    shape = shape_after(aten.slice.Tensor, self, dim, start, end, step)
+    shape = infer_shape(aten.slice.Tensor, self, dim, start, end, step)
     dim %= self.dim()
     if shape == tuple(self.shape):
         return SparseTensor(self.storage)
@@ -180,43 +184,43 @@ def slice_(
     entries = entries_of(self)
     crd = entries.coordinates
     offset = crd[dim] - first
-    kept = (offset >= 0) & (offset < shape[dim] * step) & (offset % step == 0)
+    is_kept = (offset >= 0) & (offset < shape[dim] * step) & (offset % step == 0)
     crd[dim] = offset // step
-    return made_at(self, [c[kept] for c in crd], entries.values[kept], shape, True)
+    return build_from_coordinates(self, [c[is_kept] for c in crd], entries.values[is_kept], shape, True)
 
 
 @implements(aten.select.int)
 def select(self: SparseTensor, dim: int, index: int) -> Any:
-    whole = self.storage.pattern.shape
-    if not -len(whole) <= dim < len(whole) or not -whole[dim] <= index < whole[dim]:
-        shape_after(aten.select.int, self, dim, index)  # says what is wrong
-    dim %= len(whole)
-    index %= whole[dim]
-    shape = (*whole[:dim], *whole[dim + 1 :])
+    full_shape = self.storage.pattern.shape
+    if not -len(full_shape) <= dim < len(full_shape) or not -full_shape[dim] <= index < full_shape[dim]:
+        infer_shape(aten.select.int, self, dim, index)  # raises torch's error
+    dim %= len(full_shape)
+    index %= full_shape[dim]
+    shape = (*full_shape[:dim], *full_shape[dim + 1 :])
     if not shape and not self.format.is_blocked:
         return element(self.storage, (index,))
     if shape and dim == outer_dim(self.format) and not inner_format(self.format).is_dense:
-        found = one_of(self.storage, index)
-        if found is not None:
-            return SparseTensor(found)
-        nothing = (
+        selected = one_of(self.storage, index)
+        if selected is not None:
+            return SparseTensor(selected)
+        no_entries = (
             torch.zeros(0, dtype=torch.int64, device=self.storage.device),
             self.storage.values.new_zeros(0),
         )
-        return from_entries(Entries(*nothing, shape), inner_format(self.format))
+        return from_entries(Entries(*no_entries, shape), inner_format(self.format))
     entries = entries_of(self)
     crd = entries.coordinates
-    kept = crd.pop(dim) == index
+    is_kept = crd.pop(dim) == index
     if not shape:
-        return entries.values[kept].sum(dtype=entries.values.dtype)
-    return made_at(self, [c[kept] for c in crd], entries.values[kept], shape, True)
+        return entries.values[is_kept].sum(dtype=entries.values.dtype)
+    return build_from_coordinates(self, [c[is_kept] for c in crd], entries.values[is_kept], shape, True)
 
 
 @implements(aten.unbind)
 def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
-    """Every part along ``dim``; the entries are gone through once for all of them."""
+    """Return every slice along ``dim``; the entries are traversed once for all of them."""
     if not -self.dim() <= dim < self.dim():
-        aten.unbind(torch.empty(tuple(self.shape), device="meta"), dim)  # says what is wrong
+        aten.unbind(torch.empty(tuple(self.shape), device="meta"), dim)  # raises torch's error
     dim %= self.dim()
     shape = tuple(size for d, size in enumerate(self.shape) if d != dim)
     if not shape:
@@ -230,25 +234,31 @@ def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
         order = (dim, *(d + (d >= dim) for d in inside.order))
         storage = convert(storage, Format((Compressed(), *inside.levels), order=order))
     inner = inner_format(storage.pattern.format)
-    nothing = torch.zeros(0, dtype=torch.int64, device=self.storage.device), self.storage.values.new_zeros(0)
-    empty = from_entries(Entries(*nothing, shape), inner).storage
-    return [SparseTensor(found or Storage(empty.pattern, empty.values)) for found in all_of(storage)]
+    no_entries = (
+        torch.zeros(0, dtype=torch.int64, device=self.storage.device),
+        self.storage.values.new_zeros(0),
+    )
+    empty = from_entries(Entries(*no_entries, shape), inner).storage
+    return [
+        SparseTensor(slice_storage or Storage(empty.pattern, empty.values))
+        for slice_storage in all_of(storage)
+    ]
 
 
 @implements(aten.split.Tensor)
 def split(self: SparseTensor, split_size: int, dim: int = 0) -> list[Any]:
-    shell = torch.empty(self.shape[dim], device="meta")
-    return split_with_sizes(self, [part.shape[0] for part in aten.split.Tensor(shell, split_size)], dim)
+    meta = torch.empty(self.shape[dim], device="meta")
+    return split_with_sizes(self, [chunk.shape[0] for chunk in aten.split.Tensor(meta, split_size)], dim)
 
 
 @implements(aten.split_with_sizes)
 def split_with_sizes(self: SparseTensor, split_sizes: Sequence[int], dim: int = 0) -> list[Any]:
     aten.split_with_sizes(torch.empty(tuple(self.shape), device="meta"), split_sizes, dim)
-    found, start = [], 0
+    slices, start = [], 0
     for size in split_sizes:
-        found.append(slice_(self, dim, start, start + size))
+        slices.append(slice_(self, dim, start, start + size))
         start += size
-    return found
+    return slices
 
 
 @implements(aten.tril)
@@ -262,28 +272,28 @@ def triu(self: SparseTensor, diagonal: int = 0) -> Any:
 
 
 def _triangle(func: Any, self: SparseTensor, diagonal: int, is_kept: Any) -> Any:
-    shape = shape_after(func, self, diagonal)
+    shape = infer_shape(func, self, diagonal)
     entries = entries_of(self)
     crd = entries.coordinates
-    kept = is_kept(crd[-2], crd[-1])
-    return made(self, entries.keys[kept], entries.values[kept], shape, True)
+    mask = is_kept(crd[-2], crd[-1])
+    return build_from_keys(self, entries.keys[mask], entries.values[mask], shape, True)
 
 
 @implements(aten.diagonal)
 def diagonal(self: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    shape = shape_after(aten.diagonal.default, self, offset, dim1, dim2)
+    shape = infer_shape(aten.diagonal.default, self, offset, dim1, dim2)
     dim1, dim2 = dim1 % self.dim(), dim2 % self.dim()
     entries = entries_of(self)
     crd = entries.coordinates
-    kept = crd[dim2] - crd[dim1] == offset
+    is_kept = crd[dim2] - crd[dim1] == offset
     along = crd[dim1] if offset >= 0 else crd[dim2]
-    columns = [c[kept] for d, c in enumerate(crd) if d not in (dim1, dim2)] + [along[kept]]
-    return made_at(self, columns, entries.values[kept], shape, self.dim() == 2)
+    columns = [c[is_kept] for d, c in enumerate(crd) if d not in (dim1, dim2)] + [along[is_kept]]
+    return build_from_coordinates(self, columns, entries.values[is_kept], shape, self.dim() == 2)
 
 
 @implements(torch.Tensor.fill_diagonal_, differentiable=True)
 def fill_diagonal_(self: SparseTensor, fill_value: Any, wrap: bool = False) -> SparseTensor:
-    """The diagonal of a matrix set to a number; below a tall one it goes on only with ``wrap``."""
+    """Set the diagonal of a matrix to a number; below a tall one only with ``wrap``."""
     if self.dim() != 2 or wrap:
         raise UnsupportedError("fill_diagonal_ works on sparse matrices without wrap; use S.setdiag(values)")
     self.diagonal().fill_(fill_value)
@@ -299,63 +309,63 @@ def as_strided(self: SparseTensor, *_: Any, **__: Any) -> Any:
 
 @implements(aten.diag_embed)
 def diag_embed(self: SparseTensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
-    shape = shape_after(aten.diag_embed.default, self, offset, dim1, dim2)
+    shape = infer_shape(aten.diag_embed.default, self, offset, dim1, dim2)
     dim1, dim2 = dim1 % len(shape), dim2 % len(shape)
     entries = entries_of(self)
     *outer, along = entries.coordinates
     columns: list[torch.Tensor] = []
-    rest = iter(outer)
+    remaining = iter(outer)
     for dim in range(len(shape)):
         if dim == dim1:
             columns.append(along + max(-offset, 0))
         elif dim == dim2:
             columns.append(along + max(offset, 0))
         else:
-            columns.append(next(rest))
-    return made_at(self, columns, entries.values, shape, False)
+            columns.append(next(remaining))
+    return build_from_coordinates(self, columns, entries.values, shape, False)
 
 
-# other places ----------------------------------------------------------------------------------------
+# shifts ----------------------------------------------------------------------------------------------
 
 
 @implements(aten.flip)
 def flip(self: SparseTensor, dims: Sequence[int]) -> Any:
-    shape = shape_after(aten.flip.default, self, dims)
+    shape = infer_shape(aten.flip.default, self, dims)
     entries = entries_of(self)
     crd = entries.coordinates
     for dim in {dim % self.dim() for dim in dims}:
         crd[dim] = shape[dim] - 1 - crd[dim]
-    return made_at(self, crd, entries.values, shape, False)
+    return build_from_coordinates(self, crd, entries.values, shape, False)
 
 
 @implements(aten.roll)
 def roll(self: SparseTensor, shifts: Any, dims: Any = ()) -> Any:
-    if not self.numel():  # torch does not look at dims then
+    if not self.numel():  # torch ignores dims then
         return self.clone()
-    shape = shape_after(aten.roll.default, self, shifts, dims)
-    moves = [shifts] if isinstance(shifts, int) else list(shifts)
-    along = [dims] if isinstance(dims, int) else list(dims)
-    if not along:
+    shape = infer_shape(aten.roll.default, self, shifts, dims)
+    shifts_list = [shifts] if isinstance(shifts, int) else list(shifts)
+    dims_list = [dims] if isinstance(dims, int) else list(dims)
+    if not dims_list:
         flat = view(self, [self.numel()])
-        return view(roll(flat, moves, [0]), shape)
+        return view(roll(flat, shifts_list, [0]), shape)
     entries = entries_of(self)
     crd = entries.coordinates
-    for shift, dim in zip(moves, along, strict=True):
+    for shift, dim in zip(shifts_list, dims_list, strict=True):
         if shape[dim]:
             crd[dim] = (crd[dim] + shift) % shape[dim]
-    return made_at(self, crd, entries.values, shape, False)
+    return build_from_coordinates(self, crd, entries.values, shape, False)
 
 
 @implements(aten.constant_pad_nd)
 def constant_pad_nd(self: SparseTensor, pad: Sequence[int], value: Any = 0) -> Any:
-    shape = shape_after(aten.constant_pad_nd.default, self, pad, value)
+    shape = infer_shape(aten.constant_pad_nd.default, self, pad, value)
     if value != 0:
-        return densely(aten.constant_pad_nd.default, (self, pad, value), {})
+        return run_densely(aten.constant_pad_nd.default, (self, pad, value), {})
     entries = entries_of(self)
     crd = entries.coordinates
-    kept = torch.ones_like(entries.keys, dtype=torch.bool)
+    is_kept = torch.ones_like(entries.keys, dtype=torch.bool)
     for number in range(len(pad) // 2):
         dim = self.dim() - 1 - number
         crd[dim] = crd[dim] + pad[2 * number]
-        kept &= (crd[dim] >= 0) & (crd[dim] < shape[dim])
-    return made_at(self, [c[kept] for c in crd], entries.values[kept], shape, True)
+        is_kept &= (crd[dim] >= 0) & (crd[dim] < shape[dim])
+    return build_from_coordinates(self, [c[is_kept] for c in crd], entries.values[is_kept], shape, True)

@@ -1,7 +1,7 @@
-"""Every function that torch applies to each element, by one rule.
+"""Every elementwise function of torch, by one rule.
 
-Such a function f is computed by torch itself on lists of stored values. What it gives where nothing is
-stored decides the rest:
+Such a function f is computed by torch itself on lists of stored values. Its result at implicit zeros decides
+the rest:
 
     f(0) = 0                    the result has the pattern of the operand, or of all operands together
     f(0, d) = 0 for every d     mul, div by d and their like: the pattern of the sparse operand; for any
@@ -56,8 +56,8 @@ DIVISIONS = (aten.div, aten.floor_divide, aten.fmod, aten.remainder)
 LINEAR = (aten.add.Tensor, aten.sub.Tensor)
 
 
-# Elementwise too, though torch, or some release of it, does not say so.
-UNTAGGED = (
+# Elementwise too, though torch, or some release of it, does not tag them.
+UNTAGGED_POINTWISE = (
     aten.leaky_relu,
     aten.hardswish,
     aten._prelu_kernel,
@@ -76,14 +76,14 @@ UNTAGGED = (
 
 
 def is_elementwise(func: Any) -> bool:
-    """Whether ``func`` has one result, made of the elements of its operands one by one."""
+    """Whether ``func`` has one result, computed element by element."""
     is_one = len(func._schema.returns) == 1
-    return is_one and (torch.Tag.pointwise in func.tags or func.overloadpacket in UNTAGGED)
+    return is_one and (torch.Tag.pointwise in func.tags or func.overloadpacket in UNTAGGED_POINTWISE)
 
 
 @implements(torch.Tensor.__rdiv__, torch.Tensor.__rtruediv__)
 def rdiv(self: torch.Tensor, other: Any) -> Any:
-    """``other / self``; torch multiplies by the reciprocal, which is infinite where nothing is stored."""
+    """Compute ``other / self``; torch multiplies by the reciprocal, infinite at implicit zeros."""
     wide = torch.float64 if isinstance(other, float) else None  # all digits; as a number it does not widen
     return torch.div(
         other if isinstance(other, torch.Tensor) else torch.as_tensor(other, dtype=wide, device=HOST), self
@@ -91,7 +91,7 @@ def rdiv(self: torch.Tensor, other: Any) -> Any:
 
 
 def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """``func``, which torch applies to each element, where some of ``args`` are sparse."""
+    """Run the elementwise function ``func``, where some of ``args`` are sparse."""
     if func in LINEAR and not kwargs:
         left, right = args
         is_one = isinstance(left, SparseTensor) and isinstance(right, SparseTensor)
@@ -99,11 +99,11 @@ def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             return with_values(left, func(left.storage.values, right.storage.values))
     call = _Call(func, args, kwargs)
     if any(not tensor.numel() for tensor in call.tensors.values()):
-        return call.empty()
+        return call.run_empty()
     is_division = func.overloadpacket in DIVISIONS and isinstance(args[1], SparseTensor)
     if call.is_unary and not is_division:
-        return call.unary()
-    return call.general()
+        return call.run_unary()
+    return call.run_general()
 
 
 class _Call:
@@ -113,51 +113,51 @@ class _Call:
         self.func = func
         self.args = list(args)
         self.kwargs = kwargs
-        places: list[int | str] = [n for n, value in enumerate(args) if isinstance(value, torch.Tensor)]
-        places += [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
-        self.tensors = {place: self._value(place) for place in places}
+        positions: list[int | str] = [n for n, value in enumerate(args) if isinstance(value, torch.Tensor)]
+        positions += [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
+        self.tensors = {position: self._value(position) for position in positions}
         self.sparse = {p: t for p, t in self.tensors.items() if isinstance(t, SparseTensor)}
         self.shape = tuple(torch.broadcast_shapes(*(tensor.shape for tensor in self.tensors.values())))
         dense = {p: t for p, t in self.tensors.items() if p not in self.sparse and t.dim() > 0}
-        self.dense = {place: not_expanded(tensor) for place, tensor in dense.items()}
+        self.dense = {position: undo_expand(tensor) for position, tensor in dense.items()}
         self.first = next(iter(self.sparse.values()))
 
-    def _value(self, place: int | str) -> Any:
-        return self.args[place] if isinstance(place, int) else self.kwargs[place]
+    def _value(self, position: int | str) -> Any:
+        return self.args[position] if isinstance(position, int) else self.kwargs[position]
 
     @property
     def is_unary(self) -> bool:
-        """Whether all tensors with elements have one pattern."""
+        """Whether all tensors with elements share one pattern."""
         pattern = self.first.storage.pattern
         return not self.dense and all(t.storage.pattern is pattern for t in self.sparse.values())
 
-    def apply(self, replaced: dict[int | str, torch.Tensor]) -> torch.Tensor:
-        """The function with other tensors."""
+    def call_with(self, replaced: dict[int | str, torch.Tensor]) -> torch.Tensor:
+        """Call the function with other tensors."""
         others: dict[int | str, torch.Tensor] = {**self.dense, **replaced}
-        args = [others.get(place, value) for place, value in enumerate(self.args)]
+        args = [others.get(position, value) for position, value in enumerate(self.args)]
         kwargs = {name: others.get(name, value) for name, value in self.kwargs.items()}
-        found: torch.Tensor = self.func(*args, **kwargs)
-        return found
+        result: torch.Tensor = self.func(*args, **kwargs)
+        return result
 
     def background(self) -> torch.Tensor:
-        """What the function gives where nothing is stored; with dense operands a tensor of their shape."""
+        """Return the function's value at implicit zeros; with dense operands a tensor of their shape."""
         zeros = {
             p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype, device=t.storage.device)
             for p, t in self.sparse.items()
         }
-        return self.apply(zeros)
+        return self.call_with(zeros)
 
     def is_sparse(self, fill: torch.Tensor) -> bool:
-        """Whether nothing has to be stored where ``fill`` is, the background.
+        """Whether implicit zeros stay implicit where ``fill`` is the background.
 
         Where torch differentiates, it must be zero whatever the numbers of dense operands are: those that are
         zero by chance have gradients too.
         """
         if not _is_zero(fill):
             return False
-        given = {**{p: t for p, t in self.tensors.items() if p not in self.sparse}, **self.dense}
+        dense = {**{p: t for p, t in self.tensors.items() if p not in self.sparse}, **self.dense}
         others = {
-            place: tensor * 1.25 + 0.75 for place, tensor in given.items() if tensor.is_floating_point()
+            position: tensor * 1.25 + 0.75 for position, tensor in dense.items() if tensor.is_floating_point()
         }
         if not others or not are_patterns_fixed():
             return True
@@ -165,46 +165,48 @@ class _Call:
             p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype, device=t.storage.device)
             for p, t in self.sparse.items()
         }
-        return _is_zero(self.apply({**others, **zeros}))
+        return _is_zero(self.call_with({**others, **zeros}))
 
-    def empty(self) -> torch.Tensor:
-        """A result without elements; the function says its dtype, and must not meet a zero to divide by."""
-        shells = {
+    def run_empty(self) -> torch.Tensor:
+        """Return a result without elements; the function determines its dtype, and must not divide by 0."""
+        ones = {
             p: torch.zeros((), dtype=t.dtype, device=t.storage.device).expand(t.shape)
             for p, t in self.sparse.items()
         }
-        found = self.apply(shells)
-        shape = tuple(found.shape)
-        none = Entries(torch.zeros(0, dtype=torch.int64, device=found.device), found.reshape(-1), shape)
-        return from_entries(none, format_for(self.first, shape))
+        result = self.call_with(ones)
+        shape = tuple(result.shape)
+        no_entries = Entries(
+            torch.zeros(0, dtype=torch.int64, device=result.device), result.reshape(-1), shape
+        )
+        return from_entries(no_entries, format_for(self.first, shape))
 
-    def unary(self) -> torch.Tensor:
-        values = self.apply({place: tensor.storage.values for place, tensor in self.sparse.items()})
+    def run_unary(self) -> torch.Tensor:
+        values = self.call_with({position: tensor.storage.values for position, tensor in self.sparse.items()})
         fill = self.background()
         if self.is_sparse(fill):
             return with_values(self.first, values)
-        return self.filled(fill, entries_of(with_values(self.first, values)))
+        return self.as_dense(fill, entries_of(with_values(self.first, values)))
 
-    def general(self) -> torch.Tensor:
+    def run_general(self) -> torch.Tensor:
         shape = self.shape
-        given = {place: entries_of(tensor) for place, tensor in self.sparse.items()}
-        zeroing = [place for place in self._annihilators() if place in given]
-        if len(zeroing) == 2:
-            meeting = common_keys(given[zeroing[0]], given[zeroing[1]], shape)
-            if meeting is not None:
-                return self.on(meeting, given, shape, zeroing[0])
-        wide = {place: expanded(entries, shape) for place, entries in given.items()}
-        if zeroing:
-            keys = common([wide[place] for place in zeroing])
-            return self.on(keys, wide, shape, zeroing[0])
+        operands = {position: entries_of(tensor) for position, tensor in self.sparse.items()}
+        annihilators = [position for position in self._annihilators() if position in operands]
+        if len(annihilators) == 2:
+            shared_keys = common_keys(operands[annihilators[0]], operands[annihilators[1]], shape)
+            if shared_keys is not None:
+                return self.as_sparse_at(shared_keys, operands, shape, annihilators[0])
+        wide = {position: expanded(entries, shape) for position, entries in operands.items()}
+        if annihilators:
+            keys = common([wide[position] for position in annihilators])
+            return self.as_sparse_at(keys, wide, shape, annihilators[0])
         keys = united(list(wide.values()))
         if keys.numel() == math.prod(shape):  # and a division may have no zero to divide by
-            return self.on(keys, wide, shape, next(iter(wide)))
+            return self.as_sparse_at(keys, wide, shape, next(iter(wide)))
         fill = self.background()
         if self.is_sparse(fill):
-            return self.on(keys, wide, shape, next(iter(wide)))
-        return self.filled(
-            fill.expand(shape) if fill.dim() <= len(shape) else fill, self.at(keys, wide, shape)
+            return self.as_sparse_at(keys, wide, shape, next(iter(wide)))
+        return self.as_dense(
+            fill.expand(shape) if fill.dim() <= len(shape) else fill, self.evaluate_at(keys, wide, shape)
         )
 
     def _annihilators(self) -> tuple[int, ...]:
@@ -218,41 +220,45 @@ class _Call:
             return ()  # 0 * inf is NaN
         return zeroing
 
-    def at(self, keys: torch.Tensor, wide: dict[int | str, Entries], shape: tuple[int, ...]) -> Entries:
-        """The function at some places."""
+    def evaluate_at(
+        self, keys: torch.Tensor, wide: dict[int | str, Entries], shape: tuple[int, ...]
+    ) -> Entries:
+        """Evaluate the function at some keys."""
         crd = coordinates_of(keys, shape)
-        values = {place: values_at(entries, keys, crd, shape) for place, entries in wide.items()}
-        for place, tensor in self.dense.items():
-            values[place] = tensor.expand(shape)[tuple(crd)]
-        return Entries(keys, self.apply(values), shape)
+        values = {position: values_at(entries, keys, crd, shape) for position, entries in wide.items()}
+        for position, tensor in self.dense.items():
+            values[position] = tensor.expand(shape)[tuple(crd)]
+        return Entries(keys, self.call_with(values), shape)
 
-    def on(
-        self, keys: torch.Tensor, wide: dict[int | str, Entries], shape: tuple[int, ...], place: int | str
+    def as_sparse_at(
+        self, keys: torch.Tensor, wide: dict[int | str, Entries], shape: tuple[int, ...], position: int | str
     ) -> SparseTensor:
-        """A sparse result at ``keys``, stored as the operand at ``place`` is."""
-        return from_entries(self.at(keys, wide, shape), format_for(self.sparse[place], shape))
+        """Return a sparse result at ``keys``, in the format of the operand at ``position``."""
+        return from_entries(self.evaluate_at(keys, wide, shape), format_for(self.sparse[position], shape))
 
-    def filled(self, fill: torch.Tensor, entries: Entries) -> torch.Tensor:
-        """A dense result: ``fill`` everywhere but at ``entries``."""
-        held = max((t.numel() * t.element_size() for t in self.dense.values()), default=0)
-        return _filled(str(self.func.overloadpacket).removeprefix("aten."), entries, fill, held)
+    def as_dense(self, fill: torch.Tensor, entries: Entries) -> torch.Tensor:
+        """Return a dense result: ``fill`` everywhere but at ``entries``."""
+        operand_bytes = max((t.numel() * t.element_size() for t in self.dense.values()), default=0)
+        return _fill_dense(str(self.func.overloadpacket).removeprefix("aten."), entries, fill, operand_bytes)
 
 
-def mapped(name: str, tensor: SparseTensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """``function``, called ``name``, of every element; dense where it is not zero for zero."""
+def map_elements(
+    name: str, tensor: SparseTensor, function: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Apply ``function``, called ``name``, to every element; dense where it is not zero at zero."""
     values = function(tensor.storage.values)
     fill = function(tensor.storage.values.new_zeros(1))
     result = with_values(tensor, values)
-    return result if _is_zero(fill) else _filled(name, entries_of(result), fill, 0)
+    return result if _is_zero(fill) else _fill_dense(name, entries_of(result), fill, 0)
 
 
-def _filled(name: str, entries: Entries, fill: torch.Tensor, held: int) -> torch.Tensor:
-    """A dense tensor, refused where it is beyond the budget and more than the ``held`` bytes of operands."""
+def _fill_dense(name: str, entries: Entries, fill: torch.Tensor, held_bytes: int) -> torch.Tensor:
+    """Return a dense tensor, refused beyond the budget if larger than the operands' ``held_bytes``."""
     size = math.prod(entries.shape) * entries.values.element_size()
-    if size > held:
-        cure = f"{name} is not zero where nothing is stored, so its result is dense; apply it to .values() "
-        cure += "(of S, S.numel() - S.count_nonzero() elements are zero)"
-        check_budget(size, f"{name} of a tensor of shape {entries.shape}", cure)
+    if size > held_bytes:
+        hint = f"{name} is not zero where nothing is stored, so its result is dense; apply it to .values() "
+        hint += "(of S, S.numel() - S.count_nonzero() elements are zero)"
+        check_budget(size, f"{name} of a tensor of shape {entries.shape}", hint)
     result = fill.expand(entries.shape).to(entries.values.dtype).contiguous()
     result = result.clone() if shares_memory(result, fill) else result
     result.view(-1)[entries.keys] = entries.values
@@ -260,9 +266,9 @@ def _filled(name: str, entries: Entries, fill: torch.Tensor, held: int) -> torch
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no element is infinite or NaN; False too where they are so large that their sum is."""
+    """Whether no element is infinite or NaN; False too where their sum overflows."""
     if is_functorch_wrapped_tensor(tensor):
-        return True  # inside of torch.func nothing can be asked of values
+        return True  # inside of torch.func values cannot be inspected
     refuse_freed(tensor)
     if tensor.dtype.is_complex:
         tensor = torch.view_as_real(tensor.detach().resolve_conj())
@@ -275,8 +281,8 @@ def divides_zero(divisor: Any) -> bool:
     return bool(numbers.all()) and not bool(numbers.isnan().any())
 
 
-def not_expanded(tensor: torch.Tensor) -> torch.Tensor:
-    """A view with size 1 where ``expand`` repeats one element: it broadcasts to the same tensor."""
+def undo_expand(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view with size 1 where ``expand`` repeats one element: it broadcasts to the same tensor."""
     if isinstance(tensor, SparseTensor) or tensor.layout != torch.strided or 0 not in tensor.stride():
         return tensor
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):

@@ -1,4 +1,4 @@
-"""Tensors like a given one: of its shape, of its pattern, or just of its dtype.
+"""Tensors like another one: of its shape, of its pattern, or just of its dtype.
 
 zeros_like, fill(0)               the format of the tensor, without entries
 ones_like, full_like              what they are on dense tensors, so dense
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from scorch._src.grad_state import are_patterns_fixed
-from scorch._src.ops.fallback import densely, replace_by
+from scorch._src.ops.fallback import replace_value, run_densely
 from scorch._src.ops.movement.shape import zeros_like
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import clear_padding
@@ -31,20 +31,20 @@ from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch.errors import CallError, OperandError
 
 aten = torch.ops.aten
-ROWS_AT_ONCE = 1024
+ROWS_PER_CHUNK = 1024
 
 
 def on_pattern(self: SparseTensor, fill: Callable[[torch.Tensor], torch.Tensor]) -> SparseTensor:
-    """The pattern of ``self`` with the values that ``fill`` gives; the padding of blocks stays zero."""
+    """Return the pattern of ``self`` with the values of ``fill``; the padding of blocks stays zero."""
     pattern = self.storage.pattern
     values = fill(self.storage.values.clone())
     return with_values(self, clear_padding(values, pattern))
 
 
-# of the same pattern ---------------------------------------------------------------------------------
+# on the same pattern ---------------------------------------------------------------------------------
 
 
-def _on_values(function: Callable[..., torch.Tensor]) -> Callable[..., SparseTensor]:
+def _make_like_handler(function: Callable[..., torch.Tensor]) -> Callable[..., SparseTensor]:
     def handler(self: SparseTensor, *args: Any, dtype: Any = None, **kwargs: Any) -> SparseTensor:
         options = {name: kwargs[name] for name in ("generator",) if kwargs.get(name) is not None}
         return on_pattern(
@@ -55,22 +55,22 @@ def _on_values(function: Callable[..., torch.Tensor]) -> Callable[..., SparseTen
 
 
 for _packet in (aten.rand_like, aten.randn_like, aten.randint_like):
-    implements(_packet)(_on_values(_packet))
+    implements(_packet)(_make_like_handler(_packet))
 
 
 @implements(aten.empty_like)
 def empty_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any) -> SparseTensor:
-    """The pattern of ``self``; torch leaves the values open, here they are zeros."""
+    """Return the pattern of ``self`` with zeros, where torch leaves the values undefined."""
     return with_values(self, torch.zeros_like(self.storage.values, dtype=dtype))
 
 
-def _in_place(func: Any) -> Callable[..., torch.Tensor]:
+def _make_in_place_handler(func: Any) -> Callable[..., torch.Tensor]:
     def handler(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not isinstance(self, SparseTensor) or any(isinstance(value, SparseTensor) for value in args):
-            found: torch.Tensor = densely(func, (self, *args), kwargs)
-            return found
+            result: torch.Tensor = run_densely(func, (self, *args), kwargs)
+            return result
         filled = on_pattern(self, lambda values: func(values, *args, **kwargs))
-        return replace_by(self, filled, func.overloadpacket.__name__)
+        return replace_value(self, filled, func.overloadpacket.__name__)
 
     return handler
 
@@ -83,12 +83,12 @@ for _func in (
     aten.random_.to,
     aten.bernoulli_.float,
 ):
-    implements(_func)(_in_place(_func))
+    implements(_func)(_make_in_place_handler(_func))
 
 
 @implements(aten.bernoulli.default)
 def bernoulli(self: SparseTensor, generator: Any = None) -> SparseTensor:
-    """1 with the probability that is stored: 0 where nothing is."""
+    """Draw 1 with the stored probability: 0 at implicit zeros."""
     return on_pattern(self, lambda values: torch.bernoulli(values, generator=generator))
 
 
@@ -99,20 +99,20 @@ def poisson(self: SparseTensor, generator: Any = None) -> SparseTensor:
 
 @implements(aten.native_dropout)
 def native_dropout(input: SparseTensor, p: float, train: bool | None) -> tuple[SparseTensor, SparseTensor]:
-    """What is left of the entries, and which are."""
-    found, kept = torch.native_dropout(input.storage.values, p, train)
-    return with_values(input, found), with_values(input, kept)
+    """Return the entries after dropout, and which are kept."""
+    values, is_kept = torch.native_dropout(input.storage.values, p, train)
+    return with_values(input, values), with_values(input, is_kept)
 
 
 # filled ----------------------------------------------------------------------------------------------
 
 
-def _filled(
+def _full(
     name: str, shape: Sequence[int], value: Any, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     size = math.prod(shape) * dtype.itemsize
-    cure = "its result is dense; scorch.zeros and its like take format= for sparse ones"
-    check_budget(size, f"{name} of shape {tuple(shape)}", cure)
+    hint = "its result is dense; scorch.zeros and its like take format= for sparse ones"
+    check_budget(size, f"{name} of shape {tuple(shape)}", hint)
     return torch.full(tuple(shape), value, dtype=dtype, device=device)
 
 
@@ -120,12 +120,12 @@ def _filled(
 def full_like(self: SparseTensor, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     if fill_value == 0:
         return zeros_like(self, dtype=dtype)
-    return _filled("full_like", self.shape, fill_value, dtype or self.dtype, self.storage.device)
+    return _full("full_like", self.shape, fill_value, dtype or self.dtype, self.storage.device)
 
 
 @implements(aten.ones_like)
 def ones_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    return _filled("ones_like", self.shape, 1, dtype or self.dtype, self.storage.device)
+    return _full("ones_like", self.shape, 1, dtype or self.dtype, self.storage.device)
 
 
 @implements(aten.fill.Scalar, aten.fill.Tensor)
@@ -135,7 +135,7 @@ def fill(self: SparseTensor, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return full_like(self, value)
     if are_patterns_fixed():  # a zero of a tensor has a gradient
-        return _filled("fill_", self.shape, value.item(), self.dtype, self.storage.device)
+        return _full("fill_", self.shape, value.item(), self.dtype, self.storage.device)
     return full_like(self, value.item())
 
 
@@ -148,34 +148,34 @@ def zero(self: SparseTensor) -> SparseTensor:
 def new_zeros(
     self: SparseTensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
 ) -> torch.Tensor:
-    return _filled("new_zeros", size, 0, dtype or self.dtype, self.storage.device)
+    return _full("new_zeros", size, 0, dtype or self.dtype, self.storage.device)
 
 
 @implements(aten.new_ones)
 def new_ones(
     self: SparseTensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
 ) -> torch.Tensor:
-    return _filled("new_ones", size, 1, dtype or self.dtype, self.storage.device)
+    return _full("new_ones", size, 1, dtype or self.dtype, self.storage.device)
 
 
 @implements(aten.new_full)
 def new_full(
     self: SparseTensor, size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any
 ) -> torch.Tensor:
-    return _filled("new_full", size, fill_value, dtype or self.dtype, self.storage.device)
+    return _full("new_full", size, fill_value, dtype or self.dtype, self.storage.device)
 
 
-# Python's own ways with tensors ----------------------------------------------------------------------
+# Python protocols ------------------------------------------------------------------------------------
 
 
 def iterate(self: SparseTensor) -> Iterator[torch.Tensor]:
-    """The rows one by one, made when they are asked for."""
+    """Yield the rows one by one, computed on demand."""
     if self.dim() == 0:
         raise OperandError("iteration over a 0-d tensor")
     return (
         row
-        for start in range(0, self.shape[0], ROWS_AT_ONCE)
-        for row in self[start : start + ROWS_AT_ONCE].unbind(0)
+        for start in range(0, self.shape[0], ROWS_PER_CHUNK)
+        for row in self[start : start + ROWS_PER_CHUNK].unbind(0)
     )
 
 
@@ -184,11 +184,11 @@ setattr(SparseTensor, "__iter__", iterate)  # noqa: B010 - torch types it as a p
 
 @implements(torch.Tensor.apply_)
 def apply_(self: SparseTensor, callable: Callable[[Any], Any]) -> torch.Tensor:
-    """A Python function of every element, zeros included."""
+    """Apply a Python function to every element, zeros included."""
     check_budget(
         self.numel() * self.element_size(), f"apply_ of {tuple(self.shape)}", "apply it to .values()"
     )
-    return replace_by(self, self.to_dense().apply_(callable), "apply_")
+    return replace_value(self, self.to_dense().apply_(callable), "apply_")
 
 
 @implements(aten.allclose)
@@ -199,7 +199,7 @@ def allclose(
     atol: float = 1e-08,
     equal_nan: bool = False,
 ) -> bool:
-    """Whether all elements are close, seen from the entries where both tensors are sparse."""
+    """Whether all elements are close, by the entries where both tensors are sparse."""
     if not isinstance(self, SparseTensor) or not isinstance(other, SparseTensor):
         return bool(torch.isclose(self, other, rtol=rtol, atol=atol, equal_nan=equal_nan).all())
     shape = tuple(torch.broadcast_shapes(self.shape, other.shape))

@@ -1,7 +1,7 @@
-"""``S | T`` and ``S & T`` of sparse tensors of bools, as sets of places, by generated kernels.
+"""``S | T`` and ``S & T`` of sparse boolean tensors, as sets of positions, by generated kernels.
 
 Unions and intersections of masks. Only the merge of two sorted lists is done here; numbers, blocks and
-broadcasting go by the general rule for elementwise functions.
+broadcasting take the general rule for elementwise functions.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _LETTERS = "abcdefghijklmnop"
 
 @implements(torch.logical_or, torch.Tensor.logical_or)
 def logical_or(input: Any, other: Any, **kwargs: Any) -> Any:
-    return _merged(torch.logical_or, "+", input, other, kwargs)
+    return _merge(torch.logical_or, "+", input, other, kwargs)
 
 
 @implements(torch.logical_and, torch.Tensor.logical_and)
 def logical_and(input: Any, other: Any, **kwargs: Any) -> Any:
-    return _merged(torch.logical_and, "*", input, other, kwargs)
+    return _merge(torch.logical_and, "*", input, other, kwargs)
 
 
 @implements(torch.bitwise_or, torch.Tensor.bitwise_or, torch.Tensor.__or__, torch.Tensor.__ror__)
 def bitwise_or(input: Any, other: Any, **kwargs: Any) -> Any:
-    return _merged(torch.bitwise_or, "+", input, other, kwargs)
+    return _merge(torch.bitwise_or, "+", input, other, kwargs)
 
 
 @implements(torch.bitwise_and, torch.Tensor.bitwise_and, torch.Tensor.__and__, torch.Tensor.__rand__)
 def bitwise_and(input: Any, other: Any, **kwargs: Any) -> Any:
-    return _merged(torch.bitwise_and, "*", input, other, kwargs)
+    return _merge(torch.bitwise_and, "*", input, other, kwargs)
 
 
-def _merged(function: Callable[..., Any], sign: str, a: Any, b: Any, kwargs: dict[str, Any]) -> Any:
-    """``a sign b``, which on bools is the function, where both are sparse and their places can be merged."""
+def _merge(function: Callable[..., Any], sign: str, a: Any, b: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute ``a sign b``, the function on bools, where both are sparse and their entries can be merged."""
     if kwargs or not _is_mask(a) or not _is_mask(b) or a.shape != b.shape:
         with DisableTorchFunctionSubclass():
             return function(a, b, **kwargs)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.grad_state import is_learning
-from scorch._src.ops.fallback import all_sparse, densely, replace_by, stored, write_out
+from scorch._src.grad_state import is_differentiable
+from scorch._src.ops.fallback import are_all_sparse, replace_value, run_densely, store_like, write_out
 from scorch._src.ops.products.matmul import is_turned, matmul, turned_over
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.einsum import einsum
@@ -93,7 +93,7 @@ def glu(self: SparseTensor, dim: int = -1) -> SparseTensor:
 @implements(torch.stft, torch.Tensor.stft, differentiable=True)
 def stft(input: Any, *args: Any, **kwargs: Any) -> Any:
     """The transform of every window, which fills it; torch cuts windows by strides."""
-    return densely(torch.stft, (input, *args), kwargs)
+    return run_densely(torch.stft, (input, *args), kwargs)
 
 
 @implements(F.rrelu, torch.rrelu, differentiable=True)
@@ -106,7 +106,7 @@ def rrelu(
     found = sparse_of(input.storage.pattern, values)
     if not inplace:
         return found
-    return input.copy_(found) if is_learning(input) else replace_by(input, found, "rrelu")
+    return input.copy_(found) if is_differentiable(input) else replace_value(input, found, "rrelu")
 
 
 @implements(F.multi_head_attention_forward)
@@ -116,7 +116,9 @@ def multi_head_attention_forward(query: Any, key: Any, value: Any, *args: Any, *
         found, weights = F.multi_head_attention_forward(query, key, value, *args, **kwargs)
     given = (query, key, value, *args, *kwargs.values())
     floats = [tensor for tensor in given if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
-    return (stored(found, query) if all_sparse(floats) and found.dtype == query.dtype else found), weights
+    return (
+        store_like(found, query) if are_all_sparse(floats) and found.dtype == query.dtype else found
+    ), weights
 
 
 @implements(F.one_hot)

@@ -13,8 +13,8 @@ import torch
 
 from scorch._src.backends.base import routines_for
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_learning, is_plain_inference
-from scorch._src.ops.fallback import densely, write_out
+from scorch._src.grad_state import is_differentiable, is_plain_inference
+from scorch._src.ops.fallback import run_densely, write_out
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.autograd import keep_differentiable_as, repeat_differentiable
 from scorch._src.statements.call_cache import keep_as, repeat_call
@@ -73,13 +73,13 @@ def _product(function: Any, left: Any, right: Any, out: Any) -> Result:
         left, right = cast(left, right)
     name = function.__name__
     if out is None:
-        repeat = repeat_differentiable if is_learning(left, right) else repeat_call
+        repeat = repeat_differentiable if is_differentiable(left, right) else repeat_call
         known: Result | None = repeat(((name,), None), (left, right))
         if known is not None:
             return known
     check_call(function, left, right, out=out)
     if left.dtype != right.dtype:  # which torch accepts where there is nothing to add up
-        return densely(function, (left, right), {} if out is None else {"out": out})  # type: ignore[no-any-return]
+        return run_densely(function, (left, right), {} if out is None else {"out": out})  # type: ignore[no-any-return]
     subscripts = _subscripts(left.dim(), right.dim())
     left, right = _as_sparse(left), _as_sparse(right)
     found = turned(left, right) if is_turned(left, right) else None
@@ -97,7 +97,7 @@ def _multiplied(name: str, subscripts: tuple[str, str, str], left: Any, right: A
     found = einsum(equation, left, right, format=asked)
     if is_sparse and result and not isinstance(found, SparseTensor):  # a sparse dimension of size 1 is none
         return from_torch(found, format=_rows_format(len(result)))
-    if is_learning(left, right):
+    if is_differentiable(left, right):
         keep_differentiable_as(((name,), None), (equation, asked, False), (left, right))
     else:
         keep_as(((name,), None), (equation, asked), (left, right))

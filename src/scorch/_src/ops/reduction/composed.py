@@ -1,7 +1,7 @@
-"""Functions of tensors that are learned, composed of others whose gradients cost what the entries cost.
+"""Differentiable functions composed of others whose gradients cost what the entries cost.
 
-torch's formulas for them expand, compare or fill tensors of the whole shape. What is not served here (an
-``out=``, mixed dtypes, other ranks) goes by torch's formula.
+torch's formulas for them expand, compare or fill tensors of the whole shape. What is not supported here (an
+``out=``, mixed dtypes, other ranks) takes torch's formula.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     is_plain = _is_plain(x1) and isinstance(x2, torch.Tensor) and x1.shape == x2.shape
     if not is_plain or x1.dim() != 2 or x1.dtype != x2.dtype:
         return by_formula(torch.cosine_similarity, (x1, x2, dim, eps), {})
-    sizes = [torch.linalg.vector_norm(x, 2, dim).clamp(min=eps) for x in (x1, x2)]
-    return torch.sum(x1 * x2, dim) / (sizes[0] * sizes[1])
+    norms = [torch.linalg.vector_norm(x, 2, dim).clamp(min=eps) for x in (x1, x2)]
+    return torch.sum(x1 * x2, dim) / (norms[0] * norms[1])
 
 
 # neighbours ------------------------------------------------------------------------------------------
@@ -50,12 +50,12 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
 
 @implements_differentiable(F.glu)
 def glu(input: Any, dim: int = -1) -> Any:
-    """The first half times the sigmoid of the second, at the entries of the first."""
+    """Compute the first half times the sigmoid of the second, at the entries of the first."""
     if not _is_plain(input) or input.shape[dim] % 2:
         return by_formula(F.glu, (input, dim), {})
     halves: Any = torch.chunk(input, 2, dim)
     first, second = halves
-    if bool(values_of(second).isnan().any()):  # which is not zero where the first half is
+    if bool(values_of(second).isnan().any()):  # NaN is not zero where the first half is
         return by_formula(F.glu, (input, dim), {})
     pattern = first.storage.pattern
     return sparse_of(pattern, values_of(first) * torch.sigmoid(values_at(second, pattern)))
@@ -74,45 +74,47 @@ def diff(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any
 # functions of several tensors ------------------------------------------------------------------------
 
 
-def united_pattern(tensors: Sequence[Any]) -> Pattern:
-    """The places where any of the tensors, which have one shape, has an entry."""
+def union_pattern(tensors: Sequence[Any]) -> Pattern:
+    """Return the union of the patterns of tensors of one shape."""
     patterns = [tensor.storage.pattern for tensor in tensors]
     if all(pattern is patterns[0] for pattern in patterns):
-        same: Pattern = patterns[0]
-        return same
+        shared: Pattern = patterns[0]
+        return shared
     with torch.no_grad(), untracked():
         total: Any = SparseTensor(Storage(patterns[0], patterns[0].present))
         for pattern in patterns[1:]:
             total = total + SparseTensor(Storage(pattern, pattern.present))
-    found: Pattern = total.storage.pattern
-    return found
+    pattern_of_union: Pattern = total.storage.pattern
+    return pattern_of_union
 
 
-def _on_united(function: Function) -> Function:
-    """``function`` of the values of several tensors where any of them has an entry."""
+def _make_union_handler(function: Function) -> Function:
+    """Return ``function`` of the values of several tensors on the union of their patterns."""
 
     def handler(*args: Any, **kwargs: Any) -> Any:
-        given = [*args, *kwargs.values()]
-        tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        arguments = [*args, *kwargs.values()]
+        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
         is_plain = all(_is_plain(tensor) for tensor in tensors) and kwargs.get("out") is None
         if is_plain and len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1:
             zero = torch.zeros(1, dtype=tensors[0].dtype, device=HOST)
-            if not bool(_replaced(function, args, kwargs, lambda _: zero).count_nonzero()):
-                pattern = united_pattern(tensors)
-                values = _replaced(function, args, kwargs, lambda tensor: values_at(tensor, pattern))
+            if not bool(_call_with(function, args, kwargs, lambda _: zero).count_nonzero()):
+                pattern = union_pattern(tensors)
+                values = _call_with(function, args, kwargs, lambda tensor: values_at(tensor, pattern))
                 return sparse_of(pattern, values)
         return by_formula(function, args, kwargs)
 
     return handler
 
 
-def _replaced(function: Function, args: Any, kwargs: Any, by: Callable[[Any], Any]) -> Any:
-    def one(value: Any) -> Any:
-        return by(value) if isinstance(value, torch.Tensor) else value
+def _call_with(function: Function, args: Any, kwargs: Any, convert: Callable[[Any], Any]) -> Any:
+    def convert_tensor(value: Any) -> Any:
+        return convert(value) if isinstance(value, torch.Tensor) else value
 
-    return function(*map(one, args), **{name: one(value) for name, value in kwargs.items()})
+    return function(
+        *map(convert_tensor, args), **{name: convert_tensor(value) for name, value in kwargs.items()}
+    )
 
 
 for _name in ("maximum", "minimum", "fmax", "fmin", "hypot", "lerp", "addcmul"):
     for _home in (torch, torch.Tensor):
-        implements_differentiable(getattr(_home, _name))(_on_united(getattr(_home, _name)))
+        implements_differentiable(getattr(_home, _name))(_make_union_handler(getattr(_home, _name)))

@@ -1,7 +1,7 @@
-"""What counts elements by their value: ``unique histc histogram bincount``.
+"""Count elements by their value: ``unique histc histogram bincount``.
 
-torch counts the entries, and among them one zero that stands for all; then the zeros are counted as often as
-there are. Results are as large as torch's, whatever the shape of the tensor.
+torch counts the entries, and one zero for all of them; then the zeros are counted in full. Results are as
+large as torch's, whatever the shape of the tensor.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.ops.fallback import densely
+from scorch._src.ops.fallback import run_densely
 from scorch._src.storage.budget import check_budget
 from scorch._src.tensor.entries import Entries, entries_of
 from scorch._src.tensor.registry import implements
@@ -22,19 +22,19 @@ from scorch.errors import ShapeError
 aten = torch.ops.aten
 
 
-def _nonzero(self: SparseTensor) -> tuple[Entries, int]:
-    """The entries that are not zero, and the number of zeros."""
+def _split_zeros(self: SparseTensor) -> tuple[Entries, int]:
+    """Return the entries that are not zero, and the number of zeros."""
     entries = entries_of(self)
-    kept = entries.values != 0
-    found = Entries(entries.keys[kept], entries.values[kept], entries.shape)
-    return found, self.numel() - found.values.numel()
+    is_nonzero = entries.values != 0
+    nonzeros = Entries(entries.keys[is_nonzero], entries.values[is_nonzero], entries.shape)
+    return nonzeros, self.numel() - nonzeros.values.numel()
 
 
-def _with_a_zero(values: torch.Tensor, zeros: int) -> torch.Tensor:
+def _append_zero(values: torch.Tensor, zeros: int) -> torch.Tensor:
     return torch.cat([values, values.new_zeros(1)]) if zeros else values
 
 
-def _inverse_budget(self: SparseTensor, name: str) -> None:
+def _check_inverse_budget(self: SparseTensor, name: str) -> None:
     check_budget(
         8 * self.numel(),
         f"return_inverse in {name} of {tuple(self.shape)}",
@@ -46,35 +46,35 @@ def _inverse_budget(self: SparseTensor, name: str) -> None:
 def unique(
     self: SparseTensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
-    """All different values, rising; where each element is among them; how often each is there."""
+    """Return all distinct values, ascending; the inverse indices; the counts."""
     if return_inverse:
-        _inverse_budget(self, "unique")
-    entries, zeros = _nonzero(self)
-    values, place, counts = aten._unique2.default(entries.values, True, True, True)
-    at = int((values < 0).sum())
+        _check_inverse_budget(self, "unique")
+    entries, zeros = _split_zeros(self)
+    values, inverse_of_entry, counts = aten._unique2.default(entries.values, True, True, True)
+    negatives = int((values < 0).sum())
     if zeros:
-        values = torch.cat([values[:at], values.new_zeros(1), values[at:]])
-        counts = torch.cat([counts[:at], counts.new_tensor([zeros]), counts[at:]])
-        place = torch.where(place >= at, place + 1, place)
-    nothing = torch.zeros(0, dtype=torch.int64, device=entries.keys.device)
-    inverse = nothing
+        values = torch.cat([values[:negatives], values.new_zeros(1), values[negatives:]])
+        counts = torch.cat([counts[:negatives], counts.new_tensor([zeros]), counts[negatives:]])
+        inverse_of_entry = torch.where(inverse_of_entry >= negatives, inverse_of_entry + 1, inverse_of_entry)
+    empty = torch.zeros(0, dtype=torch.int64, device=entries.keys.device)
+    inverse = empty
     if return_inverse:
-        inverse = torch.full(tuple(self.shape), at, dtype=torch.int64, device=entries.keys.device)
-        inverse.view(-1)[entries.keys] = place
-    return values, inverse, counts if return_counts else nothing
+        inverse = torch.full(tuple(self.shape), negatives, dtype=torch.int64, device=entries.keys.device)
+        inverse.view(-1)[entries.keys] = inverse_of_entry
+    return values, inverse, counts if return_counts else empty
 
 
 @implements(aten.unique_consecutive.default)
 def unique_consecutive(
     self: SparseTensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
-    """The first of every run of equal elements, row by row; along a dimension it takes a dense copy."""
+    """Return the first of every run of equal elements, row by row; along a dimension on a dense copy."""
     if dim is not None:
         args = (self, return_inverse, return_counts, dim)
-        return densely(aten.unique_consecutive.default, args, {})
+        return run_densely(aten.unique_consecutive.default, args, {})
     if return_inverse:
-        _inverse_budget(self, "unique_consecutive")
-    entries, _ = _nonzero(self)
+        _check_inverse_budget(self, "unique_consecutive")
+    entries, _ = _split_zeros(self)
     bounds = torch.tensor([-1, self.numel()], device=entries.keys.device)
     gaps = torch.diff(torch.cat([bounds[:1], entries.keys, bounds[1:]])) - 1  # zeros before each entry
     runs = entries.values.new_zeros(2 * gaps.numel() - 1)
@@ -82,30 +82,30 @@ def unique_consecutive(
     lengths = torch.ones(runs.numel(), dtype=torch.int64, device=entries.keys.device)
     lengths[::2] = gaps
     runs, lengths = runs[lengths > 0], lengths[lengths > 0]
-    values, place, counts = aten.unique_consecutive.default(runs, True, True)
-    nothing = torch.zeros(0, dtype=torch.int64, device=entries.keys.device)
-    inverse = nothing
+    values, run_number, counts = aten.unique_consecutive.default(runs, True, True)
+    empty = torch.zeros(0, dtype=torch.int64, device=entries.keys.device)
+    inverse = empty
     if return_inverse:
-        inverse = torch.repeat_interleave(place, lengths).reshape(tuple(self.shape))
+        inverse = torch.repeat_interleave(run_number, lengths).reshape(tuple(self.shape))
     if return_counts:
-        counts = torch.zeros_like(counts).index_add_(0, place, lengths)
-    return values, inverse, counts if return_counts else nothing
+        counts = torch.zeros_like(counts).index_add_(0, run_number, lengths)
+    return values, inverse, counts if return_counts else empty
 
 
 @implements(aten.histc.default)
 def histc(self: SparseTensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
-    """How many elements fall into each of ``bins`` equal parts of the range."""
-    entries, zeros = _nonzero(self)
-    sample = _with_a_zero(entries.values, zeros)
-    found = aten.histc.default(sample, bins, min, max)
+    """Count the elements in each of ``bins`` equal parts of the range."""
+    entries, zeros = _split_zeros(self)
+    sample = _append_zero(entries.values, zeros)
+    counts = aten.histc.default(sample, bins, min, max)
     if zeros < 2:
-        return found
+        return counts
     if min == max:
-        least, most = torch.aminmax(sample)
-        min, max = least.item(), most.item()
+        smallest, largest = torch.aminmax(sample)
+        min, max = smallest.item(), largest.item()
     if min == max:
         min, max = min - 1, max + 1
-    return found + (zeros - 1) * aten.histc.default(sample[-1:], bins, min, max)
+    return counts + (zeros - 1) * aten.histc.default(sample[-1:], bins, min, max)
 
 
 @implements(aten.histogram.bin_ct)
@@ -117,7 +117,7 @@ def histogram(
     weight: torch.Tensor | None = None,
     density: bool = False,
 ) -> Any:
-    """How many elements fall into each bin, and the edges; with weights it takes a dense copy."""
+    """Count the elements in each bin, and return the edges; with weights on a dense copy."""
     return _histogram(aten.histogram.bin_ct, self, bins, {"range": range}, weight, density)
 
 
@@ -129,46 +129,50 @@ def histogram_of_edges(
     return _histogram(aten.histogram.bins_tensor, self, edges, {}, weight, density)
 
 
-def _histogram(func: Any, self: Any, bins: Any, named: Any, weight: Any, density: bool) -> Any:
+def _histogram(func: Any, self: Any, bins: Any, options: Any, weight: Any, density: bool) -> Any:
     if weight is not None or not isinstance(self, SparseTensor):
-        return densely(func, (self, bins), {**named, "weight": weight, "density": density})
-    entries, zeros = _nonzero(self)
-    sample = _with_a_zero(entries.values, zeros)
-    often = torch.ones_like(sample)
+        return run_densely(func, (self, bins), {**options, "weight": weight, "density": density})
+    entries, zeros = _split_zeros(self)
+    sample = _append_zero(entries.values, zeros)
+    counts = torch.ones_like(sample)
     if zeros:
-        often[-1] = zeros
-    return func(sample, bins, **named, weight=often, density=density)
+        counts[-1] = zeros
+    return func(sample, bins, **options, weight=counts, density=density)
 
 
 @implements(aten.bincount.default)
 def bincount(self: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """How often each whole number is there, or the sum of the ``weights`` where it is."""
+    """Count each integer, or sum the ``weights`` where it is."""
     if not isinstance(self, SparseTensor):
-        return densely(aten.bincount.default, (self, weights, minlength), {})
-    aten.bincount.default(torch.zeros((1,) * self.dim(), dtype=self.dtype, device=HOST))  # says what is wrong
+        return run_densely(aten.bincount.default, (self, weights, minlength), {})
+    aten.bincount.default(
+        torch.zeros((1,) * self.dim(), dtype=self.dtype, device=HOST)
+    )  # raises torch's error
     if weights is not None and self.numel() and tuple(weights.shape) != tuple(self.shape):
-        given = tuple(weights.shape)
-        raise ShapeError(f"bincount: weights have shape {given}, but the numbers {tuple(self.shape)}")
-    entries, zeros = _nonzero(self)
-    sample = _with_a_zero(entries.values, zeros)
+        weights_shape = tuple(weights.shape)
+        raise ShapeError(f"bincount: weights have shape {weights_shape}, but the numbers {tuple(self.shape)}")
+    entries, zeros = _split_zeros(self)
+    sample = _append_zero(entries.values, zeros)
     length = max(int(sample.max()) + 1 if sample.numel() else 0, minlength)
     check_budget(8 * length, f"bincount with {length} bins", "use unique(return_counts=True)")
     if weights is None:
-        found = aten.bincount.default(sample, None, minlength)
+        counts = aten.bincount.default(sample, None, minlength)
         if zeros:
-            found[0] += zeros - 1
-        return found
-    mine, rest = _weights(weights, entries.keys)
-    return aten.bincount.default(sample, torch.cat([mine, rest.reshape(1)]) if zeros else mine, minlength)
+            counts[0] += zeros - 1
+        return counts
+    entry_weights, zero_weight = _split_weights(weights, entries.keys)
+    return aten.bincount.default(
+        sample, torch.cat([entry_weights, zero_weight.reshape(1)]) if zeros else entry_weights, minlength
+    )
 
 
-def _weights(weights: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights at ``keys``, and the sum of all others, in a dtype that bincount adds in."""
+def _split_weights(weights: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights at ``keys``, and the sum of all others, in a dtype that bincount adds in."""
     weights = weights if weights.dtype == torch.float32 else weights.double()
     if isinstance(weights, SparseTensor):
-        given = entries_of(weights)
-        others = given.values[~torch.isin(given.keys, keys)]
-        return given.at(keys), others.sum()
+        weight_entries = entries_of(weights)
+        others = weight_entries.values[~torch.isin(weight_entries.keys, keys)]
+        return weight_entries.at(keys), others.sum()
     is_other = torch.ones(weights.numel(), dtype=torch.bool, device=keys.device)
     is_other[keys] = False
     return weights[keys], weights[is_other].sum()

@@ -1,7 +1,8 @@
-"""Functions of one tensor that are computed without torch's dispatcher.
+"""Unary functions that bypass torch's dispatcher.
 
-It saves its time, and for the first call of a process more than a second: torch imports its distributed
-tensors and sympy before it hands an operator to Python. Calls with unusual arguments go the general way.
+That saves its time, and for the first call of a process more than a second: torch imports its distributed
+tensors and sympy before it dispatches an operator to Python. Calls with unusual arguments take the general
+path.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_differentiable
 from scorch._src.tensor.autograd import by_formula
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -28,22 +29,22 @@ def _is_plain(value: Any) -> bool:
 
 
 def bind(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Arguments by their names; None where some are unknown, given twice or of unusual types."""
+    """Bind arguments to names; None where some are unknown, repeated or of unusual types."""
     bound = {**dict(zip(names, args, strict=False)), **kwargs}
-    is_known = len(bound) == len(args) + len(kwargs) and all(name in names for name in bound)
-    return bound if is_known and all(map(_is_plain, bound.values())) else None
+    is_valid = len(bound) == len(args) + len(kwargs) and all(name in names for name in bound)
+    return bound if is_valid and all(map(_is_plain, bound.values())) else None
 
 
 def by_torch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``function`` as torch takes it apart, differentiated by its formulas."""
-    if is_learning(*args, **kwargs):
+    """Run ``function`` as torch decomposes it, differentiated by its formulas."""
+    if is_differentiable(*args, **kwargs):
         return by_formula(function, args, kwargs)
     with DisableTorchFunctionSubclass():
         return function(*args, **kwargs)
 
 
 def direct(*functions: Function, takes: str, differentiable: bool = False) -> Callable[[Function], Function]:
-    """Register what computes functions of a sparse tensor with elements, given what each ``takes`` beside it.
+    """Register ``run`` for functions of a sparse tensor with elements; ``takes`` names other arguments.
 
     Where it returns None, and for other arguments, torch's own function is called. What is
     ``differentiable`` computes on connected values and serves tensors that require gradients as well.

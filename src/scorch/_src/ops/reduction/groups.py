@@ -1,8 +1,8 @@
 """The entries of a tensor grouped by the element of the result that they are reduced to.
 
-Entries with the same coordinates in the dimensions that are kept are a *group*. A group that stores fewer
-entries than the reduced dimensions have places holds zeros too. Which entries belong together depends on the
-pattern alone, so groups are kept with it.
+Entries with the same coordinates in the kept dimensions are a *group*. A group that stores fewer entries than
+the reduced dimensions have elements holds implicit zeros too. The groups depend on the pattern alone, so they
+are cached with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.grad_state import is_learning, untracked
+from scorch._src.grad_state import is_differentiable, untracked
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import keys_of
 from scorch._src.storage.storage import Pattern
@@ -27,29 +27,31 @@ Dims = Sequence[int] | int | None
 
 
 class Groups:
-    """Entries of a pattern with ``size`` values, in the order of their places, grouped for a reduction.
+    """Entries of a pattern with ``size`` values, in the order of their keys, grouped for a reduction.
 
-    ``group`` has the number of each entry's group and ``inside`` its place among the ``length`` places of the
-    reduced dimensions. ``keys`` has the place of each group in the result, ``stored`` the number of its
-    entries, ``places`` that of its elements and ``zeros`` that of those that are not stored. ``numbers`` says
-    which value of the tensor belongs to each entry; it is None where they are in order.
+    ``group`` has the number of each entry's group and ``inside`` its position among the ``length`` elements
+    of the reduced dimensions. ``keys`` has the position of each group in the result, ``stored`` the number of
+    its entries, ``elements`` that of its elements and ``zeros`` that of its implicit zeros. ``numbers`` has
+    the value number of each entry; it is None where they are in order.
     """
 
     def __init__(self, listed: Entries, size: int, reduced: tuple[int, ...]) -> None:
         shape, columns, count = listed.shape, listed.coordinates, listed.values.numel()
-        kept = [dim for dim in range(len(shape)) if dim not in reduced]
+        kept_dims = [dim for dim in range(len(shape)) if dim not in reduced]
         self.reduced = reduced
-        self.kept_shape = tuple(shape[dim] for dim in kept)
+        self.kept_shape = tuple(shape[dim] for dim in kept_dims)
         self.length = math.prod(shape[dim] for dim in reduced)
         inside = keys_of(
             [columns[dim] for dim in reduced], tuple(shape[dim] for dim in reduced), listed.keys.device
         )
         self.inside = inside.expand(count)
-        keys = keys_of([columns[dim] for dim in kept], self.kept_shape, listed.keys.device).expand(count)
-        is_sorted = kept == list(range(len(kept)))  # as entries are, if the last dimensions are reduced
-        distinct: Any = torch.unique_consecutive if is_sorted else torch.unique
-        self.keys, self.group, self.stored = distinct(keys, return_inverse=True, return_counts=True)
-        self.places: int | torch.Tensor = self.length
+        keys = keys_of([columns[dim] for dim in kept_dims], self.kept_shape, listed.keys.device).expand(count)
+        is_sorted = kept_dims == list(
+            range(len(kept_dims))
+        )  # as entries are, if the last dimensions are reduced
+        find_unique: Any = torch.unique_consecutive if is_sorted else torch.unique
+        self.keys, self.group, self.stored = find_unique(keys, return_inverse=True, return_counts=True)
+        self.elements: int | torch.Tensor = self.length
         self.zeros = self.length - self.stored
         self.has_zeros = self.zeros > 0
         self.is_masked = False
@@ -59,37 +61,37 @@ class Groups:
         self.numbers = None if is_in_order else listed.values
 
     def masked(self) -> Groups:
-        """The same groups without the zeros that are not stored."""
+        """Return the same groups without implicit zeros."""
         groups = copy.copy(self)
-        groups.places, groups.zeros, groups.is_masked = self.stored, torch.zeros_like(self.zeros), True
+        groups.elements, groups.zeros, groups.is_masked = self.stored, torch.zeros_like(self.zeros), True
         groups.has_zeros = torch.zeros_like(self.has_zeros)
         return groups
 
     def values(self, tensor: SparseTensor) -> torch.Tensor:
-        """The values of a tensor in the order of the entries, connected to it."""
+        """Return the values of a tensor in the order of the entries, connected to it."""
         values = values_of(tensor)
         return values if self.numbers is None else values[self.numbers]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of the values of each group, connected to them."""
+        """Sum the values of each group, connected to them."""
         count = self.keys.numel()
         if values.is_complex():  # index_add multiplies by one, which makes NaN of the other part of infinity
-            parts = torch.view_as_real(values)
-            return torch.view_as_complex(parts.new_zeros(count, 2).index_add(0, self.group, parts))
+            real_parts = torch.view_as_real(values)
+            return torch.view_as_complex(real_parts.new_zeros(count, 2).index_add(0, self.group, real_parts))
         return values.new_zeros(count).index_add(0, self.group, values)
 
     def sum_of_zeros(self, each: torch.Tensor) -> torch.Tensor:
-        """What the zeros that are not stored add to a sum if each adds ``each``."""
+        """Return what the implicit zeros add to a sum if each adds ``each``."""
         total: torch.Tensor = self.zeros * torch.where(self.has_zeros, each, 0)
         return total
 
     def reduce(self, values: torch.Tensor, how: str) -> torch.Tensor:
-        """``amax``, ``amin`` or ``prod`` of the values of each group."""
+        """Reduce the values of each group by ``amax``, ``amin`` or ``prod``."""
         start = values.new_zeros(self.keys.numel())
         return start.scatter_reduce(0, self.group, values, reduce=how, include_self=False)
 
     def first_missing(self) -> torch.Tensor:
-        """The first place of each group that is not stored."""
+        """Return the first position of each group that is not stored."""
         order = torch.argsort(self.group, stable=True)
         group, inside = self.group[order], self.inside[order]
         first = torch.cumsum(self.stored, 0) - self.stored
@@ -100,7 +102,7 @@ class Groups:
         return torch.minimum(missing, self.stored)
 
     def shape(self, tensor: SparseTensor, keepdim: bool) -> tuple[int, ...]:
-        """The shape of the result."""
+        """Return the shape of the result."""
         if not keepdim:
             return self.kept_shape
         sizes = enumerate(tensor.storage.pattern.shape)
@@ -109,7 +111,7 @@ class Groups:
     def result(
         self, tensor: SparseTensor, values: torch.Tensor, keepdim: bool, fill: float, dense: bool
     ) -> torch.Tensor:
-        """One value for each group of ``tensor`` and ``fill`` for all others; sparse if that is smaller."""
+        """Return one value for each group of ``tensor`` and ``fill`` elsewhere; sparse if that is smaller."""
         shape = self.shape(tensor, keepdim)
         size, count = math.prod(shape), self.keys.numel()
         if not dense and fill == 0 and len(self.kept_shape) > 1 and size > 2 * self.group.numel():
@@ -122,17 +124,17 @@ class Groups:
 
 
 def groups_of(tensor: SparseTensor, dim: Dims, masked: bool = False) -> Groups:
-    """The groups of a reduction over ``dim``; if it is ``masked`` without zeros that are not stored.
+    """Return the groups of a reduction over ``dim``; if it is ``masked`` without implicit zeros.
 
-    The zeros that fill blocks count as not stored, unless they have gradients.
+    The zeros that pad blocks count as implicit, unless they have gradients.
     """
     pattern = tensor.storage.pattern
     reduced = reduced_dims(len(pattern.shape), dim)
-    if pattern.format.is_blocked and (masked or not is_learning(tensor)):
+    if pattern.format.is_blocked and (masked or not is_differentiable(tensor)):
         with untracked():
             listed = numbered_entries(pattern)
-            kept = tensor.storage.values.detach()[listed.values] != 0
-            entries = Entries(listed.keys[kept], listed.values[kept], listed.shape)
+            is_nonzero = tensor.storage.values.detach()[listed.values] != 0
+            entries = Entries(listed.keys[is_nonzero], listed.values[is_nonzero], listed.shape)
             groups = Groups(entries, pattern.size, reduced)
     else:
         groups = groups_of_pattern(pattern, reduced)
@@ -140,7 +142,7 @@ def groups_of(tensor: SparseTensor, dim: Dims, masked: bool = False) -> Groups:
 
 
 def groups_of_pattern(pattern: Pattern, reduced: tuple[int, ...]) -> Groups:
-    """The groups of all entries of a pattern, kept with it."""
+    """Return the groups of all entries of a pattern, cached with it."""
     groups: Groups | None = pattern.groups.get(reduced)
     if groups is None:
         with untracked():
@@ -149,6 +151,6 @@ def groups_of_pattern(pattern: Pattern, reduced: tuple[int, ...]) -> Groups:
 
 
 def reduced_dims(rank: int, dim: Dims) -> tuple[int, ...]:
-    """The dimensions that ``dim`` names, all if there are none."""
-    named = () if dim is None else (dim,) if isinstance(dim, int) else dim
-    return tuple(sorted({d % rank for d in named if rank})) or tuple(range(rank))
+    """Return the dimensions in ``dim``, all if there are none."""
+    dims = () if dim is None else (dim,) if isinstance(dim, int) else dim
+    return tuple(sorted({d % rank for d in dims if rank})) or tuple(range(rank))

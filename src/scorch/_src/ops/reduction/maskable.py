@@ -1,7 +1,7 @@
 """torch's reductions with one argument more: ``scorch.amax(S, 1, masked=True)``, ``S.amax(1, masked=True)``.
 
-Without ``masked`` they are torch's own. (``torch.amax`` itself refuses arguments that it does not know before
-sparse tensors are asked.)
+Without ``masked`` they are torch's own. (``torch.amax`` itself refuses unknown arguments before it dispatches
+to sparse tensors.)
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _NUMPY = {"axis": "dim", "keepdims": "keepdim", "input": "S"}  # torch takes the
 
 
 def _with_masked(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """``plain``, a function or method of torch, with the argument ``masked``."""
+    """Return ``plain``, a function or method of torch, with the argument ``masked``."""
     operation = {**OPERATIONS, **PER_ENTRY}[name]
     is_method = plain is getattr(torch.Tensor, name)
 
     @functools.wraps(plain)
     def call(*args: Any, masked: bool = False, **kwargs: Any) -> Any:
         if not masked:
-            if is_method:  # without the way through torch
+            if is_method:  # bypasses torch
                 return SparseTensor.__torch_function__(plain, (), args, kwargs)
             return plain(*args, **kwargs)
-        if not is_method and is_dynamo_compiling():  # which calls methods without reading them
+        if not is_method and is_dynamo_compiling():  # dynamo calls methods without tracing them
             return getattr(args[0], name)(*args[1:], masked=True, **kwargs)
-        named = {_NUMPY.get(key, key): value for key, value in kwargs.items()}
-        tensor = as_sparse(f"{name} with masked=True", args[0] if args else named.pop("S", None))
+        options = {_NUMPY.get(key, key): value for key, value in kwargs.items()}
+        tensor = as_sparse(f"{name} with masked=True", args[0] if args else options.pop("S", None))
         if LIVE and any_traced((tensor,)):
-            return hooks.record(operation, (tensor, *args[1:]), named)
-        return operation(tensor, *args[1:], **named)
+            return hooks.record(operation, (tensor, *args[1:]), options)
+        return operation(tensor, *args[1:], **options)
 
     call.__doc__ = (
         f"As ``torch.{name}``; with ``masked=True`` over the stored entries of a sparse tensor only."

@@ -2,8 +2,8 @@
 
 Each is written once, as a function of the groups of entries that it reduces and of their values
 (``groups.py``). Values are connected to their tensor, so the same function serves autograd and
-``torch.func``, operators of ATen, and ``masked=True`` (``masked.py``). Zeros that are not stored count: the
-maximum of negative entries is 0, and a mean divides by all places.
+``torch.func``, operators of ATen, and ``masked=True`` (``masked.py``). Implicit zeros count: the maximum of
+negative entries is 0, and a mean divides by all elements.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from scorch._src.grad_state import is_learning, is_plain_inference
-from scorch._src.ops.fallback import densely
+from scorch._src.grad_state import is_differentiable, is_plain_inference
+from scorch._src.ops.fallback import run_densely
 from scorch._src.ops.reduction.direct import direct
 from scorch._src.ops.reduction.groups import Dims, Groups
 from scorch._src.ops.reduction.reduction import (
@@ -23,8 +23,8 @@ from scorch._src.ops.reduction.reduction import (
     Reduced,
     Reduction,
     as_operator,
-    on_small,
     reduction,
+    run_on_sample,
     sum_by_kernel,
 )
 from scorch._src.statements.call_cache import repeat_call
@@ -47,8 +47,8 @@ def sum(groups: Groups, values: torch.Tensor) -> Reduced:
 
 
 @implements(torch.sum, torch.Tensor.sum, differentiable=True)
-def quick_sum(input: Any, *args: Any, **kwargs: Any) -> Any:
-    """The sum over some dimensions by a kernel, without asking torch; everything else as torch takes it."""
+def sum_by_fast_path(input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Sum over some dimensions by a kernel, without torch's dispatcher; everything else as torch does."""
     dim = args[0] if args else kwargs.get("dim")
     is_plain = type(input) is SparseTensor and len(args) + len(kwargs) == (bool(args) or "dim" in kwargs)
     if is_plain and (dim is None or type(dim) in (int, tuple)):
@@ -70,7 +70,7 @@ def quick_sum(input: Any, *args: Any, **kwargs: Any) -> Any:
     of_sum=lambda total, count: total / count,
 )
 def mean(groups: Groups, values: torch.Tensor) -> Reduced:
-    return groups.sum(values) / groups.places, 0.0
+    return groups.sum(values) / groups.elements, 0.0
 
 
 @reduction(torch.nansum, torch.Tensor.nansum, aten.nansum.default, differentiable=True)
@@ -103,17 +103,17 @@ def all(groups: Groups, values: torch.Tensor) -> Reduced:
 
 # variances -------------------------------------------------------------------------------------------
 
-_SPREAD = "dim unbiased keepdim correction"
+_VARIANCE_OPTIONS = "dim unbiased keepdim correction"
 
 
-@reduction(torch.var, torch.Tensor.var, aten.var.correction, takes=_SPREAD, differentiable=True)
+@reduction(torch.var, torch.Tensor.var, aten.var.correction, takes=_VARIANCE_OPTIONS, differentiable=True)
 def var(
     groups: Groups, values: torch.Tensor, unbiased: bool | None = None, correction: float | None = None
 ) -> Reduced | None:
-    """The mean squared distance from the mean, of all elements."""
+    """Compute the mean squared distance from the mean, of all elements."""
     subtracted = (0.0 if unbiased is False else 1.0) if correction is None else float(correction)
     is_defined = groups.length > subtracted
-    if not is_defined and not groups.is_masked and is_learning(values):
+    if not is_defined and not groups.is_masked and is_differentiable(values):
         return None
     fill = 0.0 if is_defined else math.nan
     if not values.is_complex():
@@ -123,33 +123,33 @@ def var(
 
 
 def _variance(groups: Groups, values: torch.Tensor, subtracted: float) -> torch.Tensor:
-    """The variance of real values in float64, in which torch computes it too."""
+    """Compute the variance of real values in float64, in which torch computes it too."""
     wide = values.double()
-    center = groups.sum(wide) / groups.places
+    center = groups.sum(wide) / groups.elements
     squares = groups.sum((wide - center[groups.group]) ** 2) + groups.sum_of_zeros(center**2)
-    freedom = (torch.as_tensor(groups.places, dtype=torch.float64, device=values.device) - subtracted).clamp(
-        min=0
-    )
+    freedom = (
+        torch.as_tensor(groups.elements, dtype=torch.float64, device=values.device) - subtracted
+    ).clamp(min=0)
     if not groups.is_masked:
         return squares / freedom
     undefined = squares.detach() / freedom  # infinity or NaN, without a gradient
     return torch.where(freedom > 0, squares / torch.where(freedom > 0, freedom, 1), undefined)
 
 
-@reduction(torch.std, torch.Tensor.std, aten.std.correction, takes=_SPREAD, differentiable=True)
+@reduction(torch.std, torch.Tensor.std, aten.std.correction, takes=_VARIANCE_OPTIONS, differentiable=True)
 def std(groups: Groups, values: torch.Tensor, **options: Any) -> Reduced | None:
     reduced = var.body(groups, values, **options)
     return None if reduced is None else (_power(reduced[0], 0.5), reduced[1])
 
 
 def _power(base: torch.Tensor, exponent: float) -> torch.Tensor:
-    """A power of numbers that are not negative; 0 has the gradient 0, as in torch's norms and deviations."""
+    """Raise nonnegative numbers to a power; 0 has the gradient 0, as in torch's norms and deviations."""
     is_zero = base == 0
     return torch.where(is_zero, 0, torch.where(is_zero, 1, base) ** exponent)
 
 
 def _with_mean(spread: Function) -> Function:
-    """``spread``, the variance or deviation, and the mean; None where torch's depends on an order."""
+    """Return ``spread``, the variance or deviation, with the mean; None where torch's depends on order."""
 
     def run(input: SparseTensor, **bound: Any) -> Any:
         values = input.storage.values
@@ -168,15 +168,15 @@ for _function, _operator, _spread in (
     (torch.var_mean, aten.var_mean.correction, var),
     (torch.std_mean, aten.std_mean.correction, std),
 ):
-    direct(_function, takes=_SPREAD, differentiable=True)(_with_mean(_spread))
-    implements(_operator)(as_operator(_operator, _with_mean(_spread), _SPREAD))
+    direct(_function, takes=_VARIANCE_OPTIONS, differentiable=True)(_with_mean(_spread))
+    implements(_operator)(as_operator(_operator, _with_mean(_spread), _VARIANCE_OPTIONS))
 
 
 # extremes --------------------------------------------------------------------------------------------
 
 
 class _Change(torch.autograd.Function):
-    """Zero, which changes as the values do: what ``values - values.detach()`` is, for infinities too."""
+    """Zero, with the derivative of the values: ``values - values.detach()``, for infinities too."""
 
     @staticmethod
     def forward(values: torch.Tensor) -> torch.Tensor:
@@ -200,12 +200,12 @@ class _Change(torch.autograd.Function):
 
 
 def _extreme(groups: Groups, values: torch.Tensor, how: str) -> torch.Tensor:
-    """The gradient is shared among all elements that have the extreme value, zeros included, as in torch."""
+    """Compute the extreme; its gradient is shared among all equal elements, zeros included, as in torch."""
     fixed = values.detach()
     best = groups.reduce(fixed, how)
     with_zero = best.clamp(min=0) if how == "amax" else best.clamp(max=0)
     best = torch.where(groups.has_zeros, with_zero, best)
-    if not is_learning(values):
+    if not is_differentiable(values):
         return best
     is_best = (fixed == best[groups.group]).to(values.dtype)
     count = groups.sum(is_best) + torch.where(best == 0, groups.zeros, 0)
@@ -238,16 +238,16 @@ def amin(groups: Groups, values: torch.Tensor) -> Reduced:
 
 @reduction(torch.argmax, torch.Tensor.argmax, aten.argmax.default, takes="dim keepdim", dense=True)
 def argmax(groups: Groups, values: torch.Tensor) -> Reduced:
-    return _place(groups, values, "amax"), 0
+    return _extreme_position(groups, values, "amax"), 0
 
 
 @reduction(torch.argmin, torch.Tensor.argmin, aten.argmin.default, takes="dim keepdim", dense=True)
 def argmin(groups: Groups, values: torch.Tensor) -> Reduced:
-    return _place(groups, values, "amin"), 0
+    return _extreme_position(groups, values, "amin"), 0
 
 
-def _place(groups: Groups, values: torch.Tensor, how: str) -> torch.Tensor:
-    """The first place of the extreme of each group: an entry, or the first zero that is not stored."""
+def _extreme_position(groups: Groups, values: torch.Tensor, how: str) -> torch.Tensor:
+    """Return the first position of the extreme of each group: an entry, or the first implicit zero."""
     best = groups.reduce(values, how)
     of_each = best[groups.group]
     is_best = (values == of_each) | (values.isnan() & of_each.isnan())
@@ -262,34 +262,34 @@ def _place(groups: Groups, values: torch.Tensor, how: str) -> torch.Tensor:
 
 @implements(aten.max.dim)
 def max_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
-    return torch.return_types.max(_with_place(aten.max.dim, amax, argmax, self, dim, keepdim))
+    return torch.return_types.max(_with_position(aten.max.dim, amax, argmax, self, dim, keepdim))
 
 
 @implements(aten.min.dim)
 def min_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
-    return torch.return_types.min(_with_place(aten.min.dim, amin, argmin, self, dim, keepdim))
+    return torch.return_types.min(_with_position(aten.min.dim, amin, argmin, self, dim, keepdim))
 
 
-def _with_place(
-    operator: Any, extreme: Reduction, place: Reduction, self: SparseTensor, dim: int, keepdim: bool
+def _with_position(
+    operator: Any, extreme: Reduction, position: Reduction, self: SparseTensor, dim: int, keepdim: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The extremes along a dimension and their places, checked as a call of ``operator``, which has both."""
+    """Return extremes along a dimension and their positions, checked as a call of ``operator``."""
     if not self.numel():
-        result: tuple[torch.Tensor, torch.Tensor] = densely(operator, (self, dim, keepdim), {})
+        result: tuple[torch.Tensor, torch.Tensor] = run_densely(operator, (self, dim, keepdim), {})
         return result
 
-    def part(number: int, small: torch.Tensor, **options: Any) -> Any:
+    def select(number: int, small: torch.Tensor, **options: Any) -> Any:
         return operator(small, **options)[number]
 
     options = {"dim": dim, "keepdim": keepdim}
     with torch.no_grad():
-        values = extreme.run(functools.partial(part, 0), self, **options)
-        return values, place.run(functools.partial(part, 1), self, **options)
+        values = extreme.run(functools.partial(select, 0), self, **options)
+        return values, position.run(functools.partial(select, 1), self, **options)
 
 
 @direct(torch.max, torch.Tensor.max, takes="dim keepdim")
 def largest(input: SparseTensor, dim: int | None = None, **options: bool) -> Any:
-    """The largest element, or with its place along a dimension."""
+    """Return the largest element, or with its position along a dimension."""
     return amax(input, **options) if dim is None else max_along(input, dim, **options)
 
 
@@ -301,7 +301,7 @@ def smallest(input: SparseTensor, dim: int | None = None, **options: bool) -> An
 @implements(aten.aminmax.default)
 def aminmax(self: SparseTensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
     if not self.numel():
-        return densely(aten.aminmax.default, (self,), {"dim": dim, "keepdim": keepdim})
+        return run_densely(aten.aminmax.default, (self,), {"dim": dim, "keepdim": keepdim})
     dims = () if dim is None else dim
     with torch.no_grad():
         both = amin(self, dim=dims, keepdim=keepdim), amax(self, dim=dims, keepdim=keepdim)
@@ -318,19 +318,19 @@ def aminmax(self: SparseTensor, *, dim: int | None = None, keepdim: bool = False
     differentiable=True,
 )
 def vector_norm(groups: Groups, values: torch.Tensor, ord: float = 2) -> Reduced | None:
-    """The root of the sum of powers; its gradient is 0 where the norm is, as in torch."""
-    sizes = values.abs()
+    """Compute the root of the sum of powers; its gradient is 0 where the norm is, as in torch."""
+    magnitudes = values.abs()
     if ord == 0:
-        return groups.sum(torch.where(sizes != 0, 1, sizes)), 0.0
+        return groups.sum(torch.where(magnitudes != 0, 1, magnitudes)), 0.0
     if ord == 1 or groups.length == 1:
-        return groups.sum(sizes), 0.0
+        return groups.sum(magnitudes), 0.0
     if math.isinf(ord):
-        return _extreme(groups, sizes, "amax" if ord > 0 else "amin"), 0.0
+        return _extreme(groups, magnitudes, "amax" if ord > 0 else "amin"), 0.0
     if ord > 0:
-        return _power(groups.sum(sizes**ord if ord >= 1 else _power(sizes, ord)), 1 / ord), 0.0
-    if is_learning(values) and not groups.is_masked:
+        return _power(groups.sum(magnitudes**ord if ord >= 1 else _power(magnitudes, ord)), 1 / ord), 0.0
+    if is_differentiable(values) and not groups.is_masked:
         return None
-    norm = groups.sum(sizes**ord) ** (1 / ord)
+    norm = groups.sum(magnitudes**ord) ** (1 / ord)
     return norm.masked_fill(groups.has_zeros & ~norm.isnan(), 0), 0.0
 
 
@@ -338,7 +338,7 @@ def vector_norm(groups: Groups, values: torch.Tensor, ord: float = 2) -> Reduced
 def norm(
     input: SparseTensor, p: Any = "fro", dim: Dims = None, keepdim: bool = False, dtype: Any = None
 ) -> Any:
-    """The norm of a vector of all elements, which that of Frobenius is too, or along dimensions."""
+    """Compute the norm of all elements as a vector, as Frobenius' is too, or along dimensions."""
     is_fro = p in ("fro", None) and (dim is None or isinstance(dim, int) or len(dim) <= 2)
     if dtype is not None or not (is_fro or isinstance(p, (int, float))):
         return None
@@ -355,11 +355,11 @@ def norm(
 )
 def logsumexp(groups: Groups, values: torch.Tensor) -> Reduced:
     fixed = values.detach()
-    sizes = fixed.real if values.is_complex() else fixed
-    top = _extreme(groups, sizes, "amax")  # what exp() would overflow by
-    top = torch.where(top.isinf(), 0.0, top)
-    total = groups.sum(torch.exp(values - top[groups.group])) + groups.sum_of_zeros(torch.exp(-top))
-    return torch.log(total) + top, math.log(groups.length)
+    magnitudes = fixed.real if values.is_complex() else fixed
+    maxima = _extreme(groups, magnitudes, "amax")  # what exp() would overflow by
+    maxima = torch.where(maxima.isinf(), 0.0, maxima)
+    total = groups.sum(torch.exp(values - maxima[groups.group])) + groups.sum_of_zeros(torch.exp(-maxima))
+    return torch.log(total) + maxima, math.log(groups.length)
 
 
 # comparisons -----------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
 
 @implements(aten.trace)
 def trace(self: SparseTensor) -> Any:
-    like = on_small(aten.trace.default, self)
+    like = run_on_sample(aten.trace.default, self)
     entries = entries_of(self)
     rows, columns = coordinates_of(entries.keys, entries.shape)
     return entries.values[rows == columns].sum(dtype=like.dtype)

@@ -1,4 +1,4 @@
-"""What all reductions have in common: how they are checked, run and registered.
+"""What all reductions share: how they are checked, run and registered.
 
 A reduction is a body: what becomes of the values of each group of entries (``groups.py``, ``reduce.py``).
 """
@@ -15,7 +15,7 @@ import torch
 
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_plain_inference
-from scorch._src.ops.fallback import densely
+from scorch._src.ops.fallback import run_densely
 from scorch._src.ops.reduction.direct import bind, direct
 from scorch._src.ops.reduction.groups import Dims, groups_of
 from scorch._src.statements.call_cache import keep_as
@@ -26,7 +26,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
 LETTERS = "abcdefghijklmnop"
-FEW_DIMS = 10  # of which a tensor with two places in each is still small
+MAX_SAMPLE_DIMS = 10  # of size 2, so that a sample stays small
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 
 Function = Callable[..., Any]
@@ -35,34 +35,36 @@ Body = Callable[..., Reduced | None]
 OfSum = Callable[[torch.Tensor, int], torch.Tensor]
 
 
-def on_small(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any:
-    """What torch makes of a small tensor of the same rank and dtype: the dtype of the result, or its error.
+def run_on_sample(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+    """Run torch's function on a small tensor of the same rank and dtype, for its dtype or its error.
 
-    (A shell of the same shape would do, but torch imports its compilers to look at one.)
+    (A meta tensor of the same shape would do, but torch imports its compilers for one.)
     """
     pattern, dtype = tensor.storage.pattern, tensor.storage.values.dtype
     rank = len(pattern.shape)
-    small = torch.zeros([2 if dim < FEW_DIMS else 1 for dim in range(rank)], dtype=dtype, device=HOST)
-    if rank <= FEW_DIMS:
-        return func(small, *args, **kwargs)
+    sample = torch.zeros([2 if dim < MAX_SAMPLE_DIMS else 1 for dim in range(rank)], dtype=dtype, device=HOST)
+    if rank <= MAX_SAMPLE_DIMS:
+        return func(sample, *args, **kwargs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the spread of one number
-        return func(small, *args, **kwargs)
+        return func(sample, *args, **kwargs)
 
 
-def in_computing_dtype(values: torch.Tensor, dtype: torch.dtype, asked: torch.dtype | None) -> torch.Tensor:
-    """Values in the dtype that a result of ``dtype`` is computed in; torch converts to ``asked`` before."""
-    if asked is not None and not asked.is_floating_point and not asked.is_complex:
-        values = values.to(asked)
-    computed = values.dtype if dtype == torch.bool else torch.promote_types(values.dtype, dtype)
-    return values.to(_WIDE.get(computed, computed))
+def to_computing_dtype(
+    values: torch.Tensor, dtype: torch.dtype, requested: torch.dtype | None
+) -> torch.Tensor:
+    """Convert values to the dtype that a result of ``dtype`` is computed in, by way of ``requested``."""
+    if requested is not None and not requested.is_floating_point and not requested.is_complex:
+        values = values.to(requested)
+    computing_dtype = values.dtype if dtype == torch.bool else torch.promote_types(values.dtype, dtype)
+    return values.to(_WIDE.get(computing_dtype, computing_dtype))
 
 
 class Reduction:
-    """A reduction of tensors, made of its ``body``: what becomes of the values of each group of entries.
+    """A reduction of tensors by its ``body``, a function of the values of each group of entries.
 
-    ``dense``: the result always is. ``of_sum``: what it is of the sum and the number of elements, where that
-    is had from a kernel.
+    ``dense``: the result always is. ``of_sum``: computes it from the sum and the number of elements, where a
+    kernel has the sum.
     """
 
     def __init__(self, body: Body, function: Function, dense: bool, of_sum: OfSum | None) -> None:
@@ -72,14 +74,14 @@ class Reduction:
         self.of_sum = of_sum
 
     def __call__(self, input: SparseTensor, **options: Any) -> Any:
-        """The reduction of a tensor with elements; None where it has no answer."""
+        """Reduce a tensor with elements; None where that is not supported."""
         return self.run(self.function, input, **options)
 
     def run(self, function: Function, input: SparseTensor, **options: Any) -> Any:
-        """As a call, checked as one of ``function``."""
+        """Reduce, with arguments checked as those of ``function``."""
         if isinstance(options.get("dim"), bool):  # var(unbiased)
             options["unbiased"] = options.pop("dim")
-        like = on_small(function, input, **options)
+        like = run_on_sample(function, input, **options)
         dim, dtype = options.pop("dim", None), options.pop("dtype", None)
         keepdim = options.pop("keepdim", False)
         if dim in ((), []) and like.numel() > 1:  # any(dim=()) reduces nothing
@@ -88,7 +90,7 @@ class Reduction:
         if self.of_sum is not None and total is not None:
             return self.of_sum(total, input.numel() // max(total.numel(), 1))
         groups = groups_of(input, dim)
-        values = in_computing_dtype(groups.values(input), like.dtype, dtype)
+        values = to_computing_dtype(groups.values(input), like.dtype, dtype)
         reduced = self.body(groups, values, **options)
         if reduced is None:
             return None
@@ -106,27 +108,27 @@ def reduction(
     """Register a reduction, by its body, for functions of torch and operators of ATen."""
 
     def register(body: Body) -> Reduction:
-        made = Reduction(body, functions[0], dense, of_sum)
+        instance = Reduction(body, functions[0], dense, of_sum)
         for function in functions:
-            run = functools.partial(made.run, function)
+            run = functools.partial(instance.run, function)
             if hasattr(function, "overloadpacket"):
                 implements(function)(as_operator(function, run, takes))
             else:
                 direct(function, takes=takes, differentiable=differentiable)(run)
-        return made
+        return instance
 
     return register
 
 
 def as_operator(operator: Any, run: Function, takes: str) -> Function:
-    """What an operator of ATen does with a sparse tensor; without elements a dense copy costs nothing."""
+    """Return the handler of an operator of ATen; without elements a dense copy costs nothing."""
     names = tuple(takes.split())
 
     def handler(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
         bound = bind(names, args, kwargs) if self.numel() else None
         with torch.no_grad():  # torch connects the result
             result = None if bound is None else run(self, **bound)
-            return densely(operator, (self, *args), kwargs) if result is None else result
+            return run_densely(operator, (self, *args), kwargs) if result is None else result
 
     return handler
 
@@ -134,40 +136,40 @@ def as_operator(operator: Any, run: Function, takes: str) -> Function:
 def sum_by_kernel(
     self: SparseTensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None
 ) -> torch.Tensor | None:
-    """The sum by a generated kernel, where the result is dense; None where it is not or dims are wrong."""
+    """Sum by a generated kernel, where the result is dense; None where it is not or dims are wrong."""
     pattern, values = self.storage.pattern, self.storage.values
     if values.dtype not in (torch.float32, torch.float64) or dtype not in (None, values.dtype):
         return None
     dims = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    known = _sum_statement(len(pattern.shape), dims)
-    if known is None:
+    parsed = _sum_statement(len(pattern.shape), dims)
+    if parsed is None:
         return None
-    statement, kept = known
-    if not kept:
+    statement, kept_dims = parsed
+    if not kept_dims:
         total = values_of(self).sum()
-    elif len(kept) > 1 and _is_sparse(self, math.prod(pattern.shape[d] for d in kept)):
+    elif len(kept_dims) > 1 and _is_sparse(self, math.prod(pattern.shape[d] for d in kept_dims)):
         return None
     else:
         total = evaluate(statement, A=self, format="dense")
-        if len(kept) == 1 and is_plain_inference(self):  # of more, entries decide whether it is dense
-            named = dim if isinstance(dim, int) else dims
-            keep_as((("sum", named), None), (statement, "dense", "A"), (self,))
+        if len(kept_dims) == 1 and is_plain_inference(self):  # of more, entries decide whether it is dense
+            dims_key = dim if isinstance(dim, int) else dims
+            keep_as((("sum", dims_key), None), (statement, "dense", "A"), (self,))
     if not keepdim:
         return total
-    return total.reshape([size if d in kept else 1 for d, size in enumerate(pattern.shape)])
+    return total.reshape([size if d in kept_dims else 1 for d, size in enumerate(pattern.shape)])
 
 
 def _is_sparse(self: SparseTensor, size: int) -> bool:
-    """Whether a result with ``size`` elements, made of the entries of a tensor, is stored sparse."""
+    """Whether a result with ``size`` elements, reduced from the entries of a tensor, is stored sparse."""
     stored = int(torch.count_nonzero(self.storage.values)) if self.format.is_blocked else self.nnz
     return size > 2 * stored
 
 
 @functools.lru_cache(maxsize=256)
 def _sum_statement(rank: int, dims: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
-    """``C[a] = A[a,b]``, the sum over ``dims`` (all if empty), and those left; None where some are wrong."""
+    """Return ``C[a] = A[a,b]``, the sum over ``dims`` (all if empty), and those left; None for wrong dims."""
     reduced = {d % rank for d in dims if -rank <= d < rank} if dims else set(range(rank))
     if len(reduced) != (len(dims) or rank) or rank > len(LETTERS):
         return None
-    kept = tuple(d for d in range(rank) if d not in reduced)
-    return f"C[{','.join(LETTERS[d] for d in kept)}] = A[{','.join(LETTERS[:rank])}]", kept
+    kept_dims = tuple(d for d in range(rank) if d not in reduced)
+    return f"C[{','.join(LETTERS[d] for d in kept_dims)}] = A[{','.join(LETTERS[:rank])}]", kept_dims

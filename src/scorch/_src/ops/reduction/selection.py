@@ -1,6 +1,6 @@
 """Gradients of functions that select elements along a dimension: ``max``, ``median``, ``topk``, ``sort`` ...
 
-Each goes to the element whose index is given, so the values are gathered at the indices again.
+Each goes to the element whose index is returned, so the values are gathered at the indices again.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from scorch._src.tensor.registry import implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Function = Callable[..., Any]
-COUNTING = ("kthvalue", "topk")  # how many of a line: torch's own function, which they call, compares with it
-_OF_ALL = {"max": amax, "min": amin}
+COUNTING = ("kthvalue", "topk")  # their k is checked by torch's own function
+_GLOBAL = {"max": amax, "min": amin}
 
 
-def _selected(function: Function) -> Function:
-    """``function`` with gradients; what it has no answer for goes by torch's formula."""
+def _make_handler(function: Function) -> Function:
+    """Return ``function`` with gradients; unsupported calls take torch's formula."""
 
     def handler(input: Any, *args: Any, **kwargs: Any) -> Any:
         is_served = isinstance(input, SparseTensor) and input.dim() and input.numel()
@@ -37,16 +37,16 @@ def _selected(function: Function) -> Function:
 
 
 def _select(function: Function, input: SparseTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The values at the indices that ``function`` gives; None where it gives none."""
+    """Gather the values at the indices of ``function``; None where it has none."""
     name = function.__name__
     if not args and "dim" not in kwargs:
-        return _OF_ALL[name](input) if name in _OF_ALL else None
+        return _GLOBAL[name](input) if name in _GLOBAL else None
     if args and isinstance(args[0], torch.Tensor):
         return None
     with torch.no_grad():
         chosen = function(input.detach(), *args, **kwargs)  # without tangents of forward mode either
-    place = 1 if name in COUNTING else 0
-    dim = kwargs.get("dim", args[place] if len(args) > place else -1)
+    dim_position = 1 if name in COUNTING else 0
+    dim = kwargs.get("dim", args[dim_position] if len(args) > dim_position else -1)
     indices = chosen.indices
     if not isinstance(dim, int) or isinstance(dim, bool) or isinstance(indices, SparseTensor):
         return None
@@ -59,4 +59,4 @@ def _select(function: Function, input: SparseTensor, args: tuple[Any, ...], kwar
 
 for _name in ("max", "min", "median", "nanmedian", "kthvalue", "topk", "sort", "mode"):
     for _function in (getattr(torch, _name), getattr(torch.Tensor, _name)):
-        implements_differentiable(_function)(_selected(_function))
+        implements_differentiable(_function)(_make_handler(_function))

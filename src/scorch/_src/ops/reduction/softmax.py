@@ -21,7 +21,7 @@ from scorch._src.engine.executable import Prepared
 from scorch._src.engine.execute import Task, copy_step, prepared_step, run_stored
 from scorch._src.grad_state import is_transformed
 from scorch._src.notation.nodes import Access, Expr, Op
-from scorch._src.ops.fallback import densely
+from scorch._src.ops.fallback import run_densely
 from scorch._src.ops.reduction.direct import direct
 from scorch._src.ops.reduction.groups import groups_of_pattern, reduced_dims
 from scorch._src.storage.storage import Pattern, Storage
@@ -32,15 +32,15 @@ from scorch.errors import OperandError, ShapeError
 from scorch.settings import current
 
 aten = torch.ops.aten
-MOST_CALLS = 1024
+MAX_CACHED_CALLS = 1024
 Kernels = list[tuple[str, Prepared]]
-_known: BoundedCache[Hashable, Kernels] = BoundedCache(
-    MOST_CALLS, "softmax"
-)  # the kernels of calls made before
+_cached_kernels: BoundedCache[Hashable, Kernels] = BoundedCache(
+    MAX_CACHED_CALLS, "softmax"
+)  # of earlier calls
 
 
 def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: str) -> SparseTensor:
-    """``exp(A)`` on the pattern of A divided by its sums along ``dim``, or the logarithm of that."""
+    """Divide ``exp(A)`` on the pattern of A by its sums along ``dim``, or take the logarithm of that."""
     storage = A.storage
     shape = storage.pattern.shape
     if not -len(shape) <= dim < len(shape):
@@ -50,20 +50,25 @@ def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: st
     if half_to_float:
         storage = Storage(storage.pattern, storage.values.float())
     key = (name, dim % len(shape), storage.key, current().without)
-    known = None if current().debug else _known.get(key)
-    if known is not None:
-        made: dict[str, Storage | torch.Tensor] = {"A": storage}
-        for target, prepared in known:
-            made[target] = prepared([made[source] for source, _ in prepared.sources])
-        return SparseTensor(_stored(made["R"]))
+    kernels = None if current().debug else _cached_kernels.get(key)
+    if kernels is not None:
+        tensors_by_name: dict[str, Storage | torch.Tensor] = {"A": storage}
+        for target, prepared in kernels:
+            tensors_by_name[target] = prepared([tensors_by_name[source] for source, _ in prepared.sources])
+        return SparseTensor(_as_storage(tensors_by_name["R"]))
     indices = copy_step(len(shape)).target.indices
-    summed = (indices[dim],)
+    summed_indices = (indices[dim],)
     sizes = dict(zip(indices, shape, strict=True))
-    kept = tuple(index for index in indices if index not in summed)
-    a, m, e, s = Access("A", indices), Access("m", kept), Access("E", indices), Access("s", kept)
+    kept_indices = tuple(index for index in indices if index not in summed_indices)
+    a, m, e, s = (
+        Access("A", indices),
+        Access("m", kept_indices),
+        Access("E", indices),
+        Access("s", kept_indices),
+    )
 
-    def on_pattern(of: Access, value: Expr) -> Expr:
-        return Op("mul", (Op("present", (of,)), value))
+    def on_pattern(access: Access, value: Expr) -> Expr:
+        return Op("mul", (Op("present", (access,)), value))
 
     tensors: dict[str, Storage | torch.Tensor] = {"A": storage}
     shifted = Op("sub", (a, m))
@@ -71,73 +76,75 @@ def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: st
     if name == "log_softmax":
         last = on_pattern(a, Op("sub", (shifted, Op("log", (s,)))))
     steps = (
-        Step(m, a, "max", summed),
+        Step(m, a, "max", summed_indices),
         Step(e, on_pattern(a, Op("exp", (shifted,))), "sum", ()),
-        Step(s, e, "sum", summed),
+        Step(s, e, "sum", summed_indices),
         Step(Access("R", indices), last, "sum", ()),
     )
     for step in steps:
         tensors[step.target.tensor] = run_stored(Task(step, tensors, sizes))
-    _keep(key, steps, tensors, sizes)
-    return SparseTensor(_stored(tensors["R"]))
+    _cache_kernels(key, steps, tensors, sizes)
+    return SparseTensor(_as_storage(tensors["R"]))
 
 
-def _stored(found: Storage | torch.Tensor) -> Storage:
-    assert isinstance(found, Storage)
-    return found
+def _as_storage(tensor: Storage | torch.Tensor) -> Storage:
+    assert isinstance(tensor, Storage)
+    return tensor
 
 
-def _keep(
+def _cache_kernels(
     key: Hashable,
     steps: Sequence[Step],
     tensors: Mapping[str, Storage | torch.Tensor],
     sizes: Mapping[str, int],
 ) -> None:
-    """Remember the kernels of a call, unless some depend on how many rows are stored."""
+    """Cache the kernels of a call, unless some depend on how many rows are stored."""
     if isinstance(tensors["m"], Storage) or current().debug:
         return
-    _known[key] = [
+    _cached_kernels[key] = [
         (step.target.tensor, prepared_step(Task(step, tensors, sizes).narrowed())) for step in steps
     ]
 
 
-# of all elements -------------------------------------------------------------------------------------
+# over all elements, dense ----------------------------------------------------------------------------
 
 
-def _on_dense_copy(function: Any) -> Any:
+def _make_dense_handler(function: Any) -> Any:
     def run(input: SparseTensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Any:
-        return None if dim is None else densely(function, (input, dim), {"dtype": dtype})
+        return None if dim is None else run_densely(function, (input, dim), {"dtype": dtype})
 
     return run
 
 
 for _function in (torch.softmax, torch.Tensor.softmax, torch.log_softmax, torch.Tensor.log_softmax):
-    direct(_function, takes="dim dtype")(_on_dense_copy(_function))
+    direct(_function, takes="dim dtype")(_make_dense_handler(_function))
 
 
 # gradients -------------------------------------------------------------------------------------------
 
 
-def _differentiable(
+def _differentiable_softmax(
     input: SparseTensor, dim: int, *, dtype: torch.dtype | None = None, name: str
 ) -> SparseTensor:
-    """As ``_softmax``, connected to its input."""
+    """Compute ``_softmax``, connected to its input."""
     pattern, values = input.storage.pattern, values_of(input)
     if dtype is not None:
         values = values.to(dtype)
     if is_transformed():
-        return sparse_of(pattern, _composed(values, pattern, dim, name == "log_softmax"))
-    found = _softmax(SparseTensor(Storage(pattern, values.detach())), dim, name=name)
-    return connected_softmax(values, found, dim, name)
+        return sparse_of(pattern, _softmax_composed(values, pattern, dim, name == "log_softmax"))
+    result = _softmax(SparseTensor(Storage(pattern, values.detach())), dim, name=name)
+    return connect_softmax(values, result, dim, name)
 
 
 for _name in ("softmax", "log_softmax"):
     implements(getattr(aten, f"_sparse_{_name}"))(functools.partial(_softmax, name=_name))
-    implements_differentiable(getattr(torch.sparse, _name))(functools.partial(_differentiable, name=_name))
+    implements_differentiable(getattr(torch.sparse, _name))(
+        functools.partial(_differentiable_softmax, name=_name)
+    )
 
 
-def _composed(values: torch.Tensor, pattern: Pattern, dim: int, is_log: bool) -> torch.Tensor:
-    """The values of a softmax over stored entries, composed of functions that ``torch.func`` knows."""
+def _softmax_composed(values: torch.Tensor, pattern: Pattern, dim: int, is_log: bool) -> torch.Tensor:
+    """Compute the values of a softmax in functions that ``torch.func`` transforms."""
     groups = groups_of_pattern(pattern, reduced_dims(len(pattern.shape), dim))
     listed = values if groups.numbers is None else values[groups.numbers]
     shifted = listed - groups.reduce(listed.detach(), "amax")[groups.group]
@@ -148,46 +155,46 @@ def _composed(values: torch.Tensor, pattern: Pattern, dim: int, is_log: bool) ->
     return result.new_zeros(pattern.size).index_put((groups.numbers,), result)
 
 
-def connected_softmax(values: torch.Tensor, found: SparseTensor, dim: int, name: str) -> SparseTensor:
-    """``found``, the softmax of ``values`` on its own pattern, connected to them."""
-    stored = found.storage
+def connect_softmax(values: torch.Tensor, result: SparseTensor, dim: int, name: str) -> SparseTensor:
+    """Connect ``result``, the softmax of ``values`` on its own pattern, to them."""
+    stored = result.storage
     return sparse_of(stored.pattern, apply(_Softmax, values, stored, dim, name == "log_softmax"))
 
 
 class _Softmax(torch.autograd.Function):
-    """The values of a softmax as a function of those of its input, which are all on one pattern."""
+    """The values of a softmax as a differentiable function of those of its input, on one pattern."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, found: Storage, dim: int, is_log: bool) -> torch.Tensor:
-        result = found.values.detach()
+    def forward(ctx: Any, values: torch.Tensor, storage: Storage, dim: int, is_log: bool) -> torch.Tensor:
+        result = storage.values.detach()
         ctx.save_for_backward(result)
-        ctx.pattern, ctx.dim, ctx.is_log = found.pattern, dim, is_log
+        ctx.pattern, ctx.dim, ctx.is_log = storage.pattern, dim, is_log
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        (found,) = ctx.saved_tensors
-        shares = found.exp() if ctx.is_log else found
-        weighted = gradient if ctx.is_log else gradient * found
+        (result,) = ctx.saved_tensors
+        shares = result.exp() if ctx.is_log else result
+        weighted = gradient if ctx.is_log else gradient * result
         means = apply(_Totals, weighted, ctx.pattern, ctx.dim)
         return weighted - shares * means, None, None, None
 
 
 class _Totals(torch.autograd.Function):
-    """For every entry the sum of all entries along ``dim``; which is its own adjoint."""
+    """The sum of all entries along ``dim``, at every entry; it is its own adjoint."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, pattern: Pattern, dim: int) -> torch.Tensor:
         ctx.pattern, ctx.dim = pattern, dim
         indices = copy_step(len(pattern.shape)).target.indices
         summed = (indices[dim],)
-        kept = tuple(index for index in indices if index not in summed)
+        kept_indices = tuple(index for index in indices if index not in summed)
         sizes = dict(zip(indices, pattern.shape, strict=True))
-        a, s = Access("A", indices), Access("s", kept)
+        a, s = Access("A", indices), Access("s", kept_indices)
         tensors: dict[str, Storage | torch.Tensor] = {"A": Storage(pattern, values.detach().contiguous())}
         tensors["s"] = run_stored(Task(Step(s, a, "sum", summed), tensors, sizes))
-        spread = Step(Access("R", indices), Op("mul", (Op("present", (a,)), s)), "sum", ())
-        return _stored(run_stored(Task(spread, tensors, sizes))).values
+        broadcast = Step(Access("R", indices), Op("mul", (Op("present", (a,)), s)), "sum", ())
+        return _as_storage(run_stored(Task(broadcast, tensors, sizes))).values
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:

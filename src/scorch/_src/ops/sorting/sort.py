@@ -1,8 +1,8 @@
-"""Sorting and what goes by rank: ``sort topk kthvalue median mode quantile`` and their like.
+"""Sorting and selection by rank: ``sort topk kthvalue median mode quantile`` and so on.
 
-All of them take elements by their rank in lines along a dimension (``ops.sorting.sorted_segments``), so time
-and memory follow the entries. Values are sparse, since most elements of most lines are zeros. Places are
-dense: a line without entries has places too.
+All of them take elements by their rank in segments along a dimension (``ops.sorting.sorted_segments``), so
+time and memory follow the entries. Values are sparse, since most elements of most segments are zeros. Indices
+are dense: a segment without entries has indices too.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.ops.fallback import densely, stored, write_out
-from scorch._src.ops.sorting.sorted_segments import Lines
+from scorch._src.ops.fallback import run_densely, store_like, write_out
+from scorch._src.ops.sorting.sorted_segments import SortedSegments
 from scorch._src.storage.budget import check_budget, is_within_budget
 from scorch._src.tensor.autograd import by_formula
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
-EXACT = 1 << 24  # whole numbers that float32 has; torch takes no quantile of longer lines
-NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # torch takes these names too
+MAX_FLOAT32_INTEGER = 1 << 24  # torch takes no quantile of longer segments
+NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes these names too
 
 
 def _is_empty(self: SparseTensor) -> bool:
@@ -32,7 +32,7 @@ def _is_empty(self: SparseTensor) -> bool:
 def _check(func: Any, self: SparseTensor, args: tuple[Any, ...], small: tuple[Any, ...] | None = None) -> Any:
     """Raise what torch raises for such arguments; ``small`` are those for a tensor of one element.
 
-    Shells know of shapes, but only tensors with memory refuse dtypes.
+    Meta tensors check shapes, but only tensors with memory refuse dtypes.
     """
     dtype = self.storage.values.dtype
     func(torch.zeros((1,) * self.dim(), dtype=dtype, device=HOST), *(args if small is None else small))
@@ -44,144 +44,144 @@ def _check(func: Any, self: SparseTensor, args: tuple[Any, ...], small: tuple[An
 
 @implements(aten.sort.default)
 def sort(self: SparseTensor, dim: int = -1, descending: bool = False) -> Any:
-    """Sorted values, and the places that they had."""
+    """Return sorted values, and the indices that they had."""
     if _is_empty(self):
-        return stored(densely(aten.sort.default, (self, dim, descending), {}), self)
+        return store_like(run_densely(aten.sort.default, (self, dim, descending), {}), self)
     _check(aten.sort.default, self, (dim, descending))
     size = self.shape[dim]
-    cure = "the values alone are torch.msort(S), for rows torch.msort(S.T).T, and S.topk(k) has the first k"
-    _check_places(self, dim, size, f"the places of all elements in sort of {tuple(self.shape)}", cure)
-    lines = Lines(self, dim, descending)
-    return lines.first_values(size), lines.first_places(size)
+    hint = "the values alone are torch.msort(S), for rows torch.msort(S.T).T, and S.topk(k) has the first k"
+    _check_index_memory(self, dim, size, f"the places of all elements in sort of {tuple(self.shape)}", hint)
+    segments = SortedSegments(self, dim, descending)
+    return segments.first_values(size), segments.first_positions(size)
 
 
 @implements(aten.sort.stable)
 def sort_stable(
     self: SparseTensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Any:
-    return sort(self, dim, descending)  # which is stable
+    return sort(self, dim, descending)  # stable anyway
 
 
 @implements(torch.msort, torch.Tensor.msort)
 def msort(input: Any, *, out: Any = None) -> Any:
-    """The values sorted along the first dimension, without their places."""
+    """Sort the values along the first dimension, without indices."""
     if not isinstance(input, SparseTensor) or _is_empty(input):
-        found = stored(densely(torch.msort, (input,), {}), input)
+        result = store_like(run_densely(torch.msort, (input,), {}), input)
     else:
         _check(aten.msort.default, input, ())
-        found = Lines(input, 0).first_values(input.shape[0])
-    return found if out is None else write_out(out, found, "msort")
+        result = SortedSegments(input, 0).first_values(input.shape[0])
+    return result if out is None else write_out(out, result, "msort")
 
 
 @implements(aten.topk.default)
 def topk(self: SparseTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """The ``k`` largest or smallest elements of each line, and their places."""
+    """Return the ``k`` largest or smallest elements of each segment, and their indices."""
     if _is_empty(self):
-        return stored(densely(aten.topk.default, (self, k, dim, largest, sorted), {}), self)
+        return store_like(run_densely(aten.topk.default, (self, k, dim, largest, sorted), {}), self)
     _check(aten.topk.default, self, (k, dim, largest, sorted), (min(k, 1), dim, largest, sorted))
     what = f"the places of the first {k} elements in topk of {tuple(self.shape)}"
-    _check_places(self, dim, k, what, "take a smaller k, or fewer lines")
-    lines = Lines(self, dim, descending=largest)
-    return lines.first_values(k), lines.first_places(k)
+    _check_index_memory(self, dim, k, what, "take a smaller k, or fewer lines")
+    segments = SortedSegments(self, dim, descending=largest)
+    return segments.first_values(k), segments.first_positions(k)
 
 
-def _check_places(self: SparseTensor, dim: int, k: int, what: str, cure: str) -> None:
+def _check_index_memory(self: SparseTensor, dim: int, k: int, what: str, hint: str) -> None:
     count = self.numel() // self.shape[dim] * k
     is_last = dim % self.dim() == self.dim() - 1
-    check_budget(8 * count * (1 if is_last else 2), what, cure)
+    check_budget(8 * count * (1 if is_last else 2), what, hint)
 
 
-# one element of each line ----------------------------------------------------------------------------
+# one element of each segment -------------------------------------------------------------------------
 
 
 @implements(aten.kthvalue.default)
 def kthvalue(self: SparseTensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    """The ``k``-th smallest element of each line, counted from 1, and its place."""
+    """Return the ``k``-th smallest element of each segment, counted from 1, and its index."""
     if _is_empty(self):
-        return stored(densely(aten.kthvalue.default, (self, k, dim, keepdim), {}), self)
+        return store_like(run_densely(aten.kthvalue.default, (self, k, dim, keepdim), {}), self)
     _check(aten.kthvalue.default, self, (k, dim, keepdim), (1, dim, keepdim))
-    lines = Lines(self, dim)
-    return lines.reduced(torch.full_like(lines.stored, k - 1), keepdim, k - 1)
+    segments = SortedSegments(self, dim)
+    return segments.select_rank(torch.full_like(segments.stored, k - 1), keepdim, k - 1)
 
 
 @implements(aten.median.default)
 def median(self: SparseTensor) -> Any:
-    return _middle(aten.median.default, self, None, ())
+    return _median(aten.median.default, self, None, ())
 
 
 @implements(aten.median.dim)
 def median_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
-    return _middle(aten.median.dim, self, dim, (dim, keepdim))
+    return _median(aten.median.dim, self, dim, (dim, keepdim))
 
 
 @implements(aten.nanmedian.default)
 def nanmedian(self: SparseTensor) -> Any:
-    return _middle(aten.nanmedian.default, self, None, ())
+    return _median(aten.nanmedian.default, self, None, ())
 
 
 @implements(aten.nanmedian.dim)
 def nanmedian_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
-    return _middle(aten.nanmedian.dim, self, dim, (dim, keepdim))
+    return _median(aten.nanmedian.dim, self, dim, (dim, keepdim))
 
 
-def _middle(func: Any, self: SparseTensor, dim: int | None, args: tuple[Any, ...]) -> Any:
-    """The lower one of two in the middle; ``nanmedian`` has NaN only if all elements are."""
+def _median(func: Any, self: SparseTensor, dim: int | None, args: tuple[Any, ...]) -> Any:
+    """Return the lower of two in the middle; ``nanmedian`` has NaN only if all elements are."""
     if _is_empty(self):
-        return stored(densely(func, (self, *args), {}), self)
+        return store_like(run_densely(func, (self, *args), {}), self)
     _check(func, self, args)
-    lines = Lines(self, dim)
-    nans = lines.number(lines.values.isnan())
-    middle = (lines.size - 1) // 2
+    segments = SortedSegments(self, dim)
+    nans = segments.count_in_segments(segments.values.isnan())
+    middle = (segments.size - 1) // 2
     if func.overloadpacket is aten.nanmedian:
-        rank = (lines.size - nans - 1).clamp(min=0) // 2
+        rank = (segments.size - nans - 1).clamp(min=0) // 2
     else:
-        rank = torch.where(nans > 0, lines.size - 1, middle)
-    found = lines.reduced(rank, bool(args and args[1]), middle)
-    return found[0] if dim is None else found
+        rank = torch.where(nans > 0, segments.size - 1, middle)
+    result = segments.select_rank(rank, bool(args and args[1]), middle)
+    return result[0] if dim is None else result
 
 
 @implements(aten.mode.default)
 def mode(self: SparseTensor, dim: int = -1, keepdim: bool = False) -> Any:
-    """What is most often in each line, of several the smallest, and the last place where it is.
+    """Return the most frequent element of each segment, of several the smallest, and its last index.
 
-    In a line with a NaN torch's answer follows the order of its elements, which a dense copy has.
+    In a segment with a NaN torch's answer follows the order of its elements, which a dense copy has.
     """
     values = self.storage.values
     has_order = bool(values.isnan().any()) and is_within_budget(self.numel() * values.element_size())
     if _is_empty(self) or has_order:
-        return stored(densely(aten.mode.default, (self, dim, keepdim), {}), self)
+        return store_like(run_densely(aten.mode.default, (self, dim, keepdim), {}), self)
     _check(aten.mode.default, self, (dim, keepdim))
-    lines = Lines(self, dim)
-    begins = torch.ones_like(lines.line, dtype=torch.bool)  # of a run of equal entries
-    is_same = (lines.line[1:] == lines.line[:-1]) & (lines.values[1:] == lines.values[:-1])
+    segments = SortedSegments(self, dim)
+    begins = torch.ones_like(segments.segment, dtype=torch.bool)  # of a run of equal entries
+    is_same = (segments.segment[1:] == segments.segment[:-1]) & (segments.values[1:] == segments.values[:-1])
     begins[1:] = ~is_same
     start = torch.nonzero(begins)[:, 0]
-    length = torch.diff(start, append=torch.tensor([lines.line.numel()], device=start.device))
-    line = lines.line[start]
-    longest = torch.zeros_like(lines.stored).scatter_reduce_(0, line, length, "amax")
-    is_longest = length == longest[line]
-    entry = torch.full_like(lines.stored, lines.line.numel())
-    entry.scatter_reduce_(0, line[is_longest], start[is_longest], "amin")
-    rank = lines.rank_of(entry, torch.arange(entry.numel(), device=entry.device))
-    is_zero = (lines.zeros > longest) | ((lines.zeros == longest) & (rank >= lines.front))
-    last = torch.where(is_zero, lines.front + lines.zeros - 1, rank + longest - 1)
-    return lines.reduced(last, keepdim, lines.size - 1)
+    length = torch.diff(start, append=torch.tensor([segments.segment.numel()], device=start.device))
+    segment = segments.segment[start]
+    longest = torch.zeros_like(segments.stored).scatter_reduce_(0, segment, length, "amax")
+    is_longest = length == longest[segment]
+    entry = torch.full_like(segments.stored, segments.segment.numel())
+    entry.scatter_reduce_(0, segment[is_longest], start[is_longest], "amin")
+    rank = segments.rank_of(entry, torch.arange(entry.numel(), device=entry.device))
+    is_zero = (segments.zeros > longest) | ((segments.zeros == longest) & (rank >= segments.front))
+    last = torch.where(is_zero, segments.front + segments.zeros - 1, rank + longest - 1)
+    return segments.select_rank(last, keepdim, segments.size - 1)
 
 
 # quantiles -------------------------------------------------------------------------------------------
 
 
-def _of_one(func: Any, input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
-    """The learned quantile: one of several, since torch would squeeze a single one in place."""
+def _differentiable_quantile(func: Any, input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
+    """Differentiate a single quantile as one of several, since torch would squeeze it in place."""
     is_several = isinstance(q, torch.Tensor) and q.dim() > 0
     if is_several or kwargs.get("out") is not None or not isinstance(input, SparseTensor):
         return by_formula(func, (input, q, *args), kwargs)
-    several = torch.as_tensor(q, dtype=input.dtype, device=input.storage.device).reshape(1)
-    return by_formula(func, (input, several, *args), kwargs)[0]
+    quantiles = torch.as_tensor(q, dtype=input.dtype, device=input.storage.device).reshape(1)
+    return by_formula(func, (input, quantiles, *args), kwargs)[0]
 
 
 for _func in (torch.quantile, torch.Tensor.quantile, torch.nanquantile, torch.Tensor.nanquantile):
-    implements_differentiable(_func)(functools.partial(_of_one, _func))
+    implements_differentiable(_func)(functools.partial(_differentiable_quantile, _func))
 
 
 @implements(torch.quantile, torch.Tensor.quantile)
@@ -195,23 +195,23 @@ def nanquantile(input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _quantile(func: Any, input: Any, q: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    named = {NUMPY.get(name, name): value for name, value in kwargs.items()}
-    named.update(zip(("dim", "keepdim"), args, strict=False))
-    out = named.pop("out", None)
+    options = {NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
+    options.update(zip(("dim", "keepdim"), args, strict=False))
+    out = options.pop("out", None)
     q = q.to_dense() if isinstance(q, SparseTensor) else q
     if not isinstance(input, SparseTensor) or _is_empty(input):
-        found = densely(func, (input, q), named)
-        found = stored(found, input) if isinstance(input, SparseTensor) else found
+        result = run_densely(func, (input, q), options)
+        result = store_like(result, input) if isinstance(input, SparseTensor) else result
     else:
         func(
-            torch.zeros((1,) * input.dim(), dtype=input.dtype, device=input.storage.device), q, **named
-        )  # says what is wrong
-        found = _quantile_of(func is torch.nanquantile, input, q, **named)
-    return found if out is None else write_out(out, found, func.__name__)
+            torch.zeros((1,) * input.dim(), dtype=input.dtype, device=input.storage.device), q, **options
+        )  # raises torch's error
+        result = _compute_quantiles(func is torch.nanquantile, input, q, **options)
+    return result if out is None else write_out(out, result, func.__name__)
 
 
 @functools.cache
-def _ranks_are_double() -> bool:
+def _has_double_ranks() -> bool:
     """Whether this torch computes ranks of float32 in float64, as from 2.15 on."""
     steps = torch.zeros(100_000, device=HOST)
     steps[30_000:] = 1
@@ -219,7 +219,7 @@ def _ranks_are_double() -> bool:
     return share * 512 != round(share * 512)
 
 
-def _quantile_of(
+def _compute_quantiles(
     skips_nan: bool,
     input: SparseTensor,
     q: Any,
@@ -227,29 +227,34 @@ def _quantile_of(
     keepdim: bool = False,
     interpolation: str = "linear",
 ) -> Any:
-    """Elements of one or several ranks that need not be whole, as torch computes them."""
-    lines = Lines(input, dim)
-    wanted = torch.as_tensor(q, dtype=input.dtype, device=input.storage.device)
-    parts = wanted.reshape(-1, 1)
-    parts = parts.double() if lines.size > EXACT or _ranks_are_double() else parts
-    size = 8 * parts.numel() * lines.keys.numel()
-    check_budget(size, f"{parts.numel()} quantiles of each line", "ask for fewer")
-    nans = lines.number(lines.values.isnan())
+    """Interpolate elements at one or several fractional ranks, as torch does."""
+    segments = SortedSegments(input, dim)
+    quantiles = torch.as_tensor(q, dtype=input.dtype, device=input.storage.device)
+    fractions = quantiles.reshape(-1, 1)
+    fractions = (
+        fractions.double() if segments.size > MAX_FLOAT32_INTEGER or _has_double_ranks() else fractions
+    )
+    size = 8 * fractions.numel() * segments.keys.numel()
+    check_budget(size, f"{fractions.numel()} quantiles of each line", "ask for fewer")
+    nans = segments.count_in_segments(segments.values.isnan())
     if skips_nan:
-        ranks = (parts * (lines.size - nans - 1)).clamp(min=0)
+        ranks = (fractions * (segments.size - nans - 1)).clamp(min=0)
     else:
-        ranks = (parts * (lines.size - 1)).masked_fill(nans > 0, lines.size - 1)
-    rounded = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}
-    ranks = rounded[interpolation](ranks) if interpolation in rounded else ranks
-    line = torch.arange(lines.keys.numel(), device=lines.keys.device).expand(ranks.shape)
-    below = lines.values_at(line, ranks.long())
+        ranks = (fractions * (segments.size - 1)).masked_fill(nans > 0, segments.size - 1)
+    rounding = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}
+    ranks = rounding[interpolation](ranks) if interpolation in rounding else ranks
+    segment = torch.arange(segments.keys.numel(), device=segments.keys.device).expand(ranks.shape)
+    result = segments.values_at(segment, ranks.long())
     if interpolation in ("linear", "midpoint"):
-        above = lines.values_at(line, ranks.ceil().long())
+        above = segments.values_at(segment, ranks.ceil().long())
         share = ranks - ranks.floor() if interpolation == "linear" else torch.full_like(ranks, 0.5)
-        below = torch.lerp(below, above, share.to(below.dtype))
-    keys = torch.arange(parts.numel(), device=lines.keys.device).unsqueeze(1) * lines.count + lines.keys
-    kept: tuple[int, ...] = lines.shape
+        result = torch.lerp(result, above, share.to(result.dtype))
+    keys = (
+        torch.arange(fractions.numel(), device=segments.keys.device).unsqueeze(1) * segments.count
+        + segments.keys
+    )
+    result_shape: tuple[int, ...] = segments.shape
     if keepdim:
-        kept = tuple(1 if dim is None or d == lines.dim else n for d, n in enumerate(input.shape))
-    shape = (*wanted.shape, *kept)
-    return lines.stored_at(keys.reshape(-1), below.reshape(-1), shape)
+        result_shape = tuple(1 if dim is None or d == segments.dim else n for d, n in enumerate(input.shape))
+    shape = (*quantiles.shape, *result_shape)
+    return segments.build_result(keys.reshape(-1), result.reshape(-1), shape)

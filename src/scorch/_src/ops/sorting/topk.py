@@ -20,11 +20,11 @@ from scorch._src.torch_internals import (
 )
 from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError
 
-LEAST_WIDTH = 16  # of groups, from which on looking at their maxima first pays
+MIN_GROUP_WIDTH = 16  # from which on comparing maxima of groups first is faster
 
 
 def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) -> SparseTensor:
-    """The ``k`` largest elements along ``dim``, by magnitude with ``abs``, as a sparse tensor.
+    """Return the ``k`` largest elements along ``dim``, by magnitude with ``abs``, as a sparse tensor.
 
     Every row stores exactly ``k`` entries, zeros among them too; the format is ``csr``, with leading
     dimensions as a batch. The gradient goes to the elements that are kept. So ``topk_sparse(h, k) @ W`` costs
@@ -49,22 +49,22 @@ def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) ->
     if dim % h.dim() != h.dim() - 1:
         return topk_sparse(h.movedim(dim, -1), k, abs=abs).movedim(-1, dim)  # type: ignore[return-value]
     if not is_dynamo_compiling() and _is_batched(h):
-        return _of_batch(h, k, abs)
-    places = largest_places(h, k, abs)
-    return in_places(places, h.gather(-1, places), tuple(h.shape))
+        return _topk_of_batch(h, k, abs)
+    positions = find_largest(h, k, abs)
+    return from_positions(positions, h.gather(-1, positions), tuple(h.shape))
 
 
-def largest_places(h: torch.Tensor, k: int, abs: bool = False) -> torch.Tensor:
-    """Where the ``k`` largest elements of each row are, in order."""
+def find_largest(h: torch.Tensor, k: int, abs: bool = False) -> torch.Tensor:
+    """Return the positions of the ``k`` largest elements of each row, in order."""
     score = h.detach().abs() if abs else h.detach()
     with contextlib.nullcontext() if is_dynamo_compiling() else untracked():
-        return _largest(score, k).sort().values
+        return _find_largest(score, k).sort().values
 
 
-def in_places(places: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> SparseTensor:
-    """The tensor with these values at ``places``, as many in every row and in order."""
+def from_positions(positions: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> SparseTensor:
+    """Build a tensor with these values at ``positions``, as many in every row and in order."""
     with contextlib.nullcontext() if is_dynamo_compiling() else untracked():
-        pos, crd = _arrays(places, shape, places.shape[-1])
+        pos, crd = _csr_arrays(positions, shape, positions.shape[-1])
     return rows_tensor(pos, crd, values.reshape(-1), shape)
 
 
@@ -77,55 +77,55 @@ def _is_batched(h: torch.Tensor) -> bool:
     return False
 
 
-def _of_batch(h: torch.Tensor, k: int, abs: bool) -> SparseTensor:
-    """Inside of ``torch.vmap``, where one pattern serves all: it has the places of all, with zeros."""
+def _topk_of_batch(h: torch.Tensor, k: int, abs: bool) -> SparseTensor:
+    """Select inside of ``torch.vmap``, where one pattern serves all: the union of all, with zeros."""
     score = h.detach().abs() if abs else h.detach()
-    kept = torch.zeros_like(score, dtype=torch.bool).scatter(-1, score.topk(k, sorted=False).indices, True)
-    used, batches = kept, []
-    while is_functorch_wrapped_tensor(used):
-        if is_batchedtensor(used):
-            batches.append(maybe_get_bdim(used))
-        used = get_unwrapped(used)
+    is_kept = torch.zeros_like(score, dtype=torch.bool).scatter(-1, score.topk(k, sorted=False).indices, True)
+    union, batches = is_kept, []
+    while is_functorch_wrapped_tensor(union):
+        if is_batchedtensor(union):
+            batches.append(maybe_get_bdim(union))
+        union = get_unwrapped(union)
     with untracked():
         for dim in reversed(batches):  # the innermost was wrapped first
-            used = used.any(dim)
-        flat = used.reshape(-1, h.shape[-1])
+            union = union.any(dim)
+        flat = union.reshape(-1, h.shape[-1])
         rows, columns = flat.nonzero(as_tuple=True)
         dtype = torch.int32 if max(*h.shape, rows.numel()) <= LAST_INT32 else torch.int64
         pos = torch.cat([torch.zeros(1, dtype=torch.int64, device=flat.device), flat.sum(1).cumsum(0)])
         pos, columns = pos.to(dtype), columns.to(dtype)
-        places = rows * h.shape[-1] + columns
-    return rows_tensor(pos, columns, torch.where(kept, h, 0).reshape(-1)[places], tuple(h.shape))
+        positions = rows * h.shape[-1] + columns
+    return rows_tensor(pos, columns, torch.where(is_kept, h, 0).reshape(-1)[positions], tuple(h.shape))
 
 
-def _largest(score: torch.Tensor, k: int) -> torch.Tensor:
-    """Where the ``k`` largest elements of each row are.
+def _find_largest(score: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the positions of the ``k`` largest elements of each row.
 
-    In long rows they are looked for in the ``k`` groups with the largest maxima, which have
-    them all; finding those takes one pass.
+    In long rows they are searched in the ``k`` groups with the largest maxima, which contain them all;
+    finding those takes one pass.
     """
     size = score.shape[-1]
     width = 1 << int(math.log2(max(size / max(k, 1), 1)) / 2)
     groups = size // width
-    if width < LEAST_WIDTH or groups < k or not score.numel():
+    if width < MIN_GROUP_WIDTH or groups < k or not score.numel():
         return score.topk(k, sorted=False).indices
-    heads = score[..., : groups * width].unflatten(-1, (width, groups)).amax(-2)
-    best = heads.topk(k, sorted=False).indices.unsqueeze(-1)
-    places = (best + torch.arange(0, groups * width, groups, device=best.device)).flatten(-2)
-    rest = torch.arange(groups * width, size, device=score.device).expand(*score.shape[:-1], -1)
-    places = torch.cat([places, rest], -1)
-    return places.gather(-1, score.gather(-1, places).topk(k, sorted=False).indices)
+    maxima = score[..., : groups * width].unflatten(-1, (width, groups)).amax(-2)
+    best = maxima.topk(k, sorted=False).indices.unsqueeze(-1)
+    positions = (best + torch.arange(0, groups * width, groups, device=best.device)).flatten(-2)
+    remainder = torch.arange(groups * width, size, device=score.device).expand(*score.shape[:-1], -1)
+    positions = torch.cat([positions, remainder], -1)
+    return positions.gather(-1, score.gather(-1, positions).topk(k, sorted=False).indices)
 
 
-def _arrays(places: torch.Tensor, shape: tuple[int, ...], k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where rows begin and their columns: ``k`` in every row, which ``places`` has in order."""
+def _csr_arrays(positions: torch.Tensor, shape: tuple[int, ...], k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return row pointers and columns: ``k`` in every row, which ``positions`` has in order."""
     rows = 1
     for size in shape[:-1]:
         rows = rows * size
     dtype = torch.int32 if max(*shape, rows * k, 1) <= LAST_INT32 else torch.int64
     pos = (
-        torch.arange(0, rows * k + 1, k, dtype=dtype, device=places.device)
+        torch.arange(0, rows * k + 1, k, dtype=dtype, device=positions.device)
         if k
-        else torch.zeros(rows + 1, dtype=dtype, device=places.device)
+        else torch.zeros(rows + 1, dtype=dtype, device=positions.device)
     )
-    return pos, places.reshape(-1).to(dtype)
+    return pos, positions.reshape(-1).to(dtype)

@@ -17,7 +17,7 @@ from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.execute import convert, sorted_storage
 from scorch._src.formats import Format, as_format
-from scorch._src.grad_state import is_learning, untracked
+from scorch._src.grad_state import is_differentiable, untracked
 from scorch._src.storage.coordinates import coordinates, keys_of
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.check import (
@@ -55,7 +55,7 @@ def from_coordinates(
     without ``shape`` it is as large as the coordinates ask for.
     """
     given = as_learned_values("values", values)
-    if is_learning(given):
+    if is_differentiable(given):
         return _connected(coordinates, given, shape, format, name)
     crd, count = _rows(name, coordinates, given.device)
     return _from_rows(crd, count, given, shape, format, name)
@@ -181,7 +181,7 @@ def from_compressed(
         pattern, in_order = _compressed_pattern(kind, pointers, plain, given, shape)
     asked = pattern.format if format is None else as_format(format, len(pattern.shape))
     flat = given.contiguous().reshape(-1)
-    if is_learning(given):
+    if is_differentiable(given):
         return _compressed_connected(pattern, flat, in_order, asked)
     storage = Storage(pattern, flat)
     if not in_order:

@@ -14,7 +14,7 @@ import torch
 
 from scorch._src.backends.base import is_served, served_devices, served_in_words
 from scorch._src.compiler.typing import type_of_dtype
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_differentiable
 from scorch.errors import (
     DtypeError,
     FreedError,
@@ -152,7 +152,7 @@ def as_learned_values(
     name: str, data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> torch.Tensor:
     """As ``as_values``; a tensor that is learned stays connected."""
-    if not isinstance(data, torch.Tensor) or data.layout != torch.strided or not is_learning(data):
+    if not isinstance(data, torch.Tensor) or data.layout != torch.strided or not is_differentiable(data):
         return as_values(name, data, dtype, device)
     check_device(name, data.device)
     return data.to(_checked_dtype(name, dtype or data.dtype))

@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.engine.execute import from_dense
 from scorch._src.formats import Format, as_format
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_differentiable
 from scorch._src.tensor import (  # noqa: F401 - fills the table that sparse tensors look in
     metadata,
 )
@@ -77,7 +77,7 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
     check_device("the tensor", t.device)
     refuse_freed(t)
     type_of_dtype(t.dtype)
-    if is_learning(t):
+    if is_differentiable(t):
         return _connected(t, format)
     t = t.detach()
     if t.layout == torch.strided:

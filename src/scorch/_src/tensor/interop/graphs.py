@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_learning
+from scorch._src.grad_state import is_differentiable
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.create.check import as_values, own
@@ -66,7 +66,7 @@ def _stored(S: SparseTensor, letters: str, order: tuple[int, int]) -> SparseTens
 
 
 def _values(found: SparseTensor) -> torch.Tensor:
-    values = values_of(found) if is_learning(found) else found.storage.values.detach()
+    values = values_of(found) if is_differentiable(found) else found.storage.values.detach()
     return values.view(-1, *found.storage.pattern.shape[2:])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.ops.fallback import densely, replace_by
+from scorch._src.ops.fallback import replace_value, run_densely
 from scorch._src.ops.movement.index import index_select
 from scorch._src.ops.products.matmul import mm
 from scorch._src.tensor.check_call import check_call
@@ -25,14 +25,14 @@ from scorch.errors import ArgumentError, IndexRangeError, ShapeError, Unsupporte
 
 @dataclass(frozen=True)
 class Bags:
-    """For each sample its bag and its row of the table, in the order of the bags, and its weight."""
+    """The bag, the row of the table and the weight of each sample, in the order of the bags."""
 
     bag: torch.Tensor
     row: torch.Tensor
     weight: torch.Tensor
     count: int
 
-    def kept(self, which: torch.Tensor) -> Bags:
+    def select(self, which: torch.Tensor) -> Bags:
         return Bags(self.bag[which], self.row[which], self.weight[which], self.count)
 
     @property
@@ -54,49 +54,49 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """Bags of rows of ``weight``, each summed, averaged, or its maximum taken."""
+    """Sum or average rows of ``weight`` by bags, or take their maximum."""
     input, offsets = (x.to_dense() if isinstance(x, SparseTensor) else x for x in (input, offsets))
-    given = (input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse)
-    more = (per_sample_weights, include_last_offset, padding_idx)
+    args = (input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse)
+    options = (per_sample_weights, include_last_offset, padding_idx)
     if not isinstance(offsets, torch.Tensor) or offsets.numel():  # for no bags torch may crash
-        check_call(F.embedding_bag, *given, *more)
+        check_call(F.embedding_bag, *args, *options)
     if not any(isinstance(x, SparseTensor) for x in (weight, per_sample_weights)):
-        return F.embedding_bag(*given, *more)
-    if max_norm is not None:  # which rewrites rows of the table
+        return F.embedding_bag(*args, *options)
+    if max_norm is not None:  # rewrites rows of the table
         table = weight.to_dense() if isinstance(weight, SparseTensor) else weight
-        found = densely(F.embedding_bag, (input, table, *given[2:], *more), {})
+        output = run_densely(F.embedding_bag, (input, table, *args[2:], *options), {})
         if isinstance(weight, SparseTensor):
-            replace_by(weight, table, "embedding_bag")
-        return found
+            replace_value(weight, table, "embedding_bag")
+        return output
     if mode not in ("sum", "mean", "max"):
         raise ArgumentError(f"mode is sum, mean or max, not {mode!r}")
     if per_sample_weights is not None and mode != "sum":
         raise UnsupportedError(f"per_sample_weights are for mode='sum', not {mode!r}")
-    bags = bags_of(input, offsets, include_last_offset, per_sample_weights, weight)
+    bags = split_bags(input, offsets, include_last_offset, per_sample_weights, weight)
     if padding_idx is not None:
-        bags = bags.kept(bags.row != padding_idx % weight.shape[0])
+        bags = bags.select(bags.row != padding_idx % weight.shape[0])
     if mode == "max":
-        return _largest(bags, weight)
+        return _max_of_bags(bags, weight)
     matrix = from_coordinates(
         torch.stack([bags.bag, bags.row]), bags.weight, (bags.count, weight.shape[0]), format="csr"
     )
-    found = mm(matrix, weight)
+    output = mm(matrix, weight)
     if mode == "sum":
-        return found
-    return found / bags.sizes.clamp(min=1).to(weight.dtype).unsqueeze(1)
+        return output
+    return output / bags.sizes.clamp(min=1).to(weight.dtype).unsqueeze(1)
 
 
-def bags_of(input: Any, offsets: Any, has_last: bool, given: Any, table: Any) -> Bags:
-    """Rows of ``table`` by bags, from ``embedding_bag``'s arguments, checked."""
+def split_bags(input: Any, offsets: Any, has_last: bool, weights: Any, table: Any) -> Bags:
+    """Split rows of ``table`` into bags, from ``embedding_bag``'s arguments, checked."""
     row = input.reshape(-1).to(torch.int64)
     wrong = (row < 0) | (row >= table.shape[0])
     if bool(wrong.any()):
         raise IndexRangeError(
             f"row {int(row[wrong][0])} is out of bounds for a table of {table.shape[0]} rows"
         )
-    if given is not None and tuple(given.shape) != tuple(input.shape):
+    if weights is not None and tuple(weights.shape) != tuple(input.shape):
         raise ShapeError(
-            f"per_sample_weights has shape {tuple(given.shape)}, but input has shape {tuple(input.shape)}"
+            f"per_sample_weights has shape {tuple(weights.shape)}, but input has shape {tuple(input.shape)}"
         )
     if input.dim() == 2:
         count, bag = (
@@ -107,15 +107,15 @@ def bags_of(input: Any, offsets: Any, has_last: bool, given: Any, table: Any) ->
         begins = _begins(input, offsets, has_last)
         count = begins.numel() - 1
         bag = torch.arange(count, device=begins.device).repeat_interleave(begins.diff())
-    if isinstance(given, SparseTensor):
-        entries = entries_of(given)
+    if isinstance(weights, SparseTensor):
+        entries = entries_of(weights)
         return Bags(bag[entries.keys], row[entries.keys], entries.values, count)
     ones = torch.ones(row.numel(), dtype=table.dtype, device=row.device)
-    return Bags(bag, row, ones if given is None else given.reshape(-1), count)
+    return Bags(bag, row, ones if weights is None else weights.reshape(-1), count)
 
 
 def _begins(input: Any, offsets: Any, has_last: bool) -> torch.Tensor:
-    """Where each bag begins, and the end of the last one."""
+    """Return where each bag begins, and the end of the last one."""
     if input.dim() != 1 or offsets is None or offsets.dim() != 1:
         raise ShapeError(
             "embedding_bag takes rows as a matrix, one bag a row, or as a list with offsets, where bags "
@@ -129,15 +129,17 @@ def _begins(input: Any, offsets: Any, has_last: bool) -> torch.Tensor:
     return begins
 
 
-def _largest(bags: Bags, table: SparseTensor) -> SparseTensor:
-    """The maximum of each bag: of what its rows store, and zero where one of them stores nothing."""
+def _max_of_bags(bags: Bags, table: SparseTensor) -> SparseTensor:
+    """Compute the maximum of each bag: of stored values, and zero where a row stores nothing."""
     rows = entries_of(index_select(table, 0, bags.row))
     sample, column = rows.coordinates
     bag = bags.bag[sample]
-    keys, place, counts = torch.unique(bag * table.shape[1] + column, return_inverse=True, return_counts=True)
+    keys, position, counts = torch.unique(
+        bag * table.shape[1] + column, return_inverse=True, return_counts=True
+    )
     largest = torch.full((keys.numel(),), float("-inf"), dtype=table.dtype, device=keys.device)
-    largest = largest.scatter_reduce(0, place, rows.values, "amax")
-    bag_of = keys.div(max(table.shape[1], 1), rounding_mode="floor")
-    largest = torch.where(counts < bags.sizes[bag_of], largest.clamp(min=0), largest)
+    largest = largest.scatter_reduce(0, position, rows.values, "amax")
+    bag_of_key = keys.div(max(table.shape[1], 1), rounding_mode="floor")
+    largest = torch.where(counts < bags.sizes[bag_of_key], largest.clamp(min=0), largest)
     shape = (bags.count, table.shape[1])
     return from_entries(Entries(keys, largest, shape), format_for(table, shape))

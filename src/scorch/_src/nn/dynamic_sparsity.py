@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from scorch._src.nn.grad_topk import grad_topk
-from scorch._src.nn.linear import SparseLinear
 from scorch._src.nn.pattern import pattern_from_keys
+from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.storage.coordinates import coordinates, keys_of
 from scorch.errors import ArgumentError, CallError, UnsupportedError
 

@@ -1,9 +1,9 @@
-"""Functions of each element that are computed on the stored values: those that are zero for zero.
+"""Elementwise functions that preserve zeros, computed on the stored values.
 
 torch computes them, so that dtypes and numbers are its own, and it differentiates them by its own formulas,
-of the values. Whether a function is zero for zero may depend on its options (``clamp(S, min=1)`` is not); one
-that is not goes the way of all functions (``ops.pointwise.elementwise``). So do those that take more than
-elements, or give more than one.
+of the values. Whether a function preserves zeros may depend on its options (``clamp(S, min=1)`` does not);
+one that does not takes the general rule (``ops.pointwise.elementwise``). So do those that take more than
+elements, or return more than one tensor.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.devices import HOST
-from scorch._src.ops.fallback import densely
-from scorch._src.ops.pointwise.arithmetic import general
-from scorch._src.ops.pointwise.elementwise import mapped
+from scorch._src.ops.fallback import run_densely
+from scorch._src.ops.pointwise.arithmetic import run_generally
+from scorch._src.ops.pointwise.elementwise import map_elements
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.registry import implements, look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
@@ -32,7 +32,7 @@ FUNCTIONS = (
 )
 
 
-def _is_zero_for_zero(
+def _preserves_zero(
     function: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
     with torch.no_grad():
@@ -40,21 +40,21 @@ def _is_zero_for_zero(
     return isinstance(fill, torch.Tensor) and not bool(fill.count_nonzero())
 
 
-def _on_values(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` of the stored values, where it is zero for zero and has no other tensors."""
+def _make_handler(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` of the stored values, where it preserves zeros and has no other tensors."""
     try:
-        is_always_zero = _is_zero_for_zero(function, torch.float64, (), {})
-    except (RuntimeError, TypeError):  # it takes more
+        is_always_zero = _preserves_zero(function, torch.float64, (), {})
+    except (RuntimeError, TypeError):  # it needs more arguments
         is_always_zero = False
 
     def apply(input: Any, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or not is_always_zero:
-            is_alone = isinstance(input, SparseTensor) and not any(
+            is_unary = isinstance(input, SparseTensor) and not any(
                 isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())
             )
-            is_new = kwargs.get("out") is None and not kwargs.get("inplace")
-            if not is_alone or not is_new or not _is_zero_for_zero(function, input.dtype, args, kwargs):
-                return general(function, input, *args, **kwargs)
+            is_functional = kwargs.get("out") is None and not kwargs.get("inplace")
+            if not is_unary or not is_functional or not _preserves_zero(function, input.dtype, args, kwargs):
+                return run_generally(function, input, *args, **kwargs)
         return sparse_of(input.storage.pattern, function(values_of(input), *args, **kwargs))
 
     return apply
@@ -64,36 +64,38 @@ for _name in FUNCTIONS.split():
     for _home in (torch, torch.Tensor, F):
         _function = getattr(_home, _name, None)
         if callable(_function) and look_up(_function).run is None:
-            implements(_function, differentiable=True)(_on_values(_function))
+            implements(_function, differentiable=True)(_make_handler(_function))
 
 
-# which take more than elements, or give more than one ----------------------------------------------
+# with other tensors, or several results --------------------------------------------------------------
 
 
 @implements(aten.isin.Tensor_Tensor)
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
-    """Whether each element is one of ``test_elements``."""
+    """Test whether each element is one of ``test_elements``."""
     if not isinstance(elements, SparseTensor):
         func = aten.isin.Tensor_Tensor
-        return densely(func, (elements, test_elements), {"assume_unique": assume_unique, "invert": invert})
-    known = test_elements.to_dense() if isinstance(test_elements, SparseTensor) else test_elements
-    return mapped("isin", elements, lambda values: torch.isin(values, known, invert=invert))
+        return run_densely(
+            func, (elements, test_elements), {"assume_unique": assume_unique, "invert": invert}
+        )
+    candidates = test_elements.to_dense() if isinstance(test_elements, SparseTensor) else test_elements
+    return map_elements("isin", elements, lambda values: torch.isin(values, candidates, invert=invert))
 
 
 @implements(aten.isin.Tensor_Scalar)
 def isin_number(
     elements: SparseTensor, test_element: Any, *, assume_unique: bool = False, invert: bool = False
 ) -> Any:
-    return mapped("isin", elements, lambda values: torch.isin(values, test_element, invert=invert))
+    return map_elements("isin", elements, lambda values: torch.isin(values, test_element, invert=invert))
 
 
 @implements(aten.bucketize.Tensor)
 def bucketize(self: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
-    """The number of the bucket that each element falls in."""
+    """Return the number of the bucket that each element falls in."""
     bounds = boundaries.to_dense() if isinstance(boundaries, SparseTensor) else boundaries
     if not isinstance(self, SparseTensor):
         return torch.bucketize(self, bounds, out_int32=out_int32, right=right)
-    return mapped(
+    return map_elements(
         "bucketize", self, lambda values: torch.bucketize(values, bounds, out_int32=out_int32, right=right)
     )
 
@@ -104,16 +106,16 @@ def _is_dense(value: Any) -> bool:
 
 @implements(aten.searchsorted.Tensor)
 def searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
-    """Where each element would stand in a sorted list; in a list for each line it works on dense copies."""
+    """Return where each element would stand in a sorted list; lists per row work on dense copies."""
     if isinstance(sorted_sequence, SparseTensor) or sorted_sequence.dim() != 1 or _is_dense(self):
-        return densely(aten.searchsorted.Tensor, (sorted_sequence, self), options)
-    return mapped(
+        return run_densely(aten.searchsorted.Tensor, (sorted_sequence, self), options)
+    return map_elements(
         "searchsorted", self, lambda values: aten.searchsorted.Tensor(sorted_sequence, values, **options)
     )
 
 
 @implements(aten.frexp.Tensor)
 def frexp(self: SparseTensor) -> Any:
-    """Mantissa and exponent, both zero for zero."""
+    """Return mantissa and exponent, both zero at zero."""
     mantissa, exponent = torch.frexp(self.storage.values)
     return with_values(self, mantissa), with_values(self, exponent)

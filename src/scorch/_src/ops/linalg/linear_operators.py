@@ -1,4 +1,4 @@
-"""Matrices as what iterative methods ask of them: products with a few columns, by Scorch's kernels."""
+"""Matrices as linear operators for iterative methods: products with a few columns, by Scorch's kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 def as_matrix(name: str, A: Any) -> torch.Tensor:
-    """``A`` as a matrix of floating-point or complex numbers; torch's sparse layouts become ours."""
+    """Return ``A`` as a floating-point or complex matrix; torch's sparse layouts become ours."""
     if not isinstance(A, torch.Tensor):
         raise OperandError(
             f"{name} takes a matrix, not a {type(A).__name__}; make one with scorch.from_scipy"
@@ -32,7 +32,7 @@ def as_matrix(name: str, A: Any) -> torch.Tensor:
 
 
 def as_square(name: str, A: Any) -> torch.Tensor:
-    """The same, where only square matrices have a meaning."""
+    """Return the same, where only square matrices have a meaning."""
     matrix = as_matrix(name, A)
     if matrix.shape[0] != matrix.shape[1]:
         raise ShapeError(f"{name} takes a square matrix, but this one has shape {tuple(matrix.shape)}")
@@ -40,7 +40,7 @@ def as_square(name: str, A: Any) -> torch.Tensor:
 
 
 def as_columns(name: str, b: Any, rows: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A right-hand side, one column or several, as a dense tensor."""
+    """Return a right-hand side, one column or several, as a dense tensor."""
     if not isinstance(b, torch.Tensor):
         raise OperandError(f"{name} takes a tensor as its right-hand side, not a {type(b).__name__}")
     if b.dim() not in (1, 2):
@@ -61,10 +61,10 @@ def as_columns(name: str, b: Any, rows: int | None = None, dtype: torch.dtype | 
     return b.detach()
 
 
-def product_with(name: str, A: Any, rows: int | None = None) -> Product:
-    """``x -> A @ x``; ``A`` may be a function that says so itself."""
+def as_product(name: str, A: Any, rows: int | None = None) -> Product:
+    """Return ``x -> A @ x``; ``A`` may be such a function itself."""
     if callable(A) and not isinstance(A, torch.Tensor):
-        return _checked(name, A)
+        return _check_product(name, A)
     matrix = as_square(name, A)
     if rows is not None and matrix.shape[0] != rows:
         raise ShapeError(f"{name}: a matrix of shape {tuple(matrix.shape)} does not go with {rows} rows")
@@ -73,30 +73,30 @@ def product_with(name: str, A: Any, rows: int | None = None) -> Product:
     return lambda x: matrix @ x
 
 
-def _checked(name: str, function: Callable[[torch.Tensor], Any]) -> Product:
-    """A user's function, which must give what a square matrix would: columns of the same shape."""
+def _check_product(name: str, function: Callable[[torch.Tensor], Any]) -> Product:
+    """Wrap a user's function, and check that it returns columns of the same shape."""
 
     def product(x: torch.Tensor) -> torch.Tensor:
-        found = function(x)
-        if not isinstance(found, torch.Tensor) or found.shape != x.shape:
-            kind = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        result = function(x)
+        if not isinstance(result, torch.Tensor) or result.shape != x.shape:
+            kind = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
             raise ShapeError(
                 f"{name}: the function gave {kind} for columns of shape {tuple(x.shape)}; give the same shape"
             )
-        return found
+        return result
 
     return product
 
 
 def tolerance(tol: float | None, dtype: torch.dtype) -> float:
-    """How small a residual must become beside the right-hand side: what the dtype can usually give."""
+    """Return the residual to reach, relative to the right-hand side: by default what the dtype allows."""
     if tol is not None:
         return float(tol)
     return 1e-5 if dtype in (torch.float32, torch.complex64) else 1e-10
 
 
 def is_hermitian(A: torch.Tensor) -> bool:
-    """Whether a matrix is its own transpose, conjugated where it is complex, but for the last digits."""
+    """Whether a matrix is its own transpose, conjugated where it is complex, up to rounding."""
     if not isinstance(A, SparseTensor):
         return _is_close(A, A.mH)
     first, second = from_torch(A, format="csr"), from_torch(A.T, format="csr")
@@ -116,5 +116,5 @@ def _is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def diagonal_of(A: torch.Tensor) -> torch.Tensor:
-    found = torch.diagonal(A)
-    return found.to_dense() if isinstance(found, SparseTensor) else found
+    diagonal = torch.diagonal(A)
+    return diagonal.to_dense() if isinstance(diagonal, SparseTensor) else diagonal

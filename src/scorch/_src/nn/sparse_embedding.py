@@ -8,7 +8,7 @@ import torch
 
 from scorch._src.compile.capture.function_operators import operator
 from scorch._src.grad_state import untracked
-from scorch._src.nn.linear import SparseLinear
+from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.registry import entry
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, IndexRangeError

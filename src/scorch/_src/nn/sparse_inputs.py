@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from scorch._src.compile.capture.function_operators import operator
 from scorch._src.formats import as_format
 from scorch._src.loops.types import LAST_INT32
-from scorch._src.ops.embedding import bags_of
+from scorch._src.ops.embedding_bag import split_bags
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.coordinates import coordinates
 from scorch._src.storage.storage import Pattern
@@ -199,7 +199,7 @@ class _Table:
                 raise CallError(
                     f"per_sample_weights are {per_sample_weights.dtype}, but the table is {self.weight.dtype}"
                 )
-            bags = bags_of(input, offsets, self.include_last_offset, per_sample_weights, self.weight)
+            bags = split_bags(input, offsets, self.include_last_offset, per_sample_weights, self.weight)
             return bags.bag, bags.row, bags.weight, bags.count
         if offsets is not None or per_sample_weights is not None:
             raise CallError("a sparse matrix says itself where bags begin, and its values are the weights")

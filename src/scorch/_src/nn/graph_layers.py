@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.compiler import is_exporting
 from torch.nn import Linear, Module, Parameter
 
-from scorch._src.ops.graph.aggregate import check_nodes, computed, linear
-from scorch._src.ops.graph.api import max_neighbours, sum_neighbours
+from scorch._src.ops.graph.aggregate import check_nodes, sparse_linear, to_kernel_dtype
+from scorch._src.ops.graph.neighbours import max_neighbours, sum_neighbours
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ShapeError, UnsupportedError
 
@@ -116,10 +116,10 @@ class GCNConv(Module):
         loop = (2.0 if self.improved else 1.0) if self.add_self_loops else None
         how = "normalised" if self.normalize else "weights"
         if not isinstance(x, SparseTensor) and self._aggregates_first(x):
-            aggregated = sum_neighbours(edge_index, computed(x), nodes, how, loop, edge_weight)
+            aggregated = sum_neighbours(edge_index, to_kernel_dtype(x), nodes, how, loop, edge_weight)
             return F.linear(aggregated.to(weight.dtype), weight, self.bias)
-        product = computed(linear(x, weight))
-        bias = None if self.bias is None else computed(self.bias)
+        product = to_kernel_dtype(sparse_linear(x, weight))
+        bias = None if self.bias is None else to_kernel_dtype(self.bias)
         return sum_neighbours(edge_index, product, nodes, how, loop, edge_weight, bias).to(weight.dtype)
 
     def _first_graph(self, edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -177,12 +177,12 @@ class SAGEConv(Module):
     def forward(self, x: Nodes, edge_index: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         sources, targets, shape = split_nodes(x, self._channels, edge_index, size)
         if self.project:
-            sources = linear(sources, self.lin.weight, self.lin.bias).relu()
+            sources = sparse_linear(sources, self.lin.weight, self.lin.bias).relu()
         out = self._neighbours(sources, edge_index, shape[0])
         if self.root_weight and targets is not None:
             root = self.lin_r.weight
             is_sparse = isinstance(targets, SparseTensor)
-            out = out + linear(targets, root) if is_sparse else torch.addmm(out, targets, root.t())
+            out = out + sparse_linear(targets, root) if is_sparse else torch.addmm(out, targets, root.t())
         return F.normalize(out, dim=-1) if self.normalize else out
 
     def _neighbours(self, x: Tensor, adj: Tensor, targets: int) -> Tensor:
@@ -191,12 +191,15 @@ class SAGEConv(Module):
         if self.aggr == "max":
             if is_sparse:
                 raise UnsupportedError("SAGEConv with aggr='max' takes dense features: x.to_dense()")
-            return F.linear(max_neighbours(adj, computed(x), targets).to(dtype), weight, bias)
+            return F.linear(max_neighbours(adj, to_kernel_dtype(x), targets).to(dtype), weight, bias)
         how = "mean" if self.aggr == "mean" else "sum"
         if not is_sparse and weight.shape[1] <= weight.shape[0]:
-            return F.linear(sum_neighbours(adj, computed(x), targets, how).to(dtype), weight, bias)
+            return F.linear(sum_neighbours(adj, to_kernel_dtype(x), targets, how).to(dtype), weight, bias)
         # sums and means are linear, so they may be taken of the fewer features after the weight
-        product, added = computed(linear(x, weight)), None if bias is None else computed(bias)
+        product, added = (
+            to_kernel_dtype(sparse_linear(x, weight)),
+            None if bias is None else to_kernel_dtype(bias),
+        )
         return sum_neighbours(adj, product, targets, how, bias=added).to(dtype)
 
     def extra_repr(self) -> str:
@@ -231,6 +234,6 @@ class GINConv(Module):
         sources, targets, shape = split_nodes((first, second), (widths[0], widths[1]), edge_index, size)
         if isinstance(sources, SparseTensor) or isinstance(targets, SparseTensor):
             raise UnsupportedError("GINConv takes dense features: x.to_dense()")
-        neighbours = sum_neighbours(edge_index, computed(sources), shape[0]).to(sources.dtype)
+        neighbours = sum_neighbours(edge_index, to_kernel_dtype(sources), shape[0]).to(sources.dtype)
         out: Tensor = self.nn(neighbours if targets is None else neighbours + (1 + self.eps) * targets)
         return out

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 
-from scorch._src.nn.graph import Nodes, as_pair, check_channels, glorot, split_nodes
-from scorch._src.ops.graph.aggregate import computed, linear
-from scorch._src.ops.graph.api import attend_neighbours
+from scorch._src.nn.graph_layers import Nodes, as_pair, check_channels, glorot, split_nodes
+from scorch._src.ops.graph.aggregate import sparse_linear, to_kernel_dtype
 from scorch._src.ops.graph.edge_features import FILLS
+from scorch._src.ops.graph.neighbours import attend_neighbours
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError
 
@@ -97,15 +97,21 @@ class GATConv(Module):
         sources, targets, shape = split_nodes(x, self._channels, edge_index, size)
         features, of_sources, of_targets = self._scores(sources, targets, shape[0])
         dropout = self.dropout if self.training else 0.0
-        scores = computed(of_sources), computed(of_targets)
+        scores = to_kernel_dtype(of_sources), to_kernel_dtype(of_targets)
         edges = self._edges(edge_index, edge_attr)
         heads = attend_neighbours(
-            edge_index, computed(features), *scores, self.negative_slope, dropout, self.add_self_loops, *edges
+            edge_index,
+            to_kernel_dtype(features),
+            *scores,
+            self.negative_slope,
+            dropout,
+            self.add_self_loops,
+            *edges,
         )
         heads = heads.to(features.dtype)
         out = heads.flatten(1) if self.concat else heads.mean(1)
         if self.res is not None and targets is not None:
-            out = out + linear(targets, self.res.weight)
+            out = out + sparse_linear(targets, self.res.weight)
         return out if self.bias is None else out + self.bias
 
     def _edges(self, adj: Tensor, edge_attr: Tensor | None) -> tuple[Any, ...]:
@@ -123,15 +129,15 @@ class GATConv(Module):
         weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
         project = (weight * self.att_edge.view(self.heads, self.out_channels, 1)).sum(1).t()
         if isinstance(self.fill_value, str):
-            return edge_attr, computed(project), self.fill_value
+            return edge_attr, to_kernel_dtype(project), self.fill_value
         filled = torch.as_tensor(self.fill_value, dtype=project.dtype, device=project.device)
-        return edge_attr, computed(project), "mean", filled
+        return edge_attr, to_kernel_dtype(project), "mean", filled
 
     def _scores(self, sources: Tensor, targets: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the features of sources, and the scores of sources and targets for each head."""
         first = self.lin or self.lin_src
         assert first is not None
-        features = linear(sources, first.weight)
+        features = sparse_linear(sources, first.weight)
         heads = self.heads
         if targets is sources and self.lin is not None:
             both = features @ torch.cat([_blocks(self.att_src), _blocks(self.att_dst)], 1)
@@ -142,7 +148,7 @@ class GATConv(Module):
             if targets is not None:
                 second = self.lin or self.lin_dst
                 assert second is not None
-                of_targets = linear(targets, second.weight) @ _blocks(self.att_dst)
+                of_targets = sparse_linear(targets, second.weight) @ _blocks(self.att_dst)
         return features.view(-1, heads, self.out_channels), of_sources, of_targets
 
     def extra_repr(self) -> str:
