@@ -50,7 +50,7 @@ REMEMBERED = {
     "scorch._src.backends.cpu.routines.attention_source.source": "one for each dtype",
     "scorch._src.nn.data_parallel._sparse_class": "one class for each kind of layer",
     "scorch._src.nn.timing._machine_rates": "one for each number of threads",
-    "scorch._src.explain.speed.speed": "one for each number of threads",
+    "scorch._src.explain.speed.measure_speed": "one for each number of threads",
     "scorch._src.loops.analysis._fields_with_nodes": "one for each kind of node",
     "scorch._src.compiler.typing.dtype_of_type": "one for each dtype",
     "scorch._src.compiler.typing.promote": "one for each pair of dtypes",

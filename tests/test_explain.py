@@ -16,8 +16,8 @@ import torch
 
 import scorch
 from scorch._src.compiler.target import Target
+from scorch._src.explain.explain_statement import explain
 from scorch._src.explain.report import Explanation
-from scorch._src.explain.statement import explain
 from scorch._src.formats import Format
 from scorch._src.tensor.create.construct import from_torch
 from scorch.errors import NotationError, OperandError, ShapeError

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import scorch
 from scorch._src.events import LISTENERS
 from scorch._src.explain.function_report import CallExplanation, FunctionExplanation
-from scorch._src.explain.trace import search_qualified_name
+from scorch._src.explain.trace_calls import search_qualified_name
 from scorch.errors import ArgumentError, NotationError, ShapeError
 
 

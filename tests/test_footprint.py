@@ -31,7 +31,7 @@ from scorch._src.compiler.bounds import Footprint
 from scorch._src.engine import execute as running
 from scorch._src.engine.executable import Prepared
 from scorch._src.engine.footprint import footprint
-from scorch._src.explain.statement import explain
+from scorch._src.explain.explain_statement import explain
 from scorch._src.loops.routines import ROUTINES
 from scorch._src.storage.coordinates import coordinates
 from scorch._src.storage.storage import Storage

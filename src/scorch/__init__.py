@@ -12,9 +12,9 @@ from scorch._src.backends.cpu.launch import release_memory
 from scorch._src.bounded import clear_plans, plan_statistics
 from scorch._src.compile.api import compile
 from scorch._src.explain.doctor import doctor
+from scorch._src.explain.explain_statement import explain
 from scorch._src.explain.model_report import ModelReport, report
 from scorch._src.explain.report import Explanation
-from scorch._src.explain.statement import explain
 from scorch._src.formats import Format
 from scorch._src.io.files import load, save
 from scorch._src.nn.grad_topk import grad_topk

@@ -55,7 +55,7 @@ def empty_like(input: Tensor, *, format: None = None, dtype: torch.dtype | None 
 def empty_like(input: Tensor, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
 from scorch import errors as errors
 from scorch._src.statements.evaluate import evaluate as evaluate
-from scorch._src.explain.statement import explain as explain
+from scorch._src.explain.explain_statement import explain as explain
 @overload
 def eye(n: builtins.int, m: builtins.int | None = None, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload

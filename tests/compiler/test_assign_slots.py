@@ -9,7 +9,7 @@ import torch
 
 import scorch
 from scorch._src.engine.execute import convert
-from scorch._src.explain.statement import explain
+from scorch._src.explain.explain_statement import explain
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.settings import enabled
 from validity import check_storage

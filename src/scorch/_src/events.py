@@ -1,7 +1,7 @@
-"""Who wants to know what runs: ``explain`` of a whole function listens here.
+"""Events of what runs: ``explain`` of a whole function listens here.
 
-Kernels, routines written by hand and products left to torch tell the listeners what ran and how long. While
-nobody listens, which is nearly always, it costs a look at an empty list.
+Kernels, routines written by hand and products left to torch emit what ran and how long. Without listeners,
+which is nearly always, that costs a look at an empty list.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Event:
-    """Something that ran from ``start`` to ``end`` (seconds); ``converted`` of them went into its operands.
+    """Something that ran from ``start`` to ``end`` (seconds), with ``converted`` seconds for its operands.
 
     ``subject``: the prepared step, the fused kernel, or the name of a routine.
     """
@@ -35,17 +35,17 @@ class Event:
 LISTENERS: list[Callable[[Event], None]] = []
 
 
-def tell(
+def emit(
     kind: Kind, subject: Any, operands: Sequence[Any], result: Any, start: float, converted: float = 0.0
 ) -> None:
-    """Tell all listeners of something that began at ``start`` and has just ended."""
+    """Emit an event that began at ``start`` and has just ended."""
     event = Event(kind, subject, tuple(operands), result, start, time.perf_counter(), converted)
     for listener in tuple(LISTENERS):
         listener(event)
 
 
-def told(what: str, kind: Kind = "routine") -> Callable[[Function], Function]:
-    """Have a function told of under the name ``what`` whenever somebody listens."""
+def emits(what: str, kind: Kind = "routine") -> Callable[[Function], Function]:
+    """Emit an event named ``what`` on every call."""
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
@@ -53,9 +53,9 @@ def told(what: str, kind: Kind = "routine") -> Callable[[Function], Function]:
             if not LISTENERS:
                 return function(*args, **kwargs)
             start = time.perf_counter()
-            found = function(*args, **kwargs)
-            tell(kind, what, (*args, *kwargs.values()), found, start)
-            return found
+            result = function(*args, **kwargs)
+            emit(kind, what, (*args, *kwargs.values()), result, start)
+            return result
 
         return run  # type: ignore[return-value]
 

@@ -18,8 +18,8 @@ from scorch._src import __version__
 from scorch._src.backends import cache
 from scorch._src.backends.cpu import toolchain
 from scorch._src.cli import bench, demo, warm
+from scorch._src.explain.explain_statement import explain
 from scorch._src.explain.report import Explanation
-from scorch._src.explain.statement import explain
 from scorch._src.formats import as_format
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses

@@ -18,7 +18,7 @@ from scorch._src.backends.base import Backend, Direct, Executable, Schedule, bac
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.by_torch.run import run_without_kernel, warn_of_missing
-from scorch._src.events import LISTENERS, tell
+from scorch._src.events import LISTENERS, emit
 from scorch._src.formats import Format
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.storage.assemble import assembled
@@ -104,7 +104,7 @@ class Prepared:
         start = time.perf_counter()
         found = run_without_kernel(self, sources)
         if LISTENERS:
-            tell("kernel", self, sources, found, start, 0.0)
+            emit("kernel", self, sources, found, start, 0.0)
         return found
 
     def _watched(self, sources: Sequence[Tensor]) -> Tensor:
@@ -112,7 +112,7 @@ class Prepared:
         operands = self._converted(sources)
         converted = time.perf_counter() - start
         found = self._run(operands)
-        tell("kernel", self, sources, found, start, converted)
+        emit("kernel", self, sources, found, start, converted)
         return found
 
     def _run(self, operands: Sequence[Tensor]) -> Tensor:

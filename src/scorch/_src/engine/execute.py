@@ -27,7 +27,7 @@ from scorch._src.compiler.typing import dtype_of_type, result_type, type_of_dtyp
 from scorch._src.engine.dense import matrix_product, run_dense
 from scorch._src.engine.executable import Prepared, Tensor, stride_order
 from scorch._src.engine.schedules import Problem, find_contraction, find_schedule, new_schedule
-from scorch._src.events import LISTENERS, tell
+from scorch._src.events import LISTENERS, emit
 from scorch._src.formats import Format, dense_format
 from scorch._src.loops.operators import REDUCTIONS
 from scorch._src.loops.types import INT32
@@ -194,7 +194,7 @@ def _run_dense(task: Task) -> Tensor:
     start = time.perf_counter()
     dense = run_dense(task.step, tensors, task.sizes)
     if LISTENERS:
-        tell("torch", task.step, tuple(tensors.values()), dense, start)
+        emit("torch", task.step, tuple(tensors.values()), dense, start)
     return dense if task.requested is None else convert(dense, task.requested)
 
 
@@ -262,7 +262,7 @@ class DenseProduct:
         multiply = functools.partial(run_dense, self.step, sizes=self.sizes)
         found = (self.multiply or multiply)(tensors)
         if LISTENERS:
-            tell("torch", self.step, tuple(tensors.values()), found, start)
+            emit("torch", self.step, tuple(tensors.values()), found, start)
         return found
 
 

@@ -17,7 +17,7 @@ from scorch._src.compiler.plan import Step
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
 from scorch._src.engine.executable import as_stored, laid_out
 from scorch._src.engine.execute import key_of, operand_of
-from scorch._src.events import LISTENERS, tell
+from scorch._src.events import LISTENERS, emit
 from scorch._src.storage.budget import LARGE, check_budget
 from scorch._src.storage.storage import Pattern, Storage
 from scorch.errors import KernelError
@@ -144,7 +144,7 @@ class FusedKernel:
             return self._run(pattern, arrays, count)
         start = time.perf_counter()
         found = self._run(pattern, arrays, count)
-        tell("fused", self, (pattern, *arrays), found, start)
+        emit("fused", self, (pattern, *arrays), found, start)
         return found
 
     def _run(self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
-"""``scorch.doctor``: which layers of a model would gain from sparsity, measured on an example.
+"""``scorch.doctor``: find the layers of a model that would gain from sparsity, measured on an example.
 
-The model runs on the example; what each layer was given is kept. Then every layer that has a sparse form is
-timed on that input as it is, and with its smallest weights taken out. Nothing is changed in the model.
+The model runs on the example, and the input of each layer is recorded. Then every layer that has a sparse
+form is timed on that input as it is, and with its smallest weights pruned. The model is not changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.backends.base import host_threads
-from scorch._src.explain.doctor_report import WORTH, Diagnosis, LayerDiagnosis
+from scorch._src.explain.doctor_report import MIN_GAIN, Diagnosis, LayerDiagnosis
 from scorch._src.nn import timing
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.create.construct import from_torch
@@ -26,8 +26,8 @@ from scorch._src.torch_internals import ConvNd
 from scorch.errors import ArgumentError, OperandError
 
 SPARSITIES = (0.8, 0.9, 0.95, 0.98)
-FEW = 0.2  # share of nonzeros from which on an input is tried as a sparse one
-MIN_ROUNDS = 5
+MAX_SPARSE_INPUT_DENSITY = 0.2  # up to which an input is tried as a sparse one
+ROUNDS = 5
 
 
 def doctor(
@@ -47,8 +47,8 @@ def doctor(
 
     >>> import torch, scorch
     >>> model = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    >>> found = scorch.doctor(model, torch.rand(8, 256), quiet=True)
-    >>> [layer.name for layer in found.layers]
+    >>> diagnosis = scorch.doctor(model, torch.rand(8, 256), quiet=True)
+    >>> [layer.name for layer in diagnosis.layers]
     ['0', '2']
     """
     if not isinstance(model, torch.nn.Module):
@@ -57,35 +57,35 @@ def doctor(
     for sparsity in sparsities:
         if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 < sparsity < 1:
             raise ArgumentError(f"sparsities are shares of weights, between 0 and 1, not {sparsity!r}")
-    call = _call_of(model, example)
+    call = _make_call(model, example)
     state = torch.get_rng_state()
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
         with torch.no_grad():
-            times, seen = _observe(model, call)
-            layers = [_diagnosed(visit, sorted(sparsities)) for visit in seen]
+            times, visits = _observe(model, call)
+            layers = [_diagnose(visit, sorted(sparsities)) for visit in visits]
     finally:
         for module, mode in modes.items():
             module.training = mode
         torch.set_rng_state(state)
     spread = statistics.median(times) / min(times) if min(times) else 1.0
     name, threads = type(model).__name__, host_threads()
-    found = Diagnosis(name, statistics.median(times), threads, tuple(layers), max(spread, _load()))
+    diagnosis = Diagnosis(name, statistics.median(times), threads, tuple(layers), max(spread, _load()))
     if not quiet:
-        print(found)
-    return found
+        print(diagnosis)
+    return diagnosis
 
 
 def _load() -> float:
-    """How many processes there are for each core, beside this one; 0 where the system does not say."""
+    """Return the number of other processes for each core; 0 where the system does not say."""
     try:
         return max(os.getloadavg()[0] - 1, 0.0) / (os.cpu_count() or 1)
     except (OSError, AttributeError):
         return 0.0
 
 
-def _call_of(model: torch.nn.Module, example: Any) -> Callable[[], Any]:
+def _make_call(model: torch.nn.Module, example: Any) -> Callable[[], Any]:
     if isinstance(example, dict):
         return lambda: model(**example)
     if isinstance(example, tuple | list):
@@ -93,7 +93,7 @@ def _call_of(model: torch.nn.Module, example: Any) -> Callable[[], Any]:
     return lambda: model(example)
 
 
-# watching --------------------------------------------------------------------------------------------
+# observing -------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -102,14 +102,14 @@ class _Visit:
 
     name: str
     module: torch.nn.Module
-    given: Any = None
+    input: Any = None
     calls: int = 0
     started: float = 0.0
-    spent: list[float] = field(default_factory=list)  # in each round
+    seconds_by_round: list[float] = field(default_factory=list)
 
 
 def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[list[float], list[_Visit]]:
-    """How long the model took each time, and the layers with weights of their own, in the order they ran."""
+    """Return the times of the model, and the layers with weights of their own, in the order they ran."""
     order: list[_Visit] = []
     visits = {
         module: _Visit(name, module)
@@ -117,27 +117,27 @@ def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[list[floa
         if any(True for _ in module.parameters(recurse=False))
     }
 
-    def before(module: torch.nn.Module, given: Any) -> None:
+    def before(module: torch.nn.Module, inputs: Any) -> None:
         visit = visits[module]
         if not visit.calls:
             order.append(visit)
-            visit.given = given[0] if given else None
+            visit.input = inputs[0] if inputs else None
         visit.calls += 1
         visit.started = time.perf_counter()
 
-    def after(module: torch.nn.Module, given: Any, found: Any) -> None:
+    def after(module: torch.nn.Module, inputs: Any, output: Any) -> None:
         visit = visits[module]
-        visit.spent[-1] += time.perf_counter() - visit.started
+        visit.seconds_by_round[-1] += time.perf_counter() - visit.started
 
     call()
     hooks = [module.register_forward_pre_hook(before) for module in visits]
     hooks += [module.register_forward_hook(after) for module in visits]
     times = []
     try:
-        for _ in range(MIN_ROUNDS):
+        for _ in range(ROUNDS):
             for visit in visits.values():
                 visit.calls = 0
-                visit.spent.append(0.0)
+                visit.seconds_by_round.append(0.0)
             order.clear()
             start = time.perf_counter()
             call()
@@ -148,21 +148,21 @@ def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[list[floa
     return times, order
 
 
-# judging ---------------------------------------------------------------------------------------------
+# diagnosing ------------------------------------------------------------------------------------------
 
 
-def _diagnosed(visit: _Visit, sparsities: Sequence[float]) -> LayerDiagnosis:
-    module, x = visit.module, visit.given
-    own = list(module.parameters(recurse=False))
+def _diagnose(visit: _Visit, sparsities: Sequence[float]) -> LayerDiagnosis:
+    module, x = visit.module, visit.input
+    parameters = list(module.parameters(recurse=False))
     weight = getattr(module, "weight", None)
-    weight = weight if isinstance(weight, torch.Tensor) else max(own, key=torch.Tensor.numel)
-    found = LayerDiagnosis(
+    weight = weight if isinstance(weight, torch.Tensor) else max(parameters, key=torch.Tensor.numel)
+    diagnosis = LayerDiagnosis(
         visit.name,
         type(module).__name__,
         tuple(weight.shape),
         tuple(x.shape) if isinstance(x, torch.Tensor) else (),
         visit.calls,
-        statistics.median(visit.spent),
+        statistics.median(visit.seconds_by_round),
         _density(weight),
         _density(x),
     )
@@ -173,74 +173,74 @@ def _diagnosed(visit: _Visit, sparsities: Sequence[float]) -> LayerDiagnosis:
         and is_dense
         and weight.numel()
     ):
-        return _linear(found, module, x, sparsities)
-    return replace(found, advice=_other(module, x))
+        return _diagnose_linear(diagnosis, module, x, sparsities)
+    return replace(diagnosis, advice=_advise_other(module, x))
 
 
-def _linear(
-    found: LayerDiagnosis, layer: torch.nn.Linear, x: torch.Tensor, sparsities: Sequence[float]
+def _diagnose_linear(
+    diagnosis: LayerDiagnosis, layer: torch.nn.Linear, x: torch.Tensor, sparsities: Sequence[float]
 ) -> LayerDiagnosis:
-    """The layer timed as it is, pruned, and on a sparse input."""
+    """Time the layer as it is, pruned, and on a sparse input."""
     calls: dict[str, Callable[[], object]] = {"dense": lambda: layer(x)}
     norms: dict[float, float] = {}
-    whole = float(layer.weight.norm())
+    full_norm = float(layer.weight.norm())
     for sparsity in sparsities:
         pruned = SparseLinear.from_dense(layer, sparsity=sparsity)
-        norms[sparsity] = float(pruned.values.norm()) / whole if whole else 0.0
-        calls[f"{sparsity}"] = _on(pruned, x)
-    if found.weight_density < 1 - min(sparsities, default=1.0) / 2:
-        calls["stored"] = _on(SparseLinear.from_dense(layer), x)
-    if found.input_density <= FEW:
+        norms[sparsity] = float(pruned.values.norm()) / full_norm if full_norm else 0.0
+        calls[f"{sparsity}"] = _make_layer_call(pruned, x)
+    if diagnosis.weight_density < 1 - min(sparsities, default=1.0) / 2:
+        calls["stored"] = _make_layer_call(SparseLinear.from_dense(layer), x)
+    if diagnosis.input_density <= MAX_SPARSE_INPUT_DENSITY:
         flat = x.reshape(-1, x.shape[-1])
         calls["input"] = lambda: F.linear(from_torch(flat, format="csr"), layer.weight, layer.bias)
     times = timing.measure_fastest(calls)
-    found = replace(
-        found,
+    diagnosis = replace(
+        diagnosis,
         dense=times["dense"],
         stored=times.get("stored"),
         sparse_input=times.get("input"),
         sparse={sparsity: times[f"{sparsity}"] for sparsity in sparsities},
         norm_kept=norms,
     )
-    return replace(found, advice=_advice(found))
+    return replace(diagnosis, advice=_advice(diagnosis))
 
 
-def _on(layer: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
+def _make_layer_call(layer: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
     return lambda: layer(x)
 
 
 def _advice(layer: LayerDiagnosis) -> str:
     assert layer.dense is not None
-    said = []
-    if layer.stored is not None and layer.dense / layer.stored >= WORTH:
-        said.append(
+    sentences = []
+    if layer.stored is not None and layer.dense / layer.stored >= MIN_GAIN:
+        sentences.append(
             f"{1 - layer.weight_density:.0%} of its weights are zero already: stored sparse it is "
             f"{layer.dense / layer.stored:.1f} x as fast (scorch.nn.SparseLinear.from_dense(layer))"
         )
-    if layer.sparse_input is not None and layer.dense / layer.sparse_input >= WORTH:
-        said.append(
+    if layer.sparse_input is not None and layer.dense / layer.sparse_input >= MIN_GAIN:
+        sentences.append(
             f"{1 - layer.input_density:.0%} of its input are zero: given as csr it is "
             f"{layer.dense / layer.sparse_input:.1f} x as fast, conversion included"
         )
-    least, most = layer.gains_from, max(layer.sparse, default=None)
-    if least is not None and most is not None:
-        gains = ", ".join(f"{layer.gain(s):.1f} x at {s:.0%}" for s in layer.sparse if s >= least)
-        kept = f"{layer.norm_kept[least]:.0%} of the norm stays at {least:.0%}"
-        said.append(f"gains from {least:.0%} of its weights taken out: {gains}; {kept}")
-    elif most is not None and not said:
-        said.append(f"no gain up to {most:.0%}: {_why_not(layer)}")
-    return "; ".join(said)
+    smallest, largest = layer.gains_from, max(layer.sparse, default=None)
+    if smallest is not None and largest is not None:
+        gains = ", ".join(f"{layer.gain(s):.1f} x at {s:.0%}" for s in layer.sparse if s >= smallest)
+        norm_text = f"{layer.norm_kept[smallest]:.0%} of the norm stays at {smallest:.0%}"
+        sentences.append(f"gains from {smallest:.0%} of its weights taken out: {gains}; {norm_text}")
+    elif largest is not None and not sentences:
+        sentences.append(f"no gain up to {largest:.0%}: {_explain_no_gain(layer)}")
+    return "; ".join(sentences)
 
 
-def _why_not(layer: LayerDiagnosis) -> str:
+def _explain_no_gain(layer: LayerDiagnosis) -> str:
     assert layer.dense is not None
     if layer.dense < 2e-5:
         return "it is so short that calling it takes most of the time"
     return "torch's dense product is faster on this input; more at once favours dense, fewer sparse"
 
 
-def _other(module: torch.nn.Module, x: Any) -> str:
-    """What to say of layers that are not timed sparse."""
+def _advise_other(module: torch.nn.Module, x: Any) -> str:
+    """Advise on layers that are not timed sparse."""
     if isinstance(module, torch.nn.Embedding):
         return "looking up dense rows is hard to beat; sparse rows save memory only"
     if isinstance(module, torch.nn.MultiheadAttention):

@@ -1,4 +1,4 @@
-"""What ``scorch.doctor`` finds out about a model, and the table that ``print`` shows of it."""
+"""The diagnosis of ``scorch.doctor``, and the table that ``print`` shows of it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from scorch._src.explain import html as page
-from scorch._src.explain.function_report import in_seconds
+from scorch._src.explain.function_report import format_seconds
 
-RESTLESS = 1.3
-WORTH = 1.05  # times as fast, from where on it is called a gain
+MAX_STEADY_VARIATION = 1.3
+MIN_GAIN = 1.05  # speedup from which on it is called a gain
 
 
 @dataclass(frozen=True)
 class LayerDiagnosis:
-    """One layer on the input that the example gave it; times in seconds.
+    """One layer on its input in the example; times in seconds.
 
     ``seconds``
         inside of the model, all of its calls together
@@ -50,19 +50,19 @@ class LayerDiagnosis:
     advice: str = ""
 
     def gain(self, sparsity: float) -> float | None:
-        """How many times faster the layer is with that share of its weights taken out."""
-        spent = self.sparse.get(sparsity)
-        return None if spent is None or self.dense is None else self.dense / spent
+        """Return the speedup of the layer with that share of its weights pruned."""
+        seconds = self.sparse.get(sparsity)
+        return None if seconds is None or self.dense is None else self.dense / seconds
 
     @property
     def gains_from(self) -> float | None:
-        """The smallest share that was tried from which on the layer is faster sparse."""
-        found = None
+        """The smallest sparsity that was tried from which on the layer is faster sparse."""
+        smallest = None
         for sparsity in sorted(self.sparse, reverse=True):
-            if (self.gain(sparsity) or 0.0) < WORTH:
+            if (self.gain(sparsity) or 0.0) < MIN_GAIN:
                 break
-            found = sparsity
-        return found
+            smallest = sparsity
+        return smallest
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,22 @@ class Diagnosis:
     unrest: float = 1.0  # how much times vary, or how many other processes each core has
 
     def seconds_at(self, sparsity: float) -> float:
-        """What the model would take with that share taken out of those layers that gain from it."""
-        spared = left = 0.0
+        """Estimate the time of the model with that share pruned of those layers that gain from it."""
+        saved = remaining = 0.0
         for layer in self.layers:
             gain = layer.gain(sparsity)
-            if gain is not None and gain >= WORTH:
-                spared += layer.seconds * (1 - 1 / gain)
-                left += layer.seconds / gain
-        return max(self.seconds - spared, left)
+            if gain is not None and gain >= MIN_GAIN:
+                saved += layer.seconds * (1 - 1 / gain)
+                remaining += layer.seconds / gain
+        return max(self.seconds - saved, remaining)
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """A sentence for each layer that there is something to say of."""
+        """A sentence for each layer that there is advice for."""
         return tuple(f"{layer.name or '(model)'}: {layer.advice}" for layer in self.layers if layer.advice)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as dictionaries, lists, numbers and texts, for JSON."""
+        """Convert everything to dictionaries, lists, numbers and strings, for JSON."""
         return {**asdict(self), "advice": list(self.advice)}
 
     def _rows(self) -> tuple[list[str], list[list[str]]]:
@@ -103,23 +103,34 @@ class Diagnosis:
             sizes = [" x ".join(map(str, shape)) for shape in (layer.shape, layer.input_shape)]
             share = f"{layer.seconds / self.seconds:.0%}" if self.seconds else "-"
             nonzero = f"{layer.weight_density:.0%} / {layer.input_density:.0%}"
-            cells = [layer.name or "(model)", layer.kind, *sizes, nonzero, in_seconds(layer.seconds), share]
+            cells = [
+                layer.name or "(model)",
+                layer.kind,
+                *sizes,
+                nonzero,
+                format_seconds(layer.seconds),
+                share,
+            ]
             gains = [layer.gain(sparsity) for sparsity in tried]
-            cells += [in_seconds(layer.dense), *("-" if gain is None else f"{gain:.2f} x" for gain in gains)]
+            cells += [
+                format_seconds(layer.dense),
+                *("-" if gain is None else f"{gain:.2f} x" for gain in gains),
+            ]
             rows.append(cells)
         return head, rows
 
     def _summary(self) -> list[str]:
         tried = sorted({sparsity for layer in self.layers for sparsity in layer.sparse})
-        lines = [f"{self.model}: {in_seconds(self.seconds)} with {self.threads} threads"]
+        lines = [f"{self.model}: {format_seconds(self.seconds)} with {self.threads} threads"]
         for sparsity in tried:
-            whole = self.seconds_at(sparsity)
-            if whole < self.seconds / WORTH:
-                gain = f"{self.seconds / max(whole, 1e-12):.2f} x"
+            model_seconds = self.seconds_at(sparsity)
+            if model_seconds < self.seconds / MIN_GAIN:
+                gain = f"{self.seconds / max(model_seconds, 1e-12):.2f} x"
                 lines.append(
-                    f"about {in_seconds(whole)} ({gain}) with {sparsity:.0%} of the weights taken out"
+                    f"about {format_seconds(model_seconds)} ({gain}) "
+                    f"with {sparsity:.0%} of the weights taken out"
                 )
-        if self.unrest > RESTLESS:
+        if self.unrest > MAX_STEADY_VARIATION:
             lines.append("times vary or other work is running: gains on a quiet machine are others")
         if len(lines) > 1 and tried:
             lines.append(

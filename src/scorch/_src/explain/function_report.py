@@ -1,4 +1,4 @@
-"""What the explanation of a whole function consists of, and the report that ``print`` shows of it."""
+"""The explanation of a whole function, and the report that ``print`` shows of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scorch._src.explain import html as page
-from scorch._src.explain.report import StepExplanation, TensorFacts, in_bytes, plain
+from scorch._src.explain.report import StepExplanation, TensorDescription, format_bytes, to_plain
 
 _WIDTH = 110
 _LABEL = 12
-SMALL = 0.01  # of the whole time: shorter dense calls are summed up
+MIN_SHOWN_SHARE = 0.01  # of the total time: shorter dense calls are summed up
 
 KINDS = {
     "kernel": "a generated kernel",
@@ -32,7 +32,7 @@ class KernelExplanation:
     ``statement``
         what was computed, in index notation, or the name of the routine
     ``operands``
-        what it read, as it was given, and ``result``: what it made
+        what it read, as passed, and ``result``: what it computed
     ``loop_order``
         outermost first, and on how many ``threads``
     ``bytes``
@@ -40,17 +40,17 @@ class KernelExplanation:
     ``predicted``
         seconds, by the cost model and the speed of this machine; None if there is no model for it
     ``measured``
-        seconds, the median, without ``converting``: what went into storing operands otherwise
+        seconds, the median, without ``converting``: the time of converting operands
     ``converted``
-        what was stored otherwise first, or transposed, and why; ``advice``: how to avoid it
+        what was converted first, or transposed, and why; ``advice``: how to avoid it
     ``step``
         all that ``explain`` of the statement alone would show
     """
 
     kind: str
     statement: str
-    operands: tuple[TensorFacts, ...]
-    result: TensorFacts | None
+    operands: tuple[TensorDescription, ...]
+    result: TensorDescription | None
     loop_order: tuple[str, ...]
     threads: int
     bytes: int
@@ -65,7 +65,7 @@ class KernelExplanation:
 
 @dataclass(frozen=True)
 class CallExplanation:
-    """A call in the function: its name, the line it stands in, its kernels, and how many seconds it took."""
+    """A call in the function: its name, its line, its kernels, and its seconds."""
 
     name: str
     where: str
@@ -77,16 +77,16 @@ class CallExplanation:
 
 @dataclass(frozen=True)
 class FunctionExplanation:
-    """What a function did when it was called; print it to read it.
+    """Report what a function did when it was called; print it to read it.
 
     ``calls``
         in order, those without sparse tensors too
     ``seconds``
         of the whole call: the median of ``runs``; ``watched``: while being looked at
     ``joined``
-        calls that became one kernel, because ``scorch.compile`` made the function
+        calls that were fused, because ``scorch.compile`` made the function
     ``joinable``
-        calls that would become one kernel if it did
+        calls that it would fuse
     ``result``
         what the last call returned
     """
@@ -107,30 +107,32 @@ class FunctionExplanation:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What would spare time, each sentence once."""
-        found = [text for kernel in self.kernels for text in kernel.advice]
+        """What would save time, each sentence once."""
+        sentences = [text for kernel in self.kernels for text in kernel.advice]
         if self.joinable:
             calls = "; ".join(", ".join(group) for group in self.joinable)
-            found.append(f"scorch.compile makes one kernel of: {calls}")
-        return tuple(dict.fromkeys(found))
+            sentences.append(f"scorch.compile makes one kernel of: {calls}")
+        return tuple(dict.fromkeys(sentences))
 
     @property
     def source(self) -> str:
-        """The C texts of all kernels, each once."""
+        """The C sources of all kernels, each once."""
         return "\n".join(dict.fromkeys(kernel.source for kernel in self.kernels if kernel.source))
 
     def report(self) -> str:
-        """The explanation as text, without C sources."""
+        """Return the explanation as text, without C sources."""
         return "\n".join(_report(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the result as dictionaries, lists, numbers and texts, for JSON."""
-        facts = {name: plain(getattr(self, name)) for name in ("name", "calls", "seconds", "watched", "runs")}
+        """Convert everything but the result to dictionaries, lists, numbers and strings, for JSON."""
+        fields_by_name = {
+            name: to_plain(getattr(self, name)) for name in ("name", "calls", "seconds", "watched", "runs")
+        }
         return {
-            **facts,
-            "joined": plain(self.joined),
-            "joinable": plain(self.joinable),
-            "advice": plain(self.advice),
+            **fields_by_name,
+            "joined": to_plain(self.joined),
+            "joinable": to_plain(self.joinable),
+            "advice": to_plain(self.advice),
         }
 
     def __str__(self) -> str:
@@ -140,8 +142,8 @@ class FunctionExplanation:
         return f"<{_title(self)}; print it to read it>"
 
     def _repr_html_(self) -> str:
-        shown, _ = _shown(self)
-        rows = [_html_row(number, call, self.watched) for number, call in enumerate(shown, 1)]
+        long_calls, _ = _split_calls(self)
+        rows = [_html_row(number, call, self.watched) for number, call in enumerate(long_calls, 1)]
         return page.page(
             page.heading(_title(self)),
             page.table(["", "call", "", "time", "share"], rows, {3}),
@@ -151,8 +153,8 @@ class FunctionExplanation:
         )
 
 
-def in_seconds(seconds: float | None) -> str:
-    """``1.2 ms``: two or three digits."""
+def format_seconds(seconds: float | None) -> str:
+    """Format seconds as ``1.2 ms``: two or three digits."""
     if seconds is None:
         return "-"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
@@ -164,115 +166,123 @@ def in_seconds(seconds: float | None) -> str:
 # in notebooks ----------------------------------------------------------------------------------------
 
 
-def _html_row(number: int, call: CallExplanation, whole: float) -> list[str]:
+def _html_row(number: int, call: CallExplanation, total: float) -> list[str]:
     name = f"<b>{page.text(call.name)}</b><br>{page.faint(call.where)}"
     kernels = "".join(map(_html_kernel, call.kernels))
-    share = call.seconds / whole if whole else 0.0
-    return [str(number), name, page.code(call.line) + kernels, in_seconds(call.seconds), page.bar(share)]
+    share = call.seconds / total if total else 0.0
+    return [str(number), name, page.code(call.line) + kernels, format_seconds(call.seconds), page.bar(share)]
 
 
 def _html_kernel(kernel: KernelExplanation) -> str:
-    facts = [page.faint(KINDS[kernel.kind]), *map(page.text, kernel.operands)]
+    lines = [page.faint(KINDS[kernel.kind]), *map(page.text, kernel.operands)]
     if kernel.result is not None:
-        facts.append(f"&rarr; {page.text(kernel.result)}")
+        lines.append(f"&rarr; {page.text(kernel.result)}")
     if kernel.loop_order:
-        facts.append(page.text(f"loops {', '.join(kernel.loop_order)}; threads {kernel.threads}"))
-    facts.append(page.text(in_bytes(kernel.bytes)))
-    facts += [f"<i>{page.text(sentence)}</i>" for sentence in kernel.converted]
-    times = in_seconds(kernel.measured)
+        lines.append(page.text(f"loops {', '.join(kernel.loop_order)}; threads {kernel.threads}"))
+    lines.append(page.text(format_bytes(kernel.bytes)))
+    lines += [f"<i>{page.text(sentence)}</i>" for sentence in kernel.converted]
+    times = format_seconds(kernel.measured)
     if kernel.predicted is not None:
-        times += f" (predicted {in_seconds(kernel.predicted)})"
-    body = "<br>".join(facts) + page.source("C source", kernel.source)
-    return page.opened(f"{page.code(kernel.statement)} {page.faint(times)}", body)
+        times += f" (predicted {format_seconds(kernel.predicted)})"
+    body = "<br>".join(lines) + page.source("C source", kernel.source)
+    return page.collapsible(f"{page.code(kernel.statement)} {page.faint(times)}", body)
 
 
 # the report ------------------------------------------------------------------------------------------
 
 
-def _title(found: FunctionExplanation) -> str:
-    kernels = len(found.kernels)
+def _title(report: FunctionExplanation) -> str:
+    kernels = len(report.kernels)
     number = f"{kernels} kernel{'' if kernels == 1 else 's'}"
-    watched = f"; {in_seconds(found.watched)} while watched" if found.watched > 1.1 * found.seconds else ""
-    times = "call" if found.runs == 1 else "calls"
-    return f"{found.name}: {number}, {in_seconds(found.seconds)} (median of {found.runs} {times}{watched})"
+    watched = (
+        f"; {format_seconds(report.watched)} while watched" if report.watched > 1.1 * report.seconds else ""
+    )
+    times = "call" if report.runs == 1 else "calls"
+    median = f"median of {report.runs} {times}{watched}"
+    return f"{report.name}: {number}, {format_seconds(report.seconds)} ({median})"
 
 
-def _shown(found: FunctionExplanation) -> tuple[list[CallExplanation], list[CallExplanation]]:
-    """The calls to be shown one by one, and short dense ones."""
-    shown: list[CallExplanation] = []
-    short: list[CallExplanation] = []
-    for call in found.calls:
-        is_short = not call.is_sparse and not call.kernels and call.seconds < SMALL * found.watched
-        (short if is_short else shown).append(call)
-    return shown, short
+def _split_calls(explanation: FunctionExplanation) -> tuple[list[CallExplanation], list[CallExplanation]]:
+    """Split the calls into those shown one by one, and short dense ones."""
+    long_calls: list[CallExplanation] = []
+    short_calls: list[CallExplanation] = []
+    for call in explanation.calls:
+        is_short = (
+            not call.is_sparse and not call.kernels and call.seconds < MIN_SHOWN_SHARE * explanation.watched
+        )
+        (short_calls if is_short else long_calls).append(call)
+    return long_calls, short_calls
 
 
-def _report(found: FunctionExplanation) -> list[str]:
-    lines = [_title(found)]
-    shown, short = _shown(found)
-    for number, call in enumerate(shown, 1):
-        lines += ["", *_call_lines(call, number, found.watched)]
-    if short:
-        spent = in_seconds(sum(call.seconds for call in short))
-        names = ", ".join(dict.fromkeys(call.name for call in short))
-        number_of = f"{len(short)} short dense call{'' if len(short) == 1 else 's'} of torch"
-        lines += ["", *_wrapped(f"and {number_of}, {spent}: {names}", "")]
-    if not found.kernels and not shown:
+def _report(explanation: FunctionExplanation) -> list[str]:
+    lines = [_title(explanation)]
+    long_calls, short_calls = _split_calls(explanation)
+    for number, call in enumerate(long_calls, 1):
+        lines += ["", *_call_lines(call, number, explanation.watched)]
+    if short_calls:
+        seconds = format_seconds(sum(call.seconds for call in short_calls))
+        names = ", ".join(dict.fromkeys(call.name for call in short_calls))
+        summary = f"{len(short_calls)} short dense call{'' if len(short_calls) == 1 else 's'} of torch"
+        lines += ["", *_wrap_lines(f"and {summary}, {seconds}: {names}", "")]
+    if not explanation.kernels and not long_calls:
         lines += [
             "",
-            *_wrapped("no kernel of Scorch ran in this thread (a generator must be consumed)", ""),
+            *_wrap_lines("no kernel of Scorch ran in this thread (a generator must be consumed)", ""),
         ]
-    for group in found.joined:
-        lines += ["", *_wrapped(f"one kernel for: {', '.join(group)}", "")]
-    if found.advice:
+    for group in explanation.joined:
+        lines += ["", *_wrap_lines(f"one kernel for: {', '.join(group)}", "")]
+    if explanation.advice:
         lines += ["", "what would spare time"]
-        lines += [line for text in found.advice for line in _wrapped(text, "- ")]
+        lines += [line for text in explanation.advice for line in _wrap_lines(text, "- ")]
     return lines
 
 
-def _call_lines(call: CallExplanation, number: int, whole: float) -> list[str]:
-    share = f", {100 * call.seconds / whole:.0f}%" if whole else ""
+def _call_lines(call: CallExplanation, number: int, total: float) -> list[str]:
+    share = f", {100 * call.seconds / total:.0f}%" if total else ""
     kind = "" if call.is_sparse or call.kernels or "torch.sparse" in call.name else ", dense"
-    place = f"  ({call.where})" if call.where else ""
-    lines = [f"{number}. {call.name}{kind}: {in_seconds(call.seconds)}{share}{place}"]
+    location = f"  ({call.where})" if call.where else ""
+    lines = [f"{number}. {call.name}{kind}: {format_seconds(call.seconds)}{share}{location}"]
     if call.line:
         lines.append(f"     {textwrap.shorten(call.line, _WIDTH - 5, placeholder=' ...')}")
     for kernel in call.kernels:
         lines += _kernel_lines(kernel)
     if call.is_sparse and not call.kernels:
-        lines += _labelled("values", "on the stored values, by torch, or on the pattern alone: no kernel")
+        lines += _label_lines("values", "on the stored values, by torch, or on the pattern alone: no kernel")
     return lines
 
 
 def _kernel_lines(kernel: KernelExplanation) -> list[str]:
-    lines = _labelled("kernel" if kernel.kind in ("kernel", "fused") else kernel.kind, kernel.statement)
+    lines = _label_lines("kernel" if kernel.kind in ("kernel", "fused") else kernel.kind, kernel.statement)
     if kernel.operands:
         result = "" if kernel.result is None else f" -> {kernel.result}"
-        lines += _labelled("formats", "; ".join(map(str, kernel.operands)) + result)
+        lines += _label_lines("formats", "; ".join(map(str, kernel.operands)) + result)
     if kernel.loop_order:
         threads = f"{kernel.threads} thread{'' if kernel.threads == 1 else 's'}"
-        lines += _labelled("loops", f"{', '.join(kernel.loop_order)}; {threads}; {in_bytes(kernel.bytes)}")
+        lines += _label_lines(
+            "loops", f"{', '.join(kernel.loop_order)}; {threads}; {format_bytes(kernel.bytes)}"
+        )
     elif kernel.bytes:
-        lines += _labelled("memory", in_bytes(kernel.bytes))
+        lines += _label_lines("memory", format_bytes(kernel.bytes))
     if kernel.predicted is not None:
-        lines += _labelled(
-            "time", f"predicted {in_seconds(kernel.predicted)}, measured {in_seconds(kernel.measured)}"
+        lines += _label_lines(
+            "time",
+            f"predicted {format_seconds(kernel.predicted)}, measured {format_seconds(kernel.measured)}",
         )
     else:
-        lines += _labelled("time", f"measured {in_seconds(kernel.measured)}")
+        lines += _label_lines("time", f"measured {format_seconds(kernel.measured)}")
     for text in kernel.converted:
-        lines += _labelled("converts", text)
+        lines += _label_lines("converts", text)
     if kernel.converting > 0.05 * kernel.measured and kernel.converted:
-        lines += _labelled("", f"which took {in_seconds(kernel.converting)}")
+        lines += _label_lines("", f"which took {format_seconds(kernel.converting)}")
     return lines
 
 
-def _labelled(label: str, text: str) -> list[str]:
-    parts = textwrap.wrap(text, _WIDTH - _LABEL - 5, break_long_words=False, break_on_hyphens=False) or [""]
-    return [f"     {label if n == 0 else '':{_LABEL}}{part}" for n, part in enumerate(parts)]
+def _label_lines(label: str, text: str) -> list[str]:
+    wrapped = textwrap.wrap(text, _WIDTH - _LABEL - 5, break_long_words=False, break_on_hyphens=False) or [""]
+    return [f"     {label if n == 0 else '':{_LABEL}}{line}" for n, line in enumerate(wrapped)]
 
 
-def _wrapped(text: str, begin: str) -> list[str]:
+def _wrap_lines(text: str, begin: str) -> list[str]:
     return textwrap.wrap(
         text,
         _WIDTH,
@@ -283,6 +293,6 @@ def _wrapped(text: str, begin: str) -> list[str]:
     )
 
 
-def groups_of(calls: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """Groups of more than one call."""
+def join_groups(calls: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of more than one call."""
     return tuple(tuple(group) for group in calls if len(group) > 1)

@@ -1,4 +1,4 @@
-"""The parts that explanations are made of in notebooks: tables, lists, and what can be opened."""
+"""Parts of explanations in notebooks: tables, lists, and collapsible sections."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _STYLE = """\
 
 
 def page(*parts: str) -> str:
-    """The parts one below the other, with the style of all."""
+    """Join parts, with a common style."""
     return f'<div class="scorch">{_STYLE}{"".join(parts)}</div>'
 
 
 def text(value: object) -> str:
-    """A text as it is, whatever signs are in it."""
+    """Escape a text."""
     return html.escape(str(value))
 
 
 def code(value: object) -> str:
-    """A short piece of a program."""
+    """Format a short piece of a program."""
     return f"<code>{text(value)}</code>"
 
 
 def faint(value: object) -> str:
-    """Something of less weight."""
+    """Format something of less weight."""
     return f'<span class="faint">{text(value)}</span>'
 
 
@@ -42,31 +42,31 @@ def heading(value: object) -> str:
 
 
 def bar(share: float) -> str:
-    """A bar as long as the share is large."""
+    """Draw a bar as long as the share is large."""
     return f'<span class="bar" style="width:{8 * min(max(share, 0.0), 1.0):.2f}em"></span>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[int] = ()) -> str:
-    """Rows of cells that are HTML already; ``numbers`` are columns that end at one line."""
+    """Format rows of cells that are HTML already; ``numbers`` are right-aligned columns."""
 
-    def line(cells: Iterable[str], tag: str) -> str:
-        kinds = [' class="number"' if place in numbers else "" for place in range(len(head))]
+    def format_cells(cells: Iterable[str], tag: str) -> str:
+        kinds = [' class="number"' if column in numbers else "" for column in range(len(head))]
         return "".join(f"<{tag}{kind}>{cell}</{tag}>" for cell, kind in zip(cells, kinds, strict=True))
 
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return f"<table><tr>{line(map(text, head), 'th')}</tr>{body}</table>"
+    body = "".join(f"<tr>{format_cells(row, 'td')}</tr>" for row in rows)
+    return f"<table><tr>{format_cells(map(text, head), 'th')}</tr>{body}</table>"
 
 
 def listing(title: str, items: Iterable[str]) -> str:
-    """Sentences below a title."""
+    """Format sentences below a title."""
     return f"{heading(title)}<ul>{''.join(f'<li>{text(item)}</li>' for item in items)}</ul>"
 
 
-def opened(head: str, body: str) -> str:
-    """``body``, which is shown once ``head`` is clicked; both are HTML."""
+def collapsible(head: str, body: str) -> str:
+    """Hide ``body`` until ``head`` is clicked; both are HTML."""
     return f"<details><summary>{head}</summary>{body}</details>"
 
 
 def source(title: str, body: str) -> str:
-    """A long text, to be opened."""
-    return opened(text(title), f"<pre>{text(body)}</pre>") if body else ""
+    """Format a long text in a collapsible section."""
+    return collapsible(text(title), f"<pre>{text(body)}</pre>") if body else ""

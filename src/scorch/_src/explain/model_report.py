@@ -43,12 +43,12 @@ class ModelReport:
 
     @property
     def bytes(self) -> int:
-        """What the weights and index arrays take."""
+        """The bytes of the weights and index arrays."""
         return sum(layer.bytes for layer in self.layers)
 
     @property
     def dense_bytes(self) -> int:
-        """What they would take if all were dense."""
+        """The bytes they would take if all were dense."""
         return sum(layer.dense_bytes for layer in self.layers)
 
     def __str__(self) -> str:
@@ -69,8 +69,8 @@ class ModelReport:
             shape = " x ".join(map(str, layer.shape))
             share = f"{layer.bytes / max(layer.dense_bytes, 1):.2f}"
             times = (_time(layer.expected), _time(layer.measured), _time(layer.dense_measured))
-            facts = (layer.format, f"{layer.density:.1%}", f"{layer.bytes:,}", share)
-            rows.append([layer.name or "(model)", layer.kind, shape, *facts, *times])
+            storage_cells = (layer.format, f"{layer.density:.1%}", f"{layer.bytes:,}", share)
+            rows.append([layer.name or "(model)", layer.kind, shape, *storage_cells, *times])
         totals = [
             sum(time for layer in self.layers if (time := getattr(layer, name)) is not None)
             for name in ("expected", "measured", "dense_measured")
@@ -112,7 +112,7 @@ def report(
         raise OperandError(f"report takes a torch.nn.Module, not a {type(model).__name__}")
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ArgumentError(f"batch is a number of inputs, not {batch!r}")
-    found: list[LayerReport] = []
+    layers: list[LayerReport] = []
     inside: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
         if module in inside:
@@ -121,16 +121,16 @@ def report(
             inside.add(module.table)
         layer = _layer(name, module, batch, measure)
         if layer is not None:
-            found.append(layer)
-    asked = getattr(model, "sparsification", None)
+            layers.append(layer)
+    sparsification = getattr(model, "sparsification", None)
     names = {name for name, _ in model.named_modules()}
-    left = () if asked is None else asked.skipped
-    skipped = {layer.name: layer.reason for layer in left if layer.name in names}
-    now = sparsification_of(model, None if asked is None else asked.asked, skipped)
-    made = ModelReport(tuple(found), batch, host_threads(), now)
+    dense_layers = () if sparsification is None else sparsification.skipped
+    skipped = {layer.name: layer.reason for layer in dense_layers if layer.name in names}
+    current = sparsification_of(model, None if sparsification is None else sparsification.asked, skipped)
+    result = ModelReport(tuple(layers), batch, host_threads(), current)
     if not quiet:
-        print(made)
-    return made
+        print(result)
+    return result
 
 
 def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> LayerReport | None:
@@ -148,12 +148,12 @@ def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> Lay
         shape, element, count = tuple(weight.shape), weight.element_size(), weight.numel()
         nonzero, size, form = int(torch.count_nonzero(weight.detach())), count * element, "dense"
     else:
-        own = [parameter for parameter in module.parameters(recurse=False)]
-        if not own:
+        parameters = [parameter for parameter in module.parameters(recurse=False)]
+        if not parameters:
             return None
-        size = sum(parameter.numel() * parameter.element_size() for parameter in own)
-        count = sum(parameter.numel() for parameter in own)
-        nonzero = sum(int(torch.count_nonzero(parameter.detach())) for parameter in own)
+        size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+        count = sum(parameter.numel() for parameter in parameters)
+        nonzero = sum(int(torch.count_nonzero(parameter.detach())) for parameter in parameters)
         kind = type(module).__name__
         return LayerReport(name, kind, (count,), "dense", nonzero / count, size, size, None, None, None, "")
     expected = timing.estimate_seconds(module, batch) if measure else None
@@ -179,15 +179,15 @@ def _times(module: torch.nn.Module, batch: int, dense_bytes: int) -> dict[str, f
         if is_within_budget(dense_bytes):
             calls["dense"] = timing.make_call(_dense(module), batch)
         return timing.measure_fastest(calls)
-    found = timing.measure_fastest(calls)
-    return {**found, "dense": found["own"]}
+    seconds = timing.measure_fastest(calls)
+    return {**seconds, "dense": seconds["own"]}
 
 
 def _dense(module: SparseLinear | SparseEmbedding) -> torch.nn.Module:
     if isinstance(module, SparseLinear):
         return module.to_dense()
-    found: torch.nn.Embedding = torch.nn.Embedding.from_pretrained(module.weight.detach().to_dense())
-    return found
+    embedding: torch.nn.Embedding = torch.nn.Embedding.from_pretrained(module.weight.detach().to_dense())
+    return embedding
 
 
 def _time(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What an explanation consists of, and the report that ``print`` shows of it."""
+"""The explanation of a statement, and the report that ``print`` shows of it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from scorch._src.compiler.schedule.order_loops import MOST_LOOPS
 from scorch._src.explain import html as page
 from scorch._src.formats import Format
 
-MOST_REJECTED = 5
-MOST_LINES = 60
+MAX_REJECTED_ORDERS = 5
+MAX_REPORT_LINES = 60
 _WIDTH = 110
 _LABEL = 12
 
 
 @dataclass(frozen=True)
-class TensorFacts:
-    """A tensor of a step; ``nnz`` is None for a result whose entries are only known once it is computed."""
+class TensorDescription:
+    """A tensor of a step; ``nnz`` is None for a result whose entries are known only after computing."""
 
     name: str
     format: Format
@@ -33,8 +33,8 @@ class TensorFacts:
         sizes = " x ".join(map(str, self.shape)) or "a scalar"
         stored = ""
         if self.nnz is not None and not self.format.is_dense:
-            places = math.prod(self.shape)
-            stored = f", {self.nnz:,} stored" + (f" ({100 * self.nnz / places:.3g}%)" if places else "")
+            elements = math.prod(self.shape)
+            stored = f", {self.nnz:,} stored" + (f" ({100 * self.nnz / elements:.3g}%)" if elements else "")
         name = f"{self.name}: " if self.name else ""
         return f"{name}{describe_format(self.format)}, {sizes}{stored}, {self.dtype}"
 
@@ -43,7 +43,7 @@ class TensorFacts:
 class OrderCost:
     """An order of loops and its expected cost; the unit is about one multiply-add.
 
-    ``total = work + assembly + transposition``; ``reason`` says what makes it dearer than the order taken.
+    ``total = work + assembly + transposition``; ``reason``: why it costs more than the order taken.
     """
 
     order: tuple[str, ...]
@@ -63,11 +63,11 @@ class StepExplanation:
     ``purpose``
         why the step is there, where it is not all of what was asked for
     ``operands``
-        name, format, shape, nnz and dtype of what it reads, as it was given
+        name, format, shape, nnz and dtype of what it reads, as passed
     ``result``
-        the same of what it makes; ``reasons`` say why its format
+        the same of its result; ``reasons`` say why its format
     ``conversions``
-        sentences: which operands are stored otherwise first, and why
+        sentences: which operands are converted first, and why
     ``loop_order``
         outermost first, and its ``cost``; ``paper``: Algorithm 1's order; ``rejected``: the best
     ``assembly``
@@ -79,14 +79,14 @@ class StepExplanation:
     ``memory``
         bytes of operands, result and workspace, which together are the most a kernel needs
     ``source``
-        the C text of the kernel
+        the C source of the kernel
     """
 
     statement: str
     kind: str
     purpose: str
-    operands: tuple[TensorFacts, ...]
-    result: TensorFacts
+    operands: tuple[TensorDescription, ...]
+    result: TensorDescription
     reasons: tuple[str, ...]
     conversions: tuple[str, ...] = ()
     loop_order: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class StepExplanation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call does, step by step; print it to read it.
+    """Report what a call does, step by step; print it to read it.
 
     ``text``
         the equation or expression as it was written
@@ -117,7 +117,7 @@ class Explanation:
     ``loop_order``
         of the last step, outermost first
     ``source``
-        the C texts of all kernels
+        the C sources of all kernels
     """
 
     text: str
@@ -140,7 +140,7 @@ class Explanation:
         return "\n".join(step.source for step in self.steps if step.source)
 
     def report(self, source: bool = True) -> str:
-        """The explanation as text, with the C sources at its end unless ``source`` is False."""
+        """Return the explanation as text, with the C sources at its end unless ``source`` is False."""
         lines = _report(self)
         if source:
             for number, step in enumerate(self.steps, 1):
@@ -149,19 +149,19 @@ class Explanation:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as dictionaries, lists, numbers and texts, for JSON."""
-        facts = {"result_format": str(self.result_format), "loop_order": list(self.loop_order)}
-        return {**plain(self), **facts}
+        """Convert everything to dictionaries, lists, numbers and strings, for JSON."""
+        summary = {"result_format": str(self.result_format), "loop_order": list(self.loop_order)}
+        return {**to_plain(self), **summary}
 
     def __str__(self) -> str:
         return self.report()
 
     def __repr__(self) -> str:
-        made = {step.result.name for step in self.steps}
-        given = ", ".join(f"{name} {form}" for name, form in self.formats.items() if name not in made)
+        results = {step.result.name for step in self.steps}
+        operands = ", ".join(f"{name} {form}" for name, form in self.formats.items() if name not in results)
         loops = ", ".join(self.loop_order) or "none"
         number = f"{len(self.steps)} step{'s' if len(self.steps) > 1 else ''}"
-        return f"Explanation({self.text!r}: {given} -> {self.result_format}; loops {loops}; {number})"
+        return f"Explanation({self.text!r}: {operands} -> {self.result_format}; loops {loops}; {number})"
 
     def _repr_html_(self) -> str:
         head = ["", "computes", "reads", "makes", "loops", "converts"]
@@ -190,71 +190,73 @@ def _html_row(number: int, step: StepExplanation) -> list[str]:
 # the report ------------------------------------------------------------------------------------------
 
 
-def _report(found: Explanation) -> list[str]:
-    """At most ``MOST_LINES`` lines: with many steps fewer rejected orders are shown, then only statements."""
+def _report(explanation: Explanation) -> list[str]:
+    """Return at most ``MAX_REPORT_LINES`` lines: with many steps fewer rejected orders, or none."""
     lines: list[str] = []
-    for shown in (MOST_REJECTED, 3, 1, 0, None):
-        lines = [found.text]
-        for number, step in enumerate(found.steps, 1):
-            lines += _step_lines(step, f"step {number} of {len(found.steps)}", shown)
-        if len(lines) <= MOST_LINES:
+    for rejected_shown in (MAX_REJECTED_ORDERS, 3, 1, 0, None):
+        lines = [explanation.text]
+        for number, step in enumerate(explanation.steps, 1):
+            lines += _step_lines(step, f"step {number} of {len(explanation.steps)}", rejected_shown)
+        if len(lines) <= MAX_REPORT_LINES:
             return lines
-    left = len(lines) - MOST_LINES + 1
-    return [*lines[: MOST_LINES - 1], f"... and {left} more lines: see .steps"]
+    remaining = len(lines) - MAX_REPORT_LINES + 1
+    return [*lines[: MAX_REPORT_LINES - 1], f"... and {remaining} more lines: see .steps"]
 
 
-def _step_lines(step: StepExplanation, title: str, shown: int | None) -> list[str]:
+def _step_lines(step: StepExplanation, title: str, rejected_shown: int | None) -> list[str]:
     purpose = f" ({step.purpose})" if step.purpose else ""
-    by = "a generated kernel" if step.kind == "kernel" else "a call of torch"
-    if shown is None:
-        return [textwrap.shorten(f"{title}, {by}: {step.statement}", _WIDTH, placeholder=" ...")]
-    lines = ["", f"{title}, {by}{purpose}", *_labelled("computes", step.statement)]
-    for label, operand in zip(_once("operands", len(step.operands)), step.operands, strict=True):
-        lines += _labelled(label, str(operand))
-    lines += _labelled("result", str(step.result))
-    lines += _labelled("", "; ".join(step.reasons))
-    for label, conversion in zip(_once("converts", len(step.conversions)), step.conversions, strict=True):
-        lines += _labelled(label, conversion)
+    kind = "a generated kernel" if step.kind == "kernel" else "a call of torch"
+    if rejected_shown is None:
+        return [textwrap.shorten(f"{title}, {kind}: {step.statement}", _WIDTH, placeholder=" ...")]
+    lines = ["", f"{title}, {kind}{purpose}", *_label_lines("computes", step.statement)]
+    for label, operand in zip(_label_first("operands", len(step.operands)), step.operands, strict=True):
+        lines += _label_lines(label, str(operand))
+    lines += _label_lines("result", str(step.result))
+    lines += _label_lines("", "; ".join(step.reasons))
+    for label, conversion in zip(
+        _label_first("converts", len(step.conversions)), step.conversions, strict=True
+    ):
+        lines += _label_lines(label, conversion)
     if step.cost is None or step.paper is None:
         return lines
-    lines += _labelled("loops", ", ".join(step.loop_order) or "none")
-    lines += _labelled("innermost", step.inner)
-    lines += _labelled("threads", step.threads)
-    lines += _labelled("builds", step.assembly)
-    lines += _labelled("memory", _memory_in_words(step.memory)) if step.memory else []
-    lines += _labelled("cost", _cost_in_words(step.cost))
-    lines += _labelled("paper", _paper_in_words(step.cost, step.paper, len(step.loop_order)))
-    rejected = step.rejected[:shown]
+    lines += _label_lines("loops", ", ".join(step.loop_order) or "none")
+    lines += _label_lines("innermost", step.inner)
+    lines += _label_lines("threads", step.threads)
+    lines += _label_lines("builds", step.assembly)
+    lines += _label_lines("memory", _format_memory(step.memory)) if step.memory else []
+    lines += _label_lines("cost", _format_cost(step.cost))
+    lines += _label_lines("paper", _format_paper_order(step.cost, step.paper, len(step.loop_order)))
+    rejected = step.rejected[:rejected_shown]
     width = max((len(", ".join(order.order)) for order in rejected), default=0)
-    for label, order in zip(_once("rejected", len(rejected)), rejected, strict=True):
+    for label, order in zip(_label_first("rejected", len(rejected)), rejected, strict=True):
         times = order.total / max(step.cost.total, 1.0)
-        lines += _labelled(label, f"{', '.join(order.order):{width}}  {times:7.1f} x  {order.reason}")
+        lines += _label_lines(label, f"{', '.join(order.order):{width}}  {times:7.1f} x  {order.reason}")
     return lines
 
 
-def _cost_in_words(cost: OrderCost) -> str:
-    parts = {"loops": cost.work, "building": cost.assembly, "transposing": cost.transposition}
-    shown = " + ".join(f"{name} {_number(value)}" for name, value in parts.items() if value)
-    return f"{_number(cost.total)} multiply-adds or so" + (f" = {shown}" if shown else "")
+def _format_cost(cost: OrderCost) -> str:
+    costs = {"loops": cost.work, "building": cost.assembly, "transposing": cost.transposition}
+    terms = " + ".join(f"{name} {_format_number(value)}" for name, value in costs.items() if value)
+    return f"{_format_number(cost.total)} multiply-adds or so" + (f" = {terms}" if terms else "")
 
 
-def _memory_in_words(memory: Footprint) -> str:
-    parts = []
+def _format_memory(memory: Footprint) -> str:
+    workspaces = []
     if memory.each_thread:
-        each = f" for each of {memory.threads} threads" if memory.threads > 1 else ""
-        parts.append(in_bytes(memory.each_thread) + each)
+        per_thread = f" for each of {memory.threads} threads" if memory.threads > 1 else ""
+        workspaces.append(format_bytes(memory.each_thread) + per_thread)
     if memory.once:
-        parts.append(in_bytes(memory.once) + (" for all" if parts else ""))
+        workspaces.append(format_bytes(memory.once) + (" for all" if workspaces else ""))
     if memory.copies:
-        parts.append(f"{in_bytes(memory.copies)} for copies of operands")
-    most = "" if memory.exact else "up to "
-    sizes = f"operands {in_bytes(memory.operands)}, result {most}{in_bytes(memory.result)}"
-    kept = "; once it is freed, large arrays serve the next results" if memory.result >= HUGE_PAGE else ""
-    return f"{sizes}, workspace {' and '.join(parts) or 'none'}{kept}"
+        workspaces.append(f"{format_bytes(memory.copies)} for copies of operands")
+    bound = "" if memory.exact else "up to "
+    sizes = f"operands {format_bytes(memory.operands)}, result {bound}{format_bytes(memory.result)}"
+    reuse = "; once it is freed, large arrays serve the next results" if memory.result >= HUGE_PAGE else ""
+    return f"{sizes}, workspace {' and '.join(workspaces) or 'none'}{reuse}"
 
 
-def in_bytes(size: float) -> str:
-    """``1.2 MB``: three digits at most."""
+def format_bytes(size: float) -> str:
+    """Format bytes as ``1.2 MB``: three digits at most."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if size < 999.5:
             return f"{size:.3g} {unit}"
@@ -262,36 +264,36 @@ def in_bytes(size: float) -> str:
     return f"{size:,.3g} TB"
 
 
-def _paper_in_words(cost: OrderCost, paper: OrderCost, loops: int) -> str:
+def _format_paper_order(cost: OrderCost, paper: OrderCost, loops: int) -> str:
     if loops > MOST_LOOPS:
         return f"Algorithm 1 decided; with more than {MOST_LOOPS} loops not all orders are tried"
     if paper.order == cost.order:
         return "Algorithm 1 takes the same order"
-    return f"Algorithm 1 takes {', '.join(paper.order)}, {_number(paper.total)}: {paper.reason}"
+    return f"Algorithm 1 takes {', '.join(paper.order)}, {_format_number(paper.total)}: {paper.reason}"
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,.0f}" if value < 1e9 else f"{value:.2e}"
 
 
-def _once(label: str, number: int) -> list[str]:
+def _label_first(label: str, number: int) -> list[str]:
     return [label, *[""] * (number - 1)] if number else []
 
 
-def _labelled(label: str, text: str) -> list[str]:
-    """``text`` beside its label, broken between words where it is too long."""
-    room = _WIDTH - _LABEL
-    parts = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
-    named = zip(_once(label, len(parts)), parts, strict=True)
-    return [f"  {name:{_LABEL - 2}}{part}" for name, part in named]
+def _label_lines(label: str, text: str) -> list[str]:
+    """Put ``text`` beside its label, wrapped where it is too long."""
+    width = _WIDTH - _LABEL
+    wrapped = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+    labelled = zip(_label_first(label, len(wrapped)), wrapped, strict=True)
+    return [f"  {name:{_LABEL - 2}}{line}" for name, line in labelled]
 
 
-def plain(value: Any) -> Any:
-    """A value as dictionaries, lists, numbers and texts."""
+def to_plain(value: Any) -> Any:
+    """Convert a value to dictionaries, lists, numbers and strings."""
     if isinstance(value, Format):
         return str(value)
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return value

@@ -1,9 +1,9 @@
-"""How long a kernel should take on this machine, from what it reads, writes and multiplies.
+"""Predict the time of a kernel on this machine, from what it reads, writes and multiplies.
 
-The cost model counts multiply-adds or so. Here a few kernels are timed once, to learn how long one of them
-takes where the places of the result are known, how long where its pattern has to be found, and how long a
-byte takes. A prediction is the longer of the two, and a call's own time on top. It is meant to show what is
-out of line: most kernels take between half and twice of it.
+The cost model counts multiply-adds or so. Here a few kernels are timed once: the time of a unit where the
+pattern of the result is known, where it has to be computed, and the time of a byte. A prediction is the
+larger of the two, plus the overhead of a call. It is meant to show outliers: most kernels take between half
+and twice of it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from scorch._src.statements.evaluate import evaluate
 from scorch._src.tensor.create.construct import from_coordinates
 from scorch.settings import settings
 
-ROWS, ENTRIES, COLUMNS = 2000, 40_000, 32  # of what is timed
-MIN_ROUNDS = 7
+TIMED_ROWS, TIMED_ENTRIES, TIMED_COLUMNS = 2000, 40_000, 32
+ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -39,28 +39,28 @@ class Speed:
     call: float
 
     def predict(self, units: float, size: int, is_new_pattern: bool) -> float:
-        """The expected seconds of a kernel with a cost of ``units`` that touches ``size`` bytes."""
+        """Predict the seconds of a kernel with a cost of ``units`` that touches ``size`` bytes."""
         unit = self.unit_of_pattern if is_new_pattern else self.unit
         return self.call + max(units * unit, size * self.byte)
 
 
-def predicted(prepared: Prepared, size: int) -> float:
-    """The expected seconds of a prepared kernel that touches ``size`` bytes, with the threads it will use."""
+def predict_seconds(prepared: Prepared, size: int) -> float:
+    """Predict the seconds of a prepared kernel that touches ``size`` bytes, with the threads it will use."""
     is_new = prepared.assembly not in ("dense", "shared")
     chosen = prepared.planned.choice.chosen
-    return speed(prepared.kernel.workers()).predict(chosen.work + chosen.assembly, size, is_new)
+    return measure_speed(prepared.kernel.workers()).predict(chosen.work + chosen.assembly, size, is_new)
 
 
 @functools.cache
-def speed(threads: int) -> Speed:
-    """What this machine does with so many threads; measured once, in a fraction of a second."""
-    draw = torch.Generator().manual_seed(0)
-    A, B = _random(draw), _random(draw)
+def measure_speed(threads: int) -> Speed:
+    """Measure this machine with so many threads; once, in a fraction of a second."""
+    generator = torch.Generator().manual_seed(0)
+    A, B = _random_matrix(generator), _random_matrix(generator)
     x, X = (
-        torch.rand(ROWS, generator=draw, device=HOST),
-        torch.rand(ROWS, COLUMNS, generator=draw, device=HOST),
+        torch.rand(TIMED_ROWS, generator=generator, device=HOST),
+        torch.rand(TIMED_ROWS, TIMED_COLUMNS, generator=generator, device=HOST),
     )
-    large = torch.rand(1 << 22, generator=draw, device=HOST)
+    large = torch.rand(1 << 22, generator=generator, device=HOST)
     small = from_coordinates(
         [torch.arange(2, device=HOST), torch.arange(2, device=HOST)],
         torch.ones(2, device=HOST),
@@ -68,42 +68,55 @@ def speed(threads: int) -> Speed:
         "csr",
     )
     with settings(threads=threads):
-        plain = [_unit(functools.partial(matmul, A, given)) for given in (x, X)]
-        new = [
-            _unit(functools.partial(matmul, A, B)),
-            _unit(functools.partial(evaluate, "C[i,j] = A[i,j] + B[i,j]", A=A, B=B, format="csr")),
+        known_pattern = [
+            _seconds_per_unit(functools.partial(matmul, A, dense_operand)) for dense_operand in (x, X)
         ]
-        call = statistics.median(_seconds(functools.partial(matmul, small, torch.ones(2, device=HOST))))
+        new_pattern = [
+            _seconds_per_unit(functools.partial(matmul, A, B)),
+            _seconds_per_unit(
+                functools.partial(evaluate, "C[i,j] = A[i,j] + B[i,j]", A=A, B=B, format="csr")
+            ),
+        ]
+        call = statistics.median(_time_calls(functools.partial(matmul, small, torch.ones(2, device=HOST))))
     with using_host_threads(threads):
-        read = statistics.median(_seconds(large.sum))
-    return Speed(statistics.median(plain), statistics.median(new), read / large.nbytes, call)
+        read_seconds = statistics.median(_time_calls(large.sum))
+    return Speed(
+        statistics.median(known_pattern), statistics.median(new_pattern), read_seconds / large.nbytes, call
+    )
 
 
-def _random(draw: torch.Generator) -> torch.Tensor:
-    places = [torch.randint(ROWS, (ENTRIES,), generator=draw, device=HOST) for _ in range(2)]
-    return from_coordinates(places, torch.rand(ENTRIES, generator=draw, device=HOST), (ROWS, ROWS), "csr")
+def _random_matrix(generator: torch.Generator) -> torch.Tensor:
+    coordinates = [
+        torch.randint(TIMED_ROWS, (TIMED_ENTRIES,), generator=generator, device=HOST) for _ in range(2)
+    ]
+    return from_coordinates(
+        coordinates,
+        torch.rand(TIMED_ENTRIES, generator=generator, device=HOST),
+        (TIMED_ROWS, TIMED_ROWS),
+        "csr",
+    )
 
 
-def _unit(call: Callable[[], object]) -> float:
-    """The seconds for a unit of cost of the kernel that ``call`` runs."""
-    seen: list[Event] = []
-    LISTENERS.append(seen.append)
+def _seconds_per_unit(call: Callable[[], object]) -> float:
+    """Return the seconds per unit of cost of the kernel that ``call`` runs."""
+    heard: list[Event] = []
+    LISTENERS.append(heard.append)
     try:
-        for _ in range(MIN_ROUNDS):
+        for _ in range(ROUNDS):
             call()
     finally:
-        LISTENERS.remove(seen.append)
-    events = [event for event in seen if event.kind == "kernel"]
+        LISTENERS.remove(heard.append)
+    events = [event for event in heard if event.kind == "kernel"]
     kernel: Prepared = events[-1].subject
     chosen = kernel.planned.choice.chosen
-    spent = statistics.median(event.end - event.start - event.converted for event in events)
-    return spent / max(chosen.work + chosen.assembly, 1.0)
+    seconds = statistics.median(event.end - event.start - event.converted for event in events)
+    return seconds / max(chosen.work + chosen.assembly, 1.0)
 
 
-def _seconds(call: Callable[[], object]) -> Sequence[float]:
-    found = []
-    for _ in range(MIN_ROUNDS):
+def _time_calls(call: Callable[[], object]) -> Sequence[float]:
+    seconds = []
+    for _ in range(ROUNDS):
         start = time.perf_counter()
         call()
-        found.append(time.perf_counter() - start)
-    return found
+        seconds.append(time.perf_counter() - start)
+    return seconds

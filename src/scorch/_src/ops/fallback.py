@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from scorch._src.engine.execute import convert
-from scorch._src.events import LISTENERS, tell
+from scorch._src.events import LISTENERS, emit
 from scorch._src.formats import Format
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.ops.pointwise.elementwise import elementwise, is_elementwise
@@ -226,7 +226,7 @@ def run_densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     start = time.perf_counter()
     result = func(*tree_map(dense, tuple(args)), **tree_map(dense, kwargs))
     if LISTENERS:
-        tell("dense copy", name_of(func), sparse, result, start)
+        emit("dense copy", name_of(func), sparse, result, start)
     return result
 
 

@@ -105,7 +105,7 @@ class SortedSegments:
     # results -----------------------------------------------------------------------------------------
 
     def select_rank(self, rank: torch.Tensor, keepdim: bool, empty: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Select the element of one rank in each segment: ``rank``, or ``empty`` where there are no entries."""
+        """Select the element of one rank in each segment: ``rank``, or ``empty`` without entries."""
         shape = self.shape
         if keepdim and self.dim is not None:
             shape = (*shape[: self.dim], 1, *shape[self.dim :])
@@ -117,7 +117,7 @@ class SortedSegments:
         return self.build_result(self.keys, self.values_at(numbers, rank), shape), positions
 
     def build_result(self, keys: torch.Tensor, values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """Build a result with ``values`` at ``keys``, which increase, and zeros elsewhere; sparse if possible."""
+        """Build a result with ``values`` at increasing ``keys``, and zeros elsewhere; sparse if possible."""
         shape = tuple(shape)
         if not shape:
             return values.reshape(()) if values.numel() else values.new_zeros(())

@@ -19,7 +19,7 @@ from scorch._src.backends.cpu.routines.attention_blocks import Blocks
 from scorch._src.backends.cpu.routines.attention_source import source
 from scorch._src.backends.cpu.routines.attention_tiles import CHUNK, ROWS
 from scorch._src.backends.routines import Heads
-from scorch._src.events import told
+from scorch._src.events import emits
 
 EACH = 1 << 12  # pairs for each thread
 _ELEMENTS = {torch.float32: "float", torch.float64: "double"}
@@ -58,7 +58,7 @@ def is_able(dtype: torch.dtype) -> bool:
     return bool(_address(dtype, "forward"))
 
 
-@told("attention at the entries of a mask")
+@emits("attention at the entries of a mask")
 def forward(
     Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, heads: Heads
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,7 +72,7 @@ def forward(
     return out, state
 
 
-@told("gradients of attention at the entries of a mask")
+@emits("gradients of attention at the entries of a mask")
 def backward(
     Q: torch.Tensor,
     K: torch.Tensor,

@@ -12,14 +12,14 @@ import torch
 from scorch._src.backends.cpu import jit
 from scorch._src.backends.cpu.launch import BITS, MOST_SLOTS, builtins, pack, result_facts
 from scorch._src.backends.cpu.sources import read_source
-from scorch._src.events import told
+from scorch._src.events import emits
 
 SOURCE = read_source("concat.c")
 
 LEAST = 1 << 18  # bytes from which on torch's own cat, which allocates anew, is slower
 
 
-@told("arrays joined")
+@emits("arrays joined")
 def joined(arrays: Sequence[torch.Tensor], further: Sequence[int] | None = None) -> torch.Tensor | None:
     size, count = arrays[0].element_size(), sum([array.numel() for array in arrays])
     is_small = size * count < LEAST or 3 * len(arrays) + 8 >= MOST_SLOTS

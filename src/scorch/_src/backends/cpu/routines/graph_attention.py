@@ -23,13 +23,13 @@ from scorch._src.backends.cpu.routines.by_rows import address, empty
 from scorch._src.backends.cpu.sources import read_source
 from scorch._src.backends.routines import Options, Rows, Scores
 from scorch._src.compiler.target import target
-from scorch._src.events import told
+from scorch._src.events import emits
 
 SOURCE = read_source("graph_attention.c")
 _WHAT = "attention over the neighbours in a graph"
 
 
-@told("attention of neighbours")
+@emits("attention of neighbours")
 def attend(
     rows: Rows, x: torch.Tensor, scores: Scores, options: Options, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
@@ -48,7 +48,7 @@ def attend(
     return out, kept
 
 
-@told("gradients of neighbours' scores")
+@emits("gradients of neighbours' scores")
 def scores_back(
     rows: Rows, x: torch.Tensor, scores: Scores, options: Options, kept: torch.Tensor, grad: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -63,7 +63,7 @@ def scores_back(
     return each, total
 
 
-@told("gradients of neighbours' features")
+@emits("gradients of neighbours' features")
 def features_back(
     columns: Rows, options: Options, kept: torch.Tensor, each: torch.Tensor, grad: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -13,7 +13,7 @@ import torch
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.launch import BITS, MOST_SLOTS, builtins, pack, slot_facts
 from scorch._src.backends.cpu.sources import read_source
-from scorch._src.events import told
+from scorch._src.events import emits
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
 
 SOURCE = read_source("join_matrices.c")
@@ -34,7 +34,7 @@ def beside(matrices: Sequence[Arrays], widths: Sequence[int], rows: int, entries
     return _run("beside", matrices, widths, rows, entries)
 
 
-@told("matrices put together")
+@emits("matrices put together")
 def _run(
     what: str, matrices: Sequence[Arrays], sizes: Sequence[int], rows: int, entries: int
 ) -> Arrays | None:

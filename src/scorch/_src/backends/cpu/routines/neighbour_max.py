@@ -14,14 +14,14 @@ import torch
 from scorch._src.backends.cpu.routines import by_rows
 from scorch._src.backends.cpu.routines.by_rows import address, empty
 from scorch._src.backends.cpu.sources import read_source
-from scorch._src.events import told
+from scorch._src.events import emits
 
 _SOURCE = read_source("neighbour_max.c")
 _WHAT = "the largest of picked rows"
 Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # pos, crd, how often each entry counts
 
 
-@told("largest of the neighbours")
+@emits("largest of the neighbours")
 def largest(
     rows: Arrays, x: torch.Tensor, with_ties: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
@@ -36,7 +36,7 @@ def largest(
     return out, ties
 
 
-@told("gradient of the largest of the neighbours")
+@emits("gradient of the largest of the neighbours")
 def largest_back(
     rows: Arrays, x: torch.Tensor, out: torch.Tensor, shared: torch.Tensor
 ) -> torch.Tensor | None:

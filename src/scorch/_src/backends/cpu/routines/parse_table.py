@@ -15,7 +15,7 @@ import numpy as np
 
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.sources import read_source
-from scorch._src.events import told
+from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 
 Array = np.ndarray[Any, Any]
@@ -26,7 +26,7 @@ LEAST_POWER, MOST_POWER = -342, 308  # beyond, every number of 19 digits is zero
 SOURCE = read_source("parse_table.c")
 
 
-@told("a file read")
+@emits("a file read")
 def parse_table(
     data: bytes, begin: int, sizes: tuple[int, ...], parts: int, whole: bool
 ) -> tuple[Array, Array] | None:

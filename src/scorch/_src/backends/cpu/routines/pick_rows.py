@@ -13,14 +13,14 @@ import torch
 from scorch._src.backends.cpu import jit
 from scorch._src.backends.cpu.launch import BITS, builtins, pack, row_facts
 from scorch._src.backends.cpu.sources import read_source
-from scorch._src.events import told
+from scorch._src.events import emits
 
 SOURCE = read_source("pick_rows.c")
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-@told("rows taken out")
+@emits("rows taken out")
 def picked_rows(
     pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, picked: torch.Tensor
 ) -> Rows | None:

@@ -7,7 +7,7 @@ import torch
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.launch import builtins, pack, result_facts, slot_facts
 from scorch._src.backends.cpu.sources import read_source
-from scorch._src.events import told
+from scorch._src.events import emits
 from scorch._src.loops.types import INT32, INT64
 
 SOURCE = read_source("row_pointers.c")
@@ -16,7 +16,7 @@ EACH = 1 << 14  # entries for each thread
 _TYPES = {torch.int32: INT32, torch.int64: INT64}
 
 
-@told("row pointers")
+@emits("row pointers")
 def pointers_of(rows: torch.Tensor, count: int) -> torch.Tensor | None:
     made, address = builtins(), _address("pointers", rows.dtype)
     if made is None or not address:
@@ -25,7 +25,7 @@ def pointers_of(rows: torch.Tensor, count: int) -> torch.Tensor | None:
     return made.fill(address, _first(count, rows.numel()), facts, None, rows)
 
 
-@told("rows of entries")
+@emits("rows of entries")
 def rows_of(pos: torch.Tensor, crd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     made, address = builtins(), _address("rows", pos.dtype)
     rows, entries = pos.numel() - 1, crd.numel()

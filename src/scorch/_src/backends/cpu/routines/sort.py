@@ -12,7 +12,7 @@ import torch
 
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.sources import read_source
-from scorch._src.events import told
+from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 
 _SORT = read_source("sort.c")
@@ -22,7 +22,7 @@ SOURCE = "typedef long long i64;\ntypedef unsigned u32;\ntypedef int i32;\n\n" +
 )
 
 
-@told("entries sorted")
+@emits("entries sorted")
 def sort_entries(
     columns: Sequence[torch.Tensor], sizes: Sequence[int]
 ) -> tuple[torch.Tensor, list[torch.Tensor]] | bool | None:

@@ -1,7 +1,7 @@
-"""``scorch.explain``: what a call of ``einsum`` or ``evaluate`` would do, and why.
+"""``scorch.explain``: explain what a call of ``einsum`` or ``evaluate`` would do, and why.
 
-The steps are planned just as for a call, and what the planner decided is put into words. Only steps whose
-result a later step reads are run, since that one's formats depend on it; the last step never is.
+The steps are planned just as for a call, and the decisions of the planner are put into words. Only steps
+whose result a later step reads are run, since that one's formats depend on it; the last step never is.
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ from scorch._src.engine.execute import (
     run_stored,
     stored_steps,
 )
-from scorch._src.explain.function import RUNS, Explainer
+from scorch._src.explain.explain_function import RUNS, Explainer
+from scorch._src.explain.explain_kernel import (
+    Tensors,
+    describe_tensor,
+    dtype_name,
+    explain_kernel,
+    shape_of_result,
+)
 from scorch._src.explain.function_report import FunctionExplanation
-from scorch._src.explain.kernel import Tensors, explain_kernel, facts, shape_of_result, word_of
-from scorch._src.explain.report import Explanation, StepExplanation, TensorFacts
+from scorch._src.explain.report import Explanation, StepExplanation, TensorDescription
 from scorch._src.formats import Format, as_format, dense_format
 from scorch._src.notation.nodes import Access
 from scorch._src.notation.parse_einsum import parse_einsum
@@ -47,7 +53,7 @@ from scorch._src.storage.storage import Storage
 from scorch.errors import NotationError
 from scorch.settings import enabled
 
-_MENDED = (
+_IMPLICIT_ZERO_PURPOSES = (
     "over the stored entries only",
     "how many entries took part",
     "zeros that are not stored are counted in",
@@ -73,7 +79,7 @@ def explain(
 def explain(
     text: Any, /, *operands: Any, format: str | Format | None = None, runs: int = RUNS, **tensors: Any
 ) -> Any:
-    """How ``einsum(text, *operands)`` or ``evaluate(text, **tensors)`` is computed, without computing it.
+    """Explain how ``einsum(text, *operands)`` or ``evaluate(text, **tensors)`` is computed, without running it.
 
     In place of a text, a function or module: ``explain(fn)(*args)`` calls it (``2 * runs + 2`` times) and
     shows every kernel that ran, with formats, bytes, predicted and measured time, what was joined, what was
@@ -82,8 +88,8 @@ def explain(
 
     >>> import torch, scorch
     >>> A = scorch.from_torch(torch.eye(3), format="csr")
-    >>> found = scorch.explain("ij,jk->ik", A, torch.ones(3, 2))
-    >>> found.loop_order, found.result_format
+    >>> explanation = scorch.explain("ij,jk->ik", A, torch.ones(3, 2))
+    >>> explanation.loop_order, explanation.result_format
     (('i', 'j', 'k'), Format('dense'))
     """
     if isinstance(text, Compiled | CompiledModule) and (operands or tensors):
@@ -113,36 +119,38 @@ def _explain_equation(text: str, operands: Sequence[Any], format: str | Format |
     tensors = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
     parsed = parse_einsum(text, [shape_of(tensor) for tensor in tensors])
     requested = None if format is None else as_format(format, len(parsed.statement.target.indices))
-    named = {
+    operands_by_name = {
         operand.access.tensor: squeezed(tensor, operand.squeeze)
         for operand, tensor in zip(parsed.operands, tensors, strict=True)
     }
-    return Explanation(text, tuple(_explain_steps(split(parsed.statement), named, parsed.sizes, requested)))
+    return Explanation(
+        text, tuple(_explain_steps(split(parsed.statement), operands_by_name, parsed.sizes, requested))
+    )
 
 
 def _explain_contractions(
     text: str, operands: Sequence[Any], format: str | Format | None
 ) -> Iterator[StepExplanation]:
-    """As ``einsum`` of many operands: a few at a time, of which all but the last are run."""
-    given = list(operands)
-    *parts, last = planned_contractions(text, tuple(tuple(operand.shape) for operand in operands))
-    for part in parts:
-        own = [given[n] for n in part.takes]
-        for found in _explain_equation(part.equation, own, None).steps:
-            purpose = f"product {len(given)} of {', '.join(map(str, part.takes))}"
-            yield replace(found, purpose=found.purpose or purpose)
-        given.append(einsum(part.equation, *own))
-    yield from _explain_equation(last.equation, [given[n] for n in last.takes], format).steps
+    """Explain ``einsum`` of many operands: a few at a time, of which all but the last are run."""
+    tensors = list(operands)
+    *contractions, last = planned_contractions(text, tuple(tuple(operand.shape) for operand in operands))
+    for contraction in contractions:
+        part_operands = [tensors[n] for n in contraction.takes]
+        for step in _explain_equation(contraction.equation, part_operands, None).steps:
+            purpose = f"product {len(tensors)} of {', '.join(map(str, contraction.takes))}"
+            yield replace(step, purpose=step.purpose or purpose)
+        tensors.append(einsum(contraction.equation, *part_operands))
+    yield from _explain_equation(last.equation, [tensors[n] for n in last.takes], format).steps
 
 
 def _explain_expression(text: str, tensors: Mapping[str, Any], format: str | Format | None) -> Explanation:
     if is_long(text):
         return Explanation(text, tuple(_explain_parts(text, tensors, format)))
-    statement, named, sizes = read_statement(text, tensors)
+    statement, operands, sizes = read_statement(text, tensors)
     requested = None if format is None else as_format(format, len(statement.assign.target.indices))
-    kept = kept_format(statement, named, requested)
-    *steps, last = _explain_steps(split(statement.assign), named, sizes, kept)
-    if requested is None and kept is not None:
+    format_kept = kept_format(statement, operands, requested)
+    *steps, last = _explain_steps(split(statement.assign), operands, sizes, format_kept)
+    if requested is None and format_kept is not None:
         last = replace(last, reasons=(f"+= keeps the format of {statement.assign.target.tensor}",))
     return Explanation(text, (*steps, last))
 
@@ -150,16 +158,16 @@ def _explain_expression(text: str, tensors: Mapping[str, Any], format: str | For
 def _explain_parts(
     text: str, tensors: Mapping[str, Any], format: str | Format | None
 ) -> Iterator[StepExplanation]:
-    """As ``evaluate`` of a long expression: short statements, of which all but the last are run."""
+    """Explain ``evaluate`` of a long expression: short statements, of which all but the last are run."""
     *shorts, last = short_statements(text)
-    given = dict(tensors)
+    available = dict(tensors)
     for short in shorts:
-        own = {name: given[name] for name in short.reads}
-        for found in _explain_expression(show(short.statement), own, None).steps:
-            yield replace(found, purpose=found.purpose or "a part of a long expression")
-        given[short.statement.assign.target.tensor] = evaluate(short.text, **short.named(given))
-    own = {name: given[name] for name in last.reads}
-    yield from _explain_expression(show(last.statement), own, format).steps
+        operands = {name: available[name] for name in short.reads}
+        for step in _explain_expression(show(short.statement), operands, None).steps:
+            yield replace(step, purpose=step.purpose or "a part of a long expression")
+        available[short.statement.assign.target.tensor] = evaluate(short.text, **short.named(available))
+    operands = {name: available[name] for name in last.reads}
+    yield from _explain_expression(show(last.statement), operands, format).steps
 
 
 # steps -----------------------------------------------------------------------------------------------
@@ -168,56 +176,62 @@ def _explain_parts(
 def _explain_steps(
     steps: Sequence[Step], tensors: Tensors, sizes: Mapping[str, int], requested: Format | None
 ) -> Iterator[StepExplanation]:
-    """As ``statements.statement.run_statement``, but the last step is left undone."""
-    given = dict(tensors)
+    """Explain steps as ``statements.statement.run_statement`` runs them, but leave out the last run."""
+    available = dict(tensors)
     for step in steps:
-        parts = stored_steps(Task(step, given, sizes))
-        is_inferred = len(parts) > 1 and requested is None and step is steps[-1]
+        substeps = stored_steps(Task(step, available, sizes))
+        is_inferred = len(substeps) > 1 and requested is None and step is steps[-1]
         if is_inferred:
-            requested = inferred_format(Task(step, given, sizes))
-        for number, part in enumerate(parts):
-            is_last = step is steps[-1] and number == len(parts) - 1
+            requested = inferred_format(Task(step, available, sizes))
+        for number, substep in enumerate(substeps):
+            is_last = step is steps[-1] and number == len(substeps) - 1
             purpose = "" if step is steps[-1] else "a reduction that a later step reads"
-            product = _contraction(Task(step, given, sizes), len(parts), number)
+            product = _explain_contraction(Task(step, available, sizes), len(substeps), number)
             if product and not purpose:
                 purpose = product
-            elif len(parts) > 1 and factors_of(parts[-1].body) is not None:
-                purpose = "the rest of the product" if number == len(parts) - 1 else "a partial product"
-            elif len(parts) > 1:
-                purpose = f"{step.reduction}, {_MENDED[number]}"
-            for found in _explain_step(part, given, sizes, requested if is_last else None, purpose):
-                if is_inferred and found.reasons == ("asked for",):
-                    found = replace(found, reasons=("as for the statement in one step",))
-                yield found
+            elif len(substeps) > 1 and factors_of(substeps[-1].body) is not None:
+                purpose = "the rest of the product" if number == len(substeps) - 1 else "a partial product"
+            elif len(substeps) > 1:
+                purpose = f"{step.reduction}, {_IMPLICIT_ZERO_PURPOSES[number]}"
+            for explained in _explain_step(
+                substep, available, sizes, requested if is_last else None, purpose
+            ):
+                if is_inferred and explained.reasons == ("asked for",):
+                    explained = replace(explained, reasons=("as for the statement in one step",))
+                yield explained
             if not is_last:
-                given[part.target.tensor] = run_stored(Task(part, given, sizes))
+                available[substep.target.tensor] = run_stored(Task(substep, available, sizes))
 
 
-def _contraction(task: Task, parts: int, number: int) -> str:
-    """Why a product of many tensors is one kernel, or several."""
+def _explain_contraction(task: Task, parts: int, number: int) -> str:
+    """Explain why a product of many tensors is one kernel, or several."""
     problem = task.narrowed().problem()
-    found = ways(task.step, problem.operands, task.sizes, problem.element) if enabled("contract") else None
-    if found is None:
+    candidates = (
+        ways(task.step, problem.operands, task.sizes, problem.element) if enabled("contract") else None
+    )
+    if candidates is None:
         return ""
-    fused, pairs = found
-    costs = f"about {_short(fused)} multiply-adds at once, {_short(pairs.total)} two at a time"
-    if math.isinf(pairs.total) or parts == 1:
-        return "" if math.isinf(pairs.total) else costs
+    fused, pairwise = candidates
+    costs = (
+        f"about {_format_number(fused)} multiply-adds at once, {_format_number(pairwise.total)} two at a time"
+    )
+    if math.isinf(pairwise.total) or parts == 1:
+        return "" if math.isinf(pairwise.total) else costs
     return f"the rest of the product: {costs}" if number == parts - 1 else f"a partial product: {costs}"
 
 
 def _explain_step(
     step: Step, tensors: Tensors, sizes: Mapping[str, int], requested: Format | None, purpose: str
 ) -> Iterator[StepExplanation]:
-    given = {access.tensor: tensors[access.tensor] for access in step.accesses}
+    operand_tensors = {access.tensor: tensors[access.tensor] for access in step.accesses}
     if requested is not None and requested.is_dense:
         requested = dense_format(requested.dims)
-    task = Task(step, given, sizes, requested)
-    full = made_dense(task)
-    if full is None and any(isinstance(tensor, Storage) for tensor in given.values()):
-        yield explain_kernel(prepare(task), step, given, sizes, purpose)
+    task = Task(step, operand_tensors, sizes, requested)
+    densified = made_dense(task)
+    if densified is None and any(isinstance(tensor, Storage) for tensor in operand_tensors.values()):
+        yield explain_kernel(prepare(task), step, operand_tensors, sizes, purpose)
         return
-    operands = {name: operand_of(name, tensor) for name, tensor in given.items()}
+    operands = {name: operand_of(name, tensor) for name, tensor in operand_tensors.items()}
     dtype = dtype_of_type(result_type(step, {name: operand.element for name, operand in operands.items()}))
     form, shape = dense_format(len(step.target.indices)), shape_of_result(step, sizes)
     is_copied = requested is not None and not requested.is_dense
@@ -226,47 +240,47 @@ def _explain_step(
         statement=show(as_statement(replace(step, target=target))),
         kind="torch",
         purpose=purpose,
-        operands=tuple(map(facts, operands.values())),
-        result=TensorFacts(target.tensor, form, shape, None, word_of(dtype)),
+        operands=tuple(map(describe_tensor, operands.values())),
+        result=TensorDescription(target.tensor, form, shape, None, dtype_name(dtype)),
         reasons=("all operands are dense: torch computes it",)
-        if full is None
-        else _fullness(step, operands[full], sizes),
+        if densified is None
+        else _explain_fullness(step, operands[densified], sizes),
     )
     if is_copied:
         dense = torch.empty(shape, dtype=dtype, device="meta")
-        if isinstance(step.body, Access) and step.body.indices == target.indices:  # its values are known
-            found = given[step.body.tensor]
-            dense = found if isinstance(found, torch.Tensor) else dense
+        if isinstance(step.body, Access) and step.body.indices == target.indices:  # with known values
+            operand_tensor = operand_tensors[step.body.tensor]
+            dense = operand_tensor if isinstance(operand_tensor, torch.Tensor) else dense
         yield _explain_copy(step.target, target, dense, requested)
 
 
-def _fullness(step: Step, operand: Operand, sizes: Mapping[str, int]) -> tuple[str, ...]:
+def _explain_fullness(step: Step, operand: Operand, sizes: Mapping[str, int]) -> tuple[str, ...]:
     share = 100 * operand.nnz / math.prod(operand.shape)
     access = next(access for access in step.accesses if access.tensor == operand.name)
     columns = math.prod(sizes[index] for index in step.indices if index not in access.indices)
     stored, dense = prices(operand, columns)
-    made = "its values are those of a dense one" if operand.is_full else "it is made dense"
+    how = "its values are those of a dense one" if operand.is_full else "it is made dense"
     costs = f"about {dense:,.0f} multiply-adds, {stored:,.0f} with a generated kernel"
-    return (f"{operand.name} is {share:.0f}% full: {made}, and torch's dense product is faster ({costs})",)
+    return (f"{operand.name} is {share:.0f}% full: {how}, and torch's dense product is faster ({costs})",)
 
 
 def _explain_copy(
     target: Access, source: Access, dense: torch.Tensor, requested: Format | None
 ) -> StepExplanation:
-    """The kernel that takes the nonzeros of a dense result; in its text they are called A and B."""
+    """Explain the kernel that takes the nonzeros of a dense result; its source calls them A and B."""
     copy = copy_step(dense.dim())
     sizes = dict(zip(copy.target.indices, dense.shape, strict=True))
     prepared = prepare(Task(copy, {"A": dense}, sizes, requested, skip_zeros=True))
-    found = explain_kernel(
+    explanation = explain_kernel(
         prepared, copy, {"A": dense}, sizes, "its nonzeros are taken; A and B in the source"
     )
     return replace(
-        found,
+        explanation,
         statement=show(as_statement(Step(target, source, "sum", ()))),
-        operands=tuple(replace(operand, name=source.tensor) for operand in found.operands),
-        result=replace(found.result, name=target.tensor),
+        operands=tuple(replace(operand, name=source.tensor) for operand in explanation.operands),
+        result=replace(explanation.result, name=target.tensor),
     )
 
 
-def _short(number: float) -> str:
+def _format_number(number: float) -> str:
     return f"{number:,.0f}" if number < 1e6 else f"{number:.1e}"

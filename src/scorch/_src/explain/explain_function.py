@@ -1,8 +1,8 @@
-"""``scorch.explain(fn)``: a whole function is called, and every kernel that ran is told.
+"""``scorch.explain(fn)``: call a whole function, and report every kernel that ran.
 
-The function is called once to compile what it needs, then several times without being watched, for the time
-of the whole, and several times more while kernels tell when they run (``events``) and a mode of torch
-sees the calls they are part of. What is shown is the last of these calls, with median times.
+The function is called once to compile what it needs, then several times without being traced, for its total
+time, and several times more while kernels emit events (``events``) and a mode of torch sees the calls they
+are part of. The report shows the last of these calls, with median times.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from scorch._src.engine.executable import Prepared, has_no_gaps
 from scorch._src.engine.execute import operand_of
 from scorch._src.engine.fused_executable import FusedKernel
 from scorch._src.events import Event
+from scorch._src.explain.explain_kernel import describe_tensor, explain_kernel
 from scorch._src.explain.function_report import (
     CallExplanation,
     FunctionExplanation,
     KernelExplanation,
-    groups_of,
+    join_groups,
 )
-from scorch._src.explain.kernel import explain_kernel, facts
-from scorch._src.explain.report import TensorFacts
-from scorch._src.explain.speed import predicted, speed
-from scorch._src.explain.trace import Call, Trace, stored, traced
+from scorch._src.explain.report import TensorDescription
+from scorch._src.explain.speed import measure_speed, predict_seconds
+from scorch._src.explain.trace_calls import Call, Trace, trace, unwrap
 from scorch._src.notation.nodes import Access
 from scorch._src.notation.show import show
 from scorch._src.storage.storage import Storage
@@ -44,7 +44,7 @@ _BACKWARD = {"backward", "grad"}
 
 
 class Explainer:
-    """A function to be called with arguments, which gives a ``FunctionExplanation`` of that call."""
+    """A function to be called with arguments, which returns a ``FunctionExplanation`` of that call."""
 
     def __init__(self, function: Callable[..., Any], runs: int = RUNS) -> None:
         if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
@@ -53,7 +53,7 @@ class Explainer:
         self.runs = runs
 
     def __call__(self, *args: Any, **kwargs: Any) -> FunctionExplanation:
-        """Call the function ``2 * runs + 1`` times, and once to see what ``scorch.compile`` would join.
+        """Call the function ``2 * runs + 1`` times, and once to see what ``scorch.compile`` would fuse.
 
         So a training step is taken as often; what is drawn at random afterwards does not change.
         """
@@ -69,19 +69,21 @@ class Explainer:
         for _ in range(self.runs):
             if traces:
                 traces[-1].forget_tensors()
-            traces.append(traced(call, with_calls=not _is_compiled_by_torch(self.function)))
-        joined, joinable = _fusion(self.function, args, kwargs)
+            traces.append(trace(call, with_calls=not _is_compiled_by_torch(self.function)))
+        fused, fusible = _find_fusion(self.function, args, kwargs)
         torch.set_rng_state(state)
-        calls = _explained(traces)
-        is_joined = any(kernel.kind == "fused" for found in calls for kernel in found.kernels)
+        calls = _explain_calls(traces)
+        is_fused = any(
+            kernel.kind == "fused" for call_explanation in calls for kernel in call_explanation.kernels
+        )
         return FunctionExplanation(
             _name_of(self.function),
             calls,
             statistics.median(times),
             statistics.median(trace.seconds for trace in traces),
             self.runs,
-            joined,
-            () if is_joined else joinable,
+            fused,
+            () if is_fused else fusible,
             traces[-1].result,
         )
 
@@ -103,65 +105,69 @@ def _is_compiled_by_torch(function: Any) -> bool:
     return hasattr(function, "_torchdynamo_orig_callable") or hasattr(function, "_orig_mod")
 
 
-def _fusion(
+def _find_fusion(
     function: Any, args: Any, kwargs: Any
 ) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
-    """The calls that are one kernel, and those that ``scorch.compile`` would make one."""
+    """Return the calls that are one kernel, and those that ``scorch.compile`` would fuse."""
     is_compiled = isinstance(function, Compiled | CompiledModule)
     try:
         compiled = function if is_compiled else Compiled(function, {})
-        found = compiled.explain(*args, **kwargs)
+        explanation = compiled.explain(*args, **kwargs)
     except Exception:
         if is_compiled:
             raise
-        return (), ()  # what cannot be recorded is not worth a word
-    groups = groups_of([group.calls for group in found.groups if not group.reason])
+        return (), ()  # what cannot be recorded is not reported
+    groups = join_groups([group.calls for group in explanation.groups if not group.reason])
     return (groups, ()) if is_compiled else ((), groups)
 
 
-# in words --------------------------------------------------------------------------------------------
+# explanations ----------------------------------------------------------------------------------------
 
 
-def _explained(traces: list[Trace]) -> tuple[CallExplanation, ...]:
-    """The last trace, with medians of all that ran the same calls."""
+def _explain_calls(traces: list[Trace]) -> tuple[CallExplanation, ...]:
+    """Explain the last trace, with medians of all that ran the same calls."""
     last = traces[-1]
-    alike = [trace for trace in traces if _shape(trace) == _shape(last)]
-    found = []
+    same_traces = [trace for trace in traces if _call_sequence(trace) == _call_sequence(last)]
+    calls = []
     for number, call in enumerate(last.calls):
-        spent = statistics.median(trace.calls[number].end - trace.calls[number].start for trace in alike)
+        seconds = statistics.median(
+            trace.calls[number].end - trace.calls[number].start for trace in same_traces
+        )
         kernels = []
-        for place, event in enumerate(call.events):
-            same = [trace.calls[number].events[place] for trace in alike]
-            kernels.append(_kernel(event, same, call))
-        if any(event.kind == "dense copy" for event in call.events):  # what is said of it is enough
+        for position, event in enumerate(call.events):
+            same_events = [trace.calls[number].events[position] for trace in same_traces]
+            kernels.append(_explain_event(event, same_events, call))
+        if any(event.kind == "dense copy" for event in call.events):  # its own advice is enough
             kernels = [replace(k, advice=()) if k.kind == "kernel" else k for k in kernels]
-        found.append(CallExplanation(call.name, call.where, call.line, call.is_sparse, spent, tuple(kernels)))
-    return tuple(found)
+        calls.append(
+            CallExplanation(call.name, call.where, call.line, call.is_sparse, seconds, tuple(kernels))
+        )
+    return tuple(calls)
 
 
-def _shape(trace: Trace) -> list[tuple[str, int]]:
+def _call_sequence(trace: Trace) -> list[tuple[str, int]]:
     return [(call.name, len(call.events)) for call in trace.calls]
 
 
-def _kernel(event: Event, same: list[Event], call: Call) -> KernelExplanation:
-    measured = statistics.median(each.end - each.start - each.converted for each in same)
-    converting = statistics.median(each.converted for each in same)
-    size = sum(map(_bytes, (*event.operands, event.result)))
+def _explain_event(event: Event, same: list[Event], call: Call) -> KernelExplanation:
+    measured = statistics.median(other.end - other.start - other.converted for other in same)
+    converting = statistics.median(other.converted for other in same)
+    size = sum(map(_count_bytes, (*event.operands, event.result)))
     subject = event.subject
     if isinstance(subject, Prepared):
-        return _generated(subject, event, call, measured, converting)
+        return _explain_prepared(subject, event, call, measured, converting)
     if isinstance(subject, FusedKernel):
         header, loops = subject.header, subject.fused.group.walked
         threads = subject.kernel.workers()
         statement = "; ".join(line.strip() for line in header.splitlines() if "=" in line)
-        expected = speed(threads).predict(subject.fused.work, size, is_new_pattern=False)
+        expected = measure_speed(threads).predict(subject.fused.work, size, is_new_pattern=False)
         return KernelExplanation(
             "fused", statement, (), None, loops, threads, size, expected, measured, source=subject.source
         )
     statement = show(as_statement(subject)) if isinstance(subject, Step) else str(subject)
     operands = tuple(
-        facts(operand_of(_user_name(tensor, call) or "", tensor))
-        for tensor in map(stored, event.operands)
+        describe_tensor(operand_of(_user_name(tensor, call) or "", tensor))
+        for tensor in map(unwrap, event.operands)
         if isinstance(tensor, Storage)
         or (isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided)
     )
@@ -171,13 +177,13 @@ def _kernel(event: Event, same: list[Event], call: Call) -> KernelExplanation:
             f"{call.name} has no form for sparse tensors and works on dense copies ({size:,} bytes): "
             "call it once, or see the guide's page on torch's functions for what is sparse",
         )
-    named = tuple(operand for operand in operands if operand.shape)
+    with_shape = tuple(operand for operand in operands if operand.shape)
     return KernelExplanation(
-        event.kind, statement, named, None, (), host_threads(), size, None, measured, 0.0, (), advice
+        event.kind, statement, with_shape, None, (), host_threads(), size, None, measured, 0.0, (), advice
     )
 
 
-def _generated(
+def _explain_prepared(
     prepared: Prepared, event: Event, call: Call, measured: float, converting: float
 ) -> KernelExplanation:
     plan = prepared.planned.plan
@@ -185,34 +191,36 @@ def _generated(
     tensors = dict(zip(names, event.operands, strict=True))
     sizes = prepared.sizes
     step = explain_kernel(prepared, plan.step, tensors, sizes, call.name)
-    known = {name: found for name in names if (found := _user_name(tensors[name], call))}
+    user_names = {name: user_name for name in names if (user_name := _user_name(tensors[name], call))}
     memory = step.memory
     assert memory is not None
-    size = memory.operands + memory.workspace + _bytes(event.result)
+    size = memory.operands + memory.workspace + _count_bytes(event.result)
     converted, advice = [], []
     for text, conversion in zip(step.conversions, prepared.planned.conversions, strict=True):
         converted.append(text)
-        named = known.get(conversion.tensor)
-        advice.append(_advice(named, conversion.format, tensors.get(conversion.tensor), call))
+        converted_name = user_names.get(conversion.tensor)
+        advice.append(
+            _advise_conversion(converted_name, conversion.format, tensors.get(conversion.tensor), call)
+        )
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and not has_no_gaps(tensor):
-            origin = known.get(name, f"an operand of {call.name}")
+            origin = user_names.get(name, f"an operand of {call.name}")
             converted.append(f"{origin} has gaps in memory, as slices have: copied at each call")
-            if name in known:
+            if name in user_names:
                 advice.append(f"{origin} has gaps and is copied at each call: keep {origin}.contiguous()")
-    if call.name in _BACKWARD:  # what a gradient reads is made inside
+    if call.name in _BACKWARD:  # gradients read internal tensors
         advice.clear()
-    copied = _copies(plan.step, call, known)
+    copied = _advise_copy(plan.step, call, user_names)
     result = step.result
     return KernelExplanation(
         "kernel",
         step.statement,
-        tuple(_renamed(operand, known) for operand in step.operands),
-        _counted(result, event.result),
+        tuple(_with_user_name(operand, user_names) for operand in step.operands),
+        _with_entries(result, event.result),
         step.loop_order,
         prepared.kernel.workers(),
         size,
-        predicted(prepared, memory.operands + _bytes(event.result)),
+        predict_seconds(prepared, memory.operands + _count_bytes(event.result)),
         measured,
         converting,
         tuple(converted),
@@ -222,49 +230,51 @@ def _generated(
     )
 
 
-def _advice(name: str | None, form: Any, tensor: Any, call: Call) -> str:
-    """How to spare a conversion to ``form``."""
-    of = name or f"an operand of {call.name}"
+def _advise_conversion(name: str | None, form: Any, tensor: Any, call: Call) -> str:
+    """Advise how to avoid a conversion to ``form``."""
+    source = name or f"an operand of {call.name}"
     if isinstance(tensor, Storage):
-        kept = f"{name}.to_format({str(form)!r})" if name else f"it as {form}"
-        return f"{of} is stored otherwise first: keep {kept} from before the calls, and it is read as it is"
-    copied = f"{of} is copied at each call: if it stays the same, keep"
+        converted = f"{name}.to_format({str(form)!r})" if name else f"it as {form}"
+        return f"{source} is stored otherwise first: keep {converted} from before the calls, and it is read as it is"
+    advice = f"{source} is copied at each call: if it stays the same, keep"
     if name is None:
-        return f"{copied} a copy that lies in memory as it is read"
+        return f"{advice} a copy that lies in memory as it is read"
     if form.dims == 2 and form.order == (1, 0):
-        return f"{copied} {name}.T.contiguous().T, which lies by columns"
+        return f"{advice} {name}.T.contiguous().T, which lies by columns"
     if form.order == tuple(range(form.dims)):
-        return f"{copied} {name}.contiguous()"
-    return f"{copied} it with its dimensions in the order {form.order} in memory"
+        return f"{advice} {name}.contiguous()"
+    return f"{advice} it with its dimensions in the order {form.order} in memory"
 
 
-def _copies(step: Step, call: Call, known: dict[str, str]) -> tuple[str, ...]:
-    """What to say of a kernel that only stores a tensor otherwise."""
+def _advise_copy(step: Step, call: Call, user_names: dict[str, str]) -> tuple[str, ...]:
+    """Advise on a kernel that only converts a tensor."""
     body = step.body
     if not isinstance(body, Access) or step.reduced or sorted(body.indices) != sorted(step.target.indices):
         return ()
-    name = known.get(body.tensor, "a tensor")
+    name = user_names.get(body.tensor, "a tensor")
     return (
         f"{call.name} stores {name} otherwise: if {name} stays the same, do it once, outside of the function",
     )
 
 
-def _renamed(operand: TensorFacts, known: dict[str, str]) -> TensorFacts:
-    mine = known.get(operand.name)
-    if mine is None or mine == operand.name:
+def _with_user_name(operand: TensorDescription, user_names: dict[str, str]) -> TensorDescription:
+    user_name = user_names.get(operand.name)
+    if user_name is None or user_name == operand.name:
         return operand
-    return TensorFacts(f"{operand.name} ({mine})", operand.format, operand.shape, operand.nnz, operand.dtype)
+    return TensorDescription(
+        f"{operand.name} ({user_name})", operand.format, operand.shape, operand.nnz, operand.dtype
+    )
 
 
-def _counted(result: TensorFacts, found: Any) -> TensorFacts:
-    """The result with the number of entries that it came to have."""
-    if not isinstance(found, Storage):
+def _with_entries(result: TensorDescription, computed: Any) -> TensorDescription:
+    """Return the result with the number of entries that it has."""
+    if not isinstance(computed, Storage):
         return result
-    return TensorFacts(result.name, result.format, result.shape, found.pattern.size, result.dtype)
+    return TensorDescription(result.name, result.format, result.shape, computed.pattern.size, result.dtype)
 
 
 def _user_name(tensor: Any, call: Call) -> str | None:
-    """What the user calls a tensor, or its transpose; None if it has no name there."""
+    """Return the user's name of a tensor, or of its transpose; None if it has none."""
     for name, value in call.names.items():
         if isinstance(tensor, Storage) and isinstance(value, Storage):
             if value.pattern is tensor.pattern:
@@ -284,16 +294,16 @@ def _is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
         return a is b
     try:
         return bool(a.is_set_to(b))
-    except RuntimeError:  # a shell of torch.func or of a compiler
+    except RuntimeError:  # a wrapper of torch.func or of a compiler
         return False
 
 
-def _bytes(value: Any) -> int:
-    value = stored(value)
+def _count_bytes(value: Any) -> int:
+    value = unwrap(value)
     if isinstance(value, Storage):
         return sum(array.nbytes for array in value.tensors)
     if isinstance(value, torch.Tensor):
         return value.nbytes if value.layout == torch.strided else 0
     if isinstance(value, list | tuple):
-        return sum(map(_bytes, value))
+        return sum(map(_count_bytes, value))
     return 0

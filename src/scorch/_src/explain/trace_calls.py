@@ -1,7 +1,7 @@
-"""A function called while it is watched: its calls, where they stand in its text, and the kernels in them.
+"""Trace a function: its calls, their lines, and the kernels that ran in them.
 
-Kernels tell when they run (``events``); a mode of torch sees the calls they are part of, and Python's
-frames say which line of the user's they came from and what the tensors are called there.
+Kernels emit events (``events``); a mode of torch sees the calls they are part of, and Python's frames show
+which line of the user's they came from and the names of the tensors there.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ from scorch._src.events import LISTENERS, Event
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import tree_leaves
 
-_TORCHS = os.path.dirname(torch.__file__) + os.sep
-_OURS = str(Path(__file__).parents[2]) + os.sep
-_FOR_USERS = (os.path.dirname(nn.__file__) + os.sep, recorder.__file__)  # whose calls are shown as the user's
-_FUNCTION: CodeType = SparseTensor.__torch_function__.__func__.__code__  # type: ignore[attr-defined]
-_INVISIBLE = {
+_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+_SCORCH_FOLDER = str(Path(__file__).parents[2]) + os.sep
+_SHOWN_AS_USERS = (
+    os.path.dirname(nn.__file__) + os.sep,
+    recorder.__file__,
+)  # their calls are shown as the user's
+_TORCH_FUNCTION_CODE: CodeType = SparseTensor.__torch_function__.__func__.__code__  # type: ignore[attr-defined]
+_HIDDEN_FUNCTIONS = {
     "__get__",
     "__set__",
     "dim",
@@ -48,7 +51,7 @@ _INVISIBLE = {
 
 @dataclass
 class Call:
-    """A call of the function that is watched, and what ran in it from ``start`` to ``end``."""
+    """A call of the traced function, and what ran in it from ``start`` to ``end``."""
 
     name: str
     where: str
@@ -56,8 +59,8 @@ class Call:
     is_sparse: bool
     start: float = 0.0
     end: float = 0.0
-    entry: FrameType | None = None  # of a function of Scorch that is none of torch's
-    names: dict[str, Any] = field(default_factory=dict)  # the caller's tensors by the names it has for them
+    entry: FrameType | None = None  # of a function of Scorch's own
+    names: dict[str, Any] = field(default_factory=dict)  # the caller's tensors by its names
     events: list[Event] = field(default_factory=list)
 
 
@@ -70,15 +73,15 @@ class Trace:
     seconds: float
 
     def forget_tensors(self) -> None:
-        """Keep times only."""
+        """Release tensors, and keep times only."""
         self.result = None
         for call in self.calls:
             call.names.clear()
             call.events = [replace(event, operands=(), result=None) for event in call.events]
 
 
-class _Watch(TorchFunctionMode):
-    """The calls of torch's functions, and the kernels that ran in them."""
+class _CallTracer(TorchFunctionMode):
+    """Trace calls of torch's functions, and the kernels that ran in them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,60 +94,60 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         caller = sys._getframe(1)
         path = caller.f_code.co_filename
-        is_ours = path.startswith(_OURS) and not path.startswith(_FOR_USERS)
-        if getattr(func, "__name__", "") in _INVISIBLE or self.open is not None or is_ours:
+        is_ours = path.startswith(_SCORCH_FOLDER) and not path.startswith(_SHOWN_AS_USERS)
+        if getattr(func, "__name__", "") in _HIDDEN_FUNCTIONS or self.open is not None or is_ours:
             return func(*args, **(kwargs or {}))
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         is_sparse = any(isinstance(leaf, SparseTensor) for leaf in leaves)
-        is_torchs = not is_sparse and any(leaf.layout != torch.strided for leaf in leaves)
-        name = _plain_name(func) + (" of torch.sparse" if is_torchs else "")
-        call = self.open = _call_at(name, is_sparse, _place(caller).user)
+        is_torch_sparse = not is_sparse and any(leaf.layout != torch.strided for leaf in leaves)
+        name = _function_name(func) + (" of torch.sparse" if is_torch_sparse else "")
+        call = self.open = _make_call(name, is_sparse, _find_place(caller).user)
         call.start = time.perf_counter()
         try:
-            found = func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
         finally:
             call.end = time.perf_counter()
             self.open = None
-        if call.events or any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(found)):
-            call.is_sparse |= any(isinstance(leaf, SparseTensor) for leaf in tree_leaves(found))
+        if call.events or any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result)):
+            call.is_sparse |= any(isinstance(leaf, SparseTensor) for leaf in tree_leaves(result))
             self.calls.append(call)
-        return found
+        return result
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if threading.get_ident() != self.thread:
             return
         call = self.open
         if call is None:
-            place = _place(sys._getframe(1))
+            location = _find_place(sys._getframe(1))
             last = self.calls[-1] if self.calls else None
-            if last is not None and last.entry is not None and last.entry is place.entry:
+            if last is not None and last.entry is not None and last.entry is location.entry:
                 call = last
             else:
-                name = "joined calls" if event.kind == "fused" else place.name
-                call = _call_at(name, True, place.user)
-                call.start, call.entry = event.start, place.entry
+                name = "joined calls" if event.kind == "fused" else location.name
+                call = _make_call(name, True, location.user)
+                call.start, call.entry = event.start, location.entry
                 self.calls.append(call)
             call.end = event.end
         call.events.append(event)
 
 
-def traced(call: Callable[[], Any], with_calls: bool) -> Trace:
-    """What ``call`` does; without ``with_calls`` only its kernels are seen."""
-    watch = _Watch()
-    LISTENERS.append(watch.heard)
+def trace(call: Callable[[], Any], with_calls: bool) -> Trace:
+    """Trace what ``call`` does; without ``with_calls`` only its kernels."""
+    tracer = _CallTracer()
+    LISTENERS.append(tracer.on_event)
     start = time.perf_counter()
     try:
-        with watch if with_calls else contextlib.nullcontext():
-            found = call()
+        with tracer if with_calls else contextlib.nullcontext():
+            result = call()
     finally:
-        LISTENERS.remove(watch.heard)
-    spent = time.perf_counter() - start
-    for seen in watch.calls:
-        seen.entry = None
-    return Trace(watch.calls, found, spent)
+        LISTENERS.remove(tracer.on_event)
+    seconds = time.perf_counter() - start
+    for traced_call in tracer.calls:
+        traced_call.entry = None
+    return Trace(tracer.calls, result, seconds)
 
 
-_TRACED: CodeType = traced.__code__
+_TRACE_CODE: CodeType = trace.__code__
 
 
 @dataclass(frozen=True)
@@ -156,33 +159,33 @@ class _Place:
     user: FrameType | None
 
 
-def _place(frame: FrameType | None) -> _Place:
-    """Where ``frame`` is, as the user sees it."""
+def _find_place(frame: FrameType | None) -> _Place:
+    """Find where ``frame`` is, as the user sees it."""
     entry: FrameType | None = None
     function = ""
-    while frame is not None and frame.f_code is not _TRACED:
+    while frame is not None and frame.f_code is not _TRACE_CODE:
         path = frame.f_code.co_filename
-        if path.startswith(_OURS):
+        if path.startswith(_SCORCH_FOLDER):
             entry = frame
-            if frame.f_code is _FUNCTION:
-                function = _plain_name(frame.f_locals.get("func"))
-        elif not path.startswith(_TORCHS):
+            if frame.f_code is _TORCH_FUNCTION_CODE:
+                function = _function_name(frame.f_locals.get("func"))
+        elif not path.startswith(_TORCH_FOLDER):
             break
         frame = frame.f_back
-    user = None if frame is None or frame.f_code is _TRACED else frame
+    user = None if frame is None or frame.f_code is _TRACE_CODE else frame
     name = "" if entry is None else _qualified_name(entry).removesuffix(".forward")
     return _Place(entry, function if not name or "<locals>" in name else name, user)
 
 
 def _qualified_name(frame: FrameType) -> str:
-    """The name of the function that runs, with its class."""
+    """Return the name of the running function, with its class."""
     if sys.version_info >= (3, 11):
         return frame.f_code.co_qualname
     return search_qualified_name(frame)
 
 
 def search_qualified_name(frame: FrameType) -> str:
-    """The same for Python 3.10, where code does not know its class, which the first argument tells."""
+    """Return the same for Python 3.10, where code does not know its class, but its first argument does."""
     code = frame.f_code
     first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     for owner in (first if isinstance(first, type) else type(first)).__mro__:
@@ -197,11 +200,11 @@ def _has_code(member: Any, code: CodeType) -> bool:
     return callable(function) and getattr(inspect.unwrap(function), "__code__", None) is code
 
 
-def _plain_name(function: Any) -> str:
+def _function_name(function: Any) -> str:
     return str(getattr(function, "__name__", function)).strip("_")
 
 
-def _call_at(name: str, is_sparse: bool, user: FrameType | None) -> Call:
+def _make_call(name: str, is_sparse: bool, user: FrameType | None) -> Call:
     if user is None:
         return Call(name, "", "", is_sparse)
     path, number = user.f_code.co_filename, user.f_lineno
@@ -210,19 +213,19 @@ def _call_at(name: str, is_sparse: bool, user: FrameType | None) -> Call:
 
 
 def _names(frame: FrameType) -> dict[str, Any]:
-    """The tensors of a function by their names: its variables, and attributes of its ``self``."""
+    """Return the tensors of a function by their names: its variables, and attributes of its ``self``."""
     variables = dict(frame.f_locals)
     owner = variables.pop("self", None)
     if isinstance(owner, torch.nn.Module):
-        inside = {**owner._parameters, **owner._buffers, **vars(owner)}
-        variables.update({f"self.{name}": value for name, value in inside.items()})
+        attributes = {**owner._parameters, **owner._buffers, **vars(owner)}
+        variables.update({f"self.{name}": value for name, value in attributes.items()})
     return {
-        name: stored(value)
+        name: unwrap(value)
         for name, value in variables.items()
         if isinstance(value, torch.Tensor) and type(value) not in LAZY_TYPES
     }
 
 
-def stored(value: Any) -> Any:
-    """What a sparse tensor keeps; any other value as it is."""
+def unwrap(value: Any) -> Any:
+    """Return the storage of a sparse tensor; any other value as it is."""
     return value.storage if isinstance(value, SparseTensor) else value

@@ -1,4 +1,4 @@
-"""What one prepared kernel does, put into words: formats, loops, conversions, memory."""
+"""Explain one prepared kernel: formats, loops, conversions, memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.executable import Prepared
 from scorch._src.engine.execute import operand_of
 from scorch._src.engine.footprint import footprint
-from scorch._src.explain.report import MOST_REJECTED, OrderCost, StepExplanation, TensorFacts
+from scorch._src.explain.report import MAX_REJECTED_ORDERS, OrderCost, StepExplanation, TensorDescription
 from scorch._src.notation.show import show
 from scorch._src.storage.storage import Storage
 from scorch.settings import current
@@ -33,46 +33,46 @@ Tensors = Mapping[str, Storage | torch.Tensor]
 def explain_kernel(
     prepared: Prepared, step: Step, tensors: Tensors, sizes: Mapping[str, int], purpose: str
 ) -> StepExplanation:
-    """What a prepared kernel does with ``tensors``, in words."""
+    """Explain what a prepared kernel does with ``tensors``."""
     planned = prepared.planned
     plan, choice = planned.plan, planned.choice
     form = plan.result
     nnz = None if plan.pattern is None else plan.operand(plan.pattern.tensor).nnz
-    most_threads = current().threads or host_threads()
+    max_threads = current().threads or host_threads()
     return StepExplanation(
         statement=show(as_statement(step)),
         kind="kernel",
         purpose=purpose,
-        operands=tuple(facts(operand_of(name, tensor)) for name, tensor in tensors.items()),
-        result=TensorFacts(
-            step.target.tensor, form, shape_of_result(step, sizes), nnz, word_of(prepared.dtype)
+        operands=tuple(describe_tensor(operand_of(name, tensor)) for name, tensor in tensors.items()),
+        result=TensorDescription(
+            step.target.tensor, form, shape_of_result(step, sizes), nnz, dtype_name(prepared.dtype)
         ),
         reasons=planned.inferred.reasons,
         conversions=tuple(map(describe_conversion, planned.conversions)),
         loop_order=plan.order,
         cost=_order_cost(choice.chosen, choice.chosen, plan),
         paper=_order_cost(choice.paper, choice.chosen, plan),
-        rejected=tuple(_order_cost(c, choice.chosen, plan) for c in choice.rejected[:MOST_REJECTED]),
+        rejected=tuple(_order_cost(c, choice.chosen, plan) for c in choice.rejected[:MAX_REJECTED_ORDERS]),
         assembly=describe_assembly(plan),
         workspace=plan.workspace and f"{plan.workspace} over {workspace_loops(plan)}",
         inner=describe_inner(plan),
         parallel=plan.parallel,
         memory=footprint(prepared, tensors),
-        threads=describe_threads(plan, prepared.kernel.workers(), most_threads),
+        threads=describe_threads(plan, prepared.kernel.workers(), max_threads),
         source=prepared.kernel.source,
     )
 
 
-def facts(operand: Operand) -> TensorFacts:
-    dtype = word_of(dtype_of_type(operand.element))
-    return TensorFacts(operand.name, operand.format, operand.shape, operand.nnz, dtype)
+def describe_tensor(operand: Operand) -> TensorDescription:
+    dtype = dtype_name(dtype_of_type(operand.element))
+    return TensorDescription(operand.name, operand.format, operand.shape, operand.nnz, dtype)
 
 
 def shape_of_result(step: Step, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sizes[index] for index in step.target.indices)
 
 
-def word_of(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
