@@ -19,7 +19,7 @@ import torch
 
 import scorch
 from scorch import SparseTensor
-from scorch._src.io.archive import arrays_of, facts_of
+from scorch._src.io.archive import arrays_of, describe_tensor
 from scorch._src.io.mapped_rows import MappedRows
 from scorch._src.io.pickling import make_packed, make_pattern, make_storage, make_tensor
 
@@ -174,7 +174,7 @@ def write_safetensors(draw: Draw, path: Path, tensor: SparseTensor) -> None:
         scorch.save(path, {"a": tensor, "b": torch.ones(3)})
         path.write_bytes(draw.damage(path.read_bytes()))
         return
-    facts, arrays = facts_of(tensor), arrays_of(tensor)
+    facts, arrays = describe_tensor(tensor), arrays_of(tensor)
     facts["arrays"] = {part: part for part in arrays}
     arrays = {part: array.clone() for part, array in arrays.items()}
     match draw.pick("array", "facts", "shared", "dense", "both"):
@@ -219,7 +219,7 @@ def write_pickle(draw: Draw, path: Path, tensor: SparseTensor) -> None:
 
 
 def draw_content(draw: Draw, tensor: SparseTensor) -> dict[str, Any]:
-    facts, arrays = facts_of(tensor), arrays_of(tensor)
+    facts, arrays = describe_tensor(tensor), arrays_of(tensor)
     form, shape, values = facts["format"], tuple(facts["shape"]), arrays["values"].clone()
     levels = range(len(tensor.format))
     index = {name: array.clone() for name, array in arrays.items() if name != "values"}

@@ -47,6 +47,6 @@ def test_errors_are_measured_without_making_sparse_dense() -> None:
     from scorch._src.tensor.create.construct import from_torch
 
     coo = torch.eye(4).to_sparse_coo()
-    assert demo._error(from_torch(coo, format="csr"), coo) == 0.0
+    assert demo._relative_error(from_torch(coo, format="csr"), coo) == 0.0
     other = torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.0])).to_sparse_coo()
-    assert demo._error(from_torch(coo, format="csr"), other) == 1.0
+    assert demo._relative_error(from_torch(coo, format="csr"), other) == 1.0

@@ -25,7 +25,7 @@ from torch.utils.data import (
 import scorch
 from properties.drawing import DTYPES, random_dense
 from scorch import Format, SparseTensor
-from scorch._src.io.shared_memory import pieces_of
+from scorch._src.io.shared_memory import find_pieces
 from scorch.errors import IndexRangeError, OperandError, ShapeError
 from scorch.utils.data import SparseRows
 from torch_has import needs_builtins
@@ -131,7 +131,7 @@ def test_workers(method):
     options = {"batch_size": 4, "shuffle": True, "num_workers": 2, "multiprocessing_context": method}
     found = batches(data, pin_memory=True, **options)
     assert found[0][0].format == Format("csr")
-    assert pieces_of(found[0][0].storage) is not None, "one piece of memory came from the worker"
+    assert find_pieces(found[0][0].storage) is not None, "one piece of memory came from the worker"
     torch.manual_seed(5)
     assert alike(plain(found), list(DataLoader(wanted, batch_size=4, shuffle=True, num_workers=0)))
 

@@ -24,7 +24,7 @@ from properties.drawing import DTYPES, SIZES, formats, random_dense, tensors
 from properties.packing import pack
 from scorch import Format, SparseTensor
 from scorch._src.io.pickling import make_packed, make_pattern, make_storage, make_tensor
-from scorch._src.io.shared_memory import packed, pieces_of
+from scorch._src.io.shared_memory import find_pieces, pack_shared
 from scorch._src.storage.storage import Storage
 from scorch.errors import (
     FileError,
@@ -351,9 +351,9 @@ def test_packed_tensors_come_back(data):
     shape = tuple(data.draw(st.sampled_from(SIZES)) for _ in range(dims))
     form = data.draw(formats(dims).filter(lambda form: not form.is_dense))
     given = data.draw(tensors(shape, data.draw(st.sampled_from(DTYPES)), form)).given
-    made = packed(given)
+    made = pack_shared(given)
     same(made, given)
-    assert made.is_shared() and pieces_of(made.storage) is not None
+    assert made.is_shared() and find_pieces(made.storage) is not None
     received = pickle.loads(ForkingPickler.dumps(made))
     same(received, given)
     same(through_file(made), given)
@@ -365,7 +365,7 @@ def test_packed_tensors_come_back(data):
 
 def test_pieces_outside_of_their_memory_are_refused():
     form = {"levels": "ds", "order": [0, 1]}
-    memory, pieces = pieces_of(packed(csr()).storage)
+    memory, pieces = find_pieces(pack_shared(csr()).storage)
     assert make_packed(form, (6, 9), memory, pieces).pattern.shape == (6, 9)
     (dtype, begin, count), *others = pieces
     for wrong in [(dtype, -4, count), (dtype, begin + 1, count), (dtype, 0, 10**6), (dtype, 64, -1)]:

@@ -1,4 +1,4 @@
-"""``python -m scorch bench``: the suites of ``benchmarks/`` by name, in a checkout or installed."""
+"""``python -m scorch bench``: run the suites of ``benchmarks/`` by name, in a checkout or installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCORCH = Path(__file__).resolve().parents[2]  # the package
 class Suite:
     """A module that measures something; ``quick`` are its arguments for a run of seconds.
 
-    ``json`` says whether it prints numbers itself where ``--json`` is given, or writes them to a file.
+    ``json``: whether it prints numbers itself with ``--json``, or writes them to a file.
     """
 
     module: str
@@ -60,14 +60,14 @@ SUITES = {
 
 
 def describe() -> dict[str, str]:
-    """What each suite measures."""
+    """Return what each suite measures."""
     return {name: suite.about for name, suite in SUITES.items()}
 
 
 def run(name: str, arguments: Sequence[str] = (), *, quick: bool = False, as_json: bool = False) -> int:
     """Run a suite in a process of its own and return its exit code.
 
-    ``arguments`` are handed on to it; ``quick`` is for seeing that it works, not for numbers.
+    ``arguments`` are passed on to it; ``quick`` is for seeing that it works, not for numbers.
     """
     suite = SUITES.get(name)
     if suite is None:
@@ -78,16 +78,16 @@ def run(name: str, arguments: Sequence[str] = (), *, quick: bool = False, as_jso
     command = [sys.executable, "-m", f"{PACKAGE}.{suite.module}", *(suite.quick if quick else ()), *arguments]
     if not as_json or suite.json == "prints":
         return subprocess.run([*command, *(["--json"] if as_json else [])], env=environment).returncode
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place, "numbers.json")
-        done = subprocess.run([*command, "--json", str(file)], env=environment, stdout=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder_name:
+        file = Path(folder_name, "numbers.json")
+        process = subprocess.run([*command, "--json", str(file)], env=environment, stdout=sys.stderr)
         if file.is_file():
             print(json.dumps(json.loads(file.read_text(encoding="utf-8")), indent=2))
-    return done.returncode
+    return process.returncode
 
 
 def find_folder() -> Path:
-    """The folder that has the package of benchmarks: in an installed Scorch, else in its checkout."""
+    """Find the folder of the benchmark package: in an installed Scorch, else in its checkout."""
     for folder in (SCORCH / "_suites", SCORCH.parent.parent):
         if (folder / PACKAGE / "kernels" / "__main__.py").is_file():
             return folder

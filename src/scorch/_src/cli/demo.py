@@ -1,4 +1,4 @@
-"""``python -m scorch demo``: a handful of expressions, checked against dense and timed beside torch.sparse.
+"""``python -m scorch demo``: run a few expressions, checked against dense and timed beside torch.sparse.
 
 Each expression runs on a large problem, whose dense tensors would not fit, and on a smaller copy.
 There results are compared with dense torch in float64; on the large problem with torch.sparse.
@@ -26,16 +26,16 @@ from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 TOLERANCE = 1e-4  # of the largest value: the rounding of float32
-SECONDS = 0.3  # for the timing of one expression, all contestants together
-FEWEST_RUNS, MOST_RUNS = 3, 11
+SECONDS_PER_EXPRESSION = 0.3  # for the timing of all contestants together
+MIN_RUNS, MAX_RUNS = 3, 11
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was seen; times in seconds, None where a contestant cannot take part.
+    """The measurements of one expression; times in seconds, None where a contestant cannot take part.
 
     ``error``: the largest difference from ``truth`` (``dense`` or ``torch.sparse``) relative to the largest
-    value, None where neither can be had.
+    value, None without a truth.
     """
 
     text: str
@@ -55,20 +55,20 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """How many times longer the best other contestant takes."""
+        """The best other time relative to Scorch's."""
         others = [seconds for seconds in (self.torch_sparse, self.dense) if seconds is not None]
         return min(others) / self.warm if others else None
 
 
-LARGE = Problem(20_000, 2_000, 400_000, fits_dense=False)
-MEDIUM = Problem(1_000, 150, 20_000, fits_dense=True)
-SMALL_LARGE = Problem(1_000, 100, 5_000, fits_dense=False)
-SMALL = Problem(200, 30, 1_000, fits_dense=True)
+LARGE_PROBLEM = Problem(20_000, 2_000, 400_000, fits_dense=False)
+MEDIUM_PROBLEM = Problem(1_000, 150, 20_000, fits_dense=True)
+SMALL_LARGE_PROBLEM = Problem(1_000, 100, 5_000, fits_dense=False)
+SMALL_PROBLEM = Problem(200, 30, 1_000, fits_dense=True)
 
 
 def main(small: bool = False, as_json: bool = False) -> int:
-    """Print the demonstration; 1 if any result disagrees."""
-    problems = (SMALL_LARGE, SMALL) if small else (LARGE, MEDIUM)
+    """Print the demonstration; return 1 if any result disagrees."""
+    problems = (SMALL_LARGE_PROBLEM, SMALL_PROBLEM) if small else (LARGE_PROBLEM, MEDIUM_PROBLEM)
     tables: list[list[Row]] = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Ss]parse")  # torch's own layouts are "in beta"
@@ -87,7 +87,7 @@ def main(small: bool = False, as_json: bool = False) -> int:
         else:
             _print_ending(problems[0])
             if not small:
-                _warm()
+                _warm_cache()
     wrong = [row.text for rows in tables for row in rows if not row.agrees]
     for text in wrong:
         print(f"{text} disagrees with the truth: please report this", file=sys.stderr)
@@ -99,29 +99,29 @@ def main(small: bool = False, as_json: bool = False) -> int:
 
 def measure(case: Case, problem: Problem) -> Row:
     """Run every contestant, check the result, then time them in turns."""
-    first, found = _timed(case.scorch)
-    contestants: dict[str, Call] = {}
+    first, result = _time_call(case.scorch)
+    torch_calls: dict[str, Call] = {}
     answer: torch.Tensor | None = None
     for layout, call in case.torch_sparse.items():
         try:
             answer = call()
-            contestants[layout] = call
+            torch_calls[layout] = call
         except (RuntimeError, NotImplementedError, TypeError):  # a layout without this operation
             continue
     truth, error = "", None
     if problem.fits_dense:
-        truth, error = "dense", _error(found, case.dense(torch.float64)())
+        truth, error = "dense", _relative_error(result, case.dense(torch.float64)())
     elif answer is not None:
-        truth, error = "torch.sparse", _error(found, answer)
-    calls = {"scorch": case.scorch, **contestants}
+        truth, error = "torch.sparse", _relative_error(result, answer)
+    calls = {"scorch": case.scorch, **torch_calls}
     if problem.fits_dense:
         calls["dense"] = case.dense(torch.float32)
-    seconds = _interleaved(calls)
-    layout = min(contestants, key=lambda name: seconds[name], default="")
+    seconds = _time_in_turns(calls)
+    layout = min(torch_calls, key=lambda name: seconds[name], default="")
     return Row(
         text=case.text,
         formats=", ".join(str(_format(operand)) for operand in case.operands),
-        result=str(_format(found)),
+        result=str(_format(result)),
         first=first,
         warm=seconds["scorch"],
         torch_sparse=seconds[layout] if layout else None,
@@ -132,42 +132,42 @@ def measure(case: Case, problem: Problem) -> Row:
     )
 
 
-def _interleaved(calls: dict[str, Call]) -> dict[str, float]:
-    """The median time of each call; they take turns, so that a disturbance meets them all."""
+def _time_in_turns(calls: dict[str, Call]) -> dict[str, float]:
+    """Return the median time of each call; calls take turns, to share disturbances."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     begin = time.perf_counter()
-    for turn in range(MOST_RUNS):
+    for turn in range(MAX_RUNS):
         for name, call in calls.items():
-            times[name].append(_timed(call)[0])
-        if turn + 1 >= FEWEST_RUNS and time.perf_counter() - begin > SECONDS:
+            times[name].append(_time_call(call)[0])
+        if turn + 1 >= MIN_RUNS and time.perf_counter() - begin > SECONDS_PER_EXPRESSION:
             break
-    return {name: statistics.median(seen) for name, seen in times.items()}
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
-def _timed(call: Call) -> tuple[float, Any]:
+def _time_call(call: Call) -> tuple[float, Any]:
     begin = time.perf_counter()
-    found = call()
-    return time.perf_counter() - begin, found
+    result = call()
+    return time.perf_counter() - begin, result
 
 
-def _error(found: torch.Tensor, truth: torch.Tensor) -> float:
-    """The largest difference relative to the largest value, without making sparse ones dense."""
-    scale = max(1e-30, _largest(truth))
-    if isinstance(found, SparseTensor) and truth.layout != torch.strided:
-        mine, other = _as_coo(found), _sorted(truth.to_sparse_coo())
-        if mine._nnz() == other._nnz() and torch.equal(mine.indices(), other.indices()):
-            return _largest(mine.values().double() - other.values().double()) / scale
-        return _largest(mine.double() - other.double()) / scale
-    mine = found.to_dense() if isinstance(found, SparseTensor) else found
-    return _largest(mine.double() - truth.to_dense().double()) / scale
+def _relative_error(result: torch.Tensor, truth: torch.Tensor) -> float:
+    """Return the largest difference relative to the largest value, without dense copies of sparse tensors."""
+    scale = max(1e-30, _max_abs(truth))
+    if isinstance(result, SparseTensor) and truth.layout != torch.strided:
+        own, other = _as_coo(result), _coalesce(truth.to_sparse_coo())
+        if own._nnz() == other._nnz() and torch.equal(own.indices(), other.indices()):
+            return _max_abs(own.values().double() - other.values().double()) / scale
+        return _max_abs(own.double() - other.double()) / scale
+    own = result.to_dense() if isinstance(result, SparseTensor) else result
+    return _max_abs(own.double() - truth.to_dense().double()) / scale
 
 
-def _sorted(matrix: torch.Tensor) -> torch.Tensor:
-    """``matrix`` with its entries in order: torch takes unsorted columns of a product for sorted ones."""
+def _coalesce(matrix: torch.Tensor) -> torch.Tensor:
+    """Sort the entries of ``matrix``: torch takes unsorted columns of a product for sorted ones."""
     return torch.sparse_coo_tensor(matrix._indices(), matrix._values(), matrix.shape).coalesce()
 
 
-def _largest(tensor: torch.Tensor) -> float:
+def _max_abs(tensor: torch.Tensor) -> float:
     values = tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor
     values = values.values() if values.layout not in (torch.strided, torch.sparse_coo) else values
     return float(values.abs().max()) if values.numel() else 0.0
@@ -185,7 +185,7 @@ def _format(tensor: Any) -> Format | str:
     return tensor.format if isinstance(tensor, SparseTensor) else "dense"
 
 
-# words -----------------------------------------------------------------------------------------------
+# printing --------------------------------------------------------------------------------------------
 
 
 def _print_heading(problem: Problem) -> None:
@@ -195,20 +195,22 @@ def _print_heading(problem: Problem) -> None:
         f"about {problem.entries:,} entries each:\n{fits}\n"
     )
     last = "dense" if problem.fits_dense else "first call"
-    print(_line("expression", "formats", "scorch", "torch.sparse", last, "ratio", "agree"), flush=True)
+    print(_format_line("expression", "formats", "scorch", "torch.sparse", last, "ratio", "agree"), flush=True)
 
 
 def _print_row(row: Row, problem: Problem) -> None:
-    sparse = f"{_time(row.torch_sparse)} {row.layout}" if row.torch_sparse is not None else "cannot"
-    last = _time(row.dense) if problem.fits_dense else _time(row.first)
+    sparse = f"{_format_seconds(row.torch_sparse)} {row.layout}" if row.torch_sparse is not None else "cannot"
+    last = _format_seconds(row.dense) if problem.fits_dense else _format_seconds(row.first)
     ratio = "-" if row.ratio is None else f"{row.ratio:.1f}x" if row.ratio < 99 else f"{row.ratio:.0f}x"
     agrees = "-" if row.error is None else "yes" if row.agrees else "NO"
     formats = f"{row.formats} -> {row.result}"
     text = row.text.partition(" = ")[2] or row.text
-    print(_line(text, formats, _time(row.warm), sparse, last, ratio, agrees), flush=True)
+    print(_format_line(text, formats, _format_seconds(row.warm), sparse, last, ratio, agrees), flush=True)
 
 
-def _line(text: str, formats: str, scorch: str, sparse: str, last: str, ratio: str, agrees: str) -> str:
+def _format_line(
+    text: str, formats: str, scorch: str, sparse: str, last: str, ratio: str, agrees: str
+) -> str:
     return f"{text:24}{formats:27}{scorch:>9}{sparse:>15}{last:>11}{ratio:>7} {agrees:>6}"
 
 
@@ -229,15 +231,15 @@ too large with torch.sparse, and where that cannot (-) only on the smaller copy.
     print(explain("ij,jk->ik", A, B).report(source=False))
 
 
-def _warm() -> None:
-    """Whoever has seen the demonstration goes on with kernels like its own: have the usual ones ready."""
+def _warm_cache() -> None:
+    """Compile the usual kernels, which come next after the demonstration."""
     print("\nCompiling the usual kernels ahead (python -m scorch cache --warm) ...", flush=True)
-    found = warm.warm(warm.print_progress)
-    print(f"{found.kernels} are on disk; {found.compiled} were compiled now, in {found.seconds:.1f} s")
+    warmed = warm.warm(warm.print_progress)
+    print(f"{warmed.kernels} are on disk; {warmed.compiled} were compiled now, in {warmed.seconds:.1f} s")
 
 
 def _print_json(problems: tuple[Problem, ...], tables: list[list[Row]]) -> None:
-    found = {
+    report = {
         "threads": host_threads(),
         "problems": [
             {**asdict(problem), "rows": [{**asdict(row), "agrees": row.agrees} for row in rows]}
@@ -245,10 +247,10 @@ def _print_json(problems: tuple[Problem, ...], tables: list[list[Row]]) -> None:
         ],
         "cache": str(cache.directory()),
     }
-    print(json.dumps(found, indent=2))
+    print(json.dumps(report, indent=2))
 
 
-def _time(seconds: float | None) -> str:
+def _format_seconds(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     if seconds >= 1:

@@ -1,4 +1,4 @@
-"""The expressions of the demonstration: each in Scorch's way, torch.sparse's ways and the dense way."""
+"""The expressions of the demonstration: with Scorch, torch.sparse and dense tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One expression: Scorch's way, torch.sparse's ways by layout, and the dense way (in a given dtype)."""
+    """One expression: calls of Scorch, of torch.sparse by layout, and of dense torch (in a dtype)."""
 
     text: str
     operands: tuple[Any, ...]
@@ -38,7 +38,7 @@ class Problem:
 
 
 def power_law(shape: tuple[int, ...], entries: int, seed: int) -> torch.Tensor:
-    """A random COO tensor in which few rows and columns have many of the entries, as graphs do."""
+    """Draw a random COO tensor in which few rows and columns have many of the entries, as in graphs."""
     generator = torch.Generator().manual_seed(seed)
     coordinates = []
     for size in shape:
@@ -50,11 +50,11 @@ def power_law(shape: tuple[int, ...], entries: int, seed: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Matrices:
-    """Three random matrices as Scorch has them and in torch's own layouts."""
+    """Three random matrices, as Scorch's tensors and in torch's own layouts."""
 
     coo: list[torch.Tensor]
     csr: list[torch.Tensor]
-    ours: list[SparseTensor]
+    scorch_tensors: list[SparseTensor]
 
     @classmethod
     def random(cls, problem: Problem) -> Matrices:
@@ -62,13 +62,13 @@ class Matrices:
         csr = [matrix.to_sparse_csr() for matrix in coo]
         return cls(coo, csr, [_as_csr(matrix) for matrix in csr])
 
-    def ways(self, call: Callable[[list[torch.Tensor]], Any]) -> dict[str, Call]:
-        """``call`` in each of torch's layouts."""
+    def calls_by_layout(self, call: Callable[[list[torch.Tensor]], Any]) -> dict[str, Call]:
+        """Return ``call`` in each of torch's layouts."""
         return {name: _bind(call, tensors) for name, tensors in (("coo", self.coo), ("csr", self.csr))}
 
 
 def make_cases(problem: Problem) -> Iterator[Case]:
-    """The expressions of the demonstration, on operands of the sizes of ``problem``."""
+    """Make the expressions of the demonstration, on operands of the sizes of ``problem``."""
     matrices = Matrices.random(problem)
     yield from _products(matrices, problem.n)
     yield from _sums(matrices)
@@ -77,14 +77,14 @@ def make_cases(problem: Problem) -> Iterator[Case]:
 
 
 def _products(matrices: Matrices, n: int) -> Iterator[Case]:
-    A, B, _ = matrices.ours
+    A, B, _ = matrices.scorch_tensors
     coo = matrices.coo
     x, X, Y = torch.rand(n), torch.rand(n, 32), torch.rand(n, 32)
     yield Case(
         "ij,j->i",
         (A, x),
         lambda: einsum("ij,j->i", A, x),
-        matrices.ways(lambda t: t[0] @ x),
+        matrices.calls_by_layout(lambda t: t[0] @ x),
         _dense(lambda a, v: a @ v, coo[0], x),
     )
     for width in (32, 128):
@@ -93,14 +93,14 @@ def _products(matrices: Matrices, n: int) -> Iterator[Case]:
             f"ij,jk->ik (k={width})",
             (A, D),
             _bind(einsum, "ij,jk->ik", A, D),
-            matrices.ways(lambda t, D=D: t[0] @ D),  # type: ignore[misc]
+            matrices.calls_by_layout(lambda t, D=D: t[0] @ D),  # type: ignore[misc]
             _dense(lambda a, d: a @ d, coo[0], D),
         )
     yield Case(
         "ij,jk->ik",
         (A, B),
         lambda: einsum("ij,jk->ik", A, B),
-        matrices.ways(lambda t: t[0] @ t[1]),
+        matrices.calls_by_layout(lambda t: t[0] @ t[1]),
         _dense(lambda a, b: a @ b, coo[0], coo[1]),
     )
     yield Case(
@@ -113,19 +113,19 @@ def _products(matrices: Matrices, n: int) -> Iterator[Case]:
 
 
 def _sums(matrices: Matrices) -> Iterator[Case]:
-    A, B, C = matrices.ours
+    A, B, C = matrices.scorch_tensors
     yield Case(
         "D[i,j] = A[i,j] + B[i,j]",
         (A, B),
         lambda: evaluate("D[i,j] = A[i,j] + B[i,j]", A=A, B=B),
-        matrices.ways(lambda t: t[0] + t[1]),
+        matrices.calls_by_layout(lambda t: t[0] + t[1]),
         _dense(lambda a, b: a + b, *matrices.coo[:2]),
     )
     yield Case(
         "D[i,j] = A[i,k]*B[k,j] + C[i,j]",
         (A, B, C),
         lambda: evaluate("D[i,j] = A[i,k] * B[k,j] + C[i,j]", A=A, B=B, C=C),
-        matrices.ways(lambda t: t[0] @ t[1] + t[2]),
+        matrices.calls_by_layout(lambda t: t[0] @ t[1] + t[2]),
         _dense(lambda a, b, c: a @ b + c, *matrices.coo),
     )
 
@@ -145,7 +145,7 @@ def _tensor_product(problem: Problem) -> Case:
 
 
 def _conversion(matrices: Matrices) -> Case:
-    A = matrices.ours[0]
+    A = matrices.scorch_tensors[0]
     return Case(
         'A.to_format("csc")',
         (A,),
@@ -156,18 +156,18 @@ def _conversion(matrices: Matrices) -> Case:
 
 
 def _as_csr(matrix: torch.Tensor) -> SparseTensor:
-    found = from_torch(matrix, format="csr")
-    assert isinstance(found, SparseTensor)
-    return found
+    converted = from_torch(matrix, format="csr")
+    assert isinstance(converted, SparseTensor)
+    return converted
 
 
 def _dense(call: Callable[..., Any], *tensors: torch.Tensor) -> Callable[[torch.dtype], Call]:
-    """``call`` on dense copies of ``tensors``, in the dtype asked for."""
+    """Return ``call`` on dense copies of ``tensors``, in a dtype."""
 
-    def prepared(dtype: torch.dtype) -> Call:
+    def with_dtype(dtype: torch.dtype) -> Call:
         return _bind(call, *(tensor.to_dense().to(dtype) for tensor in tensors))
 
-    return prepared
+    return with_dtype
 
 
 def _bind(call: Callable[..., Any], *arguments: Any) -> Call:
@@ -175,7 +175,7 @@ def _bind(call: Callable[..., Any], *arguments: Any) -> Call:
 
 
 def _sampled(A: torch.Tensor, X: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
-    """torch samples at the pattern of A; the product with its values is ours."""
-    found = torch.sparse.sampled_addmm(A, X, Y.T, beta=0.0)
-    values = found.values() * A.values()
-    return torch.sparse_csr_tensor(found.crow_indices(), found.col_indices(), values, found.shape)
+    """Sample at the pattern of A by torch, and multiply by its values here."""
+    sampled = torch.sparse.sampled_addmm(A, X, Y.T, beta=0.0)
+    values = sampled.values() * A.values()
+    return torch.sparse_csr_tensor(sampled.crow_indices(), sampled.col_indices(), values, sampled.shape)

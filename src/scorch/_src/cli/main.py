@@ -1,4 +1,4 @@
-"""``python -m scorch``: the machine, the cache, explanations, benchmarks, a demonstration, from a shell."""
+"""``python -m scorch``: the machine, the cache, explanations, benchmarks and a demonstration in a shell."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from scorch._src.tensor.create.construct import from_coordinates
 from scorch.errors import ArgumentError, FormatError, NotationError, ScorchError, ShapeError, add_note
 
 NOMINAL_SIZE = 1000
-NOMINAL_PLACES = 10**6  # of a tensor of order 3 or more
-MOST_ENTRIES = 50_000_000
+NOMINAL_ELEMENTS = 10**6  # of a tensor of order 3 or more
+MAX_ENTRIES = 50_000_000
 
 EPILOG = """\
 examples:
@@ -48,7 +48,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 2 where the input is at fault."""
+    """Run one command and return its exit code: 2 where the input is wrong."""
     parser = make_parser()
     options, further = parser.parse_known_args(arguments)
     if options.command is run_benchmark:
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for note in getattr(error, "__notes__", ()):
             print(note, file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader (head, less) has seen enough
+    except BrokenPipeError:  # the reader (head, less) has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -83,35 +83,43 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"scorch {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="{env,cache,explain,demo,bench}")
 
-    env = commands.add_parser("env", help="show the compiler, processor and versions in use")
-    env.set_defaults(command=show_environment)
+    env_parser = commands.add_parser("env", help="show the compiler, processor and versions in use")
+    env_parser.set_defaults(command=show_environment)
 
-    kept = commands.add_parser("cache", help="show, clear or fill the compiled kernels on disk")
-    kept.add_argument("--clear", action="store_true", help="remove them all")
-    kept.add_argument("--warm", action="store_true", help="compile the usual kernels now, on all cores")
-    kept.set_defaults(command=show_cache)
+    cache_parser = commands.add_parser("cache", help="show, clear or fill the compiled kernels on disk")
+    cache_parser.add_argument("--clear", action="store_true", help="remove them all")
+    cache_parser.add_argument(
+        "--warm", action="store_true", help="compile the usual kernels now, on all cores"
+    )
+    cache_parser.set_defaults(command=show_cache)
 
-    shown = commands.add_parser(
+    explain_parser = commands.add_parser(
         "explain",
         help="show how an expression is computed",
         description="Show how an expression over random tensors is computed: formats, loops, reasons.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    shown.add_argument("expression", help='an einsum equation, or an index expression with "="')
-    shown.add_argument("formats", nargs="*", metavar="FORMAT", help="one for each operand, or NAME=FORMAT")
-    shown.add_argument("--sizes", default="", metavar="i=100,j=200", help="sizes of indices (default 1000)")
-    shown.add_argument("--density", type=float, default=0.01, help="of the sparse operands (default 0.01)")
-    shown.add_argument("--result", metavar="FORMAT", help="ask for the format of the result")
-    shown.add_argument("--source", action="store_true", help="print the generated C too")
-    shown.set_defaults(command=show_explanation)
+    explain_parser.add_argument("expression", help='an einsum equation, or an index expression with "="')
+    explain_parser.add_argument(
+        "formats", nargs="*", metavar="FORMAT", help="one for each operand, or NAME=FORMAT"
+    )
+    explain_parser.add_argument(
+        "--sizes", default="", metavar="i=100,j=200", help="sizes of indices (default 1000)"
+    )
+    explain_parser.add_argument(
+        "--density", type=float, default=0.01, help="of the sparse operands (default 0.01)"
+    )
+    explain_parser.add_argument("--result", metavar="FORMAT", help="ask for the format of the result")
+    explain_parser.add_argument("--source", action="store_true", help="print the generated C too")
+    explain_parser.set_defaults(command=show_explanation)
 
-    shows = commands.add_parser("demo", help="run a short demonstration beside torch.sparse and dense")
-    shows.add_argument("--small", action="store_true", help="on small tensors, where times say little")
-    shows.set_defaults(command=show_demo)
+    demo_parser = commands.add_parser("demo", help="run a short demonstration beside torch.sparse and dense")
+    demo_parser.add_argument("--small", action="store_true", help="on small tensors, where times say little")
+    demo_parser.set_defaults(command=show_demo)
 
-    suites = _add_bench(commands)
-    for command in (env, kept, shown, shows, suites):
+    bench_parser = _add_bench(commands)
+    for command in (env_parser, cache_parser, explain_parser, demo_parser, bench_parser):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -136,8 +144,8 @@ def _add_bench(commands: Any) -> argparse.ArgumentParser:
 
 
 def show_environment(options: argparse.Namespace) -> int:
-    facts = {"scorch": __version__, **toolchain.describe()}
-    _print_facts(facts, options.json)
+    fields = {"scorch": __version__, **toolchain.describe()}
+    _print_fields(fields, options.json)
     return 0
 
 
@@ -145,31 +153,31 @@ def show_cache(options: argparse.Namespace) -> int:
     removed = cache.clear() if options.clear else None
     warmed = warm.warm(None if options.json else warm.print_progress) if options.warm else None
     stored = cache.statistics()
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "directory": str(stored.directory),
         "entries": stored.entries,
         "bytes": stored.bytes,
     }
     if removed is not None:
-        facts["removed"] = removed
+        fields["removed"] = removed
     if warmed is not None:
-        facts |= {
+        fields |= {
             "usual kernels": warmed.kernels,
             "compiled": warmed.compiled,
             "seconds": round(warmed.seconds, 1),
         }
-    _print_facts(facts, options.json)
+    _print_fields(fields, options.json)
     return 0
 
 
 def show_explanation(options: argparse.Namespace) -> int:
-    found = explain_formats(
-        options.expression, options.formats, _read_sizes(options.sizes), options.density, options.result
+    explanation = explain_formats(
+        options.expression, options.formats, _parse_sizes(options.sizes), options.density, options.result
     )
     if options.json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(explanation.to_dict(), indent=2))
     else:
-        print(found.report(source=options.source))
+        print(explanation.report(source=options.source))
     return 0
 
 
@@ -186,112 +194,117 @@ def run_benchmark(options: argparse.Namespace) -> int:
     if options.suite is None:
         if options.further:
             raise ArgumentError(f"name a suite before {options.further[0]}: one of {', '.join(bench.SUITES)}")
-        _print_facts(bench.describe(), options.json)
+        _print_fields(bench.describe(), options.json)
         return 0
     return bench.run(options.suite, options.further, quick=options.quick, as_json=options.json)
 
 
-def _print_facts(facts: Mapping[str, Any], as_json: bool) -> None:
+def _print_fields(fields: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(fields, indent=2))
         return
-    width = max(map(len, facts)) + 2
-    for name, value in facts.items():
+    width = max(map(len, fields)) + 2
+    for name, value in fields.items():
         text = f"{value:,}" if isinstance(value, int) else str(value)
-        lines = [part for line in text.splitlines() for part in textwrap.wrap(line, 100 - width) or [""]]
+        lines = [
+            wrapped for line in text.splitlines() for wrapped in textwrap.wrap(line, 100 - width) or [""]
+        ]
         print(f"{name:{width}}" + ("\n" + " " * width).join(lines))
 
 
-# tensors to explain with -----------------------------------------------------------------------------
+# tensors to explain ----------------------------------------------------------------------------------
 
 
 def explain_formats(
     text: str, formats: Sequence[str], sizes: Mapping[str, int], density: float, result: str | None
 ) -> Explanation:
-    """The explanation of an expression over random tensors in these formats."""
+    """Explain an expression over random tensors in these formats."""
     if not 0 <= density <= 1:
         raise ShapeError(f"a density lies between 0 and 1; --density is {density}")
     torch.manual_seed(0)
     if "=" in text or "[" in text:
         statement = parse(text)
         indices = {access.tensor: access.indices for access in accesses(statement.assign.value)}
-        named = _named_formats(indices, formats)
+        formats_by_name = _parse_formats(indices, formats)
         size = _sizes([*indices.values(), statement.assign.target.indices], sizes)
-        tensors = {name: _random(name, indices[name], form, size, density) for name, form in named.items()}
+        tensors = {
+            name: _random_tensor(name, indices[name], form, size, density)
+            for name, form in formats_by_name.items()
+        }
         return explain(text, format=result, **tensors)
     terms, _, output = text.partition("->")
     labels = [tuple(re.findall(r"[A-Za-z]", term)) for term in terms.split(",")]
     if len(formats) != len(labels):
         raise NotationError(
-            f"{text!r} has {_count(len(labels), 'operand')}, but {_count(len(formats), 'format')} "
+            f"{text!r} has {_pluralize(len(labels), 'operand')}, but {_pluralize(len(formats), 'format')} "
             f"{'is' if len(formats) == 1 else 'are'} given; name one for each, such as csr or dense"
         )
     size = _sizes([*labels, tuple(re.findall(r"[A-Za-z]", output))], sizes)
     operands = [
-        _random(f"operand {number}", letters, form, size, density)
+        _random_tensor(f"operand {number}", letters, form, size, density)
         for number, (letters, form) in enumerate(zip(labels, formats, strict=True))
     ]
     return explain(text, *operands, format=result)
 
 
-def _named_formats(indices: Mapping[str, tuple[str, ...]], formats: Sequence[str]) -> dict[str, str]:
-    named: dict[str, str] = {}
-    for given in formats:
-        name, equals, form = given.partition("=")
+def _parse_formats(indices: Mapping[str, tuple[str, ...]], formats: Sequence[str]) -> dict[str, str]:
+    formats_by_name: dict[str, str] = {}
+    for argument in formats:
+        name, equals, form = argument.partition("=")
         if not equals or not form:
             raise FormatError(
-                f"{given!r} must say which tensor it is for, such as {next(iter(indices))}={given}"
+                f"{argument!r} must say which tensor it is for, such as {next(iter(indices))}={argument}"
             )
         if name not in indices:
             raise NotationError(f"{name!r} is given but not used; the operands are {', '.join(indices)}")
-        named[name] = form
-    missing = [name for name in indices if name not in named]
+        formats_by_name[name] = form
+    missing = [name for name in indices if name not in formats_by_name]
     if missing:
         example = " ".join(f"{name}=csr" for name in missing)
         raise NotationError(f"no format is given for {', '.join(missing)}; add for example {example}")
-    return named
+    return formats_by_name
 
 
-def _read_sizes(text: str) -> dict[str, int]:
+def _parse_sizes(text: str) -> dict[str, int]:
     sizes = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
+    for item in filter(None, text.split(",")):
+        name, _, value = item.partition("=")
         try:
             number = float(value)
             sizes[name.strip()] = int(number)
             if number != int(number) or number < 0:
                 raise ValueError
         except (ValueError, OverflowError):
-            raise ShapeError(f"--sizes has {part!r}; write sizes as i=100,j=200") from None
+            raise ShapeError(f"--sizes has {item!r}; write sizes as i=100,j=200") from None
     return sizes
 
 
-def _sizes(tensors: Sequence[tuple[str, ...]], given: Mapping[str, int]) -> dict[str, int]:
-    """A size for each index: those given, else nominal ones, smaller where tensors have many dimensions."""
+def _sizes(tensors: Sequence[tuple[str, ...]], passed: Mapping[str, int]) -> dict[str, int]:
+    """Return a size for each index: as passed, else nominal, smaller where tensors have many dimensions."""
     indices = dict.fromkeys(index for tensor in tensors for index in tensor)
-    unknown = [index for index in given if index not in indices]
+    unknown = [index for index in passed if index not in indices]
     if unknown:
         raise ShapeError(f"--sizes names {unknown[0]!r}, but the indices are {', '.join(indices)}")
     order = max(map(len, tensors), default=0)
-    nominal = NOMINAL_SIZE if order < 3 else max(2, round(NOMINAL_PLACES ** (1 / order)))
-    return {index: given.get(index, nominal) for index in indices}
+    nominal = NOMINAL_SIZE if order < 3 else max(2, round(NOMINAL_ELEMENTS ** (1 / order)))
+    return {index: passed.get(index, nominal) for index in indices}
 
 
-def _random(
+def _random_tensor(
     name: str, indices: tuple[str, ...], format: str, sizes: Mapping[str, int], density: float
 ) -> torch.Tensor:
-    """A random tensor in ``format``; repeated draws of a place are one entry."""
+    """Draw a random tensor in ``format``; repeated coordinates are one entry."""
     shape = tuple(sizes[index] for index in indices)
     try:
         form = as_format(format, len(shape))
     except FormatError as error:
         add_note(error, f"in the format of {name}")
         raise
-    places = math.prod(shape)
-    entries = places if form.is_dense else round(places * density)
-    if entries > MOST_ENTRIES:
+    elements = math.prod(shape)
+    entries = elements if form.is_dense else round(elements * density)
+    if entries > MAX_ENTRIES:
         raise ShapeError(
-            f"{name} would have {entries:,} entries, more than {MOST_ENTRIES:,}; "
+            f"{name} would have {entries:,} entries, more than {MAX_ENTRIES:,}; "
             "give smaller --sizes or a smaller --density"
         )
     if form.is_dense:
@@ -300,5 +313,5 @@ def _random(
     return from_coordinates(coordinates, torch.rand(entries), shape, form)
 
 
-def _count(number: int, word: str) -> str:
+def _pluralize(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"

@@ -1,9 +1,9 @@
-"""``python -m scorch cache --warm``: the usual kernels compiled ahead, on all cores, so that no call waits.
+"""``python -m scorch cache --warm``: compile the usual kernels ahead, on all cores, so that no call waits.
 
-A kernel is known by its text, which depends on the expression, the names in it, formats, dtypes and the
-schedule, but hardly on sizes: the usual expressions are planned, without any tensors, for a few magnitudes
-of sizes, and what comes out is compiled once for each text. Names are those that ``einsum`` and the operators
-give; an expression with names of its own is compiled when it is first met.
+A kernel is identified by its source, which depends on the expression, the names in it, formats, dtypes and
+the schedule, but hardly on sizes: the usual expressions are planned, without any tensors, for a few
+magnitudes of sizes, and each source that results is compiled once. Names are those of ``einsum`` and the
+operators; an expression with other names is compiled on its first call.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from scorch._src.notation.indexing import parse
 from scorch._src.notation.parse_einsum import parse_einsum
 
 ROUTINES = (transpose, tables, sort, pick_rows, row_pointers, concat, join_matrices, attention_blocks)
-SIZES = ((500, 5), (3_000, 7), (20_000, 7), (20_000, 3))  # of square matrices: rows, and entries in each
-WIDTH = 32  # of dense factors
+ROWS_AND_ENTRIES_PER_ROW = ((500, 5), (3_000, 7), (20_000, 7), (20_000, 3))  # of square matrices
+DENSE_COLUMNS = 32
 FORMATS = ("csr", "csc", "coo")
 
 # A letter for each operand: s sparse, d dense. The result is as inferred, or dense as torch's ``@`` asks.
@@ -57,7 +57,7 @@ ELEMENTWISE = ("C[i,j] = A[i,j] + B[i,j]", "C[i,j] = A[i,j] * B[i,j]")
 
 @dataclass(frozen=True)
 class Warmed:
-    """How many of the usual kernels there are, how many were compiled now, and in what time."""
+    """The number of usual kernels, how many were compiled now, and the seconds that took."""
 
     kernels: int
     compiled: int
@@ -65,45 +65,47 @@ class Warmed:
 
 
 def warm(progress: jit.Progress | None = None) -> Warmed:
-    """Have the usual kernels on disk; ``progress`` is told how many of them are there."""
+    """Compile the usual kernels to disk; call ``progress`` with how many of them are there."""
     begin = time.perf_counter()
     sources = list(usual_sources())
-    made = jit.build(sources, progress)
-    return Warmed(len(sources), made, time.perf_counter() - begin)
+    compiled = jit.build(sources, progress)
+    return Warmed(len(sources), compiled, time.perf_counter() - begin)
 
 
 def print_progress(done: int, total: int) -> None:
-    """A line that counts, on terminals only."""
+    """Print a line that counts, on terminals only."""
     if sys.stderr.isatty():
         ending = "\n" if done == total else ""
         print(f"\r{done} of {total} usual kernels are compiled", end=ending, file=sys.stderr, flush=True)
 
 
 def usual_sources() -> Iterable[str]:
-    """The texts of the usual kernels, each once, and of the functions that call kernels."""
-    kernels = (source for problem in usual_problems() for source in _sources_of(problem))
+    """Return the sources of the usual kernels, each once, and of the functions that call kernels."""
+    kernels = (source for problem in usual_problems() for source in _generate_sources(problem))
     routines = [module.SOURCE for module in ROUTINES]
     routines += [attention_source(element) for element in ("float", "double")]
     return dict.fromkeys([*invoke.SOURCES, *openmp.SOURCES, *launch.SOURCES, *routines, *kernels])
 
 
 def usual_problems() -> Iterator[Problem]:
-    """The usual steps over operands of usual formats, dtypes and sizes."""
-    for form, element, index, size in itertools.product(FORMATS, (FLOAT32, FLOAT64), (INT32, INT64), SIZES):
+    """Yield the usual steps over operands of usual formats, dtypes and sizes."""
+    for form, element, index, size in itertools.product(
+        FORMATS, (FLOAT32, FLOAT64), (INT32, INT64), ROWS_AND_ENTRIES_PER_ROW
+    ):
         rows, per_row = size
-        sparse = _Maker(as_format(form, 2), element, index, rows * per_row)
+        sparse = _OperandMaker(as_format(form, 2), element, index, rows * per_row)
         for equation, kinds in PRODUCTS:
             yield from _product(equation, kinds, rows, sparse)
         for text in ELEMENTWISE:
             (step,) = split(parse(text).assign)
             operands = {name: sparse(name, (rows, rows)) for name in "AB"}
             yield Problem(step, operands, dict.fromkeys("ij", rows))
-        yield from _copies(sparse, rows)
+        yield from _conversions(sparse, rows)
 
 
 @dataclass(frozen=True)
-class _Maker:
-    """Makes sparse operands alike but for name and shape."""
+class _OperandMaker:
+    """Make sparse operands alike but for name and shape."""
 
     format: Format
     element: Type
@@ -121,10 +123,10 @@ def _dense(name: str, shape: tuple[int, ...], element: Type) -> Operand:
     return Operand(name, form, element, INT32, shape, counts)
 
 
-def _product(equation: str, kinds: str, rows: int, sparse: _Maker) -> Iterator[Problem]:
-    """An equation in which k, beside a dense operand, is the width of that."""
+def _product(equation: str, kinds: str, rows: int, sparse: _OperandMaker) -> Iterator[Problem]:
+    """Yield an equation whose k, beside a dense operand, is the width of that."""
     terms = equation.partition("->")[0].split(",")
-    sizes = {"i": rows, "j": rows, "k": WIDTH if "d" in kinds else rows}
+    sizes = {"i": rows, "j": rows, "k": DENSE_COLUMNS if "d" in kinds else rows}
     shapes = [tuple(sizes[index] for index in term) for term in terms]
     parsed = parse_einsum(equation, shapes)
     operands = {}
@@ -132,32 +134,32 @@ def _product(equation: str, kinds: str, rows: int, sparse: _Maker) -> Iterator[P
         name = read.access.tensor
         operands[name] = sparse(name, shape) if kind == "s" else _dense(name, shape, sparse.element)
     (step,) = split(parsed.statement)
-    whole = Problem(step, operands, parsed.sizes)
-    if len(new_contraction(whole)) > 1:  # a product of two steps: not one of the usual kernels
+    problem = Problem(step, operands, parsed.sizes)
+    if len(new_contraction(problem)) > 1:  # a product of two steps is no usual kernel
         return
-    yield whole
+    yield problem
     if kinds == "sd":
         yield Problem(step, operands, parsed.sizes, dense_format(len(step.target.indices)))
 
 
-def _copies(sparse: _Maker, rows: int) -> Iterator[Problem]:
-    """To the other formats, to dense and from dense, and from entries in any order."""
+def _conversions(sparse: _OperandMaker, rows: int) -> Iterator[Problem]:
+    """Yield copies to the other formats, to dense and from dense, and from unsorted entries."""
     step = copy_step(2)
     sizes = dict.fromkeys("ij", rows)
     operand = {"A": sparse("A", (rows, rows))}
     for form in (*FORMATS, "dense"):
-        wanted = as_format(form, 2)
-        if wanted != sparse.format:
-            yield Problem(step, operand, sizes, wanted)
-    full = {"A": _dense("A", (rows, rows), sparse.element)}
-    yield Problem(step, full, sizes, sparse.format, skip_zeros=True)
+        target = as_format(form, 2)
+        if target != sparse.format:
+            yield Problem(step, operand, sizes, target)
+    dense_operand = {"A": _dense("A", (rows, rows), sparse.element)}
+    yield Problem(step, dense_operand, sizes, sparse.format, skip_zeros=True)
     if sparse.format == as_format("coo", 2):
         for form in FORMATS:
             yield Problem(step, operand, sizes, as_format(form, 2), unsorted=True)
 
 
-def _sources_of(problem: Problem) -> Iterator[str]:
-    """The text of a kernel, and those of the copies of operands that its schedule asks for.
+def _generate_sources(problem: Problem) -> Iterator[str]:
+    """Generate the source of a kernel, and those of the conversions of operands that its schedule needs.
 
     A pattern is converted with the numbers of its entries for values, which are int64.
     """

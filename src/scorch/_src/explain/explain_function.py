@@ -232,11 +232,12 @@ def _explain_prepared(
 
 def _advise_conversion(name: str | None, form: Any, tensor: Any, call: Call) -> str:
     """Advise how to avoid a conversion to ``form``."""
-    source = name or f"an operand of {call.name}"
+    origin = name or f"an operand of {call.name}"
     if isinstance(tensor, Storage):
-        converted = f"{name}.to_format({str(form)!r})" if name else f"it as {form}"
-        return f"{source} is stored otherwise first: keep {converted} from before the calls, and it is read as it is"
-    advice = f"{source} is copied at each call: if it stays the same, keep"
+        copy = f"{name}.to_format({str(form)!r})" if name else f"it as {form}"
+        advice = f"{origin} is stored otherwise first: keep {copy} from before the calls"
+        return f"{advice}, and it is read as it is"
+    advice = f"{origin} is copied at each call: if it stays the same, keep"
     if name is None:
         return f"{advice} a copy that lies in memory as it is read"
     if form.dims == 2 and form.order == (1, 0):

@@ -79,7 +79,7 @@ def explain(
 def explain(
     text: Any, /, *operands: Any, format: str | Format | None = None, runs: int = RUNS, **tensors: Any
 ) -> Any:
-    """Explain how ``einsum(text, *operands)`` or ``evaluate(text, **tensors)`` is computed, without running it.
+    """Explain how ``einsum(text, *operands)`` or ``evaluate(text, **tensors)`` would be computed.
 
     In place of a text, a function or module: ``explain(fn)(*args)`` calls it (``2 * runs + 2`` times) and
     shows every kernel that ran, with formats, bytes, predicted and measured time, what was joined, what was
@@ -203,7 +203,7 @@ def _explain_steps(
                 available[substep.target.tensor] = run_stored(Task(substep, available, sizes))
 
 
-def _explain_contraction(task: Task, parts: int, number: int) -> str:
+def _explain_contraction(task: Task, step_count: int, number: int) -> str:
     """Explain why a product of many tensors is one kernel, or several."""
     problem = task.narrowed().problem()
     candidates = (
@@ -215,9 +215,9 @@ def _explain_contraction(task: Task, parts: int, number: int) -> str:
     costs = (
         f"about {_format_number(fused)} multiply-adds at once, {_format_number(pairwise.total)} two at a time"
     )
-    if math.isinf(pairwise.total) or parts == 1:
+    if math.isinf(pairwise.total) or step_count == 1:
         return "" if math.isinf(pairwise.total) else costs
-    return f"the rest of the product: {costs}" if number == parts - 1 else f"a partial product: {costs}"
+    return f"the rest of the product: {costs}" if number == step_count - 1 else f"a partial product: {costs}"
 
 
 def _explain_step(

@@ -1,9 +1,9 @@
-"""A sparse tensor as named arrays and a few facts, and back: what archives keep.
+"""A sparse tensor as named arrays and a description, and back: the content of archives.
 
-The facts are ``format``, ``shape`` and ``dtype``; the arrays are ``values`` and, level by level, ``pos0``,
-``crd0``, ``pos1`` ... Kernels follow these arrays without looking, so whatever comes from outside is checked
-here first, with as much care as the arguments of a constructor, and the index arrays are copied: a file may
-say that they lie where values or another tensor lie, and whoever writes to those would change them.
+The description has ``format``, ``shape`` and ``dtype``; the arrays are ``values`` and, level by level,
+``pos0``, ``crd0``, ``pos1`` ... Kernels follow these arrays without checks, so whatever comes from outside is
+checked here first, as carefully as the arguments of a constructor, and the index arrays are copied: a file
+may let them overlap with values or another tensor, and writing to those would change them.
 """
 
 from __future__ import annotations
@@ -32,75 +32,79 @@ from scorch._src.tensor.create.check import (
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FileError
 
-Facts = dict[str, Any]
+Description = dict[str, Any]
 
 
-# out -------------------------------------------------------------------------------------------------
+# writing ---------------------------------------------------------------------------------------------
 
 
-def facts_of(tensor: torch.Tensor) -> Facts:
-    """What is to be known of ``tensor``, sparse or dense, beside its arrays, as JSON can hold it."""
+def describe_tensor(tensor: torch.Tensor) -> Description:
+    """Describe ``tensor``, sparse or dense, beside its arrays, for JSON."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    facts: Facts = {"shape": list(tensor.shape), "dtype": dtype}
+    description: Description = {"shape": list(tensor.shape), "dtype": dtype}
     if isinstance(tensor, SparseTensor):
-        facts["format"] = format_facts(tensor.format)
-    return facts
+        description["format"] = describe_format(tensor.format)
+    return description
 
 
 def arrays_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The arrays of ``tensor`` by name; those of a dense tensor are its values alone."""
+    """Return the arrays of ``tensor`` by name; those of a dense tensor are its values alone."""
     if not isinstance(tensor, SparseTensor):
         return {"values": tensor.detach().resolve_conj().resolve_neg().contiguous()}
     pattern = tensor.storage.pattern
-    named = {f"pos{level}": pos for level, pos in enumerate(pattern.pos) if pos is not None}
-    named |= {f"crd{level}": crd for level, crd in enumerate(pattern.crd) if crd is not None}
-    return {"values": tensor.storage.values.detach(), **named}
+    index_arrays = {f"pos{level}": pos for level, pos in enumerate(pattern.pos) if pos is not None}
+    index_arrays |= {f"crd{level}": crd for level, crd in enumerate(pattern.crd) if crd is not None}
+    return {"values": tensor.storage.values.detach(), **index_arrays}
 
 
-def format_facts(form: Format) -> Facts:
-    facts: Facts = {"levels": form.spelling, "order": list(form.order)}
+def describe_format(form: Format) -> Description:
+    description: Description = {"levels": form.spelling, "order": list(form.order)}
     if form.blocks:
-        facts["blocks"] = [list(block) for block in form.blocks]
-    return facts
+        description["blocks"] = [list(block) for block in form.blocks]
+    return description
 
 
-# in --------------------------------------------------------------------------------------------------
+# reading ---------------------------------------------------------------------------------------------
 
 
-def as_dtype(name: object) -> torch.dtype:
-    """The dtype with this name, if it is one that tensors have."""
-    found = getattr(torch, name, None) if isinstance(name, str) else None
-    if not isinstance(found, torch.dtype):
+def parse_dtype(name: object) -> torch.dtype:
+    """Return the dtype with this name, if tensors can have it."""
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype):
         raise FileError(f"it names the dtype {name!r}, which does not exist")
-    type_of_dtype(found)
-    return found
+    type_of_dtype(dtype)
+    return dtype
 
 
-def as_stored_format(facts: object) -> Format:
-    is_described = isinstance(facts, Mapping) and {"levels", "order"} <= set(facts)
-    if not isinstance(facts, Mapping) or not is_described or not isinstance(facts["order"], list):
-        raise FileError(f"it describes its format as {facts!r}, which is no format")
-    dims = len(set(map(str, facts["order"])))
-    blocks = facts.get("blocks")
-    return Format(facts["levels"] or "dense", order=facts["order"], blocks=blocks, dims=dims)
+def parse_format(description: object) -> Format:
+    is_described = isinstance(description, Mapping) and {"levels", "order"} <= set(description)
+    if not isinstance(description, Mapping) or not is_described or not isinstance(description["order"], list):
+        raise FileError(f"it describes its format as {description!r}, which is no format")
+    dims = len(set(map(str, description["order"])))
+    blocks = description.get("blocks")
+    return Format(description["levels"] or "dense", order=description["order"], blocks=blocks, dims=dims)
 
 
-def from_arrays(facts: object, arrays: Mapping[str, torch.Tensor]) -> SparseTensor | torch.Tensor:
-    """The tensor with these facts and arrays; an error of ``scorch.errors`` if they do not fit."""
-    if not isinstance(facts, Mapping):
-        raise FileError(f"it has {facts!r} instead of the facts of a tensor")
-    shape, values = as_shape("shape", facts.get("shape")), arrays.get("values")
+def from_arrays(description: object, arrays: Mapping[str, torch.Tensor]) -> SparseTensor | torch.Tensor:
+    """Build the tensor with this description and arrays; raise an error of ``scorch.errors`` if they
+    disagree.
+    """
+    if not isinstance(description, Mapping):
+        raise FileError(f"it has {description!r} instead of the facts of a tensor")
+    shape, values = as_shape("shape", description.get("shape")), arrays.get("values")
     if values is None:
         raise FileError("it has no array of values")
-    if values.dtype != as_dtype(facts.get("dtype")):
-        raise FileError(f"its values are {values.dtype}, but it says that they are {facts.get('dtype')}")
-    if facts.get("format") is None:
+    if values.dtype != parse_dtype(description.get("dtype")):
+        raise FileError(
+            f"its values are {values.dtype}, but it says that they are {description.get('dtype')}"
+        )
+    if description.get("format") is None:
         return _as_dense(values, shape)
-    form = as_stored_format(facts["format"])
+    form = parse_format(description["format"])
     levels = range(len(form))
     pos = [arrays.get(f"pos{level}") for level in levels]
     crd = [arrays.get(f"crd{level}") for level in levels]
-    pattern, flat = checked_pattern(form, shape, pos, crd), values.reshape(-1).contiguous()
+    pattern, flat = check_pattern(form, shape, pos, crd), values.reshape(-1).contiguous()
     check_values(pattern, flat)
     return SparseTensor(Storage(pattern, flat)) if not form.is_dense else _as_dense(values, shape)
 
@@ -111,7 +115,7 @@ def _as_dense(values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return values.reshape(shape)
 
 
-def checked_pattern(
+def check_pattern(
     form: Format,
     shape: tuple[int, ...],
     pos: list[torch.Tensor | None],
@@ -119,18 +123,18 @@ def checked_pattern(
     has_contents: bool = True,
     is_sent: bool = False,
 ) -> Pattern:
-    """The pattern of copies of these arrays, after a look at each of them: the cost follows the entries.
+    """Check arrays, and return the pattern of copies of them: the cost follows the entries.
 
-    Without ``has_contents`` the arrays are still to be filled, and only their lengths are looked at. Those
-    that another process of ours has sent in shared memory stay there.
+    Without ``has_contents`` the arrays are still to be filled, and only their lengths are checked. Those that
+    another process has sent in shared memory stay there.
     """
     if form.dims != len(shape):
         raise FileError(f"its format stores {form.dims} dimensions, but its shape is {shape}")
     counts: list[int] = []
     positions = 1
-    for level, kind in enumerate(form.levels):
+    for level, level_format in enumerate(form.levels):
         size = form.level_size(level, shape)
-        needs = (form.starts_run(level), not kind.is_full)
+        needs = (form.starts_run(level), not level_format.is_full)
         for name, array, needed in (("pos", pos[level], needs[0]), ("crd", crd[level], needs[1])):
             if (array is not None) != needed:
                 word = "lacks" if needed else "has"
@@ -142,42 +146,45 @@ def checked_pattern(
     if has_contents:
         _check_runs(form, pos, crd)
     dtype = dtype_of_type(index_type(shape, max(counts, default=0)))
-    keep = _given if not has_contents else _kept if is_sent else own
-    arrays = [tuple(None if array is None else keep(array, dtype) for array in kept) for kept in (pos, crd)]
-    made = Pattern(form, shape, arrays[0], arrays[1], tuple(counts))
-    if has_contents and completed(made)[0] is not made:
+    copy = _as_passed if not has_contents else _own_unless_shared if is_sent else own
+    arrays = [
+        tuple(None if array is None else copy(array, dtype) for array in level_arrays)
+        for level_arrays in (pos, crd)
+    ]
+    pattern = Pattern(form, shape, arrays[0], arrays[1], tuple(counts))
+    if has_contents and completed(pattern)[0] is not pattern:
         raise FileError(f"it lacks entries that format {form} stores")
-    return made
+    return pattern
 
 
 def _check_array(name: str, array: torch.Tensor) -> None:
-    """An array is one row, with memory for each of its elements."""
+    """Check that an array is one-dimensional, with memory for each of its elements."""
     if array.dim() != 1:
         raise FileError(f"{name} has shape {tuple(array.shape)}; it must be one row")
     if array.numel() * array.element_size() > array.untyped_storage().nbytes():
         raise FileError(f"{name} is said to have {array.numel()} elements, but has memory for fewer")
 
 
-def _given(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """An array that is still to be filled."""
+def _as_passed(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return an array that is still to be filled."""
     return array.detach()
 
 
-def _kept(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A copy, but of arrays in shared memory."""
+def _own_unless_shared(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Copy an array, unless it is in shared memory."""
     is_shared = array.is_shared() and array.dtype == dtype and array.is_contiguous()
     return array.detach() if is_shared else own(array, dtype)
 
 
 def check_values(pattern: Pattern, values: torch.Tensor) -> None:
-    """There must be one value for each position, and zeros in the part of a block outside the tensor."""
+    """Check that there is one value for each position, and zeros in the padding of blocks."""
     _check_array("values", values)
     form = pattern.format
     if values.numel() != pattern.size:
         raise FileError(f"there are {values.numel()} values, but the levels have {pattern.size} positions")
     if any(pattern.shape[dim] % size for dim, size in form.blocks):
-        kept = inside(pattern, coordinates(pattern))
-        if kept is not None and bool((values[~kept] != 0).any()):
+        is_inside = inside(pattern, coordinates(pattern))
+        if is_inside is not None and bool((values[~is_inside] != 0).any()):
             raise FileError("the part of a block that lies outside the tensor holds values")
 
 
@@ -190,7 +197,7 @@ def _check_level(
     crd: torch.Tensor | None,
     has_contents: bool,
 ) -> int:
-    """The positions of the level below ``parents``, after a look at its arrays."""
+    """Check the arrays of a level, and return its positions below ``parents``."""
     if crd is None:
         return parents * size
     if pos is not None and not has_contents:
@@ -208,7 +215,7 @@ def _check_level(
 
 
 def _check_runs(form: Format, pos: list[torch.Tensor | None], crd: list[torch.Tensor | None]) -> None:
-    """Entries below a position come in order and none repeats, level by level or run by run."""
+    """Check that entries below a position are sorted and unique, level by level or run by run."""
     for level in range(len(form)):
         begins = pos[level]
         if begins is None:

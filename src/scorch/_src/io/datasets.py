@@ -1,6 +1,6 @@
-"""Sparse tensors as samples: datasets of their rows, and what data loaders make of them.
+"""Sparse tensors as samples: datasets of their rows, and how data loaders collate them.
 
-A data loader asks for a batch sample by sample and stacks what it gets, or asks the dataset for all of them
+A data loader fetches a batch sample by sample and stacks the samples, or fetches all at once
 (``__getitems__``). For rows of a sparse matrix the second is one gather, many times faster than the first.
 """
 
@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from scorch._src.devices import HOST
 from scorch._src.formats import as_format
-from scorch._src.io.shared_memory import packed
+from scorch._src.io.shared_memory import pack_shared
 from scorch._src.tensor.create.check import from_numpy
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
@@ -45,7 +45,7 @@ class Batch(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+            return [self[position] for position in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"a batch of {len(self)} samples has none at {index}")
         return Sample(part[index] for part in self.parts) if self.in_tuples else self.parts[0][index]
@@ -54,8 +54,8 @@ class Batch(Sequence[Any]):
 class SparseRows(Dataset[Any]):
     """Rows of sparse matrices, with labels and the like: a ``TensorDataset`` whose batches are one gather.
 
-    Matrices of any format are kept as csr, so that rows are found without a search; batches are csr too.
-    ``MappedRows``, which leave a matrix on disk, are taken as they are.
+    Matrices of any format are converted to csr, so that rows are found without a search; batches are csr too.
+    ``MappedRows``, which leave a matrix on disk, are used as they are.
 
     >>> import scorch, torch
     >>> from scorch.utils.data import DataLoader, SparseRows
@@ -65,7 +65,7 @@ class SparseRows(Dataset[Any]):
     """
 
     def __init__(self, *tensors: Any) -> None:
-        self.tensors = tuple(_by_rows(tensor) for tensor in tensors)
+        self.tensors = tuple(_as_row_tensor(tensor) for tensor in tensors)
         if not self.tensors:
             raise OperandError("a dataset needs a tensor: SparseRows(S, labels)")
         sizes = [tuple(tensor.shape) for tensor in self.tensors]
@@ -87,8 +87,8 @@ class SparseRows(Dataset[Any]):
         return Batch([tensor[rows] for tensor in self.tensors], in_tuples=True)
 
 
-def _by_rows(tensor: Any) -> Any:
-    """A tensor whose rows are found without a search."""
+def _as_row_tensor(tensor: Any) -> Any:
+    """Convert a tensor so that its rows are found without a search."""
     if is_scipy(tensor):
         tensor = from_scipy(tensor)
     elif isinstance(tensor, np.ndarray):
@@ -96,8 +96,8 @@ def _by_rows(tensor: Any) -> Any:
     elif isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided:
         tensor = from_torch(tensor)
     if isinstance(tensor, SparseTensor):
-        is_found_so = tensor.dim() != 2 or tensor.format == as_format("csr", 2)
-        return tensor if is_found_so else tensor.to_format("csr")
+        has_row_index = tensor.dim() != 2 or tensor.format == as_format("csr", 2)
+        return tensor if has_row_index else tensor.to_format("csr")
     if isinstance(tensor, torch.Tensor) or (hasattr(tensor, "shape") and hasattr(tensor, "__getitems__")):
         return tensor
     raise OperandError(f"a dataset is made of tensors and MappedRows, not of a {type(tensor).__name__}")
@@ -106,23 +106,23 @@ def _by_rows(tensor: Any) -> Any:
 # batches ---------------------------------------------------------------------------------------------
 
 
-def _stacked(samples: Sequence[torch.Tensor], **_: Any) -> Any:
-    """What a data loader makes of sparse samples, in the process of a worker too."""
-    return _handed_over(samples.parts[0] if isinstance(samples, Batch) else torch.stack(list(samples)))
+def _collate_tensors(samples: Sequence[torch.Tensor], **_: Any) -> Any:
+    """Collate sparse samples, in the process of a worker too."""
+    return _share_from_worker(samples.parts[0] if isinstance(samples, Batch) else torch.stack(list(samples)))
 
 
-def _together(samples: Sequence[Sample], **_: Any) -> list[Any]:
-    """As for tuples, unless the rows are together already."""
+def _collate_samples(samples: Sequence[Sample], **_: Any) -> list[Any]:
+    """Collate tuples, unless the rows are gathered already."""
     if isinstance(samples, Batch):
-        return [_handed_over(part) for part in samples.parts]
+        return [_share_from_worker(part) for part in samples.parts]
     return [default_collate(list(parts)) for parts in zip(*samples, strict=True)]
 
 
-def _handed_over(batch: Any) -> Any:
-    """In a worker, in memory that the process of the loader gets as it is."""
+def _share_from_worker(batch: Any) -> Any:
+    """Move a batch of a worker to shared memory, which the process of the loader gets as it is."""
     is_packed = get_worker_info() is not None and isinstance(batch, SparseTensor)
-    return packed(batch) if is_packed else batch
+    return pack_shared(batch) if is_packed else batch
 
 
-collate_functions[SparseTensor] = _stacked
-collate_functions[Sample] = _together
+collate_functions[SparseTensor] = _collate_tensors
+collate_functions[Sample] = _collate_samples

@@ -1,4 +1,4 @@
-"""``scorch.load`` and ``scorch.save``: tensors in files, of the kind that the suffix says.
+"""``scorch.load`` and ``scorch.save``: tensors in files, by their suffix.
 
 ``.mtx`` and ``.tns`` are text that other programs read; ``.npz`` is SciPy's where SciPy has the format;
 ``.safetensors`` and ``.pt`` hold dictionaries of tensors too. All of them give back the format, dtype and
@@ -24,7 +24,7 @@ from scorch._src.io.frostt import read_frostt, write_frostt
 from scorch._src.io.matrix_market import read_matrix_market, write_matrix_market
 from scorch._src.io.npz import read_npz, write_npz
 from scorch._src.io.pickling import check_filled
-from scorch._src.io.replacement import replaced
+from scorch._src.io.replacement import replace_file
 from scorch._src.io.safetensors import read_safetensors, write_safetensors
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
@@ -35,8 +35,8 @@ _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta)(:\d+)?")
 
 
 @dataclass(frozen=True)
-class Kind:
-    """How files with one suffix are read and written."""
+class FileKind:
+    """How to read and write files with one suffix."""
 
     read: Callable[..., Any]
     write: Callable[..., None]
@@ -44,7 +44,7 @@ class Kind:
 
 
 def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any) -> Any:
-    """The tensor (or dictionary of tensors) in a file; ``format`` is how it shall be stored.
+    """Load the tensor (or dictionary of tensors) in a file, stored in ``format``.
 
     Without ``format`` it is what it was when saved; files that do not say so give ``coo``. Other options,
     and files that are open, are for ``torch.load``.
@@ -59,17 +59,17 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
     source = f if path is None else path
     if not isinstance(source, (str, os.PathLike)):
         return _read_pickle(source, format, **options)
-    found = Path(source)
-    kind = _kind(found)
-    if not found.is_file():
-        raise MissingFileError(_missing(found))
+    file = Path(source)
+    kind = _find_kind(file)
+    if not file.is_file():
+        raise MissingFileError(_describe_missing(file))
     if options and kind.read is not _read_pickle:
-        raise TypeError(f"{next(iter(options))!r} is an option for .pt files, not for {found.name!r}")
+        raise TypeError(f"{next(iter(options))!r} is an option for .pt files, not for {file.name!r}")
     try:
-        return kind.read(found, format, **options)
+        return kind.read(file, format, **options)
     except ScorchError as error:
-        if str(found) not in str(error):
-            add_note(error, f"in the file {found}")
+        if str(file) not in str(error):
+            add_note(error, f"in the file {file}")
         raise
 
 
@@ -87,20 +87,20 @@ def save(
     if not _is_path(target):
         torch.save(content, target, *more, **options)
         return
-    found = Path(target)
-    kind = _kind(found)
+    file = Path(target)
+    kind = _find_kind(file)
     if kind.write is _write_pickle:
-        with replaced(found) as fresh:
-            torch.save(content, fresh, *more, **options)
+        with replace_file(file) as new_file:
+            torch.save(content, new_file, *more, **options)
         return
     if more or options:
-        raise TypeError(f"options of torch.save are for .pt files, not for {found.name!r}")
+        raise TypeError(f"options of torch.save are for .pt files, not for {file.name!r}")
     if kind.takes_many and isinstance(content, Mapping):
         content = {name: _as_tensor(value) for name, value in content.items()}
     else:
         content = _as_tensor(content)
-    with replaced(found) as fresh:
-        kind.write(fresh, content)
+    with replace_file(file) as new_file:
+        kind.write(new_file, content)
 
 
 def _is_path(value: object) -> bool:
@@ -119,9 +119,9 @@ def _as_tensor(value: Any) -> torch.Tensor:
     )
 
 
-# torch's own -----------------------------------------------------------------------------------------
+# torch.save ------------------------------------------------------------------------------------------
 
-# What torch raises for files that are cut off, damaged, or something else.
+# What torch raises for files that are truncated, damaged, or something else.
 _DAMAGED = (
     EOFError,
     OSError,
@@ -141,21 +141,21 @@ def _read_pickle(source: Any, format: Any = None, **options: Any) -> Any:
     if _is_device(format):  # torch's second argument
         options["map_location"], format = format, None
     try:
-        found = torch.load(source, **{"weights_only": True, **options})
+        content = torch.load(source, **{"weights_only": True, **options})
         check_filled()
     except (ScorchError, FileNotFoundError, PermissionError):
         raise
     except _DAMAGED as error:
-        said = f"{type(error).__name__}: {error}"
-        raise FileError(f"{source} cannot be read as a whole file of torch.save ({said})") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise FileError(f"{source} cannot be read as a whole file of torch.save ({reason})") from error
     if format is None:
-        return found
-    if isinstance(found, dict):
+        return content
+    if isinstance(content, dict):
         return {
             name: value.to_format(format) if isinstance(value, SparseTensor) else value
-            for name, value in found.items()
+            for name, value in content.items()
         }
-    return from_torch(found, format)
+    return from_torch(content, format)
 
 
 def _is_device(value: object) -> bool:
@@ -171,30 +171,32 @@ def _write_pickle(path: Path, content: Any) -> None:
 # suffixes --------------------------------------------------------------------------------------------
 
 
-_KINDS = {
-    ".mtx": Kind(read_matrix_market, write_matrix_market),
-    ".mtx.gz": Kind(read_matrix_market, write_matrix_market),
-    ".tns": Kind(read_frostt, write_frostt),
-    ".tns.gz": Kind(read_frostt, write_frostt),
-    ".npz": Kind(read_npz, write_npz),
-    ".safetensors": Kind(read_safetensors, write_safetensors, takes_many=True),
-    ".pt": Kind(_read_pickle, _write_pickle, takes_many=True),
-    ".pth": Kind(_read_pickle, _write_pickle, takes_many=True),
+_FILE_KINDS = {
+    ".mtx": FileKind(read_matrix_market, write_matrix_market),
+    ".mtx.gz": FileKind(read_matrix_market, write_matrix_market),
+    ".tns": FileKind(read_frostt, write_frostt),
+    ".tns.gz": FileKind(read_frostt, write_frostt),
+    ".npz": FileKind(read_npz, write_npz),
+    ".safetensors": FileKind(read_safetensors, write_safetensors, takes_many=True),
+    ".pt": FileKind(_read_pickle, _write_pickle, takes_many=True),
+    ".pth": FileKind(_read_pickle, _write_pickle, takes_many=True),
 }
 
 
-def _kind(path: Path) -> Kind:
+def _find_kind(path: Path) -> FileKind:
     name = path.name.lower()
-    for suffix, kind in _KINDS.items():
+    for suffix, kind in _FILE_KINDS.items():
         if name.endswith(suffix):
             return kind
-    raise FileError(f"{path} has none of the suffixes that say how a file is written: {', '.join(_KINDS)}")
+    raise FileError(
+        f"{path} has none of the suffixes that say how a file is written: {', '.join(_FILE_KINDS)}"
+    )
 
 
-def _missing(path: Path) -> str:
+def _describe_missing(path: Path) -> str:
     if path.is_dir():
         return f"{path} is a folder, not a file"
     if not path.parent.is_dir():
         return f"there is no file {path}, nor the folder {path.parent}"
-    near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
-    return f"there is no file {path}" + (f"; did you mean {near[0]!r}?" if near else "")
+    similar = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
+    return f"there is no file {path}" + (f"; did you mean {similar[0]!r}?" if similar else "")

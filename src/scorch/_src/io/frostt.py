@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 
 from scorch._src.formats import Format
-from scorch._src.io.archive import facts_of
+from scorch._src.io.archive import describe_tensor
 from scorch._src.io.text_table import (
-    NOTE,
-    UNKNOWN,
+    NOTE_PREFIX,
+    UNKNOWN_SIZE,
     Table,
-    as_noted,
-    entry_lines,
-    note_in,
+    convert_to_noted,
+    find_note,
+    format_entries,
     read_bytes,
     split_header,
     write_text,
@@ -30,23 +30,23 @@ from scorch.errors import FileError, ShapeError
 
 
 def read_frostt(path: Path, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
-    """The tensor in ``path``; without ``format`` as it was saved, ``coo`` if that is not said."""
+    """Read the tensor in ``path``; without ``format`` as it was saved, ``coo`` if that is not noted."""
     data = read_bytes(path)
     comments, begin = split_header(data, b"#")
-    note = note_in(path, comments, "#")
+    note = find_note(path, comments, "#")
     dtype = note.dtype or torch.float64
     table = Table(path, data, begin)
-    parts = 2 if dtype.is_complex else 1
-    sizes = (UNKNOWN,) * _order(table) if note.shape is None else note.shape
+    numbers_per_value = 2 if dtype.is_complex else 1
+    sizes = (UNKNOWN_SIZE,) * _order(table) if note.shape is None else note.shape
     crd, values = table.columns(
         sizes,
-        parts,
+        numbers_per_value,
         not (dtype.is_floating_point or dtype.is_complex),
         [f"coordinate {dim + 1}," for dim in range(len(sizes))],
         f"the entries of this file have {len(sizes)} coordinates and a value",
     )
     shape = note.shape or tuple(int(column.max()) + 1 for column in crd)
-    values = as_noted(path, values, dtype)
+    values = convert_to_noted(path, values, dtype)
     return from_coordinates(crd, values, shape, note.format if format is None else format)
 
 
@@ -57,15 +57,15 @@ def write_frostt(path: Path, tensor: torch.Tensor) -> None:
             "FROSTT files hold sparse tensors with dimensions; make one with "
             "scorch.from_torch(tensor), or save it as .npz, .safetensors or .pt"
         )
-    write_text(path, [f"# {NOTE} {json.dumps(facts_of(tensor))}", *entry_lines(tensor)])
+    write_text(path, [f"# {NOTE_PREFIX} {json.dumps(describe_tensor(tensor))}", *format_entries(tensor)])
 
 
 def _order(table: Table) -> int:
-    """As many dimensions as the first entry has numbers, less its value."""
-    first = table.whole[table.begin :].lstrip().split(b"\n", 1)[0].split()
+    """Return the dimensions of the first entry: its numbers, less its value."""
+    first = table.content[table.begin :].lstrip().split(b"\n", 1)[0].split()
     if not first:
         raise FileError(f"{table.path} has no entries, so nobody knows the sizes of its tensor")
     if len(first) < 2:
-        line = table.row_line(0) if table.rows else table.line(0)  # signs that are no numbers make no row
+        line = table.row_line(0) if table.rows else table.line(0)  # words that are no numbers make no row
         raise FileError(f"{table.path}, line {line}: an entry has at least one coordinate and a value")
     return len(first) - 1

@@ -1,9 +1,9 @@
-"""Rows of a csr matrix that stays on disk: only what is asked for is read.
+"""Rows of a csr matrix that stays on disk: only what is needed is read.
 
 The file is a ``.safetensors`` one, as ``scorch.save`` and ``RowWriter`` write it. Its arrays are mapped into
 memory, so that the system reads the pages that are touched, shares them between processes, and drops them
-when memory is short. A matrix may be larger than the memory, so it is never looked through as a whole: rows
-are checked when they are read.
+when memory is short. A matrix may be larger than the memory, so it is never scanned as a whole: rows are
+checked when they are read.
 """
 
 from __future__ import annotations
@@ -21,9 +21,15 @@ from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.devices import HOST
 from scorch._src.formats import as_format
-from scorch._src.io.archive import as_dtype, as_stored_format
+from scorch._src.io.archive import parse_dtype, parse_format
 from scorch._src.io.datasets import Batch
-from scorch._src.io.safetensors_header import facts_in, is_aligned, mapped_array, place_of, read_header
+from scorch._src.io.safetensors_header import (
+    find_description,
+    is_aligned,
+    locate_array,
+    map_array,
+    read_header,
+)
 from scorch._src.storage.slices import rows_of
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.check import as_shape, check_coordinates, is_sorted_below
@@ -32,7 +38,7 @@ from scorch.errors import FileError, IndexRangeError, OperandError, UnsupportedE
 
 
 class MappedRows(Dataset[Any]):
-    """The rows of a csr matrix in a ``.safetensors`` file, read when they are asked for.
+    """The rows of a csr matrix in a ``.safetensors`` file, read on demand.
 
     ``rows[5]`` is one row, ``rows[[5, 2, 9]]`` a csr matrix of three. It is a dataset of its rows, for data
     loaders with any number of workers, each of which opens the file itself. ``name`` is that of the matrix in
@@ -43,12 +49,15 @@ class MappedRows(Dataset[Any]):
         self.path = Path(path).resolve()
         self.name = name
         header, begin = read_header(self.path)
-        facts = facts_in(self.path, header, name)
+        description = find_description(self.path, header, name)
         try:
-            self.shape = torch.Size(as_shape("shape", facts.get("shape")))
-            self.dtype = as_dtype(facts.get("dtype"))
-            form = as_stored_format(facts.get("format"))
-            places = {part: place_of(self.path, header, key, begin) for part, key in facts["arrays"].items()}
+            self.shape = torch.Size(as_shape("shape", description.get("shape")))
+            self.dtype = parse_dtype(description.get("dtype"))
+            form = parse_format(description.get("format"))
+            locations = {
+                name_of_array: locate_array(self.path, header, key, begin)
+                for name_of_array, key in description["arrays"].items()
+            }
         except (AttributeError, KeyError, TypeError) as error:
             raise FileError(f"{path}: its metadata are not as Scorch writes them: {error!r}") from None
         if len(self.shape) != 2 or form != as_format("csr", 2):
@@ -56,14 +65,14 @@ class MappedRows(Dataset[Any]):
                 f"{path} holds a tensor of format {form} and shape {tuple(self.shape)}; rows are mapped of "
                 "csr matrices: scorch.save(path, scorch.load(path, format='csr'))"
             )
-        self._places = places
-        self._check_places()
+        self._locations = locations
+        self._check_locations()
         self._arrays: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
     @property
     def nnz(self) -> int:
         """The number of stored values."""
-        return self._places["crd1"].count
+        return self._locations["crd1"].count
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -73,27 +82,27 @@ class MappedRows(Dataset[Any]):
         return f"MappedRows({str(self.path)!r}, shape={shape}, dtype={dtype}, nnz={self.nnz})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process opens the file itself."""
+        """Pickle the path: another process opens the file itself."""
         return MappedRows, (self.path, self.name)
 
     # reading -----------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> SparseTensor:
         if isinstance(index, int):
-            row = self._gathered(torch.tensor([index], device=HOST))[0]
+            row = self._gather(torch.tensor([index], device=HOST))[0]
             assert isinstance(row, SparseTensor)
             return row
         if isinstance(index, slice):
-            return self._gathered(torch.arange(*index.indices(len(self)), device=HOST))
-        return self._gathered(_as_places(index, len(self)))
+            return self._gather(torch.arange(*index.indices(len(self)), device=HOST))
+        return self._gather(_as_row_numbers(index, len(self)))
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """A batch for a data loader, read at once."""
         return Batch([self[list(indices)]], in_tuples=False)
 
-    def _gathered(self, rows: torch.Tensor) -> SparseTensor:
-        rows = self._counted(rows)
-        pos, crd, _ = self._opened()
+    def _gather(self, rows: torch.Tensor) -> SparseTensor:
+        rows = self._normalize_rows(rows)
+        pos, crd, _ = self._open_arrays()
         begin, end = pos[rows].to(torch.int64), pos[rows + 1].to(torch.int64)
         wrong = (begin < 0) | (end < begin) | (end > crd.numel())
         if bool(wrong.any()):
@@ -102,48 +111,50 @@ class MappedRows(Dataset[Any]):
                 f"{self.path} is damaged: row {row} is said to go from entry {int(pos[row])} to "
                 f"{int(pos[row + 1])}, of {crd.numel()}"
             )
-        found = self._copied(rows, begin, end)
-        counts = found.pattern.counts
-        pointers, places = found.pattern.pos[1], found.pattern.crd[1]
-        assert pointers is not None and places is not None
+        rows_read = self._copy_rows(rows, begin, end)
+        counts = rows_read.pattern.counts
+        pointers, columns = rows_read.pattern.pos[1], rows_read.pattern.crd[1]
+        assert pointers is not None and columns is not None
         try:
-            check_coordinates("crd1", places, 1, self.shape[1])
+            check_coordinates("crd1", columns, 1, self.shape[1])
         except IndexRangeError as error:
             add_note(error, f"in the file {self.path}")
             raise
-        if not is_sorted_below(pointers, places):
+        if not is_sorted_below(pointers, columns):
             raise FileError(f"{self.path} is damaged: the columns of a row are not in order, or one repeats")
-        dtype = dtype_of_type(index_type(found.pattern.shape, counts[1]))
+        dtype = dtype_of_type(index_type(rows_read.pattern.shape, counts[1]))
         pattern = Pattern(
-            found.pattern.format,
-            found.pattern.shape,
+            rows_read.pattern.format,
+            rows_read.pattern.shape,
             (None, pointers.to(dtype)),
-            (None, places.to(dtype)),
+            (None, columns.to(dtype)),
             counts,
         )
-        return SparseTensor(Storage(pattern, found.values))
+        return SparseTensor(Storage(pattern, rows_read.values))
 
-    def _counted(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` counted from the beginning."""
+    def _normalize_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``rows`` counted from the beginning."""
         size = len(self)
         if rows.numel():
-            least, most = (int(value) for value in torch.aminmax(rows))
-            if least < -size or most >= size:
+            low, high = (int(value) for value in torch.aminmax(rows))
+            if low < -size or high >= size:
                 raise IndexRangeError(
-                    f"row {most if most >= size else least} is not there: {self.path.name} has {size} rows"
+                    f"row {high if high >= size else low} is not there: {self.path.name} has {size} rows"
                 )
-            if least < 0:
+            if low < 0:
                 rows = rows % size
         return rows
 
-    def _copied(self, rows: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> Storage:
-        pos, crd, values = self._opened()
+    def _copy_rows(self, rows: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> Storage:
+        pos, crd, values = self._open_arrays()
         form, columns = as_format("csr", 2), self.shape[1]
         if pos.dtype == crd.dtype and values.dim() == 1:
-            whole = Pattern(form, tuple(self.shape), (None, pos), (None, crd), (len(self), crd.numel()))
-            found = rows_of(Storage(whole, values), rows)
-            if found is not None:
-                return found
+            pattern_of_file = Pattern(
+                form, tuple(self.shape), (None, pos), (None, crd), (len(self), crd.numel())
+            )
+            copied = rows_of(Storage(pattern_of_file, values), rows)
+            if copied is not None:
+                return copied
         lengths = end - begin
         pointers = torch.cat([lengths.new_zeros(1), torch.cumsum(lengths, 0)])
         index = torch.repeat_interleave(begin - pointers[:-1], lengths) + torch.arange(
@@ -151,63 +162,63 @@ class MappedRows(Dataset[Any]):
         )
         counts = (rows.numel(), index.numel())
         pattern = Pattern(form, (rows.numel(), columns), (None, pointers), (None, crd[index]), counts)
-        picked = values[index]
-        return Storage(pattern, picked if picked.dim() == 1 else torch.view_as_complex(picked))
+        row_values = values[index]
+        return Storage(pattern, row_values if row_values.dim() == 1 else torch.view_as_complex(row_values))
 
     # the file ----------------------------------------------------------------------------------------
 
-    def _check_places(self) -> None:
-        """The arrays must be those of a csr matrix, and fit together."""
-        places = self._places
-        if set(places) != {"values", "pos1", "crd1"}:
-            raise FileError(f"{self.path}: a csr matrix has values, pos1 and crd1, not {', '.join(places)}")
-        for part in ("pos1", "crd1"):
-            if places[part].dtype not in (torch.int32, torch.int64):
-                raise FileError(f"{self.path}: {part} is {places[part].dtype}, not int32 or int64")
-        kept = self.dtype.to_real() if self.dtype.is_complex else self.dtype
-        per_value = 2 if self.dtype.is_complex else 1
-        if places["values"].dtype != kept:
-            raise FileError(f"{self.path}: its values are {places['values'].dtype}, not {self.dtype}")
-        if places["values"].count != per_value * places["crd1"].count:
+    def _check_locations(self) -> None:
+        """Check that the arrays are those of a csr matrix, and fit together."""
+        locations = self._locations
+        if set(locations) != {"values", "pos1", "crd1"}:
             raise FileError(
-                f"{self.path}: there are {places['values'].count // per_value} values, but "
-                f"{places['crd1'].count} coordinates"
+                f"{self.path}: a csr matrix has values, pos1 and crd1, not {', '.join(locations)}"
             )
-        if places["pos1"].count != len(self) + 1:
-            raise FileError(f"{self.path}: {len(self)} rows have {places['pos1'].count} pointers")
+        for name in ("pos1", "crd1"):
+            if locations[name].dtype not in (torch.int32, torch.int64):
+                raise FileError(f"{self.path}: {name} is {locations[name].dtype}, not int32 or int64")
+        value_dtype = self.dtype.to_real() if self.dtype.is_complex else self.dtype
+        per_value = 2 if self.dtype.is_complex else 1
+        if locations["values"].dtype != value_dtype:
+            raise FileError(f"{self.path}: its values are {locations['values'].dtype}, not {self.dtype}")
+        if locations["values"].count != per_value * locations["crd1"].count:
+            raise FileError(
+                f"{self.path}: there are {locations['values'].count // per_value} values, but "
+                f"{locations['crd1'].count} coordinates"
+            )
+        if locations["pos1"].count != len(self) + 1:
+            raise FileError(f"{self.path}: {len(self)} rows have {locations['pos1'].count} pointers")
 
-    def _opened(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _open_arrays(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if self._arrays is None:
-            if any(place.end > self.path.stat().st_size for place in self._places.values()):
+            if any(location.end > self.path.stat().st_size for location in self._locations.values()):
                 raise FileError(f"{self.path} was cut off after it was opened")
             with self.path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             pos, crd, values = (
-                mapped_array(mapped, self._places[part]) for part in ("pos1", "crd1", "values")
+                map_array(memory, self._locations[name]) for name in ("pos1", "crd1", "values")
             )
             if self.dtype.is_complex:
-                pairs = values.reshape(-1, 2)
-                values = torch.view_as_complex(pairs) if is_aligned(pairs, 2) else pairs
+                real_pairs = values.reshape(-1, 2)
+                values = torch.view_as_complex(real_pairs) if is_aligned(real_pairs, 2) else real_pairs
             self._arrays = pos, crd, values
         return self._arrays
 
 
-def _as_places(index: Any, size: int) -> torch.Tensor:
-    """Lists, arrays and tensors of rows, or a mask of them, as a list of int64."""
+def _as_row_numbers(index: Any, size: int) -> torch.Tensor:
+    """Convert lists, arrays and tensors of rows, or a mask of them, to int64 numbers."""
     try:
-        found = torch.as_tensor(index, device=HOST)
+        rows = torch.as_tensor(index, device=HOST)
     except (TypeError, ValueError, RuntimeError):
         raise OperandError(
             f"rows are asked for by number, slice or a list of numbers, not {index!r}"
         ) from None
-    if found.dtype == torch.bool:
-        if found.shape != (size,):
-            raise IndexRangeError(f"a mask of shape {tuple(found.shape)} does not fit {size} rows")
-        return torch.nonzero(found).reshape(-1)
-    if found.numel() == 0:
+    if rows.dtype == torch.bool:
+        if rows.shape != (size,):
+            raise IndexRangeError(f"a mask of shape {tuple(rows.shape)} does not fit {size} rows")
+        return torch.nonzero(rows).reshape(-1)
+    if rows.numel() == 0:
         return torch.empty(0, dtype=torch.int64, device=HOST)
-    if found.dim() != 1 or found.is_floating_point() or found.is_complex():
-        raise OperandError(
-            f"rows are asked for by a list of whole numbers, not {found.dtype} {found.dim()}-d"
-        )
-    return found.to(torch.int64)
+    if rows.dim() != 1 or rows.is_floating_point() or rows.is_complex():
+        raise OperandError(f"rows are asked for by a list of whole numbers, not {rows.dtype} {rows.dim()}-d")
+    return rows.to(torch.int64)

@@ -1,7 +1,7 @@
 """Matrix Market files (``.mtx``): matrices as text, by entries or as full arrays.
 
 The header says how: ``%%MatrixMarket matrix coordinate real symmetric``. What it has no word for, dtype and
-format, Scorch writes into a comment, which other readers pass over.
+format, Scorch writes into a comment, which other readers skip.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from scorch._src.formats import Format
-from scorch._src.io.archive import facts_of
+from scorch._src.io.archive import describe_tensor
 from scorch._src.io.text_table import (
-    NOTE,
+    NOTE_PREFIX,
     Table,
-    as_noted,
-    entry_lines,
+    convert_to_noted,
+    find_note,
+    format_entries,
     format_numbers,
-    note_in,
     print_rows,
     read_bytes,
     split_header,
@@ -33,13 +33,13 @@ from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FileError, ShapeError
 
-_FIELDS = {"real": 1, "double": 1, "integer": 1, "complex": 2, "pattern": 0}  # numbers a value
+_FIELDS = {"real": 1, "double": 1, "integer": 1, "complex": 2, "pattern": 0}  # numbers per value
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 
 
 @dataclass(frozen=True)
 class Header:
-    """The first line of a file, ``begin`` being where its sizes stand."""
+    """The first line of a file."""
 
     kind: str
     field: str
@@ -47,11 +47,11 @@ class Header:
 
 
 def read_matrix_market(path: Path, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
-    """The matrix in ``path``; without ``format`` as it was saved, ``coo`` if that is not said."""
+    """Read the matrix in ``path``; without ``format`` as it was saved, ``coo`` if that is not noted."""
     data = read_bytes(path)
     header = _header(path, data)
     comments, begin = split_header(data, b"%")
-    note = note_in(path, comments, "%")
+    note = find_note(path, comments, "%")
     end = data.find(b"\n", begin)
     end = len(data) if end < 0 else end + 1
     sizes = _sizes(path, data, begin, end, 3 if header.kind == "coordinate" else 2)
@@ -59,10 +59,10 @@ def read_matrix_market(path: Path, format: str | Format | None = None) -> Sparse
     format = note.format if format is None else format
     if header.kind == "array":
         dense = _read_array(header, table, sizes)
-        dense = as_noted(path, dense, note.dtype)
+        dense = convert_to_noted(path, dense, note.dtype)
         return dense if format is None else from_torch(dense, format)
     crd, values = _read_entries(header, table, sizes)
-    values = as_noted(path, values, note.dtype)
+    values = convert_to_noted(path, values, note.dtype)
     return from_coordinates(crd, values, tuple(sizes[:2]), format)
 
 
@@ -74,14 +74,14 @@ def write_matrix_market(path: Path, tensor: torch.Tensor) -> None:
             "save it as .tns, .npz or .safetensors"
         )
     field = "complex" if tensor.is_complex() else "real" if tensor.is_floating_point() else "integer"
-    facts = facts_of(tensor)
-    del facts["shape"]
+    description = describe_tensor(tensor)
+    del description["shape"]
     rows, columns = tensor.shape
     is_sparse = isinstance(tensor, SparseTensor)
     head = f"%%MatrixMarket matrix {'coordinate' if is_sparse else 'array'} {field} general"
-    note = f"% {NOTE} {json.dumps(facts)}"
+    note = f"% {NOTE_PREFIX} {json.dumps(description)}"
     if isinstance(tensor, SparseTensor):
-        lines = list(entry_lines(tensor))
+        lines = list(format_entries(tensor))
         write_text(path, [head, note, f"{rows} {columns} {len(lines)}", *lines])
     else:
         word, numbers = format_numbers(tensor.detach().t().reshape(-1))
@@ -99,9 +99,9 @@ def _header(path: Path, data: bytes) -> Header:
             f"{path}, line 1: {first[:80]!r} is no header of a Matrix Market file, such as "
             "'%%MatrixMarket matrix coordinate real general'"
         )
-    for word, known in ((words[2], ("coordinate", "array")), (words[3], _FIELDS), (words[4], _SYMMETRIES)):
-        if word not in known:
-            raise FileError(f"{path}, line 1: {word!r} is none of {', '.join(known)}")
+    for word, allowed in ((words[2], ("coordinate", "array")), (words[3], _FIELDS), (words[4], _SYMMETRIES)):
+        if word not in allowed:
+            raise FileError(f"{path}, line 1: {word!r} is none of {', '.join(allowed)}")
     if words[2] == "array" and words[3] == "pattern":
         raise FileError(f"{path}, line 1: an array has values, so its field cannot be pattern")
     return Header(*words[2:])
@@ -112,8 +112,8 @@ def _sizes(path: Path, data: bytes, begin: int, end: int, count: int) -> list[in
     text = data[begin:end].decode("utf-8", "replace").strip()
     words = text.split()
     if len(words) != count or not all(word.isdecimal() for word in words):
-        what = "rows, columns and the number of entries" if count == 3 else "rows and columns"
-        raise FileError(f"{path}, line {line}: {text[:80]!r} should be {what}")
+        expected = "rows, columns and the number of entries" if count == 3 else "rows and columns"
+        raise FileError(f"{path}, line {line}: {text[:80]!r} should be {expected}")
     for word in words:
         if len(word) > len(str(LARGEST)) or int(word) > LARGEST:
             raise FileError(f"{path}, line {line}: {word[:80]} is too large; numbers go up to 2**63 - 1")
@@ -126,15 +126,15 @@ def _sizes(path: Path, data: bytes, begin: int, end: int, count: int) -> list[in
 def _read_entries(header: Header, table: Table, sizes: list[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
     rows, columns, count = sizes
     _check_square(header, table, rows, columns)
-    parts = _FIELDS[header.field]
-    words = f"{header.field} entries have {2 + parts}: row, column and value"
-    is_whole = header.field in ("integer", "pattern")
-    crd, values = table.columns((rows, columns), parts, is_whole, ("row", "column"), words)
+    numbers_per_value = _FIELDS[header.field]
+    words = f"{header.field} entries have {2 + numbers_per_value}: row, column and value"
+    is_integer = header.field in ("integer", "pattern")
+    crd, values = table.columns((rows, columns), numbers_per_value, is_integer, ("row", "column"), words)
     if len(values) != count:
         raise FileError(f"{table.path} has {len(values)} entries, but its header says {count}")
-    if not parts:
+    if not numbers_per_value:
         values = torch.ones(count, device=crd[0].device)
-    return _mirrored(header, table, crd, values)
+    return _add_mirrored(header, table, crd, values)
 
 
 def _check_square(header: Header, table: Table, rows: int, columns: int) -> None:
@@ -144,26 +144,26 @@ def _check_square(header: Header, table: Table, rows: int, columns: int) -> None
         )
 
 
-def _mirrored(
+def _add_mirrored(
     header: Header, table: Table, crd: list[torch.Tensor], values: torch.Tensor
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """With the other half of a symmetric matrix, of which files hold one."""
+    """Add the other half of a symmetric matrix, of which files hold one."""
     if header.symmetry == "general":
         return crd, values
     i, j = crd
-    beside = i != j
+    is_off_diagonal = i != j
     if header.symmetry != "symmetric":
-        wrong = (~beside & (_mirror(header, values) != values)).nonzero()
+        wrong = (~is_off_diagonal & (_mirror(header, values) != values)).nonzero()
         if wrong.numel():
             line = table.row_line(int(wrong[0]))
             raise FileError(
                 f"{table.path}, line {line}: no {header.symmetry} matrix has this on its diagonal"
             )
-    if bool(beside.all()):
+    if bool(is_off_diagonal.all()):
         return [torch.cat([i, j]), torch.cat([j, i])], torch.cat([values, _mirror(header, values)])
-    kept = beside.nonzero().reshape(-1)
-    other = _mirror(header, values[kept])
-    return [torch.cat([i, j[kept]]), torch.cat([j, i[kept]])], torch.cat([values, other])
+    off_diagonal = is_off_diagonal.nonzero().reshape(-1)
+    other = _mirror(header, values[off_diagonal])
+    return [torch.cat([i, j[off_diagonal]]), torch.cat([j, i[off_diagonal]])], torch.cat([values, other])
 
 
 def _mirror(header: Header, values: torch.Tensor) -> torch.Tensor:
@@ -179,7 +179,7 @@ def _mirror(header: Header, values: torch.Tensor) -> torch.Tensor:
 
 
 def _read_array(header: Header, table: Table, sizes: list[int]) -> torch.Tensor:
-    """All places, column by column; the lower half alone where the matrix is symmetric."""
+    """Read all elements, column by column; the lower half alone where the matrix is symmetric."""
     rows, columns = sizes
     width = _FIELDS[header.field]
     half = header.symmetry != "general"

@@ -1,7 +1,7 @@
 """NumPy archives (``.npz``): SciPy's layout where SciPy has the format, else the arrays of every level.
 
 A matrix in csr, csc, coo or bsr is written as ``scipy.sparse.save_npz`` would, so that either library reads
-what the other wrote. Every other tensor is kept with one array for each of its own, and its facts as JSON.
+what the other wrote. Every other tensor is stored with all of its arrays, and its description as JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from scorch._src.formats import Format, as_format
-from scorch._src.io.archive import arrays_of, facts_of, from_arrays
+from scorch._src.io.archive import arrays_of, describe_tensor, from_arrays
 from scorch._src.io.text_table import Array
 from scorch._src.tensor.create.build import from_compressed, from_coordinates
 from scorch._src.tensor.create.check import from_numpy
@@ -32,26 +32,26 @@ def write_npz(path: Path, tensor: torch.Tensor) -> None:
     """Write one tensor, without compression."""
     arrays = _scipy_arrays(tensor) if isinstance(tensor, SparseTensor) else None
     if arrays is None:
-        facts = facts_of(tensor)
+        description = describe_tensor(tensor)
         arrays = {name: _as_numpy(array) for name, array in arrays_of(tensor).items()}
-        arrays["scorch"] = np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)
-    with path.open("wb") as file:  # given a name, NumPy may add a second suffix
+        arrays["scorch"] = np.frombuffer(json.dumps(description).encode(), dtype=np.uint8)
+    with path.open("wb") as file:  # with a name, NumPy may add a second suffix
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_npz(path: Path, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
-    """The tensor in ``path``, written by Scorch or by SciPy."""
+    """Read the tensor in ``path``, written by Scorch or by SciPy."""
     arrays = _load(path)
     if "scorch" in arrays:
-        found = _from_own(path, arrays)
+        tensor = _from_scorch_arrays(path, arrays)
     elif "format" in arrays:
-        found = _from_scipy_arrays(path, arrays)
+        tensor = _from_scipy_arrays(path, arrays)
     else:
         raise FileError(
             f"{path} is neither an archive of Scorch nor of SciPy: it has the arrays "
             f"{', '.join(sorted(arrays)) or 'none'}; read it with numpy.load and use scorch.tensor"
         )
-    return found if format is None else from_torch(found, format)
+    return tensor if format is None else from_torch(tensor, format)
 
 
 # What zipfile and NumPy raise for damaged archives, which look encrypted, patched or much too long.
@@ -79,27 +79,27 @@ def _load(path: Path) -> Arrays:
             raise FileError(f"{path} is no whole .npz archive: {error}") from None
 
 
-# our own ---------------------------------------------------------------------------------------------
+# Scorch's --------------------------------------------------------------------------------------------
 
 
-def _from_own(path: Path, arrays: Arrays) -> SparseTensor | torch.Tensor:
+def _from_scorch_arrays(path: Path, arrays: Arrays) -> SparseTensor | torch.Tensor:
     try:
-        facts = json.loads(arrays.pop("scorch").tobytes())
+        description = json.loads(arrays.pop("scorch").tobytes())
     except (ValueError, RecursionError):
         raise FileError(f"{path}: the facts of the tensor are not as Scorch writes them") from None
     tensors = {name: from_numpy(name, array) for name, array in arrays.items()}
     bits = tensors.get("values")
-    if bits is not None and bits.dtype == torch.int16 and _says_bfloat16(facts):
+    if bits is not None and bits.dtype == torch.int16 and _is_bfloat16(description):
         tensors["values"] = bits.view(torch.bfloat16)
-    return from_arrays(facts, tensors)
+    return from_arrays(description, tensors)
 
 
-def _says_bfloat16(facts: Any) -> bool:
-    return isinstance(facts, dict) and facts.get("dtype") == "bfloat16"
+def _is_bfloat16(description: Any) -> bool:
+    return isinstance(description, dict) and description.get("dtype") == "bfloat16"
 
 
 def _as_numpy(array: torch.Tensor) -> Array:
-    """NumPy has no bfloat16: its bits are kept as whole numbers."""
+    """Convert to NumPy, which has no bfloat16: its bits are stored as integers."""
     return (array.view(torch.int16) if array.dtype == torch.bfloat16 else array).numpy()
 
 
@@ -107,7 +107,7 @@ def _as_numpy(array: torch.Tensor) -> Array:
 
 
 def _scipy_arrays(tensor: SparseTensor) -> Arrays | None:
-    """The arrays that SciPy keeps for this tensor; None where it has no such matrix or dtype."""
+    """Return the arrays of SciPy's matrix for this tensor; None where it has no such matrix or dtype."""
     pattern, values = tensor.storage.pattern, tensor.storage.values.detach()
     if len(pattern.shape) != 2 or values.dtype in (torch.bfloat16, torch.float16):
         return None
@@ -130,10 +130,10 @@ def _scipy_arrays(tensor: SparseTensor) -> Arrays | None:
 
 def _from_scipy_arrays(path: Path, arrays: Arrays) -> SparseTensor | torch.Tensor:
     kind = str(np.char.decode(arrays["format"]) if arrays["format"].dtype.kind == "S" else arrays["format"])
-    needed = {"coo": ("row", "col"), "dia": ("offsets",)}.get(kind, ("indices", "indptr"))
+    names = {"coo": ("row", "col"), "dia": ("offsets",)}.get(kind, ("indices", "indptr"))
     if kind == "coo" and "coords" in arrays:
-        needed = ("coords",)
-    for name in ("shape", "data", *needed):
+        names = ("coords",)
+    for name in ("shape", "data", *names):
         if name not in arrays:
             raise FileError(f"{path} says that it is a SciPy matrix in {kind}, but has no array {name!r}")
     shape = tuple(arrays["shape"].tolist())

@@ -1,9 +1,9 @@
-"""What pickles, files of ``torch.save`` and other processes get of a sparse tensor, and the way back.
+"""Reduce sparse tensors for pickles, ``torch.save`` and other processes, and rebuild them.
 
-They name the functions of this module, and hand them numbers, words and plain tensors. So ``torch.load``
-takes them with ``weights_only=True``, files do not depend on how Scorch's classes look inside, and arrays
-that no kernel could follow are refused, whoever reads them. What tensors have in common (a pattern, a
-storage) they have in common again. A view is saved as a tensor of its own.
+Pickles name the functions of this module, and pass them numbers, strings and plain tensors. So ``torch.load``
+accepts them with ``weights_only=True``, files do not depend on the internals of Scorch's classes, and arrays
+that no kernel could follow are refused, whoever reads them. What tensors share (a pattern, a storage) they
+share again. A view is saved as a tensor of its own.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from scorch._src.formats import LEVELS, Format
-from scorch._src.io.archive import as_stored_format, check_values, checked_pattern, format_facts
-from scorch._src.io.shared_memory import Piece, cut, pieces_of
+from scorch._src.io.archive import check_pattern, check_values, describe_format, parse_format
+from scorch._src.io.shared_memory import Piece, find_pieces, split_memory
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.check import as_shape, as_values
 from scorch._src.tensor.dynamo import unread_all
@@ -30,119 +30,121 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 Arrays = tuple[torch.Tensor | None, ...]
 
 
-# out -------------------------------------------------------------------------------------------------
+# reducing --------------------------------------------------------------------------------------------
 
 
 def reduce_tensor(tensor: SparseTensor) -> Reduced:
-    """As pickles keep it: its storage, whether it requires grad, and what was set on it."""
+    """Reduce a tensor to its storage, whether it requires grad, and its attributes."""
     return make_tensor, (tensor.storage, tensor.requires_grad, _attributes(tensor))
 
 
 def reduce_storage(storage: Storage) -> Reduced:
-    whole = pieces_of(storage)
-    if whole is not None:
-        facts = format_facts(storage.pattern.format)
-        return make_packed, (facts, tuple(storage.pattern.shape), *whole)
+    packed = find_pieces(storage)
+    if packed is not None:
+        description = describe_format(storage.pattern.format)
+        return make_packed, (description, tuple(storage.pattern.shape), *packed)
     values = storage.values
-    return make_storage, (storage.pattern, _alone(values.detach() if values.requires_grad else values))
+    return make_storage, (storage.pattern, _without_base(values.detach() if values.requires_grad else values))
 
 
 def reduce_pattern(pattern: Pattern) -> Reduced:
     pos, crd = (
-        tuple(None if array is None else _alone(array) for array in kept)
-        for kept in (pattern.pos, pattern.crd)
+        tuple(None if array is None else _without_base(array) for array in arrays)
+        for arrays in (pattern.pos, pattern.crd)
     )
-    return make_pattern, (format_facts(pattern.format), tuple(pattern.shape), pos, crd)
+    return make_pattern, (describe_format(pattern.format), tuple(pattern.shape), pos, crd)
 
 
 def _attributes(tensor: SparseTensor) -> dict[str, Any]:
-    """What was set on a tensor, such as the mark that it is a parameter; nothing that the class gives it."""
+    """Return what was set on a tensor, such as the mark that it is a parameter, but not by its class."""
     return {name: value for name, value in vars(tensor).items() if not hasattr(SparseTensor, name)}
 
 
-def _alone(array: torch.Tensor) -> torch.Tensor:
-    """``array`` without the rest of the memory that it is a slice of, which would be kept as well."""
-    is_whole = array.numel() * array.element_size() == array.untyped_storage().nbytes()
-    return array if is_whole or array.is_shared() else array.clone()
+def _without_base(array: torch.Tensor) -> torch.Tensor:
+    """Copy ``array`` if it is a slice of larger memory, which would be saved as well."""
+    is_all = array.numel() * array.element_size() == array.untyped_storage().nbytes()
+    return array if is_all or array.is_shared() else array.clone()
 
 
-# in: names and arguments are what files hold ---------------------------------------------------------
+# rebuilding: files hold these names and arguments ----------------------------------------------------
 
 
 def make_pattern(form: Any, shape: Any, pos: Arrays, crd: Arrays) -> Pattern:
-    """A pattern of these arrays, or an error that says what does not fit."""
-    levels = as_stored_format(form)
-    for kept in (pos, crd):
-        if not isinstance(kept, tuple) or len(kept) != len(levels):
+    """Build a pattern of these arrays, or raise an error that says what does not match."""
+    levels = parse_format(form)
+    for arrays in (pos, crd):
+        if not isinstance(arrays, tuple) or len(arrays) != len(levels):
             raise FileError(f"a sparse tensor of format {levels} needs {len(levels)} arrays of each kind")
     is_filled = not _is_filled_later()
     sizes = as_shape("shape", shape)
-    return checked_pattern(levels, sizes, list(pos), list(crd), has_contents=is_filled, is_sent=is_filled)
+    return check_pattern(levels, sizes, list(pos), list(crd), has_contents=is_filled, is_sent=is_filled)
 
 
 def make_storage(pattern: Pattern, values: torch.Tensor) -> Storage:
-    """Values for every position of ``pattern``."""
+    """Build a storage: values for every position of ``pattern``."""
     if not isinstance(pattern, Pattern) or not isinstance(values, torch.Tensor) or values.dim() != 1:
         raise FileError("a sparse tensor is made of a pattern and a row of values")
     values = as_values("values", values)
     if _is_filled_later():
-        made = Storage(pattern, values)
-        made.defer(_checked)
-        _unchecked.add(made)
-        return made
+        storage = Storage(pattern, values)
+        storage.defer(_check_deferred)
+        _unchecked.add(storage)
+        return storage
     check_values(pattern, values)
     return Storage(pattern, values)
 
 
-def _checked(pattern: Pattern, values: torch.Tensor) -> Pattern:
-    """``pattern``, whose arrays have been filled meanwhile, after a look at them; one for all tensors."""
-    found: Pattern | None = vars(pattern).get("checked")
-    if found is None:
-        found = checked_pattern(pattern.format, pattern.shape, list(pattern.pos), list(pattern.crd))
-        vars(pattern)["checked"] = found
-    check_values(found, values)
-    return found
+def _check_deferred(pattern: Pattern, values: torch.Tensor) -> Pattern:
+    """Check ``pattern``, whose arrays have been filled meanwhile, once for all tensors."""
+    checked: Pattern | None = vars(pattern).get("checked")
+    if checked is None:
+        checked = check_pattern(pattern.format, pattern.shape, list(pattern.pos), list(pattern.crd))
+        vars(pattern)["checked"] = checked
+    check_values(checked, values)
+    return checked
 
 
 def make_packed(form: Any, shape: Any, memory: torch.Tensor, pieces: list[Piece]) -> Storage:
-    """A storage whose arrays are ``pieces`` of ``memory``: level by level, then the values."""
-    levels = as_stored_format(form)
+    """Build a storage whose arrays are ``pieces`` of ``memory``: level by level, then the values."""
+    levels = parse_format(form)
     pos: list[torch.Tensor | None] = []
     crd: list[torch.Tensor | None] = []
-    arrays = cut(memory, pieces)
-    kept = [levels.starts_run(level) + (not kind.is_full) for level, kind in enumerate(levels.levels)]
-    if len(arrays) != 1 + sum(kept):
+    arrays = split_memory(memory, pieces)
+    arrays_per_level = [
+        levels.starts_run(level) + (not kind.is_full) for level, kind in enumerate(levels.levels)
+    ]
+    if len(arrays) != 1 + sum(arrays_per_level):
         raise FileError(f"{len(arrays)} arrays do not make a sparse tensor of format {levels}")
-    given = iter(arrays)
+    remaining = iter(arrays)
     for level, kind in enumerate(levels.levels):
-        pos.append(next(given) if levels.starts_run(level) else None)
-        crd.append(None if kind.is_full else next(given))
-    return make_storage(make_pattern(form, shape, tuple(pos), tuple(crd)), next(given))
+        pos.append(next(remaining) if levels.starts_run(level) else None)
+        crd.append(None if kind.is_full else next(remaining))
+    return make_storage(make_pattern(form, shape, tuple(pos), tuple(crd)), next(remaining))
 
 
 def make_tensor(storage: Storage, requires_grad: bool, attributes: dict[str, Any]) -> SparseTensor:
-    """The tensor as it was saved."""
+    """Rebuild the tensor as it was saved."""
     if not isinstance(storage, Storage) or not isinstance(attributes, dict):
         raise FileError("a sparse tensor is made of a storage")
     for name in attributes:
         if not isinstance(name, str) or hasattr(SparseTensor, name) or name == "storage":
             raise FileError(f"a sparse tensor has no attribute {name!r} that a file can set")
     if storage.deferred is None:
-        made = SparseTensor(storage)
+        tensor = SparseTensor(storage)
     else:
-        made = SparseTensor(Storage(*storage.deferred[1:]))
-        made.storage = storage
+        tensor = SparseTensor(Storage(*storage.deferred[1:]))
+        tensor.storage = storage
     if requires_grad:
-        made.requires_grad_()
-    vars(made).update(attributes)
-    return made
+        tensor.requires_grad_()
+    vars(tensor).update(attributes)
+    return tensor
 
 
 _unchecked: weakref.WeakSet[Storage] = weakref.WeakSet()
 
 
 def _is_filled_later() -> bool:
-    """Whether torch reads a file of its old format, whose arrays it fills when all tensors are made."""
+    """Whether torch reads a file of its old format, whose arrays it fills after building all tensors."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not legacy_load.__code__:
         frame = frame.f_back
@@ -154,9 +156,9 @@ def check_filled() -> None:
 
     Those that ``torch.load`` reads are checked when they are first used.
     """
-    made = list(_unchecked)
+    unchecked = list(_unchecked)
     _unchecked.clear()
-    for storage in made:
+    for storage in unchecked:
         _ = storage.pattern
 
 
@@ -168,13 +170,13 @@ _SAFE: tuple[Callable[..., Any], ...] = (
     Format,
     *map(type, LEVELS),
 )
-_OLD_MODULES = {"io.pickling": "tensor.saved"}  # in files of version 0.1, others are named alike
+_OLD_MODULES = {"io.pickling": "tensor.saved"}  # in files of version 0.1; others kept their names
 
 
-def _old_name(part: Any) -> str:
-    """What files of version 0.1 call a function or class."""
-    module = part.__module__.removeprefix("scorch._src.")
-    return f"scorch.{_OLD_MODULES.get(module, module)}.{part.__qualname__}"
+def _old_name(target: Any) -> str:
+    """Return the name of a function or class in files of version 0.1."""
+    module = target.__module__.removeprefix("scorch._src.")
+    return f"scorch.{_OLD_MODULES.get(module, module)}.{target.__qualname__}"
 
 
 torch.serialization.add_safe_globals([*_SAFE, *((part, _old_name(part)) for part in _SAFE)])
@@ -184,7 +186,7 @@ torch.serialization.add_safe_globals([*_SAFE, *((part, _old_name(part)) for part
 
 
 def deep_copy(tensor: SparseTensor, memo: dict[int, Any]) -> SparseTensor:
-    """A tensor with values of its own, and what was set on it; the pattern never changes and is shared."""
+    """Copy a tensor with its values and attributes; the pattern never changes and is shared."""
     if not tensor.is_leaf:
         raise InPlaceError(
             "only tensors that are not the result of a differentiated function can be deep-copied; "

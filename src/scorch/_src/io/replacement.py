@@ -1,8 +1,8 @@
-"""Write a file completely before it takes the place of another.
+"""Write a file completely before it replaces another.
 
-What is written lies in a new folder beside the file, which only we may enter and whose name nobody knew
-before: so nothing that somebody else has put there is written to. Whoever reads meanwhile finds the old file,
-and a write that fails leaves nothing behind.
+The new file lies in a new folder beside the old one, which only we may enter and whose name nobody knew
+before: so nothing that somebody else has put there is written to. Concurrent readers find the old file, and a
+write that fails leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from scorch.errors import FileError, MissingFileError
 
 
 class Replacement:
-    """A file at ``fresh`` that is to become ``target``."""
+    """A file at ``new_path`` that is to become ``target``."""
 
     def __init__(self, path: Path) -> None:
         self.target = resolve_target(path)
         if not self.target.parent.is_dir():
             raise MissingFileError(f"{path} cannot be written: there is no folder {self.target.parent}")
         self._folder = tempfile.mkdtemp(prefix=".scorch-", dir=self.target.parent)
-        self.fresh = Path(self._folder, self.target.name)
+        self.new_path = Path(self._folder, self.target.name)
 
     def finish(self) -> None:
-        """Put the complete file in its place, with the permissions of the one that it replaces."""
+        """Move the complete file to its target, with the permissions of the one that it replaces."""
         if self.target.exists():
-            shutil.copymode(self.target, self.fresh)
-        os.replace(self.fresh, self.target)
+            shutil.copymode(self.target, self.new_path)
+        os.replace(self.new_path, self.target)
 
     def discard(self) -> None:
-        """Leave nothing but what is finished."""
+        """Remove everything that is not finished."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """Where to write what takes the place of ``path`` when the ``with`` block ends without an error."""
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yield where to write the file that replaces ``path`` when the ``with`` block ends without an error."""
     target = resolve_target(path)
     if target.exists() and not target.is_file():
         yield path  # a device or a pipe
         return
     replacement = Replacement(path)
     try:
-        yield replacement.fresh
+        yield replacement.new_path
         replacement.finish()
     finally:
         replacement.discard()
 
 
 def resolve_target(path: Path) -> Path:
-    """The file that ``path`` names, through links unless somebody else has put them there."""
+    """Return the file that ``path`` names, through links unless they belong to somebody else."""
     if is_link_of_others(path):
         raise FileError(
             f"{path} is a link that belongs to somebody else and may lead anywhere, so nothing is written "

@@ -1,11 +1,10 @@
-"""Writes a csr matrix to a file some rows at a time, without ever holding all of it.
+"""Write a csr matrix to a file some rows at a time, without ever holding all of it.
 
     header | values of all chunks | columns of all chunks | pointers
 
-Values go to their place in the file at once. Columns and pointers wait in files without a name, and follow
-when the writer is closed; then the header is written, into room that was left for it, and the file gets its
-name. Bytes that bring an array to a multiple of its element are an array of their own: the file format has no
-gaps.
+Values are written to the file at once. Columns and pointers are buffered in unnamed files, and follow when
+the writer is closed; then the header is written, into space reserved for it, and the file gets its name.
+Padding that aligns an array is an array of its own: the file format has no gaps.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import torch
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.formats import Format
-from scorch._src.io.archive import format_facts
+from scorch._src.io.archive import describe_format
 from scorch._src.io.replacement import Replacement, resolve_target
 from scorch._src.io.safetensors_header import entry
 from scorch._src.tensor.create.check import as_shape
@@ -32,12 +31,12 @@ from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, DtypeError, FileError, MissingFileError, ShapeError
 
-ROOM = 4096  # bytes before the first array
-CHUNK = 1 << 20
+HEADER_BYTES = 4096  # before the first array
+COPY_BYTES = 1 << 20
 
 
 class RowWriter:
-    """Writes rows to a ``.safetensors`` file, which ``MappedRows`` and ``scorch.load`` read.
+    """Write rows to a ``.safetensors`` file, which ``MappedRows`` and ``scorch.load`` read.
 
     The file appears when the writer is closed; a ``with`` that is left by an error leaves none. ``columns``
     and ``dtype`` are those of the first rows, if they are not given.
@@ -65,10 +64,10 @@ class RowWriter:
         self.rows = 0
         self.nnz = 0
         folder = self.path.parent
-        self._crd, self._pos = (_nameless(folder) for _ in range(2))
+        self._crd, self._pos = (_unnamed_file(folder) for _ in range(2))
         self._replacement = Replacement(self.path)
-        self._file: IO[bytes] | None = self._replacement.fresh.open("wb")
-        self._file.write(bytes(ROOM))
+        self._file: IO[bytes] | None = self._replacement.new_path.open("wb")
+        self._file.write(bytes(HEADER_BYTES))
         self._pos.write(bytes(8))
 
     def append(self, rows: Any) -> None:
@@ -92,7 +91,7 @@ class RowWriter:
         self.nnz += crd.numel()
 
     def close(self) -> None:
-        """Finish the file; nothing can be added then."""
+        """Finish the file; nothing can be appended then."""
         if self._file is None:
             return
         if self.columns is None or self.dtype is None:
@@ -106,7 +105,7 @@ class RowWriter:
             self.discard()
 
     def discard(self) -> None:
-        """Leave nothing."""
+        """Remove everything that was written."""
         if self._file is not None:
             for file in (self._file, self._crd, self._pos):
                 file.close()
@@ -130,52 +129,54 @@ class RowWriter:
         return self._file
 
     def _index_dtype(self) -> torch.dtype:
-        """Of columns, which are written before the number of rows and entries is known."""
+        """Return the dtype of columns, which are written before the number of rows and entries is known."""
         return dtype_of_type(index_type([self.columns or 0]))
 
     def _finish(self, file: IO[bytes], columns: int, dtype: torch.dtype) -> None:
         pointer = dtype_of_type(index_type([self.rows, columns], self.nnz))
-        kept = dtype.to_real() if dtype.is_complex else dtype
-        header: dict[str, Any] = {"__metadata__": {"scorch": json.dumps({"": self._facts(columns, dtype)})}}
+        value_dtype = dtype.to_real() if dtype.is_complex else dtype
+        header: dict[str, Any] = {
+            "__metadata__": {"scorch": json.dumps({"": self._describe(columns, dtype)})}
+        }
         header["values"] = entry(
-            kept, [self.nnz, 2] if dtype.is_complex else [self.nnz], 0, file.tell() - ROOM
+            value_dtype, [self.nnz, 2] if dtype.is_complex else [self.nnz], 0, file.tell() - HEADER_BYTES
         )
         for name, source, array in (("crd1", self._crd, self._index_dtype()), ("pos1", self._pos, pointer)):
             begin = _pad(file, header, array.itemsize)
             source.seek(0)
             if name == "pos1" and pointer != torch.int64:
-                while block := source.read(CHUNK):
+                while block := source.read(COPY_BYTES):
                     file.write(_bytes(torch.frombuffer(bytearray(block), dtype=torch.int64).to(pointer)))
             else:
-                shutil.copyfileobj(source, file, CHUNK)
-            end = file.tell() - ROOM
+                shutil.copyfileobj(source, file, COPY_BYTES)
+            end = file.tell() - HEADER_BYTES
             header[name] = entry(array, [(end - begin) // array.itemsize], begin, end)
         text = json.dumps(header).encode()
         file.seek(0)
-        file.write(struct.pack("<Q", ROOM - 8) + text.ljust(ROOM - 8))
+        file.write(struct.pack("<Q", HEADER_BYTES - 8) + text.ljust(HEADER_BYTES - 8))
         file.close()
         self._replacement.finish()
 
-    def _facts(self, columns: int, dtype: torch.dtype) -> dict[str, Any]:
+    def _describe(self, columns: int, dtype: torch.dtype) -> dict[str, Any]:
         return {
             "shape": [self.rows, columns],
             "dtype": str(dtype).removeprefix("torch."),
-            "format": format_facts(Format("csr")),
+            "format": describe_format(Format("csr")),
             "arrays": {part: part for part in ("values", "pos1", "crd1")},
         }
 
 
 def _pad(file: IO[bytes], header: dict[str, Any], size: int) -> int:
-    """Where an array of elements of ``size`` bytes begins, after bytes that bring it there."""
-    here = file.tell() - ROOM
-    gap = -here % size
+    """Pad the file to a multiple of ``size`` bytes, and return where the next array begins."""
+    position = file.tell() - HEADER_BYTES
+    gap = -position % size
     if gap:
         file.write(bytes(gap))
-        header[f"padding{here}"] = entry(torch.uint8, [gap], here, here + gap)
-    return here + gap
+        header[f"padding{position}"] = entry(torch.uint8, [gap], position, position + gap)
+    return position + gap
 
 
-def _nameless(folder: Path) -> IO[bytes]:
+def _unnamed_file(folder: Path) -> IO[bytes]:
     return tempfile.TemporaryFile(dir=folder)
 
 
@@ -185,13 +186,13 @@ def _bytes(array: torch.Tensor) -> Any:
 
 
 def _as_csr(rows: Any) -> SparseTensor:
-    found = from_scipy(rows) if is_scipy(rows) else rows
-    if isinstance(found, torch.Tensor) and found.dim() == 1:
-        found = found.to_dense() if found.layout != torch.strided else found
-        found = found.unsqueeze(0)
-    if not isinstance(found, torch.Tensor) or found.dim() != 2:
-        shape = tuple(getattr(found, "shape", ()))
+    matrix = from_scipy(rows) if is_scipy(rows) else rows
+    if isinstance(matrix, torch.Tensor) and matrix.dim() == 1:
+        matrix = matrix.to_dense() if matrix.layout != torch.strided else matrix
+        matrix = matrix.unsqueeze(0)
+    if not isinstance(matrix, torch.Tensor) or matrix.dim() != 2:
+        shape = tuple(getattr(matrix, "shape", ()))
         raise ShapeError(f"rows are those of a matrix, not of a {type(rows).__name__} of shape {shape}")
-    made = from_torch(found, format="csr")
-    assert isinstance(made, SparseTensor)
-    return made
+    converted = from_torch(matrix, format="csr")
+    assert isinstance(converted, SparseTensor)
+    return converted

@@ -1,4 +1,4 @@
-"""The header of a ``.safetensors`` file: which arrays it has, and where they are.
+"""The header of a ``.safetensors`` file: the names and locations of its arrays.
 
 Eight bytes say how long the header is, the header is JSON, then the arrays follow one after the other.
 """
@@ -19,7 +19,7 @@ import torch
 from scorch._src.devices import HOST
 from scorch.errors import FileError, MissingFileError
 
-LONGEST = 100_000_000  # bytes that a header may have
+MAX_HEADER_BYTES = 100_000_000
 DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -35,8 +35,8 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an array stands in a file."""
+class ArrayLocation:
+    """Where an array lies in a file."""
 
     dtype: torch.dtype
     count: int
@@ -48,20 +48,20 @@ class Place:
 
 
 def entry(dtype: torch.dtype, shape: list[int], begin: int, end: int) -> dict[str, Any]:
-    """What a header says of an array; ``begin`` and ``end`` count from the end of the header."""
-    word = next(name for name, known in DTYPES.items() if known == dtype)
+    """Return the header entry of an array; ``begin`` and ``end`` count from the end of the header."""
+    word = next(name for name, torch_dtype in DTYPES.items() if torch_dtype == dtype)
     return {"dtype": word, "shape": shape, "data_offsets": [begin, end]}
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a file, and where its arrays begin."""
+    """Return the header of a file, and where its arrays begin."""
     if not path.is_file():
         raise MissingFileError(f"there is no file {path}")
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else LONGEST
-        if length > min(LONGEST, size - 8):
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES
+        if length > min(MAX_HEADER_BYTES, size - 8):
             raise FileError(f"{path} is no whole .safetensors file: it has no header")
         try:
             header = json.loads(file.read(length))
@@ -72,55 +72,59 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def facts_in(path: Path, header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What Scorch noted of the tensor ``name``."""
+def find_description(path: Path, header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Find Scorch's description of the tensor ``name``."""
     text = (header.get("__metadata__") or {}).get("scorch")
     if text is None:
         raise FileError(f"{path} has no sparse tensors: scorch.save or RowWriter write such files")
     try:
-        named = json.loads(text)
+        descriptions = json.loads(text)
     except (ValueError, TypeError, RecursionError):
         raise FileError(f"{path}: its metadata are not as Scorch writes them") from None
-    if not isinstance(named, dict) or not isinstance(named.get(name), dict):
-        held = ", ".join(repr(found) for found in named if found) if isinstance(named, dict) else ""
-        wanted = f"no matrix named {name!r}" if name else "several tensors: say which, MappedRows(path, name)"
-        raise FileError(f"{path} has {wanted}" + (f"; there are {held}" if held else ""))
-    found: Mapping[str, Any] = named[name]
-    return found
+    if not isinstance(descriptions, dict) or not isinstance(descriptions.get(name), dict):
+        names = ", ".join(repr(key) for key in descriptions if key) if isinstance(descriptions, dict) else ""
+        problem = (
+            f"no matrix named {name!r}" if name else "several tensors: say which, MappedRows(path, name)"
+        )
+        raise FileError(f"{path} has {problem}" + (f"; there are {names}" if names else ""))
+    description: Mapping[str, Any] = descriptions[name]
+    return description
 
 
-def place_of(path: Path, header: Mapping[str, Any], key: str, begin: int) -> Place:
-    """Where the array ``key`` is, if it lies inside the file."""
-    about = header[key]
-    dtype, (start, stop) = DTYPES.get(about["dtype"]), about["data_offsets"]
+def locate_array(path: Path, header: Mapping[str, Any], key: str, begin: int) -> ArrayLocation:
+    """Locate the array ``key``, if it lies inside the file."""
+    array_entry = header[key]
+    dtype, (start, stop) = DTYPES.get(array_entry["dtype"]), array_entry["data_offsets"]
     if dtype is None or not all(type(number) is int for number in (start, stop)):
         raise FileError(f"{path}: the array {key!r} is not as Scorch writes it")
-    place = Place(dtype, (stop - start) // dtype.itemsize, begin + start)
-    if start < 0 or place.offset % dtype.itemsize or place.count < 0 or place.end != begin + stop:
+    location = ArrayLocation(dtype, (stop - start) // dtype.itemsize, begin + start)
+    if start < 0 or location.offset % dtype.itemsize or location.count < 0 or location.end != begin + stop:
         raise FileError(f"{path}: the array {key!r} is not as Scorch writes it")
     if begin + stop > path.stat().st_size:
         raise FileError(f"{path} is no whole .safetensors file: {key!r} ends behind the end of the file")
-    return place
+    return location
 
 
 def is_aligned(array: torch.Tensor, elements: int = 1) -> bool:
     """Whether an array begins at a multiple of so many of its elements.
 
     In a file arrays follow each other without gaps. Compiled code, also that of torch, crashes on complex
-    numbers that begin between two places for them.
+    numbers that are not aligned.
     """
     return array.data_ptr() % (elements * array.element_size()) == 0
 
 
-def aligned(array: torch.Tensor, elements: int = 1) -> torch.Tensor:
-    """``array``, copied where it is not aligned."""
+def align(array: torch.Tensor, elements: int = 1) -> torch.Tensor:
+    """Return ``array``, copied where it is not aligned."""
     return array if is_aligned(array, elements) else array.clone()
 
 
-def mapped_array(mapped: mmap.mmap, place: Place) -> torch.Tensor:
-    """The array at ``place``, to be read only."""
-    if not place.count:
-        return torch.empty(0, dtype=place.dtype, device=HOST)
+def map_array(memory: mmap.mmap, location: ArrayLocation) -> torch.Tensor:
+    """Return the array at ``location``, read-only."""
+    if not location.count:
+        return torch.empty(0, dtype=location.dtype, device=HOST)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it cannot be written to: nobody does, and nobody else gets it
-        return aligned(torch.frombuffer(mapped, dtype=place.dtype, count=place.count, offset=place.offset))
+        warnings.simplefilter("ignore")  # it is read-only, and never written
+        return align(
+            torch.frombuffer(memory, dtype=location.dtype, count=location.count, offset=location.offset)
+        )

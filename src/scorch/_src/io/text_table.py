@@ -23,19 +23,19 @@ import torch
 
 from scorch._src.backends.base import backend_for
 from scorch._src.formats import Format
-from scorch._src.io.archive import as_dtype, as_stored_format
+from scorch._src.io.archive import parse_dtype, parse_format
 from scorch._src.storage.coordinates import entries
 from scorch._src.tensor.create.check import as_shape
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FileError
 
 Array = np.ndarray[Any, Any]
-UNKNOWN = 2**62  # the size of a dimension that nobody has told
-NOTE = "scorch:"  # a comment that begins so has the facts which the file format has no place for
+UNKNOWN_SIZE = 2**62  # of a dimension
+NOTE_PREFIX = "scorch:"  # of a comment with Scorch's description
 
 
 def read_bytes(path: Path) -> bytes:
-    """The contents of ``path``, unpacked where it is a ``.gz``."""
+    """Read ``path``, decompressed where it is a ``.gz``."""
     if path.suffix.lower() != ".gz":
         return path.read_bytes()
     try:
@@ -54,7 +54,7 @@ def write_text(path: Path, lines: Iterable[str]) -> None:
 
 
 def split_header(data: bytes, comment: bytes) -> tuple[list[str], int]:
-    """The comments before the first line of numbers, and where that line begins."""
+    """Return the comments before the first line of numbers, and where that line begins."""
     comments, begin = [], 0
     while begin < len(data):
         end = data.find(b"\n", begin)
@@ -70,43 +70,43 @@ def split_header(data: bytes, comment: bytes) -> tuple[list[str], int]:
 
 @dataclass(frozen=True)
 class Note:
-    """What Scorch wrote into a comment, as far as it did."""
+    """The description that Scorch wrote into a comment, as far as it did."""
 
     dtype: torch.dtype | None = None
     format: Format | None = None
     shape: tuple[int, ...] | None = None
 
 
-def note_in(path: Path, comments: Iterable[str], comment: str) -> Note:
-    """The facts that a file has no other place for."""
+def find_note(path: Path, comments: Iterable[str], comment: str) -> Note:
+    """Find Scorch's description in the comments of a file."""
     for line in comments:
         text = line.lstrip(comment).strip()
-        if text.startswith(NOTE):
+        if text.startswith(NOTE_PREFIX):
             try:
-                found = json.loads(text.removeprefix(NOTE))
+                description = json.loads(text.removeprefix(NOTE_PREFIX))
             except (ValueError, RecursionError):
-                found = None
-            if not isinstance(found, dict):
+                description = None
+            if not isinstance(description, dict):
                 raise FileError(f"{path}: the comment {line!r} is not as Scorch writes it; take it out")
             return Note(
-                as_dtype(found["dtype"]) if "dtype" in found else None,
-                as_stored_format(found["format"]) if "format" in found else None,
-                as_shape("shape", found["shape"]) if "shape" in found else None,
+                parse_dtype(description["dtype"]) if "dtype" in description else None,
+                parse_format(description["format"]) if "format" in description else None,
+                as_shape("shape", description["shape"]) if "shape" in description else None,
             )
     return Note()
 
 
-def as_noted(path: Path, values: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """``values`` in the dtype that a comment names, if it has them."""
+def convert_to_noted(path: Path, values: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Convert ``values`` to the dtype that a comment names, if it can hold them."""
     if dtype is None or dtype == values.dtype:
         return values
-    is_whole = not (dtype.is_floating_point or dtype.is_complex)
-    loses = (values.is_complex() and not dtype.is_complex) or (values.is_floating_point() and is_whole)
-    if is_whole and not loses and values.numel():
+    is_integer = not (dtype.is_floating_point or dtype.is_complex)
+    is_lossy = (values.is_complex() and not dtype.is_complex) or (values.is_floating_point() and is_integer)
+    if is_integer and not is_lossy and values.numel():
         limits = torch.iinfo(torch.uint8) if dtype == torch.bool else torch.iinfo(dtype)
-        least, most = torch.aminmax(values)
-        loses = int(least) < limits.min or int(most) > (1 if dtype == torch.bool else limits.max)
-    if loses:
+        smallest, largest = torch.aminmax(values)
+        is_lossy = int(smallest) < limits.min or int(largest) > (1 if dtype == torch.bool else limits.max)
+    if is_lossy:
         raise FileError(f"{path}: a comment names the dtype {dtype}, which does not hold all of its values")
     return values.to(dtype)
 
@@ -116,41 +116,43 @@ class Table:
 
     def __init__(self, path: Path, data: bytes, begin: int) -> None:
         self.path = path
-        self.whole = data
+        self.content = data
         self.begin = begin
 
     def columns(
-        self, sizes: Sequence[int], parts: int, is_whole: bool, names: Sequence[str], what: str
+        self, sizes: Sequence[int], numbers_per_value: int, is_whole: bool, names: Sequence[str], what: str
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The coordinates of each row, counted from 0, and its values: ``parts`` numbers make one.
+        """Parse the coordinates of each row, counted from 0, and its values.
 
-        Each row has a coordinate up to each of ``sizes``, named ``names`` in errors, and ``parts`` more
-        numbers, whole ones or not; ``what`` says so in words.
+        Each row has a coordinate up to each of ``sizes``, named ``names`` in errors, and
+        ``numbers_per_value`` more numbers, integers or not; ``what`` describes it in errors.
         """
-        found = backend_for().routines.parse_table(self.whole, self.begin, tuple(sizes), parts, is_whole)
-        if found is None:
-            found = self._by_numpy(sizes, parts, is_whole, names, what)
-        places, numbers = found
+        parsed = backend_for().routines.parse_table(
+            self.content, self.begin, tuple(sizes), numbers_per_value, is_whole
+        )
+        if parsed is None:
+            parsed = self._parse_by_numpy(sizes, numbers_per_value, is_whole, names, what)
+        coordinates, numbers = parsed
         values = torch.from_numpy(numbers)
-        if parts == 2:
+        if numbers_per_value == 2:
             values = torch.complex(values[:, 0], values[:, 1])
-        elif parts == 1:
+        elif numbers_per_value == 1:
             values = values[:, 0]
-        return [torch.from_numpy(column) for column in places], values
+        return [torch.from_numpy(column) for column in coordinates], values
 
-    def _by_numpy(
-        self, sizes: Sequence[int], parts: int, is_whole: bool, names: Sequence[str], what: str
+    def _parse_by_numpy(
+        self, sizes: Sequence[int], numbers_per_value: int, is_whole: bool, names: Sequence[str], what: str
     ) -> tuple[Array, Array]:
-        width = len(sizes) + parts
+        width = len(sizes) + numbers_per_value
         self.check_widths(width, what)
         numbers = self.read(np.int64 if is_whole else np.float64).reshape(self.rows, width)
         for column, (size, name) in enumerate(zip(sizes, names, strict=True)):
             check_coordinate_column(self, numbers[:, column], size, name)
-        places = self._whole(numbers[:, : len(sizes)]).T.astype(np.int64, order="C") - 1
-        return places, np.ascontiguousarray(numbers[:, len(sizes) :])
+        coordinates = self._as_integers(numbers[:, : len(sizes)]).T.astype(np.int64, order="C") - 1
+        return coordinates, np.ascontiguousarray(numbers[:, len(sizes) :])
 
-    def _whole(self, numbers: Array) -> Array:
-        """The first columns, read again as whole numbers where decimal ones are not exact."""
+    def _as_integers(self, numbers: Array) -> Array:
+        """Return the first columns, parsed again as integers where floats are not exact."""
         if numbers.dtype.kind == "i" or not numbers.size or numbers.max() < 2**53:
             return numbers
         rows = [line.split()[: numbers.shape[1]] for line in self.data.splitlines() if line.strip()]
@@ -163,12 +165,12 @@ class Table:
 
     @functools.cached_property
     def data(self) -> bytes:
-        return self.whole[self.begin :]
+        return self.content[self.begin :]
 
     @functools.cached_property
     def above(self) -> int:
-        """How many lines stand above the table."""
-        return self.whole.count(b"\n", 0, self.begin)
+        """The number of lines above the table."""
+        return self.content.count(b"\n", 0, self.begin)
 
     @functools.cached_property
     def _begins(self) -> Array:
@@ -184,11 +186,11 @@ class Table:
         starts[1:] &= blank[:-1]
         if not len(blank):
             return np.zeros(0, np.int64)
-        found: Array = np.add.reduceat(starts, self._begins, dtype=np.int64)
-        return found
+        counts: Array = np.add.reduceat(starts, self._begins, dtype=np.int64)
+        return counts
 
     def line(self, number: int) -> int:
-        """The number, in the file, of line ``number`` of the table."""
+        """Return the number, in the file, of line ``number`` of the table."""
         return self.above + number + 1
 
     @property
@@ -196,7 +198,7 @@ class Table:
         return int(np.count_nonzero(self.widths))
 
     def row_line(self, row: int) -> int:
-        """The line, in the file, of a row: lines without numbers are no rows."""
+        """Return the line, in the file, of a row: lines without numbers are no rows."""
         return self.line(int(np.flatnonzero(self.widths)[row]))
 
     def check_widths(self, columns: int, what: str) -> None:
@@ -210,20 +212,20 @@ class Table:
             )
 
     def read(self, dtype: type[np.generic]) -> Array:
-        """All numbers in one row."""
+        """Parse all numbers in one row."""
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # older NumPy stops at what is no number with a mere warning
             try:
-                found: Array = np.fromstring(self.data, dtype=dtype, sep=" ")
+                numbers: Array = np.fromstring(self.data, dtype=dtype, sep=" ")
             except (DeprecationWarning, ValueError):
                 raise self._wrong_number(dtype) or FileError(f"{self.path}: not all are numbers") from None
-        wrong = self._wrong_number(dtype) if _may_be_cut(found) else None
+        wrong = self._wrong_number(dtype) if _may_be_clamped(numbers) else None
         if wrong is not None:
             raise wrong
-        return found
+        return numbers
 
     def _wrong_number(self, dtype: type[np.generic]) -> FileError | None:
-        """What is wrong with the first word that is no number; read slowly, as it is rarely asked."""
+        """Find the first word that is no number, slowly, as it is rarely needed."""
         is_whole = np.issubdtype(dtype, np.integer)
         parse: Callable[[str], object] = int if is_whole else float
         for number in np.flatnonzero(self.widths):
@@ -242,7 +244,7 @@ class Table:
 
 
 def check_coordinate_column(table: Table, column: Array, size: int, what: str) -> None:
-    """Coordinates in files count from 1."""
+    """Check coordinates, which count from 1 in files."""
     is_whole = column.dtype.kind == "i"
     is_fine = (column >= 1) & (column <= size)
     wrong = np.flatnonzero(~(is_fine if is_whole else is_fine & (column == np.floor(column))))
@@ -251,7 +253,7 @@ def check_coordinate_column(table: Table, column: Array, size: int, what: str) -
         number = int(column[row]) if is_whole or float(column[row]).is_integer() else float(column[row])
         if not isinstance(number, int):
             rule = " is no whole number"
-        elif size != UNKNOWN:
+        elif size != UNKNOWN_SIZE:
             rule = f" is outside 1..{size}"
         else:
             rule = ": they count from 1" if number < 1 else " is larger than 2**62"
@@ -259,30 +261,30 @@ def check_coordinate_column(table: Table, column: Array, size: int, what: str) -
 
 
 def format_numbers(values: torch.Tensor) -> tuple[str, list[Iterable[Any]]]:
-    """How one value is printed so that it is read back exactly, and the columns to print."""
+    """Return a format that prints values exactly, and the columns to print."""
     if values.dtype.is_complex:
-        parts = torch.view_as_real(values.resolve_conj())
+        real_parts = torch.view_as_real(values.resolve_conj())
         word = "%.9g" if values.dtype == torch.complex64 else "%.17g"
-        return f"{word} {word}", [parts[:, 0].tolist(), parts[:, 1].tolist()]
+        return f"{word} {word}", [real_parts[:, 0].tolist(), real_parts[:, 1].tolist()]
     if values.dtype.is_floating_point:
         return ("%.17g" if values.dtype == torch.float64 else "%.9g"), [values.tolist()]
     return "%d", [values.tolist()]
 
 
-def entry_lines(tensor: SparseTensor) -> Iterable[str]:
-    """A line for each stored entry: its coordinates, counted from 1, and its value."""
+def format_entries(tensor: SparseTensor) -> Iterable[str]:
+    """Format a line for each stored entry: its coordinates, counted from 1, and its value."""
     crd, values = entries(tensor.storage)
     word, numbers = format_numbers(values)
-    places = [(array + 1).tolist() for array in crd]
-    return print_rows([*places, *numbers], "%d " * len(places) + word)
+    coordinates = [(array + 1).tolist() for array in crd]
+    return print_rows([*coordinates, *numbers], "%d " * len(coordinates) + word)
 
 
 def print_rows(columns: list[Iterable[Any]], pattern: str) -> Iterable[str]:
     return map(pattern.__mod__, zip(*columns, strict=True))
 
 
-def _may_be_cut(numbers: Array) -> bool:
-    """NumPy reads whole numbers beyond 64 bits as the nearest one that has them."""
+def _may_be_clamped(numbers: Array) -> bool:
+    """Whether integers beyond 64 bits may be among them, which NumPy reads as the nearest."""
     if numbers.dtype.kind != "i" or not numbers.size:
         return False
     limits = np.iinfo(numbers.dtype)

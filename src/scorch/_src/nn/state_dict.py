@@ -8,7 +8,7 @@ import torch
 
 from scorch._src.devices import HOST
 from scorch._src.formats import Format
-from scorch._src.io.archive import checked_pattern
+from scorch._src.io.archive import check_pattern
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.create.check import own
 from scorch.errors import FileError
@@ -36,7 +36,7 @@ def pattern_from_arrays(
     form = _format(arrays["format"].tolist())
     levels = range(len(form))
     pos, crd = ([_array(arrays, f"{name}{level}", device) for level in levels] for name in ("pos", "crd"))
-    return checked_pattern(form, shape, pos, crd)
+    return check_pattern(form, shape, pos, crd)
 
 
 def _format(numbers: list[int]) -> Format:
