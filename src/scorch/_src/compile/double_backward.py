@@ -110,7 +110,7 @@ class DoubleBackward:
             for name in names
         ]
         form: Any = pattern.format if recipe.is_sparse else "dense"
-        return differentiable(Statement(as_statement(step)), names, operands, form, saved=result)
+        return differentiable(Statement(as_statement(step)), names, operands, form, known=result)
 
     def _values_on_pattern(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the values of a tensor at the entries of the pattern, connected to it."""
