@@ -149,10 +149,10 @@ class MappedRows(Dataset[Any]):
         pos, crd, values = self._open_arrays()
         form, columns = as_format("csr", 2), self.shape[1]
         if pos.dtype == crd.dtype and values.dim() == 1:
-            file_pattern = Pattern(
+            pattern_of_file = Pattern(
                 form, tuple(self.shape), (None, pos), (None, crd), (len(self), crd.numel())
             )
-            copied = rows_of(Storage(file_pattern, values), rows)
+            copied = rows_of(Storage(pattern_of_file, values), rows)
             if copied is not None:
                 return copied
         lengths = end - begin

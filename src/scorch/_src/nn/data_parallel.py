@@ -56,7 +56,7 @@ class _SparseMixin:
     broadcast_buffers: bool
     find_unused_parameters: bool
     static_graph: bool
-    _trainable: dict[str, SparseTensor]  # sparse parameters that require gradients
+    _trainable: dict[str, SparseTensor]  # sparse parameters that require gradients; pickles have these names
     _buffer_versions: dict[str, Any]  # by name, sparse buffers and their versions when last broadcast
     _ready: set[str]  # parameters whose gradients are complete
     _is_sync_pending: bool  # whether to average gradients after the next backward pass
@@ -280,7 +280,7 @@ def _check_fingerprints(tensors: dict[str, SparseTensor], gathered: list[int]) -
 
 
 def _all_max(numbers: list[int], tensors: Iterable[SparseTensor], group: Any) -> list[int]:
-    """Return the maximum of each number over all processes, sent from where the tensors are."""
+    """Return the maximum of each number over all processes."""
     device = next((S.storage.device for S in tensors), HOST)
     maxima = torch.tensor(numbers, dtype=torch.int64, device=device)
     dist.all_reduce(maxima, dist.ReduceOp.MAX, group=group)

@@ -97,7 +97,7 @@ class GCNConv(Module):
         self.add_self_loops = normalize if add_self_loops is None else add_self_loops
         self.lin = Linear(in_channels, out_channels, bias=False)
         self.bias = Parameter(torch.empty(out_channels)) if bias else None
-        self._cached_graph: Any = None
+        self._cached_graph: Any = None  # pickles have this name
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

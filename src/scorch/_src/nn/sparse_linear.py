@@ -92,7 +92,7 @@ class SparseLinear(torch.nn.Module):
     def _set_pattern(self, pattern: Pattern) -> None:
         self.pattern = pattern
         self.seal = torch.tensor(compute_fingerprint(pattern), device=pattern.device)
-        self._own_seal = int(self.seal)
+        self._own_seal = int(self.seal)  # pickles have this name and the next
         self._seal_version = self.seal._version
 
     # constructors ------------------------------------------------------------------------------------

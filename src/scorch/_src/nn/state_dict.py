@@ -30,7 +30,7 @@ def pattern_to_arrays(pattern: Pattern) -> dict[str, torch.Tensor]:
 def pattern_from_arrays(
     arrays: Mapping[str, torch.Tensor], shape: tuple[int, ...], device: torch.device
 ) -> Pattern:
-    """Convert back the arrays of ``pattern_to_arrays``: copied to ``device``, and checked."""
+    """Convert back the arrays of ``pattern_to_arrays``, copied and checked, since kernels trust a pattern."""
     if "format" not in arrays:
         raise FileError("its format is missing")
     form = _format(arrays["format"].tolist())

@@ -32,7 +32,7 @@ def join(stored: torch.Tensor, requested: torch.Tensor) -> tuple[torch.Tensor, t
     stored_numbers = torch.repeat_interleave(torch.arange(stored.numel(), device=stored.device), count)
     begin = torch.repeat_interleave(torch.cumsum(count, 0) - count, count)
     requested_numbers = (
-        first[stored_numbers] + torch.arange(stored_numbers.numel(), device=stored.device) - begin
+        first[stored_numbers] + torch.arange(stored_numbers.numel(), device=stored_numbers.device) - begin
     )
     return stored_numbers, order[requested_numbers]
 

@@ -53,8 +53,8 @@ def _pad(self: SparseTensor, padding: Sequence[int], mode: str) -> Any:
         dim = self.dim() - 1 - number
         before, after = padding[2 * number], padding[2 * number + 1]
         if before or after:
-            places = _padded_indices(self.shape[dim], before, after, mode, self.storage.device)
-            self = index_select(self, dim, places)
+            positions = _padded_indices(self.shape[dim], before, after, mode, self.storage.device)
+            self = index_select(self, dim, positions)
     return self
 
 

@@ -32,7 +32,7 @@ from scorch.errors import CallError
 _FLOATS = (torch.float32, torch.float64)
 _LETTERS = "abcdefghijklmnop"
 # What products with a dense tensor of the same shape, and sums of sparse tensors, are remembered by.
-_PRODUCT, _SUM, _DIFFERENCE = (("mul",), None), (("add",), None), (("sub",), None)
+_PRODUCT_KEY, _SUM_KEY, _DIFFERENCE_KEY = (("mul",), None), (("add",), None), (("sub",), None)
 
 
 # arithmetic ------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def _is_number(value: Any) -> bool:
 def mul(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and isinstance(input, SparseTensor):
         if type(other) is torch.Tensor and is_plain_inference(input, other):
-            product = repeat_call(_PRODUCT, (input, other))
+            product = repeat_call(_PRODUCT_KEY, (input, other))
             if product is not None and math.isfinite(other.sum()):
                 return product
         if _is_number(other):
@@ -89,7 +89,7 @@ def div(input: Any, other: Any, **kwargs: Any) -> Any:
 @implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, differentiable=True)
 def add(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and type(other) is SparseTensor and is_plain_inference(input, other):
-        known = repeat_call(_SUM, (input, other))
+        known = repeat_call(_SUM_KEY, (input, other))
         if known is not None:
             return known
     return _run_kernel("+", torch.add, input, other, kwargs)
@@ -98,7 +98,7 @@ def add(input: Any, other: Any, **kwargs: Any) -> Any:
 @implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__, torch.subtract, differentiable=True)
 def sub(input: Any, other: Any, **kwargs: Any) -> Any:
     if not kwargs and type(other) is SparseTensor and is_plain_inference(input, other):
-        known = repeat_call(_DIFFERENCE, (input, other))
+        known = repeat_call(_DIFFERENCE_KEY, (input, other))
         if known is not None:
             return known
     return _run_kernel("-", torch.sub, input, other, kwargs)
@@ -120,7 +120,7 @@ def _run_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs:
             text = _sum_statement(sign, len(shape))
             result = evaluate(text, A=a, B=b, format=form)
             if is_plain_inference(a, b):
-                keep_as(_SUM if sign == "+" else _DIFFERENCE, (text, form, "A", "B"), (a, b))
+                keep_as(_SUM_KEY if sign == "+" else _DIFFERENCE_KEY, (text, form, "A", "B"), (a, b))
             return result
     are_tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if kwargs or not are_tensors or not _is_plain(a, b, sign):
@@ -138,7 +138,7 @@ def _run_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs:
     text = f"C[{target}] = {left[0]} {sign} {right[0]}"
     result = evaluate(text, A=left[1], B=right[1], format=sparse.format)
     if sign == "*" and sparse is a and other == shape and is_plain_inference(a, b):
-        keep_as(_PRODUCT, (text, sparse.format, "A", "B"), (a, b))
+        keep_as(_PRODUCT_KEY, (text, sparse.format, "A", "B"), (a, b))
     return result
 
 
