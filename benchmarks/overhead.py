@@ -57,6 +57,20 @@ def best_of(calls: list[Callable[[], object]]) -> Callable[[], object]:
     return able[int(min(medians, key=lambda name: medians[name]))]
 
 
+def training_step(
+    matrix: torch.Tensor, x: torch.Tensor, multiply: Callable[..., torch.Tensor] = torch.matmul
+) -> Callable[[], object]:
+    """The gradients of two sparse layers."""
+    layers = [matrix.detach().clone().requires_grad_() for _ in range(2)]
+
+    def step() -> object:
+        first, second = layers
+        loss = multiply(second, torch.relu(multiply(first, x))).square().mean()
+        return torch.autograd.grad(loss, layers)
+
+    return step
+
+
 def warm_calls(size: int = 64, density: float = 0.1) -> list[dict[str, object]]:
     """Warm calls on a ``size`` x ``size`` matrix, beside torch's own."""
     torch.manual_seed(0)
@@ -92,6 +106,17 @@ def warm_calls(size: int = 64, density: float = 0.1) -> list[dict[str, object]]:
             "SpMSpM csr @ csr",
             lambda: scorch.einsum("ij,jk->ik", S, S),
             [lambda: csr @ csr, lambda: torch.sparse.mm(coo, coo)],
+        ),
+    ]
+    cases += [
+        ("scale  csr * 2", lambda: S * 2, [lambda: csr * 2, lambda: coo * 2]),
+        ("scale  csr * dense", lambda: S * x, [lambda: csr * x, lambda: coo * x]),
+        ("relu   of csr", lambda: torch.relu(S), [lambda: torch.relu(csr), lambda: torch.relu(coo)]),
+        ("reduce csr.sum(1)", lambda: S.sum(1), [lambda: coo.sum(1).to_dense()]),
+        (
+            "train  two layers",
+            training_step(S, x),
+            [training_step(csr, x), training_step(coo, x, torch.sparse.mm)],
         ),
     ]
     rows: list[dict[str, object]] = []
@@ -137,7 +162,6 @@ def loaded_calls() -> list[dict[str, object]]:
 
 COLD = """
 import json, sys, time, torch, scorch
-from scorch.tensor import run
 torch.manual_seed(0)
 dense = torch.rand(200, 200) * (torch.rand(200, 200) < 0.05)
 A = scorch.from_torch(dense.to_sparse_csr())
@@ -173,15 +197,14 @@ import json, time, torch
 from scorch._src.engine import schedules
 spent = {}
 def timed(make):
-    def spy(problem, *rest):
+    def spy(problem, **options):
         start = time.perf_counter()
-        made = make(problem, *rest)
+        made = make(problem, **options)
         spent[name] = spent.get(name, 0.0) + (time.perf_counter() - start) * 1e3
         return made
     return spy
 schedules.new_schedule = timed(schedules.new_schedule)
 schedules.new_contraction = timed(schedules.new_contraction)
-run.find_schedule = schedules.find_schedule
 for name in cases:
     spent[name] = 0.0
     cases[name]()

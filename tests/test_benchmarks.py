@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import time
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from benchmarks import frames, pruned
+from benchmarks import frames, overhead, pruned
 from benchmarks.kernels import data, generated, layouts, matrix_kernels, moving_kernels, tensor_kernels
 from benchmarks.kernels.__main__ import main
 from benchmarks.kernels.cases import Case
@@ -369,3 +370,17 @@ def test_warm_calls_have_no_more_frames_than_asked() -> None:
     found = json.loads(run_python([Path(frames.__file__), "--json"], check=True).stdout)
     assert found.keys() == frames.BOUNDS.keys()
     assert {name: count for name, count in found.items() if count > frames.BOUNDS[name]} == {}
+
+
+def test_overhead_of_calls_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(overhead, "ROUNDS", 1)
+    monkeypatch.setattr(overhead, "interleaved", functools.partial(overhead.interleaved, calls=1))
+    threads = torch.get_num_threads()
+    try:
+        rows = overhead.warm_calls(size=16)
+    finally:
+        torch.set_num_threads(threads)
+    assert len({row["case"] for row in rows}) == 10 and all(row["scorch"] > 0 for row in rows)
+    cold = overhead._run(overhead.COLD, str(tmp_path))
+    planning = overhead._run(overhead.PLANNING, str(tmp_path / "other"))
+    assert cold.keys() == planning.keys() and all(planning[name] > 0 for name in ("SpMM", "SpMSpM", "MTTKRP"))
