@@ -46,7 +46,7 @@ def evaluate(
     record = recorder()
     if record is not None:
         options = {"format": format, "sparse_grad": sparse_grad}
-        return record.called(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
+        return record.record_or_run(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
     head = (expression, format, *tensors)
     if is_differentiable(*operands):
         return _differentiable(head, tensors, sparse_grad)
