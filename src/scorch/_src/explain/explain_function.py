@@ -31,7 +31,7 @@ from scorch._src.explain.function_report import (
     KernelExplanation,
     join_groups,
 )
-from scorch._src.explain.report import TensorDescription
+from scorch._src.explain.report import TensorFacts
 from scorch._src.explain.speed import measure_speed, predict_seconds
 from scorch._src.explain.trace_calls import Call, Trace, trace, unwrap
 from scorch._src.notation.nodes import Access
@@ -269,20 +269,20 @@ def _advise_copy(step: Step, call: Call, user_names: dict[str, str]) -> tuple[st
     )
 
 
-def _with_user_name(operand: TensorDescription, user_names: dict[str, str]) -> TensorDescription:
+def _with_user_name(operand: TensorFacts, user_names: dict[str, str]) -> TensorFacts:
     user_name = user_names.get(operand.name)
     if user_name is None or user_name == operand.name:
         return operand
-    return TensorDescription(
+    return TensorFacts(
         f"{operand.name} ({user_name})", operand.format, operand.shape, operand.nnz, operand.dtype
     )
 
 
-def _with_entries(result: TensorDescription, computed: Any) -> TensorDescription:
+def _with_entries(result: TensorFacts, computed: Any) -> TensorFacts:
     """Return the result with the number of entries that it has."""
     if not isinstance(computed, Storage):
         return result
-    return TensorDescription(result.name, result.format, result.shape, computed.pattern.size, result.dtype)
+    return TensorFacts(result.name, result.format, result.shape, computed.pattern.size, result.dtype)
 
 
 def _user_name(tensor: Any, call: Call) -> str | None:

@@ -22,7 +22,7 @@ from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.executable import Prepared
 from scorch._src.engine.execute import operand_of
 from scorch._src.engine.footprint import footprint
-from scorch._src.explain.report import MAX_REJECTED_ORDERS, OrderCost, StepExplanation, TensorDescription
+from scorch._src.explain.report import MAX_REJECTED_ORDERS, OrderCost, StepExplanation, TensorFacts
 from scorch._src.notation.show import show
 from scorch._src.storage.storage import Storage
 from scorch.settings import current
@@ -44,7 +44,7 @@ def explain_kernel(
         kind="kernel",
         purpose=purpose,
         operands=tuple(describe_tensor(operand_of(name, tensor)) for name, tensor in tensors.items()),
-        result=TensorDescription(
+        result=TensorFacts(
             step.target.tensor, form, shape_of_result(step, sizes), nnz, dtype_name(prepared.dtype)
         ),
         reasons=planned.inferred.reasons,
@@ -63,9 +63,9 @@ def explain_kernel(
     )
 
 
-def describe_tensor(operand: Operand) -> TensorDescription:
+def describe_tensor(operand: Operand) -> TensorFacts:
     dtype = dtype_name(dtype_of_type(operand.element))
-    return TensorDescription(operand.name, operand.format, operand.shape, operand.nnz, dtype)
+    return TensorFacts(operand.name, operand.format, operand.shape, operand.nnz, dtype)
 
 
 def shape_of_result(step: Step, sizes: Mapping[str, int]) -> tuple[int, ...]:

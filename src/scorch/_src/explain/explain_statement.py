@@ -39,7 +39,7 @@ from scorch._src.explain.explain_kernel import (
     shape_of_result,
 )
 from scorch._src.explain.function_report import FunctionExplanation
-from scorch._src.explain.report import Explanation, StepExplanation, TensorDescription
+from scorch._src.explain.report import Explanation, StepExplanation, TensorFacts
 from scorch._src.formats import Format, as_format, dense_format
 from scorch._src.notation.nodes import Access
 from scorch._src.notation.parse_einsum import parse_einsum
@@ -241,7 +241,7 @@ def _explain_step(
         kind="torch",
         purpose=purpose,
         operands=tuple(map(describe_tensor, operands.values())),
-        result=TensorDescription(target.tensor, form, shape, None, dtype_name(dtype)),
+        result=TensorFacts(target.tensor, form, shape, None, dtype_name(dtype)),
         reasons=("all operands are dense: torch computes it",)
         if densified is None
         else _explain_fullness(step, operands[densified], sizes),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scorch._src.explain import html as page
-from scorch._src.explain.report import StepExplanation, TensorDescription, format_bytes, to_plain
+from scorch._src.explain.report import StepExplanation, TensorFacts, format_bytes, to_plain
 
 _WIDTH = 110
 _LABEL = 12
@@ -49,8 +49,8 @@ class KernelExplanation:
 
     kind: str
     statement: str
-    operands: tuple[TensorDescription, ...]
-    result: TensorDescription | None
+    operands: tuple[TensorFacts, ...]
+    result: TensorFacts | None
     loop_order: tuple[str, ...]
     threads: int
     bytes: int

@@ -20,7 +20,7 @@ _LABEL = 12
 
 
 @dataclass(frozen=True)
-class TensorDescription:
+class TensorFacts:
     """A tensor of a step; ``nnz`` is None for a result whose entries are known only after computing."""
 
     name: str
@@ -85,8 +85,8 @@ class StepExplanation:
     statement: str
     kind: str
     purpose: str
-    operands: tuple[TensorDescription, ...]
-    result: TensorDescription
+    operands: tuple[TensorFacts, ...]
+    result: TensorFacts
     reasons: tuple[str, ...]
     conversions: tuple[str, ...] = ()
     loop_order: tuple[str, ...] = ()

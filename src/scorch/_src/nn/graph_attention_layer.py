@@ -1,6 +1,6 @@
 """Graph attention with PyG's names, arguments, parameters and numbers, as one fused kernel.
 
-See ``nn.graph`` for how layers are called.
+See ``nn.graph_layers`` for how layers are called.
 """
 
 from __future__ import annotations
