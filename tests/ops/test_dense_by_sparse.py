@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import scorch
-from scorch._src.ops.products.matmul import is_turned
+from scorch._src.ops.products.matmul import prefers_transpose
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
@@ -29,7 +29,7 @@ def test_products_and_gradients(format: str, turn: bool) -> None:
     S = sparse(60, 50, format).requires_grad_()
     other = S.t() if turn else S
     x = torch.randn(40, other.shape[0], dtype=torch.float64, requires_grad=True)
-    assert is_turned(x, other)
+    assert prefers_transpose(x, other)
     found = x @ other
     assert found.is_contiguous()
     D, y = S.detach().to_dense().requires_grad_(), x.detach().clone().requires_grad_()

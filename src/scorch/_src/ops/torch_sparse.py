@@ -188,7 +188,7 @@ def _add_sparse_product(
         raise ShapeError(
             f"{name} adds a product of shape {tuple(product.shape)} to a tensor of shape {tuple(input.shape)}"
         )
-    total = products._added(input, product, beta, alpha)
+    total = products.add_scaled(input, product, beta, alpha)
     assert isinstance(total, SparseTensor)
     return total
 

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from scorch._src.formats import as_format
-from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.ops.fallback import run_densely
-from scorch._src.ops.movement.shape import build_from_coordinates
+from scorch._src.ops.movement.shape import build_from_coordinates, split_entries
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.slices import in_a_row, matrices_joined, moved, outer_dim
 from scorch._src.storage.storage import Pattern, Storage
-from scorch._src.tensor.entries import Shape, entries_of
+from scorch._src.tensor.entries import Shape
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
@@ -84,7 +83,7 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     columns: list[list[torch.Tensor]] = [[] for _ in shape]
     values, start = [], 0
     for tensor in nonempty:
-        crd, part_values = _split_entries(tensor)
+        crd, part_values = split_entries(tensor)
         for number, column in enumerate(crd):
             columns[number].append(column + start if number == dim else column)
         values.append(part_values.to(like.dtype))
@@ -128,18 +127,6 @@ def _is_mostly_dense(parts: Sequence[torch.Tensor], elements: int) -> bool:
     return 2 * dense_elements > elements
 
 
-def _split_entries(tensor: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    if isinstance(tensor, SparseTensor):
-        entries = entries_of(tensor)
-        return entries.coordinates, entries.values
-    has_gradients = are_patterns_fixed() and (tensor.is_floating_point() or tensor.is_complex())
-    is_stored = (
-        torch.ones_like(tensor, dtype=torch.bool) if has_gradients else tensor
-    )  # zeros have gradients too
-    crd = torch.nonzero(is_stored, as_tuple=True)
-    return list(crd), tensor[crd]
-
-
 @implements(aten.stack)
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     result = _stack_vectors(tensors) if dim == 0 else None
@@ -175,7 +162,7 @@ def block_diag(tensors: Sequence[torch.Tensor]) -> Any:
     row = column = 0
     for tensor in tensors:
         matrix = tensor.reshape(1, -1) if tensor.dim() < 2 else tensor
-        crd, stored = _split_entries(matrix)
+        crd, stored = split_entries(matrix)
         columns[0].append(crd[0] + row)
         columns[1].append(crd[1] + column)
         values.append(stored.to(like.dtype))

@@ -22,7 +22,7 @@ from scorch._src.ops.movement.index import (
     normalize_indices,
     run_on_empty,
 )
-from scorch._src.ops.movement.shape import infer_shape
+from scorch._src.ops.movement.shape import infer_shape, split_entries
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.tensor.entries import Entries, Shape, entries_of, from_entries
@@ -163,21 +163,11 @@ def _replace_along(self: SparseTensor, src: torch.Tensor, dim: int, positions: r
         (coordinate < positions.start) | (coordinate >= end) | ((coordinate - positions.start) % step != 0)
     )
     remaining = Entries(entries.keys[is_outside], entries.values[is_outside], entries.shape)
-    columns, values = _split_entries(src)
+    columns, values = split_entries(src)
     columns[dim] = columns[dim] * step + positions.start
     return write_at_keys(
         from_entries(remaining, self.format), keys_of(columns, entries.shape), values, adds=False
     )
-
-
-def _split_entries(source: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return coordinates and values of the entries of a sparse tensor, or of the nonzeros of a dense one."""
-    if isinstance(source, SparseTensor):
-        entries = entries_of(source)
-        return entries.coordinates, entries.values
-    is_stored = torch.ones_like(source) if are_patterns_fixed() else source  # zeros have gradients too
-    coordinates = torch.nonzero(is_stored, as_tuple=True)
-    return list(coordinates), source[coordinates]
 
 
 @implements(aten.index_add)
@@ -245,7 +235,7 @@ def move_entries(
     """
     dim %= self.dim()
     index = check_indices(index.reshape(-1), self.shape[dim], dim).to(torch.int64)
-    columns, values = _split_entries(source)
+    columns, values = split_entries(source)
     if only_last and index.numel():
         _, which = torch.unique(index, return_inverse=True)
         last = torch.zeros_like(index).scatter_reduce_(

@@ -17,6 +17,7 @@ from scorch._src.devices import shares_memory
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format
 from scorch._src.formats.compressed import Compressed
+from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.ops.fallback import run_densely
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.slices import all_of, element, inner_format, one_of, outer_dim, part
@@ -55,6 +56,17 @@ def build_from_coordinates(
 ) -> Any:
     """Build the same from coordinates in each dimension."""
     return from_entries(Entries(None, values, shape, columns), format_for(tensor, shape), in_order)
+
+
+def split_entries(tensor: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return coordinates and values of the entries of a sparse tensor, or of the nonzeros of a dense one."""
+    if isinstance(tensor, SparseTensor):
+        entries = entries_of(tensor)
+        return entries.coordinates, entries.values
+    has_gradients = are_patterns_fixed() and (tensor.is_floating_point() or tensor.is_complex())
+    is_stored = torch.ones_like(tensor, dtype=torch.bool) if has_gradients else tensor  # zeros have gradients
+    coordinates = torch.nonzero(is_stored, as_tuple=True)
+    return list(coordinates), tensor[coordinates]
 
 
 @implements(aten.zeros_like)

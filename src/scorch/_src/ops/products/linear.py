@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from scorch._src.grad_state import is_differentiable
 from scorch._src.ops.fallback import are_all_sparse, replace_value, run_densely, store_like, write_out
-from scorch._src.ops.products.matmul import is_turned, matmul, turned_over
+from scorch._src.ops.products.matmul import matmul, prefers_transpose, transpose_contiguous
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.autograd import sparse_of, values_of
@@ -60,8 +60,8 @@ def _rows_by_weight(input: Any, weight: SparseTensor) -> Any:
     if input.dim() == 1:
         return einsum("j,kj->k", input, weight, format="dense")
     rows = input if input.dim() == 2 else input.flatten(0, -2)
-    if is_turned(rows, weight):
-        found = turned_over(einsum("kj,ji->ki", weight, turned_over(rows), format="dense"))
+    if prefers_transpose(rows, weight):
+        found = transpose_contiguous(einsum("kj,ji->ki", weight, transpose_contiguous(rows), format="dense"))
     else:
         found = einsum("ij,kj->ik", rows, weight, format="dense")
     return found if input.dim() == 2 else found.unflatten(0, input.shape[:-1])

@@ -28,8 +28,8 @@ from scorch.errors import ShapeError
 
 Result = SparseTensor | torch.Tensor
 _BATCH = "abcdefgh"
-FEW_ROWS = 2  # of a dense matrix, below which it is not worth transposing
-MUCH_WORK = 1 << 14  # multiplications from which on it is
+MIN_TRANSPOSED_ROWS = 2  # of a dense matrix, below which it is not worth transposing
+MIN_TRANSPOSED_MULTIPLICATIONS = 1 << 14  # below which it is not, either
 
 
 @implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, differentiable=True)
@@ -68,7 +68,7 @@ def torch_einsum(*args: Any) -> Result:
 
 
 def _product(function: Any, left: Any, right: Any, out: Any) -> Result:
-    """``function`` of both; only calls that were checked are remembered under its name."""
+    """Multiply as ``function`` does; only checked calls are remembered under its name."""
     if is_any_autocast_enabled() and is_autocast():
         left, right = cast(left, right)
     name = function.__name__
@@ -81,15 +81,15 @@ def _product(function: Any, left: Any, right: Any, out: Any) -> Result:
     if left.dtype != right.dtype:  # which torch accepts where there is nothing to add up
         return run_densely(function, (left, right), {} if out is None else {"out": out})  # type: ignore[no-any-return]
     subscripts = _subscripts(left.dim(), right.dim())
-    left, right = _as_sparse(left), _as_sparse(right)
-    found = turned(left, right) if is_turned(left, right) else None
+    left, right = _convert_layout(left), _convert_layout(right)
+    found = multiply_transposed(left, right) if prefers_transpose(left, right) else None
     if found is None:
-        found = _multiplied(name, subscripts, left, right)
+        found = _multiply(name, subscripts, left, right)
     return found if out is None else write_out(out, found, name)
 
 
-def _multiplied(name: str, subscripts: tuple[str, str, str], left: Any, right: Any) -> Result:
-    """The product, which of two sparse tensors is sparse."""
+def _multiply(name: str, subscripts: tuple[str, str, str], left: Any, right: Any) -> Result:
+    """Multiply by an einsum; the product of two sparse tensors is sparse."""
     first, second, result = subscripts
     equation = f"{first},{second}->{result}"
     is_sparse = isinstance(left, SparseTensor) and isinstance(right, SparseTensor)
@@ -104,8 +104,8 @@ def _multiplied(name: str, subscripts: tuple[str, str, str], left: Any, right: A
     return found
 
 
-def is_turned(left: Any, right: Any) -> bool:
-    """Whether a product is computed as the transpose of that of the transposes.
+def prefers_transpose(left: Any, right: Any) -> bool:
+    """Whether a product is faster as the transpose of the product of the transposes.
 
     Kernels go along rows of a dense operand. Those of ``left.T`` are met by one entry of a sparse ``right``
     each, and stay in registers; along rows of ``left`` values would be picked one by one.
@@ -113,25 +113,29 @@ def is_turned(left: Any, right: Any) -> bool:
     if not isinstance(right, SparseTensor) or isinstance(left, SparseTensor) or left.dim() != 2:
         return False
     pattern, rows = right.storage.pattern, left.shape[0]
-    return len(pattern.shape) == 2 and rows >= FEW_ROWS and rows * pattern.size >= MUCH_WORK
+    return (
+        len(pattern.shape) == 2
+        and rows >= MIN_TRANSPOSED_ROWS
+        and rows * pattern.size >= MIN_TRANSPOSED_MULTIPLICATIONS
+    )
 
 
-def turned(left: Any, right: Any) -> Any:
-    """``left @ right`` for which ``is_turned``, once sizes were checked."""
+def multiply_transposed(left: Any, right: Any) -> Any:
+    """Compute ``left @ right`` as the transpose of the product of the transposes; None for other sizes."""
     if left.shape[1] != right.shape[0]:
         return None
-    return turned_over(einsum("jk,ji->ki", right, turned_over(left), format="dense"))
+    return transpose_contiguous(einsum("jk,ji->ki", right, transpose_contiguous(left), format="dense"))
 
 
-def turned_over(matrix: torch.Tensor) -> torch.Tensor:
-    """The transpose of a dense matrix, row by row in memory."""
+def transpose_contiguous(matrix: torch.Tensor) -> torch.Tensor:
+    """Transpose a dense matrix, row by row in memory."""
     if type(matrix) is not torch.Tensor or not is_plain_inference(matrix):
         return matrix.t().contiguous()
     return routines_for(matrix).transpose(matrix, (1, 0))
 
 
-def _as_sparse(tensor: Any) -> Any:
-    """A tensor in one of torch's sparse layouts as one of ours."""
+def _convert_layout(tensor: Any) -> Any:
+    """Convert a tensor in one of torch's sparse layouts."""
     if isinstance(tensor, SparseTensor) or tensor.layout is torch.strided:
         return tensor
     return from_torch(tensor)

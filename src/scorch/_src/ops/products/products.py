@@ -21,47 +21,47 @@ from scorch._src.torch_internals import DisableTorchFunctionSubclass
 aten = torch.ops.aten
 
 
-def _scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
-    """With whole numbers only the whole part of a factor counts, as in torch."""
+def _scale(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
+    """Multiply by ``factor``, of which only the integer part counts for integer tensors, as in torch."""
     whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
     number = int(factor) if whole else factor
     return tensor if number == 1 else tensor * number
 
 
-def _added(self: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
-    """With ``beta`` 0 what ``self`` holds does not matter, NaN included."""
+def add_scaled(self: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    """Return ``beta * self + alpha * product``; with ``beta`` 0, NaN in ``self`` does not matter."""
     if beta == 0:
         wide = torch.broadcast_shapes(self.shape, product.shape)
-        return _scaled(product, alpha).expand(wide)
-    return _scaled(self, beta) + _scaled(product, alpha)
+        return _scale(product, alpha).expand(wide)
+    return _scale(self, beta) + _scale(product, alpha)
 
 
 @implements_differentiable(torch.addmm, torch.Tensor.addmm)
 @implements(aten.addmm.default)
 def addmm(self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     check_call(torch.addmm, self, mat1, mat2, beta=beta, alpha=alpha)
-    return _added(self, matmul.mm(mat1, mat2), beta, alpha)
+    return add_scaled(self, matmul.mm(mat1, mat2), beta, alpha)
 
 
 @implements_differentiable(torch.addmv, torch.Tensor.addmv)
 @implements(aten.addmv.default)
 def addmv(self: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     check_call(torch.addmv, self, mat, vec, beta=beta, alpha=alpha)
-    return _added(self, matmul.mv(mat, vec), beta, alpha)
+    return add_scaled(self, matmul.mv(mat, vec), beta, alpha)
 
 
 @implements_differentiable(torch.baddbmm, torch.Tensor.baddbmm)
 @implements(aten.baddbmm.default)
 def baddbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     check_call(torch.baddbmm, self, batch1, batch2, beta=beta, alpha=alpha)
-    return _added(self, matmul.bmm(batch1, batch2), beta, alpha)
+    return add_scaled(self, matmul.bmm(batch1, batch2), beta, alpha)
 
 
 @implements_differentiable(torch.addbmm, torch.Tensor.addbmm)
 @implements(aten.addbmm.default)
 def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     check_call(torch.addbmm, self, batch1, batch2, beta=beta, alpha=alpha)
-    return _added(self, einsum("bij,bjk->ik", batch1, batch2), beta, alpha)
+    return add_scaled(self, einsum("bij,bjk->ik", batch1, batch2), beta, alpha)
 
 
 implements(aten.mm.default)(matmul.mm)
@@ -173,8 +173,8 @@ def _unit(input: Any, unit: Any) -> Any:
 
 
 @implements_differentiable(torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power)
-def learned_power(input: Any, n: int, *, out: Any = None) -> Any:
-    """As ``matrix_power``, by squaring, each product sampled at the pattern of what it is learned from."""
+def differentiable_power(input: Any, n: int, *, out: Any = None) -> Any:
+    """As ``matrix_power``, by squaring, each product differentiated at the patterns of its factors."""
     if n < 0:
         return torch.matrix_power(input.to_dense(), n)
     if n == 0:
