@@ -23,8 +23,8 @@ from scorch._src.compiler.typing import dtype_of_type, result_type
 from scorch._src.engine.execute import (
     Task,
     copy_step,
+    densified_operand,
     inferred_format,
-    made_dense,
     operand_of,
     prepare,
     run_stored,
@@ -227,7 +227,7 @@ def _explain_step(
     if requested is not None and requested.is_dense:
         requested = dense_format(requested.dims)
     task = Task(step, operand_tensors, sizes, requested)
-    densified = made_dense(task)
+    densified = densified_operand(task)
     if densified is None and any(isinstance(tensor, Storage) for tensor in operand_tensors.values()):
         yield explain_kernel(prepare(task), step, operand_tensors, sizes, purpose)
         return
