@@ -48,7 +48,7 @@ def run_new(
     requested = accumulation_format(statement, named, requested)
     steps = split(statement.assign)
     result = run_statement(steps, named, sizes, requested)
-    own = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor | Storage)}
+    own = {name: value for name, value in tensors.items() if isinstance(value, (torch.Tensor, Storage))}
     if all(dtype_of(named[name]) == dtype_of(value) for name, value in own.items()):
         prepared = single_kernel(steps, named, sizes, requested)
         keep_call(head, list(tensors.values()), prepared, list(tensors))
