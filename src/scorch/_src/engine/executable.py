@@ -22,7 +22,7 @@ from scorch._src.events import LISTENERS, emit
 from scorch._src.formats import Format
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.storage.assemble import assembled
-from scorch._src.storage.budget import LARGE, check_budget
+from scorch._src.storage.budget import UNCHECKED_BYTES, check_budget
 from scorch._src.storage.storage import Pattern, Storage
 from scorch.settings import current
 
@@ -78,7 +78,7 @@ class Prepared:
         order = list(plan.result.order)
         self.back = [] if order == sorted(order) else sorted(range(len(order)), key=lambda d: order[d])
         self.dense_bytes = _dense_bytes(plan, self.shape)
-        self.is_large = self.dense_bytes > LARGE
+        self.is_large = self.dense_bytes > UNCHECKED_BYTES
 
     @functools.cached_property
     def direct(self) -> Direct | None:

@@ -18,7 +18,7 @@ from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
 from scorch._src.engine.executable import as_stored, laid_out
 from scorch._src.engine.execute import key_of, operand_of
 from scorch._src.events import LISTENERS, emit
-from scorch._src.storage.budget import LARGE, check_budget
+from scorch._src.storage.budget import UNCHECKED_BYTES, check_budget
 from scorch._src.storage.storage import Pattern, Storage
 from scorch.errors import KernelError
 from scorch.settings import current
@@ -38,7 +38,7 @@ class Steps:
     """
 
     steps: tuple[Step, ...]
-    kept: tuple[str, ...]
+    outputs: tuple[str, ...]
     walked: tuple[str, ...]
     stored: frozenset[str]
     sizes: tuple[tuple[str, int], ...]
@@ -90,7 +90,7 @@ def _plan_kernel(
         ).operand(PATTERN)
     group = Group(
         wanted.steps,
-        wanted.kept,
+        wanted.outputs,
         walked,
         wanted.walked,
         wanted.stored if pattern is not None else frozenset(),
@@ -122,7 +122,7 @@ class FusedKernel:
         group = fused.group
         sizes = dict(group.sizes)
         self.inputs = tuple(name for name, _ in fused.inputs)
-        self.kept = group.kept
+        self.outputs = group.outputs
         self.sizes = [size for _, size in group.sizes]
         self.is_flat = group.pattern is None
         targets = {step.target.tensor: step.target for step in group.steps}
@@ -130,7 +130,7 @@ class FusedKernel:
             name: None
             if name in group.stored or self.is_flat
             else tuple(sizes[index] for index in targets[name].indices)
-            for name in group.kept
+            for name in group.outputs
         }
         self.dtype = dtype_of_type(group.element)
         self.dense_bytes = max(
@@ -143,7 +143,7 @@ class FusedKernel:
         """Run the kernel; the outputs by name are dense tensors, and the values of sparse ones."""
         arrays = [tensors[name] for name in self.inputs]
         count = pattern.size if pattern is not None else arrays[0].numel()
-        return dict(zip(self.kept, self.run(pattern, arrays, count), strict=True))
+        return dict(zip(self.outputs, self.run(pattern, arrays, count), strict=True))
 
     def run(self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
         """Run the kernel on the inputs in their order and ``count`` entries; return its outputs in order."""
@@ -155,7 +155,7 @@ class FusedKernel:
         return results
 
     def _run(self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
-        if self.dense_bytes > LARGE or current().dense_budget is not None:
+        if self.dense_bytes > UNCHECKED_BYTES or current().dense_budget is not None:
             check_budget(self.dense_bytes, "a result of fused calls", "use fewer columns")
         if not self.kernel.is_ready():
             return self._interpreted(pattern, arrays, count)
@@ -186,7 +186,7 @@ class FusedKernel:
         """Run the kernel through the interpreter, which checks every access, as if on two threads."""
         arrays = [tensors[name] for name in self.inputs]
         count = pattern.size if pattern is not None else arrays[0].numel()
-        return dict(zip(self.kept, self._interpreted(pattern, arrays, count), strict=True))
+        return dict(zip(self.outputs, self._interpreted(pattern, arrays, count), strict=True))
 
     def _interpreted(
         self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int
@@ -202,6 +202,6 @@ class FusedKernel:
         results: Sequence[torch.Tensor],
     ) -> None:
         expected = self._interpreted(pattern, arrays, count)
-        for name, values, others in zip(self.kept, results, expected, strict=True):
+        for name, values, others in zip(self.outputs, results, expected, strict=True):
             if not torch.allclose(values, others, rtol=1e-4, atol=1e-5, equal_nan=True):
                 raise KernelError(f"the kernel and the interpreter differ in {name} of\n{self.header}")
