@@ -160,7 +160,7 @@ check("C[i,j] = A[i,j] * U[i,k] * V[j,k]", large * (U @ V.T), A=L, U=U, V=V)    
 from scorch._src.ops.attention.sdpa import attend
 from scorch._src.ops.attention.mask_pairs import find_pairs
 from scorch._src.backends.cpu.routines import attention as routine
-routine.EACH = 1  # so that threads share a head
+routine.MIN_PAIRS_PER_THREAD = 1  # so that threads share a head
 generator = torch.Generator().manual_seed(9)
 for dtype, rows, columns, depth, width, dropout in (
     (torch.float32, 37, 50, 7, 5, 0.0),

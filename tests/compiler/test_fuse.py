@@ -198,7 +198,7 @@ def test_generated_text_is_the_golden_one(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("scorch._src.compiler.vector.vectorize.target", lambda: machine)
     wanted, stored, tensors = attention(matrix(13, 11, 0.4))
     scaled = Step(at("T[i,e]"), op("mul", at("O[i,e]"), Literal(0.5)), "sum", ())
-    wanted = replace(wanted, steps=(*ATTENTION, scaled), kept=("T",))
+    wanted = replace(wanted, steps=(*ATTENTION, scaled), outputs=("T",))
     source = kernel_of(wanted, stored, tensors).source
     head, _, rest = source.partition("typedef")
     match = re.search(r"static __attribute__\(\(noinline\)\) void work_1.*?\n}\n", rest, re.DOTALL)
@@ -276,7 +276,7 @@ def test_functions_without_vectors_are_applied_to_rows_in_the_cache() -> None:
 def test_sums_that_are_asked_for_or_read_twice_are_stored() -> None:
     wanted, stored, tensors = layer(op("relu", O))
     again = Step(at("U[i,e]"), op("mul", O, at("T[i,e]")), "sum", ())
-    wanted = replace(wanted, steps=(*wanted.steps, again), kept=("T", "U"))
+    wanted = replace(wanted, steps=(*wanted.steps, again), outputs=("T", "U"))
     used = {name: tensors[name] for name in "AdX"}
     kernel = kernel_of(wanted, stored, used)
     product = scorch.SparseTensor(stored).to_dense() * tensors["d"] @ tensors["X"]

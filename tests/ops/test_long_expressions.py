@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import scorch
-from scorch._src.notation.cut import MOST_ACCESSES
+from scorch._src.notation.cut import MAX_ACCESSES
 from scorch._src.notation.indexing import MOST_NESTED, MOST_TERMS, parse
 from scorch._src.notation.show import show
-from scorch._src.statements.contraction import MOST_CONTRACTED, MOST_OPERANDS, contractions
+from scorch._src.statements.contraction import MAX_CONTRACTED_OPERANDS, MAX_OPERANDS, contractions
 from scorch.errors import NotationError, ScorchError
 from validity import check_storage, dense_of
 
@@ -36,7 +36,7 @@ def stored(dense: list[torch.Tensor]) -> list[scorch.SparseTensor]:
     return [scorch.from_torch(matrix, format="csr") for matrix in dense]
 
 
-COUNTS = [MOST_ACCESSES, MOST_ACCESSES + 1, 33, 60, 300]
+COUNTS = [MAX_ACCESSES, MAX_ACCESSES + 1, 33, 60, 300]
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -58,7 +58,7 @@ def test_sums_of_many_terms(count):
     assert show(parse(show(parse(text)))) == show(parse(text))
 
 
-@pytest.mark.parametrize("count", [MOST_ACCESSES + 1, 60])
+@pytest.mark.parametrize("count", [MAX_ACCESSES + 1, 60])
 def test_gradients_of_sums_of_many_terms(count):
     draw = random.Random(count)
     dense = matrices(count, draw)
@@ -74,7 +74,7 @@ def test_gradients_of_sums_of_many_terms(count):
 
 def test_long_sums_accumulate_and_reduce():
     draw = random.Random(5)
-    count = 3 * MOST_ACCESSES
+    count = 3 * MAX_ACCESSES
     dense, vector = matrices(count, draw), torch.tensor([1.0, 2.0, 0.0])
     tensors = {f"A{n}": tensor for n, tensor in enumerate(stored(dense))}
     text = "y[i] += " + " + ".join(f"A{n}[i,j] * x[j]" for n in range(count))
@@ -82,7 +82,7 @@ def test_long_sums_accumulate_and_reduce():
     assert torch.equal(plain(found), torch.stack(dense).sum(0) @ vector + 1)
 
 
-@pytest.mark.parametrize("count", [MOST_OPERANDS, MOST_OPERANDS + 1, 30, 51])
+@pytest.mark.parametrize("count", [MAX_OPERANDS, MAX_OPERANDS + 1, 30, 51])
 def test_einsum_of_chains(count):
     draw = random.Random(count)
     dense = matrices(count, draw)
@@ -102,7 +102,7 @@ def test_einsum_of_chains(count):
 def test_einsum_of_many_operands(seed):
     """Drawn equations: repeated and missing indices, sizes of 1, vectors, scalars, formats."""
     draw = random.Random(seed)
-    count = draw.choice([MOST_OPERANDS + 1, 12, 20])
+    count = draw.choice([MAX_OPERANDS + 1, 12, 20])
     letters = string.ascii_lowercase[: draw.randint(2, 8)]
     sizes = {letter: draw.choice([1, 2, 3]) for letter in letters}
     terms = ["".join(draw.sample(letters, draw.choice([0, 1, 1, 2, 2]))) for _ in range(count - 1)]
@@ -157,7 +157,7 @@ def test_every_operand_is_contracted_once():
         parts = contractions(terms, output, {index: draw.randint(0, 9) for index in used})
         taken = [number for part in parts for number in part.takes]
         assert sorted(taken) == list(range(len(terms) + len(parts) - 1))
-        assert all(len(part.takes) <= MOST_OPERANDS for part in parts)
+        assert all(len(part.takes) <= MAX_OPERANDS for part in parts)
 
 
 def test_what_is_too_large_is_refused_with_the_number():
@@ -168,8 +168,10 @@ def test_what_is_too_large_is_refused_with_the_number():
     for text in ("-" * 5000 + "A0[i]", "(" * 5000 + "A0[i]" + ")" * 5000, " / ".join(["A0[i]"] * 500)):
         with pytest.raises(NotationError, match=f"{MOST_NESTED}"):
             scorch.evaluate("y[i] = " + text, A0=tensors["A0"])
-    many = MOST_CONTRACTED + 1
-    with pytest.raises(NotationError, match=f"einsum of 1,025 operands, and at most {MOST_CONTRACTED:,}"):
+    many = MAX_CONTRACTED_OPERANDS + 1
+    with pytest.raises(
+        NotationError, match=f"einsum of 1,025 operands, and at most {MAX_CONTRACTED_OPERANDS:,}"
+    ):
         scorch.einsum(",".join("i" * many) + "->i", *[tensors["A0"]] * many)
 
 

@@ -18,6 +18,6 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SCORCH_CACHE_DIR", str(place))
     monkeypatch.setattr(cache, "_spare", None)
     monkeypatch.setattr(jit, "_libraries", {})
-    found = toolchain._found
+    found = toolchain._toolchain
     yield place
-    toolchain._found = found
+    toolchain._toolchain = found

@@ -41,20 +41,20 @@ def outputs(index: torch.dtype, dtype: torch.dtype, heads: int, width: int) -> l
     again, nothing = graph_attention.attend(rows, x, scores, options, keep=False)
     assert kept is not None and nothing is None
     torch.testing.assert_close(out, again, rtol=0, atol=0)
-    each, total = graph_attention.scores_back(rows, x, scores, options, kept, out)
+    each, total = graph_attention.scores_backward(rows, x, scores, options, kept, out)
     order = torch.argsort(rows.crd, stable=True)
     targets = torch.arange(50).repeat_interleave(rows.pos.diff())[order].to(index)
     begins = torch.searchsorted(rows.crd[order].contiguous(), torch.arange(41, dtype=index)).to(index)
     columns = graph_attention.Rows(begins, targets, None, order.to(index))
     best, ties = neighbour_max.largest((rows.pos, rows.crd, None), x.flatten(1), with_ties=True)
     assert ties is not None
-    back = neighbour_max.largest_back((begins, targets, None), x.flatten(1), best, ties)
+    back = neighbour_max.largest_backward((begins, targets, None), x.flatten(1), best, ties)
     return [
         out,
         kept,
         each,
         total,
-        *graph_attention.features_back(columns, options, kept, each, out),
+        *graph_attention.features_backward(columns, options, kept, each, out),
         best,
         ties,
         back,
@@ -71,7 +71,7 @@ def test_wide_indices_give_the_same(dtype: torch.dtype, heads: int, width: int) 
 
 @pytest.mark.parametrize("threads", [2, 5])
 def test_threads_give_the_same_bits(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_rows, "EACH", 1)
+    monkeypatch.setattr(by_rows, "MIN_ELEMENTS_PER_THREAD", 1)
     results = []
     for count in (1, threads):
         with scorch.settings(threads=count):

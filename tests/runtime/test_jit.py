@@ -228,7 +228,7 @@ def test_absent_function_is_named() -> None:
 
 def test_compiler_that_vanished_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = toolchain.Toolchain(("/no/such/compiler",), "gcc", "1.0", ())
-    monkeypatch.setattr(toolchain, "_found", gone)
+    monkeypatch.setattr(toolchain, "_toolchain", gone)
     assert result_of(jit.load(constant(1))) == 1
     assert toolchain.find_toolchain().command != gone.command
 

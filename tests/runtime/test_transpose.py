@@ -16,8 +16,8 @@ DTYPES = (*FLOATS, torch.int8, torch.bool)
 
 @pytest.fixture(autouse=True)
 def also_small_ones(monkeypatch):
-    monkeypatch.setattr(transpose, "LEAST", 0)
-    monkeypatch.setattr(transpose, "EACH", 1)
+    monkeypatch.setattr(transpose, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(transpose, "MIN_ELEMENTS_PER_THREAD", 1)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

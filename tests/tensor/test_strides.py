@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import scorch
-from scorch._src.storage.strides import MOST_CALLS
+from scorch._src.storage.strides import MAX_CALL_DEPTH
 
 DENSE = torch.tensor([[2.0, 0, -1, 0], [0, 0, 3, 0], [1.5, 4, 0, 0]], dtype=torch.float64)
 
@@ -38,7 +38,7 @@ FUNCTIONS = {
     "row by row": lambda x: x.clone(memory_format=torch.contiguous_format),
     "cat": lambda x: torch.cat([x, x]),
     "like": torch.zeros_like,
-    "many": lambda x: [x := torch.tanh(x) for _ in range(2 * MOST_CALLS + 3)][-1],
+    "many": lambda x: [x := torch.tanh(x) for _ in range(2 * MAX_CALL_DEPTH + 3)][-1],
     "cumsum": lambda x: x.cumsum(0),
     "tril": lambda x: x.tril(),
 }

@@ -174,7 +174,7 @@ def test_large_products_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -
     draw = torch.Generator().manual_seed(5)
     A = (torch.rand(40, 30, generator=draw) < 0.3).double()
     X = torch.rand(30, 20, generator=draw).double()
-    monkeypatch.setattr(statement, "MOST_VALUES", 64)
+    monkeypatch.setattr(statement, "MAX_VALUES_PER_CHUNK", 64)
     with without_compiler():
         S = scorch.from_torch(A, format="csr")
         torch.testing.assert_close(S @ X, A @ X)
@@ -197,7 +197,7 @@ def rows_of(relation: Relation, order: str) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("most", [2**62, 6])
 def test_join_finds_all_pairs(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relations, "_MOST", most)
+    monkeypatch.setattr(relations, "_MAX_KEYS", most)
     draw, sizes = torch.Generator().manual_seed(2), {"i": 3, "j": 4, "k": 2}
     for turn in range(120):
         a, b = [("ij", "jk"), ("i", "j"), ("ijk", "ki"), ("ij", "ij"), ("ij", "j")][turn % 5]

@@ -177,7 +177,7 @@ def test_other_texts_are_no_notes(text: bytes) -> None:
 
 def test_text_of_endless_length_is_not_read() -> None:
     with pytest.raises(notes.NoteError, match="too long"):
-        notes.read(b"[" + b" " * notes.MOST_BYTES + b"]", tuple[Step, ...])
+        notes.read(b"[" + b" " * notes.MAX_NOTE_BYTES + b"]", tuple[Step, ...])
 
 
 def test_level_of_a_user_is_not_noted() -> None:

@@ -1,4 +1,4 @@
-"""What a backend is: where kernels are built and run, and the routines that are written by hand.
+"""The interface of a backend: it builds and runs kernels, and has routines that are written by hand.
 
 The engine plans a statement, asks the backend of its operands' device to build the plan, and calls what
 comes back on arrays. A backend is registered by name in one place:
@@ -34,7 +34,7 @@ Check = Callable[[int], None]  # takes bytes of dense memory, and raises if they
 
 @dataclass(frozen=True)
 class Schedule:
-    """A plan and all that a call needs of its kernel, so that neither has to be made again.
+    """A plan and all that a call needs of its kernel, so that it can be cached.
 
     ``source`` is the kernel in the language of its backend; ``slots`` and ``functions`` are the names of its
     arguments and of what it exports.
@@ -47,7 +47,7 @@ class Schedule:
 
 
 def schedule_of(planned: Planned, kernel: Kernel, source: str) -> Schedule:
-    """The schedule of a plan whose kernel is ``source`` in the language of a backend."""
+    """Return the schedule of a plan whose kernel is ``source`` in the language of a backend."""
     exported = tuple(function.name for function in kernel.functions if function.exported)
     return Schedule(planned, source, tuple(slot.name for slot in kernel.slots), exported)
 
@@ -74,20 +74,20 @@ class Direct(Protocol):
         """What the function allocates, where the plan alone says so."""
 
     def output_of(self, count: int, is_usual: bool = False) -> Any:
-        """What it allocates for ``count`` values on a pattern that is there already.
+        """Return what it allocates for ``count`` values on an existing pattern.
 
         ``is_usual``: the caller knows that the settings in force are the default.
         """
 
     def guard(self, operands: Sequence[Any]) -> Any:
-        """What it checks: dtype, shape and strides of dense operands; the others are numbers of arrays."""
+        """Return what it checks: dtype, shape and strides of dense operands; others are numbers of arrays."""
 
     def bind(self, guard: Any) -> Callable[..., Any]:
-        """The function: it takes an output and the arrays."""
+        """Return the function, which takes an output and the arrays."""
 
 
 class Executable(ABC):
-    """The kernel of a plan for given sizes of its indices. It runs on arrays and knows no tensors of ours."""
+    """The kernel of a plan for the sizes of its indices. It runs on arrays and knows no tensors of ours."""
 
     def __init__(self, schedule: Schedule, sizes: Mapping[str, int]) -> None:
         self.schedule = schedule
@@ -106,26 +106,26 @@ class Executable(ABC):
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether there is code to call; builds it if need be."""
+        """Check whether there is code to call; build it if need be."""
 
     @abstractmethod
     def fill(self, arrays: Sequence[torch.Tensor], count: int) -> torch.Tensor:
-        """The ``count`` values of a result whose places are known: dense, or on the pattern of an operand."""
+        """Compute the ``count`` values of a result whose pattern is known: dense, or that of an operand."""
 
     @abstractmethod
     def build(self, arrays: Sequence[torch.Tensor], check: Check, bound: int = 0) -> Arrays:
-        """The arrays of a result with a pattern of its own; ``check`` is given what dense levels need.
+        """Compute the arrays of a result with a new pattern; ``check`` takes the bytes of dense levels.
 
-        ``bound``: how many entries there may be at most, where the plan writes them in place.
+        ``bound``: the maximal number of entries, where the plan writes them in place.
         """
 
     @property
     def direct(self) -> Direct | None:
-        """A shorter way to call it."""
+        """A shorter way to call the kernel, if there is one."""
         return None
 
     def workers(self) -> int:
-        """How many workers share a call now."""
+        """Return how many workers share a call now."""
         return 1
 
 
@@ -143,16 +143,16 @@ class GroupExecutable(ABC):
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether there is code to call; builds it if need be."""
+        """Check whether there is code to call; build it if need be."""
 
     @abstractmethod
     def run(
         self, arrays: Sequence[torch.Tensor], sizes: Sequence[int], shapes: Sequence[tuple[int, ...]]
     ) -> list[torch.Tensor]:
-        """The results, which have these shapes."""
+        """Run the kernel; the results have these shapes."""
 
     def workers(self) -> int:
-        """How many workers share a call now."""
+        """Return how many workers share a call now."""
         return 1
 
 
@@ -168,22 +168,22 @@ class Backend(ABC):
 
     @abstractmethod
     def build(self, schedule: Schedule, sizes: Mapping[str, int]) -> Executable:
-        """The kernel of a plan, which may be compiled when it is first called."""
+        """Build the kernel of a plan; it may be compiled when it is first called."""
 
     @abstractmethod
     def build_group(self, fused: Fused) -> GroupExecutable:
-        """The kernel of a group of steps."""
+        """Build the kernel of a group of steps."""
 
     def build_ahead(self, sources: Sequence[str]) -> None:
         """Compile kernels side by side that will be called one after the other."""
         del sources  # where nothing is compiled
 
     def missing(self) -> str | None:
-        """What this machine lacks to run kernels, and how to get it; None where nothing is missing."""
+        """Describe what this machine lacks to run kernels, and how to get it; None if nothing is missing."""
         return None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor with any values, in memory that an earlier result has left if the backend keeps some."""
+        """Return an uninitialized tensor, in memory of an earlier result if the backend pools it."""
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     @property
@@ -205,28 +205,28 @@ def register_backend(name: str, backend: Backend, purpose: str = "") -> None:
 
 
 def is_served(device: torch.device) -> bool:
-    """Whether some backend computes on a device."""
+    """Check whether some backend computes on a device."""
     return device.type in _DEVICES
 
 
 def served_devices() -> tuple[str, ...]:
-    """The types of devices that some backend computes on, the usual one first."""
+    """Return the types of devices that some backend computes on, the usual one first."""
     return tuple(_DEVICES)
 
 
 def served_in_words() -> str:
-    """The same for messages."""
+    """Return the types of served devices as text, for messages."""
     return " or ".join(_DEVICES)
 
 
 def host_threads() -> int:
-    """With how many threads torch computes on the host: what times that are measured depend on."""
+    """Return the number of threads that torch computes with on the host, on which measured times depend."""
     return torch.get_num_threads()
 
 
 @contextmanager
 def using_host_threads(threads: int) -> Iterator[None]:
-    """Let torch compute on the host with so many threads."""
+    """Have torch compute on the host with ``threads`` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -236,20 +236,20 @@ def using_host_threads(threads: int) -> Iterator[None]:
 
 
 def routines_for(tensor: torch.Tensor) -> Routines:
-    """The routines for arrays that are where ``tensor`` is."""
+    """Return the routines for arrays on the device of ``tensor``."""
     return backend_for(tensor.device).routines
 
 
 def backend_for(device: torch.device | None = None) -> Backend:
-    """The backend that the settings name, or that of a device."""
+    """Return the backend that the settings name, or that of a device."""
     is_abstract = device is None or device.type == "meta"
     name = current().backend or (_DEFAULT if is_abstract or device is None else device.type)
     return backend_named(name)
 
 
 def backend_named(name: str) -> Backend:
-    """The backend that was registered as ``name``."""
-    found = _BACKENDS.get(name)
-    if found is None:
+    """Return the backend that was registered as ``name``."""
+    backend = _BACKENDS.get(name)
+    if backend is None:
         raise ArgumentError(f"there is no backend for {name!r}; there are {', '.join(_BACKENDS)}")
-    return found
+    return backend

@@ -4,10 +4,10 @@ An entry is three files in one flat directory: ``<key>.so`` is the library, ``<k
 people to read, ``<key>.json`` the manifest with the library's checksum. The key already says everything
 the machine code depends on, so entries are never updated. The manifest is written last and every file
 appears by a rename, so another process sees a whole entry or none; a library that does not match its
-manifest counts as absent and is built again. A directory that cannot be written costs speed, not results.
+manifest counts as absent and is rebuilt. A directory that cannot be written costs speed, not results.
 
-Beside them lie *notes*, ``<key>.note``: what was found out once and can be found out again, such as which
-compiler works or the finished plan of a step. Each begins with its own checksum.
+Beside them lie *notes*, ``<key>.note``: results that can be recomputed, such as which compiler works or the
+finished plan of a step. Each begins with its own checksum.
 
 Libraries are code that runs as us, so a directory that others may write to, or could replace by another one,
 is refused with a warning, and a private one is used in its place; a file in it that is not ours counts as
@@ -54,7 +54,7 @@ _SUFFIXES = (
 _CHECKSUM = hashlib.sha256().digest_size  # bytes at the beginning of a note
 _TEMPORARY = ".writing-"
 _ABANDONED_SECONDS = 3600.0
-_KEPT_AFTER_PRUNING = 0.75  # make room for more than one kernel, so that not every write prunes
+_PRUNED_SHARE = 0.75  # of the limit: room for more than one kernel, so that not every write prunes
 
 _lock = threading.Lock()
 _known_bytes: dict[Path, int] = {}
@@ -63,7 +63,7 @@ _spare: Path | None = None
 
 
 class Statistics(NamedTuple):
-    """What is on disk."""
+    """The number and size of the entries on disk."""
 
     directory: Path
     entries: int
@@ -80,7 +80,7 @@ class _Entry:
 
 
 def directory() -> Path:
-    """Where kernels are kept: the setting, else ``SCORCH_CACHE_DIR``, else the user's cache.
+    """Return where kernels are cached: the setting, else ``SCORCH_CACHE_DIR``, else the user's cache.
 
     One that is not private is refused, with a warning, for one of this process alone.
     """
@@ -90,7 +90,7 @@ def directory() -> Path:
     except NotPrivateError as error:
         _warn_refused(place, error)
         return _spare_directory()
-    except OSError:  # whoever writes there finds out more
+    except OSError:  # a write there raises a better error
         return place
 
 
@@ -103,7 +103,7 @@ def _chosen_directory() -> Path:
 
 
 def make_key(*parts: str) -> str:
-    """A name for the library that these texts (source, flags, compiler, processor) determine."""
+    """Hash the texts that determine a library (source, flags, compiler, processor)."""
     digest = hashlib.sha256()
     for part in (LAYOUT, *parts):
         encoded = part.encode()
@@ -113,7 +113,7 @@ def make_key(*parts: str) -> str:
 
 
 def find(key: str) -> Path | None:
-    """The library stored under ``key``, or None where there is none or it is damaged."""
+    """Look up the library stored under ``key``; None where there is none or it is damaged."""
     for place in (directory(), _spare):
         if place is not None and _is_sound(place, key):
             library = place / f"{key}.so"
@@ -124,7 +124,7 @@ def find(key: str) -> Path | None:
 
 
 def store(key: str, library: bytes, source: str) -> Path:
-    """Keep a compiled library and return its path, elsewhere than planned if the disk refuses."""
+    """Store a compiled library and return its path, elsewhere than planned if the disk refuses."""
     place = directory()
     try:
         added = _write_entry(place, key, library, source)
@@ -136,19 +136,19 @@ def store(key: str, library: bytes, source: str) -> Path:
 
 
 def store_aside(key: str, library: bytes, source: str) -> Path:
-    """Keep a compiled library for this process alone."""
+    """Store a compiled library for this process alone."""
     place = _spare_directory()
     _write_entry(place, key, library, source)
     return place / f"{key}.so"
 
 
 def store_source(key: str, source: str) -> Path:
-    """Keep a source that did not compile, for the error message to point at."""
+    """Store a source that did not compile, for the error message to point at."""
     return _store_text(f"{key}.c", source)
 
 
 def store_log(key: str, text: str) -> Path:
-    """Keep what a compiler said of a source, for a warning to point at."""
+    """Store the output of a compiler, for a warning to point at."""
     return _store_text(f"{key}.log", text)
 
 
@@ -162,7 +162,7 @@ def _store_text(name: str, text: str) -> Path:
 
 
 def read_note(key: str) -> bytes | None:
-    """The note kept under ``key``, or None where there is none or it is damaged."""
+    """Read the note stored under ``key``; None where there is none or it is damaged."""
     try:
         content = read_private(directory() / f"{key}.note")
     except OSError:
@@ -172,7 +172,7 @@ def read_note(key: str) -> bytes | None:
 
 
 def write_note(key: str, note: bytes) -> None:
-    """Keep a note, if the disk lets us: whoever asks for it can do without."""
+    """Store a note, if the disk allows it: readers can do without."""
     place = directory()
     content = hashlib.sha256(key.encode() + note).digest() + note
     try:
@@ -183,14 +183,14 @@ def write_note(key: str, note: bytes) -> None:
 
 
 def remove(key: str) -> None:
-    """Forget one entry, if it is there."""
+    """Remove one entry, if there is one."""
     for place in (directory(), _spare):
         if place is not None:
             _remove_entry(place, key)
 
 
 def warn_unusable(place: Path, error: OSError) -> None:
-    """Say, once for each directory, that kernels cannot be kept or run there."""
+    """Warn, once for each directory, that kernels cannot be stored or run there."""
     _warn_once(
         place,
         f"compiled kernels cannot be kept in {place} ({error.strerror or error}); this process keeps them in "
@@ -217,7 +217,7 @@ def _warn_once(place: Path, message: str) -> None:
 
 
 def statistics() -> Statistics:
-    """The directory in use, how many kernels it holds and how many bytes they take."""
+    """Return the directory in use, how many kernels it holds and how many bytes they take."""
     place = directory()
     entries = _scan(place)
     return Statistics(place, sum(e.whole for e in entries.values()), sum(e.size for e in entries.values()))
@@ -273,7 +273,7 @@ def _write_file(place: Path, name: str, content: bytes) -> Path:
 
 
 def _spare_directory() -> Path:
-    """A directory of this process alone, removed when it ends."""
+    """Return a directory of this process alone, removed when it ends."""
     global _spare
     with _lock:
         if _spare is None or not _spare.is_dir():
@@ -303,7 +303,7 @@ def _prune_if_full(place: Path, newest: str, added: int) -> None:
     if total > limit:
         _remove_abandoned(place, older_than=_ABANDONED_SECONDS)
         for key in sorted(entries, key=lambda key: entries[key].used):
-            if total <= limit * _KEPT_AFTER_PRUNING:
+            if total <= limit * _PRUNED_SHARE:
                 break
             if key != newest:
                 _remove_entry(place, key)
@@ -325,12 +325,12 @@ def _scan(place: Path) -> dict[str, _Entry]:
 
 
 def _files(place: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Names and facts of the files there; those that another process removes meanwhile are left out."""
+    """Yield names and stats of the files there, without those that another process removes meanwhile."""
     try:
-        found = list(os.scandir(place))
+        items = list(os.scandir(place))
     except OSError:
         return
-    for item in found:
+    for item in items:
         with contextlib.suppress(OSError):
             yield item.name, item.stat(follow_symlinks=False)
 

@@ -1,8 +1,8 @@
-"""Call a kernel step by step: allocate its result, call it, and say what came out.
+"""Call a kernel step by step: allocate its result, call it, and return its arrays.
 
 Results whose size is not known beforehand take two calls (see ``compiler.lower.assemble``): the first
-computes and says how long the arrays are, the second fills those that were allocated here. The same steps run
-on any *engine*: the machine, or the interpreter that checks every access.
+computes and returns how long the arrays are, the second fills those that were allocated here. The same steps
+run on any *engine*: the machine, or the interpreter that checks every access.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Engine(Protocol):
     """Where the functions of a kernel run."""
 
     def slot(self, tensor: torch.Tensor) -> Any:
-        """What stands for ``tensor`` in an argument slot."""
+        """Return what stands for ``tensor`` in an argument slot."""
 
     def call(self, function: str, slots: list[Any]) -> int: ...
 
@@ -33,7 +33,7 @@ class Engine(Protocol):
 class Launcher(Executable):
     """A kernel that is called through an engine."""
 
-    clears_results = False  # whether memory is filled with numbers that no sum comes to
+    clears_results = False  # whether memory is filled with numbers that no sum results in
 
     def __init__(self, schedule: Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)
@@ -47,7 +47,7 @@ class Launcher(Executable):
 
     @abstractmethod
     def header(self) -> list[Any]:
-        """The argument slots before those of the arrays."""
+        """Return the argument slots before those of the arrays."""
 
     def _empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(count, dtype=dtype, device="cpu")
@@ -77,7 +77,7 @@ class Launcher(Executable):
         return [*self.header(), *(engine.slot(array) for array in arrays)]
 
     def row_counts(self) -> list[int]:
-        """How many positions each level above the entries of the result has."""
+        """Return the number of positions of each level above the entries of the result."""
         counts, rows = [], 1
         for level in range(self.plan.row_levels or 0):
             rows *= self.plan.result.level_size(level, self.shape)
@@ -153,21 +153,21 @@ class Launcher(Executable):
             counts.append(parents)
         make = torch.zeros if form.levels[-1].is_full else torch.empty
         wanted[f"{name}_vals"] = functools.partial(allocate, make, len(form) - 1, parents, self.dtype)
-        made = dict(zip(wanted, self._finish(engine, slots, wanted), strict=True))
+        arrays = dict(zip(wanted, self._finish(engine, slots, wanted), strict=True))
         levels = range(len(form))
-        pos = tuple(made.get(f"{name}{level + 1}_pos") for level in levels)
-        crd = tuple(made.get(f"{name}{level + 1}_crd") for level in levels)
-        return self._arrays(pos, crd, tuple(counts), made[f"{name}_vals"])
+        pos = tuple(arrays.get(f"{name}{level + 1}_pos") for level in levels)
+        crd = tuple(arrays.get(f"{name}{level + 1}_crd") for level in levels)
+        return self._arrays(pos, crd, tuple(counts), arrays[f"{name}_vals"])
 
     def _finish(
         self, engine: Engine, slots: list[Any], wanted: dict[str, Callable[[], torch.Tensor]]
     ) -> list[torch.Tensor]:
         """Allocate ``wanted`` and have the kernel fill it; it frees its own memory in any case."""
-        made: list[torch.Tensor] = []
+        arrays: list[torch.Tensor] = []
         try:
             for name, make in wanted.items():
-                made.append(make())
-                slots[self._place[name]] = engine.slot(made[-1])
+                arrays.append(make())
+                slots[self._place[name]] = engine.slot(arrays[-1])
         except (RuntimeError, MemoryError) as error:
             slots[self._place["discard"]] = 1
             for name in wanted:
@@ -178,7 +178,7 @@ class Launcher(Executable):
                 raise
             raise KernelError(f"no memory for the result: {error}") from error
         self._check(engine.call("scorch_finish", slots))
-        return made
+        return arrays
 
     def _arrays(
         self,
@@ -187,7 +187,7 @@ class Launcher(Executable):
         counts: tuple[int, ...],
         values: torch.Tensor,
     ) -> Arrays:
-        """All index arrays in one dtype: int32 while coordinates and positions fit."""
+        """Convert all index arrays to one dtype: int32 while coordinates and positions fit."""
         wide = self.plan.index != INT32 or max(counts, default=0) > LAST_INT32
         dtype = torch.int64 if wide else torch.int32
         try:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import platformdirs
 
-MOST_LINKS = 40  # as many as Linux follows
+MAX_LINKS = 40  # as many as Linux follows
 HAS_OWNERS = hasattr(os, "geteuid")  # not on Windows, where the profile of a user is private by itself
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -30,15 +30,15 @@ class NotPrivateError(PermissionError):
 
 
 def resolve_private(path: str | os.PathLike[str]) -> Path:
-    """``path`` without links; a folder on the way, or itself, that is not private is refused.
+    """Resolve the links of ``path``; raise if it, or a folder on the way, is not private.
 
-    What does not exist yet has nothing to be checked: ``make_private`` makes it and asks again.
+    What does not exist yet cannot be checked: ``make_private`` makes it and checks it.
     """
     return _resolved(Path(path), is_shared_parent=False)
 
 
 def make_private(path: Path) -> Path:
-    """Make a folder that only its owner may enter, and those above it that are missing; where it is.
+    """Make a folder that only its owner may enter, and those above it that are missing; return its path.
 
     A folder of that name that somebody else made in the meantime is refused.
     """
@@ -52,21 +52,21 @@ def make_private(path: Path) -> Path:
 
 
 def read_private(path: Path) -> bytes:
-    """The content of a file in a private folder; one that others may write or have written is refused."""
+    """Read a file in a private folder; raise if others may write it or have written it."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with open(os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise NotPrivateError(f"{path} is not a plain file")
         if HAS_OWNERS:
-            reason = _reason_against(status)
+            reason = _intruder(status)
             if reason:
                 raise NotPrivateError(f"{path} {reason}")
         return file.read()
 
 
 def make_temporary(prefix: str = "scorch-") -> Path:
-    """A new folder of our own, in the system's place for such or else in the user's cache."""
+    """Make a new private folder, in the system's temporary one or else in the user's cache."""
     reasons = []
     for base in (tempfile.gettempdir(), platformdirs.user_cache_dir("scorch")):
         try:
@@ -81,7 +81,7 @@ def make_temporary(prefix: str = "scorch-") -> Path:
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str = "scorch-") -> Iterator[str]:
-    """A new folder of our own inside a ``with`` block."""
+    """Make a new private folder for the time of a ``with`` block."""
     place = make_temporary(prefix)
     try:
         yield str(place)
@@ -90,7 +90,7 @@ def temporary_folder(prefix: str = "scorch-") -> Iterator[str]:
 
 
 def is_link_of_others(path: Path) -> bool:
-    """Whether ``path`` is a link that neither we nor the owner of its folder have made."""
+    """Check whether ``path`` is a link that neither we nor the owner of its folder created."""
     try:
         link, folder = os.lstat(path), os.stat(path.parent)
     except OSError:
@@ -100,7 +100,7 @@ def is_link_of_others(path: Path) -> bool:
 
 
 def _resolved(path: Path, is_shared_parent: bool) -> Path:
-    """``path`` without links, each folder on the way checked; with ``is_shared_parent`` the last as those."""
+    """Resolve the links of ``path``, checking each folder; ``is_shared_parent``: the last as its parents."""
     path = Path(os.path.join(os.getcwd(), path))
     if not HAS_OWNERS:
         return path
@@ -114,12 +114,12 @@ def _resolved(path: Path, is_shared_parent: bool) -> Path:
         here = os.path.join(at, name)
         try:
             status = os.lstat(here)
-        except OSError:  # not there, or no folder: whoever makes it finds out
+        except OSError:  # not there, or no folder: making it raises
             return Path(here, *reversed(left))
         if stat.S_ISLNK(status.st_mode):
             links += 1
-            if links > MOST_LINKS:
-                raise NotPrivateError(f"there are more than {MOST_LINKS} links on the way to {here}")
+            if links > MAX_LINKS:
+                raise NotPrivateError(f"there are more than {MAX_LINKS} links on the way to {here}")
             if status.st_uid not in _trusted():
                 raise NotPrivateError(f"{here} is a link of {_user(status.st_uid)}")
             target = Path(os.readlink(here))
@@ -130,22 +130,22 @@ def _resolved(path: Path, is_shared_parent: bool) -> Path:
             _check_parent(here, status)
         at = here
     status = os.lstat(at)
-    reason = "" if is_shared_parent or not stat.S_ISDIR(status.st_mode) else _reason_against(status)
+    reason = "" if is_shared_parent or not stat.S_ISDIR(status.st_mode) else _intruder(status)
     if reason:
         raise NotPrivateError(f"{at} {reason}")
     return Path(at)
 
 
 def _check_parent(path: str, status: os.stat_result) -> None:
-    """Refuse a folder in which somebody else may put another one in place of ours."""
-    reason = _reason_against(status)
+    """Raise for a folder in which somebody else may replace ours by another one."""
+    reason = _intruder(status)
     is_sticky = bool(status.st_mode & stat.S_ISVTX) and status.st_uid in _trusted()
     if reason and stat.S_ISDIR(status.st_mode) and not is_sticky:
         raise NotPrivateError(f"{path} {reason}")
 
 
-def _reason_against(status: os.stat_result) -> str:
-    """Who else has something to say about a file or folder, in words; "" if nobody."""
+def _intruder(status: os.stat_result) -> str:
+    """Describe who else may change a file or folder; "" if nobody."""
     if status.st_uid not in _trusted():
         return f"belongs to {_user(status.st_uid)}"
     others = status.st_mode & _OTHERS_WRITE
@@ -155,7 +155,7 @@ def _reason_against(status: os.stat_result) -> str:
 
 
 def _trusted() -> frozenset[int]:
-    """Us and the system, which is root, or whoever owns ``/`` where a container has renumbered users."""
+    """Return us and the system, which is root, or who owns ``/`` where a container has renumbered users."""
     return frozenset((os.geteuid(), 0, _owner_of_root()))
 
 
@@ -166,7 +166,7 @@ def _owner_of_root() -> int:
 
 @functools.lru_cache(maxsize=256)
 def _is_own_group(group: int) -> bool:
-    """Whether a group is the one that many systems make for each user, with nobody else in it."""
+    """Check whether a group is the one that many systems create for each user, with nobody else in it."""
     import grp
     import pwd
 

@@ -1,6 +1,6 @@
-"""What is computed beside generated kernels, in torch's own operations: they run on any device.
+"""Routines beside generated kernels, in torch's own operations: they run on any device.
 
-A backend overrides those that it has a faster way for (``backends.cpu.cpu_routines``).
+A backend overrides those that it has faster code for (``backends.cpu.cpu_routines``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Options(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """What makes up for those that are left out."""
+        """The factor that corrects for dropped entries."""
         return 1.0 / (1.0 - self.dropout) if self.dropout != 1.0 else 0.0
 
     @property
@@ -56,7 +56,7 @@ class Scores(NamedTuple):
     edges: Tensor | None = None
 
     def of_entries(self, rows: Rows) -> Tensor:
-        """Of each entry and head, their sum."""
+        """Return the sum of the scores of each entry and head."""
         row = reference.rows_of(rows.pos, rows.crd.numel())
         total = self.sources[rows.crd.long()] + self.targets[row]
         return total if self.edges is None else total + self.edges
@@ -64,13 +64,13 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True)
 class Heads:
-    """What all heads of a call of attention have in common, and which mask each has.
+    """The parameters that all heads of a call of attention share, and the mask of each.
 
     ``skipped``: keys that nobody sees, as bools of shape (batch..., keys) that broadcast. ``dropout`` is the
     share of pairs left out; which ones follows from ``seed``.
     """
 
-    blocks: Any  # what ``attention_blocks`` gave; None: pair by pair
+    blocks: Any  # the result of ``attention_blocks``; None: pair by pair
     batch: tuple[int, ...]
     masks: Sequence[int]  # the number of the mask of each head
     scale: float
@@ -89,26 +89,26 @@ class Routines:
     # dense tensors -----------------------------------------------------------------------------------
 
     def transpose(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
-        """A dense tensor with its dimensions in ``order``, without gaps in memory."""
+        """Permute the dimensions of a dense tensor to ``order``, without gaps in memory."""
         return tensor.permute(*order).contiguous()
 
     # index arrays ------------------------------------------------------------------------------------
 
     def row_pointers(self, rows: Tensor, count: int) -> Tensor:
-        """Where each of ``count`` rows begins among entries with the sorted numbers ``rows``, and the end."""
+        """Compute where each of ``count`` rows begins among entries of the sorted ``rows``, and the end."""
         return row_pointers_of(rows, count, out_int32=rows.dtype == torch.int32)
 
     def row_numbers(self, pos: Tensor, crd: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the list of all entries begins and ends, and for each of the entries ``crd`` its row."""
+        """Compute where the list of all entries begins and ends, and the row of each entry ``crd``."""
         ends = torch.tensor([0, crd.numel()], dtype=pos.dtype, device=pos.device)
         return ends, reference.rows_of(pos, crd.numel()).to(pos.dtype)
 
     def sort_entries(
         self, columns: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[Tensor, list[Tensor]] | bool:
-        """The order that sorts entries with these coordinates, and the coordinates in it.
+        """Sort entries by their coordinates; return the order, and the coordinates in it.
 
-        True where they are in order and none repeats. False where some repeat, or it must be found otherwise.
+        True where they are sorted and none repeats. False where some repeat, or another way must be taken.
         """
         del sizes
         order = torch.arange(columns[0].numel(), device=columns[0].device)
@@ -125,7 +125,7 @@ class Routines:
     def pick_rows(
         self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """``pos``, ``crd`` and ``values`` of the rows numbered ``picked``; None where one is not there."""
+        """Select ``pos``, ``crd`` and ``values`` of the rows ``picked``; None where one is out of range."""
         rows = pos.numel() - 1
         picked = torch.where(picked < 0, picked + rows, picked)
         if bool(((picked < 0) | (picked >= rows)).any()):
@@ -137,13 +137,13 @@ class Routines:
         return new.to(pos.dtype), crd[source], values[source]
 
     def concat(self, arrays: Sequence[Tensor], offsets: Sequence[int] | None = None) -> Tensor:
-        """``arrays`` of one dtype one after the other, in each its offset added to all elements."""
+        """Concatenate ``arrays`` of one dtype, adding its offset to all elements of each."""
         if offsets is None:
             return torch.cat(list(arrays))
         return torch.cat([a + offset if offset else a for a, offset in zip(arrays, offsets, strict=True)])
 
     def concat_rows(self, matrices: Sequence[Matrix], rows: Sequence[int], entries: int) -> Matrix | None:
-        """The ``rows`` of matrices one after the other; None where it must be done otherwise."""
+        """Concatenate the ``rows`` of matrices; None where another way must be taken."""
         del rows, entries
         starts = [0]
         for _, crd, _ in matrices:
@@ -155,7 +155,7 @@ class Routines:
     def concat_columns(
         self, matrices: Sequence[Matrix], widths: Sequence[int], rows: int, entries: int
     ) -> Matrix | None:
-        """Matrices of as many rows and ``widths`` columns beside each other; None as above."""
+        """Concatenate matrices of as many rows and ``widths`` columns along columns; None as above."""
         numbers = torch.cat([reference.rows_of(pos, crd.numel()) for pos, crd, _ in matrices])
         order = torch.argsort(numbers, stable=True)
         starts = [0]
@@ -169,7 +169,7 @@ class Routines:
     def parse_table(
         self, data: bytes, begin: int, sizes: tuple[int, ...], parts: int, whole: bool
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
-        """The coordinates and values in lines of text from ``begin`` on; None: they are read by NumPy."""
+        """Parse the coordinates and values in lines of text from ``begin`` on; None: NumPy must read them."""
         return None
 
     # graphs ------------------------------------------------------------------------------------------
@@ -177,50 +177,50 @@ class Routines:
     def neighbour_max(
         self, rows: tuple[Tensor, Tensor, Tensor | None], x: Tensor, with_ties: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The largest of the rows of ``x`` that each row picks, and perhaps how many reach it."""
+        """Compute the maximum of the rows of ``x`` that each row picks, and perhaps how many reach it."""
         return reference.largest(*rows, x, with_ties)
 
     def neighbour_max_backward(
         self, rows: tuple[Tensor, Tensor, Tensor | None], x: Tensor, out: Tensor, shared: Tensor
     ) -> Tensor:
-        """The gradient of ``x``; ``rows`` are transposed, ``shared`` is a share for each tie."""
-        return reference.largest_back(*rows, x, out, shared)
+        """Compute the gradient of ``x``; ``rows`` are transposed, ``shared`` is a share for each tie."""
+        return reference.largest_backward(*rows, x, out, shared)
 
     def graph_attention(
         self, rows: Rows, x: Tensor, scores: Scores, options: Options, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """``out`` (targets, heads, features), and the probabilities (entries, heads) if they are to be kept.
+        """Return ``out`` (targets, heads, features), and with ``keep`` the probabilities (entries, heads).
 
         ``x`` is (sources, heads, features).
         """
-        given = (x, scores.of_entries(rows), options.slope, options.draws, options.scale)
-        return reference.attend(rows.pos, rows.crd, rows.counts, *given)
+        args = (x, scores.of_entries(rows), options.slope, options.draws, options.scale)
+        return reference.attend(rows.pos, rows.crd, rows.counts, *args)
 
     def graph_attention_scores_backward(
-        self, rows: Rows, x: Tensor, scores: Scores, options: Options, kept: Tensor, grad: Tensor
+        self, rows: Rows, x: Tensor, scores: Scores, options: Options, probabilities: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of each score, (entries, heads), and its sum for each target."""
-        given = (scores.of_entries(rows), options.slope, options.scale, kept, grad)
-        return reference.scores_back(rows.pos, rows.crd, x, *given)
+        """Compute the gradient of each score, (entries, heads), and its sum for each target."""
+        args = (scores.of_entries(rows), options.slope, options.scale, probabilities, grad)
+        return reference.scores_backward(rows.pos, rows.crd, x, *args)
 
     def graph_attention_features_backward(
-        self, columns: Rows, options: Options, kept: Tensor, each: Tensor, grad: Tensor
+        self, columns: Rows, options: Options, probabilities: Tensor, each: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of ``x``, and the sum of those of scores for each source."""
+        """Compute the gradient of ``x``, and the sum of those of scores for each source."""
         assert columns.places is not None
-        given = (columns.places, options.scale, kept, each, grad)
-        return reference.features_back(columns.pos, columns.crd, *given)
+        args = (columns.places, options.scale, probabilities, each, grad)
+        return reference.features_backward(columns.pos, columns.crd, *args)
 
     # attention ---------------------------------------------------------------------------------------
 
     def attention_blocks(self, pos: Tensor, crd: Tensor, matrices: int, queries: int, keys: int) -> Any:
-        """Masks cut in blocks for ``attention``; None: it goes pair by pair (``ops.attention.reference``)."""
+        """Split masks in blocks for ``attention``; None: pair by pair (``ops.attention.reference``)."""
         return None
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, heads: Heads
     ) -> tuple[Tensor, Tensor] | None:
-        """The result, and what the backward pass needs of each query; None: it goes pair by pair."""
+        """Return the result, and what the backward pass needs of each query; None: it runs pair by pair."""
         return None
 
     def attention_backward(
@@ -233,5 +233,5 @@ class Routines:
         state: Tensor,
         gradient: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of queries, keys and values, for each head."""
+        """Compute the gradients of queries, keys and values, for each head."""
         raise NotImplementedError("there is no attention without blocks")

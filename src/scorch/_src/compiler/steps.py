@@ -73,7 +73,7 @@ def _tensors(expr: Expr) -> set[str]:
     return set()
 
 
-def mend_zeros(step: Step, total: int, element: Type) -> tuple[Step, Step, Step]:
+def correct_for_implicit_zeros(step: Step, total: int, element: Type) -> tuple[Step, Step, Step]:
     """``step``, a max, min or prod over stored entries, with the zeros that are not stored added.
 
     ``total`` is the number of coordinates reduced over. The three steps give V, N and the result.
@@ -103,7 +103,7 @@ def mend_zeros(step: Step, total: int, element: Type) -> tuple[Step, Step, Step]
     )
 
 
-def mend_constant(
+def correct_for_implicit_constant(
     step: Step, total: int, element: Type, fill: float, sparse: Sequence[Access]
 ) -> tuple[Step, Step, Step] | None:
     """``step`` over stored entries, with ``fill``, what its body is where nothing is stored, added.

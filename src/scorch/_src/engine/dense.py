@@ -1,4 +1,4 @@
-"""Steps whose operands are all dense go to torch, which is made for them."""
+"""Run steps whose operands are all dense by torch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from scorch.errors import ShapeError
 
 
 def torch_function(name: str) -> Callable[..., torch.Tensor]:
-    """What computes an operator on dense tensors."""
-    found: Callable[..., torch.Tensor] = OPERATORS[name].torch or getattr(torch, name)
-    return found
+    """Return the torch function that computes an operator on dense tensors."""
+    function: Callable[..., torch.Tensor] = OPERATORS[name].torch or getattr(torch, name)
+    return function
 
 
 def run_dense(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
-    """The result of ``step`` over dense tensors, computed by torch; it shares no memory with them."""
-    found = _run(step, tensors, sizes)
-    return found.clone() if any(shares_memory(found, tensor) for tensor in tensors.values()) else found
+    """Run ``step`` over dense tensors by torch; the result shares no memory with them."""
+    result = _run(step, tensors, sizes)
+    return result.clone() if any(shares_memory(result, tensor) for tensor in tensors.values()) else result
 
 
 def matrix_product(step: Step) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None:
-    """What computes a product of two floating-point matrices, or of one with a vector, at the least cost."""
+    """Return a function for the product of two floating-point matrices, or a matrix and a vector, or None."""
     factors = _factors(step.body)
     if factors is None or len(factors) != 2 or step.reduction != "sum" or len(step.reduced) != 1:
         return None
@@ -41,11 +41,11 @@ def matrix_product(step: Step) -> Callable[[Mapping[str, torch.Tensor]], torch.T
         return None
     if sorted(left.indices) != sorted((*rows, j)) or sorted(right.indices) != sorted((*columns, j)):
         return None
-    turn_left, turn_right = left.indices[0] == j, len(columns) == 1 and right.indices[0] != j
+    transpose_left, transpose_right = left.indices[0] == j, len(columns) == 1 and right.indices[0] != j
 
     def multiply(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         a, b = tensors[left.tensor], tensors[right.tensor]
-        return (a.T if turn_left else a) @ (b.T if turn_right else b)
+        return (a.T if transpose_left else a) @ (b.T if transpose_right else b)
 
     return multiply
 
@@ -71,7 +71,7 @@ def _run(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, in
 
 
 def _factors(expr: Expr) -> list[Access] | None:
-    """The accesses of a plain product, else None."""
+    """Return the accesses of a plain product, else None."""
     match expr:
         case Access():
             return [expr]
@@ -84,7 +84,7 @@ def _factors(expr: Expr) -> list[Access] | None:
 def _einsum(
     step: Step, factors: list[Access], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> torch.Tensor:
-    """By ``torch.einsum``; integers as int64, as torch sums narrow ones into it halfway and then refuses."""
+    """Run ``torch.einsum``; integers as int64, as torch sums narrow ones into it halfway and then refuses."""
     number = {index: n for n, index in enumerate(dict.fromkeys(step.indices))}
     wide = dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
     operands: list[object] = []
@@ -97,7 +97,7 @@ def _einsum(
 def _evaluate(
     expr: Expr, tensors: Mapping[str, torch.Tensor], order: tuple[str, ...], types: Mapping[str, Type]
 ) -> torch.Tensor:
-    """``expr`` with one dimension for each index of ``order``, of size 1 where it does not depend on it.
+    """Evaluate ``expr`` with one dimension for each index of ``order``, of size 1 where it is constant in it.
 
     Scalars have such dimensions too, so arguments are converted by Scorch's rules before torch sees them.
     """
@@ -118,7 +118,7 @@ def _evaluate(
 
 
 def _aligned(tensor: torch.Tensor, indices: tuple[str, ...], order: tuple[str, ...]) -> torch.Tensor:
-    """Diagonals taken for repeated indices, dimensions put in ``order``, size 1 for absent ones."""
+    """Take diagonals for repeated indices, permute dimensions to ``order``, insert size 1 for absent ones."""
     labels = list(indices)
     while len(set(labels)) < len(labels):
         twice = next(index for index in labels if labels.count(index) > 1)

@@ -22,7 +22,7 @@ from scorch._src.events import LISTENERS, emit
 from scorch._src.formats import Format
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.storage.assemble import assembled
-from scorch._src.storage.budget import LARGE, check_budget
+from scorch._src.storage.budget import UNCHECKED_BYTES, check_budget
 from scorch._src.storage.storage import Pattern, Storage
 from scorch.settings import current
 
@@ -78,11 +78,11 @@ class Prepared:
         order = list(plan.result.order)
         self.back = [] if order == sorted(order) else sorted(range(len(order)), key=lambda d: order[d])
         self.dense_bytes = _dense_bytes(plan, self.shape)
-        self.is_large = self.dense_bytes > LARGE
+        self.is_large = self.dense_bytes > UNCHECKED_BYTES
 
     @functools.cached_property
     def direct(self) -> Direct | None:
-        """The shortest way to call the kernel; none where its values are cast after it."""
+        """The kernel's direct call; None where its values are cast afterwards."""
         is_filled = self.assembly in ("dense", "shared")
         return None if self.is_cast and is_filled else self.kernel.direct
 
@@ -94,26 +94,26 @@ class Prepared:
         if self.direct is None and not self.kernel.is_ready():
             return self._run_by_torch(sources)
         if LISTENERS:
-            return self._watched(sources)
+            return self._run_and_emit(sources)
         operands = sources if contiguous and not self.converts else self._converted(sources)
         return self._run(operands)
 
     def _run_by_torch(self, sources: Sequence[Tensor]) -> Tensor:
-        """The same without machine code: many times slower."""
+        """Run the step without machine code, many times slower."""
         warn_of_missing(self.backend)
         start = time.perf_counter()
-        found = run_without_kernel(self, sources)
+        result = run_without_kernel(self, sources)
         if LISTENERS:
-            emit("kernel", self, sources, found, start, 0.0)
-        return found
+            emit("kernel", self, sources, result, start, 0.0)
+        return result
 
-    def _watched(self, sources: Sequence[Tensor]) -> Tensor:
+    def _run_and_emit(self, sources: Sequence[Tensor]) -> Tensor:
         start = time.perf_counter()
         operands = self._converted(sources)
         converted = time.perf_counter() - start
-        found = self._run(operands)
-        emit("kernel", self, sources, found, start, converted)
-        return found
+        result = self._run(operands)
+        emit("kernel", self, sources, result, start, converted)
+        return result
 
     def _run(self, operands: Sequence[Tensor]) -> Tensor:
         self.check_budget()
@@ -128,7 +128,7 @@ class Prepared:
         return self.direct.bind(None)
 
     def output_for(self, direct: Direct, operands: Sequence[Tensor]) -> Any:
-        """What the kernel allocates; on a shared pattern as many values as that has."""
+        """Return what the kernel allocates; on a shared pattern as many values as that has."""
         if self.assembly != "shared":
             return direct.output
         source = operands[self.pattern_source]
@@ -136,25 +136,25 @@ class Prepared:
         return direct.output_of(self.shared_size(source))
 
     def shared_size(self, source: Storage) -> int:
-        """The number of values of a result that has the pattern of ``source``, or its first levels."""
+        """Return the number of values of a result with the pattern of ``source``, or its first levels."""
         return source.pattern.counts[self.pattern_levels - 1] * self.pattern_tail
 
     def shared(self, source: Storage) -> Pattern:
-        """The pattern of such a result."""
+        """Return the pattern of such a result."""
         return source.pattern.carried(self.format, self.shape, self.pattern_levels)
 
-    def wrap(self, found: Any, sources: Sequence[Tensor]) -> Tensor:
-        """What a builtin returned as a tensor."""
+    def wrap(self, output: Any, sources: Sequence[Tensor]) -> Tensor:
+        """Wrap what a builtin returned as a tensor."""
         if self.assembly == "shared":
             source = sources[self.pattern_source]
             assert isinstance(source, Storage)
-            return Storage(self.shared(source), found)
+            return Storage(self.shared(source), output)
         if self.assembly == "dense":
-            dense: torch.Tensor = found
+            dense: torch.Tensor = output
             return dense.permute(self.back) if self.back else dense
         if self.slots:
-            return self.wrap_slots(found)
-        pos, crd, values = found
+            return self.wrap_slots(output)
+        pos, crd, values = output
         count = crd.numel()
         if count > LAST_INT32 and pos.dtype != crd.dtype:
             crd = crd.to(pos.dtype)
@@ -163,9 +163,9 @@ class Prepared:
             return self._assembled((*nones, pos), (*nones, crd), counts, values)
         return Storage(Pattern(self.format, self.shape, (*nones, pos), (*nones, crd), counts), values)
 
-    def wrap_slots(self, found: tuple[Any, ...]) -> Storage:
-        """What the builtin ``slots`` returned."""
-        pos, *crds, values, nnz = found
+    def wrap_slots(self, output: tuple[Any, ...]) -> Storage:
+        """Wrap what the builtin ``slots`` returned."""
+        pos, *crds, values, nnz = output
         above = self.above
         counts = (*self.row_counts, *(nnz for _ in crds)) if self.below else (*self.row_counts, nnz)
         if self.is_cast or self.format.is_finished:
@@ -191,14 +191,14 @@ class Prepared:
         return self._result(kernel, self._converted(sources))
 
     def _converted(self, sources: Sequence[Tensor]) -> list[Tensor]:
-        """The operands as the kernel reads them; keeps copies alive until it has run."""
-        found: list[Tensor] = []
+        """Convert the operands to what the kernel reads; the list keeps copies alive until it has run."""
+        operands: list[Tensor] = []
         for tensor, (_, form) in zip(sources, self.sources, strict=True):
             if isinstance(tensor, torch.Tensor):
-                found.append(as_stored(tensor) if form is None else laid_out(tensor, form))
+                operands.append(as_stored(tensor) if form is None else laid_out(tensor, form))
             else:
-                found.append(tensor if form is None else self.convert(tensor, form))
-        return found
+                operands.append(tensor if form is None else self.convert(tensor, form))
+        return operands
 
     def _result(self, kernel: Executable, operands: Sequence[Tensor]) -> Tensor:
         arrays = arrays_of(operands)
@@ -215,23 +215,23 @@ class Prepared:
             values = kernel.fill(arrays, self.shared_size(source))
             return Storage(self.shared(source), values.to(self.dtype) if self.is_cast else values)
         bound = sum(_entries(operands[source], level) for source, level in self.slots)
-        made = kernel.build(arrays, self.check_bytes, bound)
-        return self._assembled(made.pos, made.crd, made.counts, made.values)
+        new = kernel.build(arrays, self.check_bytes, bound)
+        return self._assembled(new.pos, new.crd, new.counts, new.values)
 
     def check_budget(self) -> None:
-        """Refuse what dense levels of the result would need beyond the budget, before it is allocated."""
+        """Raise if the dense levels of the result need more than the budget, before they are allocated."""
         if self.is_large or (self.assembly == "dense" and current().dense_budget is not None):
             self.check_bytes(self.dense_bytes)
 
     def check_bytes(self, size: int) -> None:
-        """Refuse so many bytes of dense levels if they are beyond the budget."""
+        """Raise if ``size`` bytes of dense levels are beyond the budget."""
         plan = self.planned.plan
         what = f"{plan.header.splitlines()[0]} in format {plan.result}"
         check_budget(size, what, "ask for a sparser format such as 'coo' or 'dcsr'")
 
 
 def arrays_of(operands: Sequence[Tensor]) -> list[torch.Tensor]:
-    """What a kernel takes of its operands, in its own order."""
+    """Return the arrays of the operands, in the order that the kernel takes them."""
     arrays: list[torch.Tensor] = []
     for operand in operands:
         if isinstance(operand, Storage):
@@ -242,7 +242,7 @@ def arrays_of(operands: Sequence[Tensor]) -> list[torch.Tensor]:
 
 
 def _row_counts(plan: Plan, shape: Sequence[int]) -> tuple[int, ...]:
-    """The positions of each level above the entries of a result."""
+    """Return the positions of each level above the entries of a result."""
     counts = [1]
     for level in range(plan.row_levels or 0):
         counts.append(counts[-1] * plan.result.level_size(level, shape))
@@ -255,7 +255,7 @@ def _entries(tensor: Tensor, level: int) -> int:
 
 
 def _dense_bytes(plan: Plan, shape: Sequence[int]) -> int:
-    """What the result's leading dense levels need: its values, or the pointers below them."""
+    """Return the bytes of the result's leading dense levels: its values, or the pointers below them."""
     if plan.assembly == "shared":
         return 0
     places = 1
@@ -267,18 +267,18 @@ def _dense_bytes(plan: Plan, shape: Sequence[int]) -> int:
 
 
 def laid_out(tensor: torch.Tensor, form: Format) -> torch.Tensor:
-    """A dense operand with its values in memory in the order of the levels of ``form``."""
+    """Lay out a dense operand in memory in the order of the levels of ``form``."""
     return as_stored(routines_for(tensor).transpose(tensor, form.order))
 
 
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor with its values in memory in the order of ``stride_order``, without gaps."""
-    found = tensor if tensor.is_contiguous() else tensor.permute(stride_order(tensor)).contiguous()
-    return found.resolve_conj().resolve_neg() if found.is_complex() or found.is_neg() else found
+    """Return a dense tensor whose values lie in the order of ``stride_order``, without gaps."""
+    dense = tensor if tensor.is_contiguous() else tensor.permute(stride_order(tensor)).contiguous()
+    return dense.resolve_conj().resolve_neg() if dense.is_complex() or dense.is_neg() else dense
 
 
 def stride_order(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The order in which a dense tensor lies in memory, if it does without gaps; else the plain one."""
+    """Return the order of dimensions in which a dense tensor lies, if without gaps; else the plain one."""
     plain = tuple(range(tensor.dim()))
     if tensor.is_contiguous():
         return plain
@@ -288,5 +288,5 @@ def stride_order(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def has_no_gaps(tensor: torch.Tensor) -> bool:
-    """Whether a dense tensor can be read as it lies, in the order of ``stride_order``."""
+    """Check whether a dense tensor can be read as it lies, in the order of ``stride_order``."""
     return tensor.is_contiguous() or tensor.permute(stride_order(tensor)).is_contiguous()

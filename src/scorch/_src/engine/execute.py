@@ -1,7 +1,7 @@
-"""Running steps on tensors: plan, convert what must be converted, call the kernel.
+"""Run steps on tensors: plan, convert what must be converted, call the kernel.
 
 Everything here works on ``Storage`` and plain dense tensors; ``SparseTensor`` is put around it by the
-callers. Prepared steps are kept by what they depend on (statement, formats, shapes, dtypes, magnitude of
+callers. Prepared steps are cached by what they depend on (statement, formats, shapes, dtypes, magnitude of
 counts), so that a warm call plans nothing.
 """
 
@@ -22,7 +22,7 @@ from scorch._src.compiler.lattice import EVERYWHERE
 from scorch._src.compiler.plan import Operand, Step
 from scorch._src.compiler.schedule.densify import nearly_full
 from scorch._src.compiler.schedule.infer_format import infer_format, support_of
-from scorch._src.compiler.steps import mend_constant, mend_zeros
+from scorch._src.compiler.steps import correct_for_implicit_constant, correct_for_implicit_zeros
 from scorch._src.compiler.typing import dtype_of_type, result_type, type_of_dtype
 from scorch._src.engine.dense import matrix_product, run_dense
 from scorch._src.engine.executable import Prepared, Tensor, stride_order
@@ -38,17 +38,17 @@ from scorch._src.storage.storage import Pattern, Storage
 from scorch.errors import ShapeError
 from scorch.settings import current, enabled
 
-MOST_PLANS = 4096
-WORTH_MENDING = 4  # places for each stored entry from which on a sum counts those not stored
+MAX_PLANS = 4096
+MIN_PLACES_PER_ENTRY = 4  # from which on a sum corrects for places that are not stored
 
-_plans: BoundedCache[object, Prepared] = BoundedCache(MOST_PLANS, "steps")
-_conversions: BoundedCache[object, Prepared] = BoundedCache(MOST_PLANS, "conversions")
-_contractions: BoundedCache[object, tuple[Step, ...]] = BoundedCache(MOST_PLANS, "contractions")
-_seen: BoundedCache[Step, bool] = BoundedCache(MOST_PLANS)  # steps of several kernels that have been run
+_plans: BoundedCache[object, Prepared] = BoundedCache(MAX_PLANS, "steps")
+_conversions: BoundedCache[object, Prepared] = BoundedCache(MAX_PLANS, "conversions")
+_contractions: BoundedCache[object, tuple[Step, ...]] = BoundedCache(MAX_PLANS, "contractions")
+_seen: BoundedCache[Step, bool] = BoundedCache(MAX_PLANS)  # steps of several kernels that have been run
 
 
 def operand_of(name: str, tensor: Tensor) -> Operand:
-    """A tensor as the compiler sees it; a dense one counts as stored in the order of its strides."""
+    """Return a tensor as the compiler sees it; a dense one counts as stored in the order of its strides."""
     if isinstance(tensor, Storage):
         return tensor.operand(name)
     shape = tuple(tensor.shape)
@@ -82,7 +82,7 @@ class Task:
     unsorted: bool = False
 
     def narrowed(self) -> Task:
-        """With those tensors only that the step reads; a dense format keeps nothing but its rank."""
+        """Drop the tensors that the step does not read, and all but the rank of a dense format."""
         used = {access.tensor: self.tensors[access.tensor] for access in self.step.accesses}
         form = self.requested
         if form is not None and form.is_dense:
@@ -91,7 +91,7 @@ class Task:
 
     @property
     def backend(self) -> Backend:
-        """Where the step runs: on the device of its tensors."""
+        """The backend of the device of its tensors."""
         first = next(iter(self.tensors.values()), None)
         return backend_for() if first is None else backend_for(first.device)
 
@@ -100,7 +100,7 @@ class Task:
         return any(isinstance(tensor, Storage) for tensor in self.tensors.values())
 
     def operands(self) -> dict[str, Operand]:
-        """The tensors as the compiler sees them."""
+        """Return the tensors as the compiler sees them."""
         return {name: operand_of(name, tensor) for name, tensor in self.tensors.items()}
 
     def operands_by_access(self) -> dict[Access, Operand]:
@@ -109,23 +109,23 @@ class Task:
         }
 
     def problem(self) -> Problem:
-        """The task as the compiler sees it."""
+        """Return the task as the compiler sees it."""
         sizes = {index: self.sizes[index] for index in dict.fromkeys(self.step.indices)}
         return Problem(self.step, self.operands(), sizes, self.requested, self.skip_zeros, self.unsorted)
 
 
 def run_step(task: Task) -> Tensor:
-    """The result of a step: a ``Storage``, or a plain tensor where its format is dense."""
+    """Run a step; the result is a ``Storage``, or a plain tensor where its format is dense."""
     parts = stored_steps(task)
     if len(parts) == 1:
         return run_stored(task)
     requested = inferred_format(task) if task.requested is None else task.requested
     if len(parts) > 2:
         _build_independent(task, parts[:-1])
-    given = dict(task.tensors)
+    tensors = dict(task.tensors)
     for part in parts[:-1]:
-        given[part.target.tensor] = run_stored(Task(part, given, task.sizes))
-    last = Task(parts[-1], given, task.sizes, requested, task.skip_zeros, task.unsorted)
+        tensors[part.target.tensor] = run_stored(Task(part, tensors, task.sizes))
+    last = Task(parts[-1], tensors, task.sizes, requested, task.skip_zeros, task.unsorted)
     return _as_dtype(run_stored(last), task)
 
 
@@ -143,32 +143,32 @@ def _build_independent(task: Task, parts: Sequence[Step]) -> None:
     task.backend.build_ahead(sources)
 
 
-def _as_dtype(found: Tensor, task: Task) -> Tensor:
-    """A result put together from several steps in the dtype that the step of ``task`` has."""
+def _as_dtype(result: Tensor, task: Task) -> Tensor:
+    """Cast a result of several steps to the dtype of the step of ``task``."""
     types = {access.tensor: operand.element for access, operand in task.operands_by_access().items()}
     dtype = dtype_of_type(result_type(task.step, types))
-    if isinstance(found, torch.Tensor):
-        return found.to(dtype)
-    return Storage(found.pattern, found.values.to(dtype))
+    if isinstance(result, torch.Tensor):
+        return result.to(dtype)
+    return Storage(result.pattern, result.values.to(dtype))
 
 
 def stored_steps(task: Task) -> tuple[Step, ...]:
-    """The steps over stored entries that a step is run as.
+    """Return the steps over stored entries that a step is run as.
 
-    Itself, or those that count zeros that are not stored, or those that multiply two tensors at a time.
+    Itself, or those that correct for implicit zeros, or those that multiply two tensors at a time.
     """
-    return _mended(task) or _contracted(task)
+    return _correct_for_implicit_zeros(task) or _contracted(task)
 
 
 def inferred_format(task: Task) -> Format:
-    """The format of the result where none is asked for, which does not depend on the steps it is run as."""
+    """Infer the format of the result where none is requested; the steps it is run as do not matter."""
     return infer_format(task.step, task.operands_by_access(), task.sizes).format
 
 
 def run_stored(task: Task) -> Tensor:
-    """As ``run_step``, over stored entries only."""
+    """Run a step over stored entries only."""
     task = task.narrowed()
-    full = made_dense(task)
+    full = densified_operand(task)
     if full is not None:
         task = replace(task, tensors={**task.tensors, full: _dense_copy(task.tensors[full])})
     if not task.has_sparse and not task.skip_zeros:
@@ -177,7 +177,7 @@ def run_stored(task: Task) -> Tensor:
 
 
 def _dense_copy(tensor: Tensor) -> torch.Tensor:
-    """A sparse tensor as a dense one to be read only: where every place is stored, its own values."""
+    """Return a sparse tensor as a dense one to be read only: where every place is stored, its own values."""
     assert isinstance(tensor, Storage)
     pattern = tensor.pattern
     if not operand_of("", tensor).is_full:
@@ -198,8 +198,8 @@ def _run_dense(task: Task) -> Tensor:
     return dense if task.requested is None else convert(dense, task.requested)
 
 
-def made_dense(task: Task) -> str | None:
-    """The sparse operand of a step that is multiplied as a dense one because it is nearly full."""
+def densified_operand(task: Task) -> str | None:
+    """Return the name of the sparse operand that is multiplied as a dense one, as it is nearly full."""
     if not task.step.reduced or (task.requested is not None and not task.requested.is_dense):
         return None
     operands = task.operands()
@@ -212,16 +212,16 @@ def made_dense(task: Task) -> str | None:
 
 
 def prepared_step(task: Task) -> Prepared:
-    """The prepared step for these tensors, made anew only if there was none."""
-    facts = tuple((name, key_of(tensor)) for name, tensor in task.tensors.items())
+    """Look up the prepared step for these tensors; prepare it if there is none."""
+    descriptors = tuple((name, key_of(tensor)) for name, tensor in task.tensors.items())
     backend = task.backend
     settings = (backend.name, torch.get_default_dtype(), current().without)
-    key = (task.step, task.requested, task.skip_zeros, task.unsorted, facts, *settings)
-    found = _plans.get(key)
-    if found is None:
+    key = (task.step, task.requested, task.skip_zeros, task.unsorted, descriptors, *settings)
+    prepared = _plans.get(key)
+    if prepared is None:
         problem = task.problem()
-        found = _plans[key] = _bind(find_schedule(problem, backend), backend, problem)
-    return found
+        prepared = _plans[key] = _bind(find_schedule(problem, backend), backend, problem)
+    return prepared
 
 
 def single_kernel(
@@ -230,19 +230,19 @@ def single_kernel(
     sizes: Mapping[str, int],
     requested: Format | None,
 ) -> Prepared | DenseProduct | None:
-    """What runs a statement that is one kernel or one dense product, for callers that keep it."""
+    """Return what runs a statement that is one kernel or one dense product, for callers that cache it."""
     if len(steps) != 1:
         return None
     task = Task(steps[0], tensors, sizes, requested)
     if not task.has_sparse or len(stored_steps(task)) != 1:
         return None
     task = task.narrowed()
-    full = made_dense(task)
+    full = densified_operand(task)
     return prepared_step(task) if full is None else DenseProduct(task, full)
 
 
 class DenseProduct:
-    """A product whose nearly full operand is made dense at each call, in place of a prepared kernel."""
+    """A product whose nearly full operand is densified at each call, in place of a prepared kernel."""
 
     def __init__(self, task: Task, full: str) -> None:
         self.step, self.sizes, self.full = task.step, dict(task.sizes), full
@@ -252,7 +252,7 @@ class DenseProduct:
         self.multiply = matrix_product(task.step)
 
     def __call__(self, sources: Sequence[Tensor], contiguous: bool = False) -> Tensor | None:
-        """The product; None where there is no memory for the dense copy now."""
+        """Multiply; None where the budget has no room for the dense copy now."""
         if not is_within_budget(self.bytes):
             return None
         tensors = {}
@@ -260,14 +260,14 @@ class DenseProduct:
             tensors[name] = _dense_copy(tensor) if isinstance(tensor, Storage) else tensor
         start = time.perf_counter()
         multiply = functools.partial(run_dense, self.step, sizes=self.sizes)
-        found = (self.multiply or multiply)(tensors)
+        product = (self.multiply or multiply)(tensors)
         if LISTENERS:
-            emit("torch", self.step, tuple(tensors.values()), found, start)
-        return found
+            emit("torch", self.step, tuple(tensors.values()), product, start)
+        return product
 
 
 def prepare(task: Task) -> Prepared:
-    """Plan a step for just these tensors, whatever is known about others like them."""
+    """Plan a step for just these tensors, without the caches."""
     problem, backend = task.problem(), task.backend
     return _bind(new_schedule(problem, backend), backend, problem)
 
@@ -281,16 +281,16 @@ def execute(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Tensor:
     sources = [tensors[name] for name, _ in prepared.sources]
     result = prepared(sources)
     if current().debug:
-        again = prepared.interpret(sources)
-        _compare(result, again, prepared.planned.plan.header)
+        expected = prepared.interpret(sources)
+        _compare(result, expected, prepared.planned.plan.header)
     return result
 
 
-# zeros that count ------------------------------------------------------------------------------------
+# implicit zeros ---------------------------------------------------------------------------------------
 
 
-def _mended(task: Task) -> tuple[Step, ...] | None:
-    """The steps that replace a reduction for which zeros that are not stored count."""
+def _correct_for_implicit_zeros(task: Task) -> tuple[Step, ...] | None:
+    """Return the steps that replace a reduction for which implicit zeros count; None: it needs none."""
     step, sizes = task.step, task.sizes
     if not step.reduced or (REDUCTIONS[step.reduction].skips_zero and not _may_fill(step.body)):
         return None
@@ -311,32 +311,32 @@ def _mended(task: Task) -> tuple[Step, ...] | None:
         if (
             fill is None
             or not math.isfinite(fill)
-            or room < WORTH_MENDING * sum(operands[a].nnz for a in sparse)
+            or room < MIN_PLACES_PER_ENTRY * sum(operands[a].nnz for a in sparse)
         ):
             return None
-        return mend_constant(step, total, element, fill, sparse)
-    return None if REDUCTIONS[step.reduction].skips_zero else mend_zeros(step, total, element)
+        return correct_for_implicit_constant(step, total, element, fill, sparse)
+    return None if REDUCTIONS[step.reduction].skips_zero else correct_for_implicit_zeros(step, total, element)
 
 
 def _may_fill(body: Expr) -> bool:
-    """Whether ``body`` may differ from zero where no operand is stored (products, the usual case, do not)."""
+    """Check whether ``body`` may differ from zero where no operand is stored (products never do)."""
     return not (isinstance(body, Access) or (isinstance(body, Op) and body.name == "mul"))
 
 
 def _contracted(task: Task) -> tuple[Step, ...]:
-    """The steps of a product of many tensors."""
+    """Return the steps of a product of many tensors."""
     step = task.step
     if not step.reduced or step.reduction != "sum" or len(step.accesses) < 3 or not enabled("contract"):
         return (step,)
     used = Task(step, task.tensors, task.sizes).narrowed()
     if not used.has_sparse:
         return (step,)
-    facts = tuple((name, key_of(tensor)) for name, tensor in used.tensors.items())
-    key = (step, facts, current().without)
-    found = _contractions.get(key)
-    if found is None:
-        found = _contractions[key] = find_contraction(used.problem())
-    return found
+    descriptors = tuple((name, key_of(tensor)) for name, tensor in used.tensors.items())
+    key = (step, descriptors, current().without)
+    steps = _contractions.get(key)
+    if steps is None:
+        steps = _contractions[key] = find_contraction(used.problem())
+    return steps
 
 
 # conversion ------------------------------------------------------------------------------------------
@@ -344,14 +344,14 @@ def _contracted(task: Task) -> tuple[Step, ...]:
 
 @functools.lru_cache(maxsize=128)  # torch's tensors have up to 64 dimensions
 def copy_step(dims: int) -> Step:
-    """``B[i,j] = A[i,j]``: what a conversion is."""
+    """Return ``B[i,j] = A[i,j]``, the step of a conversion."""
     letters = "ijklmnopqrstuvwxyz"
     indices = tuple(letters[dim] if dim < len(letters) else f"i{dim}" for dim in range(dims))
     return Step(Access("B", indices), Access("A", indices), "sum", ())
 
 
 def copy_task(source: Tensor, form: Format, skip_zeros: bool = False, unsorted: bool = False) -> Task:
-    """A copy of ``source`` stored as ``form``."""
+    """Return the task that copies ``source`` to the format ``form``."""
     shape = source.pattern.shape if isinstance(source, Storage) else tuple(source.shape)
     step = copy_step(len(shape))
     sizes = dict(zip(step.target.indices, shape, strict=True))
@@ -359,7 +359,7 @@ def copy_task(source: Tensor, form: Format, skip_zeros: bool = False, unsorted: 
 
 
 def convert(source: Tensor, form: Format) -> Tensor:
-    """``source`` stored as ``form``."""
+    """Convert ``source`` to the format ``form``."""
     if isinstance(source, torch.Tensor):
         return source if form.is_dense else from_dense(source, form)
     if source.pattern.format == form:
@@ -371,28 +371,28 @@ def convert(source: Tensor, form: Format) -> Tensor:
     if prepared is None or current().debug:
         task = copy_task(source, form).narrowed()
         prepared = prepared_step(task)
-        found = execute(prepared, task.tensors)
+        result = execute(prepared, task.tensors)
         _conversions[key] = prepared
-        return found
+        return result
     return prepared([source], contiguous=True)
 
 
 def from_dense(source: torch.Tensor, form: Format) -> Storage:
-    """The nonzero values of ``source`` stored as ``form``."""
-    found = run_step(copy_task(source.detach(), form, skip_zeros=True))
-    assert isinstance(found, Storage)
-    return found
+    """Store the nonzero values of ``source`` as ``form``."""
+    result = run_step(copy_task(source.detach(), form, skip_zeros=True))
+    assert isinstance(result, Storage)
+    return result
 
 
 def sorted_storage(source: Storage, form: Format) -> Storage:
-    """``source``, whose entries may be unsorted and repeated, as a proper tensor: repeats are summed."""
-    found = run_step(copy_task(source, form, unsorted=True))
-    assert isinstance(found, Storage)
-    return found
+    """Sort the entries of ``source`` and sum repeated ones."""
+    result = run_step(copy_task(source, form, unsorted=True))
+    assert isinstance(result, Storage)
+    return result
 
 
 def convert_cached(source: Storage, form: Format) -> Storage:
-    """As ``convert``, but the new pattern and the way the values go are kept with the old pattern."""
+    """Convert ``source``; the new pattern, and where values come from, are cached with the old pattern."""
     pattern = source.pattern
     if pattern.format == form:
         return source
@@ -401,19 +401,19 @@ def convert_cached(source: Storage, form: Format) -> Storage:
 
 
 def converted_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Tensor]:
-    """The pattern stored as ``form``, and where each of its values comes from; both are kept."""
-    found = pattern.converted.get(form)
-    if found is None:
+    """Return the pattern stored as ``form``, and where each of its values comes from; both are cached."""
+    converted = pattern.converted.get(form)
+    if converted is None:
         numbered = Storage(pattern, torch.arange(1, pattern.size + 1, device=pattern.device))
         moved = convert(numbered, form)
         assert isinstance(moved, Storage)
-        found = (moved.pattern, moved.values.sub_(1))
-        found = pattern.converted.setdefault(form, found)
-    return found
+        converted = (moved.pattern, moved.values.sub_(1))
+        converted = pattern.converted.setdefault(form, converted)
+    return converted
 
 
 def values_from(values: torch.Tensor, target: Pattern, places: torch.Tensor) -> torch.Tensor:
-    """The values of a converted pattern; places that the old one does not store, -1, are zero."""
+    """Return the values of a converted pattern; places that the old one does not store, -1, are zero."""
     if not target.format.is_padded:
         return values.index_select(0, places)
     padded = torch.cat([values, values.new_zeros(1)])
@@ -423,10 +423,10 @@ def values_from(values: torch.Tensor, target: Pattern, places: torch.Tensor) -> 
 # checking --------------------------------------------------------------------------------------------
 
 
-def _compare(result: Tensor, again: Tensor, what: str) -> None:
+def _compare(result: Tensor, expected: Tensor, what: str) -> None:
     def parts(tensor: Tensor) -> list[torch.Tensor]:
         return [tensor] if isinstance(tensor, torch.Tensor) else [*tensor.pattern.arrays, tensor.values]
 
-    for a, b in zip(parts(result), parts(again), strict=True):
+    for a, b in zip(parts(result), parts(expected), strict=True):
         if not torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True):
             raise AssertionError(f"kernel and interpreter disagree on {what.splitlines()[0]}")

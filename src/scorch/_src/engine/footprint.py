@@ -1,4 +1,4 @@
-"""The memory of a call: the workspace of its kernel, its result, and copies of operands made for it.
+"""The memory of a call: the workspace of its kernel, its result, and copies of operands.
 
 What the kernel allocates follows from its loops (``compiler.bounds``); here is what callers of kernels
 allocate around it: ``engine.executable``, ``backends.cpu.launch`` and the conversions of ``engine.execute``.
@@ -25,7 +25,7 @@ from scorch._src.compiler.names import with_safe_names
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.engine.executable import Prepared, Tensor, stride_order
 from scorch._src.engine.execute import copy_task, operand_of, prepare
-from scorch._src.engine.result_bound import Points, most_points
+from scorch._src.engine.result_bound import ResultBound, bound_result
 from scorch._src.formats import Format
 from scorch._src.notation.nodes import Access
 from scorch._src.storage.storage import Storage
@@ -33,17 +33,17 @@ from scorch.settings import enabled
 
 
 def footprint(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Footprint:
-    """What a call of ``prepared`` on ``tensors`` needs, beside patterns that earlier calls have kept."""
+    """Return the memory of a call of ``prepared`` on ``tensors``, beside patterns that are cached already."""
     plan, threads = prepared.planned.plan, prepared.kernel.workers()
-    points = _points(prepared, tensors)
-    counts = _result_counts(prepared, tensors, points)
-    entries = min(points.places[-1], math.prod(prepared.shape)) if points.places else 1
+    bound = _bound(prepared, tensors)
+    counts = _result_counts(prepared, tensors, bound)
+    entries = min(bound.places[-1], math.prod(prepared.shape)) if bound.places else 1
     sizes = prepared.sizes
-    limits = make_assembly(with_safe_names(plan)).limits(entries, points.values, points.in_row)
+    limits = make_assembly(with_safe_names(plan)).limits(entries, bound.values, bound.in_row)
     kernel = workspace(prepared.planned.kernel(), sizes, threads, limits)
     arrays = result_arrays(plan, prepared.shape, counts, type_of_dtype(prepared.dtype))
-    copies = sum(_copied(tensors[name], form) for name, form in prepared.sources)
-    once = kernel.once + _around(prepared, counts, arrays)
+    copies = sum(_copied_bytes(tensors[name], form) for name, form in prepared.sources)
+    once = kernel.once + _bytes_around_kernel(prepared, counts, arrays)
     return Footprint(
         operands=sum(operand_bytes(operand_of(name, tensor)) for name, tensor in tensors.items()),
         result=sum(arrays) if plan.assembly == "list" else sum(map(in_pages, arrays)),
@@ -56,22 +56,22 @@ def footprint(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Footprint:
     )
 
 
-def _points(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Points:
-    """How many entries there may be: as slots say, or as is counted, where the places are not known."""
+def _bound(prepared: Prepared, tensors: Mapping[str, Tensor]) -> ResultBound:
+    """Bound the entries of the result: by slots, or by counting, where its pattern is not known."""
     plan = prepared.planned.plan
     if plan.slots:
         bound = sum(_counts_as_read(prepared, tensors, source)[level] for source, level in prepared.slots)
-        return Points(bound, bound, (bound,) * len(plan.result))
+        return ResultBound(bound, bound, (bound,) * len(plan.result))
     if plan.assembly in ("dense", "shared"):
-        return Points(0, 0, (0,) * len(plan.result))
+        return ResultBound(0, 0, (0,) * len(plan.result))
     names = dict.fromkeys(access.tensor for access in plan.step.accesses)
     read = {new: tensors[old] for new, (old, _) in zip(names, prepared.sources, strict=True)}
     sizes = prepared.sizes
-    return most_points(plan, read, sizes)
+    return bound_result(plan, read, sizes)
 
 
 def _counts_as_read(prepared: Prepared, tensors: Mapping[str, Tensor], source: int) -> tuple[int, ...]:
-    """How many positions each level of an operand has, at most where it is stored otherwise first."""
+    """Return the positions of each level of an operand, a bound where it is converted first."""
     name, form = prepared.sources[source]
     tensor = tensors[name]
     assert isinstance(tensor, Storage)
@@ -81,11 +81,11 @@ def _counts_as_read(prepared: Prepared, tensors: Mapping[str, Tensor], source: i
     return most_counts(form, pattern.shape, (pattern.size,) * len(form))
 
 
-def _result_counts(prepared: Prepared, tensors: Mapping[str, Tensor], points: Points) -> tuple[int, ...]:
-    """How many positions each level of the result has at most."""
+def _result_counts(prepared: Prepared, tensors: Mapping[str, Tensor], bound: ResultBound) -> tuple[int, ...]:
+    """Bound the positions of each level of the result."""
     plan, form = prepared.planned.plan, prepared.format
     if plan.pattern is None:
-        return most_counts(form, prepared.shape, points.places)
+        return most_counts(form, prepared.shape, bound.places)
     counts = list(_counts_as_read(prepared, tensors, prepared.pattern_source)[: plan.pattern_levels])
     for level in range(plan.pattern_levels, len(form)):
         counts.append(counts[-1] * form.level_size(level, prepared.shape))
@@ -93,7 +93,7 @@ def _result_counts(prepared: Prepared, tensors: Mapping[str, Tensor], points: Po
 
 
 def _is_exact(prepared: Prepared) -> bool:
-    """Whether the size of the result follows from its shape, or from the entries of an operand."""
+    """Check whether the size of the result follows from its shape, or from the entries of an operand."""
     plan = prepared.planned.plan
     if plan.assembly == "dense":
         return True
@@ -104,8 +104,8 @@ def _is_exact(prepared: Prepared) -> bool:
     return is_copy and bool(plan.slots) and not prepared.converts and not plan.result.is_padded
 
 
-def _around(prepared: Prepared, counts: Sequence[int], arrays: Sequence[int]) -> int:
-    """What the caller of a kernel allocates for a while beside the result."""
+def _bytes_around_kernel(prepared: Prepared, counts: Sequence[int], arrays: Sequence[int]) -> int:
+    """Return the bytes that the caller of a kernel allocates temporarily beside the result."""
     plan, size = prepared.planned.plan, 0
     if prepared.is_cast:
         size += in_pages(plan.element.bytes * (counts[-1] if counts else 1))
@@ -119,25 +119,25 @@ def _around(prepared: Prepared, counts: Sequence[int], arrays: Sequence[int]) ->
     return size
 
 
-def _copied(tensor: Tensor, form: Format | None) -> int:
-    """What an operand takes that a kernel reads as ``form``, or as it is."""
+def _copied_bytes(tensor: Tensor, form: Format | None) -> int:
+    """Return the bytes of the copy of an operand that a kernel reads as ``form``, or as it is."""
     if isinstance(tensor, torch.Tensor):
         is_whole = tensor.permute(stride_order(tensor)).is_contiguous()
         times = int(form is not None or not is_whole) + int(tensor.is_conj() or tensor.is_neg())
         return times * in_pages(tensor.numel() * tensor.element_size())
     if form is None or form == tensor.pattern.format:
         return 0
-    return _converted(tensor, form)
+    return _converted_bytes(tensor, form)
 
 
-def _converted(source: Storage, form: Format) -> int:
-    """A copy of ``source`` by ``engine.execute.convert_cached``: its values, and once the pattern."""
+def _converted_bytes(source: Storage, form: Format) -> int:
+    """Return the bytes of ``engine.execute.convert_cached``: the values, and once the pattern."""
     pattern = source.pattern
     value = source.values.element_size()
     padded = (pattern.size + 1) * value if form.is_padded else 0
     if form in pattern.converted:
         return pattern.converted[form][0].size * value + padded
     numbered = Storage(pattern, torch.empty(pattern.size, dtype=torch.int64, device="meta"))
-    found = footprint(prepare(copy_task(numbered, form)), {"A": numbered})
+    copy = footprint(prepare(copy_task(numbered, form)), {"A": numbered})
     numbers = 8 * pattern.size
-    return numbers + found.result + found.workspace + found.values * value + padded
+    return numbers + copy.result + copy.workspace + copy.values * value + padded

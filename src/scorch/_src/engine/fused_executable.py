@@ -18,27 +18,27 @@ from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
 from scorch._src.engine.executable import as_stored, laid_out
 from scorch._src.engine.execute import key_of, operand_of
 from scorch._src.events import LISTENERS, emit
-from scorch._src.storage.budget import LARGE, check_budget
+from scorch._src.storage.budget import UNCHECKED_BYTES, check_budget
 from scorch._src.storage.storage import Pattern, Storage
 from scorch.errors import KernelError
 from scorch.settings import current
 
-MOST_GROUPS = 1024
+MAX_GROUPS = 1024
 PATTERN = "P"  # what kernels call the pattern; no tensor of a group is called so
 
-_kernels: BoundedCache[Hashable, FusedKernel | str] = BoundedCache(MOST_GROUPS, "fused groups")
+_kernels: BoundedCache[Hashable, FusedKernel | str] = BoundedCache(MAX_GROUPS, "fused groups")
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps as they are asked for, before anything is known of tensors.
+    """Steps as they are requested, before any tensor is seen.
 
     ``stored`` are the tensors with values at the entries of a pattern with the indices ``walked``. Without
     a pattern there is one index, over all values whatever the format.
     """
 
     steps: tuple[Step, ...]
-    kept: tuple[str, ...]
+    outputs: tuple[str, ...]
     walked: tuple[str, ...]
     stored: frozenset[str]
     sizes: tuple[tuple[str, int], ...]
@@ -47,7 +47,7 @@ class Steps:
 def fused_kernel(
     wanted: Steps, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]
 ) -> FusedKernel | str:
-    """The kernel for ``wanted``, or why there is none; planned anew only if there was none.
+    """Look up or plan the kernel for ``wanted``; a text says why there is none.
 
     ``tensors`` are the dense tensors and the values on the pattern that are read.
     """
@@ -57,15 +57,22 @@ def fused_kernel(
     missing = backend.missing()
     if missing is not None:
         return missing.splitlines()[0]
-    facts = tuple((name, key_of(tensor)) for name, tensor in dense.items())
-    key = (wanted, None if pattern is None else pattern.key, facts, stored, backend.name, current().without)
-    found = _kernels.get(key)
-    if found is None:
-        found = _kernels[key] = _planned(backend, wanted, pattern, tensors, dense)
-    return found
+    descriptors = tuple((name, key_of(tensor)) for name, tensor in dense.items())
+    key = (
+        wanted,
+        None if pattern is None else pattern.key,
+        descriptors,
+        stored,
+        backend.name,
+        current().without,
+    )
+    kernel = _kernels.get(key)
+    if kernel is None:
+        kernel = _kernels[key] = _plan_kernel(backend, wanted, pattern, tensors, dense)
+    return kernel
 
 
-def _planned(
+def _plan_kernel(
     backend: Backend,
     wanted: Steps,
     pattern: Pattern | None,
@@ -83,7 +90,7 @@ def _planned(
         ).operand(PATTERN)
     group = Group(
         wanted.steps,
-        wanted.kept,
+        wanted.outputs,
         walked,
         wanted.walked,
         wanted.stored if pattern is not None else frozenset(),
@@ -98,14 +105,14 @@ def _planned(
 
 
 def without_gaps(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as kernels read it, row by row."""
+    """Return the tensor as kernels read it, row by row."""
     if tensor.is_contiguous():
         return tensor
     return backend_for(tensor.device).empty(tensor.shape, tensor.dtype).copy_(tensor)
 
 
 class FusedKernel:
-    """The kernel of a group, compiled when it is first called; ``inputs`` are what it is given, in order."""
+    """The kernel of a group, compiled at its first call; ``inputs`` are its arguments, in order."""
 
     def __init__(self, fused: Fused, backend: Backend) -> None:
         self.fused = fused
@@ -115,7 +122,7 @@ class FusedKernel:
         group = fused.group
         sizes = dict(group.sizes)
         self.inputs = tuple(name for name, _ in fused.inputs)
-        self.kept = group.kept
+        self.outputs = group.outputs
         self.sizes = [size for _, size in group.sizes]
         self.is_flat = group.pattern is None
         targets = {step.target.tensor: step.target for step in group.steps}
@@ -123,7 +130,7 @@ class FusedKernel:
             name: None
             if name in group.stored or self.is_flat
             else tuple(sizes[index] for index in targets[name].indices)
-            for name in group.kept
+            for name in group.outputs
         }
         self.dtype = dtype_of_type(group.element)
         self.dense_bytes = max(
@@ -133,53 +140,53 @@ class FusedKernel:
     def __call__(
         self, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """The results that are kept by name: dense tensors, and the values of sparse ones."""
+        """Run the kernel; the outputs by name are dense tensors, and the values of sparse ones."""
         arrays = [tensors[name] for name in self.inputs]
         count = pattern.size if pattern is not None else arrays[0].numel()
-        return dict(zip(self.kept, self.run(pattern, arrays, count), strict=True))
+        return dict(zip(self.outputs, self.run(pattern, arrays, count), strict=True))
 
     def run(self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
-        """The results that are kept, of the inputs in their order and ``count`` entries."""
+        """Run the kernel on the inputs in their order and ``count`` entries; return its outputs in order."""
         if not LISTENERS:
             return self._run(pattern, arrays, count)
         start = time.perf_counter()
-        found = self._run(pattern, arrays, count)
-        emit("fused", self, (pattern, *arrays), found, start)
-        return found
+        results = self._run(pattern, arrays, count)
+        emit("fused", self, (pattern, *arrays), results, start)
+        return results
 
     def _run(self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
-        if self.dense_bytes > LARGE or current().dense_budget is not None:
+        if self.dense_bytes > UNCHECKED_BYTES or current().dense_budget is not None:
             check_budget(self.dense_bytes, "a result of fused calls", "use fewer columns")
         if not self.kernel.is_ready():
             return self._interpreted(pattern, arrays, count)
-        found = self.kernel.run(self._read(pattern, arrays), *self._sizes(count))
+        results = self.kernel.run(self._read(pattern, arrays), *self._sizes(count))
         if current().debug:
-            self._compare(pattern, arrays, count, found)
-        return found
+            self._compare(pattern, arrays, count, results)
+        return results
 
     def _sizes(self, count: int) -> tuple[list[int], list[tuple[int, ...]]]:
-        """What the kernel is told of sizes, and the shapes of the results."""
+        """Return the sizes that the kernel takes, and the shapes of the results."""
         shapes = [(count,) if shape is None else shape for shape in self.shapes.values()]
         return [count] if self.is_flat else self.sizes, shapes
 
     def _read(self, pattern: Pattern | None, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """All arrays that the kernel reads."""
-        found: list[torch.Tensor] = []
+        """Return all arrays that the kernel reads."""
+        inputs: list[torch.Tensor] = []
         if pattern is not None:
             pos, crd = pattern.pos[1], pattern.crd[1]
             assert pos is not None and crd is not None
-            found += [pos, crd]
+            inputs += [pos, crd]
         for array, (_, form) in zip(arrays, self.fused.inputs, strict=True):
-            found.append(as_stored(array) if form is None else laid_out(array, form))
-        return found
+            inputs.append(as_stored(array) if form is None else laid_out(array, form))
+        return inputs
 
     def interpret(
         self, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """The same as a call through the interpreter, which checks every access, as if on two threads."""
+        """Run the kernel through the interpreter, which checks every access, as if on two threads."""
         arrays = [tensors[name] for name in self.inputs]
         count = pattern.size if pattern is not None else arrays[0].numel()
-        return dict(zip(self.kept, self._interpreted(pattern, arrays, count), strict=True))
+        return dict(zip(self.outputs, self._interpreted(pattern, arrays, count), strict=True))
 
     def _interpreted(
         self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int
@@ -192,9 +199,9 @@ class FusedKernel:
         pattern: Pattern | None,
         arrays: Sequence[torch.Tensor],
         count: int,
-        found: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
     ) -> None:
-        again = self._interpreted(pattern, arrays, count)
-        for name, values, others in zip(self.kept, found, again, strict=True):
+        expected = self._interpreted(pattern, arrays, count)
+        for name, values, others in zip(self.outputs, results, expected, strict=True):
             if not torch.allclose(values, others, rtol=1e-4, atol=1e-5, equal_nan=True):
                 raise KernelError(f"the kernel and the interpreter differ in {name} of\n{self.header}")

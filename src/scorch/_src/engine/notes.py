@@ -34,17 +34,17 @@ NODES: dict[str, type] = {
         *(Conversion, Inferred, Cost, Choice, Planned),
     )
 }
-MOST_BYTES = 1 << 24  # of a note: the largest plans take some kilobytes
+MAX_NOTE_BYTES = 1 << 24  # the largest plans take some kilobytes
 
 Decoder = Callable[[Any], Any]
 
 
 class NoteError(ValueError):
-    """A value that notes cannot hold, or a text that is no note of the kind asked for."""
+    """A value that notes cannot hold, or a text that is no note of the requested kind."""
 
 
 def write(value: object) -> bytes:
-    """A value made of Scorch's nodes as JSON."""
+    """Write a value of Scorch's nodes as JSON."""
     try:
         return json.dumps(_encoded(value), separators=(",", ":")).encode()
     except RecursionError as error:
@@ -52,8 +52,8 @@ def write(value: object) -> bytes:
 
 
 def read(text: bytes, kind: Any) -> Any:
-    """What ``write`` made of a value of the type ``kind``; ``NoteError`` for everything else."""
-    if len(text) > MOST_BYTES:
+    """Read a value of the type ``kind`` that ``write`` wrote; raise ``NoteError`` for everything else."""
+    if len(text) > MAX_NOTE_BYTES:
         raise NoteError("too long")
     try:
         return decoder(kind)(json.loads(text))
@@ -101,22 +101,22 @@ def _encoded(value: object) -> object:
 
 @functools.lru_cache(maxsize=1024)
 def decoder(kind: Any) -> Decoder:
-    """What reads values of a type."""
+    """Return the function that reads values of a type."""
     if kind in (bool, int, float, str, type(None)):
         return functools.partial(_scalar, kind)
     if kind is Type:
         return _element
     if kind is Format:
         return _format
-    origin, given = typing.get_origin(kind), typing.get_args(kind)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
-        if len(given) == 2 and given[1] is ...:
-            return functools.partial(_items, tuple, decoder(given[0]))
-        return functools.partial(_tuple, tuple(decoder(part) for part in given))
+        if len(args) == 2 and args[1] is ...:
+            return functools.partial(_items, tuple, decoder(args[0]))
+        return functools.partial(_tuple, tuple(decoder(part) for part in args))
     if origin is frozenset:
-        return functools.partial(_items, frozenset, decoder(given[0]))
+        return functools.partial(_items, frozenset, decoder(args[0]))
     if origin in (typing.Union, types.UnionType):
-        return functools.partial(_union, tuple(decoder(part) for part in given))
+        return functools.partial(_union, tuple(decoder(part) for part in args))
     if isinstance(kind, type):
         return functools.partial(_node, kind)
     raise AssertionError(f"notes hold no {kind!r}")
@@ -138,20 +138,22 @@ def _format(value: Any) -> Format:
     letters, order, blocks, family = value
     pairs = tuple([(_scalar(int, dim), _scalar(int, size)) for dim, size in blocks])
     dims = tuple([_scalar(int, dim) for dim in order])
-    return _made_format(_scalar(str, letters), dims, pairs, None if family is None else _scalar(str, family))
+    return _cached_format(
+        _scalar(str, letters), dims, pairs, None if family is None else _scalar(str, family)
+    )
 
 
 @functools.lru_cache(maxsize=256)
-def _made_format(
+def _cached_format(
     letters: str, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...], family: str | None
 ) -> Format:
     if family is None:
         levels = {level.letter: level for level in LEVELS}
         return Format([levels[letter] for letter in letters], order, blocks)
-    found = Format(family, dims=len(set(order)))
-    if (found.letters, found.order, found.blocks, found.family) != (letters, order, blocks, family):
+    form = Format(family, dims=len(set(order)))
+    if (form.letters, form.order, form.blocks, form.family) != (letters, order, blocks, family):
         raise NoteError(f"{family!r:.40} is no name of this format")
-    return found
+    return form
 
 
 def _items(kind: type, read_part: Decoder, value: Any) -> Any:
@@ -187,6 +189,6 @@ def _node(kind: type, value: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _fields(node: Any) -> tuple[Decoder, ...]:
-    """What reads each field of a node, by its annotations."""
+    """Return the functions that read the fields of a node, by its annotations."""
     hints = typing.get_type_hints(node)
     return tuple(decoder(hints[field.name]) for field in dataclasses.fields(node))

@@ -1,8 +1,8 @@
-"""How many values a step can find at most, counted in the operands at hand.
+"""Bound the number of values that a step computes, by counting in its operands.
 
-A value is found where all operands of a product are stored. For two of them that number is exact: each entry
-of one counts as often as the other has the coordinates they share; for sparse matrix products it is known
-as the number of partial products. It bounds the entries of results whose pattern nobody knows beforehand.
+A value is computed where all operands of a product are stored. For two of them that number is exact: each
+entry of one counts as often as the other has the coordinates they share; for sparse matrix products it is
+known as the number of partial products. It bounds the entries of results whose pattern is not known yet.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from scorch._src.notation.nodes import Access
 from scorch._src.storage.coordinates import coordinates
 from scorch._src.storage.storage import Pattern, Storage
 
-FEW_KEYS = 1 << 20  # up to this many, or a few for each entry, are counted in an array
-MOST_KEYS = 2**62
+MAX_COUNTED_KEYS = 1 << 20  # up to this many, or a few for each entry, are counted in an array
+MAX_KEY = 2**62
 
 
 @dataclass(frozen=True)
-class Points:
-    """``values`` are found at most, ``in_row`` of them while one workspace is filled.
+class ResultBound:
+    """At most ``values`` are computed, ``in_row`` of them while one workspace is filled.
 
     ``places`` has, for every level of the result, how many different coordinates they have up to there.
     """
@@ -37,34 +37,34 @@ class Points:
     places: tuple[int, ...]
 
 
-def most_points(plan: Plan, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Points:
-    """What the loops of ``plan`` find at most."""
+def bound_result(plan: Plan, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> ResultBound:
+    """Bound the values that the loops of ``plan`` compute."""
     form, target = plan.result, plan.step.target.indices
     if plan.skip_zeros:
         (access,) = plan.step.accesses
         dense = tensors[access.tensor]
         if isinstance(dense, torch.Tensor) and not dense.is_meta:
             stored = int(torch.count_nonzero(dense))
-            return Points(stored, stored, (stored,) * len(form))
+            return ResultBound(stored, stored, (stored,) * len(form))
     shape = [sizes[index] for index in target]
     values = in_row = 0
     places = [0] * len(form)
     for clause in support_of(plan.step, {a: plan.operand(a.tensor) for a in plan.step.accesses}):
-        found = _Clause(sorted(clause, key=repr), tensors, sizes)
-        left = math.prod(sizes[i] for i in dict.fromkeys(plan.step.indices) if i not in found.indices)
-        most = found.points()
+        product = _Clause(sorted(clause, key=repr), tensors, sizes)
+        left = math.prod(sizes[i] for i in dict.fromkeys(plan.step.indices) if i not in product.indices)
+        most = product.points()
         values += most * left
         if plan.workspace == "list":
-            in_row += left * found.most_with(_outer_indices(plan))
+            in_row += left * product.max_points_with(_outer_indices(plan))
         for level in range(len(form)):
-            if target[form.order[level]] not in found.indices:
+            if target[form.order[level]] not in product.indices:
                 most *= form.level_size(level, shape)
             places[level] += most
-    return Points(values, in_row, tuple(places))
+    return ResultBound(values, in_row, tuple(places))
 
 
 def _outer_indices(plan: Plan) -> list[str]:
-    """The indices that are fixed while a workspace is filled."""
+    """Return the indices that are fixed while a workspace is filled."""
     loops = plan.order[: plan.prefix]
     return [index for index, part in map(plan.splits.origin, loops) if part == "whole"]
 
@@ -85,47 +85,47 @@ class _Clause:
             self.patterns[access] = tensor.pattern
 
     def points(self) -> int:
-        """At how many points all are stored at most, counting only the indices that they have."""
+        """Bound the number of points at which all are stored, counting only the indices that they have."""
         if len(self.accesses) < 2:
             return math.prod(pattern.size for pattern in self.patterns.values())
         return min(self._points_of(*pair) for pair in itertools.combinations(self.accesses, 2))
 
     def _points_of(self, a: Access, b: Access) -> int:
-        """Where ``a`` and ``b`` are stored, times what others may add with indices of their own."""
-        found = int(self._partners(a, b).sum())
+        """Count where ``a`` and ``b`` are stored, times what others may add with indices of their own."""
+        count = int(self._partners(a, b).sum())
         covered = {*a.indices, *b.indices}
         for access, pattern in self.patterns.items():
             new = [index for index in dict.fromkeys(access.indices) if index not in covered]
             if new:
-                found *= min(pattern.size, self._room(new))
+                count *= min(pattern.size, self._room(new))
             covered.update(new)
-        return found
+        return count
 
-    def most_with(self, indices: Sequence[str]) -> int:
-        """The same for any one choice of ``indices``."""
+    def max_points_with(self, indices: Sequence[str]) -> int:
+        """Bound the number of points for any one choice of ``indices``."""
         best = self.points()
         if len(self.accesses) > 2:
             return best
         for access in self.accesses:
             own = [index for index in indices if index in access.indices]
             others = [other for other in self.accesses if other != access]
-            if own and self._room(own) <= MOST_KEYS and self.patterns[access].size:
-                found = self._partners(access, *others)
+            if own and self._room(own) <= MAX_KEY and self.patterns[access].size:
+                partners = self._partners(access, *others)
                 _, places = torch.unique(self._keys(access, own), return_inverse=True)
-                sums = torch.zeros_like(found).index_add_(0, places, found)
+                sums = torch.zeros_like(partners).index_add_(0, places, partners)
                 best = min(best, int(sums.max()))
         return best
 
     def _partners(self, access: Access, other: Access | None = None) -> torch.Tensor:
-        """For each entry of ``access``, how many of ``other`` agree with it in the indices they share."""
+        """Count for each entry of ``access`` those of ``other`` that agree with it in the shared indices."""
         entries = self.patterns[access].size
         count = 1 if other is None else self.patterns[other].size
         shared = [i for i in dict.fromkeys(access.indices) if other is not None and i in other.indices]
         room = self._room(shared)
-        if other is None or not shared or not count or room > MOST_KEYS:
+        if other is None or not shared or not count or room > MAX_KEY:
             return torch.full((entries,), count, device=self.patterns[access].device)
         ours, theirs = self._keys(access, shared), self._keys(other, shared)
-        if room <= max(FEW_KEYS, 4 * (entries + count)):
+        if room <= max(MAX_COUNTED_KEYS, 4 * (entries + count)):
             return torch.bincount(theirs, minlength=room)[ours]
         keys, counts = torch.unique(theirs, return_counts=True)
         at = torch.searchsorted(keys, ours).clamp_(max=keys.numel() - 1)
@@ -135,12 +135,12 @@ class _Clause:
         return math.prod(self.sizes[index] for index in indices)
 
     def _keys(self, access: Access, indices: Sequence[str]) -> torch.Tensor:
-        """The coordinates of each value in ``indices``, joined into a number."""
+        """Join the coordinates of each value in ``indices`` into a number."""
         pattern = self.patterns[access]
         keys = torch.zeros(pattern.size, dtype=torch.int64, device=pattern.device)
         dims = [access.indices.index(index) for index in indices]
-        found = coordinates(pattern, dims)
+        columns = coordinates(pattern, dims)
         for index, dim in zip(indices, dims, strict=True):
             size = self.sizes[index]  # which a last block may reach beyond
-            keys = keys * size + found[dim].clamp(max=size - 1)
+            keys = keys * size + columns[dim].clamp(max=size - 1)
         return keys

@@ -1,11 +1,11 @@
-"""Finished schedules, so that a step is planned once: by structure class in memory, by its facts on disk.
+"""Cached schedules, so that a step is planned once: by structure class in memory, by its numbers on disk.
 
 Planning a step takes some milliseconds of Python, as long as finding its library on disk several times over.
 Tensors of one *class* share a schedule within a process: the same formats and dtypes, the same dense extents,
 and sizes and numbers of entries of the same magnitude; so batches that differ a little are planned once. On
-disk a schedule is kept by the exact numbers it was made for and by the sources of Scorch itself, so that what
-a program does never depends on what another one did before. What is read there is only ever data (``notes``),
-and what is damaged counts as absent.
+disk a schedule is cached by the exact numbers it was planned for and by the sources of Scorch itself, so that
+what a program does never depends on what another one did before. What is read there is only ever data
+(``notes``), and what is damaged counts as absent.
 """
 
 from __future__ import annotations
@@ -34,22 +34,20 @@ from scorch._src.loops.types import Type
 from scorch._src.notation.nodes import Access
 from scorch.settings import current
 
-MOST_SCHEDULES = 4096
-MOST_BITS = 62  # of all sizes together: beyond, keys and index types may depend on the very sizes
-MOST_SIZE_BITS = 30
+MAX_SCHEDULES = 4096
+MAX_TOTAL_SIZE_BITS = 62  # of all sizes together: beyond, keys and index types may depend on the very sizes
+MAX_SIZE_BITS = 30
 
-_schedules: BoundedCache[Hashable, Schedule] = BoundedCache(MOST_SCHEDULES, "schedules")
-_contractions: BoundedCache[Hashable, tuple[Step, ...]] = BoundedCache(
-    MOST_SCHEDULES, "contraction schedules"
-)
+_schedules: BoundedCache[Hashable, Schedule] = BoundedCache(MAX_SCHEDULES, "schedules")
+_contractions: BoundedCache[Hashable, tuple[Step, ...]] = BoundedCache(MAX_SCHEDULES, "contraction schedules")
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 notes.register(Schedule)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A step over given operands: all that a schedule depends on, besides settings."""
+    """A step and its operands: all that a schedule depends on, besides settings."""
 
     step: Step
     operands: Mapping[str, Operand]
@@ -65,32 +63,32 @@ class Problem:
 
 
 def find_schedule(problem: Problem, backend: Backend) -> Schedule:
-    """The schedule of a step: of its class in this process, else from disk, else made now."""
+    """Look up the schedule of a step: of its class in this process, else on disk, else plan it."""
     name = backend.name, class_of(problem)
-    found = _schedules.get(name)
-    if found is None:
+    schedule = _schedules.get(name)
+    if schedule is None:
         make = functools.partial(new_schedule, backend=backend)
         what = f"schedule for {backend.name}"
-        found = _schedules[name] = _noted(problem, what, Schedule, make, _without_rejected)
-    return found
+        schedule = _schedules[name] = _read_or_make(problem, what, Schedule, make, _without_rejected)
+    return schedule
 
 
 def find_contraction(problem: Problem) -> tuple[Step, ...]:
-    """The steps of a product of many tensors, found in the same ways."""
+    """Look up the steps of a product of many tensors in the same way."""
     name = class_of(problem)
-    found = _contractions.get(name)
-    if found is None:
-        found = _contractions[name] = _noted(problem, "contraction", tuple[Step, ...], new_contraction)
-    return found
+    steps = _contractions.get(name)
+    if steps is None:
+        steps = _contractions[name] = _read_or_make(problem, "contraction", tuple[Step, ...], new_contraction)
+    return steps
 
 
 def new_contraction(problem: Problem) -> tuple[Step, ...]:
-    """The steps of a product of many tensors, chosen for just these operands."""
+    """Choose the steps of a product of many tensors for just these operands."""
     return contract(problem.step, problem.operands, problem.sizes, problem.element)
 
 
 def new_schedule(problem: Problem, backend: Backend) -> Schedule:
-    """The schedule of a step, planned for just these operands."""
+    """Plan the schedule of a step for just these operands."""
     p = problem
     planned = plan_step(
         p.step, p.operands, p.sizes, p.element.computes_in, p.requested, p.skip_zeros, p.unsorted
@@ -99,19 +97,19 @@ def new_schedule(problem: Problem, backend: Backend) -> Schedule:
 
 
 def forget() -> None:
-    """Ask the disk again for every schedule."""
+    """Clear the schedules in memory, so that they are read from disk."""
     _schedules.clear()
     _contractions.clear()
 
 
 def class_of(problem: Problem) -> Hashable:
-    """What steps have in common that share a schedule.
+    """Return what steps that share a schedule have in common.
 
     The format of the result belongs to it, because that must not depend on which step came first.
     """
     sizes = problem.sizes
     bits = {index: size.bit_length() for index, size in sizes.items()}
-    is_small = sum(bits.values()) <= MOST_BITS and max(bits.values(), default=0) <= MOST_SIZE_BITS
+    is_small = sum(bits.values()) <= MAX_TOTAL_SIZE_BITS and max(bits.values(), default=0) <= MAX_SIZE_BITS
     extents: tuple[object, ...]
     if is_small:
         sparse = {
@@ -135,62 +133,62 @@ def class_of(problem: Problem) -> Hashable:
 
 
 def _stored_indices(access: Access, form: Format) -> set[str]:
-    """The indices of a sparse operand, but for those of its last, dense levels, whose extents count."""
+    """Return the indices of a sparse operand without those of its last, dense levels, whose extents count."""
     return {access.indices[dim] for dim in form.order[: len(form) - form.dense_tail]}
 
 
-def _noted(
+def _read_or_make(
     problem: Problem,
     what: str,
     kind: Any,
-    make: Callable[[Problem], Found],
-    shorten: Callable[[Found], Found] = lambda found: found,
-) -> Found:
-    """``make(problem)``, unless a process before us has noted what it gives, a value of the type ``kind``."""
-    key = cache.make_key(what, _version(), *_facts(problem))
+    make: Callable[[Problem], Value],
+    shorten: Callable[[Value], Value] = lambda value: value,
+) -> Value:
+    """Read the note of type ``kind`` that an earlier process wrote for ``problem``, or make and write it."""
+    key = cache.make_key(what, _version(), *_descriptor(problem))
     note = cache.read_note(key)
     if note is not None:
         try:
-            known: Found = notes.read(note, kind)
+            known: Value = notes.read(note, kind)
             return known
-        except notes.NoteError:  # whatever is wrong with it, planning makes it again
+        except notes.NoteError:  # whatever is wrong with it, planning replaces it
             pass
-    made = make(problem)
+    value = make(problem)
     with contextlib.suppress(notes.NoteError):  # levels that a user wrote, say
-        cache.write_note(key, notes.write(shorten(made)))
-    return made
+        cache.write_note(key, notes.write(shorten(value)))
+    return value
 
 
 def _without_rejected(schedule: Schedule) -> Schedule:
-    """Without what only ``explain`` asks for, which plans anew."""
+    """Drop what only ``explain`` reads, which plans anew."""
     planned = schedule.planned
     return replace(schedule, planned=replace(planned, choice=replace(planned.choice, rejected=())))
 
 
-def _facts(problem: Problem) -> list[str]:
+def _descriptor(problem: Problem) -> list[str]:
     without = ",".join(sorted(current().without))
     return [repr(problem), _family(problem), repr(default_float()), without, repr(target())]
 
 
 def _family(problem: Problem) -> str:
-    """The name that a format was asked for by, which equal formats may differ in."""
+    """Return the name that a format was requested by, in which equal formats may differ."""
     return "" if problem.requested is None else f"asked for as {problem.requested.family}"
 
 
 @functools.cache
 def _version() -> str:
-    """The sources of Scorch, by their times and sizes: other sources may plan otherwise."""
+    """Hash the sources of Scorch by their times and sizes: other sources may plan otherwise."""
     return sources_version(Path(__file__).parents[2])
 
 
 def sources_version(root: Path) -> str:
-    """All Python files below ``root``, by their places, times and sizes, and the version of Python."""
+    """Hash all Python files below ``root``, by paths, times and sizes, and the version of Python."""
     digest = hashlib.sha256(platform.python_version().encode())
     folders = [("", str(root))]
     while folders:
         place, folder = folders.pop()
-        with os.scandir(folder) as found:
-            items = sorted(found, key=lambda item: item.name)
+        with os.scandir(folder) as scanned:
+            items = sorted(scanned, key=lambda item: item.name)
         for item in items:
             if item.name.endswith(".py"):
                 status = item.stat()

@@ -23,8 +23,8 @@ from scorch._src.compiler.typing import dtype_of_type, result_type
 from scorch._src.engine.execute import (
     Task,
     copy_step,
+    densified_operand,
     inferred_format,
-    made_dense,
     operand_of,
     prepare,
     run_stored,
@@ -44,11 +44,11 @@ from scorch._src.formats import Format, as_format, dense_format
 from scorch._src.notation.nodes import Access
 from scorch._src.notation.parse_einsum import parse_einsum
 from scorch._src.notation.show import show
-from scorch._src.statements.contraction import MOST_OPERANDS
+from scorch._src.statements.contraction import MAX_OPERANDS
 from scorch._src.statements.einsum import einsum, planned_contractions
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.statements.operands import as_operand, shape_of, squeezed
-from scorch._src.statements.statement import is_long, kept_format, read_statement, short_statements
+from scorch._src.statements.statement import accumulation_format, is_long, read_statement, short_statements
 from scorch._src.storage.storage import Storage
 from scorch.errors import NotationError
 from scorch.settings import enabled
@@ -114,7 +114,7 @@ def explain(
 def _explain_equation(text: str, operands: Sequence[Any], format: str | Format | None) -> Explanation:
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = operands[0]
-    if len(operands) > MOST_OPERANDS:
+    if len(operands) > MAX_OPERANDS:
         return Explanation(text, tuple(_explain_contractions(text, operands, format)))
     tensors = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
     parsed = parse_einsum(text, [shape_of(tensor) for tensor in tensors])
@@ -148,9 +148,9 @@ def _explain_expression(text: str, tensors: Mapping[str, Any], format: str | For
         return Explanation(text, tuple(_explain_parts(text, tensors, format)))
     statement, operands, sizes = read_statement(text, tensors)
     requested = None if format is None else as_format(format, len(statement.assign.target.indices))
-    format_kept = kept_format(statement, operands, requested)
-    *steps, last = _explain_steps(split(statement.assign), operands, sizes, format_kept)
-    if requested is None and format_kept is not None:
+    result_format = accumulation_format(statement, operands, requested)
+    *steps, last = _explain_steps(split(statement.assign), operands, sizes, result_format)
+    if requested is None and result_format is not None:
         last = replace(last, reasons=(f"+= keeps the format of {statement.assign.target.tensor}",))
     return Explanation(text, (*steps, last))
 
@@ -227,7 +227,7 @@ def _explain_step(
     if requested is not None and requested.is_dense:
         requested = dense_format(requested.dims)
     task = Task(step, operand_tensors, sizes, requested)
-    densified = made_dense(task)
+    densified = densified_operand(task)
     if densified is None and any(isinstance(tensor, Storage) for tensor in operand_tensors.values()):
         yield explain_kernel(prepare(task), step, operand_tensors, sizes, purpose)
         return

@@ -30,7 +30,7 @@ from scorch._src.io.safetensors_header import (
     map_array,
     read_header,
 )
-from scorch._src.storage.slices import rows_of
+from scorch._src.storage.slices import select_rows
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.check import as_shape, check_coordinates, is_sorted_below
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -152,7 +152,7 @@ class MappedRows(Dataset[Any]):
             pattern_of_file = Pattern(
                 form, tuple(self.shape), (None, pos), (None, crd), (len(self), crd.numel())
             )
-            copied = rows_of(Storage(pattern_of_file, values), rows)
+            copied = select_rows(Storage(pattern_of_file, values), rows)
             if copied is not None:
                 return copied
         lengths = end - begin

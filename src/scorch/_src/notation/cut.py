@@ -20,7 +20,7 @@ from scorch._src.notation.nodes import Access, Assign, Expr, Op, Reduce
 from scorch._src.notation.show import show
 from scorch._src.notation.trees import accesses, children, free_indices, substitute, walk, with_children
 
-MOST_ACCESSES = 12  # of one short statement
+MAX_ACCESSES = 12  # of one short statement
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Short:
         return _names(self.statement, len(self.reads))
 
 
-def cut(statement: Statement, most: int = MOST_ACCESSES) -> tuple[Short, ...]:
+def cut(statement: Statement, most: int = MAX_ACCESSES) -> tuple[Short, ...]:
     """The short statements that ``statement`` is run as, in order; the last one has its target.
 
     >>> from scorch._src.notation.indexing import parse

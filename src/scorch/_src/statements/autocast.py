@@ -15,12 +15,12 @@ from scorch._src.torch_internals import is_any_autocast_enabled
 
 
 def is_autocast() -> bool:
-    """Whether products of Scorch are cast; asking whether any are at all is several times faster."""
+    """Check whether products of Scorch are cast; torch's flag for all devices is the fastest to ask first."""
     return is_any_autocast_enabled() and any(map(torch.is_autocast_enabled, served_devices()))
 
 
 def cast(*tensors: Any) -> tuple[Any, ...]:
-    """The operands of a product as autocast has them."""
+    """Cast the operands of a product as autocast does."""
     return tuple(
         tensor.to(torch.get_autocast_dtype(tensor.device.type)) if _is_cast(tensor) else tensor
         for tensor in tensors

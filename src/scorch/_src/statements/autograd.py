@@ -20,7 +20,7 @@ from scorch._src.bounded import BoundedCache
 from scorch._src.grad_state import is_differentiable
 from scorch._src.notation.indexing import Statement
 from scorch._src.statements.batches import batched, gradients_of_batch
-from scorch._src.statements.call_cache import MOST_CALLS, describe, full_key
+from scorch._src.statements.call_cache import MAX_CALLS, describe, full_key
 from scorch._src.statements.formula import Call, Formula, Source, formula_of
 from scorch._src.statements.gradients import change_of, forward_of, gradient_of
 from scorch._src.storage.storage import Pattern
@@ -34,23 +34,23 @@ from scorch._src.torch_internals import (
 
 Result = SparseTensor | torch.Tensor
 
-UNREAD = contextvars.ContextVar("UNREAD", default=False)  # only gradients are asked for, not the result
+SKIP_RESULT = contextvars.ContextVar("SKIP_RESULT", default=False)  # only gradients are needed
 
-_known: BoundedCache[Hashable, Formula] = BoundedCache(MOST_CALLS, "differentiable calls")
+_known: BoundedCache[Hashable, Formula] = BoundedCache(MAX_CALLS, "differentiable calls")
 
 
 def repeat_differentiable(head: tuple[Any, ...], operands: Sequence[Any]) -> Result | None:
-    """Repeat a call with gradients whose like was made before; None: it must go the long way."""
+    """Repeat a cached differentiable call; None: there is none, and it must be planned."""
     key = _key(head, operands)
     try:
         formula = None if key is None else _known.get(key)
-    except TypeError:  # a format that is none: the long way will say so
+    except TypeError:  # no format: planning raises the error
         return None
     return None if formula is None else _connect(formula, operands, operands)
 
 
 def keep_differentiable_as(other: tuple[Any, ...], head: tuple[Any, ...], operands: Sequence[Any]) -> None:
-    """Remember the call of ``head``, if it was kept, under ``other`` as well: another name of the same."""
+    """Cache the call of ``head``, if it is cached, under ``other`` as well: another name of the same."""
     key, alias = _key(head, operands), _key(other, operands)
     formula = None if key is None else _known.get(key)
     if formula is not None:
@@ -58,7 +58,7 @@ def keep_differentiable_as(other: tuple[Any, ...], head: tuple[Any, ...], operan
 
 
 def _key(head: tuple[Any, ...], operands: Sequence[Any]) -> Hashable | None:
-    """What a formula depends on; None where arrays may be more than memory, as inside of ``torch.func``."""
+    """Return what a formula depends on; None where arrays may be more than memory (``torch.func``)."""
     is_tracked = peek_interpreter_stack() is not None or forward_ad._current_level >= 0
     if is_tracked or len_torch_dispatch_stack() or any(map(is_legacy_batchedtensor, operands)):
         return None
@@ -75,9 +75,9 @@ def differentiable(
     head: tuple[Any, ...] | None = None,
     known: Result | None = None,
 ) -> Result:
-    """The result of a statement, connected to its operands.
+    """Run a statement and connect the result to its operands.
 
-    ``head``: what calls like it are remembered by, on these very operands. ``known``: the result, if it need
+    ``head``: the key that the call is cached by, on these very operands. ``known``: the result, if it need
     not be computed.
     """
     formats = tuple(
@@ -121,8 +121,8 @@ def compute(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
     return forward_of(call, arrays)
 
 
-def _unread(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A result of the right shape and dtype without its numbers."""
+def _placeholder(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a result of the right shape and dtype with no values computed."""
     sizes = call.sizes(arrays)
     dtype = functools.reduce(torch.promote_types, [array.dtype for array in arrays])
     shape = [sizes[index] for index in call.formula.assign.target.indices]
@@ -134,8 +134,8 @@ class _Statement(torch.autograd.Function):
 
     @staticmethod
     def forward(call: Call, *arrays: torch.Tensor) -> torch.Tensor:
-        if UNREAD.get() and call.formula.format == "dense":
-            return _unread(call, arrays)
+        if SKIP_RESULT.get() and call.formula.format == "dense":
+            return _placeholder(call, arrays)
         result = forward_of(call, arrays)
         for array in arrays:
             if result is array:
@@ -147,7 +147,7 @@ class _Statement(torch.autograd.Function):
         call, *arrays = inputs
         ctx.call = call
         ctx.save_for_forward(*arrays)
-        if peek_interpreter_stack() is None:  # of what no gradient reads memory may be written to meanwhile
+        if peek_interpreter_stack() is None:  # arrays that no gradient reads may be written to meanwhile
             for place, is_read in enumerate(call.formula.read_by_gradients(ctx.needs_input_grad[1:])):
                 if not is_read:
                     arrays[place] = arrays[place].data
@@ -157,19 +157,21 @@ class _Statement(torch.autograd.Function):
     def backward(ctx: Any, incoming: torch.Tensor) -> Any:
         call, arrays = ctx.call, ctx.saved_tensors
         gradients: list[torch.Tensor | None] = [None]
-        again = is_differentiable(incoming, *arrays)
+        create_graph = is_differentiable(incoming, *arrays)
         for place, needed in enumerate(ctx.needs_input_grad[1:]):
             if not needed:
                 gradients.append(None)
                 continue
             watcher = watcher_of(call.sources[place]) if call.sources else None
             if watcher is not None:
-                if call.pattern is not None:  # what comes back is known at the places of the result alone
+                if call.pattern is not None:  # the gradient is known on the pattern of the result alone
                     raise unknown_outside()
                 watcher(call, arrays, place, incoming.detach())
             array = arrays[place]
             is_float = array.is_floating_point() or array.is_complex()
-            gradients.append(gradient_of(call, arrays, place, incoming, again, compute) if is_float else None)
+            gradients.append(
+                gradient_of(call, arrays, place, incoming, create_graph, compute) if is_float else None
+            )
         return tuple(gradients)
 
     @staticmethod

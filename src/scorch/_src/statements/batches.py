@@ -1,4 +1,4 @@
-"""Statements on batches, as ``torch.vmap`` and batches of gradients ask for: one index more."""
+"""Batched statements, for ``torch.vmap`` and batched gradients: one index more."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def batched(
     size: int,
     compute: Compute,
 ) -> tuple[torch.Tensor, int | None]:
-    """The statement with one more index: the last one of the batched operands and the result.
+    """Run the statement with one more index: the last one of the batched operands and the result.
 
     The values of a batched sparse operand are one dense level more below its pattern.
     """
@@ -41,17 +41,17 @@ def batched(
     assign, names = call.formula.assign, call.formula.names
     index = fresh("batch", call.formula.taken)
     is_batched = {name for name, dim in zip(names, in_dims, strict=True) if dim is not None}
-    given: dict[str, tuple[torch.Tensor, Pattern | None]] = {}
+    arrays_by_name: dict[str, tuple[torch.Tensor, Pattern | None]] = {}
     for name, array, pattern, dim in zip(names, arrays, call.patterns, in_dims, strict=True):
         if dim is None:
-            given[name] = array, pattern
+            arrays_by_name[name] = array, pattern
         elif pattern is None:
-            given[name] = array.movedim(dim, -1), None
+            arrays_by_name[name] = array.movedim(dim, -1), None
         else:
-            given[name] = array.movedim(dim, -1).reshape(-1), _deeper(pattern, size)
+            arrays_by_name[name] = array.movedim(dim, -1).reshape(-1), _deeper(pattern, size)
     target = Access(assign.target.tensor, (*assign.target.indices, index))
     statement = Statement(Assign(target, _with_index(assign.value, is_batched, index)))
-    inner, deeper = call_on(statement, names, given, _batched_format(call, arrays, in_dims))
+    inner, deeper = call_on(statement, names, arrays_by_name, _batched_format(call, arrays, in_dims))
     result = compute(inner, deeper)
     if inner.pattern is None:
         return result, result.dim() - 1
@@ -61,7 +61,7 @@ def batched(
 
 
 def gradients_of_batch(call: Call, arrays: Sequence[torch.Tensor], compute: Compute) -> torch.Tensor:
-    """The same for the batches of gradients of ``torch.autograd.grad(is_grads_batched=True)``."""
+    """Run a call on the batched gradients of ``torch.autograd.grad(is_grads_batched=True)``."""
     increment_vmap_nesting()
     level = decrement_vmap_nesting()
     in_dims = [0 if is_legacy_batchedtensor(array) else None for array in arrays]
@@ -70,13 +70,13 @@ def gradients_of_batch(call: Call, arrays: Sequence[torch.Tensor], compute: Comp
         for array, dim in zip(arrays, in_dims, strict=True)
     ]
     size = next(array.shape[0] for array, dim in zip(plain, in_dims, strict=True) if dim is not None)
-    found, dim = batched(call, plain, in_dims, size, compute)
+    result, dim = batched(call, plain, in_dims, size, compute)
     assert dim is not None
-    return add_batch_dim(found, dim, level)
+    return add_batch_dim(result, dim, level)
 
 
 def _with_index(expr: Expr, batched: set[str], index: str) -> Expr:
-    """``expr`` with one more index, the last one, of the tensors that are ``batched``."""
+    """Append ``index`` to the indices of the tensors in ``expr`` that are ``batched``."""
     used = [access for access in accesses(expr) if access.tensor in batched]
     return substitute(expr, {access: Access(access.tensor, (*access.indices, index)) for access in used})
 
@@ -102,15 +102,15 @@ def _shallower(pattern: Pattern) -> Pattern:
 
 
 def _batched_format(call: Call, arrays: Sequence[torch.Tensor], in_dims: Sequence[int | None]) -> Any:
-    """The format of the result without the batch, with a dense level below."""
+    """Infer the format of the result without the batch, and add a dense level below."""
     form = call.formula.format
-    if form is None:  # it depends on patterns and shapes alone: zeros tell
+    if form is None:  # it depends on patterns and shapes alone: run on zeros to infer it
         probe = Call(call.formula, call.patterns)
         with untracked():
             forward_of(probe, [_zeros(array, dim) for array, dim in zip(arrays, in_dims, strict=True)])
         form = "dense" if probe.pattern is None else probe.pattern.format
-    found = as_format(form, len(call.formula.assign.target.indices))
-    return "dense" if found.is_dense else _deeper_format(found)
+    unbatched = as_format(form, len(call.formula.assign.target.indices))
+    return "dense" if unbatched.is_dense else _deeper_format(unbatched)
 
 
 def _zeros(array: torch.Tensor, without: int | None) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""Calls that have been made before: from what the arguments are straight to the prepared kernel.
+"""Cached calls: from the arguments straight to the prepared kernel.
 
-A call is known by the text of its expression and, for every operand, what a kernel depends on: the key of a
+A call is keyed by the text of its expression and, for every operand, what a kernel depends on: the key of a
 sparse tensor; shape, dtype and order in memory of a dense one. Looking that up takes a microsecond or two;
-nothing is parsed or checked again. The last call with the same text and sparse operands is tried first: the
+nothing is parsed or checked anew. The last call with the same text and sparse operands is tried first: the
 builtin that runs the kernel checks the dense operands by itself, which is cheaper than asking them from
-Python. Only calls that come down to one kernel are kept here; the others find their prepared steps further
-down (``engine.execute``).
+Python. Only calls that run one kernel are cached here; the others look up their prepared steps in
+``engine.execute``.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import len_torch_dispatch_stack, peek_interpreter_stack
 from scorch.settings import DEFAULT, Settings, applied, current, in_block
 
-MOST_CALLS = 4096
+MAX_CALLS = 4096
 _COMPLEX = frozenset({torch.complex64, torch.complex128, torch.complex32})  # may be lazily conjugated
 
 Operands = Sequence[Any]
 Result = SparseTensor | torch.Tensor
 Run = Callable[[Sequence[Any]], Tensor | None]  # of storages and dense tensors
-Call = Callable[..., Any]  # takes what is wanted, and the arrays of the operands
+Call = Callable[..., Any]  # takes the output, and the arrays of the operands
 
-_recent: BoundedCache[Hashable, Run] = BoundedCache(MOST_CALLS, "recent calls")
-_known: BoundedCache[Hashable, tuple[Run, Run | None]] = BoundedCache(MOST_CALLS, "calls")
+_recent: BoundedCache[Hashable, Run] = BoundedCache(MAX_CALLS, "recent calls")
+_known: BoundedCache[Hashable, tuple[Run, Run | None]] = BoundedCache(MAX_CALLS, "calls")
 
 
 def repeat_call(head: tuple[Any, ...], operands: Operands, as_storage: bool = False) -> Any:
-    """Repeat a call whose like was made before; None: it must go the long way.
+    """Repeat a cached call; None: there is none, and it must be planned.
 
     ``head`` is all but the operands: what is computed, the format and the names of tensors. Operands are
     tensors or storages; a sparse result is a tensor, or with ``as_storage`` its storage.
@@ -53,7 +53,7 @@ def repeat_call(head: tuple[Any, ...], operands: Operands, as_storage: bool = Fa
     in_force = in_block() or applied[0]  # as ``current()``
     try:
         recent = _recent.get(quick)
-    except TypeError:  # a format that is none: the long way will say so
+    except TypeError:  # no format: planning raises the error
         return None
     is_usual = in_force is DEFAULT or _is_usual(in_force)
     result = None
@@ -66,7 +66,7 @@ def repeat_call(head: tuple[Any, ...], operands: Operands, as_storage: bool = Fa
 
 
 def _known_run(quick: Hashable, sources: Sequence[Any], in_force: Settings) -> Run | None:
-    """What runs a call with these shapes, dtypes and orders in memory; it is tried first the next time."""
+    """Look up what runs a call with these shapes, dtypes and strides; it is tried first at the next call."""
     if peek_interpreter_stack() is not None or len_torch_dispatch_stack():
         return None
     key = full_key(quick, sources)
@@ -85,14 +85,14 @@ def _is_usual(in_force: Settings) -> bool:
 
 
 def _is_same_kernel(in_force: Settings) -> bool:
-    """Whether the settings give the kernels that the default gives."""
+    """Check whether the settings lead to the same kernels as the defaults."""
     return in_force.without == DEFAULT.without and in_force.backend == DEFAULT.backend
 
 
 def keep_call(
     head: tuple[Any, ...], operands: Operands, prepared: Prepared | DenseProduct | None, names: Sequence[str]
 ) -> None:
-    """Remember what runs a call whose operands have ``names``; old calls go when there are too many."""
+    """Cache what runs a call whose operands have ``names``; the oldest calls are evicted."""
     described = describe(head, operands)
     if prepared is None or described is None or not _is_usual(current()):
         return
@@ -115,7 +115,7 @@ def keep_call(
 
 
 def keep_as(other: tuple[Any, ...], head: tuple[Any, ...], operands: Operands) -> None:
-    """Remember the call of ``head``, if it was kept, under ``other`` as well: another name of the same."""
+    """Cache the call of ``head``, if it is cached, under ``other`` as well: another name of the same."""
     described, alias = describe(head, operands), describe(other, operands)
     if described is None or alias is None:
         return
@@ -129,11 +129,11 @@ def keep_as(other: tuple[Any, ...], head: tuple[Any, ...], operands: Operands) -
 
 
 def describe(head: tuple[Any, ...], operands: Operands) -> tuple[Hashable, list[Any]] | None:
-    """A key of ``head`` and the sparse operands, and all operands as storages and dense tensors.
+    """Return a key of ``head`` and the sparse operands, and all operands as storages and dense tensors.
 
-    None if some operand is of a kind that always takes the long way. A tensor that is negated lazily looks to
-    C like one that is not. (C sees by itself where a tensor is a shell without memory, inside ``torch.func``
-    or a fake tensor mode.)
+    None if some operand is of a kind whose calls are never cached. A tensor that is negated lazily looks to C
+    like one that is not. (C itself recognizes tensors without memory, inside ``torch.func`` or a fake tensor
+    mode.)
     """
     key: list[Any] = [*head]
     sources = [*operands]
@@ -154,7 +154,7 @@ def describe(head: tuple[Any, ...], operands: Operands) -> tuple[Hashable, list[
 
 
 def full_key(quick: Hashable, sources: Sequence[Any]) -> Hashable | None:
-    """All that the kernel depends on; None if a dense operand is of a kind that takes the long way."""
+    """Return all that the kernel depends on; None if a dense operand is of a kind that is never cached."""
     key: list[Hashable] = [quick, torch.get_default_dtype()]
     for value in sources:
         if type(value) is Storage:
@@ -176,7 +176,7 @@ def _run(prepared: Prepared | DenseProduct, places: list[int], contiguous: bool)
 
 
 def _run_checked(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
-    """As ``_run``, shorter; None if a dense operand is not what it was."""
+    """Return a shorter ``_run``, whose result is None if a dense operand does not match its guard."""
     call = direct.bind(direct.guard([_guarded(sources[place]) for place in places]))
     if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):
         return _run_on_pattern(prepared, direct, places, call)
@@ -194,14 +194,14 @@ def _run_checked(prepared: Prepared, direct: Direct, places: list[int], sources:
 
 
 def _guarded(source: Any) -> int | tuple[torch.Tensor, tuple[int, ...]]:
-    """What is checked of an operand: nothing of a sparse one, which has so many arrays."""
+    """Return what the guard checks of an operand: of a sparse one only its number of arrays."""
     if type(source) is Storage:
         return len(source.tensors)
     return source, stride_order(source)
 
 
 def _run_one(direct: Direct, call: Call) -> Run:
-    """A dense result of one sparse tensor, such as its sum."""
+    """Compute a dense result of one sparse tensor, such as its sum."""
     output = direct.output
 
     def run(sources: Sequence[Any]) -> Tensor | None:
@@ -212,7 +212,7 @@ def _run_one(direct: Direct, call: Call) -> Run:
 
 
 def _run_pair(direct: Direct, call: Call) -> Run:
-    """The usual case, a sparse tensor times a dense one, without a loop."""
+    """Compute the usual case, a sparse tensor times a dense one, without a loop over operands."""
     output = direct.output
 
     def run(sources: Sequence[Any]) -> Tensor | None:
@@ -223,7 +223,7 @@ def _run_pair(direct: Direct, call: Call) -> Run:
 
 
 def _run_sparse_pair(prepared: Prepared, direct: Direct, call: Call) -> Run:
-    """Another usual case, a new pattern from two sparse tensors, without a loop."""
+    """Compute a new pattern from two sparse tensors, also without a loop over operands."""
     output = direct.output
     wrap = prepared.wrap_slots if prepared.slots else functools.partial(prepared.wrap, sources=())
 
@@ -235,10 +235,10 @@ def _run_sparse_pair(prepared: Prepared, direct: Direct, call: Call) -> Run:
 
 
 def _run_on_pattern(prepared: Prepared, direct: Direct, places: list[int], call: Call) -> Run:
-    """Values on the whole pattern of an operand, such as a sampled product."""
+    """Compute values on the whole pattern of an operand, such as a sampled product."""
     shared, output_of = places[prepared.pattern_source], direct.output_of
     form, shape = prepared.format, prepared.shape
-    same = form  # the object that was equal last: comparing formats takes longer than finding them identical
+    same = form  # the last object that was equal: identity is faster to check than equality
 
     def run(sources: Sequence[Any]) -> Tensor | None:
         nonlocal same
@@ -268,8 +268,8 @@ def _run_any(prepared: Prepared, direct: Direct, places: list[int], call: Call) 
 
     def run(sources: Sequence[Any]) -> Tensor | None:
         chosen = sources if is_in_order else [sources[place] for place in places]
-        wanted = prepared.output_for(direct, chosen) if output is None else output
-        result = call(wanted, *arrays_of(chosen))
+        allocated = prepared.output_for(direct, chosen) if output is None else output
+        result = call(allocated, *arrays_of(chosen))
         return None if result is None else prepared.wrap(result, chosen)
 
     return run

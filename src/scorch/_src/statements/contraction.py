@@ -3,8 +3,8 @@
     "ab,bc,cd,...->az"    ->    "ab,bc->ac", then "ab,bc->ac" of that and the next, ...
 
 Operands with the same indices are multiplied first, several at once; then, again and again, the two whose
-product is smallest beside what goes into it. That is quick to find for any number of operands, and every
-product is an einsum of a few operands, whose kernels are chosen and kept like any other's.
+product is smallest beside what goes into it. That search is quick for any number of operands, and every
+product is an einsum of a few operands, whose kernels are chosen and cached like any other's.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from scorch.errors import NotationError
 
-MOST_OPERANDS = 8  # of an einsum that is computed at once
-MOST_CONTRACTED = 1024  # of one that is computed in parts
+MAX_OPERANDS = 8  # of an einsum that is computed at once
+MAX_CONTRACTED_OPERANDS = 1024  # of one that is computed in parts
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,22 @@ class Contraction:
 def contractions(
     terms: Sequence[tuple[str, ...]], output: tuple[str, ...], sizes: Mapping[str, int]
 ) -> list[Contraction]:
-    """The einsums, in order, that make the one of operands with indices ``terms``; the last is the result.
+    """Split the einsum of operands with indices ``terms`` into several, in order; the last is the result.
 
     >>> for part in contractions([("i", "j"), ("j", "k"), ("k", "l")], ("i", "l"), dict.fromkeys("ijkl", 2)):
     ...     print(part.equation, part.takes)
     ab,bc->ac (0, 1)
     ab,ca->cb (2, 3)
     """
-    if len(terms) > MOST_CONTRACTED:
+    if len(terms) > MAX_CONTRACTED_OPERANDS:
         raise NotationError(
-            f"einsum of {len(terms):,} operands, and at most {MOST_CONTRACTED:,} are planned; "
+            f"einsum of {len(terms):,} operands, and at most {MAX_CONTRACTED_OPERANDS:,} are planned; "
             "multiply some of them first"
         )
     plan = _Plan(terms, output, sizes)
     plan.multiply_alike()
     plan.multiply_pairs()
-    return plan.found
+    return plan.contractions
 
 
 class _Plan:
@@ -61,54 +61,54 @@ class _Plan:
         self.output, self.sizes = output, sizes
         self.uses = Counter(index for term in terms for index in set(term))
         self.uses.update(output)
-        self.found: list[Contraction] = []
+        self.contractions: list[Contraction] = []
         self.next = len(terms)
 
-    def kept(self, taken: Sequence[int]) -> tuple[str, ...]:
-        """The indices of a product that something else, or the result, needs."""
+    def output_indices(self, taken: Sequence[int]) -> tuple[str, ...]:
+        """Return the indices of a product that another operand, or the result, needs."""
         own = Counter(index for number in taken for index in dict.fromkeys(self.left[number]))
         if len(taken) == len(self.left):
             return self.output
         return tuple(index for index in own if self.uses[index] > own[index])
 
     def join(self, taken: Sequence[int]) -> int:
-        kept = self.kept(taken)
+        remaining = self.output_indices(taken)
         terms = [self.left.pop(number) for number in taken]
         for term in terms:
             self.uses.subtract(set(term))
-        self.found.append(Contraction(_equation(terms, kept), tuple(taken)))
-        self.left[self.next], number = kept, self.next
-        self.uses.update(kept)
+        self.contractions.append(Contraction(_equation(terms, remaining), tuple(taken)))
+        self.left[self.next], number = remaining, self.next
+        self.uses.update(remaining)
         self.next += 1
         return number
 
     def multiply_alike(self) -> None:
-        """Products of operands with the same indices, up to ``MOST_OPERANDS`` at once."""
+        """Multiply operands with the same indices, up to ``MAX_OPERANDS`` at once."""
         alike: dict[frozenset[str], list[int]] = {}
         for number, term in self.left.items():
             alike.setdefault(frozenset(term), []).append(number)
         for numbers in alike.values():
             while len(numbers) > 1 and len(self.left) > 1:
-                numbers = [*numbers[MOST_OPERANDS:], self.join(numbers[:MOST_OPERANDS])]
+                numbers = [*numbers[MAX_OPERANDS:], self.join(numbers[:MAX_OPERANDS])]
 
     def multiply_pairs(self) -> None:
-        """The cheapest pair, again and again, of those that share an index; of any two where none do."""
+        """Multiply the cheapest pair that shares an index, or any two where none do, until one is left."""
         prices = {pair: self.price(pair) for pair in itertools.combinations(self.left, 2) if self.meet(*pair)}
         while len(self.left) > 1:
             pairs = prices or itertools.combinations(self.left, 2)
             pair = min(pairs, key=lambda pair: (prices[pair], pair)) if prices else next(iter(pairs))
-            made = self.join(pair)
+            product = self.join(pair)
             prices = {other: price for other, price in prices.items() if not {*other} & {*pair}}
             for number in self.left:
-                if number != made and self.meet(number, made):
-                    prices[number, made] = self.price((number, made))
+                if number != product and self.meet(number, product):
+                    prices[number, product] = self.price((number, product))
 
     def meet(self, a: int, b: int) -> bool:
         return not set(self.left[a]).isdisjoint(self.left[b])
 
     def price(self, pair: tuple[int, int]) -> float:
-        """How much larger the product is than what goes into it, as if all were dense."""
-        after, first, second = self.kept(pair), self.left[pair[0]], self.left[pair[1]]
+        """Return how much larger the product is than its factors, as if all were dense."""
+        after, first, second = self.output_indices(pair), self.left[pair[0]], self.left[pair[1]]
         return self.size(after) - self.size(first) - self.size(second)
 
     def size(self, term: tuple[str, ...]) -> float:
@@ -116,7 +116,7 @@ class _Plan:
 
 
 def _equation(terms: Sequence[tuple[str, ...]], output: tuple[str, ...]) -> str:
-    """An equation whose letters come in order, so that products alike have one text."""
+    """Write an equation whose letters come in order, so that like products share one text."""
     indices = dict.fromkeys(index for term in terms for index in term)
     if len(indices) > len(string.ascii_letters):
         raise NotationError(

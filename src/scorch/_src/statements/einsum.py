@@ -20,9 +20,9 @@ from scorch._src.notation.parse_einsum import Einsum, parse_einsum, read_indices
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.autograd import differentiable, repeat_differentiable
 from scorch._src.statements.call_cache import keep_call, repeat_call
-from scorch._src.statements.contraction import MOST_OPERANDS, Contraction, contractions
+from scorch._src.statements.contraction import MAX_OPERANDS, Contraction, contractions
 from scorch._src.statements.modes import recorder
-from scorch._src.statements.operands import as_learned, as_operand, converted, shape_of, squeezed
+from scorch._src.statements.operands import as_differentiable, as_operand, converted, shape_of, squeezed
 from scorch._src.statements.statement import run_statement
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.flatten import spelled
@@ -32,24 +32,24 @@ from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
 def einsum(
     *args: Any, format: str | Format | None = None, sparse_grad: bool = False
 ) -> SparseTensor | torch.Tensor:
-    """The product of ``operands`` summed as ``equation`` says; ``format`` is the result's.
+    """Multiply ``operands`` and sum as ``equation`` says; ``format`` is the result's.
 
     Gradients of sparse operands live on their patterns. Those of dense operands are dense; with
-    ``sparse_grad`` they store those rows only that sparse operands meet.
+    ``sparse_grad`` they store only the rows that sparse operands reach.
 
     >>> import torch, scorch
     >>> A = scorch.from_torch(torch.eye(3), format="csr")
     >>> scorch.einsum("ij,jk->ik", A, A)
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
     """
-    if len(args) > MOST_OPERANDS or (len(args) == 2 and type(args[1]) in (list, tuple)):
+    if len(args) > MAX_OPERANDS or (len(args) == 2 and type(args[1]) in (list, tuple)):
         equation, operands = _arguments(args)
-        if len(operands) > MOST_OPERANDS:
+        if len(operands) > MAX_OPERANDS:
             return _in_parts(equation, operands, format, sparse_grad)
     if is_dynamo_compiling():
         equation, operands = _arguments(args)
-        spoken = equation, list(operands), spelled(format), sparse_grad
-        return torch.ops.scorch.einsum(*spoken)  # type: ignore[no-any-return]
+        arguments = equation, list(operands), spelled(format), sparse_grad
+        return torch.ops.scorch.einsum(*arguments)  # type: ignore[no-any-return]
     record = recorder()
     if record is not None:
         return record.record_or_run(einsum, args, {"format": format, "sparse_grad": sparse_grad})  # type: ignore[no-any-return]
@@ -57,7 +57,7 @@ def einsum(
         args = cast(*args)
     head = (args[0], format) if args and isinstance(args[0], str) else None
     if is_differentiable(*args[1:] if head else args):
-        return _learned(args, format, sparse_grad)
+        return _differentiable(args, format, sparse_grad)
     if head is not None:
         known: SparseTensor | torch.Tensor | None = repeat_call(head, args[1:])
         if known is not None:
@@ -74,8 +74,8 @@ def einsum(
     if head is not None and dtype is None and not any(operand.squeeze for operand in parsed.operands):
         requested = None if format is None else as_format(format, len(parsed.statement.target.indices))
         names = [operand.access.tensor for operand in parsed.operands]
-        given = dict(zip(names, tensors, strict=True))
-        prepared = single_kernel(split(parsed.statement), given, parsed.sizes, requested)
+        tensors_by_name = dict(zip(names, tensors, strict=True))
+        prepared = single_kernel(split(parsed.statement), tensors_by_name, parsed.sizes, requested)
         keep_call(head, operands, prepared, names)
     return wrap(result)
 
@@ -83,31 +83,31 @@ def einsum(
 def _in_parts(
     equation: str, operands: Sequence[Any], format: str | Format | None, sparse_grad: bool
 ) -> SparseTensor | torch.Tensor:
-    """As ``einsum`` of many operands: a few at a time, all in the dtype of the result."""
+    """Compute an einsum of many operands a few at a time, all in the dtype of the result."""
     if format is None and all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands):
         return torch.einsum(equation, *operands)
     for number, operand in enumerate(operands):
         as_operand(f"operand {number}", operand)
     dtype = functools.reduce(torch.promote_types, [operand.dtype for operand in operands])
-    given = [operand if operand.dtype == dtype else operand.to(dtype) for operand in operands]
+    factors = [operand if operand.dtype == dtype else operand.to(dtype) for operand in operands]
     *parts, last = planned_contractions(equation, tuple(tuple(operand.shape) for operand in operands))
     for part in parts:
-        given.append(einsum(part.equation, *(given[n] for n in part.takes), sparse_grad=sparse_grad))
+        factors.append(einsum(part.equation, *(factors[n] for n in part.takes), sparse_grad=sparse_grad))
         for number in part.takes:
-            given[number] = None  # which nothing else takes
-    return einsum(last.equation, *(given[n] for n in last.takes), format=format, sparse_grad=sparse_grad)
+            factors[number] = None  # which nothing else takes
+    return einsum(last.equation, *(factors[n] for n in last.takes), format=format, sparse_grad=sparse_grad)
 
 
 @functools.lru_cache(maxsize=256)
 def planned_contractions(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Contraction, ...]:
-    """The einsums of a few operands each that one of many is computed as."""
+    """Plan the einsums of a few operands each that one of many is computed as."""
     return tuple(contractions(*read_indices(equation, shapes)))
 
 
-def _learned(
+def _differentiable(
     args: tuple[Any, ...], format: str | Format | None, sparse_grad: bool
 ) -> SparseTensor | torch.Tensor:
-    """As ``einsum``, connected to the operands."""
+    """Compute ``einsum`` and connect the result to the operands."""
     equation, operands = _arguments(args)
     plain = all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands)
     if plain and format is None:
@@ -116,7 +116,8 @@ def _learned(
     known = repeat_differentiable(head, operands)
     if known is not None:
         return known
-    given, operands = operands, tuple(as_learned(f"operand {n}", value) for n, value in enumerate(operands))
+    originals = operands
+    operands = tuple(as_differentiable(f"operand {n}", value) for n, value in enumerate(originals))
     parsed, names = _parsed(equation, tuple(tuple(operand.shape) for operand in operands))
     dtype = _common_dtype(parsed, operands)
     if dtype is not None:
@@ -125,31 +126,31 @@ def _learned(
         value.squeeze(operand.squeeze) if operand.squeeze else value
         for value, operand in zip(operands, parsed.operands, strict=True)
     )
-    is_own = all(mine is value for mine, value in zip(operands, given, strict=True))
+    is_own = all(mine is value for mine, value in zip(operands, originals, strict=True))
     statement = Statement(parsed.statement)
     return differentiable(statement, names, operands, format, sparse_grad, head=head if is_own else None)
 
 
 def _common_dtype(parsed: Einsum, operands: Sequence[Any]) -> torch.dtype | None:
-    """What operands of several dtypes are converted to; None where the kernel does it, or there is one."""
+    """Return the dtype to convert operands to; None where the kernel converts them, or there is only one."""
     dtypes = [operand.dtype for operand in operands if isinstance(operand, torch.Tensor)]
     if len(dtypes) < len(operands) or len(set(dtypes)) < 2:  # a number has no dtype of its own
         return None
     names = (operand.access.tensor for operand in parsed.operands)
     types = dict(zip(names, map(type_of_dtype, dtypes), strict=True))
-    found = widened(parsed.statement.value, types, all_tensors=True)
-    return dtype_of_type(next(iter(found.values()))) if found else None
+    promoted = widened(parsed.statement.value, types, all_tensors=True)
+    return dtype_of_type(next(iter(promoted.values()))) if promoted else None
 
 
 @functools.lru_cache(maxsize=1024)
 def _parsed(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Einsum, tuple[str, ...]]:
-    """An equation, and the names of the operands in its statement."""
+    """Parse an equation; also return the names of the operands in its statement."""
     parsed = parse_einsum(equation, list(shapes))
     return parsed, tuple(operand.access.tensor for operand in parsed.operands)
 
 
 def _is_torchs(operands: Sequence[Any]) -> bool:
-    """Whether torch must do it: all operands are its own dense tensors on another device."""
+    """Check whether torch must compute it: all operands are its own dense tensors on another device."""
     plain = all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands)
     return plain and not all(is_served(value.device) for value in operands)
 
@@ -157,7 +158,7 @@ def _is_torchs(operands: Sequence[Any]) -> bool:
 def run_einsum(
     parsed: Einsum, tensors: list[Storage | torch.Tensor], format: str | Format | None
 ) -> Storage | torch.Tensor:
-    """A parsed equation on tensors that were checked."""
+    """Run a parsed equation on tensors that were checked."""
     statement = parsed.statement
     requested = None if format is None else as_format(format, len(statement.target.indices))
     named = {
@@ -168,7 +169,7 @@ def run_einsum(
 
 
 def _arguments(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-    """The equation and operands, also from the form with lists of subscripts."""
+    """Return the equation and operands, also from the form with lists of subscripts."""
     if args and isinstance(args[0], str):
         operands = args[1:]
         if len(operands) == 1 and isinstance(operands[0], (list, tuple)):

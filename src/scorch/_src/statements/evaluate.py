@@ -17,8 +17,14 @@ from scorch._src.notation.verify import shapes_of
 from scorch._src.statements.autograd import differentiable, repeat_differentiable
 from scorch._src.statements.call_cache import repeat_call
 from scorch._src.statements.modes import recorder
-from scorch._src.statements.operands import as_learned, as_operand
-from scorch._src.statements.statement import LONG_TEXT, is_long, read_statement, run_new, short_statements
+from scorch._src.statements.operands import as_differentiable, as_operand
+from scorch._src.statements.statement import (
+    LONG_EXPRESSION_CHARS,
+    is_long,
+    read_statement,
+    run_new,
+    short_statements,
+)
 from scorch._src.tensor.flatten import spelled
 from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
 
@@ -26,7 +32,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
 def evaluate(
     expression: str, /, *, format: str | Format | None = None, sparse_grad: bool = False, **tensors: Any
 ) -> SparseTensor | torch.Tensor:
-    """The result of an index expression such as ``D[i,j] = A[i,k] * B[k,j] + C[i,j]``.
+    """Evaluate an index expression such as ``D[i,j] = A[i,k] * B[k,j] + C[i,j]``.
 
     Indices that do not stand on the left are summed; ``max(j, ...)``, ``min``, ``prod`` and ``any`` reduce
     otherwise. ``+=`` adds to a tensor passed under the name on the left and returns the sum. There are
@@ -38,11 +44,11 @@ def evaluate(
     tensor([2., 2., 2.])
     """
     operands = list(tensors.values())
-    if isinstance(expression, str) and len(expression) > LONG_TEXT and is_long(expression):
+    if isinstance(expression, str) and len(expression) > LONG_EXPRESSION_CHARS and is_long(expression):
         return _in_parts(expression, tensors, format, sparse_grad)
     if is_dynamo_compiling():
-        given = expression, list(tensors), operands, spelled(format)
-        return torch.ops.scorch.evaluate(*given)  # type: ignore[no-any-return]
+        arguments = expression, list(tensors), operands, spelled(format)
+        return torch.ops.scorch.evaluate(*arguments)  # type: ignore[no-any-return]
     record = recorder()
     if record is not None:
         options = {"format": format, "sparse_grad": sparse_grad}
@@ -54,42 +60,42 @@ def evaluate(
     if known is not None:
         return known  # type: ignore[no-any-return]
     if not isinstance(expression, str):
-        read_statement(expression, tensors)  # there is a message for that
+        read_statement(expression, tensors)  # raises the error
     return wrap(run_new(head, parse(expression), tensors, format))
 
 
 def _in_parts(
     expression: str, tensors: Mapping[str, Any], format: str | Format | None, sparse_grad: bool
 ) -> SparseTensor | torch.Tensor:
-    """As ``evaluate`` of a long expression, one short statement after the other."""
+    """Evaluate a long expression, one short statement after the other."""
     for name, value in tensors.items():
         as_operand(f"tensor {name!r}", value)
     shapes_of(parse(expression), {name: tuple(value.shape) for name, value in tensors.items()})
     *shorts, last = short_statements(expression)
-    given = dict(tensors)
+    values_by_name = dict(tensors)
     for short in shorts:
         target = short.statement.assign.target.tensor
-        given[target] = evaluate(short.text, sparse_grad=sparse_grad, **short.named(given))
-    return evaluate(last.text, format=format, sparse_grad=sparse_grad, **last.named(given))
+        values_by_name[target] = evaluate(short.text, sparse_grad=sparse_grad, **short.named(values_by_name))
+    return evaluate(last.text, format=format, sparse_grad=sparse_grad, **last.named(values_by_name))
 
 
 def _differentiable(
     head: tuple[Any, ...], tensors: Mapping[str, Any], sparse_grad: bool
 ) -> SparseTensor | torch.Tensor:
-    """As ``evaluate``, connected to the tensors."""
+    """Evaluate an expression and connect the result to the tensors."""
     expression, format, *_ = head
     known = repeat_differentiable((*head, sparse_grad), list(tensors.values()))
     if known is not None:
         return known
     statement = parse(expression) if isinstance(expression, str) else None
     names = tuple(tensors)
-    operands = [as_learned(f"tensor {name!r}", value) for name, value in tensors.items()]
+    operands = [as_differentiable(f"tensor {name!r}", value) for name, value in tensors.items()]
     used = set() if statement is None else {access.tensor for access in accesses(statement.assign.value)}
-    if used != set(names):  # there is a message for that
+    if used != set(names):  # raises the error
         read_statement(
             expression, {n: torch.empty(o.shape, device=HOST) for n, o in zip(names, operands, strict=True)}
         )
     assert statement is not None
-    is_own = all(mine is given for mine, given in zip(operands, tensors.values(), strict=True))
-    kept = (*head, sparse_grad) if is_own else None
-    return differentiable(statement, names, operands, format, sparse_grad, head=kept)
+    is_own = all(mine is original for mine, original in zip(operands, tensors.values(), strict=True))
+    cache_head = (*head, sparse_grad) if is_own else None
+    return differentiable(statement, names, operands, format, sparse_grad, head=cache_head)

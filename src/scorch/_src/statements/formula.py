@@ -1,4 +1,4 @@
-"""Statements as objects: what all calls of one share, and what is known of one call."""
+"""Statements as objects: what all calls of one share, and the state of one call."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from scorch._src.notation.nodes import Assign
 from scorch._src.notation.trees import accesses
 from scorch._src.storage.storage import Pattern
 
-MOST_FORMULAS = 4096
-MOST_GRADIENTS = 64  # of one formula: by operand, order, and the format of the result
+MAX_FORMULAS = 4096
+MAX_GRADIENTS = 64  # of one formula: by operand, order, and the format of the result
 
 Source = weakref.ref[torch.Tensor] | None
 Formats = tuple[Format | None, ...]
 
 
 class Formula:
-    """A statement on operands of given formats, None for dense ones, and the format of the result.
+    """A statement, the formats of its operands, None for dense ones, and the format of the result.
 
-    There is one object for each, so that calls are remembered by it and gradients are derived once.
-    ``sparse_grad``: gradients of dense operands store those rows only that sparse operands meet.
+    There is one object for each, so that calls are cached by it and gradients are derived once.
+    ``sparse_grad``: gradients of dense operands store only the rows that sparse operands reach.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class Formula:
         self.formats = formats
         self.format = format
         self.sparse_grad = sparse_grad
-        self.head = (self, None)  # what calls are remembered by
-        self._gradients: BoundedCache[Any, tuple[GradientRule, ...]] = BoundedCache(MOST_GRADIENTS)
-        self._tangents: BoundedCache[Any, Tangent | None] = BoundedCache(MOST_GRADIENTS)
+        self.head = (self, None)  # the key that calls are cached by
+        self._gradients: BoundedCache[Any, tuple[GradientRule, ...]] = BoundedCache(MAX_GRADIENTS)
+        self._tangents: BoundedCache[Any, Tangent | None] = BoundedCache(MAX_GRADIENTS)
         self._read: dict[tuple[bool, ...], tuple[bool, ...]] = {}
 
     @property
@@ -50,11 +50,11 @@ class Formula:
 
     @functools.cached_property
     def taken(self) -> tuple[str, ...]:
-        """The names of its tensors and indices, which nothing else may have."""
+        """The names of its tensors and indices, which are taken."""
         target = self.assign.target
         used = accesses(self.assign.value)
-        found = dict.fromkeys((target.tensor, *self.names, *target.indices))
-        return tuple(found | dict.fromkeys(index for access in used for index in access.indices))
+        names = dict.fromkeys((target.tensor, *self.names, *target.indices))
+        return tuple(names | dict.fromkeys(index for access in used for index in access.indices))
 
     @functools.cached_property
     def incoming(self) -> str:
@@ -67,27 +67,27 @@ class Formula:
         return fresh("P", (*self.taken, self.incoming))
 
     def gradients(
-        self, place: int, again: bool = False, result: Format | None = None
+        self, place: int, create_graph: bool = False, result: Format | None = None
     ) -> tuple[GradientRule, ...]:
         """Derive the gradient of the operand at ``place``, a rule for each use of it, on its pattern.
 
-        ``again``: they are differentiated in their turn. ``result``: the format of a sparse result.
+        ``create_graph``: they are differentiated in their turn. ``result``: the format of a sparse result.
         """
-        key = place, again, result
+        key = place, create_graph, result
         known = self._gradients.get(key)
         if known is None:
-            known = self._gradients[key] = tuple(self._rules(place, again, result))
+            known = self._gradients[key] = tuple(self._rules(place, create_graph, result))
         return known
 
     def whole_gradients(self, place: int) -> tuple[Gradient, ...]:
         """Derive the gradient of the operand at ``place`` everywhere, not only on its pattern."""
         return gradients(self.assign, self.names[place], self.incoming, None)
 
-    def _rules(self, place: int, again: bool, result: Format | None) -> list[GradientRule]:
+    def _rules(self, place: int, create_graph: bool, result: Format | None) -> list[GradientRule]:
         own = self.formats[place]
         mask = None if own is None else self.mask
         rules = []
-        for gradient in gradients(self.assign, self.names[place], self.incoming, mask, again):
+        for gradient in gradients(self.assign, self.names[place], self.incoming, mask, create_graph):
             names = read_by(gradient.statement)
             identities = dict(gradient.diagonals)
             takes = tuple(
@@ -117,20 +117,22 @@ class Formula:
         name = self.names[place]
         return next(len(access.indices) for access in accesses(self.assign.value) if access.tensor == name)
 
-    def tangent(self, changed: Sequence[bool], sizes: Mapping[str, int], again: bool) -> Tangent | None:
-        """Derive how the result changes with the operands that are ``changed``; None if it does not.
+    def tangent(
+        self, changed: Sequence[bool], sizes: Mapping[str, int], create_graph: bool
+    ) -> Tangent | None:
+        """Derive the tangent of the result for the operands that are ``changed``; None if it is zero.
 
-        The change of ``A`` has the name ``change_name("A")``.
+        The tangent of ``A`` has the name ``change_name("A")``.
         """
-        key = tuple(changed), tuple(sizes.items()), again
+        key = tuple(changed), tuple(sizes.items()), create_graph
         if key not in self._tangents:
             pairs = zip(self.names, changed, strict=True)
             names = {name: self.change_name(name) for name, is_changed in pairs if is_changed}
-            self._tangents[key] = tangent(self.assign, names, sizes, again)
+            self._tangents[key] = tangent(self.assign, names, sizes, create_graph)
         return self._tangents.get(key)
 
     def change_name(self, operand: str) -> str:
-        """The name of the change of an operand."""
+        """Return the name of the tangent of an operand."""
         others = [fresh(f"{name}_t", self.taken) for name in self.names]
         place = self.names.index(operand)
         return fresh(f"{operand}_t", (*self.taken, *others[:place]))
@@ -141,8 +143,8 @@ class Formula:
         if known is None:
             read: set[str] = set()
             for name in (name for name, is_needed in zip(self.names, needed, strict=True) if is_needed):
-                for again in (False, True):
-                    for rule in gradients(self.assign, name, self.incoming, None, again):
+                for create_graph in (False, True):
+                    for rule in gradients(self.assign, name, self.incoming, None, create_graph):
                         read.update(read_by(rule.statement))
             known = self._read[needed] = tuple(name in read for name in self.names)
         return known
@@ -163,13 +165,13 @@ class GradientRule(NamedTuple):
     gradient: Gradient
 
 
-_formulas: BoundedCache[Any, Formula] = BoundedCache(MOST_FORMULAS, "formulas")
+_formulas: BoundedCache[Any, Formula] = BoundedCache(MAX_FORMULAS, "formulas")
 
 
 def formula_of(
     statement: Statement, names: tuple[str, ...], formats: Formats, format: Any, sparse_grad: bool = False
 ) -> Formula:
-    """The one formula of a statement on operands of given formats."""
+    """Look up the one formula of a statement on operands of these formats."""
     if format is not None and not isinstance(format, str):
         format = as_format(format, len(statement.assign.target.indices))
     key = statement, names, formats, format, format.family if type(format) is Format else None, sparse_grad
@@ -182,7 +184,7 @@ def formula_of(
 class Call:
     """One run of a formula: the patterns of sparse operands, and the result's once it is known.
 
-    ``sources`` are what is learned of operands: sparse tensors themselves, or values that they were made of.
+    ``sources`` are the differentiable leaves of operands: sparse tensors, or the values they were built from.
     ``operands`` are the tensors whose arrays are passed to the run, if they can be read as they are, and
     ``known`` a result that need not be computed.
     """
@@ -205,17 +207,17 @@ class Call:
         self.pattern: Pattern | None = None
 
     def shape(self, arrays: Sequence[torch.Tensor], place: int) -> tuple[int, ...]:
-        """The shape of an operand."""
+        """Return the shape of an operand."""
         pattern = self.patterns[place]
         return tuple(arrays[place].shape) if pattern is None else pattern.shape
 
     def sizes(self, arrays: Sequence[torch.Tensor]) -> dict[str, int]:
-        """The size of every index."""
-        found: dict[str, int] = {}
+        """Return the size of every index."""
+        sizes: dict[str, int] = {}
         for access in accesses(self.formula.assign.value):
             shape = self.shape(arrays, self.formula.names.index(access.tensor))
-            found.update(zip(access.indices, shape, strict=True))
-        return found
+            sizes.update(zip(access.indices, shape, strict=True))
+        return sizes
 
 
 Compute = Callable[[Call, Sequence[torch.Tensor]], torch.Tensor]  # connects the result to the arrays
@@ -229,20 +231,20 @@ def fresh(name: str, names: Sequence[str]) -> str:
 
 
 def read_by(statement: Assign) -> tuple[str, ...]:
-    """The tensors that a statement reads."""
+    """Return the names of the tensors that a statement reads."""
     return tuple(dict.fromkeys(access.tensor for access in accesses(statement.value)))
 
 
 def _touched(statement: Assign, formats: dict[str, Format | None]) -> Any:
-    """The format of a gradient that stores those rows, or columns, only that a sparse tensor meets."""
-    met: set[str] = set()
+    """Return the format of a gradient that stores only the rows, or columns, that a sparse tensor reaches."""
+    sparse_indices: set[str] = set()
     for access in accesses(statement.value):
         form = formats[access.tensor]
         if form is not None:
             levels = zip(form.order, form.levels, strict=True)
-            met |= {access.indices[dim] for dim, level in levels if not level.is_full}
+            sparse_indices |= {access.indices[dim] for dim, level in levels if not level.is_full}
     indices = statement.target.indices
-    first = next((dim for dim, index in enumerate(indices) if index in met), None)
+    first = next((dim for dim, index in enumerate(indices) if index in sparse_indices), None)
     if first is None:
         return "dense"
     others = [dim for dim in range(len(indices)) if dim != first]

@@ -33,7 +33,7 @@ from scorch._src.torch_internals import is_legacy_batchedtensor
 
 
 def forward_of(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The array of the result, computed from plain tensors; its pattern is put into ``call``."""
+    """Compute the array of the result from plain tensors; its pattern is put into ``call``."""
     operands, call.operands = call.operands, None
     result = call.known
     if result is None:
@@ -65,14 +65,14 @@ def gradient_of(
     arrays: Sequence[torch.Tensor],
     place: int,
     incoming: torch.Tensor,
-    again: bool,
+    create_graph: bool,
     compute: Compute,
 ) -> torch.Tensor | None:
-    """The gradient of the array at ``place``: values on its pattern, or a dense tensor."""
+    """Compute the gradient of the array at ``place``: values on its pattern, or a dense tensor."""
     total: torch.Tensor | None = None
     form = None if call.pattern is None else call.pattern.format
-    for rule in call.formula.gradients(place, again, form):
-        gradient = _run_rule(call, arrays, place, rule, incoming, again, compute)
+    for rule in call.formula.gradients(place, create_graph, form):
+        gradient = _run_rule(call, arrays, place, rule, incoming, create_graph, compute)
         total = gradient if total is None else total + gradient
     if total is None:
         return None
@@ -85,12 +85,12 @@ def _run_rule(
     place: int,
     rule: GradientRule,
     incoming: torch.Tensor,
-    again: bool,
+    create_graph: bool,
     compute: Compute,
 ) -> torch.Tensor:
     pattern, array, gradient = call.patterns[place], arrays[place], rule.gradient
     result: Pattern | None
-    if again or is_legacy_batchedtensor(incoming):
+    if create_graph or is_legacy_batchedtensor(incoming):
         inner = derived_call(call, arrays, place, rule, incoming)
         value, result = compute(*inner), inner[0].pattern
     else:
@@ -121,7 +121,7 @@ def _run_rule(
 def _operand(
     call: Call, arrays: Sequence[torch.Tensor], place: int, taken: int | str, incoming: torch.Tensor
 ) -> Storage | torch.Tensor:
-    """What a gradient takes, as a plain tensor or a storage."""
+    """Return what a gradient takes, as a plain tensor or a storage."""
     if taken == MASK:
         pattern = call.patterns[place]
         assert pattern is not None
@@ -163,7 +163,7 @@ def derived_call(
 
 
 def identity(size: int, dtype: torch.dtype) -> Storage:
-    """The identity matrix, for diagonals."""
+    """Build the identity matrix, for diagonals."""
     with untracked():
         unit = eye(size, dtype=dtype, format=CSR)
     assert isinstance(unit, SparseTensor)
@@ -176,22 +176,22 @@ def identity(size: int, dtype: torch.dtype) -> Storage:
 def change_of(
     call: Call, arrays: Sequence[torch.Tensor], changes: Sequence[torch.Tensor | None], compute: Compute
 ) -> torch.Tensor | None:
-    """How the result changes with the arrays."""
+    """Compute the tangent of the result from those of the arrays."""
     formula, sizes = call.formula, call.sizes(arrays)
     is_changed = [change is not None for change in changes]
-    again = is_differentiable(*arrays, *(change for change in changes if change is not None))
-    rule = formula.tangent(is_changed, sizes, again)
+    create_graph = is_differentiable(*arrays, *(change for change in changes if change is not None))
+    rule = formula.tangent(is_changed, sizes, create_graph)
     if rule is None:
         return None
-    given = dict(zip(formula.names, zip(arrays, call.patterns, strict=True), strict=True))
+    arrays_by_name = dict(zip(formula.names, zip(arrays, call.patterns, strict=True), strict=True))
     for name, change, pattern in zip(formula.names, changes, call.patterns, strict=True):
         if change is not None:
-            given[formula.change_name(name)] = change, pattern
+            arrays_by_name[formula.change_name(name)] = change, pattern
     for name, index in rule.diagonals:
         unit = identity(sizes[index], arrays[0].dtype)
-        given[name] = unit.values, unit.pattern
+        arrays_by_name[name] = unit.values, unit.pattern
     format = formula.format if call.pattern is None or formula.format is not None else call.pattern.format
-    inner, taken = call_on(Statement(rule.statement), read_by(rule.statement), given, format)
+    inner, taken = call_on(Statement(rule.statement), read_by(rule.statement), arrays_by_name, format)
     result = compute(inner, taken)
     if call.pattern is None or inner.pattern is None:
         return result
@@ -201,11 +201,11 @@ def change_of(
 def call_on(
     statement: Statement,
     names: tuple[str, ...],
-    given: Mapping[str, tuple[torch.Tensor, Pattern | None]],
+    arrays_by_name: Mapping[str, tuple[torch.Tensor, Pattern | None]],
     format: Any,
 ) -> tuple[Call, list[torch.Tensor]]:
-    """A call of a statement on arrays by their names, with the patterns of sparse ones."""
-    patterns = [given[name][1] for name in names]
+    """Return a call of a statement on arrays by their names, with the patterns of sparse ones."""
+    patterns = [arrays_by_name[name][1] for name in names]
     formats = tuple(None if pattern is None else pattern.format for pattern in patterns)
     formula = formula_of(statement, names, formats, format)
-    return Call(formula, patterns), [given[name][0] for name in names]
+    return Call(formula, patterns), [arrays_by_name[name][0] for name in names]

@@ -1,4 +1,4 @@
-"""Who hears of statements before they run: the recorder of ``scorch.compile``, while it records."""
+"""The active recorder of ``scorch.compile``, which receives statements before they run."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ active = _Active()
 
 
 def recorder() -> Any:
-    """The one that is recording in this thread, if any is."""
+    """Return the recorder that is active in this thread, if any."""
     return active.recorder

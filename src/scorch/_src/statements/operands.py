@@ -1,4 +1,4 @@
-"""What users pass in: checked once, at the edge, with the name they know it by."""
+"""Check what users pass in once, at the edge, by the name they know it by."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scorch.errors import DtypeError, FreedError, OperandError, UnsupportedError
 
 
 def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
-    """``value`` as a storage or a plain dense tensor; torch's sparse layouts are taken as they are."""
+    """Return ``value`` as a storage or a plain dense tensor; torch's sparse layouts are taken as they are."""
     if isinstance(value, SparseTensor):
         return value.storage
     if isinstance(value, Storage):
@@ -32,7 +32,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
             f"{name} is a {type(value).__name__}, not a tensor; "
             "make one with torch.tensor or scorch.from_scipy"
         )
-    _refuse_shells(name, value)
+    _check_has_memory(name, value)
     check_device(name, value.device)
     try:
         type_of_dtype(value.dtype)
@@ -40,9 +40,9 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
         add_note(error, f"in {name}")
         raise
     if value.layout != torch.strided:
-        found = from_torch(value)
-        assert isinstance(found, SparseTensor)
-        return found.storage
+        sparse = from_torch(value)
+        assert isinstance(sparse, SparseTensor)
+        return sparse.storage
     if value.numel() and value.data_ptr() == 0:
         if not value._is_zerotensor():
             raise FreedError(f"{name} has no memory: its storage was resized or freed; make it anew")
@@ -51,19 +51,19 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     return plain
 
 
-def as_learned(name: str, value: Any) -> torch.Tensor:
-    """``value`` as a tensor that keeps its gradients; torch's sparse layouts become ours."""
+def as_differentiable(name: str, value: Any) -> torch.Tensor:
+    """Return ``value`` as a tensor that is still connected; torch's sparse layouts become ours."""
     if isinstance(value, torch.Tensor) and (isinstance(value, SparseTensor) or value.layout == torch.strided):
         return value
     if isinstance(value, torch.Tensor):
         return from_torch(value)
-    found = as_operand(name, value)
-    assert isinstance(found, torch.Tensor)
-    return found
+    scalar = as_operand(name, value)
+    assert isinstance(scalar, torch.Tensor)
+    return scalar
 
 
 def _scalar(name: str, value: Any) -> torch.Tensor:
-    """A number as a tensor without dimensions, in the dtype torch gives it."""
+    """Convert a number to a tensor without dimensions, in the dtype torch infers."""
     try:
         return torch.tensor(value, device=HOST)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -72,8 +72,8 @@ def _scalar(name: str, value: Any) -> torch.Tensor:
         ) from None
 
 
-def _refuse_shells(name: str, value: torch.Tensor) -> None:
-    """Refuse tensors without memory of their own: kernels would read nowhere."""
+def _check_has_memory(name: str, value: torch.Tensor) -> None:
+    """Raise for tensors without memory of their own, which kernels cannot read."""
     kind = type(value)
     is_wrapper = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     if value.is_nested:
@@ -93,37 +93,37 @@ def shape_of(tensor: Storage | torch.Tensor) -> tuple[int, ...]:
 
 
 def converted(tensor: Storage | torch.Tensor, dtype: torch.dtype) -> Storage | torch.Tensor:
-    """``tensor`` in another dtype."""
+    """Return ``tensor`` in another dtype."""
     if isinstance(tensor, Storage):
         return Storage(tensor.pattern, tensor.values.to(dtype))
     return tensor.to(dtype)
 
 
 def squeezed(tensor: Storage | torch.Tensor, dims: tuple[int, ...]) -> Storage | torch.Tensor:
-    """``tensor`` without the dimensions ``dims``, which all have size 1."""
+    """Drop the dimensions ``dims``, which all have size 1."""
     if not dims:
         return tensor
     if isinstance(tensor, torch.Tensor):
         return tensor.squeeze(dims)
     pattern = tensor.pattern
-    kept = [dim for dim in range(len(pattern.shape)) if dim not in dims]
-    shape = tuple(pattern.shape[dim] for dim in kept)
-    if not kept:
+    remaining = [dim for dim in range(len(pattern.shape)) if dim not in dims]
+    shape = tuple(pattern.shape[dim] for dim in remaining)
+    if not remaining:
         return tensor.values.sum().reshape(()).to(tensor.values.dtype)
-    plain = convert(tensor, Format("s" * len(pattern.shape), order=[*dims, *kept]))
+    plain = convert(tensor, Format("s" * len(pattern.shape), order=[*dims, *remaining]))
     assert isinstance(plain, Storage)
     return _without_outer_levels(plain, len(dims), shape)
 
 
 def _without_outer_levels(tensor: Storage, number: int, shape: tuple[int, ...]) -> Storage:
-    """A tensor whose first ``number`` levels store dimensions of size 1, without them."""
+    """Drop the first ``number`` levels of a tensor, which store dimensions of size 1."""
     pattern = tensor.pattern
     entries = pattern.counts[number - 1]
     pos, crd = list(pattern.pos[number:]), list(pattern.crd[number:])
     if entries == 0:
         pos[0] = torch.zeros(2, dtype=pattern.index_dtype, device=pattern.device)
-    kept = pattern.format.order[number:]
-    order = [sorted(kept).index(dim) for dim in kept]
+    remaining = pattern.format.order[number:]
+    order = [sorted(remaining).index(dim) for dim in remaining]
     form = Format(pattern.format.levels[number:], order=order)
     return Storage(Pattern(form, shape, tuple(pos), tuple(crd), pattern.counts[number:]), tensor.values)
 

@@ -14,7 +14,7 @@ from scorch._src.compiler.steps import split
 from scorch._src.compiler.typing import dtype_of_type, settle, widened
 from scorch._src.engine.execute import Task, operand_of, run_step, single_kernel
 from scorch._src.formats import Format, as_format
-from scorch._src.notation.cut import MOST_ACCESSES, Short, cut
+from scorch._src.notation.cut import MAX_ACCESSES, Short, cut
 from scorch._src.notation.indexing import Statement, parse
 from scorch._src.notation.trees import accesses
 from scorch._src.notation.verify import shapes_of
@@ -25,7 +25,7 @@ from scorch._src.storage.storage import Storage
 from scorch.errors import NotationError
 
 Tensors = dict[str, Storage | torch.Tensor]
-LONG_TEXT = 4 * MOST_ACCESSES  # characters, of which a long expression has more
+LONG_EXPRESSION_CHARS = 4 * MAX_ACCESSES  # characters, of which a long expression has more
 
 
 def run_formula(formula: Formula, operands: Sequence[Any]) -> Storage | torch.Tensor:
@@ -40,15 +40,15 @@ def run_formula(formula: Formula, operands: Sequence[Any]) -> Storage | torch.Te
 def run_new(
     head: tuple[Any, ...], statement: Statement, tensors: Mapping[str, Any], format: Any
 ) -> Storage | torch.Tensor:
-    """Run a statement whose like was not run before, and remember it by ``head``."""
-    if len(accesses(statement.assign.value)) > MOST_ACCESSES:
+    """Plan and run a statement that is not cached, and cache it by ``head``."""
+    if len(accesses(statement.assign.value)) > MAX_ACCESSES:
         return _run_parts(statement, tensors, format)
     statement, named, sizes = check_operands(statement, tensors)
     requested = None if format is None else as_format(format, len(statement.assign.target.indices))
-    requested = kept_format(statement, named, requested)
+    requested = accumulation_format(statement, named, requested)
     steps = split(statement.assign)
     result = run_statement(steps, named, sizes, requested)
-    own = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor | Storage)}
+    own = {name: value for name, value in tensors.items() if isinstance(value, (torch.Tensor, Storage))}
     if all(dtype_of(named[name]) == dtype_of(value) for name, value in own.items()):
         prepared = single_kernel(steps, named, sizes, requested)
         keep_call(head, list(tensors.values()), prepared, list(tensors))
@@ -56,13 +56,13 @@ def run_new(
 
 
 def _run_parts(statement: Statement, tensors: Mapping[str, Any], format: Any) -> Storage | torch.Tensor:
-    """As ``run_new`` of a long statement, one short one after the other."""
+    """Run a long statement, one short one after the other."""
     *shorts, last = cut(statement)
-    given = dict(tensors)
+    tensors_by_name = dict(tensors)
     for short in shorts:
         target = short.statement.assign.target.tensor
-        given[target] = run_text(short.text, short.named(given), None)
-    return run_text(last.text, last.named(given), format)
+        tensors_by_name[target] = run_text(short.text, short.named(tensors_by_name), None)
+    return run_text(last.text, last.named(tensors_by_name), format)
 
 
 def run_text(text: str, tensors: Mapping[str, Any], format: Any) -> Storage | torch.Tensor:
@@ -73,18 +73,18 @@ def run_text(text: str, tensors: Mapping[str, Any], format: Any) -> Storage | to
 
 
 def is_long(expression: Any) -> bool:
-    """Whether an expression is run as several short ones."""
+    """Check whether an expression is run as several short ones."""
     return isinstance(expression, str) and len(short_statements(expression)) > 1
 
 
 @functools.lru_cache(maxsize=256)
 def short_statements(expression: str) -> tuple[Short, ...]:
-    """What an expression is run as: itself, or the short statements that it is cut into."""
+    """Return what an expression is run as: itself, or the short statements that it is cut into."""
     return cut(parse(expression))
 
 
 def read_statement(expression: str, tensors: Mapping[str, Any]) -> tuple[Statement, Tensors, dict[str, int]]:
-    """The statement, its tensors checked, and the size of every index."""
+    """Parse a statement, check its tensors, and infer the size of every index."""
     if not isinstance(expression, str):
         raise NotationError(f"the expression is a text such as 'y[i] = A[i,j] * x[j]', not {expression!r}")
     return check_operands(parse(expression), tensors)
@@ -93,7 +93,7 @@ def read_statement(expression: str, tensors: Mapping[str, Any]) -> tuple[Stateme
 def check_operands(
     statement: Statement, tensors: Mapping[str, Any]
 ) -> tuple[Statement, Tensors, dict[str, int]]:
-    """The statement for the dtypes of its tensors, those checked, and the size of every index."""
+    """Return the statement for the dtypes of its tensors, those checked, and the size of every index."""
     named = {name: as_operand(f"tensor {name!r}", value) for name, value in tensors.items()}
     sizes = shapes_of(statement, {name: shape_of(tensor) for name, tensor in named.items()})
     types = {name: operand_of(name, tensor).element for name, tensor in named.items()}
@@ -103,8 +103,8 @@ def check_operands(
     return replace(statement, assign=assign), named, sizes
 
 
-def kept_format(statement: Statement, tensors: Tensors, requested: Format | None) -> Format | None:
-    """``+=`` keeps the format of the tensor it adds to."""
+def accumulation_format(statement: Statement, tensors: Tensors, requested: Format | None) -> Format | None:
+    """Return the format of a result: that of the tensor that ``+=`` adds to, if none is requested."""
     if requested is not None or not statement.accumulate:
         return requested
     target = tensors[statement.assign.target.tensor]
@@ -117,8 +117,8 @@ def run_statement(
     sizes: Mapping[str, int],
     requested: Format | None,
 ) -> Storage | torch.Tensor:
-    """Run ``steps`` one after another; the last one gives the result, which no operand shares values with."""
-    given: Tensors = dict(tensors)
+    """Run ``steps`` one after another; the result of the last one shares no values with operands."""
+    tensors_by_name: Tensors = dict(tensors)
     for step in steps[:-1]:
-        given[step.target.tensor] = run_step(Task(step, given, sizes))
-    return run_step(Task(steps[-1], given, sizes, requested))
+        tensors_by_name[step.target.tensor] = run_step(Task(step, tensors_by_name, sizes))
+    return run_step(Task(steps[-1], tensors_by_name, sizes, requested))

@@ -1,7 +1,7 @@
-"""From entries as they were appended to the arrays of a tensor.
+"""Assemble the arrays of a tensor from appended entries.
 
-Kernels, torch and slices of other tensors give the entries of a result as ``pos`` and ``crd`` of each level.
-A level may store more than that (``Level.complete``): then the levels below get room for it, and zeros.
+Kernels, torch and slices of other tensors return the entries of a result as ``pos`` and ``crd`` of each
+level. A level may store more than that (``Level.complete``): then the levels below are padded with zeros.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from scorch._src.formats import Format, Level
 from scorch._src.grad_state import untracked
 from scorch._src.loops.types import LAST_INT32
-from scorch._src.storage.budget import LARGE, check_budget
+from scorch._src.storage.budget import UNCHECKED_BYTES, check_budget
 from scorch._src.storage.storage import Pattern, Storage
 
 Array = torch.Tensor | None
@@ -27,7 +27,7 @@ def assembled(
     counts: Sequence[int],
     values: torch.Tensor,
 ) -> Storage:
-    """The tensor with these entries and values, all levels finished."""
+    """Build the tensor with these entries and values, all levels finished."""
     if not form.is_finished:
         return Storage(Pattern(form, shape, tuple(pos), tuple(crd), tuple(counts)), values)
     _check_memory(form, shape, counts)
@@ -40,7 +40,7 @@ def assembled(
 
 
 def completed(entries: Pattern) -> tuple[Pattern, torch.Tensor | None]:
-    """``entries`` with all that its levels store besides, and where the values go; None if nothing is new."""
+    """Add to ``entries`` all that its levels store besides, and return where values go (None: unchanged)."""
     if not any(kind.is_padded for kind in entries.format.levels):
         return entries, None
     with untracked():
@@ -48,7 +48,7 @@ def completed(entries: Pattern) -> tuple[Pattern, torch.Tensor | None]:
 
 
 class _Completion:
-    """A walk down the levels of ``entries``; ``places`` says where the positions of a level have gone."""
+    """A walk down the levels of ``entries``; ``places`` are the new positions of those of a level."""
 
     def __init__(self, entries: Pattern) -> None:
         self.entries = entries
@@ -75,14 +75,14 @@ class _Completion:
         return Pattern(form, shape, pos, crd, tuple(self.counts)), self.places
 
     def _widen(self, level: int, size: int) -> None:
-        """Room in a full level, below all positions above."""
+        """Make room in a full level, below all positions above."""
         if self.places is not None:
             inner = torch.arange(size, device=self.places.device)
             self.places = (self.places.unsqueeze(1) * size + inner).reshape(-1)
             self.counts[level] = (self.counts[level - 1] if level else 1) * size
 
     def _fill(self, level: int, kind: Level, size: int) -> None:
-        """The entries of a level below positions that have moved, and those that it stores besides."""
+        """Move the entries of a level below moved positions, and add those that it stores besides."""
         pos, crd = self.pos[level], self.crd[level]
         assert pos is not None and crd is not None
         if self.places is not None:
@@ -91,7 +91,7 @@ class _Completion:
         room = kind.room(pos, crd, size)
         if room == crd.numel():
             return
-        if 8 * room > LARGE:
+        if 8 * room > UNCHECKED_BYTES:
             what = f"a tensor of shape {self.entries.shape} in format {self.entries.format}"
             check_budget(8 * room, what, "ask for a format that is not filled up, such as 'csr'")
         whole, listed = kind.complete(pos, crd, size)
@@ -100,7 +100,7 @@ class _Completion:
 
 
 def _spread(pointers: torch.Tensor, places: torch.Tensor, parents: int) -> torch.Tensor:
-    """``pointers`` of the same entries, where the positions above them went to ``places`` of ``parents``."""
+    """Return ``pointers`` to the same entries, whose parents moved to ``places`` of ``parents``."""
     lengths = torch.zeros(parents + 1, dtype=torch.int64, device=pointers.device)
     lengths[places + 1] = pointers.diff().long()
     return torch.cumsum(lengths, 0).to(pointers.dtype)
@@ -109,19 +109,19 @@ def _spread(pointers: torch.Tensor, places: torch.Tensor, parents: int) -> torch
 def _places(
     pos: torch.Tensor, crd: torch.Tensor, whole: torch.Tensor, listed: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """Where each entry is among all that are stored."""
+    """Find the position of each entry among all that are stored."""
     parents = torch.arange(pos.numel() - 1, device=pos.device) * size
     wanted = parents.repeat_interleave(pos.diff()) + crd
     return torch.searchsorted(parents.repeat_interleave(whole.diff()) + listed, wanted)
 
 
 def _check_memory(form: Format, shape: tuple[int, ...], counts: Sequence[int]) -> None:
-    """Refuse a level whose own array would be beyond the budget."""
+    """Raise if the array of a level is beyond the budget."""
     parents = 1
     for level, kind in enumerate(form.levels):
         if not kind.is_full:
             length = kind.length(parents, form.level_size(level, shape), counts[level])
-            if 8 * length > LARGE:
+            if 8 * length > UNCHECKED_BYTES:
                 what = f"a tensor of shape {shape} in format {form}"
                 check_budget(8 * length, what, "ask for a sparser format such as 'coo' or 'dcsr'")
         parents = counts[level]

@@ -1,4 +1,4 @@
-"""How much dense memory a result may newly need; what needs more is refused before it is allocated."""
+"""The budget of dense memory that a result may need; more is refused before it is allocated."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from scorch.errors import DensityError
 from scorch.settings import current
 
-LARGE = 1 << 26  # up to this many bytes are allocated without asking for the budget
+UNCHECKED_BYTES = 1 << 26  # that are allocated without a look at the free memory
 
 
 def check_budget(size: int, what: str, cure: str) -> None:
-    """Refuse ``what``, which needs ``size`` bytes of dense memory, if that is beyond the budget."""
+    """Raise if ``what``, which needs ``size`` bytes of dense memory, is beyond the budget."""
     if not is_within_budget(size):
         raise DensityError(
             f"{what} needs {size:,} bytes of dense memory, more than the budget of {_budget():,}; {cure}, "
@@ -20,8 +20,8 @@ def check_budget(size: int, what: str, cure: str) -> None:
 
 
 def is_within_budget(size: int) -> bool:
-    """Whether ``size`` bytes of dense memory may be allocated."""
-    return (size <= LARGE and current().dense_budget is None) or size <= _budget()
+    """Check whether ``size`` bytes of dense memory may be allocated."""
+    return (size <= UNCHECKED_BYTES and current().dense_budget is None) or size <= _budget()
 
 
 def _budget() -> int:

@@ -1,8 +1,8 @@
-"""Parts of a sparse tensor along the dimension that its outermost level stores.
+"""Slices of a sparse tensor along the dimension that its outermost level stores.
 
 The coordinates from ``start`` to ``stop`` there are a range of positions of the first level, and so a range
-of positions of every level below: a part has slices of the same arrays, and finding it takes no time that
-grows with the entries.
+of positions of every level below: a slice has slices of the same arrays, and the time to compute it does not
+grow with the entries.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Array = torch.Tensor | None
 
 
 def outer_dim(form: Format) -> int | None:
-    """The dimension along which a tensor has parts; None if it is cut in blocks."""
+    """Return the dimension along which a tensor has slices; None if it is blocked."""
     return None if form.is_blocked or not form.order else form.order[0]
 
 
-def part(storage: Storage, start: int, stop: int) -> Storage:
-    """The coordinates from ``start`` to before ``stop`` of the outermost dimension."""
+def outer_slice(storage: Storage, start: int, stop: int) -> Storage:
+    """Slice the coordinates from ``start`` to before ``stop`` of the outermost dimension."""
     pattern = storage.pattern
     shape = list(pattern.shape)
     shape[pattern.format.order[0]] = stop - start
@@ -42,8 +42,8 @@ def part(storage: Storage, start: int, stop: int) -> Storage:
     return assembled(pattern.format, tuple(shape), pos, crd, counts, storage.values[begin:end])
 
 
-def one_of(storage: Storage, index: int) -> Storage | None:
-    """What is at coordinate ``index`` of the outermost dimension, of two or more; None if nothing is."""
+def select_outer(storage: Storage, index: int) -> Storage | None:
+    """Select coordinate ``index`` of the outermost dimension, of two or more; None if nothing is stored."""
     pattern, form = storage.pattern, storage.pattern.format
     ranges = _ranges(pattern, index, index + 1)
     begin, end = ranges[0]
@@ -59,8 +59,8 @@ def one_of(storage: Storage, index: int) -> Storage | None:
     return assembled(inner, shape, pos[1:], crd[1:], counts, storage.values[begin:end])
 
 
-def all_of(storage: Storage) -> list[Storage | None]:
-    """``one_of`` for every coordinate at once; None too where levels have positions, but no values."""
+def unbind_outer(storage: Storage) -> list[Storage | None]:
+    """Select every coordinate at once; None too where levels have positions, but no values."""
     pattern, form = storage.pattern, storage.pattern.format
     size = pattern.shape[form.order[0]]
     bounds = _bounds(pattern, torch.arange(size + 1, device=pattern.device))
@@ -72,28 +72,28 @@ def all_of(storage: Storage) -> list[Storage | None]:
         pointers, places = pattern.pos[level], pattern.crd[level]
         start, stop = starts[level], stops[level]
         if pointers is not None:
-            pos.append(_pointers(pointers, starts[level - 1], stops[level - 1] + 1, start))
-        elif level == 1 and not form.is_unique(0):  # a list of its own, as in one_of
+            pos.append(_split_pointers(pointers, starts[level - 1], stops[level - 1] + 1, start))
+        elif level == 1 and not form.is_unique(0):  # a list of its own, as in select_outer
             lengths = (stop - start).to(pattern.index_dtype)
             pos.append(torch.stack([torch.zeros_like(lengths), lengths], 1).unbind())
         else:
             pos.append([None] * held.numel())
-        crd.append([None] * held.numel() if places is None else _stretches(places, start, stop))
+        crd.append([None] * held.numel() if places is None else _split(places, start, stop))
     counts = zip(
         *((stop - start).tolist() for start, stop in zip(starts[1:], stops[1:], strict=True)), strict=True
     )
-    values = _stretches(storage.values, starts[-1], stops[-1])
+    values = _split(storage.values, starts[-1], stops[-1])
     shape = tuple(size for dim, size in enumerate(pattern.shape) if dim != form.order[0])
     inner = inner_format(form)
-    found: list[Storage | None] = [None] * size
+    slices: list[Storage | None] = [None] * size
     rows = zip(held.tolist(), zip(*pos, strict=True), zip(*crd, strict=True), counts, values, strict=True)
     for index, own_pos, own_crd, own_counts, own in rows:
-        found[index] = assembled(inner, shape, own_pos, own_crd, own_counts, own)
-    return found
+        slices[index] = assembled(inner, shape, own_pos, own_crd, own_counts, own)
+    return slices
 
 
-def _stretches(array: torch.Tensor, start: torch.Tensor, stop: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The slices of ``array`` from each ``start`` to before its ``stop``; they come one after the other."""
+def _split(array: torch.Tensor, start: torch.Tensor, stop: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Slice ``array`` from each ``start`` to before its ``stop``; they come one after the other."""
     sizes = torch.stack([start - torch.cat([start.new_zeros(1), stop])[:-1], stop - start], 1)
     until = int(stop[-1]) if stop.numel() else 0
     if not bool(sizes[:, 0].any()):
@@ -102,8 +102,8 @@ def _stretches(array: torch.Tensor, start: torch.Tensor, stop: torch.Tensor) -> 
 
 
 def _bounds(pattern: Pattern, cuts: torch.Tensor) -> list[torch.Tensor]:
-    """The first positions of each level that belong to coordinates ``cuts`` of the outermost dimension."""
-    found: list[torch.Tensor] = []
+    """Return the first positions of each level below coordinates ``cuts`` of the outermost dimension."""
+    bounds: list[torch.Tensor] = []
     for level, kind in enumerate(pattern.format.levels):
         crd, pos = pattern.crd[level], pattern.pos[level]
         if level == 0 and crd is not None:
@@ -112,30 +112,30 @@ def _bounds(pattern: Pattern, cuts: torch.Tensor) -> list[torch.Tensor]:
             cuts = cuts * pattern.format.level_size(level, pattern.shape)
         elif level and pos is not None:
             cuts = pos[cuts].to(torch.int64)
-        found.append(cuts)
-    return found
+        bounds.append(cuts)
+    return bounds
 
 
-def _pointers(
+def _split_pointers(
     array: torch.Tensor, start: torch.Tensor, stop: torch.Tensor, less: torch.Tensor
 ) -> Sequence[torch.Tensor]:
-    """As ``_stretches``, which here may overlap, each with ``less`` taken off."""
+    """Slice ``array`` as ``_split`` does, with slices that may overlap, and subtract ``less`` from each."""
     lengths = stop - start
     offset = start - (torch.cumsum(lengths, 0) - lengths)
     index = torch.repeat_interleave(offset, lengths) + torch.arange(int(lengths.sum()), device=lengths.device)
-    found: torch.Tensor = array[index] - torch.repeat_interleave(less.to(array.dtype), lengths)
-    return torch.split(found, lengths.tolist())
+    pointers: torch.Tensor = array[index] - torch.repeat_interleave(less.to(array.dtype), lengths)
+    return torch.split(pointers, lengths.tolist())
 
 
 @functools.lru_cache(maxsize=256)
 def inner_format(form: Format) -> Format:
-    """``form`` without its outermost level."""
+    """Return ``form`` without its outermost level."""
     order = [dim - (dim > form.order[0]) for dim in form.order[1:]]
     return Format(form.levels[1:], order=order, dims=len(order))
 
 
 def element(storage: Storage, places: Sequence[int]) -> torch.Tensor:
-    """The value at one place of a tensor that is not cut in blocks."""
+    """Return the value at one place of a tensor that is not blocked."""
     pattern = storage.pattern
     form = pattern.format
     begin, end = 0, 1  # the positions of the level above, or of the entries of a run of coordinates
@@ -157,21 +157,21 @@ def element(storage: Storage, places: Sequence[int]) -> torch.Tensor:
 
 
 def _ranges(pattern: Pattern, start: int, stop: int) -> list[tuple[int, int]]:
-    """The positions of each level that belong to these coordinates of the outermost dimension."""
+    """Return the positions of each level below these coordinates of the outermost dimension."""
     begin, end = start, stop
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for level, kind in enumerate(pattern.format.levels):
         crd, pos = pattern.crd[level], pattern.pos[level]
         if level == 0 and crd is not None:
-            asked = torch.tensor([start, stop], dtype=crd.dtype, device=crd.device)
-            begin, end = torch.searchsorted(crd, asked).tolist()
+            bounds = torch.tensor([start, stop], dtype=crd.dtype, device=crd.device)
+            begin, end = torch.searchsorted(crd, bounds).tolist()
         elif kind.is_full and level:
             size = pattern.format.level_size(level, pattern.shape)
             begin, end = begin * size, end * size
         elif level and pos is not None:
             begin, end = int(pos[begin]), int(pos[end])
-        found.append((begin, end))
-    return found
+        ranges.append((begin, end))
+    return ranges
 
 
 def _sliced(pattern: Pattern, ranges: Sequence[tuple[int, int]]) -> tuple[list[Array], list[Array]]:
@@ -191,10 +191,10 @@ def _sliced(pattern: Pattern, ranges: Sequence[tuple[int, int]]) -> tuple[list[A
     return pos, crd
 
 
-def rows_of(storage: Storage, picked: torch.Tensor) -> Storage | None:
-    """The coordinates ``picked`` of the outermost dimension, of rows below dense levels.
+def select_rows(storage: Storage, picked: torch.Tensor) -> Storage | None:
+    """Select the coordinates ``picked`` of the outermost dimension, of rows below dense levels.
 
-    None where it must be done otherwise; that is also the place to say that a row is not there.
+    None where the general way must be taken, which also raises for a row that is out of range.
     """
     pattern = storage.pattern
     form = pattern.format
@@ -210,17 +210,17 @@ def rows_of(storage: Storage, picked: torch.Tensor) -> Storage | None:
         return None
     if each != 1:
         rows = (rows.unsqueeze(1) * each + torch.arange(each, device=rows.device)).reshape(-1)
-    found = routines_for(pos).pick_rows(pos, crd, storage.values, rows)
-    if found is None:
+    arrays = routines_for(pos).pick_rows(pos, crd, storage.values, rows)
+    if arrays is None:
         return None
     above = [None] * (len(form) - 1)
     counts = [count // max(pattern.counts[0], 1) * picked.numel() for count in pattern.counts[:-1]]
-    counts.append(found[1].numel())
-    return assembled(form, tuple(shape), (*above, found[0]), (*above, found[1]), counts, found[2])
+    counts.append(arrays[1].numel())
+    return assembled(form, tuple(shape), (*above, arrays[0]), (*above, arrays[1]), counts, arrays[2])
 
 
-def matrices_joined(parts: Sequence[Storage], dim: int, shape: tuple[int, ...]) -> Storage | None:
-    """Matrices of compressed rows, or columns, below or beside each other; None if they are anything else."""
+def concat_matrices(parts: Sequence[Storage], dim: int, shape: tuple[int, ...]) -> Storage | None:
+    """Concatenate matrices of compressed rows, or columns, along ``dim``; None if they are anything else."""
     form = parts[0].pattern.format
     if not form.is_compressed_matrix:
         return None
@@ -233,17 +233,17 @@ def matrices_joined(parts: Sequence[Storage], dim: int, shape: tuple[int, ...]) 
     is_outer = dim == form.order[0]
     routines = routines_for(parts[0].values)
     if is_outer:
-        found = routines.concat_rows(arrays, sizes, count)
+        joined = routines.concat_rows(arrays, sizes, count)
     else:
-        found = routines.concat_columns(arrays, sizes, rows, count)
-    if found is None:
+        joined = routines.concat_columns(arrays, sizes, rows, count)
+    if joined is None:
         return None
-    pos, crd, values = found
+    pos, crd, values = joined
     return Storage(Pattern(form, shape, (None, pos), (None, crd), (rows, count)), values)
 
 
-def in_a_row(parts: Sequence[Storage], shape: tuple[int, ...]) -> Storage:
-    """Tensors of one format, not cut in blocks, one after the other along the outermost dimension."""
+def concat_outer(parts: Sequence[Storage], shape: tuple[int, ...]) -> Storage:
+    """Concatenate tensors of one format, not blocked, along the outermost dimension."""
     patterns = [part.pattern for part in parts]
     form = patterns[0].format
     counts = tuple(sum(pattern.counts[level] for pattern in patterns) for level in range(len(form)))
@@ -261,15 +261,15 @@ def in_a_row(parts: Sequence[Storage], shape: tuple[int, ...]) -> Storage:
             pos.append(torch.tensor([0, counts[0]], dtype=index, device=pointers[0].device))
         else:
             below = [array if not n or array is None else array[1:] for n, array in enumerate(pointers)]
-            pos.append(_one_array(below, _starts([p.counts[level] for p in patterns]), index))
-        further = _starts([p.shape[form.order[0]] for p in patterns]) if level == 0 else None
-        crd.append(_one_array(places, further, index))
+            pos.append(_concat_arrays(below, _starts([p.counts[level] for p in patterns]), index))
+        offsets = _starts([p.shape[form.order[0]] for p in patterns]) if level == 0 else None
+        crd.append(_concat_arrays(places, offsets, index))
     values = routines_for(parts[0].values).concat([part.values for part in parts])
     return assembled(form, shape, pos, crd, counts, values)
 
 
-def moved(storage: Storage, dim: int, by: int, shape: tuple[int, ...]) -> Storage | None:
-    """The same entries ``by`` further along ``dim`` of a larger ``shape``; None if no array has that."""
+def shift(storage: Storage, dim: int, by: int, shape: tuple[int, ...]) -> Storage | None:
+    """Shift entries by ``by`` along ``dim`` of a larger ``shape``; None if no array stores that."""
     pattern = storage.pattern
     form = pattern.format
     level = form.order.index(dim)
@@ -279,21 +279,21 @@ def moved(storage: Storage, dim: int, by: int, shape: tuple[int, ...]) -> Storag
     index = dtype_of_type(index_type(shape, pattern.size))
     crd = [array if array is None else array.to(index) for array in pattern.crd]
     pos = [array if array is None else array.to(index) for array in pattern.pos]
-    crd[level] = _further(there, by, index)
+    crd[level] = _add_offset(there, by, index)
     return assembled(form, shape, pos, crd, pattern.counts, storage.values)
 
 
-def _further(array: torch.Tensor, by: int, dtype: torch.dtype) -> torch.Tensor:
-    found = array if array.dtype == dtype else array.to(dtype)
-    return found + by if by else found
+def _add_offset(array: torch.Tensor, by: int, dtype: torch.dtype) -> torch.Tensor:
+    converted = array if array.dtype == dtype else array.to(dtype)
+    return converted + by if by else converted
 
 
 def _starts(lengths: Iterable[int]) -> list[int]:
-    """Where each of several stretches begins."""
+    """Return where each of several slices begins."""
     return [0, *itertools.accumulate(lengths)][:-1]
 
 
-def _one_array(arrays: Sequence[Array], further: Sequence[int] | None, dtype: torch.dtype) -> Array:
-    """The arrays of a level one after the other; None if it keeps none."""
-    given = [array if array.dtype == dtype else array.to(dtype) for array in arrays if array is not None]
-    return routines_for(given[0]).concat(given, further) if given else None
+def _concat_arrays(arrays: Sequence[Array], offsets: Sequence[int] | None, dtype: torch.dtype) -> Array:
+    """Concatenate the arrays of a level; None if it stores none."""
+    converted = [array if array.dtype == dtype else array.to(dtype) for array in arrays if array is not None]
+    return routines_for(converted[0]).concat(converted, offsets) if converted else None

@@ -1,7 +1,7 @@
-"""What a sparse tensor is made of: a pattern, which is immutable and shared, and values.
+"""The storage of a sparse tensor: a pattern, which is immutable and shared, and values.
 
 A ``Pattern`` holds the index arrays of every level. Tensors with the same pattern share it, so that what is
-found out about it once (addresses for kernels, the same pattern in another format) serves them all.
+cached with it (addresses for kernels, the same pattern in another format) serves them all.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from scorch.errors import UnsupportedError
 if TYPE_CHECKING:
     from scorch._src.storage.strides import Strides
 
-MANY = 64  # followers, of which the dead are looked for from here on
+MAX_FOLLOWERS = 64  # weak references, from which on dead ones are dropped
 
-MOST_NUMBERS = 1 << 14
-MOST_RELATIVES = 64  # forms of one pattern that are kept with it
-MOST_GROUPS = 16  # ways to group its entries, by the dimensions that are reduced
-_numbers: BoundedCache[object, int] = BoundedCache(MOST_NUMBERS)
+MAX_KEYS = 1 << 14
+MAX_RELATIVES = 64  # forms of one pattern that are cached with it
+MAX_GROUPS = 16  # ways to group its entries, by the dimensions that are reduced
+_keys: BoundedCache[object, int] = BoundedCache(MAX_KEYS)
 _counter = itertools.count()  # threads never draw the same number
 
 
-def _number(facts: object) -> int:
-    """A small number for ``facts``, cheap to hash at every call.
+def _key_of(descriptor: object) -> int:
+    """Return a small number for ``descriptor``, cheap to hash at every call.
 
-    No other facts ever get it. Facts that were not heard of for long get another one, and with it new entries
-    in the caches that are looked up by numbers.
+    No other descriptor ever has it. One that was evicted has another one at its next use, and with it new
+    entries in the caches that have numbers as keys.
     """
-    return _numbers.setdefault(facts, next(_counter))
+    return _keys.setdefault(descriptor, next(_counter))
 
 
 class Pattern:
-    """The index arrays of a tensor, level by level: ``pos`` and ``crd``, None where a level keeps none.
+    """The index arrays of a tensor, level by level: ``pos`` and ``crd``, None where a level stores none.
 
-    ``counts`` has the number of positions of each level. ``converted`` remembers the same pattern in other
+    ``counts`` has the number of positions of each level. ``converted`` caches the same pattern in other
     formats, each with the place that every value comes from. The coordinates of levels that kernels read
-    otherwise (``Level.finish``) may be forgotten, and are then made anew when someone asks for them.
+    otherwise (``Level.finish``) may be dropped, and are then computed when they are needed.
     """
 
     def __init__(
@@ -68,38 +68,38 @@ class Pattern:
 
     @functools.cached_property
     def crd(self) -> tuple[torch.Tensor | None, ...]:
-        """The coordinates of each level, where they were forgotten."""
-        found: list[torch.Tensor | None] = []
-        given = iter(self.arrays)
+        """The coordinates of each level, where they were dropped."""
+        crds: list[torch.Tensor | None] = []
+        arrays = iter(self.arrays)
         for level, (kind, pos) in enumerate(zip(self.format.levels, self.pos, strict=True)):
             if pos is not None:
-                next(given)
-            array = None if kind.is_full else next(given)
+                next(arrays)
+            array = None if kind.is_full else next(arrays)
             if array is not None and not kind.has_coordinates:
                 assert pos is not None
                 size = self.format.level_size(level, self.shape)
                 with untracked():
                     array = kind.coordinates(pos, array, size).to(array.dtype).contiguous()
-            found.append(array)
-        return tuple(found)
+            crds.append(array)
+        return tuple(crds)
 
     def forget_coordinates(self) -> None:
-        """Keep only what kernels read."""
+        """Drop the coordinates that kernels do not read."""
         if self.format.is_finished:
             _ = self.arrays
             del self.crd
 
     @functools.cached_property  # most patterns never have one of these
     def converted(self) -> BoundedCache[Format, tuple[Pattern, torch.Tensor]]:
-        return BoundedCache(MOST_RELATIVES)
+        return BoundedCache(MAX_RELATIVES)
 
     @functools.cached_property
     def relatives(self) -> BoundedCache[tuple[Format, tuple[int, ...]], Pattern]:
-        return BoundedCache(MOST_RELATIVES)
+        return BoundedCache(MAX_RELATIVES)
 
     @functools.cached_property
     def groups(self) -> BoundedCache[tuple[int, ...], Any]:
-        return BoundedCache(MOST_GROUPS)
+        return BoundedCache(MAX_GROUPS)
 
     @functools.cached_property
     def masks(self) -> dict[torch.dtype, torch.Tensor]:
@@ -130,16 +130,16 @@ class Pattern:
         """The arrays in the order in which kernels take them."""
         if not self.format.is_finished:
             return self.entry_arrays
-        found = []
+        arrays = []
         for level, (pos, crd) in enumerate(zip(self.pos, self.crd, strict=True)):
             if pos is not None:
-                found.append(pos)
+                arrays.append(pos)
             if crd is not None:
-                found.append(self._finished(level, pos, crd))
-        return tuple(found)
+                arrays.append(self._finished(level, pos, crd))
+        return tuple(arrays)
 
     def _finished(self, level: int, pos: torch.Tensor | None, crd: torch.Tensor) -> torch.Tensor:
-        """The coordinates of a level as kernels read them."""
+        """Return the coordinates of a level as kernels read them."""
         kind, size = self.format.levels[level], self.format.level_size(level, self.shape)
         if kind.has_coordinates:
             return crd
@@ -160,17 +160,17 @@ class Pattern:
             return torch.ones(self.size, dtype=torch.bool, device=self.device)
 
     def mask(self, dtype: torch.dtype) -> torch.Tensor:
-        """One for every entry, of ``dtype`` where kernels compute with that in vector registers.
+        """Return ones for all entries, of ``dtype`` where kernels compute with that in vector registers.
 
-        They do with operands of one dtype only, so this is kept, as ``present`` is.
+        They do with operands of one dtype only, so this is cached, as ``present`` is.
         """
         if dtype not in (torch.float32, torch.float64):
             return self.present
-        found = self.masks.get(dtype)
-        if found is None:
+        mask = self.masks.get(dtype)
+        if mask is None:
             with untracked():
-                found = self.masks[dtype] = torch.ones(self.size, dtype=dtype, device=self.device)
-        return found
+                mask = self.masks[dtype] = torch.ones(self.size, dtype=dtype, device=self.device)
+        return mask
 
     @property
     def size(self) -> int:
@@ -185,28 +185,29 @@ class Pattern:
         """
         magnitudes = tuple(count.bit_length() for count in self.counts)
         full = fullness(self.size, self.shape)
-        return _number((self.format, self.shape, self.index_dtype, magnitudes, full, self.device))
+        return _key_of((self.format, self.shape, self.index_dtype, magnitudes, full, self.device))
 
     def carried(self, form: Format, shape: tuple[int, ...], levels: int) -> Pattern:
-        """The same arrays as another format: transposed, or the first ``levels`` with dense ones below."""
+        """Return the arrays as another format: transposed, or the first ``levels`` with dense ones below."""
         if form == self.format and shape == self.shape:
             return self
         known = self.relatives.get((form, shape))
-        if known is not None:  # with what was found out about it
+        if known is not None:  # with what is cached with it
             return known
         counts = list(self.counts[:levels])
         for level in range(levels, len(form)):
             counts.append(counts[-1] * form.level_size(level, shape))
         more = (None,) * (len(form) - levels)
-        found = Pattern(form, shape, (*self.pos[:levels], *more), (*self.crd[:levels], *more), tuple(counts))
-        return self.relatives.setdefault((form, shape), found)
+        pos, crd = (*self.pos[:levels], *more), (*self.crd[:levels], *more)
+        relative = Pattern(form, shape, pos, crd, tuple(counts))
+        return self.relatives.setdefault((form, shape), relative)
 
     def bytes(self) -> int:
-        kept = list(self.arrays)
+        arrays = list(self.arrays)
         if self.format.is_finished and "crd" in self.__dict__:
             levels = zip(self.format.levels, self.crd, strict=True)
-            kept += [crd for kind, crd in levels if crd is not None and not kind.has_coordinates]
-        return sum(array.numel() * array.element_size() for array in kept)
+            arrays += [crd for kind, crd in levels if crd is not None and not kind.has_coordinates]
+        return sum(array.numel() * array.element_size() for array in arrays)
 
     def __copy__(self) -> Pattern:
         return self
@@ -216,7 +217,7 @@ class Pattern:
 
 
 def plain(values: torch.Tensor) -> torch.Tensor:
-    """Values as kernels read them: one for each entry, without gaps, with nothing left to do."""
+    """Return values as kernels read them: one for each entry, without gaps, nothing lazy left."""
     if values._is_zerotensor():  # torch's gradient of a function with steps
         return torch.zeros(values.numel(), dtype=values.dtype, device=values.device)
     listed = values if values.dim() == 1 else values.reshape(-1)
@@ -229,12 +230,12 @@ _Any = TypeVar("_Any")
 def add_weak(references: list[weakref.ref[_Any]], value: _Any) -> None:
     """Add a weak reference, and drop the dead ones now and then."""
     references.append(weakref.ref(value))
-    if len(references) >= MANY and len(references) & (len(references) - 1) == 0:
+    if len(references) >= MAX_FOLLOWERS and len(references) & (len(references) - 1) == 0:
         references[:] = [reference for reference in references if reference() is not None]
 
 
 def mark_written(values: torch.Tensor) -> None:
-    """Let autograd refuse gradients that need values which are replaced, as if they were written to."""
+    """Increment the version of values that are replaced, so that autograd raises where it needs them."""
     if not values.is_inference():
         torch.autograd.graph.increment_version(values)
 
@@ -243,7 +244,7 @@ Check = Callable[[Pattern, torch.Tensor], Pattern]
 
 
 class ViewOrigin(Protocol):
-    """Where the storage of a view comes from: one that is of no view, and the steps from there."""
+    """The origin of the storage of a view: the storage of its base, and the steps from there."""
 
     @property
     def source(self) -> Storage: ...
@@ -252,18 +253,18 @@ class ViewOrigin(Protocol):
     def steps(self) -> tuple[Any, ...]: ...
 
     def of(self, source: torch.Tensor) -> torch.Tensor:
-        """The same view of another tensor."""
+        """Return the same view of another tensor."""
 
-    def again(self, before: Pattern) -> Storage:
-        """The view as it is now, stored as ``before`` was."""
+    def recompute(self, before: Pattern) -> Storage:
+        """Recompute the view, stored as ``before`` was."""
 
 
 class Storage:
     """A pattern and its values, one for every position of the last level, without gaps in memory.
 
     That of a view has an ``origin``, and is one of the ``followers`` of the storage that it is a view of.
-    When that becomes another one, a follower forgets what it has; it is made anew when it is asked for it.
-    One whose arrays are still to be read from a file is ``deferred``: they are checked when first asked for.
+    When that becomes another one, a follower drops its arrays; they are recomputed when they are needed.
+    One whose arrays are still to be read from a file is ``deferred``: they are checked at their first use.
     """
 
     pattern: Pattern
@@ -283,7 +284,7 @@ class Storage:
         dtype, pattern = self.values.dtype, self.pattern
         known = pattern.storage_keys.get(dtype)
         if known is None:
-            known = pattern.storage_keys[dtype] = _number((pattern.key, dtype))
+            known = pattern.storage_keys[dtype] = _key_of((pattern.key, dtype))
         return known
 
     @property
@@ -300,43 +301,43 @@ class Storage:
         """Take the pattern and values of ``other``, for all tensors that have this storage."""
         mark_written(self.values)
         self.take(other.pattern, other.values)
-        self._tell_followers()
+        self._invalidate_followers()
 
     def take(self, pattern: Pattern, values: torch.Tensor) -> None:
-        """Have other entries, without telling anyone."""
+        """Replace the entries, without notice to followers."""
         self.pattern = pattern
         self.values = values if values.is_contiguous() else values.contiguous()
         for name in ("key", "tensors", "forgotten"):
             self.__dict__.pop(name, None)
 
     def defer(self, check: Check) -> None:
-        """Have ``check`` look at the arrays when they are first asked for; it says which pattern they are."""
+        """Defer ``check`` of the arrays to their first use; it returns their pattern."""
         self.deferred = check, self.__dict__.pop("pattern"), self.__dict__.pop("values")
 
     # views -------------------------------------------------------------------------------------------
 
     def follow(self, origin: ViewOrigin) -> None:
-        """Be the storage of a view."""
+        """Become the storage of a view."""
         self.origin = origin
         source = origin.source
         if source.followers is None:
             source.followers = []
         add_weak(source.followers, self)
 
-    def shell(self) -> torch.Tensor:
-        """A dense tensor without memory that lies in memory as a tensor of this storage would."""
+    def meta_tensor(self) -> torch.Tensor:
+        """Return a meta tensor with the strides that a dense tensor of this storage would have."""
         if self.origin is not None:
-            return self.origin.of(self.origin.source.shell())
+            return self.origin.of(self.origin.source.meta_tensor())
         shape = self.pattern.shape
         if self.strides is None:
             return torch.empty(shape, device="meta")
         return torch.empty_strided(shape, self.strides.find(), device="meta")
 
-    def _tell_followers(self) -> None:
-        for follower in self.followers or ():
-            found = follower()
-            if found is not None:
-                found._forget()
+    def _invalidate_followers(self) -> None:
+        for reference in self.followers or ():
+            storage = reference()
+            if storage is not None:
+                storage._forget()
 
     def _forget(self) -> None:
         if self.forgotten is None:
@@ -346,7 +347,7 @@ class Storage:
                 self.__dict__.pop(name, None)
 
     def __getattr__(self, name: str) -> Any:
-        """What a view has forgotten, or is still to be checked; other attributes are found without this."""
+        """Recompute what a view has dropped, or run a deferred check; other attributes do not come here."""
         forgotten, origin, deferred = self.forgotten, self.origin, self.deferred
         if deferred is not None and name in ("pattern", "values"):
             check, pattern, values = deferred
@@ -355,10 +356,10 @@ class Storage:
             return self.__dict__[name]
         if name not in ("pattern", "values") or (name not in self.__dict__ and forgotten is None):
             raise AttributeError(f"a storage has no {name!r}")
-        if forgotten is None or origin is None:  # another thread has made it anew
+        if forgotten is None or origin is None:  # another thread has recomputed it
             return self.__dict__[name]
-        found = origin.again(forgotten[0])
-        self.take(found.pattern, found.values)
+        current = origin.recompute(forgotten[0])
+        self.take(current.pattern, current.values)
         return self.__dict__[name]
 
     def __call__(self) -> NoReturn:
@@ -371,7 +372,7 @@ class Storage:
         return Storage(self.pattern, self.values.detach().clone())
 
     def operand(self, name: str) -> Operand:
-        """This tensor as the compiler sees it."""
+        """Return this tensor as the compiler sees it."""
         pattern = self.pattern
         index = INT32 if pattern.index_dtype == torch.int32 else INT64
         element = type_of_dtype(self.values.dtype)

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from scorch._src.storage.budget import LARGE, check_budget
+from scorch._src.storage.budget import UNCHECKED_BYTES, check_budget
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.tensor.entries import Entries, Shape
 
@@ -26,7 +26,7 @@ def expanded(entries: Entries, shape: Shape) -> Entries:
     own = _padded(entries.shape, shape)
     repeats = math.prod(new for old, new in zip(own, shape, strict=True) if old != new)
     count = entries.values.numel() * repeats
-    if EACH * count > LARGE:
+    if EACH * count > UNCHECKED_BYTES:
         what = f"broadcasting a tensor of shape {entries.shape} to {shape}, each entry {repeats:,} times,"
         check_budget(EACH * count, what, "use einsum or evaluate, which do not repeat them")
     crd = coordinates_of(entries.keys, own)
@@ -60,7 +60,7 @@ def common_keys(a: Entries, b: Entries, shape: Shape) -> torch.Tensor | None:
     begins, ends = torch.searchsorted(of_b, of_a), torch.searchsorted(of_b, of_a, right=True)
     counts = ends - begins
     total = int(counts.sum())
-    if EACH * total > LARGE:
+    if EACH * total > UNCHECKED_BYTES:
         check_budget(EACH * total, f"pairing {total:,} entries", "multiply parts of the tensors")
     first = torch.repeat_interleave(counts, output_size=total)
     number = torch.arange(total, device=counts.device) - (counts.cumsum(0) - counts)[first]

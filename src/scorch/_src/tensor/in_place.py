@@ -60,7 +60,7 @@ def write(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         return target
     _check_current(target)
     check_writable(target)
-    if is_overlapping(target.storage.shell()):
+    if is_overlapping(target.storage.meta_tensor()):
         raise InPlaceError(
             f"{name} on a view of shape {tuple(target.shape)} whose elements share memory has no gradient; "
             "write to the tensor before expand, to a clone(), or inside of torch.no_grad()"

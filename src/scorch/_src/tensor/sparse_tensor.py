@@ -83,7 +83,7 @@ class Origin(NamedTuple):
         result: torch.Tensor = run_steps(self.steps, source)
         return result
 
-    def again(self, before: Pattern) -> Storage:
+    def recompute(self, before: Pattern) -> Storage:
         """The view as it is now, stored as ``before`` was."""
         found: Storage = hooks.see_again(self.source, self.steps, before)
         return found
@@ -394,7 +394,7 @@ def link_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...])
 def _is_copy(source: Storage, steps: tuple[Step, ...]) -> bool:
     """Whether dense tensors have a copy instead of this view: a reshape of what does not lie so in memory."""
     try:
-        run_steps(steps, source.shell())
+        run_steps(steps, source.meta_tensor())
     except RuntimeError:
         return True
     return False

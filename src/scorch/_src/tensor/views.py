@@ -72,7 +72,7 @@ def merge_view(storage: Storage, steps: tuple[Step, ...], view: Pattern) -> tupl
         before = entries_of(number_entries(source))
         left = is_left[before.values]
         after = entries_of(number_entries(view, source.size + 1))
-        shell = storage.shell()
+        shell = storage.meta_tensor()
         keys = torch.cat([before.keys[left], _keys_in_source(after, run_steps(steps, shell), shell)])
         positions = torch.cat([before.values[left], after.values])
         merged = from_entries(Entries(keys, positions, source.shape), source.format, in_order=False)
@@ -125,7 +125,7 @@ def write_entries(storage: Storage, pattern: Pattern, values: torch.Tensor) -> N
         storage.become(Storage(pattern, values))
         return
     source = origin.source
-    if is_overlapping(storage.shell()):
+    if is_overlapping(storage.meta_tensor()):
         merged, positions, written = _merge_copies(storage, pattern, values)
         source.become(Storage(merged, select_values(torch.cat([source.values, written]), positions)))
         return
@@ -156,7 +156,7 @@ def _merge_copies(
     old, new = before.at(keys), after.at(keys)
     changed = (old != new) & ~((old != old) & (new != new))
     places = Entries(keys[changed], new[changed], pattern.shape)
-    written = _keys_in_source(places, storage.shell(), origin.source.shell())
+    written = _keys_in_source(places, storage.meta_tensor(), origin.source.meta_tensor())
     written, order = torch.sort(written, stable=True)
     is_last = torch.ones_like(written, dtype=torch.bool)
     is_last[:-1] = written[1:] != written[:-1]

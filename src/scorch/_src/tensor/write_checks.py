@@ -92,7 +92,7 @@ def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
         )
     is_itself = name == "copy_" and any(leaf is target for leaf in tree_leaves(rest))
     if target.storage.origin is not None and name not in WRITE_TO_COPIES and not is_itself:
-        _check_overlap(name, target.storage.shell())
+        _check_overlap(name, target.storage.meta_tensor())
     for leaf in tree_leaves(rest):
         if isinstance(leaf, SparseTensor) and leaf is not target and _is_partly_same(target, leaf):
             raise InPlaceError(
@@ -122,7 +122,7 @@ def check_assignment(target: SparseTensor, key: Any, value: Any) -> None:
     is_slicing = all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
     is_spread = not isinstance(value, torch.Tensor) and _are_numbers_spread()
     if target.storage.origin is not None and is_slicing and not is_spread:
-        _check_overlap("this assignment", target.storage.shell()[key])
+        _check_overlap("this assignment", target.storage.meta_tensor()[key])
 
 
 def _check_overlap(name: str, shell: torch.Tensor) -> None:
@@ -142,7 +142,7 @@ def _is_partly_same(target: SparseTensor, other: SparseTensor) -> bool:
     base = target.storage if mine is None else mine.source
     if base is not (other.storage if given is None else given.source):
         return False
-    first, second = target.storage.shell(), other.storage.shell()
+    first, second = target.storage.meta_tensor(), other.storage.meta_tensor()
     if not first.numel() or not second.numel():
         return False
     if not _is_dense(first) or not _is_dense(second):

@@ -24,38 +24,38 @@ class CpuRoutines(Routines):
         return laid_out(tensor, order)
 
     def row_pointers(self, rows: Tensor, count: int) -> Tensor:
-        made = pointers_of(rows, count)
-        return super().row_pointers(rows, count) if made is None else made
+        result = pointers_of(rows, count)
+        return super().row_pointers(rows, count) if result is None else result
 
     def row_numbers(self, pos: Tensor, crd: Tensor) -> tuple[Tensor, Tensor]:
-        made = rows_of(pos, crd)
-        return super().row_numbers(pos, crd) if made is None else made
+        result = rows_of(pos, crd)
+        return super().row_numbers(pos, crd) if result is None else result
 
     def sort_entries(
         self, columns: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[Tensor, list[Tensor]] | bool:
-        made = sort_entries(columns, sizes)
-        return super().sort_entries(columns, sizes) if made is None else made
+        result = sort_entries(columns, sizes)
+        return super().sort_entries(columns, sizes) if result is None else result
 
     def pick_rows(
         self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        made = picked_rows(pos, crd, values, picked)
-        return super().pick_rows(pos, crd, values, picked) if made is None else made
+        result = picked_rows(pos, crd, values, picked)
+        return super().pick_rows(pos, crd, values, picked) if result is None else result
 
     def concat(self, arrays: Sequence[Tensor], offsets: Sequence[int] | None = None) -> Tensor:
-        made = joined(arrays, offsets)
-        return super().concat(arrays, offsets) if made is None else made
+        result = joined(arrays, offsets)
+        return super().concat(arrays, offsets) if result is None else result
 
     def concat_rows(self, matrices: Sequence[Matrix], rows: Sequence[int], entries: int) -> Matrix | None:
-        made = below(matrices, rows, entries)
-        return super().concat_rows(matrices, rows, entries) if made is None else made
+        result = below(matrices, rows, entries)
+        return super().concat_rows(matrices, rows, entries) if result is None else result
 
     def concat_columns(
         self, matrices: Sequence[Matrix], widths: Sequence[int], rows: int, entries: int
     ) -> Matrix | None:
-        made = beside(matrices, widths, rows, entries)
-        return super().concat_columns(matrices, widths, rows, entries) if made is None else made
+        result = beside(matrices, widths, rows, entries)
+        return super().concat_columns(matrices, widths, rows, entries) if result is None else result
 
     def parse_table(
         self, data: bytes, begin: int, sizes: tuple[int, ...], parts: int, whole: bool
@@ -65,34 +65,34 @@ class CpuRoutines(Routines):
     def neighbour_max(
         self, rows: tuple[Tensor, Tensor, Tensor | None], x: Tensor, with_ties: bool
     ) -> tuple[Tensor, Tensor | None]:
-        made = neighbour_max.largest(rows, x, with_ties)
-        return super().neighbour_max(rows, x, with_ties) if made is None else made
+        result = neighbour_max.largest(rows, x, with_ties)
+        return super().neighbour_max(rows, x, with_ties) if result is None else result
 
     def neighbour_max_backward(
         self, rows: tuple[Tensor, Tensor, Tensor | None], x: Tensor, out: Tensor, shared: Tensor
     ) -> Tensor:
-        made = neighbour_max.largest_back(rows, x, out, shared)
-        return super().neighbour_max_backward(rows, x, out, shared) if made is None else made
+        result = neighbour_max.largest_backward(rows, x, out, shared)
+        return super().neighbour_max_backward(rows, x, out, shared) if result is None else result
 
     def graph_attention(
         self, rows: Rows, x: Tensor, scores: Scores, options: Options, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
-        made = graph_attention.attend(rows, x, scores, options, keep)
-        return super().graph_attention(rows, x, scores, options, keep) if made is None else made
+        result = graph_attention.attend(rows, x, scores, options, keep)
+        return super().graph_attention(rows, x, scores, options, keep) if result is None else result
 
     def graph_attention_scores_backward(
-        self, rows: Rows, x: Tensor, scores: Scores, options: Options, kept: Tensor, grad: Tensor
+        self, rows: Rows, x: Tensor, scores: Scores, options: Options, probabilities: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
-        given = rows, x, scores, options, kept, grad
-        made = graph_attention.scores_back(*given)
-        return super().graph_attention_scores_backward(*given) if made is None else made
+        args = rows, x, scores, options, probabilities, grad
+        result = graph_attention.scores_backward(*args)
+        return super().graph_attention_scores_backward(*args) if result is None else result
 
     def graph_attention_features_backward(
-        self, columns: Rows, options: Options, kept: Tensor, each: Tensor, grad: Tensor
+        self, columns: Rows, options: Options, probabilities: Tensor, each: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
-        given = columns, options, kept, each, grad
-        made = graph_attention.features_back(*given)
-        return super().graph_attention_features_backward(*given) if made is None else made
+        args = columns, options, probabilities, each, grad
+        result = graph_attention.features_backward(*args)
+        return super().graph_attention_features_backward(*args) if result is None else result
 
     def attention_blocks(self, pos: Tensor, crd: Tensor, matrices: int, queries: int, keys: int) -> Any:
         return find_blocks(pos, crd, matrices, queries, keys)

@@ -11,14 +11,14 @@ import torch
 from scorch._src.backends.base import Schedule
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
 from scorch._src.backends.cpu.launch import (
-    MOST_DIMS,
-    MOST_SLOTS,
+    MAX_DIMS,
+    MAX_SLOTS,
     builtins,
     pack,
-    result_facts,
-    row_facts,
-    slot_facts,
-    tensor_facts,
+    result_descriptor,
+    row_descriptor,
+    slot_descriptor,
+    tensor_descriptor,
 )
 from scorch._src.backends.cpu.print.scalar import print_scalar
 from scorch._src.backends.launcher import Launcher
@@ -28,8 +28,8 @@ from scorch.errors import CompilationError, KernelError, warn
 from scorch.settings import DEFAULT, current
 
 SERIAL_WORK = 50_000  # operations below which two threads cost more than they give, more for more
-MERGES_MORE = 4  # times as many where entries only move: memory is the limit, and parts move once more
-MOST_OUTPUTS = 64  # descriptions of results remembered for each kernel
+MERGE_WORK_FACTOR = 4  # times as many where entries only move: memory is the limit, and parts move once more
+MAX_CACHED_OUTPUTS = 64  # descriptors of results, for each kernel
 
 _has_warned = False
 
@@ -44,7 +44,7 @@ def build_together(sources: Sequence[str]) -> None:
 
 
 def warn_not_compiled(error: CompilationError) -> None:
-    """Say, once in a process, that a kernel had to be run without machine code."""
+    """Warn, once in a process, that a kernel is run without machine code."""
     global _has_warned
     if not _has_warned:
         _has_warned = True
@@ -74,7 +74,7 @@ class CpuExecutable(Launcher):
     def __init__(self, schedule: Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)
         self.work = schedule.planned.choice.chosen.total
-        self.least_work = SERIAL_WORK * (MERGES_MORE if self.plan.slots else 1)
+        self.least_work = SERIAL_WORK * (MERGE_WORK_FACTOR if self.plan.slots else 1)
         self.is_serial = not self.plan.parallel or self.work < self.least_work
         self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
         self._failure: CompilationError | None = None
@@ -99,11 +99,11 @@ class CpuExecutable(Launcher):
             return False
 
     def _scalar_source(self) -> str:
-        """The kernel without vectors, for compilers that fail at them."""
+        """Print the kernel without vectors, for compilers that fail at them."""
         return print_scalar(self.schedule.planned.kernel())
 
     def workers(self) -> int:
-        """How many threads a call uses now: as many as there is work to wake them for."""
+        """Return how many threads a call uses now: as many as there is work for."""
         return 1 if self.is_serial else invoke.threads_for(self.work, self.least_work)
 
     def header(self) -> list[Any]:
@@ -118,7 +118,7 @@ class CpuExecutable(Launcher):
 
     @functools.cached_property
     def direct(self) -> DirectCall | None:
-        if self.slots > MOST_SLOTS or len(self.shape) > MOST_DIMS or builtins() is None:
+        if self.slots > MAX_SLOTS or len(self.shape) > MAX_DIMS or builtins() is None:
             return None
         if not self.is_ready():
             return None
@@ -129,7 +129,7 @@ class CpuExecutable(Launcher):
         return None
 
     def out_of_memory(self, error: MemoryError) -> KernelError:
-        """What users are told when a builtin finds no memory."""
+        """Return the error to raise when a builtin runs out of memory."""
         return KernelError(f"{error} while computing {self.label}")
 
 
@@ -143,11 +143,11 @@ class DirectCall:
 
     @functools.cached_property
     def builtin(self) -> Callable[..., Any]:
-        found = builtins()
-        assert found is not None
+        functions = builtins()
+        assert functions is not None
         if self.plan.slots:
-            return found.slots
-        return found.rows if self.plan.assembly == "rows" else found.fill
+            return functions.slots
+        return functions.rows if self.plan.assembly == "rows" else functions.fill
 
     @functools.cached_property
     def address(self) -> int | tuple[int, int]:
@@ -162,27 +162,27 @@ class DirectCall:
         plan, executable = self.plan, self.executable
         if plan.assembly == "dense":
             stored = [executable.shape[dim] for dim in plan.result.order]
-            return result_facts(plan.element, stored, not executable.writes_everything)
+            return result_descriptor(plan.element, stored, not executable.writes_everything)
         rows = (executable.row_counts() or [1])[-1]
         if not plan.slots:
-            return row_facts(rows, plan.index, plan.element)
+            return row_descriptor(rows, plan.index, plan.element)
         bounds = [self._place_of_crd(name, level) for name, level in plan.slots]
         crds = len(plan.result) - (plan.row_levels or 0)
-        return slot_facts(rows, plan.index, plan.element, crds, bounds)
+        return slot_descriptor(rows, plan.index, plan.element, crds, bounds)
 
     def output_of(self, count: int, is_usual: bool = False) -> bytes:
         is_usual = is_usual or current() is DEFAULT  # where results lie is a setting
         known = self._outputs.get(count) if is_usual else None
         if known is None:
-            known = result_facts(self.plan.element, (count,), not self.executable.writes_everything)
+            known = result_descriptor(self.plan.element, (count,), not self.executable.writes_everything)
             if is_usual:
                 self._outputs[count] = known
-            if len(self._outputs) > MOST_OUTPUTS:
+            if len(self._outputs) > MAX_CACHED_OUTPUTS:
                 self._outputs.clear()
         return known
 
     def _place_of_crd(self, tensor: str, level: int) -> int:
-        """Where among the arrays that the builtin takes a level of an operand has its coordinates."""
+        """Return which of the arrays that the builtin takes has the coordinates of a level of an operand."""
         place = 0
         for name in dict.fromkeys(access.tensor for access in self.plan.step.accesses):
             form = self.plan.operand(name).format
@@ -201,10 +201,10 @@ class DirectCall:
         guard = b""
         for operand in operands:
             if isinstance(operand, int):
-                guard += tensor_facts() * operand
+                guard += tensor_descriptor() * operand
             else:
                 tensor, order = operand
-                guard += tensor_facts(type_of_dtype(tensor.dtype), tensor.shape, order)
+                guard += tensor_descriptor(type_of_dtype(tensor.dtype), tensor.shape, order)
         return guard
 
     def bind(self, guard: bytes | None) -> Callable[..., Any]:

@@ -10,12 +10,12 @@ import torch
 from scorch._src.backends.base import GroupExecutable
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.executable import (
-    MOST_OUTPUTS,
+    MAX_CACHED_OUTPUTS,
     SERIAL_WORK,
     build_together,
     warn_not_compiled,
 )
-from scorch._src.backends.cpu.launch import MOST_SLOTS, builtins, pack, result_facts
+from scorch._src.backends.cpu.launch import MAX_SLOTS, builtins, pack, result_descriptor
 from scorch._src.backends.cpu.memory import empty
 from scorch._src.backends.cpu.print.c import print_kernel
 from scorch._src.backends.cpu.print.scalar import print_scalar
@@ -59,8 +59,8 @@ class CpuGroup(GroupExecutable):
         self, arrays: Sequence[torch.Tensor], sizes: Sequence[int], shapes: Sequence[tuple[int, ...]]
     ) -> list[torch.Tensor]:
         results = [empty(shape, self.dtype) for shape in shapes[:-1]]
-        made = builtins()
-        if made is None or 2 + len(sizes) + len(arrays) + len(results) >= MOST_SLOTS:
+        functions = builtins()
+        if functions is None or 2 + len(sizes) + len(arrays) + len(results) >= MAX_SLOTS:
             results.append(torch.empty(shapes[-1], dtype=self.dtype, device="cpu"))
             slots = [self.parallel_for, self.workers(), *sizes]
             slots += map(invoke.address_of, (*arrays, *results))
@@ -69,7 +69,9 @@ class CpuGroup(GroupExecutable):
             return results
         header = self._header((self.workers(), *sizes))
         try:
-            results.append(made.fill(self.address, header, self._output(shapes[-1]), None, *arrays, *results))
+            results.append(
+                functions.fill(self.address, header, self._output(shapes[-1]), None, *arrays, *results)
+            )
         except MemoryError as error:
             raise KernelError(f"{error} while computing {self.label}") from error
         return results
@@ -78,14 +80,14 @@ class CpuGroup(GroupExecutable):
         header = self._headers.get(numbers)
         if header is None:
             header = pack([self.parallel_for, *numbers])
-            if len(self._headers) < MOST_OUTPUTS:
+            if len(self._headers) < MAX_CACHED_OUTPUTS:
                 self._headers[numbers] = header
         return header
 
     def _output(self, shape: tuple[int, ...]) -> bytes:
         output = self._outputs.get(shape)
         if output is None:
-            output = result_facts(self.fused.group.element, shape, zero=False)
-            if len(self._outputs) < MOST_OUTPUTS:
+            output = result_descriptor(self.fused.group.element, shape, zero=False)
+            if len(self._outputs) < MAX_CACHED_OUTPUTS:
                 self._outputs[shape] = output
         return output

@@ -3,8 +3,8 @@
 Every kernel is ``long long kernel(long long *args)``: pointers and sizes go in as 64-bit integers, and a
 kernel may write results, such as the address of an array it has allocated, back into the slots. A small
 builtin function written in C, compiled like any kernel, unpacks the integers and lets other Python threads
-run meanwhile. It is made without ``Python.h``, which is often not installed: the few functions it needs
-have been stable since Python 3.7. Where it cannot be made, ctypes does the same more slowly.
+run meanwhile. It includes no ``Python.h``, which is often not installed: the few functions it needs have been
+stable since Python 3.7. Where it cannot be compiled, ctypes does the same more slowly.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _caller: Caller | None = None
 
 
 def make_caller() -> Caller:
-    """The fastest way to call kernels in this Python; made once, so keep its two functions at hand."""
+    """Return the fastest way to call kernels in this Python; it is created once."""
     global _caller
     if _caller is None:
         with _lock:
@@ -70,7 +70,7 @@ def make_caller() -> Caller:
 
 @functools.cache
 def parallel_runtime() -> int:
-    """The address of torch's ``torch_parallel_for`` or its like; 0 where kernels have to run on one thread.
+    """Return the address of torch's ``torch_parallel_for`` or its like; 0 where kernels run on one thread.
 
     Kernels share torch's threads instead of starting their own: two pools spinning on the same cores make
     both slow, and ``torch.set_num_threads`` is obeyed for free.
@@ -88,24 +88,24 @@ def parallel_runtime() -> int:
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Where the elements of ``tensor`` are; refused where its memory was taken away."""
-    found = tensor.data_ptr()
-    if not found and tensor.numel():
+    """Return the address of the elements of ``tensor``; raise where its memory was freed."""
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
         raise FreedError(
             f"an operand of shape {tuple(tensor.shape)} has no memory: its storage was resized or freed; "
             "make it anew"
         )
-    return found
+    return address
 
 
 def threads_for(work: float, least: float) -> int:
-    """How many threads share ``work``, where two cost less than one from ``least`` on."""
+    """Return how many threads share ``work``, where two cost less than one from ``least`` on."""
     threads = (in_block() or applied[0]).threads or torch.get_num_threads()
     return max(1, min(threads, int(2 * work / least))) if least else threads
 
 
 def shared_by(work: int, each: int) -> tuple[int, int]:
-    """``parallel_runtime`` and how many threads, at ``each`` of ``work`` or more, share it."""
+    """Return ``parallel_runtime``, and how many threads, at ``each`` of ``work`` or more, share it."""
     parallel = parallel_runtime()
     return parallel, threads_for(work, 2 * each) if parallel else 1
 
@@ -125,14 +125,14 @@ def _trampoline() -> Caller | None:
 
 
 def builtin(name: bytes, address: int) -> Callable[..., Any]:
-    """The C function at ``address``, which takes arguments as ``METH_FASTCALL`` does, as a builtin."""
+    """Wrap the C function at ``address``, which takes arguments as ``METH_FASTCALL`` does, as a builtin."""
     definition = _MethodDef(name, address, _METH_FASTCALL, None)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(definition))  # for ever: a builtin may outlive this module
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = [ctypes.POINTER(_MethodDef), ctypes.c_void_p, ctypes.c_void_p]
-    made: Callable[..., Any] = make(ctypes.byref(definition), None, None)
-    return made
+    function: Callable[..., Any] = make(ctypes.byref(definition), None, None)
+    return function
 
 
 def _through_ctypes() -> Caller:

@@ -5,7 +5,7 @@ the compiler is another process. Everything is built in a temporary directory an
 reaches the cache, so a compilation that is killed leaves nothing that could be mistaken for a kernel.
 
 A compiler that refuses a text, crashes on it, runs out of time or makes something that cannot be loaded is
-passed over for the next one, and then for the text in scalar form, with one warning.
+skipped for the next one, and then for the text in scalar form, with one warning.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _SHOWN_LINES = 40
 _ELF_HEADER = struct.Struct("<32x2Q6x4H2x")  # where parts and sections are described, and how many
 _ELF_PART = struct.Struct("<8xQ16xQ16x")  # where a part begins in the file, and its length
 
-MOST_LIBRARIES = 4096  # which stay loaded while kernels use them
-_libraries: BoundedCache[str, Library] = BoundedCache(MOST_LIBRARIES)
-_building: BoundedCache[str, threading.Lock] = BoundedCache(MOST_LIBRARIES)
+MAX_LIBRARIES = 4096  # which stay loaded while kernels use them
+_libraries: BoundedCache[str, Library] = BoundedCache(MAX_LIBRARIES)
+_building: BoundedCache[str, threading.Lock] = BoundedCache(MAX_LIBRARIES)
 _passed_over: set[tuple[str, ...]] = set()  # compilers that a warning has named
 _lock = threading.Lock()
 
@@ -55,7 +55,7 @@ class Library:
     _handle: ctypes.CDLL = field(repr=False, compare=False)
 
     def address(self, name: str) -> int:
-        """Where the function ``name`` begins."""
+        """Return the address of the function ``name``."""
         try:
             function = getattr(self._handle, name)
         except AttributeError:
@@ -65,9 +65,9 @@ class Library:
 
 
 def load(source: str, label: str = "", scalar: Callable[[], str] | None = None) -> Library:
-    """The library of a C source, compiled if neither this process nor the disk has it.
+    """Load the library of a C source; compile it if neither this process nor the disk has it.
 
-    ``label`` is what the user wrote, for the message of a compilation that fails; ``scalar`` gives another
+    ``label`` is what the user wrote, for the message of a compilation that fails; ``scalar`` returns another
     text that does the same, for compilers that fail at vectors.
     """
     library = _libraries.get(source)
@@ -86,7 +86,7 @@ def load(source: str, label: str = "", scalar: Callable[[], str] | None = None) 
 
 
 def function_address(source: str, label: str, name: str) -> int:
-    """Where the function ``name`` of ``source`` is; 0 if no compiler can make it."""
+    """Return the address of the function ``name`` of ``source``; 0 if no compiler can build it."""
     try:
         return _function_address(source, label, name)
     except CompilerNotFoundError:
@@ -103,10 +103,10 @@ def _function_address(source: str, label: str, name: str) -> int:
 
 
 def build(sources: Iterable[str], progress: Progress | None = None) -> int:
-    """Compile what neither this process nor the disk has, on all cores; how many that were.
+    """Compile what neither this process nor the disk has, on all cores; return how many that were.
 
-    A source that does not compile is left for ``load`` to report. ``progress`` is told, after each, how many
-    of all are there.
+    A source that does not compile is left for ``load`` to report. ``progress`` is called after each one with
+    the number that are ready and the number of all.
     """
     wanted = list(dict.fromkeys(sources))
     missing = [source for source in wanted if source not in _libraries and not _is_on_disk(source)]
@@ -128,19 +128,19 @@ def _is_on_disk(source: str) -> bool:
 
 
 def is_loaded(source: str) -> bool:
-    """Whether this process has the library of ``source``."""
+    """Check whether this process has the library of ``source``."""
     return source in _libraries
 
 
 def forget() -> None:
-    """Ask the disk again for every kernel; those in use stay loaded."""
+    """Clear the kernels in memory, so that they are loaded from disk; those in use stay loaded."""
     with _lock:
         _libraries.clear()
         _building.clear()
 
 
 def _find_or_build(source: str, label: str, scalar: Callable[[], str] | None) -> Library:
-    """The library of the first text that a compiler can make one of."""
+    """Return the library of the first text that some compiler compiles."""
     failures: list[_FailedError] = []
     for make_text in (lambda: source, scalar):
         if make_text is None:
@@ -162,7 +162,7 @@ def _find_or_build(source: str, label: str, scalar: Callable[[], str] | None) ->
 
 
 def _compilers(failures: list[_FailedError]) -> Iterator[Toolchain]:
-    """All compilers, each once; where one has vanished since it was found, they are looked for again."""
+    """Yield all compilers, each once; where one has vanished meanwhile, the search is repeated."""
     tried: set[tuple[str, ...]] = set()
     while True:
         for tools in toolchain.toolchains():
@@ -171,14 +171,14 @@ def _compilers(failures: list[_FailedError]) -> Iterator[Toolchain]:
             tried.add(tools.command)
             yield tools
             if failures and failures[-1].tools is tools and failures[-1].vanished:
-                toolchain.look_again()
+                toolchain.reset_search()
                 break
         else:
             return
 
 
 def _warn_passed_over(failure: _FailedError, used: Toolchain, is_scalar: bool) -> None:
-    """Say, once for each compiler, that another one or another text had to serve."""
+    """Warn, once for each compiler, that another one or another text is used."""
     with _lock:
         if failure.tools.command in _passed_over or failure.vanished:
             return
@@ -224,7 +224,7 @@ def _store_and_open(key: str, library: bytes, source: str) -> tuple[Path, ctypes
 
 
 def _compile(tools: Toolchain, source: str, key: str, label: str) -> bytes:
-    """The shared library made from ``source``.
+    """Compile ``source`` to a shared library.
 
     The file names are always the same because compilers write them into the library.
     """
@@ -238,7 +238,7 @@ def _compile(tools: Toolchain, source: str, key: str, label: str) -> bytes:
                     return library
                 said = f"the library of {len(library)} bytes is cut off"
     except subprocess.TimeoutExpired as error:
-        toolchain.pass_over(tools)
+        toolchain.skip_compiler(tools)
         limit = f"it did not finish within {error.timeout:g} seconds"
         raise _FailedError("a kernel was not compiled in time", limit, tools, source, key, label) from error
     except NotPrivateError as error:
@@ -252,7 +252,7 @@ def _compile(tools: Toolchain, source: str, key: str, label: str) -> bytes:
 
 
 def is_cut_off(library: bytes) -> bool:
-    """Whether an ELF file lacks its end, which is where loading it would crash this process."""
+    """Check whether an ELF file lacks its end, where loading it would crash this process."""
     if library[:4] != b"\x7fELF" or library[4:6] != b"\x02\x01":  # of 64 bits, as all that we run on
         return False
     if len(library) < _ELF_HEADER.size:
@@ -268,12 +268,12 @@ def is_cut_off(library: bytes) -> bool:
 
 
 class _FailedError(CompilationError):
-    """A compiler that could not make a library of a text: how it failed, and where its log is."""
+    """A compiler that failed at a text: how it failed, and where its log is."""
 
     def __init__(self, reason: str, said: str, tools: Toolchain, source: str, key: str, label: str) -> None:
         self.reason, self.tools, self.vanished = reason, tools, False
-        kept = cache.store_source(key, source)
-        command = shlex.join(tools.compile_command(str(kept), "kernel.so"))
+        path = cache.store_source(key, source)
+        command = shlex.join(tools.compile_command(str(path), "kernel.so"))
         lines = said.splitlines()
         if len(lines) > _SHOWN_LINES:
             lines = [*lines[:_SHOWN_LINES], f"... and {len(lines) - _SHOWN_LINES} more lines"]
@@ -281,7 +281,7 @@ class _FailedError(CompilationError):
         super().__init__(
             f"{reason} by the C compiler{f' for {label}' if label else ''}\n"
             f"command: {command}\n"
-            f"source:  {kept}\n"
+            f"source:  {path}\n"
             f"it said: " + "\n         ".join(lines or ["nothing"])
         )
 

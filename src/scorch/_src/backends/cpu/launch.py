@@ -1,7 +1,7 @@
 """Builtins that read tensors, allocate the result, run a kernel and return the result.
 
 A call from Python costs most where it asks tensors for addresses one by one and has torch allocate; here
-tensors are read and made through torch's DLPack exchange table, a struct of C functions, so that a small
+tensors are read and created through torch's DLPack exchange table, a struct of C functions, so that a small
 product takes a few microseconds in all. ``fill`` is for results of known size, ``rows`` for those appended
 row by row, ``slots`` for those written in place, up to a bound. They take plain torch tensors only. Without
 the table (an older torch) there are none and callers do without.
@@ -30,19 +30,19 @@ _TYPES = read_source("launch_types.c")
 _SOURCE = read_source("launch.c")
 
 SOURCES = (_TYPES + allocate.SOURCE + _SOURCE,)
-MOST_SLOTS = 96
-MOST_DIMS = 16
+MAX_SLOTS = 96
+MAX_DIMS = 16
 BITS: dict[int, Type] = {1: INT8, 2: INT16, 4: INT32, 8: INT64}  # for what is only moved, by its bytes
 _CODES = {"int": 0, "uint": 1, "float": 2, "complex": 5, "bool": 6}
 
 
 @dataclass(frozen=True)
 class Builtins:
-    """``fill(kernel, first, result, facts, *tensors)``, ``rows((compute, finish), first, ...)``, ``slots``.
+    """``fill(kernel, header, result, guard, *tensors)``, ``rows((compute, finish), header, ...)``, ``slots``.
 
-    ``first`` holds the first argument slots (``pack``), ``result`` what to allocate (``result_facts``,
-    ``row_facts``, ``slot_facts``); the addresses of ``tensors`` and of the result follow. With ``facts``
-    (``tensor_facts`` of each) a call returns None, and does nothing, where a tensor is not what it should be.
+    ``header`` holds the first argument slots (``pack``), ``result`` what to allocate (``result_descriptor``,
+    ``row_descriptor``, ``slot_descriptor``); the addresses of ``tensors`` and of the result follow. With
+    ``guard`` (``tensor_descriptor`` of each) a call returns None, and does nothing, where a tensor differs.
     """
 
     fill: Callable[..., torch.Tensor]
@@ -52,7 +52,7 @@ class Builtins:
 
 
 def builtins() -> Builtins | None:
-    """The builtins, or None where there are no means for them."""
+    """Return the builtins, or None where this machine cannot have them."""
     try:
         return _builtins()
     except CompilerNotFoundError:
@@ -74,68 +74,72 @@ def _builtins() -> Builtins | None:
         version = ctypes.cast(table, ctypes.POINTER(ctypes.c_uint32))[0]
         if version != 1:
             return None
-        invoke.builtin(b"set_table", library.address("scorch_set_table"))(table, None, allocate.most_pooled())
+        invoke.builtin(b"set_table", library.address("scorch_set_table"))(
+            table, None, allocate.max_pooled_bytes()
+        )
         names = ("fill", "rows", "slots", "pool")
-        made = Builtins(*(invoke.builtin(n.encode(), library.address(f"scorch_{n}")) for n in names))
+        functions = Builtins(*(invoke.builtin(n.encode(), library.address(f"scorch_{n}")) for n in names))
     except CompilerNotFoundError:
         raise
     except Exception:  # an unusual torch or Python: the plain way works there
         return None
     os.register_at_fork(
-        before=functools.partial(made.pool, 1),
-        after_in_parent=functools.partial(made.pool, 2),
-        after_in_child=functools.partial(made.pool, 3),
+        before=functools.partial(functions.pool, 1),
+        after_in_parent=functools.partial(functions.pool, 2),
+        after_in_child=functools.partial(functions.pool, 3),
     )
-    return made
+    return functions
 
 
 def release_memory() -> int:
-    """Give the memory of freed results, which is kept for the next ones, back to the system; its bytes."""
-    found = builtins()
-    return 0 if found is None else found.pool(0)
+    """Return the pooled memory of freed results to the system; return its bytes."""
+    functions = builtins()
+    return 0 if functions is None else functions.pool(0)
 
 
 def pooled_memory() -> int:
-    """How many bytes of freed results are kept for the next ones."""
-    found = builtins()
-    return 0 if found is None else found.pool(4)
+    """Return how many bytes of freed results are pooled for the next ones."""
+    functions = builtins()
+    return 0 if functions is None else functions.pool(4)
 
 
 def pack(numbers: Sequence[int]) -> bytes:
-    """Numbers as argument slots."""
+    """Pack numbers as argument slots."""
     return struct.pack(f"{len(numbers)}q", *numbers)
 
 
-def result_facts(element: Type, shape: Sequence[int], zero: bool = True) -> bytes:
-    """What ``fill`` needs to know of the result; with ``zero`` it begins as zero."""
+def result_descriptor(element: Type, shape: Sequence[int], zero: bool = True) -> bytes:
+    """Describe the result for ``fill``; with ``zero`` it begins as zero."""
     size = element.bytes if zero else 0
     for extent in shape:
         size *= extent
-    return pack([_ours(), _CODES[element.kind], 8 * element.bytes, size, len(shape), *shape])
+    return pack([_uses_pool(), _CODES[element.kind], 8 * element.bytes, size, len(shape), *shape])
 
 
-def row_facts(rows: int, index: Type, element: Type) -> bytes:
-    """What ``rows`` needs to know of the result."""
-    return pack([_ours(), rows, 8 * index.bytes, _CODES[element.kind], 8 * element.bytes])
+def row_descriptor(rows: int, index: Type, element: Type) -> bytes:
+    """Describe the result for ``rows``."""
+    return pack([_uses_pool(), rows, 8 * index.bytes, _CODES[element.kind], 8 * element.bytes])
 
 
-def slot_facts(rows: int, index: Type, element: Type, crds: int, bounds: Sequence[int]) -> bytes:
-    """What ``slots`` needs to know of the result.
+def slot_descriptor(rows: int, index: Type, element: Type, crds: int, bounds: Sequence[int]) -> bytes:
+    """Describe the result for ``slots``.
 
     ``crds``: how many arrays of coordinates it has; ``bounds``: the tensors as long as it may get together.
     """
-    return row_facts(rows, index, element) + pack([crds, len(bounds), *bounds])
+    return row_descriptor(rows, index, element) + pack([crds, len(bounds), *bounds])
 
 
-def _ours() -> int:
-    """Whether results lie in memory of our own."""
+def _uses_pool() -> int:
+    """Return 1 where results lie in memory of our own, else 0."""
     return int(enabled("pool"))
 
 
-def tensor_facts(element: Type | None = None, shape: Sequence[int] = (), order: Sequence[int] = ()) -> bytes:
-    """What ``fill`` checks of a dense tensor that lies in ``order``; without ``element``, nothing."""
+def tensor_descriptor(
+    element: Type | None = None, shape: Sequence[int] = (), order: Sequence[int] = ()
+) -> bytes:
+    """Describe a dense tensor that lies in ``order`` for ``fill`` to check; without ``element``, nothing."""
     if element is None:
         return pack([0])
     code = 4 if element.name == "bfloat16" else _CODES[element.kind]
-    facts = [code, 8 * element.bytes, len(shape), *shape, *order]
-    return pack([len(facts), *facts])
+    numbers = [code, 8 * element.bytes, len(shape), *shape, *order]
+    return pack([len(numbers), *numbers])

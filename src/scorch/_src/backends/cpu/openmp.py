@@ -22,7 +22,7 @@ _NAMES = (
 
 
 def parallel_for(torch_library: ctypes.CDLL) -> int:
-    """The address of a function that works as ``torch_parallel_for``; AttributeError without OpenMP."""
+    """Return the address of a function like ``torch_parallel_for``; raise AttributeError without OpenMP."""
     functions = [ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in _NAMES]
     library = jit.load(_SOURCE, "the loop that runs on torch's threads")
     set_openmp = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("scorch_set_openmp"))

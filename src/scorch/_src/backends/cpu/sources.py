@@ -8,5 +8,5 @@ _FOLDER = Path(__file__).parent / "c"
 
 
 def read_source(name: str) -> str:
-    """The text of a file of C."""
+    """Read a file of C."""
     return (_FOLDER / name).read_text(encoding="utf-8")

@@ -1,9 +1,9 @@
-"""The C compiler of this machine and the flags it is given.
+"""The C compiler of this machine and its flags.
 
 Kernels are plain C without headers or libraries, so nearly any compiler will do: the one named by
 ``SCORCH_CXX``, else clang or gcc, else the ``ziglang`` wheel. A candidate counts only if it has just
 compiled a small library with the very flags kernels get, which another process could load and call; what the
-others said is kept for the error message. What was found is noted beside the kernels, so that a process whose
+others said is saved for the error message. The result is noted beside the kernels, so that a process whose
 kernels are all on disk starts no compiler; the note holds while the candidates are the same files. A compiler
 that fails at a kernel is passed over for the next one (``jit``), and none may run for ever. Flags never
 include ``-ffast-math``: results must not depend on the compiler's licence.
@@ -59,8 +59,8 @@ _PROBE_SECONDS = 120
 _OUTPUT_BYTES = 1 << 20  # of what a compiler says
 
 _lock = threading.Lock()
-_found: Toolchain | None = None
-_missing: tuple[list[str], str] | None = None  # why none was found, and what that depends on
+_toolchain: Toolchain | None = None
+_missing: tuple[list[str], str] | None = None  # what the search depends on, and why it failed
 _stuck: set[tuple[str, ...]] = set()  # commands that ran out of time in this process
 _others: dict[tuple[str, ...], Toolchain | str] = {}  # further candidates that were tried
 
@@ -76,30 +76,29 @@ class Toolchain:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What the machine code depends on besides the source; not where the compiler is installed."""
+        """What machine code depends on besides the source; not where the compiler is installed."""
         return (self.kind, self.version, *self.command[1:], *self.flags, processor())
 
     def compile_command(self, source: str, library: str) -> list[str]:
-        """The words that turn the C file ``source`` into the shared library ``library``."""
+        """Return the command that compiles the C file ``source`` to the shared library ``library``."""
         return [*self.command, *self.flags, "-o", library, source]
 
 
 def find_toolchain() -> Toolchain:
-    """The compiler to use, looked for at the first call of the process.
+    """Return the compiler to use, searched at the first call of the process.
 
-    A search that finds nothing is repeated once the candidates are other files, so a compiler installed
-    meanwhile is found.
+    A search without result is repeated once the candidates are other files, as after a compiler is installed.
     """
-    global _found
-    if _found is None:
+    global _toolchain
+    if _toolchain is None:
         with _lock:
-            if _found is None:
-                _found = _search()
-    return _found
+            if _toolchain is None:
+                _toolchain = _search()
+    return _toolchain
 
 
 def has_compiler() -> bool:
-    """Whether some compiler works. One that ``SCORCH_CXX`` names and that does not is still an error."""
+    """Check whether some compiler works; raise if ``SCORCH_CXX`` names one that does not."""
     try:
         find_toolchain()
     except CompilerNotFoundError:
@@ -110,7 +109,7 @@ def has_compiler() -> bool:
 
 
 def toolchains() -> Iterator[Toolchain]:
-    """The compiler to use, and then every other one that works, tried out when it is asked for."""
+    """Yield the compiler to use, and then every other one that works, tried out when it is needed."""
     first = find_toolchain()
     seen = {_program(first.command)}
     if first.command not in _stuck:
@@ -126,27 +125,27 @@ def toolchains() -> Iterator[Toolchain]:
             yield outcome
 
 
-def pass_over(tools: Toolchain) -> None:
-    """Ask a compiler that ran out of time no more in this process."""
+def skip_compiler(tools: Toolchain) -> None:
+    """Skip a compiler that ran out of time for the rest of this process."""
     _stuck.add(tools.command)
 
 
-def look_again() -> None:
-    """Look for compilers anew at the next call, though not for those that ran out of time."""
-    global _found, _missing
+def reset_search() -> None:
+    """Repeat the search for compilers at the next call, without those that ran out of time."""
+    global _toolchain, _missing
     with _lock:
-        _found = _missing = None
+        _toolchain = _missing = None
         _others.clear()
 
 
 def forget() -> None:
-    """Look for compilers as a new process does."""
-    look_again()
+    """Repeat the search for compilers as a new process does."""
+    reset_search()
     _stuck.clear()
 
 
 def run_compiler(command: list[str], folder: str, seconds: float | None = None) -> tuple[int, str]:
-    """Run a compiler inside ``folder``; its exit status and what it said.
+    """Run a compiler inside ``folder``; return its exit status and output.
 
     ``subprocess.TimeoutExpired`` is raised after so many seconds (``settings(compiler_seconds=...)``); what
     the compiler has started ends with it.
@@ -205,39 +204,39 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @functools.cache
 def processor() -> str:
-    """The processor and its instruction sets, in words: machine code for one may not run on another."""
+    """Describe the processor and its instruction sets: machine code for one may not run on another."""
     wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
-    facts = [platform.machine()]
+    descriptions = [platform.machine()]
     try:
         with open("/proc/cpuinfo", errors="replace") as lines:  # all of it takes long where cores are many
             first = list(itertools.takewhile(str.strip, lines))
         for line in first:
             name, _, value = line.partition(":")
             if name.strip() in wanted:
-                facts.append(f"{name.strip()}: {value.strip()}")
+                descriptions.append(f"{name.strip()}: {value.strip()}")
     except OSError:
-        facts.append(platform.processor())
-        facts.append(_mac_processor())
-    return "; ".join(fact for fact in facts if fact)
+        descriptions.append(platform.processor())
+        descriptions.append(_mac_processor())
+    return "; ".join(description for description in descriptions if description)
 
 
 def describe() -> dict[str, str]:
-    """What a bug report needs to know about this machine, for ``python -m scorch env``."""
+    """Describe this machine for a bug report, for ``python -m scorch env``."""
     import torch
 
     try:
         tools = find_toolchain()
-        facts = {
+        report = {
             "compiler": shlex.join(tools.command),
             "kind": tools.kind,
             "version": tools.version,
             "flags": shlex.join(tools.flags),
         }
     except CompilerNotFoundError as error:
-        facts = {"compiler": f"none: {error}"}
+        report = {"compiler": f"none: {error}"}
     stored = cache.statistics()
     return {
-        **facts,
+        **report,
         "processor": processor(),
         "cache directory": str(stored.directory),
         "cache entries": str(stored.entries),
@@ -249,27 +248,27 @@ def describe() -> dict[str, str]:
 
 
 def _search() -> Toolchain:
-    """The first candidate that works: as noted by another process, else tried out here."""
+    """Return the first candidate that works: as noted by another process, else tried out here."""
     global _missing
-    facts = _facts()
-    if _missing is not None and _missing[0] == facts:
+    descriptor = _descriptor()
+    if _missing is not None and _missing[0] == descriptor:
         raise CompilerNotFoundError(_missing[1])
-    key = cache.make_key("toolchain", *facts)
+    key = cache.make_key("toolchain", *descriptor)
     note = cache.read_note(key)
     known = None if note is None else _from_note(note)
     if known is not None:
         return known
     try:
-        found = _try_candidates()
+        toolchain = _try_candidates()
     except CompilerNotFoundError as error:
-        _missing = facts, str(error)
+        _missing = descriptor, str(error)
         raise
-    cache.write_note(key, json.dumps(dataclasses.asdict(found)).encode())
-    return found
+    cache.write_note(key, json.dumps(dataclasses.asdict(toolchain)).encode())
+    return toolchain
 
 
 def _from_note(note: bytes) -> Toolchain | None:
-    """What a note says, if that is a candidate with flags of ours: nothing else is ever run."""
+    """Read a note, if it names a candidate with flags of ours: nothing else is ever run."""
     try:
         known = json.loads(note)
         command, kind, version, flags = (known[name] for name in ("command", "kind", "version", "flags"))
@@ -287,7 +286,7 @@ def _named() -> str:
 
 
 def _named_command() -> list[str]:
-    """What ``SCORCH_CXX`` says, in words; absolute, since compilers run in another directory."""
+    """Split the command in ``SCORCH_CXX``; its path is absolute, since compilers run in another directory."""
     program, *options = shlex.split(_named())
     path = shutil.which(program)
     if path is None:
@@ -296,14 +295,20 @@ def _named_command() -> list[str]:
 
 
 def _program(command: tuple[str, ...]) -> tuple[str, ...]:
-    """A command by the file it runs, which may have several names."""
+    """Identify a command by the file it runs, which may have several names."""
     return os.path.realpath(command[0]), *command[1:]
 
 
-def _facts() -> list[str]:
-    """What the outcome of trying depends on: the candidates as files, their flags, the processor."""
+def _descriptor() -> list[str]:
+    """Return what the search depends on: the candidates as files, their flags, the processor."""
     named = _named()
-    facts = [named, processor(), _PROBE, _LOAD, *(repr(_flag_sets(kind)) for kind in ("gcc", "clang", "zig"))]
+    descriptor = [
+        named,
+        processor(),
+        _PROBE,
+        _LOAD,
+        *(repr(_flag_sets(kind)) for kind in ("gcc", "clang", "zig")),
+    ]
     if named:
         try:
             commands = [shlex.split(named)]
@@ -313,11 +318,11 @@ def _facts() -> list[str]:
         commands = [command for _, command in _candidates()]
     for command in commands:
         program = shutil.which(command[0]) if command else None
-        facts.append(f"{command} {program}")
+        descriptor.append(f"{command} {program}")
         with contextlib.suppress(OSError):
             status = os.stat(program or "")
-            facts.append(f"{status.st_size} {status.st_mtime_ns}")
-    return facts
+            descriptor.append(f"{status.st_size} {status.st_mtime_ns}")
+    return descriptor
 
 
 def _try_candidates() -> Toolchain:
@@ -352,7 +357,7 @@ def _probe_named() -> Toolchain | str:
 
 
 def _candidates() -> list[tuple[str, list[str]]]:
-    """What to try, in order: a name for people and a command, empty where it is not installed."""
+    """List the candidates in order: a name for people and a command, empty where it is not installed."""
     on_path = [(name, shutil.which(name)) for name in ("clang", "gcc", "cc")]
     return [
         *((f"{name} on PATH", [os.path.abspath(path)] if path else []) for name, path in on_path),
@@ -361,7 +366,7 @@ def _candidates() -> list[tuple[str, list[str]]]:
 
 
 def _zig_command() -> list[str]:
-    """The compiler inside the package ziglang; its own start-up script costs 20 ms for each kernel."""
+    """Return the compiler inside the package ziglang, whose start-up script costs 20 ms for each kernel."""
     package = importlib.util.find_spec("ziglang")
     if package is None:
         return []
@@ -373,7 +378,7 @@ def _zig_command() -> list[str]:
 
 
 def _probe(command: list[str]) -> Toolchain | str:
-    """The toolchain behind a command, or why it is of no use."""
+    """Try out a command; return its toolchain, or why it is of no use."""
     try:
         with temporary_folder() as folder:
             status, said = run_compiler([*command, "--version"], folder, _PROBE_SECONDS)
@@ -400,7 +405,7 @@ def _probe(command: list[str]) -> Toolchain | str:
 
 
 def _load_probe(folder: str) -> str:
-    """Why what a compiler made is of no use; "" if another process could load and call it."""
+    """Load and call the probe in another process; return why that failed, or ""."""
     library = Path(folder, "probe.so")
     if not library.is_file():
         return "it made no library, and it said nothing"
@@ -426,7 +431,7 @@ def _is_zig(command: list[str]) -> bool:
 
 
 def _flag_sets(kind: str) -> list[tuple[str, ...]]:
-    """Flags to try, best first: compilers differ in how they are told to use this very processor."""
+    """Return the flags to try, best first: compilers differ in those that select this very processor."""
     base = ["-x", "c", f"-O{_effort()}", "-fPIC", "-shared", "-fwrapv", "-fopenmp-simd", "-std=gnu11", "-w"]
     base += ["-fno-math-errno", "-fno-trapping-math"]  # square roots and branches in vectors; same numbers
     if sys.platform == "darwin":  # which insists on linking its libSystem
@@ -448,7 +453,7 @@ def _flag_sets(kind: str) -> list[tuple[str, ...]]:
 
 
 def _effort() -> str:
-    """How hard a compiler tries, as ``SCORCH_OPTIMIZE`` says: with little effort it takes half the time."""
+    """Return the optimization level of ``SCORCH_OPTIMIZE``: a low one takes half the time."""
     said = os.environ.get("SCORCH_OPTIMIZE", "").strip() or "3"
     if said not in ("0", "1", "2", "3"):
         raise ArgumentError(f"SCORCH_OPTIMIZE is {said!r}; it is 0, 1, 2 or 3")
@@ -473,5 +478,5 @@ def _mac_processor() -> str:
 
 
 def _shorten(text: str, lines: int = 6) -> str:
-    kept = text.splitlines()[:lines]
-    return "\n    ".join(kept) if kept else "it said nothing"
+    shown = text.splitlines()[:lines]
+    return "\n    ".join(shown) if shown else "it said nothing"

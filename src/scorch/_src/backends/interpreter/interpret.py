@@ -178,9 +178,9 @@ class _Compiler(Evaluator):
     @statement.register(Store)
     def store(self, stmt: Store) -> Action:
         into, at, get = self.place(stmt.array), self.index(stmt.index), self.expr(stmt.value)
-        name, holds, given = stmt.array.name, stmt.array.element, stmt.value.type
-        if holds != given and not (holds.is_integer and given.is_integer):
-            raise BoundsError(f"{given} is stored to {name} of {holds}")
+        name, holds, value_type = stmt.array.name, stmt.array.element, stmt.value.type
+        if holds != value_type and not (holds.is_integer and value_type.is_integer):
+            raise BoundsError(f"{value_type} is stored to {name} of {holds}")
         return lambda frame: operator.setitem(frame[into], at(frame), get(frame))
 
     @statement.register(Tile)

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from scorch._src.compile.capture.program import Program, Result, parse_program
 from scorch._src.grad_state import has_tangents
-from scorch._src.statements.autograd import UNREAD
+from scorch._src.statements.autograd import SKIP_RESULT
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import WATCHED, values_at, values_of
 from scorch._src.tensor.create.construct import from_torch
@@ -90,11 +90,11 @@ def _gradients(
             array.detach().requires_grad_() if is_needed else array
             for array, is_needed in zip(arrays, needed, strict=True)
         ]
-        token = UNREAD.set(look_up(program.function).backward_ignores_result)
+        token = SKIP_RESULT.set(look_up(program.function).backward_ignores_result)
         try:
             tensors = program.run(inputs, sizes)
         finally:
-            UNREAD.reset(token)
+            SKIP_RESULT.reset(token)
         watchers = _find_watchers(program, arrays, inputs)
         outputs, seeds, position = [], [], 0
         for result, tensor in zip(program.results, tensors, strict=True):

@@ -39,7 +39,7 @@ from scorch._src.notation.trees import accesses, substitute
 
 def fuse(group: Group) -> Fused:
     """The kernel of ``group``; ``FusionError`` says why there is none."""
-    group = replace(group, steps=inline(group.steps, group.kept))
+    group = replace(group, steps=inline(group.steps, group.outputs))
     planned = apply_in_registers(group, [_planned(group, step) for step in group.steps])
     group = replace(group, steps=tuple(each.plan.step for each in planned))
     loops, in_strip = joined(group, planned)
@@ -52,7 +52,7 @@ def fuse(group: Group) -> Fused:
 # steps that become part of others --------------------------------------------------------------------
 
 
-def inline(steps: Sequence[Step], kept: Sequence[str]) -> tuple[Step, ...]:
+def inline(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]:
     """Elementwise steps that one other elementwise step reads, once, as a part of that step.
 
     T[i,j] = A[i,j] * d[i];  R[i,j] = relu(T[i,j])    ->    R[i,j] = relu(A[i,j] * d[i])
@@ -61,7 +61,7 @@ def inline(steps: Sequence[Step], kept: Sequence[str]) -> tuple[Step, ...]:
     for step in steps:
         name = step.target.tensor
         readers = [other for other in left for access in _all_accesses(other) if access.tensor == name]
-        if step.reduced or name in kept or len(readers) != 1 or readers[0].reduced:
+        if step.reduced or name in outputs or len(readers) != 1 or readers[0].reduced:
             continue
         place = left.index(readers[0])
         body = left[[other.target for other in left].index(step.target)].body
@@ -92,7 +92,7 @@ def apply_in_registers(group: Group, planned: Sequence[Planned]) -> list[Planned
     for each in planned:
         total = each.plan.step.target
         readers = [other for other in left if any(a.tensor == total.tensor for a in read_by(other.plan))]
-        if total.tensor in group.kept or len(readers) != 1 or not each.plan.step.reduced:
+        if total.tensor in group.outputs or len(readers) != 1 or not each.plan.step.reduced:
             continue
         (reader,) = readers
         found = _applied(each, reader)

@@ -20,11 +20,11 @@ class Group:
 
     ``pattern``: the operand whose entries are walked, with the indices of its dimensions in ``walked``;
     ``stored`` are the tensors that have their values there, those that steps give included.
-    ``operands``: the dense tensors that are read. ``kept``: the results that are asked for.
+    ``operands``: the dense tensors that are read. ``outputs``: the results that are returned.
     """
 
     steps: tuple[Step, ...]
-    kept: tuple[str, ...]
+    outputs: tuple[str, ...]
     pattern: Operand | None
     walked: tuple[str, ...]
     stored: frozenset[str]

@@ -63,14 +63,14 @@ def joined(group: Group, planned: Sequence[Planned]) -> tuple[Kernel, frozenset[
     first = _first_phase(group, planned)
     phases = [part for part in (planned[:first], planned[first:]) if part]
     late = {access.tensor for each in planned[first:] for access in read_by(each.plan)}
-    whole = [name for name in group.results[:first] if name in late and name not in group.kept]
-    in_strip = frozenset(group.results) - set(group.kept) - set(whole)
+    whole = [name for name in group.results[:first] if name in late and name not in group.outputs]
+    in_strip = frozenset(group.results) - set(group.outputs) - set(whole)
     bodies = []
     for phase in phases:
         plans = [replace(each.plan, in_strip=in_strip) for each in phase]
         bodies.append(_phase(group, plans))
-    kept = [Array(f"{name}_vals", group.element) for name in whole]
-    before: list[Stmt] = [Allocate(array, _entries_of_all(group)) for array in kept]
+    temporaries = [Array(f"{name}_vals", group.element) for name in whole]
+    before: list[Stmt] = [Allocate(array, _entries_of_all(group)) for array in temporaries]
     if any(name in group.stored for name in in_strip):
         pos, r = _pos(group), Var("r")
         longer = Binary("max", LONGEST, _entries(pos, r, r + 1), INT64)
@@ -80,9 +80,9 @@ def joined(group: Group, planned: Sequence[Planned]) -> tuple[Kernel, frozenset[
     params += [Var(f"{index}_size") for index, _ in group.sizes]
     if group.pattern is not None:
         params += [Array(f"{group.pattern.name}2_{part}", group.pattern.index) for part in ("pos", "crd")]
-    params += [Array(f"{name}_vals", group.element) for name in (*inputs_of(group, planned), *group.kept)]
+    params += [Array(f"{name}_vals", group.element) for name in (*inputs_of(group, planned), *group.outputs)]
     scopes = bodies if len(bodies) == 1 else [If(TRUE, body) for body in bodies]
-    body = block(*before, *scopes, *(Free(array) for array in kept))
+    body = block(*before, *scopes, *(Free(array) for array in temporaries))
     compute = Function("scorch_compute", tuple(params), body, exported=True)
     return Kernel(_header(group, planned, first, in_strip), tuple(params), (compute,)), in_strip
 

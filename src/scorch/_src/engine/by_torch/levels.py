@@ -1,4 +1,4 @@
-"""The arrays of a tensor in any format, made from sorted entries by torch.
+"""Build the arrays of a tensor in any format from sorted entries by torch.
 
 Levels are built from the outermost in. A full level computes positions, ``parent * size + coordinate``; any
 other numbers the pairs of a parent and a coordinate that occur. Levels of a run of coordinates have the same
@@ -19,16 +19,16 @@ from scorch._src.storage.storage import Storage
 
 
 def level_coordinates(form: Format, columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The coordinate of every entry in each level, from those in each dimension."""
-    found = []
+    """Compute the coordinates of every entry in each level from those in each dimension."""
+    crds = []
     for level, dim in enumerate(form.order):
         block, part = form.block(dim), form.part(level)
         column = columns[dim].to(torch.int64)
         if block is None or part == "whole":
-            found.append(column)
+            crds.append(column)
         else:
-            found.append(column.div(block, rounding_mode="floor") if part == "outer" else column % block)
-    return found
+            crds.append(column.div(block, rounding_mode="floor") if part == "outer" else column % block)
+    return crds
 
 
 def pack(
@@ -38,9 +38,9 @@ def pack(
     values: torch.Tensor,
     check: Callable[[int], None],
 ) -> Storage:
-    """The tensor with these entries, which are in the order of the levels and differ from each other.
+    """Build the tensor with these entries, which are in the order of the levels and distinct.
 
-    ``check`` is told how many bytes full levels need before they are allocated.
+    ``check`` is called with the bytes that full levels need, before they are allocated.
     """
     crds = level_coordinates(form, columns)
     entries = values.numel()

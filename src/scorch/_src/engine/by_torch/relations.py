@@ -4,8 +4,8 @@
              j 1 2 1                 k 5 7                  j 1 1
                                                             k 5 5
 
-A *relation* has a column of coordinates for each index. What came from which entry is kept beside them, so
-that values are picked and never looked for again.
+A *relation* has a column of coordinates for each index. The entry that each came from is stored beside them,
+so that values are gathered without a search.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 Columns = Mapping[str, torch.Tensor]
 Sizes = Mapping[str, int]
 
-_MOST = 2**62  # places that one number can tell apart
+_MAX_KEYS = 2**62  # that an int64 distinguishes
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,54 +35,54 @@ class Relation:
     def of(
         access: object, indices: Sequence[str], coordinates: Sequence[torch.Tensor], values: torch.Tensor
     ) -> Relation:
-        """The entries of one access and its values; where an index stands twice, those on the diagonal."""
+        """Return the entries of one access; where an index stands twice, those on the diagonal."""
         columns: dict[str, torch.Tensor] = {}
-        kept: torch.Tensor | None = None
+        on_diagonal: torch.Tensor | None = None
         for index, column in zip(indices, coordinates, strict=True):
             if index in columns:
                 same = columns[index] == column
-                kept = same if kept is None else kept & same
+                on_diagonal = same if on_diagonal is None else on_diagonal & same
             else:
                 columns[index] = column
         entries = torch.arange(values.numel(), device=values.device)
-        found = Relation(columns, {access: entries}, values.numel(), values.device)
-        return found if kept is None else found.rows(entries[kept])
+        relation = Relation(columns, {access: entries}, values.numel(), values.device)
+        return relation if on_diagonal is None else relation.rows(entries[on_diagonal])
 
     def rows(self, picked: torch.Tensor) -> Relation:
-        """The rows with these numbers."""
+        """Return the rows with these numbers."""
         columns = {index: column[picked] for index, column in self.columns.items()}
         origins = {access: entries[picked] for access, entries in self.origins.items()}
         return Relation(columns, origins, picked.numel(), self.device)
 
     def crossed(self, index: str, size: int) -> Relation:
-        """Every row with every coordinate of an index that it does not have."""
-        found = self.rows(torch.arange(self.count, device=self.device).repeat_interleave(size))
+        """Pair every row with every coordinate of an index that it does not have."""
+        repeated = self.rows(torch.arange(self.count, device=self.device).repeat_interleave(size))
         column = torch.arange(size, device=self.device).repeat(self.count)
-        return Relation({**found.columns, index: column}, found.origins, found.count, self.device)
+        return Relation({**repeated.columns, index: column}, repeated.origins, repeated.count, self.device)
 
 
 def keys(sets: Sequence[Columns], indices: Sequence[str], sizes: Sizes) -> list[torch.Tensor]:
-    """A number for each row of several sets of columns: equal and ordered as its coordinates are."""
+    """Number the rows of several sets of columns: equal and ordered as their coordinates are."""
     firsts = [columns[indices[0]] for columns in sets]
     lengths = [column.numel() for column in firsts]
-    found = torch.zeros(sum(lengths), dtype=torch.int64, device=firsts[0].device)
+    key = torch.zeros(sum(lengths), dtype=torch.int64, device=firsts[0].device)
     bound = 1
     for index in indices:
         column = torch.cat([columns[index].to(torch.int64) for columns in sets])
         size = max(sizes[index], 1)
-        if bound * size >= _MOST:  # ranks instead, of which there are as many as rows
-            distinct, found = torch.unique(found, return_inverse=True)
+        if bound * size >= _MAX_KEYS:  # ranks instead, of which there are as many as rows
+            distinct, key = torch.unique(key, return_inverse=True)
             bound = max(distinct.numel(), 1)
-        if bound * size >= _MOST:
+        if bound * size >= _MAX_KEYS:
             distinct, column = torch.unique(column, return_inverse=True)
             size = max(distinct.numel(), 1)
-        found = found * size + column
+        key = key * size + column
         bound *= size
-    return list(found.split(lengths))
+    return list(key.split(lengths))
 
 
 def join(left: Relation, right: Relation, sizes: Sizes) -> Relation:
-    """All pairs of rows that agree in the indices of both."""
+    """Return all pairs of rows that agree in the indices of both."""
     shared = [index for index in right.columns if index in left.columns]
     if not shared:
         rows = torch.arange(left.count, device=left.device).repeat_interleave(right.count)
@@ -100,18 +100,18 @@ def join(left: Relation, right: Relation, sizes: Sizes) -> Relation:
 
 
 def join_all(relations: Sequence[Relation], sizes: Sizes, device: torch.device) -> Relation:
-    """All rows of several relations that agree; small ones first, and those that share an index with them."""
+    """Join several relations; small ones first, then those that share an index with them."""
     left = sorted(relations, key=lambda relation: relation.count)
-    found = unit = Relation({}, {}, 1, device)
+    joined = unit = Relation({}, {}, 1, device)
     while left:
-        following = next((other for other in left if other.columns.keys() & found.columns.keys()), left[0])
+        following = next((other for other in left if other.columns.keys() & joined.columns.keys()), left[0])
         left.remove(following)
-        found = following if found is unit else join(found, following, sizes)
-    return found
+        joined = following if joined is unit else join(joined, following, sizes)
+    return joined
 
 
 def find(points: Columns, count: int, relation: Relation, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each point the row of ``relation``, which has no two alike, and whether there is one."""
+    """Find for each point its row in ``relation``, whose rows are distinct, and whether there is one."""
     indices = list(relation.columns)
     if not relation.count:
         none = torch.zeros(count, dtype=torch.bool, device=relation.device)
@@ -126,7 +126,7 @@ def find(points: Columns, count: int, relation: Relation, sizes: Sizes) -> tuple
 
 
 def union(relations: Sequence[Relation], indices: Sequence[str], sizes: Sizes) -> Relation:
-    """The points of several relations that have all of ``indices``, each once."""
+    """Return the points of several relations that have all of ``indices``, each once."""
     if not indices:
         return Relation({}, {}, int(any(r.count for r in relations)), relations[0].device)
     together = torch.cat(keys([relation.columns for relation in relations], indices, sizes))

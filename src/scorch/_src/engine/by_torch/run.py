@@ -1,4 +1,4 @@
-"""Prepared steps without their kernels: by torch where it has the operations, else by the interpreter."""
+"""Run prepared steps without their kernels: by torch where it has the operations, else the interpreter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _warned: set[str] = set()
 
 
 def warn_of_missing(backend: Backend) -> None:
-    """Say, once in a process, what a backend lacks to run kernels and how to get it."""
+    """Warn, once in a process, of what a backend lacks to run kernels and how to get it."""
     reason = None if backend.name in _warned else backend.missing()
     if reason is None:
         return
@@ -37,7 +37,7 @@ def warn_of_missing(backend: Backend) -> None:
 
 
 def run_without_kernel(prepared: Prepared, sources: Sequence[Tensor]) -> Tensor:
-    """The result of a prepared step on tensors in the order of its ``sources``, computed by torch."""
+    """Run a prepared step by torch on tensors in the order of its ``sources``."""
     prepared.check_budget()
     plan = prepared.planned.plan
     names = list(dict.fromkeys(access.tensor for access in plan.step.accesses))
@@ -59,7 +59,7 @@ def run_without_kernel(prepared: Prepared, sources: Sequence[Tensor]) -> Tensor:
 
 
 def _converted(prepared: Prepared, sources: Sequence[Tensor]) -> list[Tensor]:
-    """The operands, the sparse ones in the formats that the kernel reads: it stores zeros where they do."""
+    """Convert sparse operands to the formats that the kernel reads: it stores zeros where they do."""
     return [
         tensor if form is None or isinstance(tensor, torch.Tensor) else prepared.convert(tensor, form)
         for tensor, (_, form) in zip(sources, prepared.sources, strict=True)
@@ -88,13 +88,13 @@ def _as_dense(prepared: Prepared, places: Places, sizes: Mapping[str, int]) -> t
 def _on_pattern(
     prepared: Prepared, places: Places, sizes: Mapping[str, int], operands: Sequence[Tensor]
 ) -> Storage:
-    """The values at the places of a pattern that an operand has."""
+    """Compute the values on the pattern of an operand."""
     source = operands[prepared.pattern_source]
     assert isinstance(source, Storage)
     pattern = prepared.shared(source)
     target = prepared.planned.plan.step.target.indices
-    found = coordinates(pattern)
-    wanted = {index: found[dim] for dim, index in enumerate(target)}
+    crds = coordinates(pattern)
+    wanted = {index: crds[dim] for dim, index in enumerate(target)}
     columns, values = all_places(places, target, sizes)
     known = Relation(dict(zip(target, columns, strict=True)), {}, values.numel(), values.device)
     row, is_there = relations.find(wanted, pattern.size, known, sizes)
@@ -104,21 +104,21 @@ def _on_pattern(
 
 
 def _as_sparse(prepared: Prepared, places: Places, sizes: Mapping[str, int]) -> Storage:
-    """A new pattern: the places in the order of the levels of the result."""
+    """Build a new pattern: the places in the order of the levels of the result."""
     plan = prepared.planned.plan
     target = plan.step.target.indices
     columns, values = all_places(places, target, sizes)
     if plan.skip_zeros:
-        kept = values != 0
-        columns, values = [column[kept] for column in columns], values[kept]
+        nonzero = values != 0
+        columns, values = [column[nonzero] for column in columns], values[nonzero]
     order = _order_of_levels(prepared, columns)
     columns, values = [column[order] for column in columns], values[order]
-    found = pack(prepared.format, prepared.shape, columns, values, prepared.check_bytes)
-    return Storage(found.pattern, found.values.to(prepared.dtype))
+    packed = pack(prepared.format, prepared.shape, columns, values, prepared.check_bytes)
+    return Storage(packed.pattern, packed.values.to(prepared.dtype))
 
 
 def _order_of_levels(prepared: Prepared, columns: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What puts entries with these coordinates in the order in which they are stored."""
+    """Return the permutation that sorts entries with these coordinates in stored order."""
     form = prepared.format
     crds = level_coordinates(form, columns)
     names = [str(level) for level in range(len(form))]

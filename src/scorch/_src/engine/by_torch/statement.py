@@ -1,4 +1,4 @@
-"""Any step over any formats in torch's own operations: what runs where there is no compiler.
+"""Run any step over any formats by torch's own operations, where there is no compiler.
 
 The points at which the body can differ from zero (``compiler.lattice``) are joined from the entries of sparse
 operands (``relations``); the body is computed for all of them at once, and what belongs to one place of the
@@ -28,7 +28,7 @@ from scorch._src.notation.nodes import Access, Expr, Literal, Op
 from scorch._src.storage.coordinates import entries
 from scorch._src.storage.storage import Storage
 
-MOST_VALUES = 1 << 22  # computed at a time
+MAX_VALUES_PER_CHUNK = 1 << 22
 
 Tensor = Storage | torch.Tensor
 
@@ -46,7 +46,7 @@ class Places:
 
 
 class Statement:
-    """A step on its tensors, of which the sparse ones are taken apart into entries."""
+    """A step on its tensors, the sparse ones as lists of entries."""
 
     def __init__(self, step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
         self.step, self.sizes = step, sizes
@@ -74,7 +74,7 @@ class Statement:
     # where ------------------------------------------------------------------------------------------------
 
     def support(self, expr: Expr) -> Support:
-        """Where ``expr`` can differ from zero."""
+        """Return where ``expr`` can differ from zero."""
         return lattice.support(expr, lambda a: lattice.stored(a) if a in self.stored else EVERYWHERE)
 
     @functools.cached_property
@@ -95,7 +95,7 @@ class Statement:
         return relations.union(parts, self.joined, self.sizes)
 
     @functools.cached_property
-    def found(self) -> dict[Access, tuple[torch.Tensor, torch.Tensor | None]]:
+    def entries_at_points(self) -> dict[Access, tuple[torch.Tensor, torch.Tensor | None]]:
         """For each sparse access the entry at each point, and whether there is one (None: everywhere)."""
         known: dict[Access, tuple[torch.Tensor, torch.Tensor | None]] = {}
         for access, relation in self.stored.items():
@@ -111,7 +111,7 @@ class Statement:
     # what -------------------------------------------------------------------------------------------------
 
     def value(self, expr: Expr, rows: slice) -> torch.Tensor:
-        """``expr`` at some of the points: a first dimension for them, and one for each trailing index."""
+        """Evaluate ``expr`` at some of the points: a dimension for them, then one for each trailing index."""
         match expr:
             case Access():
                 return self._dense(expr, rows) if expr in self.dense else self._entries(expr, rows)
@@ -131,26 +131,26 @@ class Statement:
         values = [self.value(arg, rows) for arg in args]
         wanted = dtype_of_type(argument_type(name, [type_of(arg, self.types) for arg in args]).computes_in)
         if name == "where":
-            found = torch.where(values[0] != 0, values[1].to(wanted), values[2].to(wanted))
+            result = torch.where(values[0] != 0, values[1].to(wanted), values[2].to(wanted))
         else:
-            found = torch_function(name)(*(value.to(wanted) for value in values))
-        return found.to(dtype_of_type(type_of(expr, self.types).type.computes_in))
+            result = torch_function(name)(*(value.to(wanted) for value in values))
+        return result.to(dtype_of_type(type_of(expr, self.types).type.computes_in))
 
     def _holds(self, expr: Expr, rows: slice) -> torch.Tensor:
-        """At which points the entries are there without which ``expr`` is zero."""
+        """Check at which points the entries are stored without which ``expr`` is zero."""
         count = len(range(*rows.indices(self.points.count)))
-        found = torch.zeros(count, dtype=torch.bool, device=self.device)
+        holds = torch.zeros(count, dtype=torch.bool, device=self.device)
         for clause in self.support(expr):
             part = torch.ones(count, dtype=torch.bool, device=self.device)
             for access in clause:
-                is_there = self.found[access][1]
+                is_there = self.entries_at_points[access][1]
                 if is_there is not None:
                     part &= is_there[rows]
-            found |= part
-        return found
+            holds |= part
+        return holds
 
     def _entries(self, access: Access, rows: slice) -> torch.Tensor:
-        entry, is_there = self.found[access]
+        entry, is_there = self.entries_at_points[access]
         values = self.values[access]
         if not values.numel():
             return self._shaped(torch.zeros(entry[rows].numel(), dtype=values.dtype, device=self.device))
@@ -165,7 +165,7 @@ class Statement:
         return column.view(-1, *(1,) * len(self.trailing))
 
     def _dense(self, access: Access, rows: slice) -> torch.Tensor:
-        """A dense operand at some of the points; diagonals where an index stands several times."""
+        """Gather a dense operand at some of the points; diagonals where an index stands several times."""
         tensor, labels = self.dense[access], list(access.indices)
         while len(set(labels)) < len(labels):
             twice = next(index for index in labels if labels.count(index) > 1)
@@ -173,28 +173,28 @@ class Statement:
             tensor = tensor.diagonal(dim1=first, dim2=second)
             labels = [index for dim, index in enumerate(labels) if dim not in (first, second)] + [twice]
         picked = [index for index in labels if index in self.joined]
-        kept = [index for index in self.trailing if index in labels]
-        tensor = tensor.permute([labels.index(index) for index in (*picked, *kept)])
+        remaining = [index for index in self.trailing if index in labels]
+        tensor = tensor.permute([labels.index(index) for index in (*picked, *remaining)])
         if picked:
             tensor = tensor[tuple(self.points.columns[index][rows] for index in picked)]
         else:
             tensor = tensor.unsqueeze(0)
-        shape = [self.sizes[index] if index in kept else 1 for index in self.trailing]
+        shape = [self.sizes[index] if index in remaining else 1 for index in self.trailing]
         return tensor.reshape(tensor.shape[0], *shape)
 
     # the result -------------------------------------------------------------------------------------------
 
     def run(self, dtype: torch.dtype, identity: float) -> Places:
-        """The result at every place that some point belongs to, computed in ``dtype``."""
+        """Compute the result in ``dtype`` at every place that some point belongs to."""
         target = self.step.target.indices
-        kept = tuple(index for index in self.joined if index in target)
-        places, group = self._places(kept)
+        target_indices = tuple(index for index in self.joined if index in target)
+        places, group = self._places(target_indices)
         trailing = tuple(index for index in self.trailing if index in target)
         wide = torch.int64 if dtype == torch.bool else dtype
         shape = (places.count, *(self.sizes[index] for index in trailing))
         out = torch.full(shape, int(identity) if wide != dtype else identity, dtype=wide, device=self.device)
         width = max(1, math.prod(self.sizes[index] for index in self.trailing))
-        chunk = max(1, MOST_VALUES // width)
+        chunk = max(1, MAX_VALUES_PER_CHUNK // width)
         for begin in range(0, self.points.count, chunk):
             rows = slice(begin, min(begin + chunk, self.points.count))
             shape = (rows.stop - begin, *(self.sizes[index] for index in self.trailing))
@@ -205,24 +205,24 @@ class Statement:
             self._gather(out, group[rows], value.to(wide))
         return Places(places.columns, out.to(dtype), trailing)
 
-    def _places(self, kept: Sequence[str]) -> tuple[Relation, torch.Tensor]:
-        """The places of the result in these indices, each once and in order, and that of each point."""
+    def _places(self, indices: Sequence[str]) -> tuple[Relation, torch.Tensor]:
+        """Return the places of the result in ``indices``, each once and in order, and that of each point."""
         points = self.points
-        if not kept:
+        if not indices:
             any_point = int(points.count > 0)
             return Relation({}, {}, any_point, self.device), torch.zeros(
                 points.count, dtype=torch.int64, device=self.device
             )
-        (key,) = relations.keys([points.columns], kept, self.sizes)
+        (key,) = relations.keys([points.columns], indices, self.sizes)
         distinct, group = torch.unique(key, return_inverse=True)
         first = torch.zeros(distinct.numel(), dtype=torch.int64, device=self.device)
         first[group] = torch.arange(group.numel(), device=self.device)
-        columns = {index: points.columns[index][first] for index in kept}
+        columns = {index: points.columns[index][first] for index in indices}
         return Relation(columns, {}, distinct.numel(), self.device), group
 
-    def _over_trailing(self, value: torch.Tensor, kept: Sequence[str]) -> torch.Tensor:
-        """Reduced over the trailing indices that the result does not have."""
-        dims = [dim for dim, index in enumerate(self.trailing, 1) if index not in kept]
+    def _over_trailing(self, value: torch.Tensor, remaining: Sequence[str]) -> torch.Tensor:
+        """Reduce over the trailing indices that the result does not have."""
+        dims = [dim for dim, index in enumerate(self.trailing, 1) if index not in remaining]
         if not dims:
             return value
         match self.step.reduction:
@@ -241,7 +241,7 @@ class Statement:
         raise AssertionError(f"cannot reduce by {self.step.reduction!r}")
 
     def _gather(self, out: torch.Tensor, group: torch.Tensor, value: torch.Tensor) -> None:
-        """Combine what belongs to one place."""
+        """Combine the values that belong to one place."""
         match self.step.reduction:
             case "sum":
                 out.index_add_(0, group, value)
@@ -254,8 +254,8 @@ class Statement:
 def all_places(
     places: Places, order: Sequence[str], sizes: Mapping[str, int]
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The coordinates in each index of ``order``, and the values, of all places one by one."""
-    found = Relation(places.columns, {}, places.values.shape[0], places.values.device)
+    """Return the coordinates in each index of ``order``, and the values, of all places one by one."""
+    relation = Relation(places.columns, {}, places.values.shape[0], places.values.device)
     for index in places.trailing:
-        found = found.crossed(index, sizes[index])
-    return [found.columns[index] for index in order], places.values.reshape(-1)
+        relation = relation.crossed(index, sizes[index])
+    return [relation.columns[index] for index in order], places.values.reshape(-1)

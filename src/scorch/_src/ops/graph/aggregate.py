@@ -19,7 +19,7 @@ from scorch._src.grad_state import is_transformed
 from scorch._src.ops.graph.edge_weights import WeightedGraph
 from scorch._src.ops.graph.graph import Graph, graph_of, is_tracked
 from scorch._src.ops.products import matmul
-from scorch._src.statements.autograd import UNREAD
+from scorch._src.statements.autograd import SKIP_RESULT
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
@@ -56,7 +56,7 @@ class _WeightedSum(torch.autograd.Function):
         ctx.weighted = weighted
         if values is not None:
             ctx.save_for_backward(x, values)
-        if UNREAD.get():
+        if SKIP_RESULT.get():
             return x.new_zeros(()).expand(weighted.graph.shape[0], x.shape[1])
         product: Any = matmul.mm(weighted.matrix, x.detach())
         return product if bias is None else product.add_(bias)  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ import torch
 from scorch._src.ops.fallback import run_densely, store_like
 from scorch._src.ops.movement.shape import build_from_coordinates, build_from_keys, infer_shape
 from scorch._src.storage.coordinates import coordinates_of, keys_of
-from scorch._src.storage.slices import outer_dim, rows_of
+from scorch._src.storage.slices import outer_dim, select_rows
 from scorch._src.tensor.broadcast import expanded
 from scorch._src.tensor.entries import Entries, Shape, entries_of, format_for, from_entries
 from scorch._src.tensor.registry import implements
@@ -66,7 +66,7 @@ def _select_rows(self: SparseTensor, dim: int, index: torch.Tensor) -> SparseTen
     """Copy whole rows; None if they are not contiguous, or one of them does not exist."""
     if dim != outer_dim(self.format) or index.dtype not in (torch.int64, torch.int32):
         return None
-    rows = rows_of(self.storage, index)
+    rows = select_rows(self.storage, index)
     return None if rows is None else SparseTensor(rows)
 
 

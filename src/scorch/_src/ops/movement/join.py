@@ -16,7 +16,7 @@ from scorch._src.formats import as_format
 from scorch._src.ops.fallback import run_densely
 from scorch._src.ops.movement.shape import build_from_coordinates, split_entries
 from scorch._src.statements.evaluate import evaluate
-from scorch._src.storage.slices import in_a_row, matrices_joined, moved, outer_dim
+from scorch._src.storage.slices import concat_matrices, concat_outer, outer_dim, shift
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.entries import Shape
 from scorch._src.tensor.registry import implements
@@ -96,15 +96,15 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
 
 def _join_storages(parts: Sequence[Storage], dim: int, shape: Shape) -> SparseTensor | None:
     """Join tensors of one format along ``dim``; None where their entries must be moved one by one."""
-    joined = matrices_joined(parts, dim, shape)
+    joined = concat_matrices(parts, dim, shape)
     if joined is not None:
         return SparseTensor(joined)
     if dim == outer_dim(parts[0].pattern.format):
-        return SparseTensor(in_a_row(parts, shape))
+        return SparseTensor(concat_outer(parts, shape))
     shifted: list[SparseTensor] = []
     start = 0
     for part in parts:
-        moved_part = moved(part, dim, start, shape)
+        moved_part = shift(part, dim, start, shape)
         if moved_part is None:
             return None
         shifted.append(SparseTensor(moved_part))

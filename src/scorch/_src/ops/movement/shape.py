@@ -20,7 +20,14 @@ from scorch._src.formats.compressed import Compressed
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.ops.fallback import run_densely
 from scorch._src.storage.budget import check_budget
-from scorch._src.storage.slices import all_of, element, inner_format, one_of, outer_dim, part
+from scorch._src.storage.slices import (
+    element,
+    inner_format,
+    outer_dim,
+    outer_slice,
+    select_outer,
+    unbind_outer,
+)
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.broadcast import expanded
 from scorch._src.tensor.entries import Entries, Shape, entries_of, format_for, from_entries
@@ -192,7 +199,7 @@ def slice_(
         return SparseTensor(self.storage)
     first = slice(start, end, step).indices(self.shape[dim])[0]
     if step == 1 and dim == outer_dim(self.format):
-        return SparseTensor(part(self.storage, first, first + shape[dim]))
+        return SparseTensor(outer_slice(self.storage, first, first + shape[dim]))
     entries = entries_of(self)
     crd = entries.coordinates
     offset = crd[dim] - first
@@ -212,7 +219,7 @@ def select(self: SparseTensor, dim: int, index: int) -> Any:
     if not shape and not self.format.is_blocked:
         return element(self.storage, (index,))
     if shape and dim == outer_dim(self.format) and not inner_format(self.format).is_dense:
-        selected = one_of(self.storage, index)
+        selected = select_outer(self.storage, index)
         if selected is not None:
             return SparseTensor(selected)
         no_entries = (
@@ -253,7 +260,7 @@ def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
     empty = from_entries(Entries(*no_entries, shape), inner).storage
     return [
         SparseTensor(slice_storage or Storage(empty.pattern, empty.values))
-        for slice_storage in all_of(storage)
+        for slice_storage in unbind_outer(storage)
     ]
 
 

@@ -214,7 +214,7 @@ def view(self: Any, *size: Any, **kwargs: Any) -> Any:
     is_shape = not kwargs and not (size and isinstance(size[0], torch.dtype))
     if is_shape and has_strides((self,)):
         try:
-            self.storage.shell().view(*size)
+            self.storage.meta_tensor().view(*size)
         except RuntimeError as error:
             raise CallError(str(error)) from None
     return run_generally(torch.Tensor.view, self, *size, **kwargs)
@@ -239,7 +239,7 @@ def expand_as(self: Any, other: torch.Tensor) -> Any:
 def is_contiguous(self: SparseTensor, *args: Any, **kwargs: Any) -> bool:
     """Whether the same view of a dense tensor would be contiguous."""
     if has_strides((self,)):
-        return self.storage.shell().is_contiguous(*args, **kwargs)
+        return self.storage.meta_tensor().is_contiguous(*args, **kwargs)
     with DisableTorchFunctionSubclass():
         return self.is_contiguous(*args, **kwargs)
 
@@ -248,7 +248,7 @@ def is_contiguous(self: SparseTensor, *args: Any, **kwargs: Any) -> bool:
 def stride(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
     """Return the strides of the same view of a dense tensor."""
     if has_strides((self,)):
-        return self.storage.shell().stride(*args, **kwargs)
+        return self.storage.meta_tensor().stride(*args, **kwargs)
     with DisableTorchFunctionSubclass():
         return self.stride(*args, **kwargs)
 

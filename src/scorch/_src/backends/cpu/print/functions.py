@@ -243,13 +243,13 @@ def _helpers(operators: int) -> dict[str, str]:
 
 
 def _by_name(text: str) -> dict[str, str]:
-    """The functions of ``text``, each by its name."""
-    found = {}
+    """Return the functions of ``text``, each by its name."""
+    functions = {}
     for part in re.split(r"\n(?=static)", text):
         name = re.match(r"static inline \w+ (\w+)\(", part)
         assert name is not None
-        found[name[1]] = part
-    return found
+        functions[name[1]] = part
+    return functions
 
 
 def needed_by(text: str) -> set[str]:

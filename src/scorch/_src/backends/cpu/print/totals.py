@@ -62,19 +62,19 @@ def _registers(total: Total) -> str:
 
 
 def runs(body: tuple[Stmt, ...]) -> Iterator[list[Stmt]]:
-    """``body`` in pieces: declarations of sums that can be made at once together, all else by itself."""
-    found: list[Declare] = []
+    """Split ``body`` into runs: declarations of sums that are computed together, other statements alone."""
+    pending: list[Declare] = []
     for s in body:
         kind = _kind(s)
-        if found and (kind != _kind(found[-1]) or len(found) == min(TOGETHER, kind[1] if kind else 1)):
-            yield from _powers(found)
-            found = []
+        if pending and (kind != _kind(pending[-1]) or len(pending) == min(TOGETHER, kind[1] if kind else 1)):
+            yield from _powers(pending)
+            pending = []
         if kind is None:
             yield [s]
         else:
             assert isinstance(s, Declare)
-            found.append(s)
-    yield from _powers(found)
+            pending.append(s)
+    yield from _powers(pending)
 
 
 def _kind(s: Stmt) -> tuple[Type, int] | None:
@@ -84,15 +84,15 @@ def _kind(s: Stmt) -> tuple[Type, int] | None:
     return None
 
 
-def _powers(found: list[Declare]) -> Iterator[list[Stmt]]:
-    while found:
-        count = 1 << (len(found).bit_length() - 1)
-        yield list(found[:count])
-        found = found[count:]
+def _powers(pending: list[Declare]) -> Iterator[list[Stmt]]:
+    while pending:
+        count = 1 << (len(pending).bit_length() - 1)
+        yield list(pending[:count])
+        pending = pending[count:]
 
 
 def print_totals(scope: _Scope, declared: list[Stmt]) -> list[str]:
-    """Sums of as many registers as a vector has lanes, or fewer, made at once."""
+    """Print sums of as many registers as a vector has lanes, or fewer, computed at once."""
     sums = [(s.var, s.value) for s in declared if isinstance(s, Declare) and isinstance(s.value, Total)]
     element, lanes, count = sums[0][1].array.element, sums[0][1].lanes, len(sums)
     name = scope.fresh(f"{sums[0][0].name}_totals")

@@ -1,6 +1,6 @@
 """Sparse attention of all heads in one call, forward and backward.
 
-Memory follows queries, keys and values: nothing is kept for pairs. ``attention_source`` has the C text.
+Memory follows queries, keys and values: nothing is stored for pairs. ``attention_source`` has the C text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scorch._src.backends.cpu.routines.attention_tiles import CHUNK, ROWS
 from scorch._src.backends.routines import Heads
 from scorch._src.events import emits
 
-EACH = 1 << 12  # pairs for each thread
+MIN_PAIRS_PER_THREAD = 1 << 12
 _ELEMENTS = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -39,10 +39,10 @@ class _Shares:
 
 
 def _shares(heads: Heads, blocks: Blocks) -> _Shares:
-    """Shares of about the same cost."""
+    """Split the blocks into shares of about the same cost."""
     costs = blocks.costs
     before = [0, *itertools.accumulate(costs[mask][-1] for mask in heads.masks)]
-    parallel, threads = invoke.shared_by(before[-1], EACH)
+    parallel, threads = invoke.shared_by(before[-1], MIN_PAIRS_PER_THREAD)
     bounds = [0]
     for thread in range(1, threads):
         wanted = before[-1] * thread // threads
@@ -54,7 +54,7 @@ def _shares(heads: Heads, blocks: Blocks) -> _Shares:
 
 
 def is_able(dtype: torch.dtype) -> bool:
-    """Whether this machine can compile the routines for ``dtype``."""
+    """Check whether this machine can compile the routines for ``dtype``."""
     return bool(_address(dtype, "forward"))
 
 
@@ -62,7 +62,7 @@ def is_able(dtype: torch.dtype) -> bool:
 def forward(
     Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, heads: Heads
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, and the maximum and one by the sum of each query, for the backward pass."""
+    """Return the result, and the maximum and one by the sum of each query, for the backward pass."""
     rows, width = Q.shape[-2], V.shape[-1]
     out = torch.empty(*heads.batch, rows, width, dtype=Q.dtype, device="cpu")
     state = torch.empty(*heads.batch, rows, 2, dtype=Q.dtype, device="cpu")
@@ -82,7 +82,7 @@ def backward(
     state: torch.Tensor,
     gradient: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of queries, keys and values, for each head."""
+    """Compute the gradients of queries, keys and values, for each head."""
     keys, depth, width = K.shape[-2], Q.shape[-1], V.shape[-1]
     deep, wide = (-(-size // ROWS) * ROWS for size in (depth, width))
     dQ = torch.empty(*heads.batch, *Q.shape[-2:], dtype=Q.dtype, device="cpu")
@@ -94,8 +94,8 @@ def backward(
         places = [0] * shares.threads
         for memory, thread in zip(own, shares.inside, strict=True):
             places[thread] = memory.data_ptr()
-        made = [out, state, gradient.contiguous(), dQ, dK, dV]
-        _call("backward", (Q, K, V), heads, heads.blocks, shares, made, places)
+        arrays = [out, state, gradient.contiguous(), dQ, dK, dV]
+        _call("backward", (Q, K, V), heads, heads.blocks, shares, arrays, places)
         for memory, thread in zip(own, shares.inside, strict=True):
             head = shares.bounds[thread] // heads.blocks.count
             more = memory.split([keys * deep, keys * wide])
@@ -106,17 +106,17 @@ def backward(
 
 def _call(
     what: str,
-    given: Sequence[torch.Tensor],
+    operands: Sequence[torch.Tensor],
     heads: Heads,
     blocks: Blocks,
     shares: _Shares,
-    made: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
     own: Sequence[int] = (),
 ) -> None:
     """Call a routine with its arguments in the order of ``attention_source.ARGUMENTS``."""
-    Q, K, V = (_in_rows(tensor) for tensor in given)
-    kept = 1 / (1 - heads.dropout) if heads.dropout < 1 else 0.0
-    numbers = array.array("d", [heads.scale / math.log(2), heads.scale, kept])
+    Q, K, V = (_in_rows(tensor) for tensor in operands)
+    dropout_scale = 1 / (1 - heads.dropout) if heads.dropout < 1 else 0.0
+    numbers = array.array("d", [heads.scale / math.log(2), heads.scale, dropout_scale])
     skipped = heads.skipped
     skips = None if skipped is None else skipped.expand(*heads.batch, -1).contiguous().view(torch.uint8)
     deep, wide = (-(-tensor.shape[-1] // ROWS) * ROWS for tensor in (Q, V))
@@ -132,23 +132,23 @@ def _call(
     slots += [0 if skips is None else skips.data_ptr(), key_at]
     for tensor, places in zip((Q, K, V), heads_at, strict=True):
         slots += [invoke.address_of(tensor), places, tensor.stride(-2)]
-    slots += [made[0].data_ptr(), made[1].data_ptr(), scratch.data_ptr(), size]
-    slots += [*(tensor.data_ptr() for tensor in made[2:]), own_at] if own else [0] * 5
+    slots += [outputs[0].data_ptr(), outputs[1].data_ptr(), scratch.data_ptr(), size]
+    slots += [*(tensor.data_ptr() for tensor in outputs[2:]), own_at] if own else [0] * 5
     invoke.make_caller().call(_address(Q.dtype, what), *slots)
 
 
 def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whose rows have no gaps; rows and heads may lie anywhere."""
+    """Return a tensor whose rows have no gaps; rows and heads may lie anywhere."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
 
 
 def _offsets(tensor: torch.Tensor, batch: tuple[int, ...]) -> list[int]:
-    """Where each head begins, in elements."""
+    """Return where each head begins, in elements."""
     steps = tensor.expand(*batch, *tensor.shape[-2:]).stride()
-    found = [0]
+    offsets = [0]
     for size, step in zip(batch, steps, strict=False):
-        found = [place + i * step for place in found for i in range(size)]
-    return found
+        offsets = [place + i * step for place in offsets for i in range(size)]
+    return offsets
 
 
 def _address(dtype: torch.dtype, what: str) -> int:

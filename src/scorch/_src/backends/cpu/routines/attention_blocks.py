@@ -1,4 +1,4 @@
-"""Which keys each block of 16 queries sees, found once for a mask.
+"""The keys that each block of 16 queries sees, computed once for a mask.
 
     query 0   . x x .          keys     1    2    3
     query 1   . x x x   --->   masks   01   11   10
@@ -18,8 +18,8 @@ from scorch._src.backends.cpu.routines.attention_tiles import ROWS
 from scorch._src.backends.cpu.sources import read_source
 from scorch._src.loops.types import LAST_INT32
 
-ALONE = 3  # times the cost of a pair of a block, for one that a query computes by itself
-EACH = 1 << 16  # entries for each thread
+SINGLE_PAIR_COST = 3  # times the cost of a pair of a block, for one that a query computes by itself
+MIN_ENTRIES_PER_THREAD = 1 << 16
 
 SOURCE = read_source("attention_blocks.c").replace("ROWS", str(ROWS), 1)
 
@@ -57,25 +57,25 @@ class Blocks:
 def find_blocks(
     pos: torch.Tensor, crd: torch.Tensor, matrices: int, queries: int, keys: int
 ) -> Blocks | None:
-    """The blocks of ``matrices`` masks; None where there is no compiler for them, or no place for keys."""
+    """Compute the blocks of ``matrices`` masks; None without a compiler, or where keys are too many."""
     name = f"scorch_blocks_{'i32' if pos.dtype == torch.int32 else 'i64'}"
     address = jit.function_address(SOURCE, "the blocks of an attention mask", name)
     if not address or keys > LAST_INT32:
         return None
     each = -(-queries // ROWS)
-    parallel, threads = invoke.shared_by(crd.numel(), EACH)
+    parallel, threads = invoke.shared_by(crd.numel(), MIN_ENTRIES_PER_THREAD)
     seen = torch.zeros(threads, keys, dtype=torch.int16, device="cpu")
-    found = torch.empty(threads, keys, dtype=torch.int32, device="cpu")
+    keys_seen = torch.empty(threads, keys, dtype=torch.int32, device="cpu")
     counted = torch.empty(matrices * each, 2, dtype=torch.int64, device="cpu")
-    given = (parallel, threads, matrices, queries, keys, pos.data_ptr(), crd.data_ptr(), seen.data_ptr())
+    args = (parallel, threads, matrices, queries, keys, pos.data_ptr(), crd.data_ptr(), seen.data_ptr())
     call = invoke.make_caller().call
-    call(address, *given, found.data_ptr(), ALONE, counted.data_ptr(), 0, 0, 0)
+    call(address, *args, keys_seen.data_ptr(), SINGLE_PAIR_COST, counted.data_ptr(), 0, 0, 0)
     begin = torch.zeros(matrices * each + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(counted[:, 0], 0, out=begin[1:])
     columns = torch.empty(int(begin[-1]), dtype=torch.int32, device="cpu")
     masks = torch.empty(int(begin[-1]), dtype=torch.int16, device="cpu")
     places = (begin.data_ptr(), columns.data_ptr(), masks.data_ptr())
-    call(address, *given, found.data_ptr(), ALONE, 0, *places)
+    call(address, *args, keys_seen.data_ptr(), SINGLE_PAIR_COST, 0, *places)
     costs = torch.zeros(matrices, each + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(counted[:, 1].view(matrices, each), 1, out=costs[:, 1:])
     return Blocks(queries, keys, pos, crd, begin, columns, masks, costs.tolist())

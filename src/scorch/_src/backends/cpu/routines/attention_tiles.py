@@ -23,11 +23,11 @@ _DETAILS = {  # bytes, integers of that size, digits, least exponent, terms of t
 
 
 def products(element: str) -> str:
-    """The three products and an exponential for numbers of the C type ``element``."""
+    """Write the three products and an exponential for numbers of the C type ``element``."""
     size, whole, digits, least, terms = _DETAILS[element]
-    facts = target()
-    lanes = min(facts.vector_bytes // size, ROWS)
-    vectors = max(1, min(ROWS // lanes, 4 if facts.vector_registers > 16 else 2))
+    machine = target()
+    lanes = min(machine.vector_bytes // size, ROWS)
+    vectors = max(1, min(ROWS // lanes, 4 if machine.vector_registers > 16 else 2))
     tall = 8 if vectors == 1 else 4
     head = f"""\
 typedef {element} T;

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cpu import invoke, jit
-from scorch._src.backends.cpu.launch import builtins, pack, result_facts
+from scorch._src.backends.cpu.launch import builtins, pack, result_descriptor
 from scorch._src.backends.cpu.sources import read_source
 from scorch._src.compiler.target import target
 from scorch._src.loops.types import FLOAT32, FLOAT64
 
-EACH = 1 << 14  # elements read for each thread
+MIN_ELEMENTS_PER_THREAD = 1 << 14  # that are read
 
 PRELUDE = read_source("by_rows.c")
 
@@ -27,7 +27,7 @@ _TYPES = {torch.float32: FLOAT32, torch.float64: FLOAT64}
 
 
 def address(source: str, what: str, name: str, dtype: torch.dtype, index: torch.dtype) -> int:
-    """Where a function of a routine is, for numbers and indices of these types; 0 if none can be made.
+    """Return the address of a routine's function for numbers and indices of these types; 0 if there is none.
 
     ``source`` ends with the macro ``ROUTINES(T, I)``, of which just the types that are used are compiled.
     """
@@ -37,27 +37,27 @@ def address(source: str, what: str, name: str, dtype: torch.dtype, index: torch.
 
 @functools.lru_cache(maxsize=256)
 def text_of(source: str, number: str, integer: str) -> str:
-    """All of a routine's text for these types."""
+    """Return all of a routine's text for these types."""
     text = f"{PRELUDE}{source}ROUTINES({number}, {integer})\n"
     return text.replace("$VECTOR", str(target().vector_bytes))
 
 
 def run(at: int, work: int, rows: int, arrays: Sequence[torch.Tensor | None], numbers: Sequence[int]) -> None:
     """Call the function at an address: ``arrays`` begin with pos and crd, ``numbers`` follow them."""
-    parallel, threads = invoke.shared_by(work, EACH)
+    parallel, threads = invoke.shared_by(work, MIN_ELEMENTS_PER_THREAD)
     places = [0 if array is None else invoke.address_of(array) for array in arrays]
     invoke.make_caller().call(at, parallel, threads, rows, *places, *numbers)
 
 
-def most_threads() -> int:
-    """How many threads ``run`` may use, for memory that each has for itself."""
+def max_threads() -> int:
+    """Return how many threads ``run`` may use, for memory that each has for itself."""
     return invoke.shared_by(1 << 62, 1)[1]
 
 
 def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """A tensor that is to be written, in memory that was used before where there is some."""
-    made, element = builtins(), _TYPES.get(dtype)
+    """Return an uninitialized tensor, in pooled memory where there is some."""
+    functions, element = builtins(), _TYPES.get(dtype)
     place = jit.function_address(_NOTHING, "memory of results", "scorch_nothing")
-    if made is None or element is None or not place:
+    if functions is None or element is None or not place:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    return made.fill(place, pack([]), result_facts(element, shape, zero=False), None)
+    return functions.fill(place, pack([]), result_descriptor(element, shape, zero=False), None)

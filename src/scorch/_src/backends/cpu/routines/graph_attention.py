@@ -1,4 +1,4 @@
-"""Graph attention over the stored entries of a sparse matrix, forwards and back, one row after the other.
+"""Graph attention over the stored entries of a sparse matrix, forward and backward, one row after the other.
 
 With scores of sources ``s[j,h]``, of targets ``t[i,h]`` and perhaps of entries ``e[i,j,h]``, for each stored
 entry (i, j) and head h
@@ -6,9 +6,9 @@ entry (i, j) and head h
     z = s[j,h] + t[i,h] + e[i,j,h]
     P[i,j,h] = softmax over j of leaky_relu(z)      out[i,h,:] = P[i,j,h] * X[j,h,:]
 
-Nothing is as large as entries times features: a row's probabilities are made while its features are read.
-For the way back they are kept, one number for each entry and head; one that dropout has dropped has a minus.
-The way back is two routines: over rows for the gradients of scores, over columns for that of ``X``.
+Nothing is as large as entries times features: a row's probabilities are computed while its features are read.
+For the backward pass they are saved, one number for each entry and head, negative where dropout dropped it.
+The backward pass is two routines: over rows for the gradients of scores, over columns for that of ``X``.
 """
 
 from __future__ import annotations
@@ -38,34 +38,39 @@ def attend(
     if not at:
         return None
     out = empty(x.dtype, count, heads, width)
-    kept = empty(x.dtype, entries, heads) if keep else None
+    probabilities = empty(x.dtype, entries, heads) if keep else None
     longest = 0 if keep or not count else int(rows.pos.diff().max())
     own = heads * longest  # of each thread: the scores of a row
-    scratch = torch.empty(by_rows.most_threads() * own, dtype=x.dtype, device="cpu")
-    arrays = (rows.pos, rows.crd, rows.counts, x, *scores, out, kept, scratch)
+    scratch = torch.empty(by_rows.max_threads() * own, dtype=x.dtype, device="cpu")
+    arrays = (rows.pos, rows.crd, rows.counts, x, *scores, out, probabilities, scratch)
     work = (entries + count) * heads * (width + 8)
     by_rows.run(at, work, count, arrays, [own, *_numbers(options)])
-    return out, kept
+    return out, probabilities
 
 
 @emits("gradients of neighbours' scores")
-def scores_back(
-    rows: Rows, x: torch.Tensor, scores: Scores, options: Options, kept: torch.Tensor, grad: torch.Tensor
+def scores_backward(
+    rows: Rows,
+    x: torch.Tensor,
+    scores: Scores,
+    options: Options,
+    probabilities: torch.Tensor,
+    grad: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     count, entries, (_, heads, width) = rows.pos.numel() - 1, rows.crd.numel(), x.shape
     at = _address("scores", x, rows.crd)
     if not at:
         return None
     each, total = empty(x.dtype, entries, heads), empty(x.dtype, count, heads)
-    arrays = (rows.pos, rows.crd, x, *scores, kept, grad, each, total)
+    arrays = (rows.pos, rows.crd, x, *scores, probabilities, grad, each, total)
     work = (entries + count) * heads * (width + 4)
     by_rows.run(at, work, count, arrays, _numbers(options))
     return each, total
 
 
 @emits("gradients of neighbours' features")
-def features_back(
-    columns: Rows, options: Options, kept: torch.Tensor, each: torch.Tensor, grad: torch.Tensor
+def features_backward(
+    columns: Rows, options: Options, probabilities: torch.Tensor, each: torch.Tensor, grad: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     assert columns.places is not None
     count, entries, (_, heads, width) = columns.pos.numel() - 1, columns.crd.numel(), grad.shape
@@ -73,7 +78,7 @@ def features_back(
     if not at:
         return None
     dx, total = empty(grad.dtype, count, heads, width), empty(grad.dtype, count, heads)
-    arrays = (columns.pos, columns.crd, columns.places, kept, each, grad, dx, total)
+    arrays = (columns.pos, columns.crd, columns.places, probabilities, each, grad, dx, total)
     work = (entries + count) * heads * (width + 4)
     by_rows.run(at, work, count, arrays, _numbers(options))
     return dx, total
@@ -92,6 +97,6 @@ def _numbers(options: Options) -> list[int]:
 
 
 def _bits(number: float) -> int:
-    """A number as the slot of an argument."""
-    found: int = struct.unpack("q", struct.pack("d", number))[0]
-    return found
+    """Return a number as the slot of an argument."""
+    bits: int = struct.unpack("q", struct.pack("d", number))[0]
+    return bits

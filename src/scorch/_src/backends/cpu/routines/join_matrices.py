@@ -1,4 +1,4 @@
-"""Matrices of compressed rows put together, below or beside each other, in one call.
+"""Concatenate matrices of compressed rows, below or beside each other, in one call.
 
 Below each other their arrays follow each other; beside each other each row is the rows of all, one after the
 other, with the columns moved on. Where rows of the result begin is known before, so threads share them.
@@ -11,26 +11,26 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cpu import invoke, jit
-from scorch._src.backends.cpu.launch import BITS, MOST_SLOTS, builtins, pack, slot_facts
+from scorch._src.backends.cpu.launch import BITS, MAX_SLOTS, builtins, pack, slot_descriptor
 from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import emits
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
 
 SOURCE = read_source("join_matrices.c")
 
-EACH = {"below": 1 << 17, "beside": 1 << 13}  # entries for each thread
+MIN_ENTRIES_PER_THREAD = {"below": 1 << 17, "beside": 1 << 13}
 _INDEX = {torch.int32: INT32, torch.int64: INT64}
 _ELEMENTS = {torch.float32: FLOAT32, torch.float64: FLOAT64, **_INDEX}
 Arrays = tuple[torch.Tensor, ...]  # pos, crd, values
 
 
 def below(matrices: Sequence[Arrays], rows: Sequence[int], entries: int) -> Arrays | None:
-    """The ``rows`` of matrices one after the other; None where this machine has no means for it."""
+    """Concatenate the ``rows`` of matrices; None where this machine cannot compile it."""
     return _run("below", matrices, rows, sum(rows), entries)
 
 
 def beside(matrices: Sequence[Arrays], widths: Sequence[int], rows: int, entries: int) -> Arrays | None:
-    """Matrices of as many rows and ``widths`` columns beside each other; None where there are no means."""
+    """Concatenate matrices of as many rows and ``widths`` columns along columns; None as above."""
     return _run("beside", matrices, widths, rows, entries)
 
 
@@ -41,15 +41,15 @@ def _run(
     count, (pos, _, values) = len(matrices), matrices[0]
     index, dtype = pos.dtype, values.dtype
     bytes = dtype.itemsize
-    made, address = builtins(), _address(what, index)
-    if 4 * count + 12 > MOST_SLOTS or bytes not in BITS or made is None or not address:
+    functions, address = builtins(), _address(what, index)
+    if 4 * count + 12 > MAX_SLOTS or bytes not in BITS or functions is None or not address:
         return None
-    threads = invoke.shared_by(rows + entries, EACH[what])
+    threads = invoke.shared_by(rows + entries, MIN_ENTRIES_PER_THREAD[what])
     first = pack([*threads, count, rows, entries, bytes, *sizes])
     element = _ELEMENTS.get(dtype)
-    facts = slot_facts(rows, _INDEX[index], element or BITS[bytes], 1, range(2, 3 * count, 3))
+    descriptor = slot_descriptor(rows, _INDEX[index], element or BITS[bytes], 1, range(2, 3 * count, 3))
     arrays = [array for matrix in matrices for array in matrix]
-    pos, crd, values, _ = made.slots(address, first, facts, None, *arrays)
+    pos, crd, values, _ = functions.slots(address, first, descriptor, None, *arrays)
     return pos, crd, values if element is not None else values.view(dtype)
 
 

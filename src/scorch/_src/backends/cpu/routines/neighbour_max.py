@@ -1,9 +1,9 @@
-"""The largest of the rows of a dense matrix that each row of a sparse one picks, and the way back.
+"""The maximum of the rows of a dense matrix that each row of a sparse one picks, and its backward pass.
 
     out[i,k] = max over stored (i,j) of X[j,k]        ties[i,k] = how many entries reach it
 
 The gradient of a maximum goes to all entries that reach it in equal parts, as torch does it for
-``scatter_reduce``. The way back reads the transposed pattern, so that each row is written by one thread.
+``scatter_reduce``. The backward pass reads the transposed pattern, so that each row is written by one thread.
 Rows without entries are zero.
 """
 
@@ -37,7 +37,7 @@ def largest(
 
 
 @emits("gradient of the largest of the neighbours")
-def largest_back(
+def largest_backward(
     rows: Arrays, x: torch.Tensor, out: torch.Tensor, shared: torch.Tensor
 ) -> torch.Tensor | None:
     pos, crd, counts = rows

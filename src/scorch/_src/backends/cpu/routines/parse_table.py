@@ -20,8 +20,8 @@ from scorch._src.loops.types import LAST_INT32
 
 Array = np.ndarray[Any, Any]
 _BLANK = 2
-EACH = 1 << 18  # bytes of text for each thread
-LEAST_POWER, MOST_POWER = -342, 308  # beyond, every number of 19 digits is zero or infinite
+MIN_BYTES_PER_THREAD = 1 << 18
+MIN_POWER, MAX_POWER = -342, 308  # beyond, every number of 19 digits is zero or infinite
 
 SOURCE = read_source("parse_table.c")
 
@@ -41,7 +41,7 @@ def parse_table(
     count, read = functions
     text = np.frombuffer(data, dtype=np.uint8)
     address = text.ctypes.data
-    parallel, threads = invoke.shared_by(len(data) - begin, EACH)
+    parallel, threads = invoke.shared_by(len(data) - begin, MIN_BYTES_PER_THREAD)
     first = np.zeros(threads, np.int64)
     narrow = all(size <= LAST_INT32 for size in sizes)
     limits = np.array(sizes, np.int64)
@@ -68,13 +68,13 @@ def _functions() -> tuple[int, int] | None:
 @functools.cache
 def _powers() -> Array:
     """The first 128 bits of each power of five, or of its inverse, as pairs of 64; see Lemire's paper."""
-    found = []
-    for exponent in range(LEAST_POWER, MOST_POWER + 1):
+    halves = []
+    for exponent in range(MIN_POWER, MAX_POWER + 1):
         power = 5 ** abs(exponent)
         length = power.bit_length()
         if exponent >= 0:
             bits = power << 128 - length if length <= 128 else power >> length - 128
         else:
             bits = (1 << length + 127) // power + (exponent >= -27)
-        found += [bits >> 64, bits & (2**64 - 1)]
-    return np.array(found, np.uint64)
+        halves += [bits >> 64, bits & (2**64 - 1)]
+    return np.array(halves, np.uint64)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from scorch._src.backends.cpu import jit
-from scorch._src.backends.cpu.launch import BITS, builtins, pack, row_facts
+from scorch._src.backends.cpu.launch import BITS, builtins, pack, row_descriptor
 from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import emits
 
@@ -24,27 +24,27 @@ Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def picked_rows(
     pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, picked: torch.Tensor
 ) -> Rows | None:
-    """``pos``, ``crd`` and ``values`` of the rows numbered ``picked`` (int64, without gaps).
+    """Copy ``pos``, ``crd`` and ``values`` of the rows numbered ``picked`` (int64, without gaps).
 
-    None where this machine has no means for it, or a row is not there.
+    None where this machine cannot compile it, or a row is out of range.
     """
-    found, addresses = builtins(), _addresses()
+    functions, addresses = builtins(), _addresses()
     size = values.element_size()
-    if found is None or addresses is None or size not in BITS:
+    if functions is None or addresses is None or size not in BITS:
         return None
     index, count = BITS[pos.element_size()], picked.numel()
     first = pack([pos.numel() - 1, count, index.bytes, size])
     try:
-        made = found.rows(
-            addresses, first, row_facts(count, index, BITS[size]), None, picked, pos, crd, values
+        arrays = functions.rows(
+            addresses, first, row_descriptor(count, index, BITS[size]), None, picked, pos, crd, values
         )
     except MemoryError:  # or a row that is not there
         return None
-    return made[0], made[1], made[2].view(values.dtype)
+    return arrays[0], arrays[1], arrays[2].view(values.dtype)
 
 
 def _addresses() -> tuple[int, int] | None:
-    """Where the two functions are; None if this compiler cannot make them."""
+    """Return the addresses of the two functions; None if no compiler can build them."""
     what = "the copy of rows of a sparse tensor"
     count, copy = (jit.function_address(SOURCE, what, f"scorch_{name}_rows") for name in ("count", "copy"))
     return (count, copy) if count and copy else None

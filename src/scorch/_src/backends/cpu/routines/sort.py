@@ -1,4 +1,4 @@
-"""The order of entries by their coordinates, found by a radix sort in C.
+"""Sort entries by their coordinates, by a radix sort in C.
 
 Digits of the last coordinate come first, and each pass keeps the order of the one before it. Matrices are
 often listed column by column, or as a triangle and its mirror image: there a pass over the rows is enough.
@@ -33,14 +33,14 @@ def sort_entries(
     begins = torch.empty(1 << 16, dtype=torch.int32, device="cpu")
     moved = [torch.empty_like(column) for column in columns]
     lists = [[column.data_ptr() for column in columns], list(sizes), [column.data_ptr() for column in moved]]
-    given, extents, new = (torch.tensor(numbers, dtype=torch.int64, device="cpu") for numbers in lists)
+    addresses, extents, new = (torch.tensor(numbers, dtype=torch.int64, device="cpu") for numbers in lists)
     call = invoke.make_caller().call
-    places = (given.data_ptr(), extents.data_ptr(), orders[0].data_ptr(), orders[1].data_ptr())
+    places = (addresses.data_ptr(), extents.data_ptr(), orders[0].data_ptr(), orders[1].data_ptr())
     status = call(address, count, len(columns), *places, new.data_ptr(), begins.data_ptr())
     return status == 0 if status != 1 else (orders[0], moved)
 
 
 def _address(dtype: torch.dtype) -> int:
-    """Where the routine for coordinates of this dtype is; 0 if no compiler can make it."""
+    """Return the address of the routine for coordinates of this dtype; 0 if no compiler can build it."""
     name = {torch.int32: "i32", torch.int64: "i64"}[dtype]
     return jit.function_address(SOURCE, "the order of entries", f"scorch_sort_{name}")

@@ -1,8 +1,9 @@
-"""Dense tensors copied with their dimensions in another order.
+"""Copy dense tensors with their dimensions in another order.
 
 Generated kernels read dense operands along the innermost loop, and one that lies across is copied first.
-torch copies one element after the other on one thread; here 128 columns of four rows at a time are turned
-in registers, so that whole cache lines are read and what is written stays near; threads share parts of both.
+torch copies one element after the other on one thread; here 128 columns of four rows at a time are
+transposed in registers, so that whole cache lines are read and what is written stays near; threads share
+parts of both.
 """
 
 from __future__ import annotations
@@ -12,34 +13,40 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cpu import invoke, jit
-from scorch._src.backends.cpu.launch import BITS, builtins, pack, result_facts
+from scorch._src.backends.cpu.launch import BITS, builtins, pack, result_descriptor
 from scorch._src.backends.cpu.sources import read_source
 
-LEAST = 1 << 13  # elements from which on it pays to copy them here
-EACH = 1 << 15  # elements for each thread
+MIN_ELEMENTS = 1 << 13  # from which on it pays to copy them here
+MIN_ELEMENTS_PER_THREAD = 1 << 15
 
 SOURCE = read_source("transpose.c")
 
 
 def laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """``tensor`` with its dimensions in ``order``, without gaps in memory."""
+    """Permute the dimensions of ``tensor`` to ``order``, without gaps in memory."""
     wanted = tensor.permute(*order)
     if wanted.is_contiguous():
         return wanted
-    turned = transposition(wanted)
+    transposed = transposition(wanted)
     size = tensor.element_size()
-    if turned is None or tensor.numel() < LEAST or size not in BITS or tensor.is_conj() or tensor.is_neg():
+    if (
+        transposed is None
+        or tensor.numel() < MIN_ELEMENTS
+        or size not in BITS
+        or tensor.is_conj()
+        or tensor.is_neg()
+    ):
         return wanted.contiguous()
-    address, found = _address(size), builtins()
-    if not address or found is None:
+    address, functions = _address(size), builtins()
+    if not address or functions is None:
         return wanted.contiguous()
-    first = pack([*invoke.shared_by(tensor.numel(), EACH), *turned])
-    facts = result_facts(BITS[size], tuple(wanted.shape), zero=False)
-    return found.fill(address, first, facts, None, tensor.detach()).view(tensor.dtype)
+    header = pack([*invoke.shared_by(tensor.numel(), MIN_ELEMENTS_PER_THREAD), *transposed])
+    descriptor = result_descriptor(BITS[size], tuple(wanted.shape), zero=False)
+    return functions.fill(address, header, descriptor, None, tensor.detach()).view(tensor.dtype)
 
 
 def transposition(wanted: torch.Tensor) -> tuple[int, int, int] | None:
-    """The number of matrices, and the rows and columns of each, whose transposes ``wanted`` is to hold.
+    """Return the number of matrices, and the rows and columns of each, whose transposes ``wanted`` holds.
 
     None where its dimensions, the neighbours in memory taken together, are not those of transposed matrices.
     """
@@ -62,6 +69,6 @@ def transposition(wanted: torch.Tensor) -> tuple[int, int, int] | None:
 
 
 def _address(size: int) -> int:
-    """Where the function for elements of ``size`` bytes is."""
+    """Return the address of the function for elements of ``size`` bytes."""
     what = "the copy of a dense operand laid out anew"
     return jit.function_address(SOURCE, what, f"scorch_transpose_bits{8 * size}")
