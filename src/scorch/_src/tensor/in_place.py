@@ -21,7 +21,7 @@ from scorch._src.tensor.autograd import apply, by_formula, check_gradient, used,
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.tensor.transforms.functorch import as_a_whole
+from scorch._src.tensor.transforms.functorch import run_as_one_function
 from scorch._src.tensor.views import (
     is_overlapping,
     mark_changed,
@@ -94,7 +94,7 @@ def _written_in_torch_func(
 
     target = args[0]
     copied = SparseTensor(Storage(target.storage.pattern, target.storage.values))
-    result = as_a_whole(written, (copied, *args[1:]), kwargs)
+    result = run_as_one_function(written, (copied, *args[1:]), kwargs)
     return result.storage.pattern, result.storage.values
 
 
@@ -141,7 +141,7 @@ def _become(target: SparseTensor, values: torch.Tensor, pattern: Pattern, is_vie
     is_connected = is_grad_enabled() and (target.requires_grad or values.requires_grad)
     if is_connected and not is_transformed():
         apply(_Become, target, values, pattern, is_view)
-        target.made_of = values
+        target.source_values = values
     elif not is_view:
         write_entries(target.storage, pattern, plain(values))
 

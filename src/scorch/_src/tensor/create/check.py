@@ -25,7 +25,7 @@ from scorch.errors import (
     add_note,
 )
 
-LARGEST = 2**63 - 1
+MAX_SIZE = 2**63 - 1
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -41,9 +41,9 @@ def check_device(name: str, device: Any) -> None:
 
 def device_for(name: str, device: Any = None) -> torch.device:
     """Where what a user makes from nothing is: on the device asked for, or on torch's default device."""
-    found = torch.empty(0).device if device is None else torch.device(device)  # as graphs can ask, too
-    check_device(name, found)
-    return found
+    chosen = torch.empty(0).device if device is None else torch.device(device)  # as graphs can ask, too
+    check_device(name, chosen)
+    return chosen
 
 
 def refuse_pinning(pin_memory: bool) -> None:
@@ -119,14 +119,14 @@ def from_numpy(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 def as_indices(name: str, data: Any, device: torch.device | None = None) -> torch.Tensor:
     """Coordinates or pointers as a tensor of integers."""
-    found = as_tensor(name, data, device)
-    if found.dtype in _INTEGERS:
-        return found
-    if found.numel() == 0:
-        return found.to(torch.int64)  # what is empty says nothing about its dtype
-    if found.dtype in (torch.uint16, torch.uint32, torch.uint64):
-        return found.to(torch.int64)
-    dtype = str(found.dtype).removeprefix("torch.")
+    indices = as_tensor(name, data, device)
+    if indices.dtype in _INTEGERS:
+        return indices
+    if indices.numel() == 0:
+        return indices.to(torch.int64)  # what is empty says nothing about its dtype
+    if indices.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return indices.to(torch.int64)
+    dtype = str(indices.dtype).removeprefix("torch.")
     raise DtypeError(f"{name} has dtype {dtype}; coordinates are whole numbers: use int64 or int32")
 
 
@@ -144,11 +144,11 @@ def as_values(
     name: str, data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> torch.Tensor:
     """Values as a tensor of a dtype that kernels have."""
-    found = as_tensor(name, data, device)
-    return found.to(_checked_dtype(name, dtype or found.dtype))
+    values = as_tensor(name, data, device)
+    return values.to(_checked_dtype(name, dtype or values.dtype))
 
 
-def as_learned_values(
+def as_differentiable_values(
     name: str, data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> torch.Tensor:
     """As ``as_values``; a tensor that is learned stays connected."""
@@ -176,19 +176,19 @@ def as_shape(name: str, size: Any) -> tuple[int, ...]:
         size = size.tolist()
     if isinstance(size, str) or not isinstance(size, Sequence):
         raise ShapeError(f"{name} lists the size of each dimension, such as (3, 4), not {size!r}")
-    return tuple(_checked_size(name, dim, given) for dim, given in enumerate(size))
+    return tuple(_checked_size(name, dim, length) for dim, length in enumerate(size))
 
 
-def _checked_size(name: str, dim: int, given: Any) -> int:
+def _checked_size(name: str, dim: int, length: Any) -> int:
     try:
-        found = operator.index(given)
+        number = operator.index(length)
     except TypeError:
-        raise ShapeError(f"{name}[{dim}] is {given!r}; sizes must be non-negative integers") from None
-    if isinstance(given, bool) or found < 0:
-        raise ShapeError(f"{name}[{dim}] is {given!r}; sizes must be non-negative integers")
-    if found > LARGEST:
-        raise ShapeError(f"{name}[{dim}] is {found}; the largest size is 2**63 - 1")
-    return found
+        raise ShapeError(f"{name}[{dim}] is {length!r}; sizes must be non-negative integers") from None
+    if isinstance(length, bool) or number < 0:
+        raise ShapeError(f"{name}[{dim}] is {length!r}; sizes must be non-negative integers")
+    if number > MAX_SIZE:
+        raise ShapeError(f"{name}[{dim}] is {number}; the largest size is 2**63 - 1")
+    return number
 
 
 # coordinates and pointers ----------------------------------------------------------------------------
