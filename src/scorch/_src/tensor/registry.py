@@ -95,11 +95,11 @@ def implements(*functions: Any, differentiable: bool = False) -> Callable[[Handl
 
     def register(handler: Handler) -> Handler:
         for function in functions:
-            known = entry(function)
-            assert known.run in (None, handler), f"{function} has two handlers"
-            assert not known.is_metadata, f"{function} is answered by torch's part of the tensor"
-            known.run = handler
-            known.is_differentiable |= differentiable
+            registered = entry(function)
+            assert registered.run in (None, handler), f"{function} has two handlers"
+            assert not registered.is_metadata, f"{function} is answered by torch's part of the tensor"
+            registered.run = handler
+            registered.is_differentiable |= differentiable
         return handler
 
     return register
@@ -115,10 +115,10 @@ def implements_differentiable(
 
     def register(handler: Handler) -> Handler:
         for function in functions:
-            known = entry(function)
-            assert known.run_differentiable in (None, handler), f"{function} has two handlers"
-            known.run_differentiable = handler
-            known.only_moves_entries = only_moves_entries
+            registered = entry(function)
+            assert registered.run_differentiable in (None, handler), f"{function} has two handlers"
+            registered.run_differentiable = handler
+            registered.only_moves_entries = only_moves_entries
         return handler
 
     return register

@@ -135,11 +135,11 @@ def _check_overlap(name: str, meta: torch.Tensor) -> None:
 
 def _is_partly_same(target: SparseTensor, other: SparseTensor) -> bool:
     """Whether two tensors overlap partly in memory, as torch decides it for tensors without gaps."""
-    mine, theirs = target.storage.origin, other.storage.origin
-    if mine is None and theirs is None:
+    origin, other_origin = target.storage.origin, other.storage.origin
+    if origin is None and other_origin is None:
         return False
-    base = target.storage if mine is None else mine.source
-    if base is not (other.storage if theirs is None else theirs.source):
+    base = target.storage if origin is None else origin.source
+    if base is not (other.storage if other_origin is None else other_origin.source):
         return False
     first, second = target.storage.shell(), other.storage.shell()
     if not first.numel() or not second.numel():

@@ -1,7 +1,7 @@
-"""A tensor from its index arrays: coordinates, or pointers and coordinates, in any order and with repeats.
+"""Build a tensor from index arrays: coordinates, or pointers and coordinates, unsorted and with repeats.
 
 The index arrays are checked and copied, so that nobody changes a pattern through an array of his own; values
-are shared where they already are what a tensor needs. A kernel sorts entries and sums repeats where needed.
+are shared where they have the right form already. A kernel sorts entries and sums repeats where needed.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def from_coordinates(
     format: str | Format | None = None,
     name: str = "indices",
 ) -> SparseTensor | torch.Tensor:
-    """A tensor from the coordinates of its entries, in any order; values of equal coordinates are summed.
+    """Build a tensor from the coordinates of its entries, in any order; sum values of equal coordinates.
 
     ``coordinates`` has one row for each of the first dimensions; the others are dense, and each value has
     their shape. Without ``format`` it is ``coo``, with dense levels below where values have dimensions;
-    without ``shape`` it is as large as the coordinates ask for.
+    without ``shape`` it is as large as the coordinates need.
     """
     checked = as_differentiable_values("values", values)
     if is_differentiable(checked):
@@ -107,7 +107,7 @@ def _from_rows(
 def _connected(
     coordinates: Any, values: torch.Tensor, shape: Any, format: str | Format | None, name: str
 ) -> SparseTensor | torch.Tensor:
-    """As ``from_coordinates``, connected to the values."""
+    """Build a tensor as ``from_coordinates`` does, connected to the values."""
     with untracked():
         crd, count = _rows(name, coordinates, values.device)
         zeros = torch.zeros(values.shape, dtype=values.dtype, device=values.device)
@@ -129,7 +129,7 @@ def _connected(
 
 
 def _rows(name: str, coordinates: Any, device: torch.device) -> tuple[list[torch.Tensor], int]:
-    """The coordinates in each dimension, and the number of entries, which may have no dimensions at all."""
+    """Return the coordinates in each dimension, and the number of entries, for no dimensions too."""
     if isinstance(coordinates, (list, tuple)) and any(
         isinstance(row, (torch.Tensor, np.ndarray)) for row in coordinates
     ):
@@ -177,7 +177,7 @@ def _check_coordinate_arrays(
 def from_compressed(
     kind: str, pointers: Any, plain: Any, values: Any, shape: Any, format: str | Format | None = None
 ) -> SparseTensor | torch.Tensor:
-    """A tensor from the arrays of torch's layout ``kind`` (csr, csc, bsr, bsc), batched and hybrid too."""
+    """Build a tensor from the arrays of torch's layout ``kind`` (csr, csc, bsr, bsc), batched or hybrid."""
     checked = as_differentiable_values("values", values)
     with untracked():
         pattern, in_order = _compressed_pattern(kind, pointers, plain, checked, shape)
@@ -205,7 +205,7 @@ def _compressed_connected(
 def _compressed_pattern(
     kind: str, pointers: Any, plain: Any, values: torch.Tensor, shape: Any
 ) -> tuple[Pattern, bool]:
-    """The arrays as a pattern, and whether its entries are in order and differ."""
+    """Return the pattern of these arrays, and whether its entries are sorted and differ."""
     pointer_name, plain_name, what = _ARRAYS[kind[-1]]
     pos, crd = (
         as_indices(array_name, array, values.device)
@@ -234,7 +234,7 @@ def _compressed_pattern(
 
 
 def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> int:
-    """The number of batch dimensions."""
+    """Check the shapes of the arrays, and return the number of batch dimensions."""
     pointer_name, plain_name, _ = _ARRAYS[kind[-1]]
     if pos.dim() == 0:
         raise ShapeError(f"{pointer_name} is a scalar; it must list where each row or column begins")
@@ -273,7 +273,7 @@ def compressed_format(kind: str, batch: int, blocks: tuple[int, ...], dense: int
 def _inferred_size(
     kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, blocks: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """As torch: as many rows as there are pointers, and columns up to the last one used."""
+    """Infer the size as torch does: a row for each pointer, and columns up to the last one used."""
     lines, across = pos.shape[-1] - 1, int(crd.max()) + 1 if crd.numel() else 0
     rows, columns = (lines, across) if kind[-1] == "r" else (across, lines)
     height, width = blocks or (1, 1)
@@ -305,7 +305,7 @@ def _check_compressed_size(
 
 
 def _joined_pointers(pos: torch.Tensor, entries: int) -> torch.Tensor:
-    """The pointers of all batches in one row."""
+    """Join the pointers of all batches in one row."""
     if pos.dim() == 1:
         return pos
     flat = pos.reshape(-1, pos.shape[-1]).to(torch.int64)
@@ -316,7 +316,7 @@ def _joined_pointers(pos: torch.Tensor, entries: int) -> torch.Tensor:
 
 
 def _counts(form: Format, sizes: tuple[int, ...], entries: Sequence[int]) -> list[int]:
-    """The positions of each level; ``entries`` has those of the levels that keep coordinates."""
+    """Count the positions of each level; ``entries`` has those of the levels that store coordinates."""
     left, counts, positions = list(entries), [], 1
     for number, level in enumerate(form.levels):
         own = 0 if level.is_full else left.pop(0)

@@ -1,7 +1,7 @@
-"""Tensors from what users have: dense tensors, torch's sparse layouts, lists, coordinates, edges.
+"""Construct tensors from dense tensors, torch's sparse layouts, lists, coordinates and edges.
 
-The five constructors have torch's signatures, with ``format`` added; unlike torch's, they always check what
-they are given.
+The five constructors have torch's signatures, with ``format`` added; unlike torch's, they always check their
+arguments.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ COMPRESSED = {
 
 
 def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
-    """A torch tensor, dense or in one of torch's sparse layouts, as a sparse tensor.
+    """Convert a torch tensor, dense or in one of torch's sparse layouts, to a sparse tensor.
 
     Without ``format`` a sparse layout stays what it is and a dense tensor becomes ``coo``. Values are shared
     where the layout stays; of a dense tensor the nonzeros are taken.
@@ -96,7 +96,7 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
 
 
 def _connected(t: torch.Tensor, format: str | Format | None) -> SparseTensor | torch.Tensor:
-    """As ``from_torch``, connected to ``t``: its gradient has the entries that are taken."""
+    """Convert as ``from_torch`` does, connected to ``t``: its gradient has the entries that are stored."""
     if t.layout != torch.strided:
         t = t.to_dense()
     form = as_format("coo" if format is None else format, t.dim())
@@ -139,7 +139,7 @@ def tensor(
 def from_edge_index(
     edge_index: Any, edge_weight: Any = None, size: Any = None, format: str | Format = "coo"
 ) -> SparseTensor | torch.Tensor:
-    """The adjacency matrix of a graph: entry (source, target) for each column of ``edge_index``.
+    """Return the adjacency matrix of a graph: entry (source, target) for each column of ``edge_index``.
 
     Without ``edge_weight`` each edge weighs 1; repeated edges add up. ``size`` is the number of nodes, or a
     pair for graphs between two kinds of nodes.
@@ -171,7 +171,7 @@ def from_edge_index(
 def _in_graph(
     kind: str, index: list[torch.Tensor], values: torch.Tensor, size: Any, format: str | Format | None
 ) -> SparseTensor:
-    """A tensor that is made inside of a compiled program, from tensors there."""
+    """Construct a tensor inside of a compiled program, from tensors there."""
     arguments = kind, index, values, list(size), spelled(format)
     return torch.ops.scorch.sparse(*arguments)  # type: ignore[no-any-return]
 
@@ -198,7 +198,7 @@ def sparse_coo_tensor(
     if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
         return _in_graph("coo", [indices], values, size, format)
     where = _checked_device("sparse_coo_tensor", device, pin_memory)
-    if values is None:  # torch's other form: an empty tensor of the given size
+    if values is None:  # torch's other form: an empty tensor of that size
         shape = as_shape("size", indices if size is None else size)
         values = torch.zeros(
             0, dtype=dtype or torch.get_default_dtype(), device=device_for("sparse_coo_tensor", where)
@@ -321,12 +321,12 @@ def sparse_bsc_tensor(
 
 
 def _checked_device(name: str, device: Any, pin_memory: bool) -> torch.device | None:
-    """The device asked for, if any: what is no tensor yet is made there, or on torch's default device."""
+    """Check the device, if one is named: lists become tensors there, or on torch's default device."""
     chosen = None if device is None else device_for(name, device)
     refuse_pinning(pin_memory)
     return chosen
 
 
 def _leaf(tensor: SparseTensor | torch.Tensor, requires_grad: bool) -> SparseTensor | torch.Tensor:
-    """What a constructor gives: with ``requires_grad`` a tensor of its own, connected to nothing else."""
+    """Return a new leaf if it ``requires_grad``, connected to nothing else; or the tensor as it is."""
     return tensor.detach().requires_grad_() if requires_grad else tensor

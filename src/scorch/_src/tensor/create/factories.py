@@ -1,7 +1,7 @@
-"""torch's functions that make tensors, with ``format`` added, and ``density`` for the random ones.
+"""torch's factory functions, with ``format`` added, and ``density`` for the random ones.
 
-Without these they return what torch returns. With them a sparse tensor is made directly: what has few
-entries is never dense on the way, and what has all entries is checked against the dense budget first.
+Without these they return what torch returns. With them a sparse tensor is built directly: one with few
+entries is never dense on the way, and one with all entries is checked against the dense budget first.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ AnyFormat = str | Format | None
 Draw = Callable[..., torch.Tensor]
 Maker = TypeVar("Maker", bound=Callable[..., AnyTensor])
 
-MIN_DENSITY_OF_PERMUTATION = 0.25  # from this share of all places on, they are drawn from a list of all
+MIN_DENSITY_OF_PERMUTATION = 0.25  # from this share of places on, draw from a permutation
 
 
 def leaf(maker: Maker) -> Maker:
-    """A function that makes tensors, with ``requires_grad`` for sparse ones too."""
+    """Add ``requires_grad`` for sparse tensors to a factory function."""
 
     @functools.wraps(maker)
     def make(*args: Any, requires_grad: bool = False, **options: Any) -> AnyTensor:
@@ -98,7 +98,7 @@ def _without_entries(
 def _empty(
     name: str, form: Format, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Storage:
-    """A tensor in which nothing is stored; dense levels at the top still have all their positions."""
+    """Build a tensor in which nothing is stored; dense levels at the top still have all their positions."""
     counts, pointers, positions = [], 0, 1
     for level, kind in enumerate(form.levels):
         if form.starts_run(level):
@@ -207,7 +207,7 @@ def arange(*bounds: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
     named = {name: options.pop(name) for name in ("start", "end", "step") if name in options}
     dtype = options.get("dtype")
     check_options("arange", options)
-    planned = torch.arange(*bounds, **named, dtype=dtype, device="meta")  # torch finds length and dtype
+    planned = torch.arange(*bounds, **named, dtype=dtype, device="meta")  # torch computes length and dtype
     form = as_format(format, 1)
     type_of_dtype(planned.dtype)
     check_all_stored("arange", tuple(planned.shape), planned.dtype, form)
@@ -310,7 +310,7 @@ def drawn(
     options: dict[str, Any],
     default: torch.dtype,
 ) -> AnyTensor:
-    """Values from ``draw`` at random places of ``shape``, or at all where there is no ``density``."""
+    """Draw values at random places of ``shape``, or at all without a ``density``."""
     form = as_format("coo" if format is None else format, len(shape))
     generator = options.pop("generator", None)
     dtype, device = _dtype_of(name, options, default), _device_of(name, options)
@@ -347,7 +347,7 @@ def _checked_density(density: Any) -> float:
 def _draw_places(
     count: int, places: int, generator: torch.Generator | None, device: torch.device
 ) -> torch.Tensor:
-    """``count`` different numbers below ``places``, in order; every choice is as likely as any other."""
+    """Draw ``count`` different numbers below ``places``, sorted; every choice is equally likely."""
     if count >= MIN_DENSITY_OF_PERMUTATION * places:
         all_places = torch.randperm(places, generator=generator, device=device)
         return all_places[:count].sort().values
@@ -369,7 +369,7 @@ def _draw_places(
 
 
 def _shape_of(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
-    """The sizes, given one by one, as one sequence or under the name ``size``."""
+    """Return the sizes, passed one by one, as one sequence or under the name ``size``."""
     if not size and "size" in options:
         return as_shape("size", options.pop("size"))
     is_sequence = len(size) == 1 and isinstance(size[0], (Sequence, torch.Tensor, np.ndarray))
@@ -377,7 +377,7 @@ def _shape_of(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]
 
 
 def _dtype_of(name: str, options: Mapping[str, Any], default: torch.dtype | None = None) -> torch.dtype:
-    """The dtype asked for; all other options of torch must be ones that sparse tensors have."""
+    """Return the dtype among the options; refuse options that sparse tensors do not have."""
     check_options(name, options)
     dtype: torch.dtype = options.get("dtype") or default or torch.get_default_dtype()
     type_of_dtype(dtype)
@@ -385,7 +385,7 @@ def _dtype_of(name: str, options: Mapping[str, Any], default: torch.dtype | None
 
 
 def _device_of(name: str, options: Mapping[str, Any], like: torch.Tensor | None = None) -> torch.device:
-    """Where to make the tensor: where the options say, beside ``like``, or on torch's default device."""
+    """Return the device for a tensor: that of the options, of ``like``, or torch's default device."""
     device = options.get("device")
     return device_for(name, like.device if device is None and like is not None else device)
 

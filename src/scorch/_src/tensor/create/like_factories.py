@@ -1,8 +1,8 @@
 """``full_like``, ``rand_like`` ... with ``format`` added, and ``density`` for the random ones.
 
-Without these they are torch's functions (``ops.pointwise.random_like`` says what those give for sparse
-tensors). With ``density`` places are drawn at random; with ``format`` alone all places are stored, except
-that random numbers like a sparse tensor keep its pattern.
+Without these they are torch's functions (``ops.pointwise.random_like`` has those of sparse tensors). With
+``density`` places are drawn at random; with ``format`` alone all places are stored, except that random
+numbers like a sparse tensor keep its pattern.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""More of torch's functions that make tensors, with ``format``: lists of numbers, diagonals, and arrays.
+"""More of torch's factory functions, with ``format``: lists of numbers, diagonals, and arrays.
 
-As in ``tensor.create``: without ``format`` they return what torch returns, and what has few entries is never
+As in ``factories``: without ``format`` they return what torch returns, and tensors with few entries are never
 dense on the way.
 """
 
@@ -74,7 +74,7 @@ def randperm(n: int, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
 def _listed(
     name: str, make: Any, bounds: tuple[Any, ...], count: Any, format: Any, options: dict[str, Any]
 ) -> AnyTensor:
-    """The vector ``make(*bounds, count)``, checked against the dense budget before it is made."""
+    """Compute the vector ``make(*bounds, count)``, checked against the dense budget first."""
     form = as_format(format, 1)
     check_options(name, options)
     shape = as_shape("size", (count,))
@@ -103,8 +103,8 @@ def normal(
 ) -> AnyTensor:
     """As ``torch.normal``; with ``density`` only that share of places is stored, drawn at random.
 
-    A sparse tensor is made from two numbers and a ``size``, or in ``format`` from tensors of means and
-    deviations, where every place is drawn.
+    A sparse tensor takes two numbers and a ``size``, or in ``format`` tensors of means and deviations, where
+    every place is drawn.
     """
     if density is None and format is None:
         arguments = (mean, std) if size is None else (mean, std, size)
