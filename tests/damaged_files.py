@@ -243,7 +243,9 @@ def draw_content(draw: Draw, tensor: SparseTensor) -> dict[str, Any]:
         case "other":
             others = {f"held {name}": array for name, array in index.items()}
         case "attributes":
-            attributes = {draw.pick("storage", "made_of", "shape", "to_dense", "note", 3): torch.ones(2)}
+            attributes = {
+                draw.pick("storage", "source_values", "shape", "to_dense", "note", 3): torch.ones(2)
+            }
         case "packed":
             return {"S": Called(make_tensor, _packed(draw, tensor, form, shape), False, {})}
     pos, crd = (tuple(index.get(f"{name}{level}") for level in levels) for name in ("pos", "crd"))

@@ -24,7 +24,7 @@ GROWING = {
     "scorch._src.backends.base._BACKENDS": "filled by register_backend",
     "scorch.settings.BACKENDS": "filled by register_backend",
     "scorch._src.engine.notes.NODES": "filled by an import: the classes of nodes",
-    "scorch._src.torch_internals._found": "filled by an import",
+    "scorch._src.torch_internals._places": "filled by an import",
     "scorch._src.torch_internals._missing": "filled by an import",
     "scorch._src.backends.cpu.jit._passed_over": "one entry for each compiler that was warned of",
     "scorch._src.backends.cpu.toolchain._others": "one entry for each compiler",

@@ -69,7 +69,7 @@ from scorch._src.tensor.create.sequences import (
     normal,
     randperm,
 )
-from scorch._src.tensor.dynamo import unread_all
+from scorch._src.tensor.dynamo import skip_tracing_all
 from scorch._src.tensor.interop.graphs import from_networkx, to_networkx
 from scorch._src.tensor.interop.torch_layouts import from_scipy
 from scorch._src.tensor.metadata import to_dlpack
@@ -154,5 +154,5 @@ __all__ = [
 globals().update(maskable.FUNCTIONS)  # sum, mean, amax ...: torch's, with masked= added
 __all__ += sorted(maskable.FUNCTIONS)
 
-unread_all(globals()[name] for name in __all__)
+skip_tracing_all(globals()[name] for name in __all__)
 namespace.install(__all__)

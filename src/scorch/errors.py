@@ -15,7 +15,7 @@ import torch
 class ScorchError(Exception):
     """Base of all errors raised by Scorch."""
 
-    is_retold: bool = False  # whether it tells what torch says of a call
+    is_translated: bool = False  # whether it tells what torch says of a call
 
 
 class ScorchWarning(UserWarning):

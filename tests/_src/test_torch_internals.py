@@ -95,7 +95,7 @@ def test_missing_name_is_replaced_by_the_next_place() -> None:
 
 def in_modules() -> list[str]:
     """Names that a test can take out of torch for a moment: those of modules."""
-    owners = {path[0]: path[0].rpartition(".")[0] for path in torch_internals._found.values()}
+    owners = {path[0]: path[0].rpartition(".")[0] for path in torch_internals._places.values()}
     return [
         path
         for path, owner in owners.items()

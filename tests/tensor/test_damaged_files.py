@@ -155,7 +155,7 @@ def test_huge_blocks_of_nothing_take_no_memory(size: int, tmp_path: Path) -> Non
     assert torch.equal(S.to_dense(), torch.zeros(3, 4)) and S.to_format("csr").nnz == 0
 
 
-@pytest.mark.parametrize("name", ["made_of", "storage", "shape", "to_dense", "format"])
+@pytest.mark.parametrize("name", ["source_values", "storage", "shape", "to_dense", "format"])
 def test_files_do_not_set_what_the_class_has(name: str, tmp_path: Path) -> None:
     content = Called(make_tensor, csr().storage, False, {name: torch.ones(1)})
     torch.save(content, tmp_path / "S.pt")

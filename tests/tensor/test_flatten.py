@@ -35,12 +35,12 @@ def test_known_patterns_are_forgotten_with_their_tensors() -> None:
 
     S: Any = scorch.rand(6, 4, density=0.4, format="csr")
     gc.collect()
-    before = len(flatten._known)
+    before = len(flatten._patterns)
     S.__tensor_flatten__()
-    assert len(flatten._known) == before + 1
+    assert len(flatten._patterns) == before + 1
     del S
     gc.collect()
-    assert len(flatten._known) == before
+    assert len(flatten._patterns) == before
 
 
 def test_a_tensor_has_the_arrays_of_its_levels_only() -> None:

@@ -1,10 +1,10 @@
-"""The one kind of cache that is filled while programs run: a dictionary of bounded length."""
+"""The cache for everything that is computed while programs run: a dictionary of bounded length."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeVar
 
-_PLANS: dict[str, BoundedCache[Any, Any]] = {}  # those that keep calls, plans and kernels, by name
+_PLANS: dict[str, BoundedCache[Any, Any]] = {}  # caches of calls, plans and kernels, by name
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -15,9 +15,9 @@ class BoundedCache(dict[Key, Value]):
 
     One with a ``name`` is counted by ``plan_statistics`` and emptied by ``clear_plans``.
 
-    What is dropped must be found again by whoever looks it up in vain: callers keep what ``get`` returned and
-    never ask twice. Reading is plain ``dict.get``. Writing takes no lock, since every single operation of a
-    dictionary is atomic: a thread that finds an entry gone that it was about to drop leaves that be.
+    Callers must be able to recompute a dropped entry, and hold on to what ``get`` returned instead of reading
+    twice. Reading is plain ``dict.get``. Writing takes no lock, since every single operation of a dictionary
+    is atomic: a thread that is about to drop an entry ignores that another thread dropped it first.
 
     >>> cache = BoundedCache(2)
     >>> cache["a"], cache["b"], cache["c"] = 1, 2, 3
@@ -37,11 +37,11 @@ class BoundedCache(dict[Key, Value]):
             self._drop()
 
     def setdefault(self, key: Key, default: Value) -> Value:
-        """The value of ``key``, which is ``default`` if there was none; all threads get the same one."""
-        found = super().setdefault(key, default)
+        """Return the value of ``key``; store ``default`` if there is none. All threads get the same value."""
+        stored = super().setdefault(key, default)
         if len(self) > self.most:
             self._drop()
-        return found
+        return stored
 
     def _drop(self) -> None:
         while len(self) > self.most:

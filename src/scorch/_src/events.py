@@ -1,7 +1,7 @@
-"""Events of what runs: ``explain`` of a whole function listens here.
+"""Events of kernels and routines: ``explain`` of a function listens here.
 
 Kernels, routines written by hand and products left to torch emit what ran and how long. Without listeners,
-which is nearly always, that costs a look at an empty list.
+which is nearly always, that costs the test of an empty list.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Event:
-    """Something that ran from ``start`` to ``end`` (seconds), with ``converted`` seconds for its operands.
+    """A run from ``start`` to ``end`` (seconds), with ``converted`` seconds for converting its operands.
 
     ``subject``: the prepared step, the fused kernel, or the name of a routine.
     """

@@ -1,4 +1,4 @@
-"""Whether torch keeps track of what is computed: for autograd, or inside ``torch.func``."""
+"""Ask whether torch tracks a computation: for autograd, forward mode, or ``torch.func``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ is_grad_enabled = torch.is_grad_enabled
 
 
 def is_transformed() -> bool:
-    """Whether ``torch.func`` is at work."""
+    """Whether a transform of ``torch.func`` is running."""
     return peek_interpreter_stack() is not None
 
 
@@ -46,7 +46,7 @@ def is_differentiable(*tensors: Any, **named: Any) -> bool:
 
 
 def is_plain_inference(*tensors: Any) -> bool:
-    """Whether nobody keeps track of calls on these tensors: no gradients, transforms or modes of torch."""
+    """Whether nothing tracks calls on these tensors: no gradients, transforms or modes of torch."""
     if is_dynamo_compiling() or peek_interpreter_stack() is not None:
         return False
     if len_torch_function_stack() or len_torch_dispatch_stack():
@@ -57,7 +57,7 @@ def is_plain_inference(*tensors: Any) -> bool:
 
 
 def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The direction of a forward derivative: that of its values, if a tensor is sparse."""
+    """Return the tangent of a tensor in forward mode; of a sparse tensor, that of its values."""
     storage = tensor.__dict__.get("storage")
     array: torch.Tensor = tensor if storage is None else storage.values
     if is_legacy_batchedtensor(array):
@@ -69,23 +69,23 @@ def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return tangent
 
 
-def has_tangents(*given: Any) -> bool:
-    """Whether forward derivatives of tensors among ``given`` are asked for.
+def has_tangents(*values: Any) -> bool:
+    """Whether tensors among ``values`` carry tangents of forward mode.
 
-    Inside of an operator torch has taken care of them, and ``torch.func`` has levels of its own.
+    Inside of an operator torch has handled them already, and ``torch.func`` has levels of its own.
     """
     if forward_ad._current_level < 0 or peek_interpreter_stack() is not None:
         return False
     if is_dispatch_key_excluded(_AUTOGRAD):
         return False
-    tensors = (value for value in tree_leaves(given) if isinstance(value, torch.Tensor))
+    tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
     return any(tangent_of(tensor) is not None for tensor in tensors)
 
 
 def untracked() -> contextlib.AbstractContextManager[Any]:
-    """Where index arrays are made: nothing is tracked there, even inside of ``torch.func``.
+    """Compute index arrays inside of this context: nothing is tracked, even inside of ``torch.func``.
 
-    All that is computed inside of ``torch.func`` would be tracked, index arrays too, and patterns outlive it.
+    ``torch.func`` would track index arrays too, and patterns outlive it.
     """
     if peek_interpreter_stack() is None:
         return contextlib.nullcontext()
@@ -97,7 +97,7 @@ def untracked() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def fixed_patterns() -> Iterator[None]:
-    """Where torch differentiates by formulas: results whose zeros are there by chance stay dense.
+    """Keep results dense whose zeros depend on values, while torch differentiates by its own formulas.
 
     A gradient is sampled at the pattern of a tensor, which is right only if the pattern does not depend on
     values.
@@ -113,7 +113,7 @@ def are_patterns_fixed() -> bool:
     return getattr(_depth, "number", 0) > 0
 
 
-def is_asked_by(module: str, depth: int) -> bool:
-    """Whether a function was called from a module: torch, where it makes graphs, looks at tensors itself."""
+def is_called_from(module: str, depth: int) -> bool:
+    """Whether the frame ``depth`` above is in ``module``: torch's graph capture inspects tensors itself."""
     name: str = sys._getframe(depth + 1).f_globals.get("__name__", "")
     return name == module or name.startswith(f"{module}.")

@@ -1,6 +1,6 @@
-"""``import scorch as torch``: every name of torch is found under Scorch too, submodules included.
+"""``import scorch as torch``: every name of torch is available under Scorch, submodules included.
 
-Names of torch that Scorch does not have are copied, and those that appear later are looked up in torch. A
+Names of torch that Scorch does not have are copied, and those that torch adds afterwards are looked up. A
 submodule ``scorch.X.Y`` that Scorch has no file for *is* ``torch.X.Y``, the same module object, so classes,
 ``isinstance`` and pickles are torch's own. Where Scorch has a file of the same name (``scorch.nn``), that
 module answers with torch's names for what it does not have itself. Nothing in torch is changed, unless
@@ -51,19 +51,19 @@ OLD_NAMES = {
     "tensor.saved": "io.pickling",
 }
 
-REPLACED_LATER = ("manual_seed",)  # by torch itself, when it imports its compiler: looked up each time
+REPLACED_BY_TORCH = ("manual_seed",)  # by torch itself, when it imports its compiler: looked up each time
 
 
 def extend(module: types.ModuleType, other: types.ModuleType) -> None:
     """Let ``module`` answer for the names of ``other`` that it does not have itself."""
     if isinstance(module, Namespace) or "__getattr__" in vars(module):
         return
-    files = {found.name for found in pkgutil.iter_modules(getattr(module, "__path__", ()))}
+    files = {module_info.name for module_info in pkgutil.iter_modules(getattr(module, "__path__", ()))}
     own = frozenset(vars(module)) | files
     copied = {
         name: value
         for name, value in vars(other).items()
-        if name not in own and name not in REPLACED_LATER and _is_shared(name, value)
+        if name not in own and name not in REPLACED_BY_TORCH and _is_shared(name, value)
     }
     vars(module).update(copied)
 
@@ -71,7 +71,7 @@ def extend(module: types.ModuleType, other: types.ModuleType) -> None:
         is_counterpart = name in files and name in dir(other)
         if is_counterpart:  # torch has imported it already, so here too it is there without an import
             return importlib.import_module(f"{module.__name__}.{name}")
-        if name in files or name.startswith("__") or _is_made_up(other, name):
+        if name in files or name.startswith("__") or _is_empty_ops_namespace(other, name):
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         try:
             return getattr(other, name)
@@ -88,7 +88,7 @@ def extend(module: types.ModuleType, other: types.ModuleType) -> None:
 
 
 def _is_shared(name: str, value: object) -> bool:
-    """Whether a name of torch is copied; the others are looked up when they are asked for.
+    """Whether a name of torch is copied; the others are looked up on first use.
 
     Of the names between underscores only modules (``__config__``) are. ``torch.classes`` and its like answer
     to every name they are asked for, which confuses tools that look through the names of a module.
@@ -98,7 +98,7 @@ def _is_shared(name: str, value: object) -> bool:
     return not name.startswith("__")
 
 
-def _is_made_up(other: types.ModuleType, name: str) -> bool:
+def _is_empty_ops_namespace(other: types.ModuleType, name: str) -> bool:
     """Whether ``torch.ops``, which has a namespace for any name it is asked for, has no operators there."""
     if other.__name__ != "torch.ops" or name in vars(other) or hasattr(type(other), name):
         return False
@@ -156,10 +156,10 @@ class AliasFinder(MetaPathFinder):
         if file is not None and file.loader is not None:  # not just a folder, such as an old __pycache__
             return None
         other = f"{THERE}.{rest}"
-        found = _find(other)
-        if other not in sys.modules and found is None:
+        spec = _find(other)
+        if other not in sys.modules and spec is None:
             return None
-        return ModuleSpec(fullname, AliasLoader(other), origin=None if found is None else found.origin)
+        return ModuleSpec(fullname, AliasLoader(other), origin=None if spec is None else spec.origin)
 
 
 class AliasLoader(Loader):
@@ -176,9 +176,9 @@ class AliasLoader(Loader):
 
     def get_code(self, fullname: str) -> types.CodeType | None:
         """For ``python -m scorch.X``."""
-        found = _find(self.other)
+        spec = _find(self.other)
         read: Callable[[str], types.CodeType | None] | None = getattr(
-            None if found is None else found.loader, "get_code", None
+            None if spec is None else spec.loader, "get_code", None
         )
         return None if read is None else read(self.other)
 

@@ -25,18 +25,18 @@ from scorch.errors import TorchVersionError
 
 OLDEST, NEWEST = (2, 8), (2, 15)  # the versions of torch that are supported, as pyproject.toml says
 
-_NOTHING: Any = object()
-_found: dict[str, tuple[str, ...]] = {}  # by the place that was asked for first, all places
+_ABSENT: Any = object()
+_places: dict[str, tuple[str, ...]] = {}  # all places of a name, by the first
 _missing: list[str] = []
 
 
 def look_up(path: str) -> Any:
-    """The object at a dotted path such as ``torch._C._functorch.get_unwrapped``; LookupError if none is."""
+    """Return the object at a path such as ``torch._C._functorch.get_unwrapped``; LookupError if none is."""
     names = path.split(".")
     value: Any = importlib.import_module(names[0])
     for end, name in enumerate(names[1:], 2):
-        following = getattr(value, name, _NOTHING)
-        if following is _NOTHING:  # a module that nobody has imported yet
+        following = getattr(value, name, _ABSENT)
+        if following is _ABSENT:  # a module that nobody has imported yet
             try:
                 following = importlib.import_module(".".join(names[:end]))
             except ImportError:
@@ -46,7 +46,7 @@ def look_up(path: str) -> Any:
 
 
 def first_of(*places: str) -> Any:
-    """The object at the first of ``places`` that this torch has."""
+    """Return the object at the first of ``places`` that this torch has."""
     for place in places:
         try:
             return look_up(place)
@@ -56,8 +56,8 @@ def first_of(*places: str) -> Any:
 
 
 def _find(*places: str) -> Any:
-    """The same; what is missing is told of at the end of this file, all at once."""
-    _found[places[0]] = places
+    """Do the same, but collect missing names: the end of this file raises one error for all of them."""
+    _places[places[0]] = places
     try:
         return first_of(*places)
     except TorchVersionError:
@@ -152,7 +152,7 @@ new_shared_storage: Callable[..., Any] = _find("torch.UntypedStorage._new_shared
 row_pointers_of: Callable[..., torch.Tensor] = _find("torch._convert_indices_from_coo_to_csr")
 torch_sparse_sum: Callable[..., Any] = _find("torch._sparse_sum")
 
-# Names whose modules take long to import, found when they are first asked for.
+# Names whose modules take long to import: looked up on first use.
 LAZY: dict[str, tuple[str, ...]] = {
     "allocate_size": ("torch._library.fake_impl.allocate_size",),
     "decomposition_table": ("torch._decomp.decomposition_table",),
@@ -163,7 +163,7 @@ LAZY: dict[str, tuple[str, ...]] = {
     "without_interpreters": ("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",),
 }
 
-# The same, but None where this torch does not have it: what is not possible without is not done.
+# The same, but None where this torch does not have it: callers do without.
 OPTIONAL: dict[str, tuple[str, ...]] = {
     # computes a size in a graph from others; without it only sizes of arguments are known there
     "build_proxy_for_size": ("torch.fx.experimental.proxy_tensor._build_proxy_for_sym_expr",),
@@ -206,7 +206,7 @@ _missing += [f"torch.ops.aten.{name}" for name in OPERATORS if not hasattr(torch
 
 
 def __getattr__(name: str) -> Any:
-    """A name of ``LAZY`` or ``OPTIONAL``."""
+    """Import a name of ``LAZY`` or ``OPTIONAL`` on first use."""
     if name not in LAZY and name not in OPTIONAL:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -220,8 +220,8 @@ def __getattr__(name: str) -> Any:
 
 
 def all_places() -> list[tuple[str, ...]]:
-    """For every private name that is looked up here, where it may be."""
-    return [*_found.values(), *LAZY.values()]
+    """List all places of every private name that is looked up here."""
+    return [*_places.values(), *LAZY.values()]
 
 
 if _missing:

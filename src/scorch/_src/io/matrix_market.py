@@ -28,7 +28,7 @@ from scorch._src.io.text_table import (
     write_text,
 )
 from scorch._src.tensor.create.build import from_coordinates
-from scorch._src.tensor.create.check import LARGEST
+from scorch._src.tensor.create.check import MAX_SIZE
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FileError, ShapeError
@@ -115,7 +115,7 @@ def _sizes(path: Path, data: bytes, begin: int, end: int, count: int) -> list[in
         expected = "rows, columns and the number of entries" if count == 3 else "rows and columns"
         raise FileError(f"{path}, line {line}: {text[:80]!r} should be {expected}")
     for word in words:
-        if len(word) > len(str(LARGEST)) or int(word) > LARGEST:
+        if len(word) > len(str(MAX_SIZE)) or int(word) > MAX_SIZE:
             raise FileError(f"{path}, line {line}: {word[:80]} is too large; numbers go up to 2**63 - 1")
     return [int(word) for word in words]
 

@@ -21,7 +21,7 @@ from scorch._src.io.archive import check_pattern, check_values, describe_format,
 from scorch._src.io.shared_memory import Piece, find_pieces, split_memory
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.check import as_shape, as_values
-from scorch._src.tensor.dynamo import unread_all
+from scorch._src.tensor.dynamo import skip_tracing_all
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import legacy_load
 from scorch.errors import FileError, InPlaceError
@@ -210,4 +210,4 @@ Pattern.__reduce__ = reduce_pattern  # type: ignore[assignment, method-assign]
 Storage.__reduce__ = reduce_storage  # type: ignore[assignment, method-assign]
 SparseTensor.__reduce_ex__ = _reduce_ex  # type: ignore[assignment, method-assign]
 SparseTensor.__deepcopy__ = deep_copy  # type: ignore[assignment, method-assign]
-unread_all([_reduce_ex, deep_copy])
+skip_tracing_all([_reduce_ex, deep_copy])

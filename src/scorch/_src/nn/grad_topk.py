@@ -21,7 +21,7 @@ from scorch._src.statements.evaluate import evaluate
 from scorch._src.statements.formula import Call
 from scorch._src.statements.gradients import identity
 from scorch._src.storage.coordinates import coordinates_of
-from scorch._src.tensor.autograd import WATCHED, learned_of, sparse_of
+from scorch._src.tensor.autograd import WATCHED, gradient_target, sparse_of
 from scorch._src.tensor.entries import entries_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, InPlaceError, OperandError
@@ -77,14 +77,14 @@ class grad_topk:  # noqa: N801 - it is used like a function
         self._uses: list[_Use] = []
 
     def __enter__(self) -> grad_topk:
-        if id(learned_of(self.tensor)) in WATCHED:
+        if id(gradient_target(self.tensor)) in WATCHED:
             raise CallError("grad_topk is active for this tensor already")
         self._uses = []
-        WATCHED[id(learned_of(self.tensor))] = self._record_use
+        WATCHED[id(gradient_target(self.tensor))] = self._record_use
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        del WATCHED[id(learned_of(self.tensor))]
+        del WATCHED[id(gradient_target(self.tensor))]
         uses, self._uses = self._uses, []
         if kind is None:
             with torch.no_grad():

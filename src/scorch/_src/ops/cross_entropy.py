@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from scorch._src.ops.products.matmul import mv
 from scorch._src.tensor.autograd import by_formula
 from scorch._src.tensor.check_call import check_call
-from scorch._src.tensor.entries_autograd import learned_entries
+from scorch._src.tensor.entries_autograd import differentiable_entries
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
@@ -126,7 +126,7 @@ def _target_scores(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     inside = torch.where((target >= 0) & (target < x.shape[1]), target, 0)
     if not isinstance(x, SparseTensor):
         return x[torch.arange(len(inside), device=inside.device), inside]
-    return learned_entries(x).at(torch.arange(len(inside), device=inside.device) * x.shape[1] + inside)
+    return differentiable_entries(x).at(torch.arange(len(inside), device=inside.device) * x.shape[1] + inside)
 
 
 def _reduce(loss: torch.Tensor, reduction: str, weight: torch.Tensor) -> torch.Tensor:

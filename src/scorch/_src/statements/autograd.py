@@ -24,7 +24,7 @@ from scorch._src.statements.call_cache import MAX_CALLS, describe, full_key
 from scorch._src.statements.formula import Call, Formula, Source, formula_of
 from scorch._src.statements.gradients import change_of, forward_of, gradient_of
 from scorch._src.storage.storage import Pattern
-from scorch._src.tensor.autograd import apply, sparse_of, unknown_outside, values_of, watcher_of
+from scorch._src.tensor.autograd import apply, outside_pattern_error, sparse_of, values_of, watcher_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
     is_legacy_batchedtensor,
@@ -102,7 +102,7 @@ def _connect(
         if isinstance(operand, SparseTensor):
             arrays.append(values_of(operand, in_statement=True))
             patterns.append(operand.storage.pattern)
-            sources.append(weakref.ref(operand if operand.made_of is None else operand.made_of))
+            sources.append(weakref.ref(operand if operand.source_values is None else operand.source_values))
         else:
             arrays.append(operand)
             patterns.append(None)
@@ -165,7 +165,7 @@ class _Statement(torch.autograd.Function):
             watcher = watcher_of(call.sources[place]) if call.sources else None
             if watcher is not None:
                 if call.pattern is not None:  # the gradient is known on the pattern of the result alone
-                    raise unknown_outside()
+                    raise outside_pattern_error()
                 watcher(call, arrays, place, incoming.detach())
             array = arrays[place]
             is_float = array.is_floating_point() or array.is_complex()

@@ -1,7 +1,7 @@
-"""Gradients of sparse tensors: what connects a tensor, its values and torch's autograd.
+"""Gradients of sparse tensors: connect a tensor, its values and torch's autograd.
 
 A sparse tensor that requires a gradient is a leaf, or has a ``grad_fn``, like any tensor. Its gradient lives
-on its pattern: it is a ``SparseTensor`` that shares it. Three functions connect what is computed on arrays:
+on its pattern: it is a ``SparseTensor`` that shares it. Three functions connect computations on arrays:
 
     values_of(S)               the values of S                       backward: a tensor on the pattern of S
     sparse_of(pattern, v)      the tensor with values v              backward: the gradient at its places
@@ -10,8 +10,8 @@ on its pattern: it is a ``SparseTensor`` that shares it. Three functions connect
 ``placed`` is its own kind of adjoint: sampling a dense gradient at a pattern, and spreading values over a
 dense tensor, are one function with both patterns exchanged. So all of them have gradients of any order.
 
-Inside ``torch.func`` there are no gradients on the tensor itself: its values are what is tracked. So it is in
-forward mode (``tensor/transforms/forward_mode.py``).
+``torch.func`` tracks the values of a sparse tensor, not the tensor itself, and so does forward mode
+(``tensor/transforms/forward_mode.py``).
 """
 
 from __future__ import annotations
@@ -70,33 +70,33 @@ _MEMORY = (torch.Tensor, torch.nn.Parameter)
 
 
 def apply(function: Any, *args: Any) -> Any:
-    """``function.apply``, without the look at its signature that torch takes each time."""
+    """Call ``function.apply`` without the inspection of its signature that torch repeats on every call."""
     if peek_interpreter_stack() is not None:
         return function.apply(*args)
     return _apply.__get__(None, function)(*args)
 
 
-WATCHED: dict[int, Callable[..., None]] = {}  # by id, what hears of each use of a tensor by a statement
+WATCHED: dict[int, Callable[..., None]] = {}  # by id of a tensor: called for each statement that uses it
 
 
-def learned_of(tensor: SparseTensor) -> torch.Tensor:
-    """What is learned: the tensor itself, or the values that it was made of by a layer."""
-    return tensor if tensor.made_of is None else tensor.made_of
+def gradient_target(tensor: SparseTensor) -> torch.Tensor:
+    """Return the tensor that receives the gradient: this one, or the values that a layer built it from."""
+    return tensor if tensor.source_values is None else tensor.source_values
 
 
 def watcher_of(tensor: weakref.ref[torch.Tensor] | None) -> Callable[..., None] | None:
-    """What asked to hear of the gradients of a tensor outside of its pattern."""
-    found = tensor() if WATCHED and tensor is not None else None
-    return None if found is None else WATCHED.get(id(found))
+    """Return the callback for gradients of a tensor outside of its pattern, if one is registered."""
+    watched = tensor() if WATCHED and tensor is not None else None
+    return None if watched is None else WATCHED.get(id(watched))
 
 
 def _check_watched(tensor: weakref.ref[torch.Tensor] | None) -> None:
     if watcher_of(tensor) is not None:
-        raise unknown_outside()
+        raise outside_pattern_error()
 
 
-def unknown_outside() -> UnsupportedError:
-    """What is said where gradients outside of a pattern are asked for and not known."""
+def outside_pattern_error() -> UnsupportedError:
+    """Return the error for gradients outside of a pattern that are requested but not computed."""
     return UnsupportedError(
         "grad_topk knows gradients outside of the pattern from einsum, evaluate, matmul and linear with "
         "dense results; this tensor was used otherwise too (transposed, converted, elementwise, for a sparse "
@@ -118,13 +118,13 @@ def check_gradient(tensor: SparseTensor) -> None:
 
 
 class _Values(torch.autograd.Function):
-    """S to its values, for a statement or for something else."""
+    """Map S to its values, for a statement or for another use."""
 
     @staticmethod
     def forward(ctx: Any, tensor: SparseTensor, in_statement: bool) -> torch.Tensor:
         check_gradient(tensor)
         ctx.pattern = tensor.storage.pattern
-        ctx.other = None if in_statement else weakref.ref(learned_of(tensor))
+        ctx.other = None if in_statement else weakref.ref(gradient_target(tensor))
         return tensor.storage.values.detach()
 
     @staticmethod
@@ -139,7 +139,7 @@ class _Values(torch.autograd.Function):
 
 
 class _Wrap(torch.autograd.Function):
-    """Values to the tensor that has them."""
+    """Map values to the tensor on ``pattern`` that has them."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, pattern: Pattern) -> SparseTensor:
@@ -152,10 +152,10 @@ class _Wrap(torch.autograd.Function):
 
 
 class _Use(torch.autograd.Function):
-    """A tensor itself, as one function of torch uses it: what comes back is stored as the tensor is.
+    """The identity, around one use of a tensor by torch: convert the gradient to the format of the tensor.
 
-    torch's own formulas may give a dense gradient of a sparse tensor, or a sparse one of a dense tensor; only
-    here is it known which places of it are needed.
+    torch's own formulas may return a dense gradient of a sparse tensor, or a sparse one of a dense tensor;
+    only here is the pattern of the tensor known.
     """
 
     @staticmethod
@@ -164,8 +164,8 @@ class _Use(torch.autograd.Function):
             ctx.pattern = None
             return tensor.detach()
         ctx.pattern = tensor.storage.pattern
-        ctx.other = weakref.ref(learned_of(tensor))
-        return SparseTensor(Storage(ctx.pattern, tensor.storage.values))  # later writes leave it alone
+        ctx.other = weakref.ref(gradient_target(tensor))
+        return SparseTensor(Storage(ctx.pattern, tensor.storage.values))  # unchanged by writes to ``tensor``
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -178,38 +178,38 @@ class _Use(torch.autograd.Function):
 
 
 def values_of(tensor: SparseTensor, in_statement: bool = False) -> torch.Tensor:
-    """The values of a tensor, connected to it."""
+    """Return the values of a tensor, connected to it."""
     if torch.is_grad_enabled() and any_requires_grad(tensor):
-        found: torch.Tensor = apply(_Values, tensor, in_statement)
-        return found
+        values: torch.Tensor = apply(_Values, tensor, in_statement)
+        return values
     return tensor.storage.values
 
 
 def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
-    """The tensor with these values, connected to them."""
+    """Return the tensor with these values, connected to them."""
     if is_dynamo_compiling():
         pairs = zip(pattern.pos, pattern.crd, strict=True)
         arrays = [array for pair in pairs for array in pair if array is not None]
-        given = spelled(pattern.format), list(pattern.shape), arrays, values
-        return torch.ops.scorch.assemble(*given)  # type: ignore[no-any-return]
-    if type(values) not in _MEMORY:  # inside of a graph that torch.export makes
+        arguments = spelled(pattern.format), list(pattern.shape), arrays, values
+        return torch.ops.scorch.assemble(*arguments)  # type: ignore[no-any-return]
+    if type(values) not in _MEMORY:  # inside of a graph that torch.export traces
         return hooks.trace(pattern, values)  # type: ignore[no-any-return]
     if peek_interpreter_stack() is None and torch.is_grad_enabled() and values.requires_grad:
-        found: SparseTensor = apply(_Wrap, values, pattern)
-        found.made_of = values
-        return found
+        tensor: SparseTensor = apply(_Wrap, values, pattern)
+        tensor.source_values = values
+        return tensor
     return SparseTensor(Storage(pattern, plain(values)))
 
 
 def used(tensor: Any) -> Any:
-    """A tensor for one use of it by a function of torch."""
+    """Wrap a tensor that requires a gradient for one use of it by a function of torch."""
     if isinstance(tensor, torch.Tensor) and any_requires_grad(tensor) and peek_interpreter_stack() is None:
         return apply(_Use, tensor)
     return tensor
 
 
 def dense_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as a dense one, connected to it."""
+    """Convert a tensor to a dense one, connected to it."""
     if not isinstance(tensor, SparseTensor):
         return tensor
     pattern = tensor.storage.pattern
@@ -217,7 +217,7 @@ def dense_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def values_at(tensor: torch.Tensor, pattern: Pattern) -> torch.Tensor:
-    """The values of a tensor at the entries of ``pattern``, connected to it."""
+    """Return the values of a tensor at the entries of ``pattern``, connected to it."""
     if isinstance(tensor, SparseTensor):
         return placed(values_of(tensor), tensor.storage.pattern, pattern)
     return placed(tensor, tuple(tensor.shape), pattern)
@@ -227,12 +227,12 @@ def values_at(tensor: torch.Tensor, pattern: Pattern) -> torch.Tensor:
 
 
 class _Placed(torch.autograd.Function):
-    """Values of the entries of ``source`` at the places of ``target``: zero where there are none."""
+    """Move values from the entries of ``source`` to those of ``target``: zero where there are none."""
 
     @staticmethod
     def forward(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
-        found = _moved(values, source, target)
-        return found.detach() if found is values else found
+        moved = _moved(values, source, target)
+        return moved.detach() if moved is values else moved
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -258,12 +258,12 @@ class _Placed(torch.autograd.Function):
 
 
 def placed(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
-    """Values at ``source`` as those at ``target``, connected to them."""
+    """Move values from ``source`` to ``target``, connected to them."""
     if source is target:
         return values
     if is_differentiable(values):
-        found: torch.Tensor = apply(_Placed, values, source, target)
-        return found
+        moved: torch.Tensor = apply(_Placed, values, source, target)
+        return moved
     return _moved(values, source, target)
 
 
@@ -272,12 +272,12 @@ def _moved(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
         return _spread(values, source)
     if not isinstance(source, Pattern):
         return _sampled(values, target)
-    known = source.converted.get(target.format)
-    if known is not None and known[0] is target:
-        return values_from(values, *known)
-    known = target.converted.get(source.format)
-    if known is not None and known[0] is source:
-        return _back(values, known[1], target.size)
+    conversion = source.converted.get(target.format)
+    if conversion is not None and conversion[0] is target:
+        return values_from(values, *conversion)
+    conversion = target.converted.get(source.format)
+    if conversion is not None and conversion[0] is source:
+        return _back(values, conversion[1], target.size)
     if _same_entries(source, target) or _same_arrays(source, target):
         return values
     entries = entries_of(SparseTensor(Storage(source, values.contiguous())))
@@ -285,14 +285,14 @@ def _moved(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
 
 
 def _back(values: torch.Tensor, places: torch.Tensor, size: int) -> torch.Tensor:
-    """Converted values where they came from; those that came from nowhere, -1, are dropped."""
-    found = values.new_zeros(size + 1)
-    found[places] = values
-    return found[:size]
+    """Move converted values back to their source ``places``; drop those of padding, at -1."""
+    restored = values.new_zeros(size + 1)
+    restored[places] = values
+    return restored[:size]
 
 
 def _same_entries(source: Pattern, target: Pattern) -> bool:
-    """Whether one was made of the other by telling rows in another way only."""
+    """Whether the patterns differ only in how they store rows."""
     return shares_entries(source.format, target.format) and source.crd[1] is target.crd[1]
 
 
@@ -304,12 +304,12 @@ def _same_arrays(source: Pattern, target: Pattern) -> bool:
 
 
 def _at(entries: Entries, target: Pattern) -> torch.Tensor:
-    """The values at the entries of ``target``, in its own order."""
+    """Return the values at the entries of ``target``, in its order."""
     numbers = Storage(target, torch.arange(target.size, device=target.device))
     listed = entries_of(SparseTensor(numbers))
-    found = entries.values.new_zeros(target.size)
-    found[listed.values] = entries.at(listed.keys)
-    return found
+    values = entries.values.new_zeros(target.size)
+    values[listed.values] = entries.at(listed.keys)
+    return values
 
 
 def _spread(values: torch.Tensor, source: Place) -> torch.Tensor:
@@ -317,42 +317,42 @@ def _spread(values: torch.Tensor, source: Place) -> torch.Tensor:
         return values
     if not source.shape:
         return values.reshape(())
-    found = convert(Storage(source, values.contiguous()), dense_format(len(source.shape)))
-    assert isinstance(found, torch.Tensor)
-    return found
+    dense = convert(Storage(source, values.contiguous()), dense_format(len(source.shape)))
+    assert isinstance(dense, torch.Tensor)
+    return dense
 
 
 def _sampled(dense: torch.Tensor, target: Pattern) -> torch.Tensor:
-    """A dense tensor at the entries of ``target``; where it is expanded it is read as it was before."""
+    """Sample a dense tensor at the entries of ``target``; read expanded dimensions once."""
     if not target.shape:
         return dense.reshape(1)
     if math.prod(target.shape) == 0 or not target.size or dense._is_zerotensor():
         return dense.new_zeros(target.size)
-    kept = tuple(dim for dim in range(dense.dim()) if dense.stride(dim) or dense.shape[dim] == 1)
+    unexpanded = tuple(dim for dim in range(dense.dim()) if dense.stride(dim) or dense.shape[dim] == 1)
     for dim in reversed(range(dense.dim())):
-        if dim not in kept:
+        if dim not in unexpanded:
             dense = dense.select(dim, 0)
-    if not kept:
+    if not unexpanded:
         return clear_padding(dense.reshape(1).expand(target.size).contiguous(), target)
-    step = _sample_step(len(target.shape), kept)
+    step = _sample_step(len(target.shape), unexpanded)
     sizes = dict(zip(step.target.indices, target.shape, strict=True))
     plain = dense.resolve_conj().resolve_neg()
-    found = run_step(Task(step, {"P": Storage(target, target.present), "A": plain}, sizes, target.format))
-    assert isinstance(found, Storage)
-    return found.values
+    sampled = run_step(Task(step, {"P": Storage(target, target.present), "A": plain}, sizes, target.format))
+    assert isinstance(sampled, Storage)
+    return sampled.values
 
 
 @functools.lru_cache(maxsize=1024)
-def _sample_step(dims: int, kept: tuple[int, ...]) -> Step:
-    """``B[i,j] = P[i,j] * A[i,j]``, with the dimensions of A that are ``kept``."""
+def _sample_step(dims: int, unexpanded: tuple[int, ...]) -> Step:
+    """Build ``B[i,j] = P[i,j] * A[i,j]``, where A has its ``unexpanded`` dimensions only."""
     copy = copy_step(dims)
     indices = copy.target.indices
-    read = Access("A", tuple(indices[dim] for dim in kept))
+    read = Access("A", tuple(indices[dim] for dim in unexpanded))
     return Step(copy.target, Op("mul", (Access("P", indices), read)), "sum", ())
 
 
 def converted(tensor: SparseTensor, form: Format) -> SparseTensor | torch.Tensor:
-    """The tensor stored otherwise, connected to it."""
+    """Convert the tensor to another format, connected to it."""
     source = tensor.storage.pattern
     if form.is_dense:
         return placed(values_of(tensor), source, source.shape)
@@ -367,14 +367,14 @@ def converted(tensor: SparseTensor, form: Format) -> SparseTensor | torch.Tensor
 
 
 def stored(dense: torch.Tensor, form: Format) -> SparseTensor:
-    """The nonzeros of a dense tensor stored as ``form``, connected to it."""
+    """Store the nonzeros of a dense tensor as ``form``, connected to it."""
     if is_functorch_wrapped_tensor(dense):
         raise UnsupportedError(
             "which elements are zero is not known inside of torch.func; make the sparse tensor outside, and "
             "inside give it values: scorch.sparse_csr_tensor(crow, col, values)"
         )
-    found = from_dense(dense.detach(), form)
-    return sparse_of(found.pattern, values_at(dense, found.pattern))
+    storage = from_dense(dense.detach(), form)
+    return sparse_of(storage.pattern, values_at(dense, storage.pattern))
 
 
 # functions of torch ----------------------------------------------------------------------------------
@@ -382,13 +382,13 @@ def stored(dense: torch.Tensor, form: Format) -> SparseTensor:
 
 @functools.lru_cache(maxsize=1024)
 def _signature(func: Any) -> inspect.Signature | None:
-    """The signature of a function with an argument ``inplace``, such as ``F.elu``; None for others."""
+    """Return the signature of a function with an argument ``inplace``, such as ``F.elu``; None for others."""
     code = getattr(func, "__code__", None)
     return inspect.signature(func) if code is not None and "inplace" in code.co_varnames else None
 
 
-def _asked_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """All arguments by name, where they ask to write the result to the first, which is sparse."""
+def _bind_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """Bind the arguments by name if ``inplace=True`` writes the result to the first, which is sparse."""
     signature = _signature(func) if args and isinstance(args[0], SparseTensor) else None
     if signature is None or "inplace" not in signature.parameters:
         return None
@@ -397,16 +397,16 @@ def _asked_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``func`` as torch takes it apart and differentiates it, some of its arguments being learned."""
-    bound = _asked_in_place(func, args, kwargs)
+    """Compute ``func`` of tensors that require gradients: by its handler, or by torch's formula."""
+    bound = _bind_in_place(func, args, kwargs)
     if bound is not None:
         (name, target), *_ = bound.items()
         copy = target.clone()  # gradients need it as it is
-        found = func(**{**bound, name: copy, "inplace": False})
-        return target if found is copy else target.copy_(found)
-    known = look_up(func)
-    handler = known.run_differentiable
-    if handler is not None and known.only_moves_entries:
+        result = func(**{**bound, name: copy, "inplace": False})
+        return target if result is copy else target.copy_(result)
+    entry = look_up(func)
+    handler = entry.run_differentiable
+    if handler is not None and entry.only_moves_entries:
         return handler(*args, **kwargs)
     if peek_interpreter_stack() is not None and own_arguments(func) == 0:
         return by_torch(func, args, kwargs)
@@ -418,32 +418,32 @@ def differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``func`` without a handler that only moves entries: as one step of ``torch.func``, or by a formula."""
-    known = look_up(func)
-    handler = known.run_differentiable
-    has_none = handler is None or known.only_moves_entries
+    """Compute ``func`` without a handler that only moves entries: in ``torch.func``, or by a formula."""
+    entry = look_up(func)
+    handler = entry.run_differentiable
+    has_none = handler is None or entry.only_moves_entries
     is_transformed = peek_interpreter_stack() is not None
     if is_transformed and (
         hooks.is_tracked(args, kwargs) or (has_none and hooks.is_any_tracked(args, kwargs))
     ):
-        return hooks.run_as_a_whole(func, args, kwargs)
+        return hooks.run_as_one_function(func, args, kwargs)
     return (
         handler(*args, **kwargs) if handler is not None and not has_none else by_formula(func, args, kwargs)
     )
 
 
 def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``func`` differentiated by torch's own formula."""
+    """Compute ``func``, differentiated by torch's own formula."""
     if forward_ad._current_level >= 0 and has_sparse_tangents(args, kwargs):
         return as_one_step(func, args, kwargs)
-    own, given = own_arguments(func), (args, kwargs)
+    own, originals = own_arguments(func), (args, kwargs)
     copies: dict[int, tuple[Any, Any]] = {}
 
     def copy(leaf: Any) -> Any:
-        found = used(leaf)
-        if found is not leaf:
-            copies[id(found)] = found, leaf
-        return found
+        alias = used(leaf)
+        if alias is not leaf:
+            copies[id(alias)] = alias, leaf
+        return alias
 
     if own >= 0:
         args = (*args[:own], *tree_map(copy, args[own:]))
@@ -451,7 +451,7 @@ def by_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with DisableTorchFunctionSubclass(), fixed_patterns():
         result = func(*args, **kwargs)
         if own >= 0 and any_requires_grad(result):
-            for leaf in tree_leaves(given):
+            for leaf in tree_leaves(originals):
                 if isinstance(leaf, SparseTensor):
                     check_gradient(leaf)
     if not copies:

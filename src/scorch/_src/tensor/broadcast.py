@@ -16,19 +16,19 @@ from scorch._src.storage.budget import UNCHECKED_BYTES, check_budget
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.tensor.entries import Entries, Shape
 
-EACH = 64  # bytes that an entry takes while it is repeated or paired, about
+BYTES_PER_ENTRY = 64  # of an entry while it is repeated or paired, about
 
 
 def expanded(entries: Entries, shape: Shape) -> Entries:
-    """The entries of the tensor broadcast to ``shape``, each repeated."""
+    """Repeat the entries of a tensor as broadcasting to ``shape`` does."""
     if entries.shape == shape:
         return entries
     own = _padded(entries.shape, shape)
     repeats = math.prod(new for old, new in zip(own, shape, strict=True) if old != new)
     count = entries.values.numel() * repeats
-    if EACH * count > UNCHECKED_BYTES:
+    if BYTES_PER_ENTRY * count > UNCHECKED_BYTES:
         what = f"broadcasting a tensor of shape {entries.shape} to {shape}, each entry {repeats:,} times,"
-        check_budget(EACH * count, what, "use einsum or evaluate, which do not repeat them")
+        check_budget(BYTES_PER_ENTRY * count, what, "use einsum or evaluate, which do not repeat them")
     crd = coordinates_of(entries.keys, own)
     keys, values = torch.zeros_like(entries.keys), entries.values
     numbers = torch.arange(repeats, device=entries.keys.device)
@@ -47,7 +47,7 @@ def expanded(entries: Entries, shape: Shape) -> Entries:
 
 
 def common_keys(a: Entries, b: Entries, shape: Shape) -> torch.Tensor | None:
-    """Where both have an entry once they are broadcast to ``shape``; None if that is wider than both."""
+    """Return the keys that both have after broadcasting to ``shape``; None if that is wider than both."""
     columns_of_a, columns_of_b = _owned(a, shape), _owned(b, shape)
     dims = range(len(shape))
     if any(dim not in columns_of_a and dim not in columns_of_b for dim in dims):
@@ -60,8 +60,8 @@ def common_keys(a: Entries, b: Entries, shape: Shape) -> torch.Tensor | None:
     begins, ends = torch.searchsorted(of_b, of_a), torch.searchsorted(of_b, of_a, right=True)
     counts = ends - begins
     total = int(counts.sum())
-    if EACH * total > UNCHECKED_BYTES:
-        check_budget(EACH * total, f"pairing {total:,} entries", "multiply parts of the tensors")
+    if BYTES_PER_ENTRY * total > UNCHECKED_BYTES:
+        check_budget(BYTES_PER_ENTRY * total, f"pairing {total:,} entries", "multiply parts of the tensors")
     first = torch.repeat_interleave(counts, output_size=total)
     number = torch.arange(total, device=counts.device) - (counts.cumsum(0) - counts)[first]
     second = order[begins[first] + number]
@@ -70,7 +70,7 @@ def common_keys(a: Entries, b: Entries, shape: Shape) -> torch.Tensor | None:
 
 
 def values_at(entries: Entries, keys: torch.Tensor, crd: list[torch.Tensor], shape: Shape) -> torch.Tensor:
-    """The values of the tensor broadcast to ``shape`` at ``keys``, whose coordinates are ``crd``."""
+    """Return the values of the tensor broadcast to ``shape`` at ``keys``, whose coordinates are ``crd``."""
     if entries.shape == shape:
         return entries.at(keys)
     skipped = len(shape) - len(entries.shape)
@@ -83,7 +83,7 @@ def values_at(entries: Entries, keys: torch.Tensor, crd: list[torch.Tensor], sha
 
 
 def _owned(entries: Entries, shape: Shape) -> dict[int, torch.Tensor]:
-    """The coordinates of the dimensions along which the tensor is not repeated."""
+    """Return the coordinates of the dimensions along which the tensor is not repeated."""
     skipped = len(shape) - len(entries.shape)
     columns = enumerate(entries.coordinates, skipped)
     return {dim: column for dim, column in columns if entries.shape[dim - skipped] == shape[dim]}

@@ -1,8 +1,8 @@
-"""Errors of calls of torch's functions, told in the words of the call that the user made.
+"""Translate errors of torch's functions into the words of the user's call.
 
-A call that fails is repeated on tensors without memory of the same shapes and dtypes. What torch says of
-those is what it says of dense tensors: the user gets an error of the same type, which is one of Scorch's too,
-naming the function and what it was given. Where torch would accept the call, the error is Scorch's own.
+A call that fails is repeated on meta tensors of the same shapes and dtypes. torch raises for those what it
+raises for dense tensors: the user gets an error of the same type, which is one of Scorch's too, naming the
+function and its operands. Where torch would accept the call, the error is Scorch's own.
 """
 
 from __future__ import annotations
@@ -55,70 +55,72 @@ SIGNS = {
     "__index__": "index",
     "__len__": "len",
 }
-SMALL = 1 << 20  # bytes
-MOST_DIMS = 16
+MAX_COPIED_BYTES = 1 << 20
+MAX_DIMS = 16
 DIFFERENTIATING = {torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward}
-ALLOCATING = {"tolist", "unbind"}  # functions for which torch takes memory even where tensors have none
+ALLOCATING = {"tolist", "unbind"}  # functions that allocate even for meta tensors
 
 
-def retold(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception:
-    """What the user is told when ``func`` failed with ``error``: another error, or the same one."""
-    if len_torch_dispatch_stack():  # a compiler or a tracer at work, which reads torch's errors
+def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception:
+    """Return the error to raise when ``func`` failed with ``error``: another one, or the same."""
+    if len_torch_dispatch_stack():  # a compiler or a tracer that handles torch's errors
         return error
     tensors = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, torch.Tensor)]
     freed = next((tensor for tensor in tensors if is_freed(tensor)), None)
-    if freed is not None:  # which torch must not read
+    if freed is not None:  # torch must not read it
         shape = tuple(freed.shape)
-        told = (
+        text = (
             f"a dense tensor of shape {shape} has no memory: its storage was resized or freed; make it anew"
         )
-        return _made(FreedError, name_of(func), told, tensors)
+        return _scorch_error(FreedError, name_of(func), text, tensors)
     elsewhere = _mixed_devices(tensors)
     name = name_of(func)
     if elsewhere is not None:
-        return _made(DeviceError, name, elsewhere, tensors)
+        return _scorch_error(DeviceError, name, elsewhere, tensors)
     if "doesn't have storage" in str(error) and is_transformed():
-        told = "it has no form inside of torch.func for a sparse tensor whose values are tracked; "
-        return _made(UnsupportedError, name, f"{told}apply it outside, or to .to_dense()", tensors)
+        text = "it has no form inside of torch.func for a sparse tensor whose values are tracked; "
+        return _scorch_error(UnsupportedError, name, f"{text}apply it outside, or to .to_dense()", tensors)
     refused = re.search(r"you tried to allocate (\d+) bytes", str(error))
     if refused is not None and not isinstance(error, ScorchError):
         size = int(refused[1])
-        return _made(DensityError, name, f"{size:,} bytes of dense memory are more than there is", tensors)
+        return _scorch_error(
+            DensityError, name, f"{size:,} bytes of dense memory are more than there is", tensors
+        )
     is_too_large = isinstance(error, DensityError)  # if not an operand, then the result
-    if func in DIFFERENTIATING:  # what it differentiates was computed before, from these very tensors
+    if func in DIFFERENTIATING:  # it needs the graph of these very tensors
         dense, is_exact = None, False
     else:
         dense, is_exact = _error_of_dense(func, args, kwargs, tensors, is_too_large)
     if isinstance(error, AssertionError) and not isinstance(dense, AssertionError):
         return error  # one of our own
     if dense is None:
-        is_ours = isinstance(error, ScorchError) or type(error) not in KINDS
-        return error if is_ours else _made(KINDS[type(error)], name, str(error), tensors)
+        is_scorch_error = isinstance(error, ScorchError) or type(error) not in KINDS
+        return error if is_scorch_error else _scorch_error(KINDS[type(error)], name, str(error), tensors)
     is_refusal = isinstance(error, (DensityError, UnsupportedError))
-    is_own = isinstance(error, ScorchError) and not error.is_retold and not is_refusal
+    is_own = isinstance(error, ScorchError) and not error.is_translated and not is_refusal
     if is_own and (isinstance(error, type(dense)) or not is_exact):
         return error
-    return _made(KINDS[type(dense)], name, str(dense), tensors)
+    return _scorch_error(KINDS[type(dense)], name, str(dense), tensors)
 
 
-def of_our_kind(
+def convert_torch_sparse(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments with torch's own sparse tensors as ours; None if there are none, or one is written to."""
+    """Convert torch's sparse tensors among the arguments; None if there are none, or one is written to."""
     leaves, spec = tree_flatten((list(args), kwargs))
-    theirs = [value for value in leaves if _is_torchs(value)]
+    torch_sparse = [value for value in leaves if _is_torchs(value)]
     name = str(getattr(func, "__name__", ""))
     in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
     is_written = in_place and bool(args) and _is_torchs(args[0])
-    if not theirs or is_written or kwargs.get("out") is not None:
+    if not torch_sparse or is_written or kwargs.get("out") is not None:
         return None
-    ours = [from_torch(value) if _is_torchs(value) else value for value in leaves]
-    again, named = tree_unflatten(ours, spec)
-    return tuple(again), named
+    converted = [from_torch(value) if _is_torchs(value) else value for value in leaves]
+    new_args, named = tree_unflatten(converted, spec)
+    return tuple(new_args), named
 
 
 def _is_torchs(value: Any) -> bool:
-    """Whether this is a sparse tensor of torch itself."""
+    """Whether ``value`` is a sparse tensor of torch itself."""
     return (
         isinstance(value, torch.Tensor)
         and not isinstance(value, SparseTensor)
@@ -127,7 +129,7 @@ def _is_torchs(value: Any) -> bool:
 
 
 def _mixed_devices(tensors: Sequence[torch.Tensor]) -> str | None:
-    """What is wrong with tensors on several devices; numbers may be anywhere, as in torch."""
+    """Describe the mistake if tensors are on several devices; scalars may be on any, as in torch."""
     own = next((tensor.device for tensor in tensors if isinstance(tensor, SparseTensor)), None)
     for tensor in tensors:
         if own is not None and tensor.device != own and tensor.dim() > 0:
@@ -143,28 +145,30 @@ def _error_of_dense(
     tensors: Sequence[torch.Tensor],
     is_too_large: bool,
 ) -> tuple[Exception | None, bool]:
-    """What torch raises for dense tensors, and whether it was asked with their values.
+    """Return the error that torch raises for dense tensors, and whether the call ran on their values.
 
-    Small tensors are copied; in the place of large ones, and where results are too large, stand tensors
-    without memory.
+    Small tensors are copied; large ones, and those with too large results, are replaced by meta tensors.
     """
-    if not is_too_large and sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= SMALL:
+    if (
+        not is_too_large
+        and sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= MAX_COPIED_BYTES
+    ):
         return _error_on(_copied, func, args, kwargs), True
-    found = None if name_of(func) in ALLOCATING else _error_on(_shell, func, args, kwargs)
+    error = None if name_of(func) in ALLOCATING else _error_on(_meta, func, args, kwargs)
     numbers = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, int)]
-    is_harmless = len(tensors) == 1 and all(abs(number) <= MOST_DIMS for number in numbers)
-    if found is None and is_harmless:  # some functions look at dims only where there is memory
+    is_harmless = len(tensors) == 1 and all(abs(number) <= MAX_DIMS for number in numbers)
+    if error is None and is_harmless:  # some functions look at dims only where there is memory
         tiny = _error_on(_tiny, func, args, kwargs)
-        found = tiny if isinstance(tiny, IndexError) else None
-    is_of_shell = isinstance(found, NotImplementedError) or "meta" in str(found)
-    return (None if is_of_shell else found), False
+        error = tiny if isinstance(tiny, IndexError) else None
+    is_about_meta = isinstance(error, NotImplementedError) or "meta" in str(error)
+    return (None if is_about_meta else error), False
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor.detach().clone()
 
 
-def _shell(tensor: torch.Tensor) -> torch.Tensor:
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
 
 
@@ -175,7 +179,7 @@ def _tiny(tensor: torch.Tensor) -> torch.Tensor:
 def _error_on(
     stand_in: Callable[[torch.Tensor], torch.Tensor], func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Exception | None:
-    """What torch raises with dense tensors in the place of those given."""
+    """Return the error that torch raises with dense tensors in place of the arguments."""
 
     def replaced(value: Any) -> Any:
         return stand_in(value) if isinstance(value, torch.Tensor) else value
@@ -190,14 +194,16 @@ def _error_on(
     return None
 
 
-def _made(kind: type[ScorchError], name: str, text: str, tensors: Sequence[torch.Tensor]) -> ScorchError:
+def _scorch_error(
+    kind: type[ScorchError], name: str, text: str, tensors: Sequence[torch.Tensor]
+) -> ScorchError:
     error = kind(f"{name}: {cleaned(text, name)}{described(tensors)}")
-    error.is_retold = True
+    error.is_translated = True
     return error
 
 
 def cleaned(text: str, name: str) -> str:
-    """torch's words without those of its inside."""
+    """Remove torch's internal names from an error message."""
     first = text.strip().split("\n")[0].strip()
     first = first.replace("aten::", "").replace("(sparse_coo)", "")
     first = re.sub(r"torch\.Size\(\[([^\]]*)\]\)", r"(\1)", first)
@@ -205,24 +211,24 @@ def cleaned(text: str, name: str) -> str:
 
 
 def described(tensors: Sequence[torch.Tensor]) -> str:
-    """What the call was given."""
+    """Describe the operands of a call."""
     if not tensors:
         return ""
-    found = []
+    words = []
     for tensor in tensors[:4]:
         kind = str(tensor.format) if isinstance(tensor, SparseTensor) else "dense"
         dtype = str(tensor.dtype).removeprefix("torch.")
-        found.append(f"{kind} {tuple(tensor.shape)} {dtype}")
+        words.append(f"{kind} {tuple(tensor.shape)} {dtype}")
     more = f" and {len(tensors) - 4} more" if len(tensors) > 4 else ""
-    return f" (given {', '.join(found)}{more})"
+    return f" (given {', '.join(words)}{more})"
 
 
 def name_of(func: Any) -> str:
-    """What users call a function of torch."""
+    """Return the name that users write for a function of torch."""
     name = str(getattr(func, "__name__", func))
     if name == "__get__":
         name = str(getattr(func.__self__, "__name__", name))
     return SIGNS.get(name, name.removeprefix("__").removesuffix("__"))
 
 
-hooks.retry, hooks.retell = of_our_kind, retold
+hooks.retry, hooks.translate_error = convert_torch_sparse, translate_error

@@ -1,10 +1,10 @@
-"""Check a call as torch would: what it refuses for dense tensors, sparse tensors refuse too.
+"""Check a call as torch would: sparse tensors refuse what torch refuses for dense ones.
 
-A handler that computes by other means than torch's own function (a product as an einsum, a gradient by a rule
-of its own) would accept what its means accept: einsum broadcasts an index of size 1, and mixes dtypes. So
-torch is asked, once for all calls with the same shapes, dtypes and numbers, on small dense tensors. Equal
-sizes stay equal there, and 0, 1 and 3 (of a cross product) stay what they are: that is exact for functions
-that compare sizes with each other and with nothing else.
+A handler that does not call torch's own function (a product as an einsum, a gradient by a rule of its own)
+would accept too much: einsum broadcasts an index of size 1, and mixes dtypes. So torch runs the call on small
+dense tensors, once for all calls with the same shapes, dtypes and numbers. Equal sizes stay equal there, and
+0, 1 and 3 (of a cross product) are not replaced: that is exact for functions that compare sizes only with
+each other.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import torch
 from scorch._src.bounded import BoundedCache
 from scorch._src.devices import HOST, META
 from scorch._src.grad_state import untracked
-from scorch._src.tensor.call_errors import KINDS, SMALL, cleaned, described, name_of
+from scorch._src.tensor.call_errors import KINDS, MAX_COPIED_BYTES, cleaned, described, name_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchDispatch, is_any_autocast_enabled, tree_leaves, tree_map
 from scorch.errors import ScorchError, ShapeError
 
-CAPACITY = 4096  # calls that are remembered as accepted
-MOST_ELEMENTS = 1 << 24  # of an outer product of all small tensors; beyond, tensors have no memory
+MAX_CALLS = 4096  # accepted calls in the cache
+MAX_ELEMENTS = 1 << 24  # of an outer product of all small tensors; beyond, meta tensors
 _STAND_INS = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)  # dtypes that all products have
 
-_accepted: BoundedCache[Hashable, bool] = BoundedCache(CAPACITY)
+_accepted: BoundedCache[Hashable, bool] = BoundedCache(MAX_CALLS)
 _lock = threading.Lock()
 
 
 def check_call(func: Any, *args: Any, **kwargs: Any) -> None:
     """Refuse a call of ``func`` that torch refuses for dense tensors of these shapes and dtypes.
 
-    The error is one of ours and of the type that torch raises. A dtype that torch has no kernel for is no
+    The error is one of Scorch's and of the type that torch raises. A dtype that torch has no kernel for is no
     reason to refuse: sparse kernels are generated for every dtype.
     """
     if "out" in kwargs and kwargs["out"] is None:
@@ -46,7 +46,7 @@ def check_call(func: Any, *args: Any, **kwargs: Any) -> None:
         return
     error = _error_of(func, args, kwargs)
     if error is not None:
-        raise _as_ours(error, func, args, kwargs)
+        raise _translate(error, func, args, kwargs)
     if key is not None:
         with _lock:
             _accepted[key] = True
@@ -55,23 +55,23 @@ def check_call(func: Any, *args: Any, **kwargs: Any) -> None:
 def check_out(func: Any, functional: Any, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Refuse an ``out`` of a dtype that torch refuses: ``func`` takes it, ``functional`` is the same without.
 
-    Which dtypes fit differs from operator to operator. Torch is asked on small tensors, or on such without
-    memory where the function does not take these.
+    Which dtypes fit differs from operator to operator. torch decides, on small tensors, or on meta tensors
+    where the function does not take these.
     """
     named = {**kwargs, "out": out}
     sizes = _small_sizes((args, kwargs, out))
-    for given, device in ((sizes, HOST), (None, META)):
+    for tried_sizes, device in ((sizes, HOST), (None, META)):
         if device is HOST and not _is_cheap((args, kwargs, out), sizes):
             continue
-        if _error_on(functional, args, kwargs, given, {}, device) is None:
-            error = _error_on(func, args, named, given, {}, device)
+        if _error_on(functional, args, kwargs, tried_sizes, {}, device) is None:
+            error = _error_on(func, args, named, tried_sizes, {}, device)
             if error is not None and not isinstance(error, NotImplementedError):
-                raise _as_ours(error, func, args, named)
+                raise _translate(error, func, args, named)
             return
 
 
 def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | None:
-    """What the answer depends on; None where it is not remembered."""
+    """Return the cache key of a call; None where it is not cached."""
     if is_any_autocast_enabled() or kwargs.get("out") is not None:
         return None
     parts: list[Any] = [func, torch.is_grad_enabled()]
@@ -92,7 +92,7 @@ def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | N
 
 
 def _error_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | None:
-    """What torch raises for a call on small dense tensors; None if it accepts them."""
+    """Return the error that torch raises for a call on small dense tensors; None if it accepts them."""
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     small = _small_sizes((args, kwargs))
     device = HOST if _is_cheap((args, kwargs), small) else META
@@ -105,17 +105,17 @@ def _error_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Excepti
     return None if isinstance(error, NotImplementedError) else error
 
 
-def _small_sizes(given: Any) -> dict[int, int]:
-    """For every size of a tensor a small one."""
-    tensors = [value for value in tree_leaves(given) if isinstance(value, torch.Tensor)]
+def _small_sizes(arguments: Any) -> dict[int, int]:
+    """Map every size of a tensor to a small one."""
+    tensors = [value for value in tree_leaves(arguments) if isinstance(value, torch.Tensor)]
     sizes = dict.fromkeys(size for tensor in tensors for size in tensor.shape if size not in (0, 1, 3))
     return {0: 0, 1: 1, 3: 3} | dict(zip(sizes, (2, *range(4, len(sizes) + 3)), strict=False))
 
 
-def _is_cheap(given: Any, sizes: dict[int, int]) -> bool:
-    """Whether tensors of small sizes are small enough, and so is all that can be made of them."""
-    tensors = [value for value in tree_leaves(given) if isinstance(value, torch.Tensor)]
-    return math.prod(sizes[size] or 1 for tensor in tensors for size in tensor.shape) <= MOST_ELEMENTS
+def _is_cheap(arguments: Any, sizes: dict[int, int]) -> bool:
+    """Whether tensors of the small sizes, and any product of them, are small enough to compute."""
+    tensors = [value for value in tree_leaves(arguments) if isinstance(value, torch.Tensor)]
+    return math.prod(sizes[size] or 1 for tensor in tensors for size in tensor.shape) <= MAX_ELEMENTS
 
 
 def _error_on(
@@ -126,7 +126,7 @@ def _error_on(
     dtypes: dict[torch.dtype, torch.dtype],
     device: torch.device,
 ) -> Exception | None:
-    """What torch raises for dense tensors of zeros, of other ``sizes`` and ``dtypes`` where these say so."""
+    """Return the error that torch raises for dense zeros, with ``sizes`` and ``dtypes`` replaced."""
 
     def replaced(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -145,10 +145,10 @@ def _error_on(
     return None
 
 
-def _as_ours(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> ScorchError:
-    """The error for the user, in torch's words for the sizes that the tensors have."""
+def _translate(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> ScorchError:
+    """Return the error for the user, with torch's message for the sizes that the tensors have."""
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-    is_small = sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= SMALL
+    is_small = sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= MAX_COPIED_BYTES
     device = HOST if is_small else META
     exact = _error_on(func, args, kwargs, None, {}, device)
     if exact is not None and type(exact) is type(error):

@@ -1,7 +1,7 @@
-"""Functions that ``torch.compile`` does not read.
+"""Exclude functions from tracing by ``torch.compile``.
 
-Where a graph ends, torch runs the next call as it is, and tries to compile the functions below it one by one.
-Those of Scorch are full of tables and caches; it is told to leave them, and all that they call, alone.
+At a graph break torch runs the next call eagerly, and tries to compile the functions below it one by one.
+Those of Scorch are full of tables and caches: dynamo skips them and all that they call.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Function = TypeVar("Function")
 _skip: Any = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
-def unread(function: Function) -> Function:
-    """``function``, which is run as it is inside of programs that are compiled."""
+def skip_tracing(function: Function) -> Function:
+    """Let dynamo run ``function`` eagerly inside of compiled programs, and return it."""
     if isinstance(function, types.FunctionType):
         set_code_exec_strategy(function.__code__, _skip)
     return function
 
 
-def unread_all(values: Iterable[Any]) -> None:
-    """All functions among ``values``; others are left alone."""
+def skip_tracing_all(values: Iterable[Any]) -> None:
+    """Let dynamo run all functions among ``values`` eagerly."""
     for value in values:
-        unread(value)
+        skip_tracing(value)

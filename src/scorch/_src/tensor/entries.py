@@ -26,8 +26,8 @@ Shape = tuple[int, ...]
 class Entries:
     """``values`` at the places ``keys``, which increase, of a tensor of ``shape``.
 
-    They are made from keys or from ``columns``, the coordinates in each dimension; what was not given is
-    worked out where it is asked for.
+    They are built from keys or from ``columns``, the coordinates in each dimension; the other is computed on
+    first use.
     """
 
     def __init__(
@@ -51,23 +51,23 @@ class Entries:
 
     @property
     def coordinates(self) -> list[torch.Tensor]:
-        """For each dimension the coordinates of all entries."""
+        """The coordinates of all entries, by dimension."""
         if self._columns is None:
             self._columns = coordinates_of(self.keys, self.shape)
         return list(self._columns)
 
     def sorted(self) -> Entries:
-        """The same entries in the order of their places."""
+        """Return the same entries in the order of their places."""
         keys, order = torch.sort(self.keys, stable=True)
         columns = None if self._columns is None else [column[order] for column in self._columns]
         return Entries(keys, self.values[order], self.shape, columns)
 
     def at(self, keys: torch.Tensor) -> torch.Tensor:
-        """The values at other places, zero where nothing is stored."""
+        """Return the values at the places ``keys``, zero where nothing is stored."""
         return self.find(keys)[0]
 
     def find(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As ``at``, and whether something is stored there."""
+        """Return the values at ``keys`` as ``at`` does, and whether something is stored there."""
         if not self.keys.numel():
             return self.values.new_zeros(keys.shape), torch.zeros_like(keys, dtype=torch.bool)
         place = torch.searchsorted(self.keys, keys).clamp_(max=self.keys.numel() - 1)
@@ -76,7 +76,7 @@ class Entries:
 
 
 def entries_of(tensor: SparseTensor) -> Entries:
-    """The stored entries in the order of their places."""
+    """Return the stored entries in the order of their places."""
     shape = tensor.storage.pattern.shape
     coo = convert(tensor.storage, as_format("coo", len(shape)))
     assert isinstance(coo, Storage)
@@ -85,7 +85,7 @@ def entries_of(tensor: SparseTensor) -> Entries:
 
 
 def from_entries(entries: Entries, form: Format, in_order: bool = True) -> SparseTensor:
-    """The tensor with these entries; unless they are ``in_order`` they are sorted, and repeats summed."""
+    """Return the tensor with these entries; sort them and sum repeats unless they are ``in_order``."""
     shape = entries.shape
     if not in_order:
         entries = entries.sorted()
@@ -98,19 +98,19 @@ def from_entries(entries: Entries, form: Format, in_order: bool = True) -> Spars
     is_vector = len(form) == 1 and form.levels[0].has_coordinates  # which has the same arrays
     listed = form if is_vector else as_format("coo", len(shape))
     pattern = Pattern(listed, shape, (pos, *(None,) * (len(crd) - 1)), crd, (count,) * len(crd))
-    found = convert(Storage(pattern, values.contiguous()), form)
-    assert isinstance(found, Storage)
-    return SparseTensor(found)
+    storage = convert(Storage(pattern, values.contiguous()), form)
+    assert isinstance(storage, Storage)
+    return SparseTensor(storage)
 
 
 def _summed(crd: list[torch.Tensor], values: torch.Tensor, shape: Shape, form: Format) -> SparseTensor:
-    made = from_coordinates(crd, values, shape, form)
-    assert isinstance(made, SparseTensor)
-    return made
+    tensor = from_coordinates(crd, values, shape, form)
+    assert isinstance(tensor, SparseTensor)
+    return tensor
 
 
 def format_for(tensor: SparseTensor, shape: Shape) -> Format:
-    """The format of a result of ``shape`` made of the entries of ``tensor``: its own where that fits."""
+    """Return the format of a result of ``shape`` with the entries of ``tensor``: its own where that fits."""
     form = tensor.format
     if form.dims == len(shape) and not form.is_blocked:
         return form
@@ -120,16 +120,16 @@ def format_for(tensor: SparseTensor, shape: Shape) -> Format:
 
 
 def united(tensors: Sequence[Entries]) -> torch.Tensor:
-    """The keys of all entries of several tensors of one shape."""
+    """Return the union of the keys of several tensors of one shape."""
     first, *others = (tensor.keys for tensor in tensors)
     if all(other is first for other in others):
         return first
-    found: torch.Tensor = torch.unique(torch.cat([first, *others]))
-    return found
+    keys: torch.Tensor = torch.unique(torch.cat([first, *others]))
+    return keys
 
 
 def common(tensors: Sequence[Entries]) -> torch.Tensor:
-    """The keys of entries that all of several tensors of one shape have."""
+    """Return the intersection of the keys of several tensors of one shape."""
     first, *others = (tensor.keys for tensor in tensors)
     for other in others:
         if other is not first:

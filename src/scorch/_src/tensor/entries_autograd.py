@@ -1,7 +1,7 @@
-"""Entries of tensors that are learned: as ``tensor.entries`` has them, with values connected to the tensor.
+"""Differentiable entries: as ``tensor.entries`` has them, with values connected to the tensor.
 
-What groups, sorts or moves entries by their keys is written once; given these entries its result has a
-gradient. Outside of learning they are the entries of ``tensor.entries``, at no cost.
+A function that groups, sorts or moves entries by their keys is written once; on these entries its result has
+a gradient. Where nothing requires one they are the entries of ``tensor.entries``, at no cost.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from scorch._src.tensor.entries import Entries, entries_of, from_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
-def learned_entries(tensor: SparseTensor) -> Entries:
-    """The stored entries in the order of their places, connected to the tensor."""
+def differentiable_entries(tensor: SparseTensor) -> Entries:
+    """Return the stored entries in the order of their places, connected to the tensor."""
     if not is_differentiable(tensor):
         return entries_of(tensor)
     with untracked():
@@ -26,17 +26,17 @@ def learned_entries(tensor: SparseTensor) -> Entries:
 
 
 def numbered_entries(pattern: Pattern) -> Entries:
-    """The places of a pattern, in their order, with the numbers of its values."""
+    """Return the places of a pattern, in their order, with the positions of its values."""
     return entries_of(SparseTensor(Storage(pattern, torch.arange(pattern.size, device=pattern.device))))
 
 
-def from_learned_entries(entries: Entries, form: Format, in_order: bool = True) -> SparseTensor:
-    """The tensor with these entries, of which no place is given twice, connected to their values."""
+def from_differentiable_entries(entries: Entries, form: Format, in_order: bool = True) -> SparseTensor:
+    """Return the tensor with these entries, whose places differ, connected to their values."""
     if not is_differentiable(entries.values):
         return from_entries(entries, form, in_order)
     with untracked():
         numbers = torch.arange(1, entries.values.numel() + 1, device=entries.keys.device)
-        made = from_entries(Entries(entries.keys, numbers, entries.shape), form, in_order)
-    pattern, places = made.storage.pattern, made.storage.values
+        numbered = from_entries(Entries(entries.keys, numbers, entries.shape), form, in_order)
+    pattern, places = numbered.storage.pattern, numbered.storage.values
     padded = torch.cat([entries.values.new_zeros(1), entries.values])  # blocks have zeros of their own
     return sparse_of(pattern, padded[places])

@@ -1,9 +1,8 @@
-"""Functions that write to a sparse tensor in place, where autograd or ``torch.func`` keeps track.
+"""Functions that write to a sparse tensor in place while autograd or ``torch.func`` tracks it.
 
-The function runs on a copy of what is written to. The result then becomes the tensor: where that is a view,
-its entries are merged into the tensor that it is a view of, whose gradient goes to both from then on, and all
-other views of that tensor are connected to it anew. What torch refuses for the same views of dense tensors is
-refused.
+The function runs on a copy of the target, and the result replaces it. The entries of a view are merged into
+its base, whose gradient then flows to both, and all other views of the base are reconnected to it. Writes
+that torch refuses for the same views of dense tensors are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from scorch._src.tensor.autograd import apply, by_formula, check_gradient, used,
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.tensor.transforms.functorch import as_a_whole
+from scorch._src.tensor.transforms.functorch import run_as_one_function
 from scorch._src.tensor.views import (
     is_overlapping,
     mark_changed,
@@ -42,7 +41,7 @@ from scorch.errors import InPlaceError
 
 
 def write(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``func(*args, **kwargs)``, which writes to its first argument, connected to what it writes."""
+    """Compute ``func``, which writes to its first argument, and connect that to the result."""
     target, name = args[0], operator_name(func)
     if not isinstance(target, SparseTensor):
         return by_formula(func, args, kwargs)
@@ -86,7 +85,7 @@ def _reshape(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 def _written_in_torch_func(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Pattern, torch.Tensor]:
-    """The entries of the first argument after ``func``, tracked by ``torch.func``."""
+    """Return the entries of the first argument after ``func``, tracked by ``torch.func``."""
 
     def written(target: SparseTensor, *rest: Any, **named: Any) -> SparseTensor:
         func(target, *rest, **named)
@@ -94,15 +93,15 @@ def _written_in_torch_func(
 
     target = args[0]
     copied = SparseTensor(Storage(target.storage.pattern, target.storage.values))
-    result = as_a_whole(written, (copied, *args[1:]), kwargs)
+    result = run_as_one_function(written, (copied, *args[1:]), kwargs)
     return result.storage.pattern, result.storage.values
 
 
-# what a write means for a tensor, what it is a view of, and its views --------------------------------
+# writes to a tensor, its base and its views ----------------------------------------------------------
 
 
 class _Become(torch.autograd.Function):
-    """A tensor that gets the entries of others in place: its gradient goes to them from then on."""
+    """Replace the entries of a tensor in place: its gradient then flows to the new ones."""
 
     @staticmethod
     def forward(
@@ -111,7 +110,7 @@ class _Become(torch.autograd.Function):
         ctx.pattern = pattern
         ctx.mark_dirty(target)
         stored = plain(values.detach())
-        if is_view:  # made anew of what was written
+        if is_view:  # recomputed from its base
             target.storage.take(pattern, stored)
         else:
             write_entries(target.storage, pattern, stored)
@@ -123,7 +122,7 @@ class _Become(torch.autograd.Function):
 
 
 def _store(target: SparseTensor, pattern: Pattern, values: torch.Tensor) -> None:
-    """Give a tensor these entries; where it is a view, merge them into what it is a view of."""
+    """Write entries to a tensor; those of a view are merged into its base."""
     link = target.view_of
     if link is None:
         _become(target, values, pattern, is_view=False)
@@ -141,7 +140,7 @@ def _become(target: SparseTensor, values: torch.Tensor, pattern: Pattern, is_vie
     is_connected = is_grad_enabled() and (target.requires_grad or values.requires_grad)
     if is_connected and not is_transformed():
         apply(_Become, target, values, pattern, is_view)
-        target.made_of = values
+        target.source_values = values
     elif not is_view:
         write_entries(target.storage, pattern, plain(values))
 
@@ -155,7 +154,7 @@ def _check_current(target: SparseTensor) -> None:
 
 
 def _is_current(view: SparseTensor) -> bool:
-    """Whether what a tensor is a view of has not been reshaped in place (``squeeze_``, ``t_``) since."""
+    """Whether the base of a view has not been reshaped in place (``squeeze_``, ``t_``) since."""
     assert view.view_of is not None
     (parent, steps), origin = view.view_of, view.storage.origin
     if view.storage is parent.storage:
@@ -176,7 +175,7 @@ def _live_views(tensor: SparseTensor) -> Iterator[SparseTensor]:
 
 
 def _reconnect_views(parent: SparseTensor, is_written: bool = True) -> None:
-    """Let the gradients of all views of a tensor go to what it is now."""
+    """Connect all views of a tensor to its present values."""
     if is_transformed() or not parent.requires_grad:
         return
     for view in list(_live_views(parent)):
@@ -201,7 +200,7 @@ def _reconnect_views(parent: SparseTensor, is_written: bool = True) -> None:
 
 @implements(torch.Tensor.requires_grad_, differentiable=True)
 def requires_grad_(self: SparseTensor, requires_grad: bool = True) -> SparseTensor:
-    """Set whether gradients of a tensor are wanted; its views, made before, are connected to it."""
+    """Set ``requires_grad`` of a tensor, and connect its existing views to it."""
     set_requires_grad(self, requires_grad)
     return self
 
@@ -229,7 +228,7 @@ def detach_(self: SparseTensor) -> SparseTensor:
 
 @implements_differentiable(torch.Tensor.__setitem__)
 def assign(self: Any, key: Any, value: Any) -> None:
-    """``S[key] = value``: write to the view that numbers and slices name, by index where tensors are left."""
+    """Assign ``S[key] = value``: write to the view by numbers and slices, by index where tensors are left."""
     if not isinstance(self, SparseTensor):
         by_formula(torch.Tensor.__setitem__, (self, key, value), {})
         return
@@ -248,14 +247,14 @@ def assign(self: Any, key: Any, value: Any) -> None:
 
 
 def _without_leading_ones(source: torch.Tensor, rank: int | None) -> torch.Tensor:
-    """``source`` without the first dimensions of size 1 that the tensor written to does not have."""
+    """Remove the leading dimensions of size 1 that the target does not have."""
     while source.dim() > (rank if rank is not None else 0) and source.shape[0] == 1:
         source = source.squeeze(0)
     return source
 
 
 def _split_key(self: SparseTensor, key: Any) -> tuple[SparseTensor, list[torch.Tensor | None]]:
-    """The view that the numbers, slices and None of a key name, and the tensors left to index it with."""
+    """Split a key into the view by its numbers, slices and None, and the tensors left to index that with."""
     parts = [_as_index(part) for part in (key if isinstance(key, tuple) else (key,))]
     named = sum(_dimensions(part) for part in parts)
     view: Any = self
@@ -284,7 +283,7 @@ def _split_key(self: SparseTensor, key: Any) -> tuple[SparseTensor, list[torch.T
 
 
 def _list_indices(indices: dict[int, torch.Tensor]) -> list[torch.Tensor | None]:
-    """Tensors by the first dimension that they index, as a list with None for dimensions left alone."""
+    """List index tensors by dimension, with None for dimensions without one."""
     listed: list[torch.Tensor | None] = []
     dim = 0
     for place, index in sorted(indices.items()):
@@ -295,7 +294,7 @@ def _list_indices(indices: dict[int, torch.Tensor]) -> list[torch.Tensor | None]
 
 
 def _dimensions(part: Any) -> int:
-    """How many dimensions of a tensor a part of a key is for."""
+    """Count the dimensions of a tensor that a part of a key indexes."""
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
     is_mask = isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
@@ -303,7 +302,7 @@ def _dimensions(part: Any) -> int:
 
 
 def _as_index(part: Any) -> Any:
-    """A part of a key as a number, a slice, None, Ellipsis or a tensor with dimensions."""
+    """Convert a part of a key to a number, a slice, None, Ellipsis or a tensor with dimensions."""
     if part is None or part is Ellipsis or isinstance(part, (bool, slice)):
         return part
     if isinstance(part, torch.Tensor) and part.dim() == 0 and part.dtype == torch.bool:

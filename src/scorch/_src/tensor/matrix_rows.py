@@ -1,4 +1,4 @@
-"""Tensors whose rows are lists of entries (csr, with leading dimensions as a batch) from their arrays."""
+"""Build tensors with compressed rows (csr, with leading dimensions as a batch) from their arrays."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
 def rows_pattern(pos: torch.Tensor, crd: torch.Tensor, shape: tuple[int, ...]) -> Pattern:
-    """The pattern whose rows are those of all matrices of the batch one after the other."""
+    """Return the pattern with the rows of all matrices of the batch one after the other."""
     counts: list[int] = []
     for size in shape[:-1]:
         counts.append((counts[-1] if counts else 1) * size)
-    nothing: tuple[None, ...] = (None,) * len(counts)
+    absent: tuple[None, ...] = (None,) * len(counts)
     form = Format("d" * len(counts) + "s")
-    return Pattern(form, shape, (*nothing, pos), (*nothing, crd), (*counts, crd.shape[0]))
+    return Pattern(form, shape, (*absent, pos), (*absent, crd), (*counts, crd.shape[0]))
 
 
 def rows_tensor(
     pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
 ) -> SparseTensor:
-    """The tensor with these rows, connected to ``values``; ``torch.compile`` can follow it."""
+    """Return the tensor with these rows, connected to ``values``; ``torch.compile`` can trace it."""
     if is_dynamo_compiling():
         order = ",".join([str(dim) for dim in range(len(shape))])
         text = "d" * (len(shape) - 1) + f"s:{order}:"  # as ``flatten.spelled`` writes the format

@@ -1,7 +1,7 @@
-"""What sparse tensors answer that is no computation: copies, other dtypes, and facts of a tensor.
+"""Copies, other dtypes, and attributes of a sparse tensor.
 
-A copy shares the pattern, which never changes, and has values of its own. What would need the memory of a
-dense tensor (``numpy``, ``data_ptr`` ...) is refused; left to torch, some of it would end the process.
+A copy shares the pattern, which never changes, and has values of its own. Functions that need the memory of a
+dense tensor (``numpy``, ``data_ptr`` ...) are refused; left to torch, some would crash the process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from scorch._src.backends.base import is_served, served_in_words
 from scorch._src.compiler.typing import type_of_dtype
-from scorch._src.grad_state import is_asked_by
+from scorch._src.grad_state import is_called_from
 from scorch._src.storage.budget import check_budget
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
@@ -29,16 +29,16 @@ aten = torch.ops.aten
 
 @implements(aten.detach, aten.alias, aten.lift_fresh)
 def detach(self: SparseTensor) -> SparseTensor:
-    """The same tensor, sharing everything."""
-    found = SparseTensor(self.storage)
+    """Return the same tensor without its graph; it shares all arrays."""
+    detached = SparseTensor(self.storage)
     if self.copied_by is not None:
-        found.copied_by = self.copied_by
-    return found
+        detached.copied_by = self.copied_by
+    return detached
 
 
 @implements(aten.clone)
 def clone(self: SparseTensor, *, memory_format: torch.memory_format | None = None) -> SparseTensor:
-    """A copy with values of its own."""
+    """Copy the values, and share the pattern."""
     return with_values(self, self.storage.values.clone())
 
 
@@ -53,9 +53,9 @@ def to_copy(
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """A copy in another dtype: what ``.to(dtype)``, ``.double()`` and their like come down to."""
+    """Copy to another dtype: the operator behind ``.to(dtype)``, ``.double()`` and their like."""
     if device is not None and device.type == "meta" and forward_ad._current_level >= 0:
-        # torch's forward formulas ask so for the shape and dtype of a sum or product with a tangent of zeros
+        # torch's forward formulas do this for the shape and dtype of a result with a tangent of zeros
         return torch.empty(tuple(self.shape), dtype=dtype or self.dtype, device="meta")
     if device is not None and not is_served(device):
         raise DeviceError(
@@ -84,27 +84,27 @@ def is_same_size(self: torch.Tensor, other: torch.Tensor) -> bool:
 
 @implements(torch.Tensor.is_sparse.__get__, differentiable=True)  # type: ignore[attr-defined]
 def is_sparse(self: SparseTensor) -> bool:
-    """True, though to torch's C++ it is a strided tensor without memory, which is what graphs are made of."""
-    return not is_asked_by(FAKE_TENSOR_MAKER, 2)
+    """Return True, except to graph capture, which handles a strided tensor without memory."""
+    return not is_called_from(FAKE_TENSOR_MAKER, 2)
 
 
 @implements(torch.Tensor.data.__get__, differentiable=True)  # type: ignore[attr-defined]
 def data(self: SparseTensor) -> SparseTensor:
-    """The same tensor without its gradients; for checks of gradients one whose elements may be changed."""
-    if is_asked_by("torch.autograd.gradcheck", 2):
+    """Return the same tensor without its gradients; to gradcheck, one whose elements can be written."""
+    if is_called_from("torch.autograd.gradcheck", 2):
         return Perturbed(self.storage)
     return SparseTensor(self.storage)
 
 
 @implements(torch.positive, torch.Tensor.positive, torch.Tensor.__pos__, differentiable=True)
 def positive(input: SparseTensor) -> SparseTensor:
-    """The tensor itself, as torch has it."""
+    """Return the tensor itself, as torch does."""
     if input.dtype == torch.bool:
         raise CallError("The `+` operator, on a bool tensor is not supported.")
     return input
 
 
-# what a sparse tensor cannot be asked ----------------------------------------------------------------
+# what a sparse tensor refuses ------------------------------------------------------------------------
 
 
 @implements(torch.Tensor.numpy, torch.Tensor.__array__, differentiable=True)
@@ -118,7 +118,7 @@ def numpy(self: SparseTensor, *_: Any, **__: Any) -> Any:
 
 @implements(torch.Tensor.tolist, differentiable=True)
 def tolist(self: SparseTensor) -> Any:
-    """All elements as nested lists, zeros included."""
+    """Return all elements as nested lists, zeros included."""
     size = self.numel() * (
         self.storage.values.element_size() + 32
     )  # a number of Python and a reference to it
@@ -140,7 +140,7 @@ def dlpack(self: SparseTensor, *_: Any, **__: Any) -> Any:
 
 @implements(torch.Tensor.data.__set__, differentiable=True)  # type: ignore[attr-defined]
 def set_data(self: SparseTensor, other: torch.Tensor) -> None:
-    """``S.data = other``: S becomes the other tensor, gradients aside."""
+    """Replace the storage of a tensor, ``S.data = other``, and leave its gradient alone."""
     if not isinstance(self, SparseTensor) or not isinstance(other, SparseTensor):
         kinds = f"{type(self).__name__}.data = {type(other).__name__}"
         raise UnsupportedError(f"{kinds}: the data of a sparse tensor is sparse; use S.copy_(other)")
@@ -159,9 +159,9 @@ def set_(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 @implements(torch.Tensor.resize_, torch.Tensor.resize_as_, differentiable=True)
 def resize_(self: torch.Tensor, *size: Any, **_: Any) -> torch.Tensor:
-    """Allowed where nothing changes; a dense tensor may take the size of a sparse one."""
-    given = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-    wanted = tuple(given.shape) if isinstance(given, torch.Tensor) else tuple(given)
+    """Refuse to change a size; a dense tensor may take the size of a sparse one."""
+    requested = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    wanted = tuple(requested.shape) if isinstance(requested, torch.Tensor) else tuple(requested)
     if not isinstance(self, SparseTensor):
         return self.resize_(wanted)
     if wanted != tuple(self.shape):
@@ -200,10 +200,10 @@ def is_pinned(self: SparseTensor, device: torch.device | None = None) -> bool:
 
 @implements(aten._pin_memory)
 def pin_memory(self: SparseTensor, device: torch.device | None = None) -> SparseTensor:
-    """The same tensor with its values in pinned memory."""
+    """Return the same tensor with its values in pinned memory."""
     return with_values(self, self.storage.values.pin_memory())
 
 
 def to_dlpack(tensor: torch.Tensor) -> Any:
-    """As ``torch.to_dlpack``, which would give a capsule without memory for a sparse tensor: refused."""
+    """Call ``torch.to_dlpack``; refuse a sparse tensor, for which that returns a capsule without memory."""
     return dlpack(tensor) if isinstance(tensor, SparseTensor) else torch.to_dlpack(tensor)

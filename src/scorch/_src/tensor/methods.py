@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def to_torch(self: SparseTensor) -> torch.Tensor:
-    """As one of torch's own layouts: COO, CSR, CSC, BSR or BSC where the format is one, else COO."""
+    """Convert to one of torch's own layouts: COO, CSR, CSC, BSR or BSC where the format is one, else COO."""
     is_connected = is_grad_enabled() and any_requires_grad(self) and not is_transformed()
     return layouts_autograd.to_torch(self) if is_connected else torch_layouts.to_torch(self)
 
 
 def to_scipy(self: SparseTensor) -> scipy.sparse.sparray:
-    """As a SciPy array, for matrices and vectors."""
+    """Convert to a SciPy array, for matrices and vectors."""
     return torch_layouts.to_scipy(self)
 
 
@@ -36,12 +36,12 @@ def to_scipy(self: SparseTensor) -> scipy.sparse.sparray:
 
 
 def eliminate_zeros(self: SparseTensor) -> SparseTensor:
-    """The same tensor without the zeros among its stored values."""
+    """Return the same tensor without the zeros among its stored values."""
     return torch_methods.eliminate_zeros(self)
 
 
 def setdiag(self: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
-    """This matrix with diagonal ``k`` set to a number or a list; a short list sets its beginning."""
+    """Return this matrix with diagonal ``k`` set to a number or a list; a short list sets its beginning."""
     return torch_methods.setdiag(self, values, k)
 
 
@@ -49,38 +49,38 @@ def setdiag(self: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
 
 
 def coo(self: SparseTensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Row, column (int64) and value of every entry of a matrix, row by row."""
+    """Return row, column (int64) and value of every entry of a matrix, row by row."""
     return graphs.coo(self)
 
 
 def csr(self: SparseTensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Row pointers, columns (int64) and values of a matrix."""
+    """Return row pointers, columns (int64) and values of a matrix."""
     return graphs.csr(self)
 
 
 def csc(self: SparseTensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Column pointers, rows (int64) and values of a matrix."""
+    """Return column pointers, rows (int64) and values of a matrix."""
     return graphs.csc(self)
 
 
 def sparse_sizes(self: SparseTensor) -> tuple[int, int]:
-    """The numbers of rows and columns."""
+    """Return the numbers of rows and columns."""
     return graphs.sparse_sizes(self)
 
 
 def sparse_size(self: SparseTensor, dim: int) -> int:
-    """The number of rows (0) or columns (1)."""
+    """Return the number of rows (0) or columns (1)."""
     return graphs.sparse_sizes(self)[dim]
 
 
 def to_edge_index(self: SparseTensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The edges of a graph, a column (source, target) for each, and their weights."""
+    """Return the edges of a graph, a column (source, target) for each, and their weights."""
     row, column, value = graphs.coo(self)
     return torch.stack([row, column]), value
 
 
 def to_networkx(self: SparseTensor, create_using: Any = None, weight: str = "weight") -> Any:
-    """As a directed graph of networkx, or of the kind of ``create_using``."""
+    """Convert to a directed graph of networkx, or one of the kind of ``create_using``."""
     return graphs.to_networkx(self, create_using, weight)
 
 

@@ -1,4 +1,4 @@
-"""NumPy's arrays and numbers and SciPy's matrices as the other operand of a sparse tensor.
+"""Operators between a sparse tensor and NumPy's arrays and numbers, or SciPy's matrices.
 
     S @ array        array * S        np.float32(2) * S        S + matrix        np.sin(S)
 
@@ -58,7 +58,7 @@ RENAMED = {
 
 
 def as_operand(value: Any) -> Any:
-    """What torch takes in the place of ``value``: a tensor for an array or matrix, a number for a number."""
+    """Convert an array or matrix to a tensor, a NumPy number to one of Python, and nothing else."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -71,7 +71,7 @@ def as_operand(value: Any) -> Any:
 def array_ufunc(
     self: SparseTensor, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any
 ) -> Any:
-    """NumPy's function ``ufunc`` of a sparse tensor, computed by torch's function of the same meaning."""
+    """Compute NumPy's function ``ufunc`` of a sparse tensor by torch's function of the same meaning."""
     name = ufunc.__name__
     function = OPERATORS.get(name) or getattr(torch, RENAMED.get(name, name), None)
     if method != "__call__" or function is None:
@@ -91,27 +91,27 @@ def array_ufunc(
         ]
     if name == "matmul":
         operands = _of_one_dtype(operands)
-    found = function(*operands)
-    return found if out is None else _written(out[0], found, name)
+    result = function(*operands)
+    return result if out is None else _written(out[0], result, name)
 
 
 def _of_one_dtype(operands: list[Any]) -> list[Any]:
-    """As NumPy multiplies matrices; torch refuses to mix dtypes."""
+    """Convert operands to their common dtype, as NumPy does; torch refuses to mix dtypes."""
     if not all(isinstance(value, torch.Tensor) for value in operands):
         return operands
     dtype = torch.result_type(*operands)
     return [value.to(dtype) for value in operands]
 
 
-def _written(out: Any, found: torch.Tensor, name: str) -> Any:
-    """``array += S``: the array takes the result."""
+def _written(out: Any, computed: torch.Tensor, name: str) -> Any:
+    """Write the result to the array, for ``array += S``."""
     if not isinstance(out, np.ndarray):
         raise UnsupportedError(f"numpy.{name} writes to arrays only, not to a {type(out).__name__}")
     if not out.flags.writeable:
         raise ArgumentError(f"numpy.{name} cannot write to an array that is read-only")
-    if tuple(found.shape) != out.shape:
-        raise InPlaceError(f"numpy.{name} gives shape {tuple(found.shape)}, but the array has {out.shape}")
-    result = found.to_dense() if isinstance(found, SparseTensor) else found
+    if tuple(computed.shape) != out.shape:
+        raise InPlaceError(f"numpy.{name} gives shape {tuple(computed.shape)}, but the array has {out.shape}")
+    result = computed.to_dense() if isinstance(computed, SparseTensor) else computed
     values = result.detach().numpy()
     if not np.can_cast(values.dtype, out.dtype, "same_kind"):
         raise InPlaceError(f"numpy.{name} gives {values.dtype}, which an array of {out.dtype} cannot take")
@@ -126,23 +126,23 @@ setattr(SparseTensor, "__array_ufunc__", array_ufunc)  # noqa: B010 - torch does
 
 
 def _with_matrix_on_the_right(name: str) -> Callable[[SparseTensor, Any], Any]:
-    """``S + matrix``: asked only where torch does not know the other operand."""
+    """Return the method for ``S + matrix``: SciPy is tried only where torch refuses the other operand."""
     plain = getattr(torch.Tensor, name)
 
     def method(self: SparseTensor, other: Any) -> Any:
-        found = plain(self, other)
-        if found is NotImplemented and is_scipy(other):
+        result = plain(self, other)
+        if result is NotImplemented and is_scipy(other):
             _refuse_product(name, other)
             operands = [self, from_scipy(other)]
             return plain(*(_of_one_dtype(operands) if name == "__matmul__" else operands))
-        return found
+        return result
 
     method.__name__, method.__qualname__ = name, f"SparseTensor.{name}"
     return method
 
 
 def _refuse_product(name: str, other: Any) -> None:
-    """``S * matrix`` with SciPy's older classes, whose ``*`` is the product of matrices."""
+    """Refuse ``S * matrix`` with SciPy's older classes, whose ``*`` is the product of matrices."""
     if name == "__mul__" and not isinstance(other, sys.modules["scipy.sparse"].sparray):
         kind = type(other).__name__
         raise UnsupportedError(
@@ -152,7 +152,7 @@ def _refuse_product(name: str, other: Any) -> None:
 
 
 def _with_matrix_on_the_left(name: str, forward: Callable[..., Any]) -> Callable[[SparseTensor, Any], Any]:
-    """``matrix + S``. Python asks here first for a dense tensor on the left too, which answers itself."""
+    """Return the method for ``matrix + S``; a dense tensor on the left uses its own method."""
     plain = getattr(torch.Tensor, name)
 
     def method(self: SparseTensor, other: Any) -> Any:

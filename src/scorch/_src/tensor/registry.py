@@ -1,4 +1,4 @@
-"""The registry: what Scorch knows of each function of torch, one entry each.
+"""The registry: one entry for each function of torch that Scorch implements.
 
 ``ops`` fills it with ``@implements(torch.matmul, torch.Tensor.matmul)``, and everyone else reads it:
 ``SparseTensor`` for what users call (``__torch_function__``) and for what torch's own C++ calls
@@ -17,7 +17,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 class Entry:
-    """What is known of a function of torch, or of an operator of ATen."""
+    """How Scorch computes a function of torch, or an operator of ATen."""
 
     __slots__ = (
         "backward_ignores_result",
@@ -35,10 +35,10 @@ class Entry:
     def __init__(self) -> None:
         self.run: Callable[..., Any] | None = None  # computes it
         self.is_differentiable = False  # ``run`` keeps the result connected to what requires gradients
-        # what computes it where gradients are tracked, if torch's formula costs more than the stored entries
+        # computes it where gradients are tracked, if torch's formula costs more than the stored entries
         self.run_differentiable: Callable[..., Any] | None = None
         self.only_moves_entries = False  # ``run_differentiable`` does, whatever tracks their values
-        self.is_metadata = False  # what torch's own part of a sparse tensor answers
+        self.is_metadata = False  # answered by torch's own part of a sparse tensor
         self.checks_operands = False  # ``run`` refuses operands without memory itself
         self.record: Callable[..., Any] | None = (
             None  # the rule of ``scorch.compile`` that makes it a statement
@@ -51,17 +51,17 @@ class Entry:
 
 
 TABLE: dict[Any, Entry] = {}
-NOTHING = Entry()
+EMPTY_ENTRY = Entry()
 
 
 def entry(function: Any) -> Entry:
-    """The entry of a function, to write to."""
+    """Return the entry of a function, to write to; add it if there is none."""
     return TABLE.setdefault(function, Entry())
 
 
 def look_up(function: Any) -> Entry:
-    """What is known of a function, to read."""
-    return TABLE.get(function, NOTHING)
+    """Return the entry of a function, to read; an empty one if there is none."""
+    return TABLE.get(function, EMPTY_ENTRY)
 
 
 for _name in ("device", "dtype", "grad_fn", "is_cpu", "is_leaf", "layout", "ndim", "requires_grad", "shape"):
@@ -87,19 +87,19 @@ for _name in ("add", "matmul", "mul", "sub"):
 
 
 def implements(*functions: Any, differentiable: bool = False) -> Callable[[Handler], Handler]:
-    """Register what computes functions of torch, or operators of ATen; it is called with the same arguments.
+    """Register a handler for functions of torch, or operators of ATen, that takes the same arguments.
 
-    If it is ``differentiable``, its result is connected to tensors that require gradients. The others are
-    passed over then: torch takes the function apart and differentiates it by formulas of its own.
+    The result of a ``differentiable`` handler is connected to tensors that require gradients. Other handlers
+    are skipped for those: torch decomposes the function and differentiates it by its own formulas.
     """
 
     def register(handler: Handler) -> Handler:
         for function in functions:
-            found = entry(function)
-            assert found.run in (None, handler), f"{function} has two handlers"
-            assert not found.is_metadata, f"{function} is answered by torch's part of the tensor"
-            found.run = handler
-            found.is_differentiable |= differentiable
+            registered = entry(function)
+            assert registered.run in (None, handler), f"{function} has two handlers"
+            assert not registered.is_metadata, f"{function} is answered by torch's part of the tensor"
+            registered.run = handler
+            registered.is_differentiable |= differentiable
         return handler
 
     return register
@@ -108,17 +108,17 @@ def implements(*functions: Any, differentiable: bool = False) -> Callable[[Handl
 def implements_differentiable(
     *functions: Any, only_moves_entries: bool = False
 ) -> Callable[[Handler], Handler]:
-    """Register what computes functions of tensors that require gradients.
+    """Register a handler for functions of tensors that require gradients.
 
     It is for functions that torch differentiates by a formula whose cost does not follow the stored entries.
     """
 
     def register(handler: Handler) -> Handler:
         for function in functions:
-            found = entry(function)
-            assert found.run_differentiable in (None, handler), f"{function} has two handlers"
-            found.run_differentiable = handler
-            found.only_moves_entries = only_moves_entries
+            registered = entry(function)
+            assert registered.run_differentiable in (None, handler), f"{function} has two handlers"
+            registered.run_differentiable = handler
+            registered.only_moves_entries = only_moves_entries
         return handler
 
     return register
@@ -126,7 +126,7 @@ def implements_differentiable(
 
 @functools.lru_cache(maxsize=4096)
 def place_of_index(func: Any) -> int | None:
-    """Where an operator takes a tensor of places, which is made dense: all of its zeros are places too."""
+    """Return the position of the argument ``index``, which is made dense: its zeros are indices too."""
     names = [argument.name for argument in func._schema.arguments if not argument.kwarg_only]
     return names.index("index") if "index" in names else None
 
@@ -162,7 +162,7 @@ ASSIGNMENTS = {  # methods that write to the tensor, and are not called so
 
 @functools.lru_cache(maxsize=4096)
 def own_arguments(func: Any) -> int:
-    """How many of the first arguments must stay the tensors that they are: all (-1), the first, or none."""
+    """Count the leading arguments that must not be copied: all (-1), the first, or none."""
     attribute = getattr(getattr(func, "__self__", None), "__name__", None)
     if type(func).__name__ == "method-wrapper":
         return 0 if attribute in VIEWS else -1

@@ -1,9 +1,8 @@
 """Refuse gradients after a write to a tensor that torch's own formula saves for them.
 
-Formulas of gradients save operands or results, and torch refuses to go on with those that were written to.
-Ours may save fewer: the gradient of ``torch.maximum`` needs none of the numbers, only which of them was
-larger. A program must not come to depend on that. What torch saves is found out once for each kind of call,
-by a run on dense tensors without memory.
+Gradient formulas save operands or results, and torch refuses a backward after a write to those. Scorch may
+save fewer: the gradient of ``torch.maximum`` needs no values, only which of them was larger. Programs must
+not come to depend on that. What torch saves is recorded once for each kind of call, by a run on meta tensors.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import len_torch_dispatch_stack, tree_leaves, tree_map
 from scorch.errors import InPlaceError
 
-MOST_KINDS = 4096
-MOST_ELEMENTS = 1 << 16  # of dense operands that are made where those without memory do not do
-_VALUES = (bool, int, str, type(None))  # arguments that may decide what is saved; of others the type does
+MAX_CALL_KINDS = 4096
+MAX_ELEMENTS = 1 << 16  # of dense operands, where meta tensors do not suffice
+_VALUES = (bool, int, str, type(None))  # arguments whose value is part of the key; of others the type is
 
 _state = threading.local()
 
@@ -40,25 +39,25 @@ class Saved(NamedTuple):
     results: tuple[int, ...]
 
 
-_SAVED: BoundedCache[Any, Saved] = BoundedCache(MOST_KINDS)  # by the kind of call
+_SAVED: BoundedCache[Any, Saved] = BoundedCache(MAX_CALL_KINDS)  # by the kind of call
 
 
 def differentiate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``func`` of tensors that require gradients, which are refused after a write as torch refuses them."""
+    """Compute ``func`` of tensors that require gradients; refuse a backward after a write as torch does."""
     is_getter = getattr(func, "__name__", "") == "__get__"  # of an attribute: it saves nothing
     if getattr(_state, "is_inside", False) or is_getter or is_transformed() or len_torch_dispatch_stack():
         return differentiated(func, args, kwargs)
     _state.is_inside = True
     try:
         key = func, tuple(kwargs), *map(_kind, _flat((*args, *kwargs.values())))
-        known = _SAVED.get(key)
-        saved = _saved_by_torch(func, args, kwargs) if known is None else known
+        remembered = _SAVED.get(key)
+        saved = _saved_by_torch(func, args, kwargs) if remembered is None else remembered
         operands = _tensors_in((args, kwargs)) if any(saved) else []
         versions = [_version(operands[place]) for place in saved.operands]
         result = differentiated(func, args, kwargs)
         if any(saved):
             _check_in_backward(func, operands, versions, result, saved.results)
-        if known is None:
+        if remembered is None:
             _SAVED[key] = saved
         return result
     finally:
@@ -74,7 +73,7 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
 
 
 def _kind(leaf: Any) -> Any:
-    """What may decide what is saved."""
+    """Return the part of the key for one argument."""
     if isinstance(leaf, torch.Tensor):
         form = leaf.storage.pattern.format if isinstance(leaf, SparseTensor) else leaf.dim()
         return form, leaf.dtype, leaf.requires_grad, leaf.numel() > 0
@@ -85,7 +84,7 @@ def _kind(leaf: Any) -> Any:
 
 
 def _watch(packed: list[torch.Tensor]) -> saved_tensors_hooks:
-    """Collect what is saved."""
+    """Collect the tensors that autograd saves."""
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         packed.append(tensor)
@@ -95,11 +94,11 @@ def _watch(packed: list[torch.Tensor]) -> saved_tensors_hooks:
 
 
 def _saved_by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved:
-    """What torch saves of a call: seen in one of dense tensors without memory, or with little of it."""
-    found = _saved_on(META, func, args, kwargs)
-    if found is None and sum(leaf.numel() for leaf in _tensors_in((args, kwargs))) <= MOST_ELEMENTS:
-        found = _saved_on(HOST, func, args, kwargs)
-    return Saved((), ()) if found is None else found
+    """Record which tensors torch saves in a call: run it on meta tensors, or on small dense ones."""
+    saved = _saved_on(META, func, args, kwargs)
+    if saved is None and sum(leaf.numel() for leaf in _tensors_in((args, kwargs))) <= MAX_ELEMENTS:
+        saved = _saved_on(HOST, func, args, kwargs)
+    return Saved((), ()) if saved is None else saved
 
 
 def _saved_on(device: torch.device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved | None:
@@ -109,29 +108,29 @@ def _saved_on(device: torch.device, func: Any, args: tuple[Any, ...], kwargs: di
     def twin(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        made = torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
-        operands.append(made.requires_grad_().clone() if leaf.requires_grad else made)
+        zeros = torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
+        operands.append(zeros.requires_grad_().clone() if leaf.requires_grad else zeros)
         return operands[-1]
 
     with torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the call itself gives them
+        warnings.simplefilter("ignore")  # the call itself emits them
         twins, named = tree_map(twin, args), tree_map(twin, kwargs)
         try:
             with _watch(packed):
                 results = _tensors_in(func(*twins, **named))
-        except Exception:  # a function that looks at numbers, which are not there
+        except Exception:  # a function that reads values, which meta tensors do not have
             return None
     is_saved = [_is_saved(operand, packed) for operand in operands]
     written = [any(operand is result for result in results) for operand in operands]
     places = tuple(n for n in range(len(operands)) if is_saved[n] and not written[n])
     own = {_memory(operand) for operand, is_target in zip(operands, written, strict=True) if not is_target}
     memory = {_memory(tensor) for tensor in packed} - own  # what is written to is saved as it is afterwards
-    made = tuple(place for place, tensor in enumerate(results) if _memory(tensor) in memory)
-    return Saved(places, made)
+    saved_results = tuple(place for place, tensor in enumerate(results) if _memory(tensor) in memory)
+    return Saved(places, saved_results)
 
 
 def _is_saved(operand: torch.Tensor, packed: list[torch.Tensor]) -> bool:
-    """Whether a write to an operand is one to what is saved."""
+    """Whether a write to an operand changes a saved tensor."""
     versions = [tensor._version for tensor in packed]
     torch.autograd.graph.increment_version(operand)
     return versions != [tensor._version for tensor in packed]
@@ -142,7 +141,7 @@ def _tensors_in(result: Any) -> list[torch.Tensor]:
 
 
 def _array(tensor: torch.Tensor) -> torch.Tensor:
-    """The array that is marked as written to with a tensor, what it is a view of, and its other views."""
+    """Return the array whose version counts the writes to a tensor, its base, and all views of that."""
     if not isinstance(tensor, SparseTensor):
         return tensor
     storage: Storage = tensor.storage
@@ -158,7 +157,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 class _Version(NamedTuple):
-    counter: torch.Tensor  # without memory: it counts the writes to another tensor
+    counter: torch.Tensor  # an empty tensor that shares the version counter of another
     number: int
 
     def is_current(self) -> bool:
@@ -179,8 +178,8 @@ def _check_in_backward(
 ) -> None:
     results = _tensors_in(result)
     checked = [version for version in versions if version is not None]
-    kept = (_version(results[place]) for place in places if place < len(results))
-    checked += [version for version in kept if version is not None]
+    of_results = (_version(results[place]) for place in places if place < len(results))
+    checked += [version for version in of_results if version is not None]
     if not checked:
         return
 
@@ -192,9 +191,9 @@ def _check_in_backward(
                 f"operation: {name} saved it, as for dense tensors; write to a clone of it"
             )
 
-    known = {id(operand if operand._base is None else operand._base) for operand in operands}
+    operand_bases = {id(operand if operand._base is None else operand._base) for operand in operands}
     bases = [tensor._base for tensor in results if tensor._base is not None]
-    hidden = [base for base in bases if id(base) not in known]  # a write to its view is one to it
+    hidden = [base for base in bases if id(base) not in operand_bases]  # a write to its view is one to it
     for node in {tensor.grad_fn for tensor in (*results, *hidden) if tensor.grad_fn is not None}:
         node.register_prehook(check)
 

@@ -17,7 +17,7 @@ from scorch._src.engine.execute import convert
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import (
     has_tangents,
-    is_asked_by,
+    is_called_from,
     is_differentiable,
     is_grad_enabled,
     is_transformed,
@@ -27,7 +27,7 @@ from scorch._src.storage.storage import Pattern, Storage, add_weak, plain
 from scorch._src.storage.strides import has_strides, keep_strides
 from scorch._src.tensor import registry
 from scorch._src.tensor.create.check import own, refuse_freed
-from scorch._src.tensor.dynamo import unread, unread_all
+from scorch._src.tensor.dynamo import skip_tracing, skip_tracing_all
 from scorch._src.tensor.flatten import (
     ALL_NAMES,
     LIVE,
@@ -38,8 +38,8 @@ from scorch._src.tensor.flatten import (
     is_tracing,
     names_of,
     remember,
-    traced_shell,
     unflattened,
+    wrap_traced,
 )
 from scorch._src.tensor.hooks import hooks
 from scorch._src.torch_internals import (
@@ -58,7 +58,7 @@ _default_dtype = torch.get_default_dtype
 
 
 class Step(NamedTuple):
-    """A view is ``func(source, *args, **kwargs)``, or what of that stands at ``place``."""
+    """One operation of a view: ``func(source, *args, **kwargs)``, or the result of that at ``place``."""
 
     func: Any
     args: tuple[Any, ...]
@@ -67,37 +67,37 @@ class Step(NamedTuple):
     grad_mode: bool  # whether gradients were enabled
 
     def of(self, source: torch.Tensor) -> Any:
-        """The same view of another tensor."""
+        """Take the same view of another tensor."""
         result = self.func(source, *self.args, **self.kwargs)
         return result if self.place is None else result[self.place]
 
 
 class Origin(NamedTuple):
-    """Where the storage of a view comes from: one that is of no view, and the steps from there."""
+    """The source of the storage of a view, itself of no view, and the steps from there."""
 
     source: Storage
     steps: tuple[Step, ...]
 
     def of(self, source: torch.Tensor) -> torch.Tensor:
-        """The same view of another tensor."""
+        """Take the same view of another tensor."""
         result: torch.Tensor = run_steps(self.steps, source)
         return result
 
     def recompute(self, before: Pattern) -> Storage:
-        """The view as it is now, stored as ``before`` was."""
-        found: Storage = hooks.see_again(self.source, self.steps, before)
-        return found
+        """Recompute the view from its source, stored as ``before`` was."""
+        storage: Storage = hooks.refresh_view(self.source, self.steps, before)
+        return storage
 
 
 class ViewOf(NamedTuple):
-    """The tensor that a tensor is a view of, itself none, and the steps from there."""
+    """The base of a view, itself no view, and the steps from there."""
 
     parent: SparseTensor
     steps: tuple[Step, ...]
 
 
 def run_steps(steps: tuple[Step, ...], source: torch.Tensor) -> Any:
-    """The view of ``source`` that is made by ``steps``."""
+    """Apply the ``steps`` of a view to ``source``."""
     for step in steps:
         source = step.of(source)
     return source
@@ -112,11 +112,11 @@ class SparseTensor(torch.Tensor):
     """
 
     storage: Storage
-    made_of: torch.Tensor | None = None  # the values, tracked by autograd, that a tensor was made of
+    source_values: torch.Tensor | None = None  # the values, tracked by autograd, that it was built from
     view_of: ViewOf | None = None
     viewed_by: list[weakref.ref[SparseTensor]] | None = None
-    is_shared_in_graph: bool = False  # whether it has views, or is one, inside of a graph that is being made
-    copied_by: str | None = None  # what made it, where dense tensors have a view
+    is_shared_in_graph: bool = False  # whether it has views, or is one, inside of a graph that is traced
+    copied_by: str | None = None  # the function that returned it, where dense tensors have a view
     has_unknown_gradient: bool = False  # a view of what was written to, of a kind that torch does not follow
 
     @staticmethod
@@ -124,10 +124,10 @@ class SparseTensor(torch.Tensor):
         shape = storage.pattern.shape
         dtype = storage.values.dtype
         if type(storage) is TracedStorage:
-            return traced_shell(cls, storage)  # type: ignore[return-value]
-        try:  # naming what is the default costs as much again; all storages are on the CPU
+            return wrap_traced(cls, storage)  # type: ignore[return-value]
+        try:  # naming the default dtype doubles the cost; all storages are on the CPU
             is_default = dtype is _default_dtype()
-            made: SparseTensor = (
+            tensor: SparseTensor = (
                 make_wrapper_subclass(cls, shape)
                 if is_default
                 else make_wrapper_subclass(cls, shape, dtype=dtype)
@@ -137,56 +137,56 @@ class SparseTensor(torch.Tensor):
                 f"a tensor of shape {shape} has more places than torch can number: "
                 "the product of its sizes must stay below 2**63"
             ) from None
-        made.storage = storage
-        return made
+        tensor.storage = storage
+        return tensor
 
     @classmethod
-    @unread
+    @skip_tracing
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return hooks.record(func, args, kwargs or {})
-        known = registry.TABLE.get(func, registry.NOTHING)
-        if known.is_metadata:
+        entry = registry.TABLE.get(func, registry.EMPTY_ENTRY)
+        if entry.is_metadata:
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         if len_torch_dispatch_stack() and is_tracing():
             return hooks.record(func, args, kwargs or {})
-        handler, keeps_gradients = known.run, known.is_differentiable
+        handler, keeps_gradients = entry.run, entry.is_differentiable
         try:
             if not keeps_gradients and _is_differentiated(func, args, kwargs or {}):
-                found = hooks.differentiate(func, args, kwargs or {})
+                result = hooks.differentiate(func, args, kwargs or {})
             elif not keeps_gradients and forward_ad._current_level >= 0 and has_tangents(args, kwargs):
-                found = hooks.carry_forward(func, args, kwargs or {})
+                result = hooks.push_forward(func, args, kwargs or {})
             elif not keeps_gradients and is_transformed():  # of nothing that is tracked
                 with untracked():
-                    found = func(*args, **(kwargs or {}))
+                    result = func(*args, **(kwargs or {}))
             elif handler is not None:
-                if not known.checks_operands:
+                if not entry.checks_operands:
                     refuse_freed(*args, *(kwargs or {}).values())
-                found = handler(*args, **(kwargs or {}))
+                result = handler(*args, **(kwargs or {}))
             else:
                 with DisableTorchFunctionSubclass():
-                    found = without_base(func(*args, **(kwargs or {})))
-            if type(found) is SparseTensor:
+                    result = without_base(func(*args, **(kwargs or {})))
+            if type(result) is SparseTensor:
                 for value in args:  # as has_strides does, without a call
                     stored = value.storage if type(value) is SparseTensor else None
                     if stored is not None and (stored.origin is not None or stored.strides is not None):
-                        keep_strides(found.storage, func, args, kwargs or {})
+                        keep_strides(result.storage, func, args, kwargs or {})
                         break
-            return found
+            return result
         except Exception as error:
-            again = hooks.retry(func, args, kwargs or {})
-            if again is not None:
-                return func(*again[0], **again[1])
-            told = hooks.retell(error, func, args, kwargs or {})
-            if told is error:
+            converted = hooks.retry(func, args, kwargs or {})
+            if converted is not None:
+                return func(*converted[0], **converted[1])
+            translated = hooks.translate_error(error, func, args, kwargs or {})
+            if translated is error:
                 raise
-        raise told
+        raise translated
 
     @classmethod
-    @unread
+    @skip_tracing
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -202,10 +202,10 @@ class SparseTensor(torch.Tensor):
                 return func(*args, **(kwargs or {}))
         handler = registry.look_up(func).run or registry.look_up(func.overloadpacket).run
         if handler is None or (kwargs and "out" in kwargs):  # the result of the handler is written to out
-            found = hooks.run_operator(func, args, dict(kwargs or {}))
+            result = hooks.run_operator(func, args, dict(kwargs or {}))
         else:
-            found = handler(*args, **(kwargs or {}))
-        return as_view(found, func, args, kwargs) if func.is_view else found
+            result = handler(*args, **(kwargs or {}))
+        return as_view(result, func, args, kwargs) if func.is_view else result
 
     # facts -------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class SparseTensor(torch.Tensor):
     # other forms -------------------------------------------------------------------------------------
 
     def to_format(self, format: str | Format) -> SparseTensor | torch.Tensor:
-        """The same tensor stored otherwise; a dense format gives a plain tensor.
+        """Convert to another format; a dense format returns a plain tensor.
 
         Changing one of both in place (``T.mul_(2)``) leaves the other alone. ``values()`` may be the same
         memory, as in torch: between ``csr`` and ``coo``, and in the same format.
@@ -257,13 +257,13 @@ class SparseTensor(torch.Tensor):
         form = as_format(format, len(self.storage.pattern.shape))
         if is_differentiable(self):
             return hooks.convert(self, form)  # type: ignore[no-any-return]
-        found = convert(self.storage, form)
-        if found is self.storage:
-            return with_values(self, found.values)
-        return SparseTensor(found) if isinstance(found, Storage) else found
+        converted = convert(self.storage, form)
+        if converted is self.storage:
+            return with_values(self, converted.values)
+        return SparseTensor(converted) if isinstance(converted, Storage) else converted
 
     def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> torch.Tensor:
-        """The same tensor as a plain dense one; its gradient has the entries that are stored.
+        """Convert to a plain dense tensor; the gradient has the entries that are stored.
 
         That is torch's ``masked_grad=True``; False, a gradient for every place, is refused if there is one.
         """
@@ -272,10 +272,10 @@ class SparseTensor(torch.Tensor):
                 "the gradient of a sparse tensor has its entries only (masked_grad=True); for one of every "
                 "place make the dense tensor the parameter: S.detach().to_dense().requires_grad_()"
             )
-        found = self.to_format("dense") if self.storage.pattern.shape else hooks.values_of(self).reshape(())
-        return found if dtype is None else found.to(dtype)
+        dense = self.to_format("dense") if self.storage.pattern.shape else hooks.values_of(self).reshape(())
+        return dense if dtype is None else dense.to(dtype)
 
-    # what other modules implement (tensor.methods) ---------------------------------------------------
+    # implemented by other modules (tensor.methods) ---------------------------------------------------
 
     if TYPE_CHECKING:
 
@@ -298,8 +298,8 @@ class SparseTensor(torch.Tensor):
         return self.numpy()  # says what to do instead
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Refused: the tensor has several arrays. Only torch, where it makes graphs, gets an empty one."""
-        if is_asked_by("torch", 1):
+        """Refuse: the tensor has several arrays. Only torch's graph capture gets an empty storage."""
+        if is_called_from("torch", 1):
             return super().untyped_storage()
         raise OperandError(
             "a sparse tensor has no memory of its own; ask an array: .values().untyped_storage()"
@@ -308,7 +308,7 @@ class SparseTensor(torch.Tensor):
     # graphs of torch.compile and torch.export --------------------------------------------------------
 
     def __tensor_flatten__(self) -> tuple[list[str], Format]:
-        """The names of all arrays, and what else is needed to make the tensor of them."""
+        """Return the names of all arrays, and the format, from which the tensor is rebuilt."""
         pattern = self.storage.pattern
         if not isinstance(self.storage, TracedStorage):
             remember(pattern)
@@ -318,32 +318,32 @@ class SparseTensor(torch.Tensor):
     def __tensor_unflatten__(
         inner: dict[str, torch.Tensor], format: Format, shape: Any, stride: Any
     ) -> SparseTensor:
-        """The tensor that was taken apart, or one that is traced if its arrays are."""
+        """Rebuild a tensor from its arrays; a traced one if they are traced."""
         pattern, values = unflattened(inner, format, shape), inner[VALUES]
         if type(values) is not torch.Tensor:
             return SparseTensor(TracedStorage(pattern, values))
         return SparseTensor(Storage(pattern, plain(values)))
 
     def _stable_hash_for_caching(self) -> str:
-        """What a compiled graph depends on, for torch's cache of graphs on disk."""
+        """Return the key of a compiled graph, for torch's cache of graphs on disk."""
         pattern, values = self.storage.pattern, self.storage.values
         counts = [array.shape for array in (*pattern.entry_arrays, values)]
         return f"{pattern.format!r} {pattern.shape} {pattern.index_dtype} {values.dtype} {counts}"
 
 
 def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function is one of tensors that autograd or ``torch.func`` keeps track of."""
+    """Whether autograd or ``torch.func`` tracks a tensor among the arguments."""
     if is_grad_enabled() and any_requires_grad(*args, **kwargs):
         return True
     return is_transformed() and hooks.is_any_tracked(args, kwargs)
 
 
 def _array(name: str) -> property:
-    """An array of a sparse tensor by the name that it has in graphs."""
+    """Return the property for an array of a sparse tensor by its name in graphs."""
     return property(lambda tensor: array_of(tensor.storage, name))
 
 
-unread_all(vars(SparseTensor).values())
+skip_tracing_all(vars(SparseTensor).values())
 for _name in ALL_NAMES:
     setattr(SparseTensor, _name, _array(_name))
 
@@ -359,25 +359,25 @@ _RESHAPED = {
 }
 
 
-def as_view(found: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-    """``found``, one tensor or several, as made from the first argument by the operator ``func``."""
+def as_view(result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    """Link ``result``, one tensor or several, as views of the first argument by the operator ``func``."""
     source, rest, named = args[0], args[1:], dict(kwargs or {})
     if not isinstance(source, SparseTensor) or func in _DETACHED:
-        return found
+        return result
     if func in _COPIED:
-        if isinstance(found, SparseTensor):
-            found.copied_by = func.overloadpacket.__name__
-        return found
-    is_several = isinstance(found, (list, tuple))
-    for place, part in enumerate(found if is_several else [found]):
+        if isinstance(result, SparseTensor):
+            result.copied_by = func.overloadpacket.__name__
+        return result
+    is_several = isinstance(result, (list, tuple))
+    for place, part in enumerate(result if is_several else [result]):
         if isinstance(part, SparseTensor) and part is not source:
             step = Step(func, rest, named, place if is_several else None, is_grad_enabled())
             link_view(part, source, (step,))
-    return found
+    return result
 
 
 def link_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...]) -> None:
-    """Let ``view``, made of ``source`` by ``steps``, and its base show each other's changes."""
+    """Link ``view``, which is ``steps`` of ``source``, and its base: writes to one change the other."""
     above, origin = source.storage, source.storage.origin
     if origin is not None:
         above = origin.source
@@ -392,7 +392,7 @@ def link_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...])
 
 
 def _is_copy(source: Storage, steps: tuple[Step, ...]) -> bool:
-    """Whether dense tensors have a copy instead of this view: a reshape of what does not lie so in memory."""
+    """Whether torch returns a copy instead of this view: a reshape that the strides do not allow."""
     try:
         run_steps(steps, source.meta_tensor())
     except RuntimeError:
@@ -408,33 +408,33 @@ def _register(view: SparseTensor) -> None:
     add_weak(parent.viewed_by, view)
 
 
-def without_base(found: Any) -> Any:
-    """Views as tensors that torch does not know to be views: what they are views of is known here.
+def without_base(result: Any) -> Any:
+    """Replace views by tensors that torch does not treat as views: ``view_of`` has the base instead.
 
     torch would write through a view by its strides, which a sparse tensor does not have.
-    Call it where torch's functions do not come back to ``__torch_function__``.
+    Call it where torch's functions do not reenter ``__torch_function__``.
     """
-    if isinstance(found, SparseTensor):
-        if type(found.storage) is TracedStorage or not found._is_view():
-            return found
-        view = SparseTensor(found.storage)
-        if found.copied_by is not None:
-            view.copied_by = found.copied_by
-        if found.view_of is not None:
-            view.view_of = found.view_of
+    if isinstance(result, SparseTensor):
+        if type(result.storage) is TracedStorage or not result._is_view():
+            return result
+        view = SparseTensor(result.storage)
+        if result.copied_by is not None:
+            view.copied_by = result.copied_by
+        if result.view_of is not None:
+            view.view_of = result.view_of
             _register(view)
         return view
-    if type(found) is list or type(found) is tuple:
-        return type(found)(without_base(part) for part in found)
-    return found
+    if type(result) is list or type(result) is tuple:
+        return type(result)(without_base(part) for part in result)
+    return result
 
 
-def wrap(found: Storage | torch.Tensor) -> SparseTensor | torch.Tensor:
-    """What users hold: sparse results as ``SparseTensor``, dense ones as they are."""
-    return SparseTensor(found) if isinstance(found, Storage) else found
+def wrap(result: Storage | torch.Tensor) -> SparseTensor | torch.Tensor:
+    """Return a sparse result as a ``SparseTensor``, a dense one as it is."""
+    return SparseTensor(result) if isinstance(result, Storage) else result
 
 
 def with_values(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:
-    """The pattern of ``tensor`` with other values."""
+    """Return a tensor with the pattern of ``tensor`` and other values."""
     pattern: Pattern = tensor.storage.pattern
     return SparseTensor(Storage(pattern, values))

@@ -1,4 +1,4 @@
-"""What torch's own sparse tensors can be asked, asked of a ``SparseTensor``, and two more from SciPy.
+"""The methods of torch's own sparse tensors for a ``SparseTensor``, and two more from SciPy.
 
 Entries are always sorted and no place is stored twice, so every tensor is coalesced. Conversions return
 sparse tensors of Scorch in the format that torch's layout is; nothing is changed in place.
@@ -18,20 +18,20 @@ from scorch._src.storage.coordinates import coordinates, inside, keys_of
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import sparse_of, values_at, values_of
 from scorch._src.tensor.create.build import compressed_format
-from scorch._src.tensor.create.check import as_learned_values, own
+from scorch._src.tensor.create.check import as_differentiable_values, own
 from scorch._src.tensor.create.construct import COMPRESSED, from_torch
 from scorch._src.tensor.entries import Entries, entries_of, from_entries
-from scorch._src.tensor.entries_autograd import from_learned_entries, learned_entries
+from scorch._src.tensor.entries_autograd import differentiable_entries, from_differentiable_entries
 from scorch._src.tensor.interop.torch_layouts import compressed_kind, split_pointers
 from scorch._src.tensor.registry import Handler, implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch.errors import ArgumentError, DtypeError, FormatError, OperandError, ShapeError
 
 
-def answers(*names: str) -> Callable[[Handler], Handler]:
+def implements_method(*names: str) -> Callable[[Handler], Handler]:
     """Register a handler for methods of ``torch.Tensor``, in the table of functions and on the class.
 
-    Below torch's own functions, where the table is not asked, the methods are still found.
+    Below torch's own functions, which bypass the table, the methods of the class still work.
     """
 
     def register(handler: Handler) -> Handler:
@@ -46,42 +46,42 @@ def answers(*names: str) -> Callable[[Handler], Handler]:
 # facts -----------------------------------------------------------------------------------------------
 
 
-@answers("coalesce")
+@implements_method("coalesce")
 def coalesce(self: SparseTensor) -> SparseTensor:
-    """The tensor itself: its entries are sorted, and repeats were summed when it was made."""
+    """Return the tensor itself: its entries are sorted, and repeats are summed on construction."""
     return self
 
 
-@answers("is_coalesced")
+@implements_method("is_coalesced")
 def is_coalesced(self: SparseTensor) -> bool:
     return True
 
 
-@answers("sparse_dim", "_dimI")
+@implements_method("sparse_dim", "_dimI")
 def sparse_dim(self: SparseTensor) -> int:
-    """How many dimensions are sparse; in batches of matrices two, as torch counts."""
+    """Count the sparse dimensions; in batches of matrices two, as in torch."""
     form = self.storage.pattern.format
     return 2 if compressed_kind(form) else form.dims - dense_dim(self)
 
 
-@answers("dense_dim", "_dimV")
+@implements_method("dense_dim", "_dimV")
 def dense_dim(self: SparseTensor) -> int:
-    """How many of the last dimensions are dense below the sparse ones, as each value's own."""
+    """Count the last dimensions that are dense below the sparse ones: those of each value."""
     form = self.storage.pattern.format
-    found = compressed_kind(form)
-    if found:
-        return form.dims - found[1] - 2
+    layout = compressed_kind(form)
+    if layout:
+        return form.dims - layout[1] - 2
     dense = 0
-    while form.order[-1 - dense] == form.dims - 1 - dense and _is_whole_and_full(form, len(form) - 1 - dense):
+    while form.order[-1 - dense] == form.dims - 1 - dense and _is_dense_level(form, len(form) - 1 - dense):
         dense += 1  # never all of them: the format is not dense
     return dense
 
 
-def _is_whole_and_full(form: Format, level: int) -> bool:
+def _is_dense_level(form: Format, level: int) -> bool:
     return form.levels[level].is_full and form.part(level) == "whole"
 
 
-@answers("_nnz")
+@implements_method("_nnz")
 def nnz(self: SparseTensor) -> int:
     return self.nnz
 
@@ -89,9 +89,9 @@ def nnz(self: SparseTensor) -> int:
 # arrays ----------------------------------------------------------------------------------------------
 
 
-@answers("values")
+@implements_method("values")
 def values(self: SparseTensor) -> torch.Tensor:
-    """The stored values, one for each entry; blocks and dense dimensions below keep their shape."""
+    """Return the stored values, one for each entry; blocks and dense dimensions below keep their shape."""
     pattern = self.storage.pattern
     stored = values_of(self) if is_differentiable(self) else self.storage.values.detach()
     batches = _batches(self)
@@ -104,59 +104,59 @@ def values(self: SparseTensor) -> torch.Tensor:
     return stored.view(*batches, entries, *tail)
 
 
-@answers("_indices")
+@implements_method("_indices")
 def coo_indices(self: SparseTensor) -> torch.Tensor:
-    """As ``indices``, of the tensor as COO: ``torch.testing`` and optimizers ask sparse tensors for it."""
+    """Return ``indices`` of the tensor as COO: ``torch.testing`` and optimizers call it."""
     return indices(_as_coo(self))
 
 
-@answers("_values")
+@implements_method("_values")
 def coo_values(self: SparseTensor) -> torch.Tensor:
-    """The values in the order of ``_indices``."""
+    """Return the values in the order of ``_indices``."""
     return values(_as_coo(self))
 
 
 def _as_coo(self: SparseTensor) -> SparseTensor:
-    found = self if self.format.is_coo else self.to_format("coo")
-    assert isinstance(found, SparseTensor)
-    return found
+    coo = self if self.format.is_coo else self.to_format("coo")
+    assert isinstance(coo, SparseTensor)
+    return coo
 
 
-@answers("indices")
+@implements_method("indices")
 def indices(self: SparseTensor) -> torch.Tensor:
-    """The coordinates of a COO tensor, one row for each sparse dimension (int64, as in torch)."""
+    """Return the coordinates of a COO tensor, one row for each sparse dimension (int64, as in torch)."""
     pattern = self.storage.pattern
     if not pattern.format.is_coo:
         raise FormatError(f"indices() is for coo, this is {pattern.format}; use .to_format('coo')")
     return torch.stack([array.to(torch.int64) for array in pattern.crd if array is not None])
 
 
-@answers("crow_indices")
+@implements_method("crow_indices")
 def crow_indices(self: SparseTensor) -> torch.Tensor:
-    """Where the entries of each row begin and end, in a CSR or BSR matrix."""
+    """Return where the entries of each row begin and end, in a CSR or BSR matrix."""
     return _pointers(self, "r", "crow_indices")
 
 
-@answers("col_indices")
+@implements_method("col_indices")
 def col_indices(self: SparseTensor) -> torch.Tensor:
-    """The column of each entry of a CSR or BSR matrix."""
+    """Return the column of each entry of a CSR or BSR matrix."""
     return _plain(self, "r", "col_indices")
 
 
-@answers("ccol_indices")
+@implements_method("ccol_indices")
 def ccol_indices(self: SparseTensor) -> torch.Tensor:
-    """Where the entries of each column begin and end, in a CSC or BSC matrix."""
+    """Return where the entries of each column begin and end, in a CSC or BSC matrix."""
     return _pointers(self, "c", "ccol_indices")
 
 
-@answers("row_indices")
+@implements_method("row_indices")
 def row_indices(self: SparseTensor) -> torch.Tensor:
-    """The row of each entry of a CSC or BSC matrix."""
+    """Return the row of each entry of a CSC or BSC matrix."""
     return _plain(self, "c", "row_indices")
 
 
-def _pointers(S: SparseTensor, by: str, asked: str) -> torch.Tensor:
-    batch = _check_compressed(S, by, asked)
+def _pointers(S: SparseTensor, by: str, method: str) -> torch.Tensor:
+    batch = _check_compressed(S, by, method)
     pattern = S.storage.pattern
     pos, crd = pattern.pos[batch + 1], pattern.crd[batch + 1]
     assert pos is not None and crd is not None
@@ -168,37 +168,37 @@ def _pointers(S: SparseTensor, by: str, asked: str) -> torch.Tensor:
     return split.reshape(*batches, split.shape[-1])
 
 
-def _plain(S: SparseTensor, by: str, asked: str) -> torch.Tensor:
-    batch = _check_compressed(S, by, asked)
+def _plain(S: SparseTensor, by: str, method: str) -> torch.Tensor:
+    batch = _check_compressed(S, by, method)
     crd = S.storage.pattern.crd[batch + 1]
     assert crd is not None
     batches = S.storage.pattern.shape[:batch]
     return own(crd).view(*batches, crd.numel() // max(1, math.prod(batches)))
 
 
-def _check_compressed(S: SparseTensor, by: str, asked: str) -> int:
-    """The number of batch dimensions, of a tensor whose arrays torch has by that name."""
+def _check_compressed(S: SparseTensor, by: str, method: str) -> int:
+    """Check that the format has the array ``method``, and return the number of batch dimensions."""
     form = S.storage.pattern.format
-    found = compressed_kind(form)
-    if found is None or found[0][-1] != by:
+    layout = compressed_kind(form)
+    if layout is None or layout[0][-1] != by:
         wanted = "csr" if by == "r" else "csc"
-        raise FormatError(f"{asked}() is for {wanted}, this is {form}; use .to_format({wanted!r})")
-    if found[1] and not _batches(S):
+        raise FormatError(f"{method}() is for {wanted}, this is {form}; use .to_format({wanted!r})")
+    if layout[1] and not _batches(S):
         raise FormatError(
-            f"{asked}() is for batches of matrices with equal numbers of entries, and these differ; "
+            f"{method}() is for batches of matrices with equal numbers of entries, and these differ; "
             "use .levels"
         )
-    return found[1]
+    return layout[1]
 
 
 def _batches(S: SparseTensor) -> tuple[int, ...]:
-    """The batch dimensions that torch's arrays have; none where numbers of entries differ."""
+    """Return the batch sizes of torch's arrays; none where numbers of entries differ."""
     pattern = S.storage.pattern
-    found = compressed_kind(pattern.format)
-    if found is None or not found[1]:
+    layout = compressed_kind(pattern.format)
+    if layout is None or not layout[1]:
         return ()
-    batches = pattern.shape[: found[1]]
-    pos, crd = pattern.pos[found[1] + 1], pattern.crd[found[1] + 1]
+    batches = pattern.shape[: layout[1]]
+    pos, crd = pattern.pos[layout[1] + 1], pattern.crd[layout[1] + 1]
     assert pos is not None and crd is not None
     return batches if split_pointers(pos, math.prod(batches), crd.numel()) is not None else ()
 
@@ -206,7 +206,7 @@ def _batches(S: SparseTensor) -> tuple[int, ...]:
 # other formats ---------------------------------------------------------------------------------------
 
 
-@answers("to_sparse", "to_sparse_coo")
+@implements_method("to_sparse", "to_sparse_coo")
 def to_sparse(
     self: SparseTensor,
     sparse_dim: int | None = None,
@@ -215,7 +215,7 @@ def to_sparse(
     blocksize: Sequence[int] | None = None,
     dense_dim: int | None = None,
 ) -> SparseTensor:
-    """The tensor as ``coo``, with that many ``sparse_dim``, or in the format that ``layout`` is."""
+    """Convert to ``coo``, with that many ``sparse_dim``, or to the format of ``layout``."""
     dims = len(self.storage.pattern.shape)
     if layout not in (None, torch.sparse_coo):
         if sparse_dim is not None:
@@ -232,22 +232,22 @@ def to_sparse(
     return _converted(self, Format("o" * sparse_dim + "d" * (dims - sparse_dim)))
 
 
-@answers("to_sparse_csr")
+@implements_method("to_sparse_csr")
 def to_sparse_csr(self: SparseTensor, dense_dim: int | None = None) -> SparseTensor:
     return _to_compressed(self, "csr", None, dense_dim)
 
 
-@answers("to_sparse_csc")
+@implements_method("to_sparse_csc")
 def to_sparse_csc(self: SparseTensor, dense_dim: int | None = None) -> SparseTensor:
     return _to_compressed(self, "csc", None, dense_dim)
 
 
-@answers("to_sparse_bsr")
+@implements_method("to_sparse_bsr")
 def to_sparse_bsr(self: SparseTensor, blocksize: Sequence[int], dense_dim: int | None = None) -> SparseTensor:
     return _to_compressed(self, "bsr", blocksize, dense_dim)
 
 
-@answers("to_sparse_bsc")
+@implements_method("to_sparse_bsc")
 def to_sparse_bsc(self: SparseTensor, blocksize: Sequence[int], dense_dim: int | None = None) -> SparseTensor:
     return _to_compressed(self, "bsc", blocksize, dense_dim)
 
@@ -282,17 +282,17 @@ def _to_compressed(
 
 
 def _converted(S: SparseTensor, form: Format) -> SparseTensor:
-    found = S.to_format(form)
-    assert isinstance(found, SparseTensor)
-    return found
+    converted = S.to_format(form)
+    assert isinstance(converted, SparseTensor)
+    return converted
 
 
 # entries ---------------------------------------------------------------------------------------------
 
 
-@answers("sparse_mask")
+@implements_method("sparse_mask")
 def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
-    """The values of ``self`` where ``mask`` has entries, stored as ``mask`` is."""
+    """Sample ``self`` at the entries of ``mask``, in its format."""
     if not isinstance(mask, torch.Tensor):
         raise OperandError(f"sparse_mask takes a sparse tensor as mask, not a {type(mask).__name__}")
     if tuple(self.shape) != tuple(mask.shape):
@@ -308,35 +308,39 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
     if is_differentiable(self):
         return sparse_of(pattern, values_at(self, pattern))
     columns = coordinates(pattern)
-    kept = inside(pattern, columns)
+    is_inside = inside(pattern, columns)
     keys = keys_of(
         [columns[dim] for dim in range(len(columns))], pattern.shape
-    )  # of padding: of some other place, not used below
+    )  # the keys of padding are those of other places, not used below
     if isinstance(self, SparseTensor) or self.layout != torch.strided:
-        given = from_torch(self)
-        assert isinstance(given, SparseTensor)
-        found = entries_of(given).at(keys)
+        source = from_torch(self)
+        assert isinstance(source, SparseTensor)
+        sampled = entries_of(source).at(keys)
     else:
-        found = self.detach().reshape(-1)[keys if kept is None else keys * kept]
+        sampled = self.detach().reshape(-1)[keys if is_inside is None else keys * is_inside]
     return SparseTensor(
-        Storage(pattern, found if kept is None else torch.where(kept, found, found.new_zeros(())))
+        Storage(
+            pattern, sampled if is_inside is None else torch.where(is_inside, sampled, sampled.new_zeros(()))
+        )
     )
 
 
 def eliminate_zeros(S: SparseTensor) -> SparseTensor:
-    """``S`` without the zeros among its stored values."""
+    """Remove the zeros among the stored values of ``S``."""
     if is_differentiable(S):
         pattern = eliminate_zeros(SparseTensor(S.storage)).storage.pattern
         return sparse_of(pattern, values_at(S, pattern))
     entries = entries_of(S)
-    kept = entries.values != 0
-    if bool(kept.all()) and not S.format.is_blocked and entries.values.numel() == S.nnz:
+    is_nonzero = entries.values != 0
+    if bool(is_nonzero.all()) and not S.format.is_blocked and entries.values.numel() == S.nnz:
         return with_values(S, S.storage.values)
-    return from_entries(Entries(entries.keys[kept], entries.values[kept], entries.shape), S.format)
+    return from_entries(
+        Entries(entries.keys[is_nonzero], entries.values[is_nonzero], entries.shape), S.format
+    )
 
 
 def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
-    """``S`` with the diagonal ``k`` (above the main one where positive) set to ``values``, one or a list."""
+    """Set the diagonal ``k`` (above the main one where positive) to ``values``, one or a list."""
     shape = S.storage.pattern.shape
     if len(shape) != 2:
         raise ShapeError(f"setdiag is for matrices, but this tensor has shape {shape}")
@@ -347,19 +351,21 @@ def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
         raise ArgumentError(
             f"k is {k}, but a matrix of shape {shape} has diagonals {1 - shape[0]} to {shape[1] - 1}"
         )
-    given = as_learned_values("values", values)
-    if not torch.can_cast(given.dtype, S.dtype):
+    new_values = as_differentiable_values("values", values)
+    if not torch.can_cast(new_values.dtype, S.dtype):
         raise DtypeError(
-            f"values are {given.dtype}, which a tensor of {S.dtype} cannot hold; convert one of them"
+            f"values are {new_values.dtype}, which a tensor of {S.dtype} cannot hold; convert one of them"
         )
-    if given.dim() > 1:
-        raise ShapeError(f"values has shape {tuple(given.shape)}; a diagonal is one number or a list of them")
-    given = (given.expand(length) if given.dim() == 0 else given[:length]).to(S.dtype)
-    entries = learned_entries(S)
+    if new_values.dim() > 1:
+        raise ShapeError(
+            f"values has shape {tuple(new_values.shape)}; a diagonal is one number or a list of them"
+        )
+    new_values = (new_values.expand(length) if new_values.dim() == 0 else new_values[:length]).to(S.dtype)
+    entries = differentiable_entries(S)
     rows, columns = entries.coordinates
-    number = torch.arange(given.numel(), device=given.device)
+    number = torch.arange(new_values.numel(), device=new_values.device)
     diagonal = keys_of([number + max(-k, 0), number + max(k, 0)], shape)
-    kept = (columns - rows != k) | (rows >= max(-k, 0) + given.numel())
-    keys = torch.cat([entries.keys[kept], diagonal])
-    changed = Entries(keys, torch.cat([entries.values[kept], given]), shape)
-    return from_learned_entries(changed, S.format, in_order=False)
+    is_elsewhere = (columns - rows != k) | (rows >= max(-k, 0) + new_values.numel())
+    keys = torch.cat([entries.keys[is_elsewhere], diagonal])
+    changed = Entries(keys, torch.cat([entries.values[is_elsewhere], new_values]), shape)
+    return from_differentiable_entries(changed, S.format, in_order=False)

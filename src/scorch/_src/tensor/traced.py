@@ -1,7 +1,7 @@
-"""A sparse tensor inside of a graph that is being made: its arrays have shapes, but no memory yet.
+"""A sparse tensor inside of a graph that is traced: its arrays have shapes, but no memory yet.
 
-``torch.compile`` and ``torch.export`` run a program once on such tensors and write down what is done to the
-arrays. Every call on one is an operator of the graph (``compile.capture``), which runs the same call later.
+``torch.compile`` and ``torch.export`` run a program once on such tensors and record the operations on their
+arrays. Every call on one is an operator of the graph (``compile.capture``), which repeats the call.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from scorch._src.torch_internals import any_requires_grad
 
 
 def is_traced(tensor: Any) -> TypeGuard[SparseTensor]:
-    """Whether it is a sparse tensor whose arrays are being traced."""
+    """Whether ``tensor`` is a sparse tensor whose arrays are traced."""
     return isinstance(tensor, SparseTensor) and isinstance(tensor.storage, TracedStorage)
 
 
 def same_arrays(first: Pattern, second: Pattern) -> bool:
-    """Whether two patterns are one: the same arrays, as objects, in the same format."""
+    """Whether two patterns have the same arrays, as objects, in the same format."""
     if first is second:
         return True
     return first.format == second.format and all(
@@ -58,47 +58,47 @@ class _Wrap(torch.autograd.Function):
 
 
 def arrays_of(tensor: SparseTensor) -> list[torch.Tensor]:
-    """Index arrays and values, as the graph knows them: ``torch.export`` has to see them asked for."""
+    """Return index arrays and values; ``torch.export`` traces them by attribute access."""
     storage = tensor.storage
     if not torch.compiler.is_exporting():
         return [*storage.pattern.entry_arrays, storage.values]
     names = [*names_of(storage.pattern.format), VALUES]
     try:
         return [getattr(tensor, name) for name in names]
-    except RuntimeError:  # made inside of the graph, which knows its arrays already
+    except RuntimeError:  # computed inside of the graph, which has its arrays already
         return [array_of(storage, name) for name in names]
 
 
 def traced_values(tensor: SparseTensor) -> torch.Tensor:
-    """The values of a tensor, connected to it."""
+    """Return the values of a tensor, connected to it."""
     if torch.compiler.is_exporting():
         return arrays_of(tensor)[-1]
     if torch.is_grad_enabled() and any_requires_grad(tensor):
-        found: torch.Tensor = _Values.apply(tensor)
-        return found
+        values: torch.Tensor = _Values.apply(tensor)
+        return values
     return tensor.storage.values
 
 
 def traced(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
-    """The tensor with these values, connected to them."""
+    """Return the traced tensor with these values, connected to them."""
     if not torch.compiler.is_exporting() and torch.is_grad_enabled() and values.requires_grad:
-        found: SparseTensor = _Wrap.apply(values, pattern)
-        return found
+        tensor: SparseTensor = _Wrap.apply(values, pattern)
+        return tensor
     return SparseTensor(TracedStorage(pattern, values))
 
 
 def values_on(tensor: torch.Tensor, pattern: Pattern) -> torch.Tensor:
-    """The values of a dense or sparse tensor at the entries of a pattern."""
+    """Return the values of a dense or sparse tensor at the entries of a pattern."""
     if is_traced(tensor) and same_arrays(tensor.storage.pattern, pattern):
         return tensor.storage.values
     like = tensor.storage.values if is_traced(tensor) else tensor
     marked = SparseTensor(TracedStorage(pattern, like.new_ones((pattern.size,))))
-    found: SparseTensor = hooks.record(sampled, (tensor, marked), {})
-    return found.storage.values
+    result: SparseTensor = hooks.record(sampled, (tensor, marked), {})
+    return result.storage.values
 
 
 def sampled(tensor: torch.Tensor, mask: SparseTensor) -> SparseTensor:
-    """A tensor at the entries of ``mask``."""
+    """Sample a tensor at the entries of ``mask``."""
     return sparse_of(mask.storage.pattern, values_at(tensor, mask.storage.pattern))
 
 

@@ -2,12 +2,12 @@
 
     S[1, 2] = 5        S[0].zero_()        S.T.mul_(2)        S.diagonal().fill_(1)
 
-A view of a sparse tensor has entries of its own, but remembers how it was made. Everything here is arithmetic
+A view of a sparse tensor has entries of its own, but records its steps. Everything here is arithmetic
 on *positions*: the entries of a tensor are numbered from 1, and a view of the numbers says which entry each
 entry of the view is. Values are then selected by position, so they stay connected to autograd and
 ``torch.func``.
 
-When a tensor changes, its views forget their entries, and are made anew when they are read
+When a tensor changes, its views drop their entries, and recompute them when they are read
 (``storage.storage``).
 """
 
@@ -30,18 +30,18 @@ from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
 @contextlib.contextmanager
 def _positions_only() -> Iterator[None]:
-    """Where positions are computed: autograd and ``torch.func`` have no part in it."""
+    """Compute positions inside of this context: autograd and ``torch.func`` do not track them."""
     with torch.no_grad(), untracked():
         yield
 
 
 def number_entries(pattern: Pattern, begin: int = 1) -> SparseTensor:
-    """The tensor on ``pattern`` whose values are the positions of its entries, counted from ``begin``."""
+    """Return the tensor on ``pattern`` whose values are the positions of its entries, from ``begin``."""
     return SparseTensor(Storage(pattern, torch.arange(begin, begin + pattern.size, device=pattern.device)))
 
 
 def positions_through(steps: tuple[Step, ...], source: Pattern, form: Format) -> tuple[Pattern, torch.Tensor]:
-    """The pattern of a view of ``source``, and the position in ``source`` of each entry, 0 for padding."""
+    """Return the pattern of a view of ``source``, and each entry's position in ``source``, 0 for padding."""
     with _positions_only():
         view = run_steps(steps, number_entries(source))
         stored = convert(view.storage if isinstance(view, SparseTensor) else view, form)
@@ -50,7 +50,7 @@ def positions_through(steps: tuple[Step, ...], source: Pattern, form: Format) ->
 
 
 def select_values(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The values at ``positions``, connected to ``values``; 0 at position 0."""
+    """Select the values at ``positions``, connected to ``values``; 0 at position 0."""
     size = values.numel()
     if positions.numel() == size and bool(
         (positions == torch.arange(1, size + 1, device=positions.device)).all()
@@ -60,7 +60,7 @@ def select_values(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor
 
 
 def merge_view(storage: Storage, steps: tuple[Step, ...], view: Pattern) -> tuple[Pattern, torch.Tensor]:
-    """The pattern of a storage after its view got the pattern ``view``, with positions in both.
+    """Merge the pattern ``view`` of a view into its storage: return the pattern, and positions in both.
 
     Those of the view are counted after those of the storage.
     """
@@ -72,15 +72,15 @@ def merge_view(storage: Storage, steps: tuple[Step, ...], view: Pattern) -> tupl
         before = entries_of(number_entries(source))
         left = is_left[before.values]
         after = entries_of(number_entries(view, source.size + 1))
-        shell = storage.meta_tensor()
-        keys = torch.cat([before.keys[left], _keys_in_source(after, run_steps(steps, shell), shell)])
+        meta = storage.meta_tensor()
+        keys = torch.cat([before.keys[left], _keys_in_source(after, run_steps(steps, meta), meta)])
         positions = torch.cat([before.values[left], after.values])
         merged = from_entries(Entries(keys, positions, source.shape), source.format, in_order=False)
         return merged.storage.pattern, merged.storage.values
 
 
 def _keys_in_source(entries: Entries, view: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """The keys in a tensor of ``entries`` of its view, both of which lie in memory as these shells do."""
+    """Convert ``entries`` of a view to keys in its source, by the strides of both as meta tensors."""
     offsets = torch.full_like(entries.keys, int(view.storage_offset() - source.storage_offset()))
     for column, stride in zip(entries.coordinates, view.stride(), strict=True):
         offsets += column * stride
@@ -96,7 +96,7 @@ def _keys_in_source(entries: Entries, view: torch.Tensor, source: torch.Tensor) 
 
 
 def mark_changed(tensor: SparseTensor) -> None:
-    """Let autograd know that what shares memory with ``tensor`` has changed too."""
+    """Increment the versions of all tensors that share memory with ``tensor``."""
     if tensor.view_of is None and not tensor.viewed_by:
         return
     base = tensor if tensor.view_of is None else tensor.view_of.parent
@@ -110,7 +110,7 @@ def mark_changed(tensor: SparseTensor) -> None:
 
 
 def _forget_gradient(view: SparseTensor) -> None:
-    """Refuse gradients of a view where torch does after what it is a view of has changed."""
+    """Mark a view whose gradient torch refuses after a write to its base."""
     steps = () if view.view_of is None else view.view_of.steps
     if any(not step.grad_mode or step.place is not None for step in steps):
         view.has_unknown_gradient = True
@@ -119,7 +119,7 @@ def _forget_gradient(view: SparseTensor) -> None:
 
 
 def write_entries(storage: Storage, pattern: Pattern, values: torch.Tensor) -> None:
-    """Give a storage other entries, and with it those that it is a view of."""
+    """Write entries to a storage, and to the storage that it is a view of."""
     origin = storage.origin
     if origin is None:
         storage.become(Storage(pattern, values))
@@ -131,15 +131,15 @@ def write_entries(storage: Storage, pattern: Pattern, values: torch.Tensor) -> N
         return
     merged, positions = merge_view(source, origin.steps, pattern)
     source.become(Storage(merged, select_values(torch.cat([source.values, values]), positions)))
-    storage.take(pattern, values)  # what it would be made anew as
+    storage.take(pattern, values)  # as a refresh would compute them
 
 
-def is_overlapping(shell: torch.Tensor) -> bool:
-    """Whether elements of a view share memory, as those made by ``expand`` and some by ``unfold`` do."""
-    reach = 0  # the last element of the dimensions that were seen
-    for stride, size in sorted(zip(shell.stride(), shell.shape, strict=True)):
+def is_overlapping(meta: torch.Tensor) -> bool:
+    """Whether elements of a view share memory, as after ``expand`` and some ``unfold``."""
+    reach = 0  # the offset of the last element in the dimensions so far
+    for stride, size in sorted(zip(meta.stride(), meta.shape, strict=True)):
         if size > 1 and stride <= reach:
-            return shell.numel() > 0
+            return meta.numel() > 0
         reach += stride * (size - 1)
     return False
 
@@ -147,7 +147,7 @@ def is_overlapping(shell: torch.Tensor) -> bool:
 def _merge_copies(
     storage: Storage, pattern: Pattern, values: torch.Tensor
 ) -> tuple[Pattern, torch.Tensor, torch.Tensor]:
-    """As ``merge_view`` where a view has several copies of an element: the last that changed is written."""
+    """Merge a view that has several copies of an element: the last copy that changed is written."""
     origin = storage.origin
     assert origin is not None
     source = origin.source.pattern
@@ -161,18 +161,18 @@ def _merge_copies(
     is_last = torch.ones_like(written, dtype=torch.bool)
     is_last[:-1] = written[1:] != written[:-1]
     written, values = written[is_last], places.values[order][is_last]
-    whole = entries_of(number_entries(source))
-    left = ~torch.isin(whole.keys, written)
+    numbered = entries_of(number_entries(source))
+    left = ~torch.isin(numbered.keys, written)
     added = torch.arange(source.size + 1, source.size + 1 + written.numel(), device=written.device)
-    both = torch.cat([whole.keys[left], written]), torch.cat([whole.values[left], added])
+    both = torch.cat([numbered.keys[left], written]), torch.cat([numbered.values[left], added])
     merged = from_entries(Entries(*both, source.shape), source.format, in_order=False)
     return merged.storage.pattern, merged.storage.values, values
 
 
-def seen_again(source: Storage, steps: tuple[Step, ...], before: Pattern) -> Storage:
-    """A view of a storage as it is now, stored as ``before`` was."""
+def refresh_view(source: Storage, steps: tuple[Step, ...], before: Pattern) -> Storage:
+    """Recompute a view of a storage, stored as ``before`` was."""
     pattern, positions = positions_through(steps, source.pattern, before.format)
     return Storage(pattern, select_values(source.values, positions))
 
 
-hooks.see_again = seen_again
+hooks.refresh_view = refresh_view

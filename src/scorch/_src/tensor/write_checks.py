@@ -1,7 +1,6 @@
-"""What torch refuses to write to in place: leaves, some views, and elements that share memory.
+"""Refuse in-place writes as torch does: to leaves, some views, and elements that share memory.
 
-torch is asked itself where it can be: the same views of a dense tensor without memory, with gradients as they
-are.
+Where possible torch itself checks: on the same views of a meta tensor, with the same ``requires_grad``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from scorch._src.tensor.views import is_overlapping
 from scorch._src.torch_internals import tree_leaves
 from scorch.errors import CallError, InPlaceError
 
-# In place these change what a tensor looks like, and no element.
+# In place these change the shape or strides of a tensor, and no element.
 RESHAPING = {"squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
 
 # torch lets these write to elements that share memory: each writes one number, whatever the element was.
@@ -38,7 +37,7 @@ WRITE_TO_COPIES = {
 
 
 def operator_name(func: Callable[..., Any]) -> str:
-    """The name of an in-place function: ``mul_`` for ``__imul__`` too."""
+    """Return the name of an in-place function: ``mul_`` for ``__imul__`` too."""
     name = str(getattr(func, "__name__", func))
     return f"{name[3:-2]}_" if name.startswith("__i") and name.endswith("__") else name
 
@@ -55,7 +54,7 @@ def check_writable(target: SparseTensor) -> None:
 
 
 def _outline(tensor: SparseTensor) -> torch.Tensor:
-    """A dense tensor without memory that is a leaf, a result or a view where ``tensor`` is one."""
+    """Return a meta tensor that is a leaf, a result or a view where ``tensor`` is one."""
     link = tensor.view_of
     base = tensor if link is None else link.parent
     outline = torch.empty(base.storage.pattern.shape, device="meta", requires_grad=base.requires_grad)
@@ -81,7 +80,7 @@ def check_untracked(target: SparseTensor) -> None:
 
 
 def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
-    """Refuse to write where several elements, or some of ``rest``, share memory with what is written to."""
+    """Refuse to write where several elements, or some of ``rest``, share memory with the target."""
     if name in RESHAPING:
         return
     base = target if target.view_of is None else target.view_of.parent
@@ -115,7 +114,7 @@ def check_assignment(target: SparseTensor, key: Any, value: Any) -> None:
     """Refuse ``target[key] = value`` where the elements that slices and numbers name share memory."""
     parts = key if isinstance(key, tuple) else (key,)
     if any(isinstance(part, torch.Tensor) and part.dtype == torch.uint8 for part in parts):
-        try:  # this torch may know only masks of bools
+        try:  # this torch may accept only masks of bools
             torch.zeros(1, device=HOST)[torch.ones(1, dtype=torch.uint8, device=HOST)] = 0.0
         except RuntimeError as error:
             raise CallError(str(error)) from None
@@ -125,22 +124,22 @@ def check_assignment(target: SparseTensor, key: Any, value: Any) -> None:
         _check_overlap("this assignment", target.storage.meta_tensor()[key])
 
 
-def _check_overlap(name: str, shell: torch.Tensor) -> None:
-    if is_overlapping(shell):
+def _check_overlap(name: str, meta: torch.Tensor) -> None:
+    if is_overlapping(meta):
         raise InPlaceError(
             f"unsupported operation: more than one element of the written-to tensor, a view of shape "
-            f"{tuple(shell.shape)} made by expand or unfold, refers to a single memory location. Please "
+            f"{tuple(meta.shape)} made by expand or unfold, refers to a single memory location. Please "
             f"clone() the tensor before performing {name}."
         )
 
 
 def _is_partly_same(target: SparseTensor, other: SparseTensor) -> bool:
-    """Whether two tensors lie across each other in memory, as torch tells it for tensors without gaps."""
-    mine, given = target.storage.origin, other.storage.origin
-    if mine is None and given is None:
+    """Whether two tensors overlap partly in memory, as torch decides it for tensors without gaps."""
+    origin, other_origin = target.storage.origin, other.storage.origin
+    if origin is None and other_origin is None:
         return False
-    base = target.storage if mine is None else mine.source
-    if base is not (other.storage if given is None else given.source):
+    base = target.storage if origin is None else origin.source
+    if base is not (other.storage if other_origin is None else other_origin.source):
         return False
     first, second = target.storage.meta_tensor(), other.storage.meta_tensor()
     if not first.numel() or not second.numel():
@@ -154,10 +153,10 @@ def _is_partly_same(target: SparseTensor, other: SparseTensor) -> bool:
     return begin < other_end and other_begin < end
 
 
-def _is_dense(shell: torch.Tensor) -> bool:
+def _is_dense(meta: torch.Tensor) -> bool:
     """Whether the elements fill their stretch of memory without gaps, in some order of dimensions."""
     expected = 1
-    for stride, size in sorted(zip(shell.stride(), shell.shape, strict=True)):
+    for stride, size in sorted(zip(meta.stride(), meta.shape, strict=True)):
         if size != 1:
             if stride != expected:
                 return False

@@ -22,7 +22,7 @@ from scorch._src.compile.capture.fake_outputs import (
 from scorch._src.compile.capture.program import Operand, Program, Result, fill_slots
 from scorch._src.compile.capture.serialize import SCORCH_FUNCTIONS, Slot, name_of, serialize
 from scorch._src.devices import HOST
-from scorch._src.grad_state import is_asked_by
+from scorch._src.grad_state import is_called_from
 from scorch._src.ops.movement.movement import MOVING_FUNCTIONS
 from scorch._src.tensor.flatten import pattern_of
 from scorch._src.tensor.registry import ASSIGNMENTS, ITSELF, VIEWS
@@ -66,7 +66,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Trace ``func(*args, **kwargs)``, connected to its traced tensors."""
     func = FUNCTION_OF_OPERATOR.get(func, func)
     if func == _IS_SPARSE:
-        return not is_asked_by(FAKE_TENSOR_MAKER, 2)
+        return not is_called_from(FAKE_TENSOR_MAKER, 2)
     if func in _ALIASES:
         return SparseTensor(args[0].storage)
     if _is_metadata(func):
@@ -89,7 +89,7 @@ def _record_in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
     plain = name.removeprefix("__i").strip("_")
     functional = getattr(torch.Tensor, plain, None)
     target = args[0]
-    if plain == "copy" and any(is_asked_by(GRAPH_MAKER, depth) for depth in range(3, 7)):
+    if plain == "copy" and any(is_called_from(GRAPH_MAKER, depth) for depth in range(3, 7)):
         target.storage.values.copy_(args[1].storage.values)  # an argument changed as below
         return target
     if getattr(target, "is_shared_in_graph", False):

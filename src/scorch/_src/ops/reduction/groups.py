@@ -20,7 +20,7 @@ from scorch._src.storage.coordinates import keys_of
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.entries import Entries, format_for
-from scorch._src.tensor.entries_autograd import from_learned_entries, numbered_entries
+from scorch._src.tensor.entries_autograd import from_differentiable_entries, numbered_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Dims = Sequence[int] | int | None
@@ -115,7 +115,7 @@ class Groups:
         shape = self.shape(tensor, keepdim)
         size, count = math.prod(shape), self.keys.numel()
         if not dense and fill == 0 and len(self.kept_shape) > 1 and size > 2 * self.group.numel():
-            return from_learned_entries(Entries(self.keys, values, shape), format_for(tensor, shape))
+            return from_differentiable_entries(Entries(self.keys, values, shape), format_for(tensor, shape))
         check_budget(size * values.element_size(), f"a reduction to shape {shape}", "reduce more dimensions")
         if count == size:
             return values.reshape(shape)

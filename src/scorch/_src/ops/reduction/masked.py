@@ -26,7 +26,7 @@ from scorch._src.ops.torch_sparse import as_sparse
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.broadcast import expanded
 from scorch._src.tensor.entries import Entries, entries_of, format_for
-from scorch._src.tensor.entries_autograd import from_learned_entries, learned_entries
+from scorch._src.tensor.entries_autograd import differentiable_entries, from_differentiable_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError, ShapeError
 
@@ -261,4 +261,6 @@ def sample_at_mask(input: Any, mask: torch.Tensor) -> SparseTensor:
         raise ShapeError(f"a mask of shape {sizes} cannot be broadcast to a tensor of shape {shape}")
     valid = expanded(entries_of(as_sparse("mask", mask)), shape)
     keys = valid.keys[valid.values.to(torch.bool)]
-    return from_learned_entries(Entries(keys, learned_entries(S).at(keys), shape), format_for(S, shape))
+    return from_differentiable_entries(
+        Entries(keys, differentiable_entries(S).at(keys), shape), format_for(S, shape)
+    )

@@ -1,7 +1,7 @@
-"""A tensor from its index arrays: coordinates, or pointers and coordinates, in any order and with repeats.
+"""Build a tensor from index arrays: coordinates, or pointers and coordinates, unsorted and with repeats.
 
 The index arrays are checked and copied, so that nobody changes a pattern through an array of his own; values
-are shared where they already are what a tensor needs. A kernel sorts entries and sums repeats where needed.
+are shared where they have the right form already. A kernel sorts entries and sums repeats where needed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from scorch._src.grad_state import is_differentiable, untracked
 from scorch._src.storage.coordinates import coordinates, keys_of
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.check import (
+    as_differentiable_values,
     as_indices,
-    as_learned_values,
     as_shape,
     check_coordinates,
     check_pointers,
@@ -34,7 +34,8 @@ from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.errors import ShapeError
 
-FEW = 1 << 14  # entries up to which torch says whether they are in order; beyond, a routine in C is faster
+# Up to this number of entries torch checks their order; beyond, a routine in C is faster.
+MAX_ENTRIES_FOR_TORCH_CHECK = 1 << 14
 _ARRAYS = {"r": ("crow_indices", "col_indices", "rows"), "c": ("ccol_indices", "row_indices", "columns")}
 
 
@@ -48,86 +49,87 @@ def from_coordinates(
     format: str | Format | None = None,
     name: str = "indices",
 ) -> SparseTensor | torch.Tensor:
-    """A tensor from the coordinates of its entries, in any order; values of equal coordinates are summed.
+    """Build a tensor from the coordinates of its entries, in any order; sum values of equal coordinates.
 
     ``coordinates`` has one row for each of the first dimensions; the others are dense, and each value has
     their shape. Without ``format`` it is ``coo``, with dense levels below where values have dimensions;
-    without ``shape`` it is as large as the coordinates ask for.
+    without ``shape`` it is as large as the coordinates need.
     """
-    given = as_learned_values("values", values)
-    if is_differentiable(given):
-        return _connected(coordinates, given, shape, format, name)
-    crd, count = _rows(name, coordinates, given.device)
-    return _from_rows(crd, count, given, shape, format, name)
+    checked = as_differentiable_values("values", values)
+    if is_differentiable(checked):
+        return _connected(coordinates, checked, shape, format, name)
+    crd, count = _rows(name, coordinates, checked.device)
+    return _from_rows(crd, count, checked, shape, format, name)
 
 
 def _from_rows(
     crd: list[torch.Tensor],
     count: int,
-    given: torch.Tensor,
+    values: torch.Tensor,
     shape: Any,
     format: str | Format | None,
     name: str,
 ) -> SparseTensor | torch.Tensor:
     if shape is None:
-        shape = (*(max(0, int(row.max()) + 1) if row.numel() else 0 for row in crd), *given.shape[1:])
+        shape = (*(max(0, int(row.max()) + 1) if row.numel() else 0 for row in crd), *values.shape[1:])
     sizes = as_shape("size", shape)
-    _check_coordinate_arrays(name, crd, given, sizes, count)
+    _check_coordinate_arrays(name, crd, values, sizes, count)
     if not crd:
-        total = given.sum(0, dtype=given.dtype) if given.dtype != torch.bool else given.any(0)
-        asked = as_format("dense" if format is None else format, len(sizes))
-        return wrap(convert(total.reshape(sizes), asked))
+        total = values.sum(0, dtype=values.dtype) if values.dtype != torch.bool else values.any(0)
+        target_format = as_format("dense" if format is None else format, len(sizes))
+        return wrap(convert(total.reshape(sizes), target_format))
     dense = sizes[len(crd) :]
     form = Format("o" * len(crd) + "d" * len(dense))
-    asked = form if format is None else as_format(format, len(sizes))
+    target_format = form if format is None else as_format(format, len(sizes))
     counts = _counts(form, sizes, [count] * len(crd))
     dtype = _index_dtype(sizes, counts)
     arrays = [own(array, dtype) for array in crd]
-    pos = torch.tensor([0, count], dtype=dtype, device=given.device)
-    nothing: tuple[None, ...] = (None,) * len(dense)
+    pos = torch.tensor([0, count], dtype=dtype, device=values.device)
+    absent: tuple[None, ...] = (None,) * len(dense)
     pattern = Pattern(
-        form, sizes, (pos, *(None,) * (len(crd) - 1), *nothing), (*arrays, *nothing), tuple(counts)
+        form, sizes, (pos, *(None,) * (len(crd) - 1), *absent), (*arrays, *absent), tuple(counts)
     )
-    storage = Storage(pattern, given.contiguous().reshape(-1))
-    if count < FEW and is_sorted(arrays):
-        return wrap(convert(storage, asked))
-    found = routines_for(arrays[0]).sort_entries(arrays, sizes[: len(crd)])
-    if found is True or (not found and is_sorted(arrays)):
-        return wrap(convert(storage, asked))
-    if not isinstance(found, bool):
-        order, moved = found
-        pattern = Pattern(form, sizes, pattern.pos, (*moved, *nothing), tuple(counts))
-        return wrap(convert(Storage(pattern, given[order].contiguous().reshape(-1)), asked))
-    if asked.is_dense:
-        return wrap(convert(sorted_storage(storage, form), asked))
-    return SparseTensor(sorted_storage(storage, asked))
+    storage = Storage(pattern, values.contiguous().reshape(-1))
+    if count < MAX_ENTRIES_FOR_TORCH_CHECK and is_sorted(arrays):
+        return wrap(convert(storage, target_format))
+    sorting = routines_for(arrays[0]).sort_entries(arrays, sizes[: len(crd)])
+    if sorting is True or (not sorting and is_sorted(arrays)):
+        return wrap(convert(storage, target_format))
+    if not isinstance(sorting, bool):
+        order, moved = sorting
+        pattern = Pattern(form, sizes, pattern.pos, (*moved, *absent), tuple(counts))
+        return wrap(convert(Storage(pattern, values[order].contiguous().reshape(-1)), target_format))
+    if target_format.is_dense:
+        return wrap(convert(sorted_storage(storage, form), target_format))
+    return SparseTensor(sorted_storage(storage, target_format))
 
 
 def _connected(
     coordinates: Any, values: torch.Tensor, shape: Any, format: str | Format | None, name: str
 ) -> SparseTensor | torch.Tensor:
-    """As ``from_coordinates``, connected to the values."""
+    """Build a tensor as ``from_coordinates`` does, connected to the values."""
     with untracked():
         crd, count = _rows(name, coordinates, values.device)
         zeros = torch.zeros(values.shape, dtype=values.dtype, device=values.device)
-        made = _from_rows(crd, count, zeros, shape, None, name)
+        unconnected = _from_rows(crd, count, zeros, shape, None, name)
         place = None
-        if isinstance(made, SparseTensor):
-            pattern = made.storage.pattern
+        if isinstance(unconnected, SparseTensor):
+            pattern = unconnected.storage.pattern
             sizes = pattern.shape[: len(crd)]
             own = keys_of([array for array in pattern.crd if array is not None], sizes)
             place = torch.searchsorted(own, keys_of(crd, sizes))
     if place is None:
-        total, form = values.sum(0).reshape(made.shape), as_format(format or "dense", made.dim())
-        kept: SparseTensor | torch.Tensor = total if form.is_dense else hooks.store(total, form)
-        return kept
+        total = values.sum(0).reshape(unconnected.shape)
+        form = as_format(format or "dense", total.dim())
+        scalar: SparseTensor | torch.Tensor = total if form.is_dense else hooks.store(total, form)
+        return scalar
     summed = values.new_zeros(own.numel(), *values.shape[1:]).index_add(0, place, values)
-    found: SparseTensor = hooks.sparse_of(pattern, summed)
-    return found if format is None else found.to_format(format)
+    connected: SparseTensor = hooks.sparse_of(pattern, summed)
+    return connected if format is None else connected.to_format(format)
 
 
 def _rows(name: str, coordinates: Any, device: torch.device) -> tuple[list[torch.Tensor], int]:
-    """The coordinates in each dimension, and the number of entries, which may have no dimensions at all."""
+    """Return the coordinates in each dimension, and the number of entries, for no dimensions too."""
     if isinstance(coordinates, (list, tuple)) and any(
         isinstance(row, (torch.Tensor, np.ndarray)) for row in coordinates
     ):
@@ -142,13 +144,13 @@ def _rows(name: str, coordinates: Any, device: torch.device) -> tuple[list[torch
                     f"{name}[{dim}] has {row.numel()} coordinates, but {name}[0] has {rows[0].numel()}"
                 )
         return rows, rows[0].numel()
-    found = as_indices(name, coordinates, device)
-    if found.dim() != 2:
+    indices = as_indices(name, coordinates, device)
+    if indices.dim() != 2:
         raise ShapeError(
-            f"{name} has shape {tuple(found.shape)}; it must have one row for each dimension "
+            f"{name} has shape {tuple(indices.shape)}; it must have one row for each dimension "
             "and one column for each entry"
         )
-    return list(found), found.shape[1]
+    return list(indices), indices.shape[1]
 
 
 def _check_coordinate_arrays(
@@ -175,46 +177,46 @@ def _check_coordinate_arrays(
 def from_compressed(
     kind: str, pointers: Any, plain: Any, values: Any, shape: Any, format: str | Format | None = None
 ) -> SparseTensor | torch.Tensor:
-    """A tensor from the arrays of torch's layout ``kind`` (csr, csc, bsr, bsc), batched and hybrid too."""
-    given = as_learned_values("values", values)
+    """Build a tensor from the arrays of torch's layout ``kind`` (csr, csc, bsr, bsc), batched or hybrid."""
+    checked = as_differentiable_values("values", values)
     with untracked():
-        pattern, in_order = _compressed_pattern(kind, pointers, plain, given, shape)
-    asked = pattern.format if format is None else as_format(format, len(pattern.shape))
-    flat = given.contiguous().reshape(-1)
-    if is_differentiable(given):
-        return _compressed_connected(pattern, flat, in_order, asked)
+        pattern, in_order = _compressed_pattern(kind, pointers, plain, checked, shape)
+    target_format = pattern.format if format is None else as_format(format, len(pattern.shape))
+    flat = checked.contiguous().reshape(-1)
+    if is_differentiable(checked):
+        return _compressed_connected(pattern, flat, in_order, target_format)
     storage = Storage(pattern, flat)
     if not in_order:
         storage = sorted_storage(storage, pattern.format)
-    return wrap(convert(storage, asked))
+    return wrap(convert(storage, target_format))
 
 
 def _compressed_connected(
     pattern: Pattern, values: torch.Tensor, in_order: bool, form: Format
 ) -> SparseTensor | torch.Tensor:
     if in_order:
-        made: SparseTensor = hooks.sparse_of(pattern, values)
-        return made.to_format(form)
+        tensor: SparseTensor = hooks.sparse_of(pattern, values)
+        return tensor.to_format(form)
     with untracked():
         columns = coordinates(pattern)
     return from_coordinates([columns[dim] for dim in range(len(columns))], values, pattern.shape, form)
 
 
 def _compressed_pattern(
-    kind: str, pointers: Any, plain: Any, given: torch.Tensor, shape: Any
+    kind: str, pointers: Any, plain: Any, values: torch.Tensor, shape: Any
 ) -> tuple[Pattern, bool]:
-    """The arrays as a pattern, and whether its entries are in order and differ."""
+    """Return the pattern of these arrays, and whether its entries are sorted and differ."""
     pointer_name, plain_name, what = _ARRAYS[kind[-1]]
     pos, crd = (
-        as_indices(array, found, given.device)
-        for array, found in ((pointer_name, pointers), (plain_name, plain))
+        as_indices(array_name, array, values.device)
+        for array_name, array in ((pointer_name, pointers), (plain_name, plain))
     )
-    batch = _check_compressed_arrays(kind, pos, crd, given)
+    batch = _check_compressed_arrays(kind, pos, crd, values)
     inner = 2 if kind[0] == "b" else 0
-    blocks = tuple(given.shape[batch + 1 : batch + 1 + inner])
-    sizes = _inferred_size(kind, pos, crd, given, blocks) if shape is None else as_shape("size", shape)
-    form = compressed_format(kind, batch, blocks, given.dim() - batch - 1 - inner)
-    _check_compressed_size(form, sizes, batch, pos, given, inner)
+    blocks = tuple(values.shape[batch + 1 : batch + 1 + inner])
+    sizes = _inferred_size(kind, pos, crd, values, blocks) if shape is None else as_shape("size", shape)
+    form = compressed_format(kind, batch, blocks, values.dim() - batch - 1 - inner)
+    _check_compressed_size(form, sizes, batch, pos, values, inner)
     across = form.order[batch + 1]
     entries = crd.shape[-1]
     lines = form.level_size(batch, sizes)
@@ -232,7 +234,7 @@ def _compressed_pattern(
 
 
 def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> int:
-    """The number of batch dimensions."""
+    """Check the shapes of the arrays, and return the number of batch dimensions."""
     pointer_name, plain_name, _ = _ARRAYS[kind[-1]]
     if pos.dim() == 0:
         raise ShapeError(f"{pointer_name} is a scalar; it must list where each row or column begins")
@@ -271,7 +273,7 @@ def compressed_format(kind: str, batch: int, blocks: tuple[int, ...], dense: int
 def _inferred_size(
     kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, blocks: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """As torch: as many rows as there are pointers, and columns up to the last one used."""
+    """Infer the size as torch does: a row for each pointer, and columns up to the last one used."""
     lines, across = pos.shape[-1] - 1, int(crd.max()) + 1 if crd.numel() else 0
     rows, columns = (lines, across) if kind[-1] == "r" else (across, lines)
     height, width = blocks or (1, 1)
@@ -303,7 +305,7 @@ def _check_compressed_size(
 
 
 def _joined_pointers(pos: torch.Tensor, entries: int) -> torch.Tensor:
-    """The pointers of all batches in one row."""
+    """Join the pointers of all batches in one row."""
     if pos.dim() == 1:
         return pos
     flat = pos.reshape(-1, pos.shape[-1]).to(torch.int64)
@@ -314,13 +316,13 @@ def _joined_pointers(pos: torch.Tensor, entries: int) -> torch.Tensor:
 
 
 def _counts(form: Format, sizes: tuple[int, ...], entries: Sequence[int]) -> list[int]:
-    """The positions of each level; ``entries`` has those of the levels that keep coordinates."""
-    left, found, positions = list(entries), [], 1
+    """Count the positions of each level; ``entries`` has those of the levels that store coordinates."""
+    left, counts, positions = list(entries), [], 1
     for number, level in enumerate(form.levels):
         own = 0 if level.is_full else left.pop(0)
         positions = level.count(positions, form.level_size(number, sizes), own)
-        found.append(positions)
-    return found
+        counts.append(positions)
+    return counts
 
 
 def _index_dtype(sizes: tuple[int, ...], counts: Sequence[int]) -> torch.dtype:

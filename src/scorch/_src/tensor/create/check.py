@@ -1,6 +1,6 @@
-"""What users hand over to build tensors from, checked: arrays, sizes, coordinates and pointers.
+"""Check the arguments of constructors: arrays, sizes, coordinates and pointers.
 
-Kernels trust the index arrays of a pattern, so nothing gets past this file that they could not follow.
+Kernels trust the index arrays of a pattern, so this file refuses every array that they cannot follow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scorch.errors import (
     add_note,
 )
 
-LARGEST = 2**63 - 1
+MAX_SIZE = 2**63 - 1
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -40,10 +40,10 @@ def check_device(name: str, device: Any) -> None:
 
 
 def device_for(name: str, device: Any = None) -> torch.device:
-    """Where what a user makes from nothing is: on the device asked for, or on torch's default device."""
-    found = torch.empty(0).device if device is None else torch.device(device)  # as graphs can ask, too
-    check_device(name, found)
-    return found
+    """Return the device of a new tensor: the one that was named, or torch's default device."""
+    chosen = torch.empty(0).device if device is None else torch.device(device)  # graphs can trace it
+    check_device(name, chosen)
+    return chosen
 
 
 def refuse_pinning(pin_memory: bool) -> None:
@@ -55,7 +55,7 @@ def refuse_pinning(pin_memory: bool) -> None:
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a dense tensor was taken away (``untyped_storage().resize_(0)``)."""
+    """Whether the memory of a dense tensor was freed (``untyped_storage().resize_(0)``)."""
     if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
         return False
     try:
@@ -67,7 +67,7 @@ def is_freed(tensor: torch.Tensor) -> bool:
 
 
 def refuse_freed(*values: Any) -> None:
-    """Refuse dense tensors whose memory was taken away: torch's own functions would end the process."""
+    """Refuse dense tensors whose memory was freed: torch's own functions would crash the process."""
     for value in values:
         if isinstance(value, torch.Tensor):
             if is_freed(value):
@@ -83,9 +83,9 @@ def refuse_freed(*values: Any) -> None:
 
 
 def as_tensor(name: str, data: Any, device: torch.device | None = None) -> torch.Tensor:
-    """Lists, NumPy arrays and tensors as a plain tensor, without a copy where there need be none.
+    """Convert lists, NumPy arrays and tensors to a plain tensor, without a copy where possible.
 
-    What is no tensor yet becomes one on ``device``, or where ``device_for`` says.
+    Lists and arrays become tensors on ``device``, or on that of ``device_for``.
     """
     if isinstance(data, torch.Tensor):
         check_device(name, data.device)
@@ -103,7 +103,7 @@ def as_tensor(name: str, data: Any, device: torch.device | None = None) -> torch
 
 
 def from_numpy(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A NumPy array as a tensor: the same memory, unless torch cannot use it."""
+    """Convert a NumPy array to a tensor that shares its memory, unless torch cannot use it."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
@@ -118,23 +118,23 @@ def from_numpy(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def as_indices(name: str, data: Any, device: torch.device | None = None) -> torch.Tensor:
-    """Coordinates or pointers as a tensor of integers."""
-    found = as_tensor(name, data, device)
-    if found.dtype in _INTEGERS:
-        return found
-    if found.numel() == 0:
-        return found.to(torch.int64)  # what is empty says nothing about its dtype
-    if found.dtype in (torch.uint16, torch.uint32, torch.uint64):
-        return found.to(torch.int64)
-    dtype = str(found.dtype).removeprefix("torch.")
+    """Convert coordinates or pointers to a tensor of integers."""
+    indices = as_tensor(name, data, device)
+    if indices.dtype in _INTEGERS:
+        return indices
+    if indices.numel() == 0:
+        return indices.to(torch.int64)  # the dtype of an empty list means nothing
+    if indices.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return indices.to(torch.int64)
+    dtype = str(indices.dtype).removeprefix("torch.")
     raise DtypeError(f"{name} has dtype {dtype}; coordinates are whole numbers: use int64 or int32")
 
 
 def own(array: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A copy of an index array, without gaps, in memory that nobody else can write to.
+    """Copy an index array, without gaps, to memory that nobody else can write to.
 
-    Kernels follow the arrays of a pattern without looking, and patterns are shared and never change. So what
-    comes in from users and files is copied, and so is what goes out to them.
+    Kernels do not check the arrays of a pattern, and patterns are shared and never change. So arrays from
+    users and files are copied, and so are those returned to them.
     """
     wanted = array.dtype if dtype is None else dtype
     return array.detach().to(wanted, copy=True, memory_format=torch.contiguous_format)
@@ -143,15 +143,15 @@ def own(array: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
 def as_values(
     name: str, data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> torch.Tensor:
-    """Values as a tensor of a dtype that kernels have."""
-    found = as_tensor(name, data, device)
-    return found.to(_checked_dtype(name, dtype or found.dtype))
+    """Convert values to a tensor of a dtype that kernels support."""
+    values = as_tensor(name, data, device)
+    return values.to(_checked_dtype(name, dtype or values.dtype))
 
 
-def as_learned_values(
+def as_differentiable_values(
     name: str, data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> torch.Tensor:
-    """As ``as_values``; a tensor that is learned stays connected."""
+    """Convert as ``as_values`` does; a tensor that requires a gradient stays connected."""
     if not isinstance(data, torch.Tensor) or data.layout != torch.strided or not is_differentiable(data):
         return as_values(name, data, dtype, device)
     check_device(name, data.device)
@@ -171,31 +171,31 @@ def _checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
 
 
 def as_shape(name: str, size: Any) -> tuple[int, ...]:
-    """Sizes as a tuple, each a whole number from 0."""
+    """Convert sizes to a tuple of whole numbers from 0."""
     if isinstance(size, (torch.Tensor, np.ndarray)):
         size = size.tolist()
     if isinstance(size, str) or not isinstance(size, Sequence):
         raise ShapeError(f"{name} lists the size of each dimension, such as (3, 4), not {size!r}")
-    return tuple(_checked_size(name, dim, given) for dim, given in enumerate(size))
+    return tuple(_checked_size(name, dim, length) for dim, length in enumerate(size))
 
 
-def _checked_size(name: str, dim: int, given: Any) -> int:
+def _checked_size(name: str, dim: int, length: Any) -> int:
     try:
-        found = operator.index(given)
+        number = operator.index(length)
     except TypeError:
-        raise ShapeError(f"{name}[{dim}] is {given!r}; sizes must be non-negative integers") from None
-    if isinstance(given, bool) or found < 0:
-        raise ShapeError(f"{name}[{dim}] is {given!r}; sizes must be non-negative integers")
-    if found > LARGEST:
-        raise ShapeError(f"{name}[{dim}] is {found}; the largest size is 2**63 - 1")
-    return found
+        raise ShapeError(f"{name}[{dim}] is {length!r}; sizes must be non-negative integers") from None
+    if isinstance(length, bool) or number < 0:
+        raise ShapeError(f"{name}[{dim}] is {length!r}; sizes must be non-negative integers")
+    if number > MAX_SIZE:
+        raise ShapeError(f"{name}[{dim}] is {number}; the largest size is 2**63 - 1")
+    return number
 
 
 # coordinates and pointers ----------------------------------------------------------------------------
 
 
 def check_coordinates(name: str, array: torch.Tensor, dim: int, size: int, block: int | None = None) -> None:
-    """Every coordinate must lie in dimension ``dim`` of ``size``, counted in blocks where it has them."""
+    """Check that every coordinate lies in dimension ``dim`` of ``size``, counted in blocks if it has them."""
     if array.numel() == 0:
         return
     places = size if block is None else -(-size // block)
@@ -212,7 +212,7 @@ def check_coordinates(name: str, array: torch.Tensor, dim: int, size: int, block
 
 
 def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, what: str) -> None:
-    """``pointers`` (rows of them in a batch) must go from 0 to ``entries`` without going down."""
+    """Check that ``pointers`` (rows of them in a batch) go from 0 to ``entries`` without falling."""
     if pointers.shape[-1] != rows + 1:
         raise ShapeError(
             f"{name} has {pointers.shape[-1]} entries, but {rows} {what} need {rows + 1}: where each begins, "
@@ -243,7 +243,7 @@ def _wrong_pointer(kind: str, row: list[int], entry: int, entries: int) -> str:
 
 
 def is_sorted(crd: Sequence[torch.Tensor]) -> bool:
-    """Whether the entries with coordinates ``crd`` come in order and none repeats."""
+    """Whether the entries with coordinates ``crd`` are sorted and none repeats."""
     if crd[0].numel() < 2:
         return True
     equal: torch.Tensor | None = None
@@ -259,7 +259,7 @@ def is_sorted(crd: Sequence[torch.Tensor]) -> bool:
 
 
 def is_sorted_below(pos: torch.Tensor, crd: torch.Tensor) -> bool:
-    """Whether the coordinates below each position come in order and none repeats."""
+    """Whether the coordinates below each position are sorted and none repeats."""
     if crd.numel() < 2:
         return True
     fine = torch.ones(crd.numel() + 1, dtype=torch.bool, device=crd.device)

@@ -1,7 +1,7 @@
-"""Tensors from what users have: dense tensors, torch's sparse layouts, lists, coordinates, edges.
+"""Construct tensors from dense tensors, torch's sparse layouts, lists, coordinates and edges.
 
-The five constructors have torch's signatures, with ``format`` added; unlike torch's, they always check what
-they are given.
+The five constructors have torch's signatures, with ``format`` added; unlike torch's, they always check their
+arguments.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from scorch._src.tensor import (  # noqa: F401 - fills the table that sparse ten
 from scorch._src.tensor.autograd import stored
 from scorch._src.tensor.create.build import from_compressed, from_coordinates
 from scorch._src.tensor.create.check import (
+    as_differentiable_values,
     as_indices,
-    as_learned_values,
     as_shape,
     check_device,
     device_for,
@@ -56,7 +56,7 @@ COMPRESSED = {
 
 
 def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
-    """A torch tensor, dense or in one of torch's sparse layouts, as a sparse tensor.
+    """Convert a torch tensor, dense or in one of torch's sparse layouts, to a sparse tensor.
 
     Without ``format`` a sparse layout stays what it is and a dense tensor becomes ``coo``. Values are shared
     where the layout stays; of a dense tensor the nonzeros are taken.
@@ -96,7 +96,7 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
 
 
 def _connected(t: torch.Tensor, format: str | Format | None) -> SparseTensor | torch.Tensor:
-    """As ``from_torch``, connected to ``t``: its gradient has the entries that are taken."""
+    """Convert as ``from_torch`` does, connected to ``t``: its gradient has the entries that are stored."""
     if t.layout != torch.strided:
         t = t.to_dense()
     form = as_format("coo" if format is None else format, t.dim())
@@ -128,18 +128,18 @@ def tensor(
             data, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory
         )
     where = _checked_device("the tensor", device, pin_memory)
-    found = (
+    dense = (
         data.detach().clone()
         if isinstance(data, torch.Tensor)
         else torch.tensor(data, device=device_for("the tensor", where))
     )
-    return _leaf(from_torch(found if dtype is None else found.to(dtype), format), requires_grad)
+    return _leaf(from_torch(dense if dtype is None else dense.to(dtype), format), requires_grad)
 
 
 def from_edge_index(
     edge_index: Any, edge_weight: Any = None, size: Any = None, format: str | Format = "coo"
 ) -> SparseTensor | torch.Tensor:
-    """The adjacency matrix of a graph: entry (source, target) for each column of ``edge_index``.
+    """Return the adjacency matrix of a graph: entry (source, target) for each column of ``edge_index``.
 
     Without ``edge_weight`` each edge weighs 1; repeated edges add up. ``size`` is the number of nodes, or a
     pair for graphs between two kinds of nodes.
@@ -150,7 +150,7 @@ def from_edge_index(
     weights = (
         torch.ones(edges.shape[1], device=edges.device)
         if edge_weight is None
-        else as_learned_values("edge_weight", edge_weight, device=edges.device)
+        else as_differentiable_values("edge_weight", edge_weight, device=edges.device)
     )
     if weights.shape[:1] != edges.shape[1:]:
         raise ShapeError(
@@ -171,9 +171,9 @@ def from_edge_index(
 def _in_graph(
     kind: str, index: list[torch.Tensor], values: torch.Tensor, size: Any, format: str | Format | None
 ) -> SparseTensor:
-    """A tensor that is made inside of a compiled program, from tensors there."""
-    given = kind, index, values, list(size), spelled(format)
-    return torch.ops.scorch.sparse(*given)  # type: ignore[no-any-return]
+    """Construct a tensor inside of a compiled program, from tensors there."""
+    arguments = kind, index, values, list(size), spelled(format)
+    return torch.ops.scorch.sparse(*arguments)  # type: ignore[no-any-return]
 
 
 def sparse_coo_tensor(
@@ -198,14 +198,14 @@ def sparse_coo_tensor(
     if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
         return _in_graph("coo", [indices], values, size, format)
     where = _checked_device("sparse_coo_tensor", device, pin_memory)
-    if values is None:  # torch's other form: an empty tensor of the given size
+    if values is None:  # torch's other form: an empty tensor of that size
         shape = as_shape("size", indices if size is None else size)
         values = torch.zeros(
             0, dtype=dtype or torch.get_default_dtype(), device=device_for("sparse_coo_tensor", where)
         )
         indices, size = torch.zeros(len(shape), 0, dtype=torch.int64, device=values.device), shape
-    given = as_learned_values("values", values, dtype, where)
-    return _leaf(from_coordinates(indices, given, size, format), requires_grad)
+    checked = as_differentiable_values("values", values, dtype, where)
+    return _leaf(from_coordinates(indices, checked, size, format), requires_grad)
 
 
 def sparse_compressed_tensor(
@@ -230,9 +230,9 @@ def sparse_compressed_tensor(
             "torch.sparse_bsr and torch.sparse_bsc"
         )
     where = _checked_device(f"sparse_{kind}_tensor", device, pin_memory)
-    given = as_learned_values("values", values, dtype, where)
-    made = from_compressed(kind, compressed_indices, plain_indices, given, size, format)
-    return _leaf(made, requires_grad)
+    checked = as_differentiable_values("values", values, dtype, where)
+    tensor = from_compressed(kind, compressed_indices, plain_indices, checked, size, format)
+    return _leaf(tensor, requires_grad)
 
 
 def sparse_csr_tensor(
@@ -257,8 +257,8 @@ def sparse_csr_tensor(
     if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
         return _in_graph("csr", [crow_indices, col_indices], values, size, format)
     where = _checked_device("sparse_csr_tensor", device, pin_memory)
-    given = as_learned_values("values", values, dtype, where)
-    return _leaf(from_compressed("csr", crow_indices, col_indices, given, size, format), requires_grad)
+    checked = as_differentiable_values("values", values, dtype, where)
+    return _leaf(from_compressed("csr", crow_indices, col_indices, checked, size, format), requires_grad)
 
 
 def sparse_csc_tensor(
@@ -278,8 +278,8 @@ def sparse_csc_tensor(
     if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
         return _in_graph("csc", [ccol_indices, row_indices], values, size, format)
     where = _checked_device("sparse_csc_tensor", device, pin_memory)
-    given = as_learned_values("values", values, dtype, where)
-    return _leaf(from_compressed("csc", ccol_indices, row_indices, given, size, format), requires_grad)
+    checked = as_differentiable_values("values", values, dtype, where)
+    return _leaf(from_compressed("csc", ccol_indices, row_indices, checked, size, format), requires_grad)
 
 
 def sparse_bsr_tensor(
@@ -297,8 +297,8 @@ def sparse_bsr_tensor(
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_bsr_tensor``: each value is a block."""
     where = _checked_device("sparse_bsr_tensor", device, pin_memory)
-    given = as_learned_values("values", values, dtype, where)
-    return _leaf(from_compressed("bsr", crow_indices, col_indices, given, size, format), requires_grad)
+    checked = as_differentiable_values("values", values, dtype, where)
+    return _leaf(from_compressed("bsr", crow_indices, col_indices, checked, size, format), requires_grad)
 
 
 def sparse_bsc_tensor(
@@ -316,17 +316,17 @@ def sparse_bsc_tensor(
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_bsc_tensor``: each value is a block."""
     where = _checked_device("sparse_bsc_tensor", device, pin_memory)
-    given = as_learned_values("values", values, dtype, where)
-    return _leaf(from_compressed("bsc", ccol_indices, row_indices, given, size, format), requires_grad)
+    checked = as_differentiable_values("values", values, dtype, where)
+    return _leaf(from_compressed("bsc", ccol_indices, row_indices, checked, size, format), requires_grad)
 
 
 def _checked_device(name: str, device: Any, pin_memory: bool) -> torch.device | None:
-    """The device asked for, if any: what is no tensor yet is made there, or on torch's default device."""
-    found = None if device is None else device_for(name, device)
+    """Check the device, if one is named: lists become tensors there, or on torch's default device."""
+    chosen = None if device is None else device_for(name, device)
     refuse_pinning(pin_memory)
-    return found
+    return chosen
 
 
-def _leaf(made: SparseTensor | torch.Tensor, requires_grad: bool) -> SparseTensor | torch.Tensor:
-    """What a constructor gives: with ``requires_grad`` a tensor of its own, connected to nothing else."""
-    return made.detach().requires_grad_() if requires_grad else made
+def _leaf(tensor: SparseTensor | torch.Tensor, requires_grad: bool) -> SparseTensor | torch.Tensor:
+    """Return a new leaf if it ``requires_grad``, connected to nothing else; or the tensor as it is."""
+    return tensor.detach().requires_grad_() if requires_grad else tensor

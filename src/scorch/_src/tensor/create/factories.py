@@ -1,7 +1,7 @@
-"""torch's functions that make tensors, with ``format`` added, and ``density`` for the random ones.
+"""torch's factory functions, with ``format`` added, and ``density`` for the random ones.
 
-Without these they return what torch returns. With them a sparse tensor is made directly: what has few
-entries is never dense on the way, and what has all entries is checked against the dense budget first.
+Without these they return what torch returns. With them a sparse tensor is built directly: one with few
+entries is never dense on the way, and one with all entries is checked against the dense budget first.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.create.build import from_coordinates
-from scorch._src.tensor.create.check import LARGEST, as_shape, check_device, device_for, refuse_pinning
+from scorch._src.tensor.create.check import MAX_SIZE, as_shape, check_device, device_for, refuse_pinning
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, UnsupportedError
 
-Made = SparseTensor | torch.Tensor
+AnyTensor = SparseTensor | torch.Tensor
 AnyFormat = str | Format | None
 Draw = Callable[..., torch.Tensor]
-Maker = TypeVar("Maker", bound=Callable[..., Made])
+Maker = TypeVar("Maker", bound=Callable[..., AnyTensor])
 
-MOSTLY_TAKEN = 0.25  # from this share of all places on, they are drawn from a list of all
+MIN_DENSITY_OF_PERMUTATION = 0.25  # from this share of places on, draw from a permutation
 
 
 def leaf(maker: Maker) -> Maker:
-    """A function that makes tensors, with ``requires_grad`` for sparse ones too."""
+    """Add ``requires_grad`` for sparse tensors to a factory function."""
 
     @functools.wraps(maker)
-    def make(*args: Any, requires_grad: bool = False, **options: Any) -> Made:
-        made = maker(*args, **options)
-        return made.requires_grad_() if requires_grad else made
+    def make(*args: Any, requires_grad: bool = False, **options: Any) -> AnyTensor:
+        tensor = maker(*args, **options)
+        return tensor.requires_grad_() if requires_grad else tensor
 
     return make  # type: ignore[return-value]
 
@@ -53,7 +53,7 @@ def leaf(maker: Maker) -> Maker:
 
 
 @leaf
-def zeros(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
+def zeros(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.zeros``; in a sparse ``format`` nothing is stored.
 
     >>> import scorch
@@ -67,7 +67,7 @@ def zeros(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
 
 
 @leaf
-def empty(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
+def empty(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.empty``; in a sparse ``format`` nothing is stored, so that all values are 0."""
     if format is None:
         return torch.empty(*size, **options)
@@ -76,7 +76,7 @@ def empty(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
 
 
 @leaf
-def zeros_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> Made:
+def zeros_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.zeros_like``; in a sparse ``format`` nothing is stored."""
     if format is None:
         return torch.zeros_like(input, **options)
@@ -88,7 +88,7 @@ def zeros_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any)
 
 def _without_entries(
     name: str, shape: tuple[int, ...], dtype: torch.dtype, format: str | Format, device: torch.device
-) -> Made:
+) -> AnyTensor:
     form = as_format(format, len(shape))
     if form.is_dense:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -98,7 +98,7 @@ def _without_entries(
 def _empty(
     name: str, form: Format, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Storage:
-    """A tensor in which nothing is stored; dense levels at the top still have all their positions."""
+    """Build a tensor in which nothing is stored; dense levels at the top still have all their positions."""
     counts, pointers, positions = [], 0, 1
     for level, kind in enumerate(form.levels):
         if form.starts_run(level):
@@ -124,7 +124,7 @@ def _empty(
 
 
 @leaf
-def ones(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
+def ones(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.ones``; in a sparse ``format`` every place is stored."""
     if format is None:
         return torch.ones(*size, **options)
@@ -133,7 +133,7 @@ def ones(*size: Any, format: AnyFormat = None, **options: Any) -> Made:
 
 
 @leaf
-def ones_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> Made:
+def ones_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.ones_like``; in a sparse ``format`` every place is stored."""
     if format is None:
         return torch.ones_like(input, **options)
@@ -144,7 +144,7 @@ def ones_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) 
 
 
 @leaf
-def full(size: Any, fill_value: Any, *, format: AnyFormat = None, **options: Any) -> Made:
+def full(size: Any, fill_value: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.full``; in a sparse ``format`` every place is stored, unless ``fill_value`` is 0."""
     if format is None:
         return torch.full(size, fill_value, **options)
@@ -164,7 +164,7 @@ def _filled(
     dtype: torch.dtype,
     format: str | Format,
     device: torch.device,
-) -> Made:
+) -> AnyTensor:
     form = as_format(format, len(shape))
     if value == 0:
         return _without_entries(name, shape, dtype, form, device)
@@ -184,7 +184,7 @@ def check_all_stored(name: str, shape: tuple[int, ...], dtype: torch.dtype, form
 
 
 @leaf
-def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: Any) -> Made:
+def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.eye``; in a sparse ``format`` only the diagonal is stored.
 
     >>> import scorch
@@ -200,14 +200,14 @@ def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: An
 
 
 @leaf
-def arange(*bounds: Any, format: AnyFormat = None, **options: Any) -> Made:
+def arange(*bounds: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.arange``; in a sparse ``format`` all but a 0 is stored."""
     if format is None:
         return torch.arange(*bounds, **options)
     named = {name: options.pop(name) for name in ("start", "end", "step") if name in options}
     dtype = options.get("dtype")
     check_options("arange", options)
-    planned = torch.arange(*bounds, **named, dtype=dtype, device="meta")  # torch finds length and dtype
+    planned = torch.arange(*bounds, **named, dtype=dtype, device="meta")  # torch computes length and dtype
     form = as_format(format, 1)
     type_of_dtype(planned.dtype)
     check_all_stored("arange", tuple(planned.shape), planned.dtype, form)
@@ -215,7 +215,7 @@ def arange(*bounds: Any, format: AnyFormat = None, **options: Any) -> Made:
     return from_torch(torch.arange(*bounds, **named, dtype=dtype, device=device), form)
 
 
-def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> Made:
+def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.as_tensor``; with ``format`` the nonzeros are stored so.
 
     A sparse tensor stays sparse, and so does one of SciPy's arrays.
@@ -237,7 +237,7 @@ def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> Made:
 
 
 @leaf
-def rand(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> Made:
+def rand(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.rand``; with ``density`` only that share of places is stored, drawn at random.
 
     The number of entries is ``round(density * places)``; without ``format`` they are stored as ``coo``.
@@ -253,7 +253,7 @@ def rand(*size: Any, density: float | None = None, format: AnyFormat = None, **o
 
 
 @leaf
-def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> Made:
+def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.randn``; with ``density`` only that share of places is stored, drawn at random."""
     if density is None and format is None:
         return torch.randn(*size, **options)
@@ -264,7 +264,7 @@ def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **
 @leaf
 def randint(
     *bounds_and_size: Any, density: float | None = None, format: AnyFormat = None, **options: Any
-) -> Made:
+) -> AnyTensor:
     """As ``torch.randint``; with ``density`` only that share of places is stored, drawn at random.
 
     ``randint(high, size)`` or ``randint(low, high, size)``; a value that is drawn as 0 is stored too.
@@ -279,26 +279,26 @@ def randint(
     return drawn("randint", draw, as_shape("size", size), density, format, options, torch.int64)
 
 
-def _randint_arguments(given: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, int, Any]:
+def _randint_arguments(positional: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, int, Any]:
     names = ("low", "high", "size")
     named = {name: options.pop(name) for name in names if name in options}
     free = [name for name in names if name not in named]
-    if "low" in free and len(given) < len(free):
+    if "low" in free and len(positional) < len(free):
         free.remove("low")
-    if len(given) != len(free):
+    if len(positional) != len(free):
         raise OperandError("randint takes (high, size) or (low, high, size)")
-    found = {"low": 0, **named, **dict(zip(free, given, strict=True))}
+    arguments = {"low": 0, **named, **dict(zip(free, positional, strict=True))}
     try:
-        low, high = operator.index(found["low"]), operator.index(found["high"])
+        low, high = operator.index(arguments["low"]), operator.index(arguments["high"])
     except TypeError:
         raise OperandError(
-            f"randint draws whole numbers, but its bounds are {found['low']!r} and {found['high']!r}"
+            f"randint draws whole numbers, but its bounds are {arguments['low']!r} and {arguments['high']!r}"
         ) from None
     if low >= high:
         raise ArgumentError(
             f"randint draws from low up to, but not including, high: {low} is not below {high}"
         )
-    return low, high, found["size"]
+    return low, high, arguments["size"]
 
 
 def drawn(
@@ -309,8 +309,8 @@ def drawn(
     format: AnyFormat,
     options: dict[str, Any],
     default: torch.dtype,
-) -> Made:
-    """Values from ``draw`` at random places of ``shape``, or at all where there is no ``density``."""
+) -> AnyTensor:
+    """Draw values at random places of ``shape``, or at all without a ``density``."""
     form = as_format("coo" if format is None else format, len(shape))
     generator = options.pop("generator", None)
     dtype, device = _dtype_of(name, options, default), _device_of(name, options)
@@ -321,7 +321,7 @@ def drawn(
         check_all_stored(name, shape, dtype, form)
         return from_torch(draw(shape, dtype=dtype, generator=generator, device=device), form)
     places = math.prod(shape)
-    if places > LARGEST:
+    if places > MAX_SIZE:
         raise ShapeError(
             f"a tensor of shape {shape} has more places than torch can number: "
             "the product of its sizes must stay below 2**63"
@@ -336,37 +336,40 @@ def drawn(
 
 def _checked_density(density: Any) -> float:
     try:
-        found = float(density)
+        share = float(density)
     except (TypeError, ValueError):
         raise OperandError(f"density is a number from 0 to 1, not {density!r}") from None
-    if not 0 <= found <= 1:
+    if not 0 <= share <= 1:
         raise ArgumentError(f"density is the share of places that is stored, from 0 to 1, not {density!r}")
-    return found
+    return share
 
 
 def _draw_places(
     count: int, places: int, generator: torch.Generator | None, device: torch.device
 ) -> torch.Tensor:
-    """``count`` different numbers below ``places``, in order; every choice is as likely as any other."""
-    if count >= MOSTLY_TAKEN * places:
-        everything = torch.randperm(places, generator=generator, device=device)
-        return everything[:count].sort().values
-    found = torch.zeros(0, dtype=torch.int64, device=device)
-    while found.numel() < count:
+    """Draw ``count`` different numbers below ``places``, sorted; every choice is equally likely."""
+    if count >= MIN_DENSITY_OF_PERMUTATION * places:
+        all_places = torch.randperm(places, generator=generator, device=device)
+        return all_places[:count].sort().values
+    taken = torch.zeros(0, dtype=torch.int64, device=device)
+    while taken.numel() < count:
         # As many as give the rest on average, since some fall on places that are taken, and some to spare.
-        left, share = count - found.numel(), (count - found.numel()) / (places - found.numel())
+        left, share = (
+            count - taken.numel(),
+            (count - taken.numel()) / (places - taken.numel()),
+        )
         tries = math.ceil(-math.log1p(-share) / share * left + 3 * math.sqrt(left)) + 1
         more = torch.randint(places, (tries,), generator=generator, device=device)
-        found = torch.unique(torch.cat([found, more]))
-    chosen = torch.randperm(found.numel(), generator=generator, device=device)[:count]
-    return found[chosen.sort().values]
+        taken = torch.unique(torch.cat([taken, more]))
+    chosen = torch.randperm(taken.numel(), generator=generator, device=device)[:count]
+    return taken[chosen.sort().values]
 
 
 # arguments -------------------------------------------------------------------------------------------
 
 
 def _shape_of(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
-    """The sizes, given one by one, as one sequence or under the name ``size``."""
+    """Return the sizes, passed one by one, as one sequence or under the name ``size``."""
     if not size and "size" in options:
         return as_shape("size", options.pop("size"))
     is_sequence = len(size) == 1 and isinstance(size[0], (Sequence, torch.Tensor, np.ndarray))
@@ -374,17 +377,17 @@ def _shape_of(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]
 
 
 def _dtype_of(name: str, options: Mapping[str, Any], default: torch.dtype | None = None) -> torch.dtype:
-    """The dtype asked for; all other options of torch must be ones that sparse tensors have."""
+    """Return the dtype among the options; refuse options that sparse tensors do not have."""
     check_options(name, options)
-    found: torch.dtype = options.get("dtype") or default or torch.get_default_dtype()
-    type_of_dtype(found)
-    return found
+    dtype: torch.dtype = options.get("dtype") or default or torch.get_default_dtype()
+    type_of_dtype(dtype)
+    return dtype
 
 
 def _device_of(name: str, options: Mapping[str, Any], like: torch.Tensor | None = None) -> torch.device:
-    """Where to make the tensor: where the options say, beside ``like``, or on torch's default device."""
-    found = options.get("device")
-    return device_for(name, like.device if found is None and like is not None else found)
+    """Return the device for a tensor: that of the options, of ``like``, or torch's default device."""
+    device = options.get("device")
+    return device_for(name, like.device if device is None and like is not None else device)
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """``full_like``, ``rand_like`` ... with ``format`` added, and ``density`` for the random ones.
 
-Without these they are torch's functions (``ops.pointwise.random_like`` says what those give for sparse
-tensors). With ``density`` places are drawn at random; with ``format`` alone all places are stored, except
-that random numbers like a sparse tensor keep its pattern.
+Without these they are torch's functions (``ops.pointwise.random_like`` has those of sparse tensors). With
+``density`` places are drawn at random; with ``format`` alone all places are stored, except that random
+numbers like a sparse tensor keep its pattern.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.create.factories import (
     AnyFormat,
-    Made,
+    AnyTensor,
     check_tensor,
     empty,
     full,
@@ -28,7 +28,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
 @leaf
-def full_like(input: torch.Tensor, fill_value: Any, *, format: AnyFormat = None, **options: Any) -> Made:
+def full_like(input: torch.Tensor, fill_value: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.full_like``; in a sparse ``format`` every place is stored, unless ``fill_value`` is 0."""
     if format is None:
         return torch.full_like(input, fill_value, **options)
@@ -37,7 +37,7 @@ def full_like(input: torch.Tensor, fill_value: Any, *, format: AnyFormat = None,
 
 
 @leaf
-def empty_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> Made:
+def empty_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.empty_like``; in a sparse ``format`` nothing is stored, so that all values are 0."""
     if format is None:
         return torch.empty_like(input, **options)
@@ -48,7 +48,7 @@ def empty_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any)
 @leaf
 def rand_like(
     input: torch.Tensor, *, density: float | None = None, format: AnyFormat = None, **options: Any
-) -> Made:
+) -> AnyTensor:
     """As ``torch.rand_like``; with ``density`` only that share of places is stored, drawn at random.
 
     Like a sparse tensor, without ``density``: random numbers where it has entries.
@@ -59,7 +59,7 @@ def rand_like(
 @leaf
 def randn_like(
     input: torch.Tensor, *, density: float | None = None, format: AnyFormat = None, **options: Any
-) -> Made:
+) -> AnyTensor:
     """As ``torch.randn_like``; with ``density`` only that share of places is stored, drawn at random."""
     return _drawn_like("randn_like", torch.randn_like, randn, input, (), density, format, options)
 
@@ -71,7 +71,7 @@ def randint_like(
     density: float | None = None,
     format: AnyFormat = None,
     **options: Any,
-) -> Made:
+) -> AnyTensor:
     """As ``torch.randint_like``; with ``density`` only that share of places is stored, drawn at random.
 
     ``randint_like(input, high)`` or ``randint_like(input, low, high)``.
@@ -83,13 +83,13 @@ def randint_like(
 def _drawn_like(
     name: str,
     like: Callable[..., torch.Tensor],
-    draw: Callable[..., Made],
+    draw: Callable[..., AnyTensor],
     input: torch.Tensor,
     bounds: tuple[int, ...],
     density: float | None,
     format: AnyFormat,
     options: dict[str, Any],
-) -> Made:
+) -> AnyTensor:
     if density is None and format is None:
         return like(input, *bounds, **options)
     check_tensor(name, input)

@@ -1,6 +1,6 @@
-"""More of torch's functions that make tensors, with ``format``: lists of numbers, diagonals, and arrays.
+"""More of torch's factory functions, with ``format``: lists of numbers, diagonals, and arrays.
 
-As in ``tensor.create``: without ``format`` they return what torch returns, and what has few entries is never
+As in ``factories``: without ``format`` they return what torch returns, and tensors with few entries are never
 dense on the way.
 """
 
@@ -23,7 +23,7 @@ from scorch._src.tensor.create.check import from_numpy as as_dense
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.create.factories import (
     AnyFormat,
-    Made,
+    AnyTensor,
     check_all_stored,
     check_options,
     check_tensor,
@@ -38,7 +38,7 @@ from scorch.errors import ArgumentError, IndexRangeError, OperandError, ShapeErr
 
 
 @leaf
-def linspace(start: Any, end: Any, steps: int, *, format: AnyFormat = None, **options: Any) -> Made:
+def linspace(start: Any, end: Any, steps: int, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.linspace``; in a sparse ``format`` all but zeros are stored."""
     if format is None:
         return torch.linspace(start, end, steps, **options)
@@ -48,7 +48,7 @@ def linspace(start: Any, end: Any, steps: int, *, format: AnyFormat = None, **op
 @leaf
 def logspace(
     start: Any, end: Any, steps: int, base: float = 10.0, *, format: AnyFormat = None, **options: Any
-) -> Made:
+) -> AnyTensor:
     """As ``torch.logspace``; in a sparse ``format`` all but zeros are stored."""
     if format is None:
         return torch.logspace(start, end, steps, base, **options)
@@ -59,7 +59,7 @@ def logspace(
     return _listed("logspace", make, (start, end), steps, format, options)
 
 
-def randperm(n: int, *, format: AnyFormat = None, **options: Any) -> Made:
+def randperm(n: int, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.randperm``; in a sparse ``format`` all but the 0 are stored."""
     if format is None:
         return torch.randperm(n, **options)
@@ -73,8 +73,8 @@ def randperm(n: int, *, format: AnyFormat = None, **options: Any) -> Made:
 
 def _listed(
     name: str, make: Any, bounds: tuple[Any, ...], count: Any, format: Any, options: dict[str, Any]
-) -> Made:
-    """The vector ``make(*bounds, count)``, checked against the dense budget before it is made."""
+) -> AnyTensor:
+    """Compute the vector ``make(*bounds, count)``, checked against the dense budget first."""
     form = as_format(format, 1)
     check_options(name, options)
     shape = as_shape("size", (count,))
@@ -88,7 +88,7 @@ def _listed(
 # at random -------------------------------------------------------------------------------------------
 
 
-def bernoulli(input: torch.Tensor, *args: Any, format: AnyFormat = None, **options: Any) -> Made:
+def bernoulli(input: torch.Tensor, *args: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.bernoulli``; with ``format`` the ones are stored so."""
     if format is None:
         return torch.bernoulli(input, *args, **options)
@@ -100,20 +100,20 @@ def bernoulli(input: torch.Tensor, *args: Any, format: AnyFormat = None, **optio
 @leaf
 def normal(
     mean: Any, std: Any = 1.0, size: Any = None, *, density: Any = None, format: Any = None, **options: Any
-) -> Made:
+) -> AnyTensor:
     """As ``torch.normal``; with ``density`` only that share of places is stored, drawn at random.
 
-    A sparse tensor is made from two numbers and a ``size``, or in ``format`` from tensors of means and
-    deviations, where every place is drawn.
+    A sparse tensor takes two numbers and a ``size``, or in ``format`` tensors of means and deviations, where
+    every place is drawn.
     """
     if density is None and format is None:
-        given = (mean, std) if size is None else (mean, std, size)
-        return torch.normal(*given, **options)
+        arguments = (mean, std) if size is None else (mean, std, size)
+        return torch.normal(*arguments, **options)
     if size is None:
         if density is not None:
             raise OperandError("normal with density= takes two numbers and a size, not tensors")
-        found = torch.normal(mean, std, **options)
-        return from_torch(found, as_format(format, found.dim()))
+        dense = torch.normal(mean, std, **options)
+        return from_torch(dense, as_format(format, dense.dim()))
 
     def draw(count: Any, **options: Any) -> torch.Tensor:
         return torch.normal(mean, std, count, **options)
@@ -125,7 +125,7 @@ def normal(
 # diagonals -------------------------------------------------------------------------------------------
 
 
-def diag(input: torch.Tensor, diagonal: int = 0, *, format: AnyFormat = None, **options: Any) -> Made:
+def diag(input: torch.Tensor, diagonal: int = 0, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.diag``; the matrix of a vector has in a sparse ``format`` only the diagonal stored.
 
     >>> import torch, scorch
@@ -137,12 +137,12 @@ def diag(input: torch.Tensor, diagonal: int = 0, *, format: AnyFormat = None, **
     check_tensor("diag", input)
     check_options("diag", options)
     if input.dim() != 1:
-        found = torch.diag(input, diagonal)
-        return from_torch(found, as_format(format, found.dim()))
+        dense = torch.diag(input, diagonal)
+        return from_torch(dense, as_format(format, dense.dim()))
     return diag_embed(input, diagonal, format=format)
 
 
-def diagflat(input: torch.Tensor, offset: int = 0, *, format: AnyFormat = None) -> Made:
+def diagflat(input: torch.Tensor, offset: int = 0, *, format: AnyFormat = None) -> AnyTensor:
     """As ``torch.diagflat``; in a sparse ``format`` only the diagonal is stored."""
     if format is None:
         return torch.diagflat(input, offset)
@@ -152,7 +152,7 @@ def diagflat(input: torch.Tensor, offset: int = 0, *, format: AnyFormat = None) 
 
 def diag_embed(
     input: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1, *, format: AnyFormat = None
-) -> Made:
+) -> AnyTensor:
     """As ``torch.diag_embed``; in a sparse ``format`` only the diagonals are stored."""
     if format is None:
         return torch.diag_embed(input, offset, dim1, dim2)
@@ -190,7 +190,7 @@ def _checked_dim(dim: int, rank: int) -> int:
 # arrays ----------------------------------------------------------------------------------------------
 
 
-def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> Made:
+def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.asarray``; with ``format`` the nonzeros are stored so. SciPy's arrays stay sparse."""
     if is_scipy(obj):
         obj = from_scipy(obj)
@@ -198,11 +198,11 @@ def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> Made:
         is_copied = bool(options.pop("copy", False))
         check_options("asarray", options)
         return from_torch(obj.to(options.get("dtype") or obj.dtype, copy=is_copied), format)
-    found = torch.asarray(obj, **options)
-    return found if format is None else from_torch(found, as_format(format, found.dim()))
+    dense = torch.asarray(obj, **options)
+    return dense if format is None else from_torch(dense, as_format(format, dense.dim()))
 
 
-def from_numpy(array: np.ndarray[Any, Any], *, format: AnyFormat = None) -> Made:
+def from_numpy(array: np.ndarray[Any, Any], *, format: AnyFormat = None) -> AnyTensor:
     """As ``torch.from_numpy``; with ``format`` the nonzeros are stored so."""
     if format is None:
         return torch.from_numpy(array)

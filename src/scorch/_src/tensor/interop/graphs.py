@@ -1,7 +1,7 @@
-"""A matrix as a graph: edges and weights as graph libraries take them, and networkx both ways.
+"""Convert between matrices and graphs: edges and weights for graph libraries, and networkx both ways.
 
-``coo``, ``csr`` and ``csc`` give tuples as torch_sparse does, with int64 indices. Of a tensor with more than
-two dimensions the first two are nodes, and each edge has a value of the others.
+``coo``, ``csr`` and ``csc`` return tuples as torch_sparse does, with int64 indices. Of a tensor with more
+than two dimensions the first two are nodes, and each edge has a value of the others.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def coo(S: SparseTensor) -> Arrays:
-    found = _stored(S, "oo", (0, 1))
-    row, column = found.storage.pattern.crd[:2]
+    stored = _stored(S, "oo", (0, 1))
+    row, column = stored.storage.pattern.crd[:2]
     assert row is not None and column is not None
-    return own(row, torch.int64), own(column, torch.int64), _values(found)
+    return own(row, torch.int64), own(column, torch.int64), _values(stored)
 
 
 def csr(S: SparseTensor) -> Arrays:
@@ -49,25 +49,25 @@ def sparse_sizes(S: SparseTensor) -> tuple[int, int]:
 
 
 def _compressed(S: SparseTensor, order: tuple[int, int]) -> Arrays:
-    found = _stored(S, "ds", order)
-    pos, crd = found.storage.pattern.pos[1], found.storage.pattern.crd[1]
+    stored = _stored(S, "ds", order)
+    pos, crd = stored.storage.pattern.pos[1], stored.storage.pattern.crd[1]
     assert pos is not None and crd is not None
-    return own(pos, torch.int64), own(crd, torch.int64), _values(found)
+    return own(pos, torch.int64), own(crd, torch.int64), _values(stored)
 
 
 def _stored(S: SparseTensor, letters: str, order: tuple[int, int]) -> SparseTensor:
-    """``S`` with its first two dimensions as ``letters`` and ``order`` say, and dense ones below."""
+    """Convert the first two dimensions of ``S`` to ``letters`` and ``order``, with dense ones below."""
     sparse_sizes(S)
     more = len(S.storage.pattern.shape) - 2
     form = Format(letters + "d" * more, order=(*order, *range(2, 2 + more)))
-    found = S.to_format(form)
-    assert isinstance(found, SparseTensor)
-    return found
+    converted = S.to_format(form)
+    assert isinstance(converted, SparseTensor)
+    return converted
 
 
-def _values(found: SparseTensor) -> torch.Tensor:
-    values = values_of(found) if is_differentiable(found) else found.storage.values.detach()
-    return values.view(-1, *found.storage.pattern.shape[2:])
+def _values(tensor: SparseTensor) -> torch.Tensor:
+    values = values_of(tensor) if is_differentiable(tensor) else tensor.storage.values.detach()
+    return values.view(-1, *tensor.storage.pattern.shape[2:])
 
 
 # networkx --------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def from_networkx(
     nodes: Iterable[Any] | None = None,
     dtype: torch.dtype | None = None,
 ) -> SparseTensor | torch.Tensor:
-    """The adjacency matrix of a networkx graph, with rows and columns in the order of ``nodes``.
+    """Return the adjacency matrix of a networkx graph, with rows and columns in the order of ``nodes``.
 
     An edge without the attribute ``weight`` weighs 1 (all do if it is None), the weights of parallel edges
     add up, and an undirected edge is stored both ways. Without ``nodes`` they come as the graph lists them.
@@ -112,17 +112,17 @@ def from_networkx(
 
 
 def _weights(edges: list[tuple[int, int, Any]], dtype: torch.dtype | None) -> torch.Tensor:
-    """In torch's default dtype, but whole numbers other than 1 as int64."""
-    given = [edge[2] for edge in edges]
-    if dtype is None and all(value == 1 for value in given):
+    """Return the weights in torch's default dtype, but whole numbers other than 1 as int64."""
+    weights = [edge[2] for edge in edges]
+    if dtype is None and all(value == 1 for value in weights):
         dtype = torch.get_default_dtype()
-    return as_values("the weights of the edges", given, dtype)
+    return as_values("the weights of the edges", weights, dtype)
 
 
 def to_networkx(S: SparseTensor, create_using: Any = None, weight: str = "weight") -> Any:
-    """The graph whose adjacency matrix is ``S``: every stored entry is an edge, nodes are numbers.
+    """Return the graph whose adjacency matrix is ``S``: every stored entry is an edge, nodes are numbers.
 
-    ``create_using`` is a kind of graph of networkx, ``networkx.DiGraph`` unless given.
+    ``create_using`` is a kind of graph of networkx, by default ``networkx.DiGraph``.
     """
     module = _networkx()
     rows, columns = sparse_sizes(S)

@@ -1,4 +1,4 @@
-"""Sparse tensors of torch's own that are connected to the sparse tensor of which they were made."""
+"""Convert to torch's own sparse layouts, connected to autograd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
 class _Layout(torch.autograd.Function):
-    """S in one of torch's layouts; whatever layout its gradient has, it is taken at the entries of S."""
+    """Convert S to one of torch's layouts; sample a gradient of any layout at the entries of S."""
 
     @staticmethod
     def forward(ctx: Any, tensor: SparseTensor) -> torch.Tensor:
@@ -22,11 +22,11 @@ class _Layout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        given = gradient if gradient.layout == torch.strided else from_torch(gradient)
-        return sparse_of(ctx.pattern, values_at(given, ctx.pattern))
+        converted = gradient if gradient.layout == torch.strided else from_torch(gradient)
+        return sparse_of(ctx.pattern, values_at(converted, ctx.pattern))
 
 
 def to_torch(S: SparseTensor) -> torch.Tensor:
-    """As one of torch's own layouts, connected to the tensor."""
-    found: torch.Tensor = apply(_Layout, S)
-    return found
+    """Convert ``S`` to one of torch's own layouts, connected to it."""
+    tensor: torch.Tensor = apply(_Layout, S)
+    return tensor

@@ -40,12 +40,12 @@ _LAYOUTS = {
 
 
 def to_torch(S: SparseTensor) -> torch.Tensor:
-    """``S`` in the layout of torch that its format is; ``coo`` for formats that torch does not have."""
+    """Convert ``S`` to the layout of torch for its format; ``coo`` for formats that torch does not have."""
     _silence_beta_warning()
     storage = S.storage
-    found = _as_compressed(storage)
-    if found is not None:
-        return found
+    compressed = _as_compressed(storage)
+    if compressed is not None:
+        return compressed
     form = storage.pattern.format
     if not form.is_coo:
         storage = _converted(storage, "coo")
@@ -54,7 +54,7 @@ def to_torch(S: SparseTensor) -> torch.Tensor:
 
 
 def _as_coo(storage: Storage, sparse: int) -> torch.Tensor:
-    """``storage``, of ``sparse`` coordinate levels with dense ones below."""
+    """Convert ``storage``, which has ``sparse`` coordinate levels with dense ones below."""
     shape = storage.pattern.shape
     crd = [array.to(torch.int64) for array in storage.pattern.crd[:sparse] if array is not None]
     values = storage.values.detach().view(crd[0].numel(), *shape[sparse:])
@@ -62,12 +62,12 @@ def _as_coo(storage: Storage, sparse: int) -> torch.Tensor:
 
 
 def _as_compressed(storage: Storage) -> torch.Tensor | None:
-    """``storage`` as one of torch's compressed layouts, if it is one and torch's rules for it hold."""
+    """Convert ``storage`` to one of torch's compressed layouts, if it is one and obeys torch's rules."""
     pattern, form = storage.pattern, storage.pattern.format
-    found = compressed_kind(form)
-    if found is None or any(pattern.shape[dim] % block for dim, block in form.blocks):
+    layout = compressed_kind(form)
+    if layout is None or any(pattern.shape[dim] % block for dim, block in form.blocks):
         return None
-    kind, batch = found
+    kind, batch = layout
     pos, crd = pattern.pos[batch + 1], pattern.crd[batch + 1]
     assert pos is not None and crd is not None
     batches = pattern.shape[:batch]
@@ -77,7 +77,7 @@ def _as_compressed(storage: Storage) -> torch.Tensor | None:
     blocks = [block for _, block in form.blocks]
     entries = crd.numel() // max(1, math.prod(batches))
     values = storage.values.detach().view(*batches, entries, *blocks, *pattern.shape[batch + 2 :])
-    made: torch.Tensor = torch.sparse_compressed_tensor(
+    tensor: torch.Tensor = torch.sparse_compressed_tensor(
         pointers.reshape(*batches, pointers.shape[-1]),
         own(crd).view(*batches, entries),
         values,
@@ -85,11 +85,11 @@ def _as_compressed(storage: Storage) -> torch.Tensor | None:
         layout=_LAYOUTS[kind],
         check_invariants=False,
     )
-    return made
+    return tensor
 
 
 def compressed_kind(form: Format) -> tuple[str, int] | None:
-    """Which of torch's compressed layouts the format is, and with how many batch dimensions."""
+    """Return the compressed layout of torch that a format is, and its number of batch dimensions."""
     blocks = tuple(block for _, block in form.blocks)
     batch = form.dense_levels - 1
     if batch < 0 or len(blocks) not in (0, 2):
@@ -101,7 +101,7 @@ def compressed_kind(form: Format) -> tuple[str, int] | None:
 
 
 def split_pointers(pos: torch.Tensor, batches: int, entries: int) -> torch.Tensor | None:
-    """The pointers of each batch; None where they have different numbers of entries, which torch refuses."""
+    """Split the pointers by batch; None where numbers of entries differ, which torch refuses."""
     if batches == 0 or entries % batches:
         return None
     rows = (pos.numel() - 1) // batches
@@ -115,7 +115,7 @@ def split_pointers(pos: torch.Tensor, batches: int, entries: int) -> torch.Tenso
 
 @functools.cache
 def _silence_beta_warning() -> None:
-    """Torch warns once a process that its compressed layouts are in beta; users of Scorch did not ask."""
+    """Trigger and hide torch's warning, once a process, that its compressed layouts are in beta."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         empty = torch.zeros(0, device=HOST)
@@ -123,16 +123,16 @@ def _silence_beta_warning() -> None:
 
 
 def _converted(storage: Storage, name: str) -> Storage:
-    found = convert(storage, as_format(name, len(storage.pattern.shape)))
-    assert isinstance(found, Storage)
-    return found
+    converted = convert(storage, as_format(name, len(storage.pattern.shape)))
+    assert isinstance(converted, Storage)
+    return converted
 
 
 # SciPy -----------------------------------------------------------------------------------------------
 
 
 def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
-    """A SciPy sparse array or matrix as a sparse tensor; without ``format`` CSR, CSC and BSR stay so.
+    """Convert a SciPy sparse array or matrix; without ``format`` CSR, CSC and BSR stay so.
 
     >>> import scipy.sparse, scorch
     >>> scorch.from_scipy(scipy.sparse.eye_array(3, format="csr"))
@@ -157,7 +157,7 @@ def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | tor
 
 
 def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
-    """``S`` as SciPy's CSR, CSC, BSR or COO array where its format is one, else as COO.
+    """Convert ``S`` to SciPy's CSR, CSC, BSR or COO array where its format is one, else to COO.
 
     Values are shared unless zeros are among them; index arrays are copied. SciPy's ``eliminate_zeros`` moves
     both in place.
@@ -176,41 +176,41 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
         pattern = storage.pattern
         crd = tuple(own(array).numpy() for array in pattern.crd if array is not None)
         try:
-            made = sparse.coo_array((_numpy(storage.values), crd), shape=shape)
+            matrix = sparse.coo_array((_numpy(storage.values), crd), shape=shape)
         except (TypeError, ValueError):
             raise ShapeError(
                 f"this SciPy's sparse arrays have 1 or 2 dimensions, but this tensor has shape {shape}; "
                 "use .to_torch() or reduce it first"
             ) from None
-        made.has_canonical_format = True
-        return made
+        matrix.has_canonical_format = True
+        return matrix
     pos, crd_array = storage.pattern.pos[1], storage.pattern.crd[1]
     assert pos is not None and crd_array is not None
     blocks = [block for _, block in storage.pattern.format.blocks]
     data = _numpy(_shareable(storage.values, math.prod(blocks))).reshape(-1, *blocks)
     make = {"csr": sparse.csr_array, "csc": sparse.csc_array, "bsr": sparse.bsr_array}[kind]
-    made = make((data, own(crd_array).numpy(), own(pos).numpy()), shape=shape)
-    made.has_sorted_indices = True
-    return made
+    matrix = make((data, own(crd_array).numpy(), own(pos).numpy()), shape=shape)
+    matrix.has_sorted_indices = True
+    return matrix
 
 
 def is_scipy(value: object) -> bool:
-    """Whether it is one of SciPy's sparse arrays or matrices; SciPy is not imported to find out."""
+    """Whether ``value`` is one of SciPy's sparse arrays or matrices, without importing SciPy."""
     module = sys.modules.get("scipy.sparse")
     return module is not None and bool(module.issparse(value))
 
 
 def scipy_kind(pattern: Pattern) -> str | None:
-    """Which of SciPy's compressed formats the pattern is: csr, csc, bsr or none."""
-    found = compressed_kind(pattern.format)
-    if found is None or found[0] == "bsc" or len(pattern.shape) != 2:
+    """Return the compressed format of SciPy that a pattern is: csr, csc, bsr or none."""
+    layout = compressed_kind(pattern.format)
+    if layout is None or layout[0] == "bsc" or len(pattern.shape) != 2:
         return None
-    is_whole = not any(pattern.shape[dim] % block for dim, block in pattern.format.blocks)
-    return found[0] if is_whole else None
+    has_full_blocks = not any(pattern.shape[dim] % block for dim, block in pattern.format.blocks)
+    return layout[0] if has_full_blocks else None
 
 
 def _shareable(values: torch.Tensor, block: int) -> torch.Tensor:
-    """``values``, or a copy where a block of zeros is among them, over which SciPy would move the others."""
+    """Copy values that have a block of zeros, since SciPy's ``eliminate_zeros`` would move the others."""
     zeros = values == 0
     has_zeros = bool(zeros.any()) if block == 1 else bool(zeros.view(-1, block).all(1).any())
     return values.detach().clone() if has_zeros else values

@@ -1,4 +1,4 @@
-"""One line that says what a sparse tensor is."""
+"""Describe a sparse tensor in one line."""
 
 from __future__ import annotations
 

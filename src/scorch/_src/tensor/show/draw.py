@@ -15,18 +15,18 @@ from scorch._src.tensor.show.display import describe
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import OperandError
 
-LONGEST_ROW = 8  # values of a dense level that stand in one line
+MAX_VALUES_PER_LINE = 8  # of a dense level
 
 
 class Drawing(str):
-    """Text that is shown as it is, where a value is shown by its ``repr``."""
+    """Text whose ``repr`` is the text itself, for the prompt and notebooks."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 def draw(S: SparseTensor, most: int = 40) -> Drawing:
-    """``S`` as a tree of its levels in text, at most ``most`` lines of it.
+    """Draw ``S`` as a tree of its levels in text, at most ``most`` lines of it.
 
     >>> import scorch
     >>> scorch.draw(scorch.sparse_coo_tensor([[0, 1, 1], [1, 0, 2]], [1.5, 2.0, 3.0], (2, 3), format="csr"))
@@ -53,7 +53,7 @@ class _Tree:
         self.form = storage.pattern.format
 
     def legend(self) -> str:
-        """What each level stores, outermost first."""
+        """Describe each level, outermost first."""
         words = []
         for level, kind in enumerate(self.form.levels):
             part = {"whole": "", "outer": "blocks of ", "inner": "inside blocks of "}[self.form.part(level)]
@@ -61,7 +61,7 @@ class _Tree:
         return ", ".join(words)
 
     def lines(self, level: int, position: int, indent: str, at: dict[int, int]) -> Iterator[str]:
-        """The tree below ``position``, which has the coordinates ``at``."""
+        """Draw the tree below ``position``, which has the coordinates ``at``."""
         last = self.form.run_from(level)  # a run of coordinate levels is drawn as one
         children = self._children(level, position)
         for child in children:
@@ -82,36 +82,36 @@ class _Tree:
     def _coordinates(
         self, level: int, last: int, number: int, child: int, at: dict[int, int]
     ) -> tuple[dict[int, int], str]:
-        found, words = dict(at), []
+        coordinates, words = dict(at), []
         for member in range(level, last):
             crd = self.pattern.crd[member]
             coordinate = number if crd is None else int(crd[child])
             dim = self.form.order[member]
             part, block = self.form.part(member), self.form.block(dim) or 1
             if part == "outer":
-                found[dim] = coordinate * block
+                coordinates[dim] = coordinate * block
                 words.append(f"block {coordinate}")
                 continue
-            found[dim] = coordinate if part == "whole" else found[dim] + coordinate
-            is_padding = found[dim] >= self.pattern.shape[dim]
-            words.append("(padding)" if is_padding else str(found[dim]))
-        return found, ", ".join(words)
+            coordinates[dim] = coordinate if part == "whole" else coordinates[dim] + coordinate
+            is_padding = coordinates[dim] >= self.pattern.shape[dim]
+            words.append("(padding)" if is_padding else str(coordinates[dim]))
+        return coordinates, ", ".join(words)
 
     def _shown(self, level: int, position: int) -> str:
-        """What stands behind a coordinate: its value, a row of them, or nothing where a tree is below."""
+        """Print the value of a coordinate, or a row of values; nothing where a tree is below."""
         if level == len(self.form):
             return f": {_number(self.values[position])}"
         if level == len(self.form) - 1 and self.form.levels[level].is_full:
             below = self._children(level, position)
-            words = [_number(self.values[place]) for place in below[:LONGEST_ROW]]
-            words += ["..."] if len(below) > LONGEST_ROW else []
+            words = [_number(self.values[place]) for place in below[:MAX_VALUES_PER_LINE]]
+            words += ["..."] if len(below) > MAX_VALUES_PER_LINE else []
             return f": [{', '.join(words)}]"
         return "" if self._children(level, position) else ": nothing"
 
 
 def _number(value: torch.Tensor) -> str:
-    """A value in short: as torch prints scalars, at most six digits of it."""
-    found = value.item()
-    if isinstance(found, float) and not found.is_integer():
-        return f"{found:.6g}"
-    return str(found)
+    """Print a value as torch prints scalars, with at most six digits."""
+    number = value.item()
+    if isinstance(number, float) and not number.is_integer():
+        return f"{number:.6g}"
+    return str(number)

@@ -1,4 +1,4 @@
-"""Where a tensor has entries, as a picture: inline in notebooks, or with matplotlib.
+"""Draw the pattern of a tensor as a picture: inline in notebooks, or with matplotlib.
 
 Entries are counted in a grid of at most 200 by 200 cells, in time that follows their number. Tensors with
 more than two dimensions show the last two, all others on top of one another.
@@ -18,16 +18,16 @@ from scorch._src.storage.coordinates import entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import OperandError, UnsupportedError
 
-CELLS = 200
+MAX_CELLS = 200
 SHADES = (0.35, 0.6, 0.85)  # from few entries in a cell to many
-WIDEST = 240  # pixels
-THINNEST = 16
+MAX_SIDE_PIXELS = 240  # pixels
+MIN_SIDE_PIXELS = 16
 
 Array = np.ndarray[Any, Any]
 
 
-def grid(S: SparseTensor, cells: int = CELLS) -> tuple[Array, tuple[int, int]]:
-    """How many entries fall into each cell, and the sizes (rows, columns) that the cells cover."""
+def grid(S: SparseTensor, cells: int = MAX_CELLS) -> tuple[Array, tuple[int, int]]:
+    """Count the entries in each cell; return the counts and the sizes (rows, columns) that they cover."""
     shape = S.storage.pattern.shape
     rows, columns = (1, 1, *shape)[-2:]
     height, width = min(rows, cells), min(columns, cells)
@@ -52,7 +52,7 @@ def _cell(coordinates: torch.Tensor, size: int, count: int) -> torch.Tensor:
 
 
 def to_html(S: SparseTensor) -> str:
-    """The facts of a tensor in a table beside its picture."""
+    """Render a table of a tensor's properties beside its picture."""
     pattern = S.storage.pattern
     places = math.prod(pattern.shape)
     facts = {
@@ -76,11 +76,11 @@ def to_html(S: SparseTensor) -> str:
 
 
 def to_svg(S: SparseTensor) -> str:
-    """The picture of a tensor; darker cells have more entries."""
+    """Render the picture of a tensor; darker cells have more entries."""
     counts, (rows, columns) = grid(S)
     height, width = counts.shape
-    scale = WIDEST / max(rows, columns, 1)
-    size = [max(THINNEST, round(scale * length)) for length in (columns, rows)]
+    scale = MAX_SIDE_PIXELS / max(rows, columns, 1)
+    size = [max(MIN_SIDE_PIXELS, round(scale * length)) for length in (columns, rows)]
     most = float(counts.max(initial=0))
     part = np.log1p(counts) / max(math.log1p(most), 1e-9)  # may round to a little more than 1
     shade = np.ceil(np.minimum(part, 1) * len(SHADES)).astype(np.int64)
@@ -97,7 +97,7 @@ def to_svg(S: SparseTensor) -> str:
 
 
 def _path(mask: Array) -> str:
-    """Horizontal strokes over the cells of ``mask``, one for each run."""
+    """Render horizontal strokes over the cells of ``mask``, one for each run."""
     edges = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     row, begin = np.nonzero(edges == 1)
     end = np.nonzero(edges == -1)[1]

@@ -1,9 +1,9 @@
-"""Forward derivatives by ``torch.autograd.forward_ad``: tensors that carry a tangent, a direction of change.
+"""Forward mode by ``torch.autograd.forward_ad``: tensors that carry a tangent, a direction of change.
 
-The values of a sparse tensor carry that of the tensor, and statements, functions of values and what is made
-of them hand it on. torch's own formulas know tangents of dense tensors only; functions without a rule of
-their own are one step whose derivative is that of autograd (``tensor/whole.py``), and what writes to a sparse
-tensor with a tangent is refused. ``torch.func.jvp`` has levels of its own.
+The values of a sparse tensor carry its tangent, and statements and functions of values propagate it. torch's
+own formulas know tangents of dense tensors only; functions without a rule of their own are one autograd
+function (``tensor/transforms/functorch.py``), and writes to a sparse tensor with a tangent are refused.
+``torch.func.jvp`` has levels of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from scorch._src import torch_internals as internals
-from scorch._src.grad_state import has_tangents, is_asked_by, is_transformed
+from scorch._src.grad_state import has_tangents, is_called_from, is_transformed
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import implements, look_up, own_arguments
@@ -23,11 +23,11 @@ from scorch._src.torch_internals import DisableTorchFunctionSubclass, tree_leave
 from scorch.errors import UnsupportedError
 
 
-def carried_forward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``func`` of tensors with tangents: by its handler that knows them, by torch, or as one step."""
-    known = look_up(func).run_differentiable
-    if known is not None:
-        return known(*args, **kwargs)
+def push_forward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Compute ``func`` of tensors with tangents: by its handler, by torch, or as one autograd function."""
+    handler = look_up(func).run_differentiable
+    if handler is not None:
+        return handler(*args, **kwargs)
     if func is torch.Tensor.detach:
         return unpack_dual(args[0], forward_ad._current_level)[0]
     name = str(getattr(func, "__name__", ""))
@@ -36,19 +36,19 @@ def carried_forward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return _plainly(func, args, kwargs) if is_fact else as_one_step(func, args, kwargs)
     try:
         with DisableTorchFunctionSubclass():
-            found = func(*args, **kwargs)
+            result = func(*args, **kwargs)
     except RuntimeError as error:
         raise _refused(func) from error
-    numbers = [value for value in tree_leaves(found) if _is_number(value)]
-    return found if is_fact or not numbers or has_tangents(numbers) else as_one_step(func, args, kwargs)
+    numbers = [value for value in tree_leaves(result) if _is_number(value)]
+    return result if is_fact or not numbers or has_tangents(numbers) else as_one_step(func, args, kwargs)
 
 
 def as_one_step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``func`` differentiated as a function of arrays; what writes to its arguments is refused."""
+    """Compute ``func``, differentiated as a function of arrays; refuse it if it writes to its arguments."""
     own = own_arguments(func)
     if own > 0:
         raise _refused(func)
-    return hooks.run_as_a_whole(func, args, kwargs) if own == 0 else _plainly(func, args, kwargs)
+    return hooks.run_as_one_function(func, args, kwargs) if own == 0 else _plainly(func, args, kwargs)
 
 
 def _plainly(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -77,11 +77,11 @@ def _refused(func: Any) -> UnsupportedError:
 
 @implements(internals.make_dual, differentiable=True)
 def make_dual(tensor: SparseTensor, tangent: torch.Tensor, level: int) -> torch.Tensor:
-    """A tensor and a direction, which counts at the places of the tensor."""
+    """Attach a tangent, sampled at the pattern of the tensor."""
     if is_transformed():
         with DisableTorchFunctionSubclass():
             return internals.make_dual(tensor, tangent, level=level)
-    if any(is_asked_by("torch.autograd.gradcheck", depth) for depth in range(2, 6)):
+    if any(is_called_from("torch.autograd.gradcheck", depth) for depth in range(2, 6)):
         raise UnsupportedError(
             "torch.autograd.gradcheck sets the elements of a tangent, which is as sparse as its tensor; "
             "scorch.autograd.gradcheck checks forward derivatives of sparse tensors"
@@ -93,7 +93,7 @@ def make_dual(tensor: SparseTensor, tangent: torch.Tensor, level: int) -> torch.
 
 @implements(internals.unpack_dual, differentiable=True)
 def unpack_dual(tensor: SparseTensor, level: int) -> Any:
-    """A tensor, and the derivative that it carries."""
+    """Return a tensor without its tangent, and the tangent."""
     if is_transformed():
         with DisableTorchFunctionSubclass():
             return internals.unpack_dual(tensor, level=level)
@@ -101,4 +101,4 @@ def unpack_dual(tensor: SparseTensor, level: int) -> Any:
     return (tensor, None) if change is None else (with_values(tensor, values), with_values(tensor, change))
 
 
-hooks.carry_forward = carried_forward
+hooks.push_forward = push_forward

@@ -1,8 +1,8 @@
-"""Functions inside of ``torch.func`` that have no rule of their own there: differentiated as outside, whole.
+"""Functions inside of ``torch.func`` without a rule of their own: one autograd function each.
 
 A function of sparse tensors is one of arrays: dense tensors, and the values of sparse ones. ``torch.func``
-takes it as one step, and what autograd makes of it outside is its derivative. That derivative is such a
-function again; so there are derivatives of any order, forwards too, and batches go one by one.
+sees it as one step, whose backward runs autograd outside of ``torch.func``. That backward is such a function
+itself; so there are derivatives of any order, forward mode too, and ``vmap`` runs batches one by one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def is_any_tracked(args: Any, kwargs: Any) -> bool:
     return any(isinstance(array, torch.Tensor) and is_functorch_wrapped_tensor(array) for array in arrays)
 
 
-def as_a_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``func`` of sparse tensors whose values are tracked by ``torch.func``."""
+def run_as_one_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Compute ``func`` of sparse tensors whose values ``torch.func`` tracks, as one autograd function."""
     leaves, spec = tree_flatten((args, kwargs))
     patterns = [leaf.storage.pattern if isinstance(leaf, SparseTensor) else None for leaf in leaves]
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -48,27 +48,27 @@ def as_a_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaf.storage.values if isinstance(leaf, SparseTensor) else leaf
         for leaf in (leaves[place] for place in places)
     ]
-    results: list[Any] = []  # the leaves of the result, which say how it is put together, and its form
+    results: list[Any] = []  # outlines of the leaves of the result, and its tree spec
 
-    def function(*given: torch.Tensor) -> Arrays:
+    def function(*inputs: torch.Tensor) -> Arrays:
         filled = list(leaves)
-        for place, array in zip(places, given, strict=True):
+        for place, array in zip(places, inputs, strict=True):
             pattern = patterns[place]
             filled[place] = array if pattern is None else sparse_of(pattern, array)
         own_args, own_kwargs = tree_unflatten(filled, spec)
-        found, form = tree_flatten(func(*own_args, **own_kwargs))
-        results[:] = [[_Outline.of(leaf) for leaf in found], form]
-        tensors = [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+        outputs_of_func, form = tree_flatten(func(*own_args, **own_kwargs))
+        results[:] = [[_Outline.of(leaf) for leaf in outputs_of_func], form]
+        tensors = [leaf for leaf in outputs_of_func if isinstance(leaf, torch.Tensor)]
         return tuple(values_of(leaf) if isinstance(leaf, SparseTensor) else leaf for leaf in tensors)
 
-    outputs = iter(_Whole.apply(function, *arrays))
+    outputs = iter(_ArrayFunction.apply(function, *arrays))
     outlines, form = results
     return tree_unflatten([outline.filled(outputs) for outline in outlines], form)
 
 
 @dataclass(frozen=True)
 class _Outline:
-    """A leaf of a result without its numbers: a tensor, dense or on a ``pattern``, or something ``other``."""
+    """A leaf of a result without its values: a tensor, dense or on a ``pattern``, or an ``other`` object."""
 
     is_tensor: bool
     pattern: Pattern | None = None
@@ -81,20 +81,20 @@ class _Outline:
         return _Outline(True) if isinstance(leaf, torch.Tensor) else _Outline(False, other=leaf)
 
     def filled(self, arrays: Iterator[torch.Tensor]) -> Any:
-        """The leaf with the next of ``arrays``."""
+        """Return the leaf with the next of ``arrays``."""
         if not self.is_tensor:
             return self.other
         return next(arrays) if self.pattern is None else sparse_of(self.pattern, next(arrays))
 
 
-class _Whole(torch.autograd.Function):
-    """A function of arrays, in one step."""
+class _ArrayFunction(torch.autograd.Function):
+    """A function of arrays as one step, differentiable to any order."""
 
     @staticmethod
     def forward(function: Function, *arrays: torch.Tensor) -> Arrays:
-        with torch.enable_grad():  # it may put its result together otherwise where nothing is learned
-            found = function(*_leaves(arrays))
-        return tuple(array.detach() for array in found)
+        with torch.enable_grad():  # without gradients it may choose another form of its result
+            outputs = function(*_leaves(arrays))
+        return tuple(array.detach() for array in outputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Arrays) -> None:
@@ -107,23 +107,23 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         arrays, function = ctx.saved_tensors, ctx.function
-        given = [gradient for gradient in gradients if gradient is not None]
+        present = [gradient for gradient in gradients if gradient is not None]
         which = [place for place, gradient in enumerate(gradients) if gradient is not None]
         floats = [place for place, array in enumerate(arrays) if _is_number(array)]
 
         def pulled_back(*both: torch.Tensor) -> Arrays:
-            again = torch.is_grad_enabled() and any(array.requires_grad for array in both)
+            create_graph = torch.is_grad_enabled() and any(array.requires_grad for array in both)
             with torch.enable_grad():
                 own = _leaves(both[: len(arrays)])
-                found = function(*own)
+                outputs = function(*own)
                 pairs = [
-                    (found[place], gradient)
+                    (outputs[place], gradient)
                     for place, gradient in zip(which, both[len(arrays) :], strict=True)
                 ]
-                return _gradients(pairs, [own[place] for place in floats], again)
+                return _gradients(pairs, [own[place] for place in floats], create_graph)
 
-        found = dict(zip(floats, _Whole.apply(pulled_back, *arrays, *given), strict=True))
-        return None, *(found.get(place) for place in range(len(arrays)))
+        input_gradients = dict(zip(floats, _ArrayFunction.apply(pulled_back, *arrays, *present), strict=True))
+        return None, *(input_gradients.get(place) for place in range(len(arrays)))
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *changes: Any) -> Any:
@@ -131,20 +131,20 @@ class _Whole(torch.autograd.Function):
         which = [place for place, change in enumerate(changes) if change is not None]
 
         def pushed_forward(*both: torch.Tensor) -> Arrays:
-            again = torch.is_grad_enabled() and any(array.requires_grad for array in both)
+            create_graph = torch.is_grad_enabled() and any(array.requires_grad for array in both)
             with torch.enable_grad():
                 own = _leaves(both[: len(arrays)])
-                found = function(*own)
-                numbers = [array for array in found if _is_number(array)]
+                outputs = function(*own)
+                numbers = [array for array in outputs if _is_number(array)]
                 seeds = [torch.zeros_like(array).requires_grad_() for array in numbers]
                 inner = _gradients(
                     list(zip(numbers, seeds, strict=True)), [own[place] for place in which], True
                 )
                 pairs = list(zip(inner, both[len(arrays) :], strict=True))
-                moved = iter(_gradients(pairs, seeds, again))
-                return tuple(next(moved) for array in found if _is_number(array))
+                moved = iter(_gradients(pairs, seeds, create_graph))
+                return tuple(next(moved) for array in outputs if _is_number(array))
 
-        moved = iter(_Whole.apply(pushed_forward, *arrays, *(changes[place] for place in which)))
+        moved = iter(_ArrayFunction.apply(pushed_forward, *arrays, *(changes[place] for place in which)))
         return tuple(next(moved) if is_number else None for is_number in ctx.are_numbers)
 
     @staticmethod
@@ -152,7 +152,7 @@ class _Whole(torch.autograd.Function):
         if info.batch_size == 0:
             raise UnsupportedError("vmap over a batch of no elements; it is not known what it would give")
         rows = [
-            _Whole.apply(
+            _ArrayFunction.apply(
                 function,
                 *(
                     array if dim is None else array.select(dim, number)
@@ -161,8 +161,8 @@ class _Whole(torch.autograd.Function):
             )
             for number in range(info.batch_size)
         ]
-        found = tuple(torch.stack(column) for column in zip(*rows, strict=True))
-        return found, (0,) * len(found)
+        stacked = tuple(torch.stack(column) for column in zip(*rows, strict=True))
+        return stacked, (0,) * len(stacked)
 
 
 def _is_number(array: torch.Tensor) -> bool:
@@ -170,7 +170,7 @@ def _is_number(array: torch.Tensor) -> bool:
 
 
 def _leaves(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Arrays that gradients can be asked of; those that are connected stay as they are."""
+    """Let gradients of the arrays be computed; return those that are connected as they are."""
     return [
         array if array.requires_grad or not _is_number(array) else array.detach().requires_grad_()
         for array in arrays
@@ -178,21 +178,21 @@ def _leaves(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _gradients(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], inputs: Sequence[torch.Tensor], again: bool
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], inputs: Sequence[torch.Tensor], create_graph: bool
 ) -> Arrays:
-    """The gradients of ``inputs``, zeros where nothing depends on them."""
-    known = [(result, gradient) for result, gradient in pairs if result.requires_grad]
-    if not known:
+    """Compute the gradients of ``inputs``, zeros where nothing depends on them."""
+    connected = [(result, gradient) for result, gradient in pairs if result.requires_grad]
+    if not connected:
         return tuple(torch.zeros_like(array) for array in inputs)
     return torch.autograd.grad(
-        [result for result, _ in known],
+        [result for result, _ in connected],
         list(inputs),
-        [gradient for _, gradient in known],
-        create_graph=again,
+        [gradient for _, gradient in connected],
+        create_graph=create_graph,
         allow_unused=True,
         materialize_grads=True,
     )
 
 
-hooks.run_as_a_whole = as_a_whole
+hooks.run_as_one_function = run_as_one_function
 hooks.is_tracked, hooks.is_any_tracked = is_tracked, is_any_tracked

@@ -1,4 +1,4 @@
-"""Sparse tensors in ``torch.autograd.gradcheck``, which changes its inputs a little to see what comes of it.
+"""Sparse tensors in ``torch.autograd.gradcheck``, which perturbs its inputs to measure derivatives.
 
 It writes to ``S.data``, element by element, or in its fast mode to all of them at once. What is not stored is
 no variable, and its gradient is zero: a change there stays without effect, and the pattern is what it was.
@@ -18,23 +18,23 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
 class Perturbed(SparseTensor):
-    """A sparse tensor whose stored values may be changed through what it gives for its elements."""
+    """A sparse tensor whose elements are views of its stored values, so that they can be written."""
 
     @functools.cached_property
     def places(self) -> dict[tuple[int, ...], int]:
-        """For the coordinates of every entry the number of its value."""
+        """The position of the value of every entry, by its coordinates."""
         numbers = torch.arange(self.nnz, device=self.storage.device)
         entries = entries_of(SparseTensor(Storage(self.storage.pattern, numbers)))
         coordinates = [column.tolist() for column in entries.coordinates]
         return dict(zip(zip(*coordinates, strict=True), entries.values.tolist(), strict=True))
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """The value itself where there is one, else a zero that belongs to nothing."""
+        """Return a view of the stored value, or a new zero where none is stored."""
         values = self.storage.values.data
         place = self.places.get(index) if self.dim() else 0
         return values.new_zeros(()) if place is None else values[place]
 
     def copy_(self, other: torch.Tensor, non_blocking: bool = False) -> Perturbed:
-        """Take the values of ``other`` at the places that this tensor has."""
+        """Copy the values of ``other`` at the entries of this tensor."""
         self.storage.values.data.copy_(values_at(other.detach(), self.storage.pattern))
         return self
