@@ -56,10 +56,10 @@ class _SparseMixin:
     broadcast_buffers: bool
     find_unused_parameters: bool
     static_graph: bool
-    _trainable: dict[str, SparseTensor]  # sparse parameters that require gradients; pickles have these names
-    _buffer_versions: dict[str, Any]  # by name, sparse buffers and their versions when last broadcast
-    _ready: set[str]  # parameters whose gradients are complete
-    _is_sync_pending: bool  # whether to average gradients after the next backward pass
+    _learned: dict[str, SparseTensor]  # sparse parameters that require gradients; pickles have these names
+    _kept: dict[str, Any]  # by name, sparse buffers and their versions when last broadcast
+    _arrived: set[str]  # parameters whose gradients are complete
+    _is_expecting: bool  # whether to average gradients after the next backward pass
     _is_queued: bool  # whether that is queued for the end of this one
 
     # when the module is wrapped ----------------------------------------------------------------------
@@ -81,20 +81,20 @@ class _SparseMixin:
         for tensor in sparse.values():
             _broadcast(tensor, group)
         parameters = [name for name, S in sparse.items() if isinstance(S, torch.nn.Parameter)]
-        self._trainable = {name: sparse[name] for name in parameters if sparse[name].requires_grad}
-        self._buffer_versions = {name: _version(S) for name, S in sparse.items() if name not in parameters}
+        self._learned = {name: sparse[name] for name in parameters if sparse[name].requires_grad}
+        self._kept = {name: _version(S) for name, S in sparse.items() if name not in parameters}
         self._register_hooks()
 
     def _register_hooks(self) -> None:
         """Observe when each gradient is complete."""
-        self._ready, self._is_sync_pending, self._is_queued = set(), False, False
-        for name, parameter in self._trainable.items():
+        self._arrived, self._is_expecting, self._is_queued = set(), False, False
+        for name, parameter in self._learned.items():
             parameter.register_post_accumulate_grad_hook(_make_ready_hook(weakref.ref(self), name))
 
     def _build_params_for_reducer(self) -> Any:
         """Return the parameters that torch reduces: a dummy if all are sparse, since it needs one."""
         parameters, expected = super()._build_params_for_reducer()  # type: ignore[misc]
-        device = next((S.storage.device for S in self._trainable.values()), HOST)
+        device = next((S.storage.device for S in self._learned.values()), HOST)
         return (
             (parameters, expected)
             if parameters
@@ -109,12 +109,12 @@ class _SparseMixin:
     # forward and backward ----------------------------------------------------------------------------
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self._buffer_versions and self.require_forward_param_sync and self.broadcast_buffers:
+        if self._kept and self.require_forward_param_sync and self.broadcast_buffers:
             self._broadcast_buffers()
         output = super().forward(*inputs, **kwargs)  # type: ignore[misc]
-        if self._trainable and torch.is_grad_enabled() and self.require_backward_grad_sync:
-            self._ready.clear()
-            self._is_sync_pending, self._is_queued = True, False
+        if self._learned and torch.is_grad_enabled() and self.require_backward_grad_sync:
+            self._arrived.clear()
+            self._is_expecting, self._is_queued = True, False
             for tensor in find_tensors(output):
                 if tensor.grad_fn is not None:  # at the end of the outermost pass, if passes are nested
                     tensor.register_hook(_make_queue_hook(weakref.ref(self)))
@@ -123,12 +123,8 @@ class _SparseMixin:
     def _broadcast_buffers(self) -> None:
         """Broadcast the buffers of the first process, if any process has changed one."""
         buffers = dict(self.module.named_buffers())
-        current = {
-            name: S for name in self._buffer_versions if isinstance(S := buffers.get(name), SparseTensor)
-        }
-        is_changed = any(
-            not _is_same_version(_version(S), self._buffer_versions[name]) for name, S in current.items()
-        )
+        current = {name: S for name in self._kept if isinstance(S := buffers.get(name), SparseTensor)}
+        is_changed = any(not _is_same_version(_version(S), self._kept[name]) for name, S in current.items())
         gathered = _all_max(
             [int(is_changed), *_fingerprint_bounds(current.values())], current.values(), self.process_group
         )
@@ -137,10 +133,10 @@ class _SparseMixin:
             return
         for name, tensor in current.items():
             _broadcast(tensor, self.process_group)
-            self._buffer_versions[name] = _version(tensor)
+            self._kept[name] = _version(tensor)
 
     def _queue(self) -> None:
-        if self._is_sync_pending and not self._is_queued:
+        if self._is_expecting and not self._is_queued:
             self._is_queued = True
             execution_engine.queue_callback(self._average_gradients)
 
@@ -151,16 +147,16 @@ class _SparseMixin:
         its gradient.
         """
         self._is_queued = False
-        if not self._ready and not (self.find_unused_parameters or self.static_graph):
+        if not self._arrived and not (self.find_unused_parameters or self.static_graph):
             return  # the backward pass was of something else
-        is_ready, trainable = [int(name in self._ready) for name in self._trainable], self._trainable.values()
+        is_ready, trainable = [int(name in self._arrived) for name in self._learned], self._learned.values()
         gathered = _all_max([*is_ready, *_fingerprint_bounds(trainable)], trainable, self.process_group)
-        _check_fingerprints(self._trainable, gathered[len(is_ready) :])
-        used = [S for S, is_used in zip(self._trainable.values(), gathered, strict=False) if is_used]
+        _check_fingerprints(self._learned, gathered[len(is_ready) :])
+        used = [S for S, is_used in zip(self._learned.values(), gathered, strict=False) if is_used]
         if not used:
             return
-        self._is_sync_pending = False
-        self._ready.clear()
+        self._is_expecting = False
+        self._arrived.clear()
         for dtype in dict.fromkeys(S.dtype for S in used):
             _average([S for S in used if S.dtype == dtype], self.process_group)
 
@@ -225,8 +221,8 @@ def install() -> None:
 def _make_ready_hook(module_ref: weakref.ref[Any], name: str) -> Callable[[torch.Tensor], None]:
     def mark_ready(parameter: torch.Tensor) -> None:
         module = module_ref()
-        if module is not None and module._is_sync_pending:
-            module._ready.add(name)
+        if module is not None and module._is_expecting:
+            module._arrived.add(name)
             module._queue()
 
     return mark_ready

@@ -97,14 +97,14 @@ class GCNConv(Module):
         self.add_self_loops = normalize if add_self_loops is None else add_self_loops
         self.lin = Linear(in_channels, out_channels, bias=False)
         self.bias = Parameter(torch.empty(out_channels)) if bias else None
-        self._cached_graph: Any = None  # pickles have this name
+        self._first: Any = None  # pickles have this name
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         glorot(self.lin.weight)
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
-        self._cached_graph = None
+        self._first = None
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         if isinstance(x, (tuple, list)):
@@ -124,9 +124,9 @@ class GCNConv(Module):
 
     def _first_graph(self, edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the graph of the first call, and its weights."""
-        if self._cached_graph is None and not is_exporting():
-            self._cached_graph = edge_index, edge_weight
-        return (edge_index, edge_weight) if self._cached_graph is None else self._cached_graph
+        if self._first is None and not is_exporting():
+            self._first = edge_index, edge_weight
+        return (edge_index, edge_weight) if self._first is None else self._first
 
     def _aggregates_first(self, x: Tensor) -> bool:
         """Whether (A x) W is less work than A (x W), backward included."""

@@ -92,8 +92,8 @@ class SparseLinear(torch.nn.Module):
     def _set_pattern(self, pattern: Pattern) -> None:
         self.pattern = pattern
         self.seal = torch.tensor(compute_fingerprint(pattern), device=pattern.device)
-        self._own_seal = int(self.seal)  # pickles have this name and the next
-        self._seal_version = self.seal._version
+        self._sealed = int(self.seal)  # pickles have this name and the next
+        self._seen = self.seal._version
 
     # constructors ------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class SparseLinear(torch.nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Apply the layer to ``input``, dense or sparse, whose last dimension has the features."""
-        if not torch.compiler.is_compiling() and self.seal._version != self._seal_version:
+        if not torch.compiler.is_compiling() and self.seal._version != self._seen:
             self._check_seal()
         if input.shape[-1:] != (self.in_features,):
             raise ShapeError(
@@ -204,13 +204,13 @@ class SparseLinear(torch.nn.Module):
 
     def _check_seal(self) -> None:
         """Raise if another process has sent a different fingerprint."""
-        if int(self.seal) != self._own_seal:
+        if int(self.seal) != self._sealed:
             raise CallError(
                 "this process has other places in its sparse weight than the first one, so their values do "
                 "not belong together; seed all processes alike (torch.manual_seed) before the layer is made "
                 "or rewired, or load one state_dict in all of them"
             )
-        self._seal_version = self.seal._version
+        self._seen = self.seal._version
 
     def reset_parameters(self) -> None:
         """Draw new values on the same pattern, as in a new layer."""
