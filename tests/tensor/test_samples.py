@@ -155,8 +155,8 @@ def test_a_batch_is_one_gather(monkeypatch):
 
     asked = []
     monkeypatch.setattr(
-        "scorch._src.ops.movement.index.rows_of",
-        lambda s, rows: asked.append(rows) or slices.rows_of(s, rows),
+        "scorch._src.ops.movement.index.select_rows",
+        lambda s, rows: asked.append(rows) or slices.select_rows(s, rows),
     )
     data = SparseRows(scorch.from_torch(DENSE, "csr"))
     batches(data, batch_size=6)
