@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 import scorch
+from scorch._src.notation.indexing import parse
+from scorch._src.statements import formula
+from scorch._src.statements.autograd import differentiable
 from scorch.errors import FormatError
 
 FORMATS = ("csr", "csc", "coo", "dcsr", "bsr(2,2)")
@@ -88,9 +92,9 @@ def compare(name: str, form: str, seed: int, needs: tuple[bool, bool], twice: bo
             theirs.square().sum(), [d for _, d in leaves], retain_graph=True, allow_unused=True
         )
         for (tensor, _), one, other in zip(leaves, ours, dense_ones, strict=True):
-            if other is not None and one is not None:
-                wanted = other * mask if isinstance(tensor, scorch.SparseTensor) else other
-                torch.testing.assert_close(one.to_dense(), wanted)
+            theirs_at = torch.zeros_like(tensor.to_dense()) if other is None else other
+            wanted = theirs_at * mask if isinstance(tensor, scorch.SparseTensor) else theirs_at
+            torch.testing.assert_close(torch.zeros_like(wanted) if one is None else one.to_dense(), wanted)
 
 
 def _places(S: scorch.SparseTensor) -> torch.Tensor:
@@ -184,3 +188,28 @@ def test_plans_of_gradients_are_counted_and_cleared() -> None:
     scorch.clear_plans()
     assert not scorch.plan_statistics()["differentiable calls"].entries
     (S @ x).sum().backward()
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated"
+)  # torch's own, at the first dual tensor
+def test_tangents_are_right_where_no_derivative_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense, _, x = drawn(6)
+    monkeypatch.setattr(formula, "MAX_GRADIENTS", 0)
+    scorch.clear_plans()
+    S = scorch.from_torch(dense, format="csr")
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        tangent = torch.autograd.forward_ad.unpack_dual(S @ dual).tangent
+    scorch.clear_plans()
+    torch.testing.assert_close(tangent, dense @ torch.ones_like(x))
+
+
+def test_a_result_that_was_known_goes_with_its_tensor() -> None:
+    dense, _, x = drawn(7)
+    S = scorch.from_torch(dense, format="csr").requires_grad_()
+    statement = parse("y[i,k] = S[i,j] * X[j,k]")
+    result = differentiable(statement, ("S", "X"), [S, x], "dense", known=dense @ x)
+    memory = weakref.ref(result)
+    del result
+    assert memory() is None  # no cycle through the graph waits for the garbage collector

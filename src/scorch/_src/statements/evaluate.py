@@ -59,8 +59,6 @@ def evaluate(
     known = repeat_call(head, operands)
     if known is not None:
         return known  # type: ignore[no-any-return]
-    if not isinstance(expression, str):
-        read_statement(expression, tensors)  # raises the error
     return wrap(run_new(head, parse(expression), tensors, format))
 
 
@@ -87,15 +85,14 @@ def _differentiable(
     known = repeat_differentiable((*head, sparse_grad), list(tensors.values()))
     if known is not None:
         return known
-    statement = parse(expression) if isinstance(expression, str) else None
+    statement = parse(expression)
     names = tuple(tensors)
     operands = [as_differentiable(f"tensor {name!r}", value) for name, value in tensors.items()]
-    used = set() if statement is None else {access.tensor for access in accesses(statement.assign.value)}
+    used = {access.tensor for access in accesses(statement.assign.value)}
     if used != set(names):  # raises the error
         read_statement(
             expression, {n: torch.empty(o.shape, device=HOST) for n, o in zip(names, operands, strict=True)}
         )
-    assert statement is not None
     is_own = all(mine is original for mine, original in zip(operands, tensors.values(), strict=True))
     cache_head = (*head, sparse_grad) if is_own else None
     return differentiable(statement, names, operands, format, sparse_grad, head=cache_head)

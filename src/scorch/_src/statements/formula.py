@@ -41,7 +41,8 @@ class Formula:
         self.sparse_grad = sparse_grad
         self.head = (self, None)  # the key that calls are cached by
         self._gradients: BoundedCache[Any, tuple[GradientRule, ...]] = BoundedCache(MAX_GRADIENTS)
-        self._tangents: BoundedCache[Any, Tangent | None] = BoundedCache(MAX_GRADIENTS)
+        self._tangents: BoundedCache[Any, Tangent] = BoundedCache(MAX_GRADIENTS)
+        self._whole_gradients: dict[int, tuple[Gradient, ...]] = {}
         self._read: dict[tuple[bool, ...], tuple[bool, ...]] = {}
 
     @property
@@ -81,25 +82,22 @@ class Formula:
 
     def whole_gradients(self, place: int) -> tuple[Gradient, ...]:
         """Derive the gradient of the operand at ``place`` everywhere, not only on its pattern."""
-        return gradients(self.assign, self.names[place], self.incoming, None)
+        known = self._whole_gradients.get(place)
+        if known is None:
+            known = gradients(self.assign, self.names[place], self.incoming, None)
+            self._whole_gradients[place] = known
+        return known
 
     def _rules(self, place: int, create_graph: bool, result: Format | None) -> list[GradientRule]:
         own = self.formats[place]
         mask = None if own is None else self.mask
+        roles: dict[str | None, int | str] = {name: number for number, name in enumerate(self.names)}
+        roles |= {self.incoming: INCOMING, mask: MASK}
         rules = []
         for gradient in gradients(self.assign, self.names[place], self.incoming, mask, create_graph):
             names = read_by(gradient.statement)
-            identities = dict(gradient.diagonals)
-            takes = tuple(
-                INCOMING
-                if name == self.incoming
-                else MASK
-                if name == mask
-                else identities[name]
-                if name in identities
-                else self.names.index(name)
-                for name in names
-            )
+            own_roles = roles | dict(gradient.diagonals)
+            takes = tuple(own_roles[name] for name in names)
             formats = tuple(self._format_of(taken, own, result) for taken in takes)
             form: Any = "dense" if own is None else own
             if own is None and self.sparse_grad and len(gradient.dims) == self._rank(place):
@@ -125,17 +123,18 @@ class Formula:
         The tangent of ``A`` has the name ``change_name("A")``.
         """
         key = tuple(changed), tuple(sizes.items()), create_graph
-        if key not in self._tangents:
+        known = self._tangents.get(key)
+        if known is None:
             pairs = zip(self.names, changed, strict=True)
             names = {name: self.change_name(name) for name, is_changed in pairs if is_changed}
-            self._tangents[key] = tangent(self.assign, names, sizes, create_graph)
-        return self._tangents.get(key)
+            known = tangent(self.assign, names, sizes, create_graph)
+            if known is not None:
+                self._tangents[key] = known
+        return known
 
     def change_name(self, operand: str) -> str:
         """Return the name of the tangent of an operand."""
-        others = [fresh(f"{name}_t", self.taken) for name in self.names]
-        place = self.names.index(operand)
-        return fresh(f"{operand}_t", (*self.taken, *others[:place]))
+        return fresh(f"{operand}_t", self.taken)
 
     def read_by_gradients(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
         """Find the operands whose elements the gradients of the ``needed`` ones depend on."""
@@ -186,7 +185,7 @@ class Call:
 
     ``sources`` are the differentiable leaves of operands: sparse tensors, or the values they were built from.
     ``operands`` are the tensors whose arrays are passed to the run, if they can be read as they are, and
-    ``known`` a result that need not be computed.
+    ``known`` a result that need not be computed; the run takes both, so that no graph keeps them.
     """
 
     __slots__ = ("formula", "known", "operands", "pattern", "patterns", "sources")

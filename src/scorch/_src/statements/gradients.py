@@ -34,8 +34,8 @@ from scorch._src.torch_internals import is_legacy_batchedtensor
 
 def forward_of(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
     """Compute the array of the result from plain tensors; its pattern is put into ``call``."""
-    operands, call.operands = call.operands, None
-    result = call.known
+    operands, result = call.operands, call.known
+    call.operands = call.known = None
     if result is None:
         result = run_formula(call.formula, _plain_operands(call, arrays) if operands is None else operands)
     if isinstance(result, SparseTensor):
@@ -89,17 +89,17 @@ def _run_rule(
     compute: Compute,
 ) -> torch.Tensor:
     pattern, array, gradient = call.patterns[place], arrays[place], rule.gradient
-    result: Pattern | None
+    result: Pattern | None = None
+    value: torch.Tensor
     if create_graph or is_legacy_batchedtensor(incoming):
-        inner = derived_call(call, arrays, place, rule, incoming)
-        value, result = compute(*inner), inner[0].pattern
+        inner, taken_arrays = _gradient_call(call, arrays, place, rule, incoming)
+        value, result = compute(inner, taken_arrays), inner.pattern
     else:
-        operands = [_operand(call, arrays, place, taken, incoming) for taken in rule.takes]
-        stored = run_formula(rule.formula, operands)
+        stored = run_formula(rule.formula, _gradient_operands(call, arrays, place, rule, incoming))
         if isinstance(stored, Storage):
             value, result = stored.values, stored.pattern
         else:
-            value, result = stored, None
+            value = stored
     if gradient.repeated:
         sizes = call.sizes(arrays)
         value = value * math.prod(sizes[index] for index in gradient.repeated)
@@ -118,48 +118,48 @@ def _run_rule(
     return value.to(array.dtype)
 
 
-def _operand(
+def _take(
     call: Call, arrays: Sequence[torch.Tensor], place: int, taken: int | str, incoming: torch.Tensor
-) -> Storage | torch.Tensor:
-    """Return what a gradient takes, as a plain tensor or a storage."""
+) -> tuple[torch.Tensor, Pattern | None]:
+    """Return an array that a gradient takes, and its pattern."""
+    if taken == INCOMING:
+        return incoming, call.pattern
+    if isinstance(taken, str):
+        unit = identity(call.sizes(arrays)[taken], arrays[place].dtype)
+        return unit.values, unit.pattern
     if taken == MASK:
         pattern = call.patterns[place]
         assert pattern is not None
-        return Storage(pattern, pattern.mask(arrays[place].dtype))
-    if isinstance(taken, str):
-        return identity(call.sizes(arrays)[taken], arrays[place].dtype)
-    pattern, array = (call.pattern, incoming) if taken == INCOMING else (call.patterns[taken], arrays[taken])
-    if array.is_complex() and taken != INCOMING:
-        array = array.conj()
-    if array.is_conj() or array.is_neg():
-        array = array.resolve_conj().resolve_neg()
-    if pattern is not None:
-        return Storage(pattern, array)
-    return array.contiguous() if taken == INCOMING and 0 in array.stride() else array  # of a sum: expanded
+        return pattern.mask(arrays[place].dtype), pattern
+    array = arrays[taken]
+    return array.conj() if array.is_complex() else array, call.patterns[taken]
 
 
-def derived_call(
+def _gradient_operands(
+    call: Call, arrays: Sequence[torch.Tensor], place: int, rule: GradientRule, incoming: torch.Tensor
+) -> list[Storage | torch.Tensor]:
+    """Return what a gradient takes as plain tensors and storages."""
+    operands: list[Storage | torch.Tensor] = []
+    for taken in rule.takes:
+        array, pattern = _take(call, arrays, place, taken, incoming)
+        if array.is_conj() or array.is_neg():
+            array = array.resolve_conj().resolve_neg()
+        if pattern is None and taken == INCOMING and 0 in array.stride():  # of a sum: expanded
+            array = array.contiguous()
+        operands.append(array if pattern is None else Storage(pattern, array))
+    return operands
+
+
+def _gradient_call(
     call: Call, arrays: Sequence[torch.Tensor], place: int, rule: GradientRule, incoming: torch.Tensor
 ) -> tuple[Call, list[torch.Tensor]]:
-    """A gradient as a call on arrays, connected to what it takes."""
-    taken_arrays: list[torch.Tensor] = []
-    patterns: list[Pattern | None] = []
-    sources: list[Source] = []
-    for taken in rule.takes:
-        is_own = not isinstance(taken, str) and taken >= 0
-        if is_own:
-            array, pattern = arrays[taken], call.patterns[taken]  # type: ignore[index]
-            array = array.conj() if array.is_complex() else array
-        elif taken == INCOMING:
-            array, pattern = incoming, call.pattern
-        else:
-            stored = _operand(call, arrays, place, taken, incoming)
-            assert isinstance(stored, Storage)
-            array, pattern = stored.values, stored.pattern
-        taken_arrays.append(array)
-        patterns.append(pattern)
-        sources.append(call.sources[taken] if is_own and call.sources else None)  # type: ignore[index]
-    return Call(rule.formula, patterns, sources), taken_arrays
+    """Return a gradient as a call on arrays, to be connected to what it takes."""
+    pairs = [_take(call, arrays, place, taken, incoming) for taken in rule.takes]
+    sources: list[Source] = [
+        call.sources[taken] if isinstance(taken, int) and taken >= 0 and call.sources else None
+        for taken in rule.takes
+    ]
+    return Call(rule.formula, [pattern for _, pattern in pairs], sources), [array for array, _ in pairs]
 
 
 def identity(size: int, dtype: torch.dtype) -> Storage:

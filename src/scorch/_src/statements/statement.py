@@ -22,7 +22,6 @@ from scorch._src.statements.call_cache import keep_call, repeat_call
 from scorch._src.statements.formula import Formula
 from scorch._src.statements.operands import as_operand, converted, dtype_of, shape_of
 from scorch._src.storage.storage import Storage
-from scorch.errors import NotationError
 
 Tensors = dict[str, Storage | torch.Tensor]
 LONG_EXPRESSION_CHARS = 4 * MAX_ACCESSES  # characters, of which a long expression has more
@@ -85,8 +84,6 @@ def short_statements(expression: str) -> tuple[Short, ...]:
 
 def read_statement(expression: str, tensors: Mapping[str, Any]) -> tuple[Statement, Tensors, dict[str, int]]:
     """Parse a statement, check its tensors, and infer the size of every index."""
-    if not isinstance(expression, str):
-        raise NotationError(f"the expression is a text such as 'y[i] = A[i,j] * x[j]', not {expression!r}")
     return check_operands(parse(expression), tensors)
 
 

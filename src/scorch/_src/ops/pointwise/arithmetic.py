@@ -86,22 +86,25 @@ def div(input: Any, other: Any, **kwargs: Any) -> Any:
     return run_generally(torch.div, input, other, **kwargs)
 
 
-@implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, differentiable=True)
-def add(input: Any, other: Any, **kwargs: Any) -> Any:
-    if not kwargs and type(other) is SparseTensor and is_plain_inference(input, other):
-        known = repeat_call(_SUM_KEY, (input, other))
-        if known is not None:
-            return known
-    return _run_kernel("+", torch.add, input, other, kwargs)
+def _define_sum(sign: str, function: Callable[..., Any], key: tuple[Any, ...]) -> Callable[..., Any]:
+    """Define ``a + b`` or ``a - b``; of two sparse tensors by the kernel that is cached by ``key``."""
+
+    def total(input: Any, other: Any, **kwargs: Any) -> Any:
+        if not kwargs and type(other) is SparseTensor and is_plain_inference(input, other):
+            known = repeat_call(key, (input, other))
+            if known is not None:
+                return known
+        return _run_kernel(sign, function, input, other, kwargs)
+
+    return total
 
 
-@implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__, torch.subtract, differentiable=True)
-def sub(input: Any, other: Any, **kwargs: Any) -> Any:
-    if not kwargs and type(other) is SparseTensor and is_plain_inference(input, other):
-        known = repeat_call(_DIFFERENCE_KEY, (input, other))
-        if known is not None:
-            return known
-    return _run_kernel("-", torch.sub, input, other, kwargs)
+add = implements(
+    torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, differentiable=True
+)(_define_sum("+", torch.add, _SUM_KEY))
+sub = implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__, torch.subtract, differentiable=True)(
+    _define_sum("-", torch.sub, _DIFFERENCE_KEY)
+)
 
 
 def _run_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: dict[str, Any]) -> Any:
