@@ -136,20 +136,21 @@ def describe(head: tuple[Any, ...], operands: Operands) -> tuple[Hashable, list[
     mode.)
     """
     key: list[Any] = [*head]
-    sources = [*operands]
+    sources: list[Any] = []
     if type(head[1]) is Format:  # formats that are equal may differ for tensors of other ranks
         key.append(head[1].family)
-    for place, value in enumerate(operands):
+    for value in operands:
         kind = type(value)
         if kind is SparseTensor:
-            sources[place] = value.storage
-            key.append(value.storage.key)
-        elif kind is Storage:
+            value = value.storage
             key.append(value.key)
         elif (kind is torch.Tensor or kind is Parameter) and not value.is_neg():
             key.append(None)
+        elif kind is Storage:
+            key.append(value.key)
         else:
             return None
+        sources.append(value)
     return tuple(key), sources
 
 

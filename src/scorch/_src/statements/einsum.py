@@ -21,7 +21,7 @@ from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.autograd import differentiable, repeat_differentiable
 from scorch._src.statements.call_cache import keep_call, repeat_call
 from scorch._src.statements.contraction import MAX_OPERANDS, Contraction, contractions
-from scorch._src.statements.modes import recorder
+from scorch._src.statements.modes import active
 from scorch._src.statements.operands import as_differentiable, as_operand, converted, shape_of, squeezed
 from scorch._src.statements.statement import run_statement
 from scorch._src.storage.storage import Storage
@@ -50,16 +50,17 @@ def einsum(
         equation, operands = _arguments(args)
         arguments = equation, list(operands), spelled(format), sparse_grad
         return torch.ops.scorch.einsum(*arguments)  # type: ignore[no-any-return]
-    record = recorder()
+    record = active.recorder
     if record is not None:
         return record.record_or_run(einsum, args, {"format": format, "sparse_grad": sparse_grad})  # type: ignore[no-any-return]
     if is_autocast():
         args = cast(*args)
     head = (args[0], format) if args and isinstance(args[0], str) else None
-    if is_differentiable(*args[1:] if head else args):
+    operands = args[1:] if head else args
+    if is_differentiable(*operands):
         return _differentiable(args, format, sparse_grad)
     if head is not None:
-        known: SparseTensor | torch.Tensor | None = repeat_call(head, args[1:])
+        known: SparseTensor | torch.Tensor | None = repeat_call(head, operands)
         if known is not None:
             return known
     equation, operands = _arguments(args)

@@ -16,7 +16,7 @@ from scorch._src.notation.trees import accesses
 from scorch._src.notation.verify import shapes_of
 from scorch._src.statements.autograd import differentiable, repeat_differentiable
 from scorch._src.statements.call_cache import repeat_call
-from scorch._src.statements.modes import recorder
+from scorch._src.statements.modes import active
 from scorch._src.statements.operands import as_differentiable, as_operand
 from scorch._src.statements.statement import (
     LONG_EXPRESSION_CHARS,
@@ -49,7 +49,7 @@ def evaluate(
     if is_dynamo_compiling():
         arguments = expression, list(tensors), operands, spelled(format)
         return torch.ops.scorch.evaluate(*arguments)  # type: ignore[no-any-return]
-    record = recorder()
+    record = active.recorder
     if record is not None:
         options = {"format": format, "sparse_grad": sparse_grad}
         return record.record_or_run(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]

@@ -201,6 +201,18 @@ def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
     return SparseTensor(Storage(pattern, plain(values)))
 
 
+def map_values(tensor: SparseTensor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> SparseTensor:
+    """Return the tensor with ``function`` of its values, which are not lazy after it, connected to it."""
+    storage = tensor.storage
+    if peek_interpreter_stack() is None and not (torch.is_grad_enabled() and any_requires_grad(tensor)):
+        values = function(storage.values, *args, **kwargs)
+        if type(values) is torch.Tensor and not is_dynamo_compiling() and not values.requires_grad:
+            return SparseTensor(Storage(storage.pattern, values))
+    else:
+        values = function(values_of(tensor), *args, **kwargs)
+    return sparse_of(storage.pattern, values)
+
+
 def used(tensor: Any) -> Any:
     """Wrap a tensor that requires a gradient for one use of it by a function of torch."""
     if isinstance(tensor, torch.Tensor) and any_requires_grad(tensor) and peek_interpreter_stack() is None:

@@ -1,38 +1,38 @@
 """Fast paths for the most frequent calls; others take the general rule.
 
 ``S * number`` and ``S / number`` act on the values, as unary functions do (``zero_preserving.py``). Sums,
-differences and products of floating-point tensors are generated kernels.
+differences, products and quotients of floating-point tensors are generated kernels.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from scorch._src.formats import Format
 from scorch._src.grad_state import is_differentiable, is_plain_inference
 from scorch._src.ops.movement.index import index
 from scorch._src.ops.movement.shape import permute, select
-from scorch._src.ops.pointwise.elementwise import is_finite, undo_expand
+from scorch._src.ops.pointwise.elementwise import undo_expand
 from scorch._src.statements.call_cache import keep_as, repeat_call
 from scorch._src.statements.evaluate import evaluate
+from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.slices import element
 from scorch._src.storage.strides import has_strides
-from scorch._src.tensor.autograd import sparse_of, values_of
+from scorch._src.tensor.autograd import map_values
+from scorch._src.tensor.create.check import refuse_freed
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.saved_versions import differentiate
 from scorch._src.tensor.sparse_tensor import SparseTensor, as_view, without_base
 from scorch._src.tensor.write_checks import check_assignment
-from scorch._src.torch_internals import DisableTorchFunctionSubclass
+from scorch._src.torch_internals import DisableTorchFunctionSubclass, is_functorch_wrapped_tensor
 from scorch.errors import CallError
 
 _FLOATS = (torch.float32, torch.float64)
 _LETTERS = "abcdefghijklmnop"
-# What products with a dense tensor of the same shape, and sums of sparse tensors, are remembered by.
-_PRODUCT_KEY, _SUM_KEY, _DIFFERENCE_KEY = (("mul",), None), (("add",), None), (("sub",), None)
 
 
 # arithmetic ------------------------------------------------------------------------------------------
@@ -50,106 +50,112 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-@implements(
+def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Define ``a sign b``, which is ``function``; calls that run a kernel are cached by their sign."""
+    key = ((sign,), None)
+    is_sum = sign in "+-"
+
+    def run(input: Any, other: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            return run_generally(function, input, other, **kwargs)
+        if not isinstance(other, torch.Tensor) or not isinstance(input, torch.Tensor):
+            is_scale = not is_sum and isinstance(input, SparseTensor) and _is_number(other)
+            if is_scale and (other or sign == "*"):
+                return map_values(input, function, other)
+            return run_generally(function, input, other)
+        if is_plain_inference(input, other):
+            known = repeat_call(key, (input, other))
+            if known is not None:
+                if (is_sum and type(known) is SparseTensor) or _is_format_right(sign, input, other):
+                    return known
+                return run_generally(function, input, other)
+        return _run_kernel(sign, function, input, other)
+
+    return run
+
+
+mul = implements(
     torch.mul,
     torch.Tensor.mul,
     torch.Tensor.__mul__,
     torch.Tensor.__rmul__,
     torch.multiply,
     differentiable=True,
-)
-def mul(input: Any, other: Any, **kwargs: Any) -> Any:
-    if not kwargs and isinstance(input, SparseTensor):
-        if type(other) is torch.Tensor and is_plain_inference(input, other):
-            product = repeat_call(_PRODUCT_KEY, (input, other))
-            if product is not None and math.isfinite(other.sum()):
-                return product
-        if _is_number(other):
-            return sparse_of(input.storage.pattern, values_of(input) * other)
-    return _run_kernel("*", torch.mul, input, other, kwargs)
-
-
-@implements(
+)(_define("*", torch.mul))
+div = implements(
     torch.div,
     torch.Tensor.div,
     torch.Tensor.__truediv__,
     torch.true_divide,
     torch.divide,
     differentiable=True,
-)
-def div(input: Any, other: Any, **kwargs: Any) -> Any:
-    if not kwargs and isinstance(input, SparseTensor) and _is_number(other) and other != 0:
-        return sparse_of(input.storage.pattern, values_of(input) / other)
-    is_dense = isinstance(other, torch.Tensor) and not isinstance(other, SparseTensor)
-    if is_dense and other.layout == torch.strided and bool(undo_expand(other).all()):
-        return _run_kernel("/", torch.div, input, other, kwargs)
-    return run_generally(torch.div, input, other, **kwargs)
-
-
-def _define_sum(sign: str, function: Callable[..., Any], key: tuple[Any, ...]) -> Callable[..., Any]:
-    """Define ``a + b`` or ``a - b``; of two sparse tensors by the kernel that is cached by ``key``."""
-
-    def total(input: Any, other: Any, **kwargs: Any) -> Any:
-        if not kwargs and type(other) is SparseTensor and is_plain_inference(input, other):
-            known = repeat_call(key, (input, other))
-            if known is not None:
-                return known
-        return _run_kernel(sign, function, input, other, kwargs)
-
-    return total
-
-
+)(_define("/", torch.div))
 add = implements(
     torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, differentiable=True
-)(_define_sum("+", torch.add, _SUM_KEY))
+)(_define("+", torch.add))
 sub = implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__, torch.subtract, differentiable=True)(
-    _define_sum("-", torch.sub, _DIFFERENCE_KEY)
+    _define("-", torch.sub)
 )
 
 
-def _run_kernel(sign: str, function: Callable[..., Any], a: Any, b: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute ``a sign b`` of two sparse tensors, or a product of a sparse and a dense one, by a kernel."""
-    if sign in "+-" and not kwargs and type(a) is SparseTensor and type(b) is SparseTensor:
-        left_storage, right_storage = a.storage, b.storage
-        shape, form, dtype = (
-            left_storage.pattern.shape,
-            left_storage.pattern.format,
-            left_storage.values.dtype,
-        )
-        is_alike = (
-            shape == right_storage.pattern.shape and dtype == right_storage.values.dtype and dtype in _FLOATS
-        )
-        if is_alike and 0 < len(shape) <= len(_LETTERS) and not form.is_blocked:
-            text = _sum_statement(sign, len(shape))
-            result = evaluate(text, A=a, B=b, format=form)
-            if is_plain_inference(a, b):
-                keep_as(_SUM_KEY if sign == "+" else _DIFFERENCE_KEY, (text, form, "A", "B"), (a, b))
-            return result
-    are_tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-    if kwargs or not are_tensors or not _is_plain(a, b, sign):
-        return run_generally(function, a, b, **kwargs)
-    sparse = a if isinstance(a, SparseTensor) else b
-    shape = sparse.storage.pattern.shape
-    other = _shape(b if sparse is a else a)
-    if other != shape and (1 in shape or not _broadcasts(other, shape)):
+def _run_kernel(sign: str, function: Callable[..., Any], a: torch.Tensor, b: torch.Tensor) -> Any:
+    """Compute ``a sign b`` by a kernel, or by the general rule where that would return another format."""
+    statement = _statement(sign, a, b)
+    if statement is None:
         return run_generally(function, a, b)
-    a, b = undo_expand(a), undo_expand(b)
-    left, right = _access("A", a, shape), _access("B", b, shape)
-    if left is None or right is None:
+    text, form, left, right = statement
+    refuse_freed(left, right)
+    if not _is_format_right(sign, left, right):
         return run_generally(function, a, b)
-    target = ",".join(_LETTERS[: len(shape)])
-    text = f"C[{target}] = {left[0]} {sign} {right[0]}"
-    result = evaluate(text, A=left[1], B=right[1], format=sparse.format)
-    if sign == "*" and sparse is a and other == shape and is_plain_inference(a, b):
-        keep_as(_PRODUCT_KEY, (text, sparse.format, "A", "B"), (a, b))
+    result = evaluate(text, A=left, B=right, format=form)
+    if left is a and right is b and is_plain_inference(a, b):
+        keep_as(((sign,), None), (text, form, "A", "B"), (a, b))
     return result
 
 
-@functools.lru_cache(maxsize=256)
-def _sum_statement(sign: str, rank: int) -> str:
-    """Return ``C[a,b] = A[a,b] + B[a,b]``."""
-    indices = ",".join(_LETTERS[:rank])
-    return f"C[{indices}] = A[{indices}] {sign} B[{indices}]"
+def _statement(
+    sign: str, a: torch.Tensor, b: torch.Tensor
+) -> tuple[str, str | Format, torch.Tensor, torch.Tensor] | None:
+    """Return ``C[a,b] = A[a,b] sign B[b]``, its format and its operands; None if no kernel computes that.
+
+    Two sparse tensors have the same shape; a dense one may be broadcast to that of the sparse one.
+    """
+    sparse, other = (a, b) if isinstance(a, SparseTensor) else (b, a)
+    if not isinstance(sparse, SparseTensor) or (sign == "/" and sparse is not a):
+        return None
+    form, shape, dtype = sparse.format, sparse.storage.pattern.shape, sparse.storage.values.dtype
+    if dtype not in _FLOATS or not 0 < len(shape) <= len(_LETTERS):
+        return None
+    result_form: str | Format = form
+    if isinstance(other, SparseTensor):
+        if other.storage.values.dtype != dtype or form.is_blocked or sign == "/":
+            return None
+    elif other.layout != torch.strided or other.dtype != dtype:
+        return None
+    elif sign in "+-":
+        result_form = "dense"
+        if form.is_blocked or not is_within_budget(math.prod(shape) * dtype.itemsize):
+            return None
+        if not other.is_contiguous():
+            return None  # a result lies in memory as the dense operand does
+    left, right = _access("A", undo_expand(a), shape), _access("B", undo_expand(b), shape)
+    if left is None or right is None:
+        return None
+    text = f"C[{','.join(_LETTERS[: len(shape)])}] = {left[0]} {sign} {right[0]}"
+    return text, result_form, left[1], right[1]
+
+
+def _access(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> tuple[str, torch.Tensor] | None:
+    """Return ``A[a,b]`` of a tensor broadcast to ``shape``: without dimensions of size 1, if it is dense."""
+    sizes = tensor.storage.pattern.shape if isinstance(tensor, SparseTensor) else tuple(tensor.shape)
+    if sizes == shape:
+        return f"{name}[{','.join(_LETTERS[: len(shape)])}]", tensor
+    if isinstance(tensor, SparseTensor) or 1 in shape or not _broadcasts(sizes, shape):
+        return None
+    skipped = len(shape) - len(sizes)
+    kept_dims = [dim for dim, size in enumerate(sizes) if size != 1]
+    indices = ",".join(_LETTERS[skipped + dim] for dim in kept_dims)
+    return f"{name}[{indices}]", tensor.reshape([sizes[dim] for dim in kept_dims])
 
 
 def _broadcasts(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
@@ -158,35 +164,26 @@ def _broadcasts(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
     return len(shape) <= len(wide) and all(size in (1, target) for size, target in sizes)
 
 
-def _access(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> tuple[str, torch.Tensor] | None:
-    """Return ``A[a,b]`` of a tensor broadcast to ``shape``: without dimensions of size 1, if it is dense."""
-    if _shape(tensor) == shape:
-        return f"{name}[{','.join(_LETTERS[: len(shape)])}]", tensor
-    if isinstance(tensor, SparseTensor):
-        return None
-    skipped = len(shape) - tensor.dim()
-    kept_dims = [dim for dim in range(tensor.dim()) if tensor.shape[dim] != 1]
-    indices = ",".join(_LETTERS[skipped + dim] for dim in kept_dims)
-    return f"{name}[{indices}]", tensor.reshape([tensor.shape[dim] for dim in kept_dims])
+def _is_format_right(sign: str, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a kernel's result has the format that these values lead to by the general rule.
 
-
-def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    return tensor.storage.pattern.shape if isinstance(tensor, SparseTensor) else tuple(tensor.shape)
-
-
-def _is_plain(a: torch.Tensor, b: torch.Tensor, sign: str) -> bool:
-    dtype, other = (
-        tensor.storage.values.dtype if isinstance(tensor, SparseTensor) else tensor.dtype for tensor in (a, b)
-    )
-    if dtype != other or dtype not in _FLOATS or not 0 < len(_shape(a)) <= len(_LETTERS):
+    A product is sparse unless a zero meets infinity or NaN, a quotient unless it meets zero, too. A sum with
+    a dense tensor is dense unless that is zero everywhere, or the other one has no implicit zeros.
+    """
+    sparse, other = (a, b) if isinstance(a, SparseTensor) else (b, a)
+    is_pair = isinstance(other, SparseTensor)
+    if sign in "+-":
+        if is_pair:
+            return True
+        is_full = sparse.storage.pattern.size >= sparse.numel()  # type: ignore[attr-defined]
+        return not is_full and not is_functorch_wrapped_tensor(other) and bool(other.count_nonzero())
+    if sign == "/" and not bool(other.all()):
         return False
-    if isinstance(a, SparseTensor) and isinstance(b, SparseTensor):
-        is_sum = sign in "+-"  # a product with infinity or NaN is not zero where one is not stored
-        return not a.format.is_blocked and (
-            is_sum or (is_finite(a.storage.values) and is_finite(b.storage.values))
-        )
-    dense = b if isinstance(a, SparseTensor) else a
-    return sign in "*/" and dense.layout == torch.strided and is_finite(undo_expand(dense))
+    arrays = (sparse.storage.values, other.storage.values) if is_pair else (other,)  # type: ignore[attr-defined]
+    for array in arrays:
+        if not is_functorch_wrapped_tensor(array) and not math.isfinite(array.detach().sum()):
+            return False
+    return True
 
 
 # moving entries --------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from scorch._src.devices import HOST
 from scorch._src.ops.fallback import run_densely
 from scorch._src.ops.pointwise.arithmetic import run_generally
 from scorch._src.ops.pointwise.elementwise import map_elements
-from scorch._src.tensor.autograd import sparse_of, values_of
-from scorch._src.tensor.registry import implements, look_up
+from scorch._src.tensor.autograd import map_values
+from scorch._src.tensor.create.check import refuse_freed
+from scorch._src.tensor.registry import entry, implements, look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 
 aten = torch.ops.aten
@@ -54,8 +55,9 @@ def _make_handler(function: Callable[..., Any]) -> Callable[..., Any]:
             )
             is_functional = kwargs.get("out") is None and not kwargs.get("inplace")
             if not is_unary or not is_functional or not _preserves_zero(function, input.dtype, args, kwargs):
+                refuse_freed(input, *args, *kwargs.values())
                 return run_generally(function, input, *args, **kwargs)
-        return sparse_of(input.storage.pattern, function(values_of(input), *args, **kwargs))
+        return map_values(input, function, *args, **kwargs)
 
     return apply
 
@@ -65,6 +67,7 @@ for _name in FUNCTIONS.split():
         _function = getattr(_home, _name, None)
         if callable(_function) and look_up(_function).run is None:
             implements(_function, differentiable=True)(_make_handler(_function))
+            entry(_function).checks_operands = True
 
 
 # with other tensors, or several results --------------------------------------------------------------
