@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import json
+import os
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from benchmarks import frames, overhead, pruned
+from benchmarks import compare, frames, overhead, pruned
 from benchmarks.kernels import data, generated, layouts, matrix_kernels, moving_kernels, tensor_kernels
 from benchmarks.kernels.__main__ import main
 from benchmarks.kernels.cases import Case
@@ -384,3 +385,17 @@ def test_overhead_of_calls_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path
     cold = overhead._run(overhead.COLD, str(tmp_path))
     planning = overhead._run(overhead.PLANNING, str(tmp_path / "other"))
     assert cold.keys() == planning.keys() and all(planning[name] > 0 for name in ("SpMM", "SpMSpM", "MTTKRP"))
+
+
+def test_two_source_trees_are_compared() -> None:
+    source = compare.HERE / "src"
+    rows = compare.compare(
+        source,
+        source,
+        rounds=1,
+        core=min(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0]),
+    )
+    assert [name for name, *_ in rows] == list(compare.cases())
+    assert all(before > 0 and after > 0 for _, before, after, _ in rows)
+    with pytest.raises(SystemExit):
+        compare.main(["no-such-folder"])
