@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from scorch._src.explain import html as page
-from scorch._src.explain.report import StepExplanation, TensorFacts, format_bytes, to_plain
+from scorch._src.explain.render import WIDTH, format_bytes, format_seconds, to_plain, wrap_lines
+from scorch._src.explain.report import StepExplanation, TensorFacts
+from scorch.errors import counted
 
-_WIDTH = 110
-_LABEL = 12
 MIN_SHOWN_SHARE = 0.01  # of the total time: shorter dense calls are summed up
 
 KINDS = {
@@ -125,18 +124,10 @@ class FunctionExplanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert everything but the result to dictionaries, lists, numbers and strings, for JSON."""
-        fields_by_name = {
-            name: to_plain(getattr(self, name)) for name in ("name", "calls", "seconds", "watched", "runs")
-        }
-        return {
-            **fields_by_name,
-            "joined": to_plain(self.joined),
-            "joinable": to_plain(self.joinable),
-            "advice": to_plain(self.advice),
-        }
+        names = ("name", "calls", "seconds", "watched", "runs", "joined", "joinable", "advice")
+        return {name: to_plain(getattr(self, name)) for name in names}
 
-    def __str__(self) -> str:
-        return self.report()
+    __str__ = report
 
     def __repr__(self) -> str:
         return f"<{_title(self)}; print it to read it>"
@@ -151,16 +142,6 @@ class FunctionExplanation:
             page.listing("What would spare time", self.advice) if self.advice else "",
             page.source("C source of all kernels", self.source),
         )
-
-
-def format_seconds(seconds: float | None) -> str:
-    """Format seconds as ``1.2 ms``: two or three digits."""
-    if seconds is None:
-        return "-"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.2g} us"
 
 
 # in notebooks ----------------------------------------------------------------------------------------
@@ -192,14 +173,11 @@ def _html_kernel(kernel: KernelExplanation) -> str:
 
 
 def _title(report: FunctionExplanation) -> str:
-    kernels = len(report.kernels)
-    number = f"{kernels} kernel{'' if kernels == 1 else 's'}"
-    watched = (
-        f"; {format_seconds(report.watched)} while watched" if report.watched > 1.1 * report.seconds else ""
-    )
-    times = "call" if report.runs == 1 else "calls"
-    median = f"median of {report.runs} {times}{watched}"
-    return f"{report.name}: {number}, {format_seconds(report.seconds)} ({median})"
+    median = f"median of {counted(report.runs, 'call')}"
+    if report.watched > 1.1 * report.seconds:
+        median += f"; {format_seconds(report.watched)} while watched"
+    kernels = counted(len(report.kernels), "kernel")
+    return f"{report.name}: {kernels}, {format_seconds(report.seconds)} ({median})"
 
 
 def _split_calls(explanation: FunctionExplanation) -> tuple[list[CallExplanation], list[CallExplanation]]:
@@ -222,18 +200,15 @@ def _report(explanation: FunctionExplanation) -> list[str]:
     if short_calls:
         seconds = format_seconds(sum(call.seconds for call in short_calls))
         names = ", ".join(dict.fromkeys(call.name for call in short_calls))
-        summary = f"{len(short_calls)} short dense call{'' if len(short_calls) == 1 else 's'} of torch"
-        lines += ["", *_wrap_lines(f"and {summary}, {seconds}: {names}", "")]
+        summary = f"{counted(len(short_calls), 'short dense call')} of torch"
+        lines += ["", *wrap_lines(f"and {summary}, {seconds}: {names}")]
     if not explanation.kernels and not long_calls:
-        lines += [
-            "",
-            *_wrap_lines("no kernel of Scorch ran in this thread (a generator must be consumed)", ""),
-        ]
+        lines += ["", "no kernel of Scorch ran in this thread (a generator must be consumed)"]
     for group in explanation.joined:
-        lines += ["", *_wrap_lines(f"one kernel for: {', '.join(group)}", "")]
+        lines += ["", *wrap_lines(f"one kernel for: {', '.join(group)}")]
     if explanation.advice:
         lines += ["", "what would spare time"]
-        lines += [line for text in explanation.advice for line in _wrap_lines(text, "- ")]
+        lines += [line for text in explanation.advice for line in wrap_lines(text, "- ")]
     return lines
 
 
@@ -243,7 +218,7 @@ def _call_lines(call: CallExplanation, number: int, total: float) -> list[str]:
     location = f"  ({call.where})" if call.where else ""
     lines = [f"{number}. {call.name}{kind}: {format_seconds(call.seconds)}{share}{location}"]
     if call.line:
-        lines.append(f"     {textwrap.shorten(call.line, _WIDTH - 5, placeholder=' ...')}")
+        lines.append(f"     {textwrap.shorten(call.line, WIDTH - 5, placeholder=' ...')}")
     for kernel in call.kernels:
         lines += _kernel_lines(kernel)
     if call.is_sparse and not call.kernels:
@@ -257,19 +232,12 @@ def _kernel_lines(kernel: KernelExplanation) -> list[str]:
         result = "" if kernel.result is None else f" -> {kernel.result}"
         lines += _label_lines("formats", "; ".join(map(str, kernel.operands)) + result)
     if kernel.loop_order:
-        threads = f"{kernel.threads} thread{'' if kernel.threads == 1 else 's'}"
-        lines += _label_lines(
-            "loops", f"{', '.join(kernel.loop_order)}; {threads}; {format_bytes(kernel.bytes)}"
-        )
+        loops = (", ".join(kernel.loop_order), counted(kernel.threads, "thread"), format_bytes(kernel.bytes))
+        lines += _label_lines("loops", "; ".join(loops))
     elif kernel.bytes:
         lines += _label_lines("memory", format_bytes(kernel.bytes))
-    if kernel.predicted is not None:
-        lines += _label_lines(
-            "time",
-            f"predicted {format_seconds(kernel.predicted)}, measured {format_seconds(kernel.measured)}",
-        )
-    else:
-        lines += _label_lines("time", f"measured {format_seconds(kernel.measured)}")
+    predicted = "" if kernel.predicted is None else f"predicted {format_seconds(kernel.predicted)}, "
+    lines += _label_lines("time", f"{predicted}measured {format_seconds(kernel.measured)}")
     for text in kernel.converted:
         lines += _label_lines("converts", text)
     if kernel.converting > 0.05 * kernel.measured and kernel.converted:
@@ -278,21 +246,4 @@ def _kernel_lines(kernel: KernelExplanation) -> list[str]:
 
 
 def _label_lines(label: str, text: str) -> list[str]:
-    wrapped = textwrap.wrap(text, _WIDTH - _LABEL - 5, break_long_words=False, break_on_hyphens=False) or [""]
-    return [f"     {label if n == 0 else '':{_LABEL}}{line}" for n, line in enumerate(wrapped)]
-
-
-def _wrap_lines(text: str, begin: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=begin,
-        subsequent_indent=" " * len(begin),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def join_groups(calls: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """Return the groups of more than one call."""
-    return tuple(tuple(group) for group in calls if len(group) > 1)
+    return wrap_lines(text, f"     {label:12}")
