@@ -21,6 +21,7 @@ from scorch._src.backends.base import host_threads
 from scorch._src.cli import warm
 from scorch._src.cli.demo_cases import Call, Case, Problem, make_cases, power_law
 from scorch._src.explain.explain_statement import explain
+from scorch._src.explain.render import format_seconds
 from scorch._src.formats import Format
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -73,15 +74,13 @@ def main(small: bool = False, as_json: bool = False) -> int:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Ss]parse")  # torch's own layouts are "in beta"
         for problem in problems:
-            cases = make_cases(problem)
             if not as_json:
                 _print_heading(problem)
             tables.append([])
-            for case in cases:
-                row = measure(case, problem)
-                tables[-1].append(row)
+            for case in make_cases(problem):
+                tables[-1].append(measure(case, problem))
                 if not as_json:
-                    _print_row(row, problem)
+                    _print_row(tables[-1][-1], problem)
         if as_json:
             _print_json(problems, tables)
         else:
@@ -199,13 +198,13 @@ def _print_heading(problem: Problem) -> None:
 
 
 def _print_row(row: Row, problem: Problem) -> None:
-    sparse = f"{_format_seconds(row.torch_sparse)} {row.layout}" if row.torch_sparse is not None else "cannot"
-    last = _format_seconds(row.dense) if problem.fits_dense else _format_seconds(row.first)
+    sparse = f"{format_seconds(row.torch_sparse)} {row.layout}" if row.torch_sparse is not None else "cannot"
+    last = format_seconds(row.dense if problem.fits_dense else row.first)
     ratio = "-" if row.ratio is None else f"{row.ratio:.1f}x" if row.ratio < 99 else f"{row.ratio:.0f}x"
     agrees = "-" if row.error is None else "yes" if row.agrees else "NO"
     formats = f"{row.formats} -> {row.result}"
     text = row.text.partition(" = ")[2] or row.text
-    print(_format_line(text, formats, _format_seconds(row.warm), sparse, last, ratio, agrees), flush=True)
+    print(_format_line(text, formats, format_seconds(row.warm), sparse, last, ratio, agrees), flush=True)
 
 
 def _format_line(
@@ -248,11 +247,3 @@ def _print_json(problems: tuple[Problem, ...], tables: list[list[Row]]) -> None:
         "cache": str(cache.directory()),
     }
     print(json.dumps(report, indent=2))
-
-
-def _format_seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.1f} us"
