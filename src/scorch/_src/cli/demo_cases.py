@@ -97,7 +97,9 @@ def _make_case(
     if "[" in text:
         named: dict[str, Any] = dict(zip("ABC", operands, strict=False))
         run = functools.partial(evaluate, text, **named)
-    torch_sparse = {name: functools.partial(call, tensors, *dense) for name, tensors in layouts.items()}
+    torch_sparse: dict[str, Call] = {
+        name: functools.partial(call, tensors, *dense) for name, tensors in layouts.items()
+    }
     return Case(text, operands, run, torch_sparse, with_dtype)
 
 
