@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,18 +156,11 @@ def _html_row(number: int, call: CallExplanation, total: float) -> list[str]:
 
 
 def _html_kernel(kernel: KernelExplanation) -> str:
-    lines = [page.faint(KINDS[kernel.kind]), *map(page.text, kernel.operands)]
-    if kernel.result is not None:
-        lines.append(f"&rarr; {page.text(kernel.result)}")
-    if kernel.loop_order:
-        lines.append(page.text(f"loops {', '.join(kernel.loop_order)}; threads {kernel.threads}"))
-    lines.append(page.text(format_bytes(kernel.bytes)))
-    lines += [f"<i>{page.text(sentence)}</i>" for sentence in kernel.converted]
-    times = format_seconds(kernel.measured)
-    if kernel.predicted is not None:
-        times += f" (predicted {format_seconds(kernel.predicted)})"
-    body = "<br>".join(lines) + page.source("C source", kernel.source)
-    return page.collapsible(f"{page.code(kernel.statement)} {page.faint(times)}", body)
+    facts = [f"{page.faint(label)} {page.text(text)}" for label, text in _kernel_facts(kernel)]
+    body = "<br>".join([page.faint(KINDS[kernel.kind]), *facts]) + page.source("C source", kernel.source)
+    return page.collapsible(
+        f"{page.code(kernel.statement)} {page.faint(format_seconds(kernel.measured))}", body
+    )
 
 
 # the report ------------------------------------------------------------------------------------------
@@ -182,14 +176,11 @@ def _title(report: FunctionExplanation) -> str:
 
 def _split_calls(explanation: FunctionExplanation) -> tuple[list[CallExplanation], list[CallExplanation]]:
     """Split the calls into those shown one by one, and short dense ones."""
-    long_calls: list[CallExplanation] = []
-    short_calls: list[CallExplanation] = []
+    calls: tuple[list[CallExplanation], list[CallExplanation]] = [], []
     for call in explanation.calls:
-        is_short = (
-            not call.is_sparse and not call.kernels and call.seconds < MIN_SHOWN_SHARE * explanation.watched
-        )
-        (short_calls if is_short else long_calls).append(call)
-    return long_calls, short_calls
+        is_dense = not call.is_sparse and not call.kernels
+        calls[is_dense and call.seconds < MIN_SHOWN_SHARE * explanation.watched].append(call)
+    return calls
 
 
 def _report(explanation: FunctionExplanation) -> list[str]:
@@ -219,31 +210,28 @@ def _call_lines(call: CallExplanation, number: int, total: float) -> list[str]:
     lines = [f"{number}. {call.name}{kind}: {format_seconds(call.seconds)}{share}{location}"]
     if call.line:
         lines.append(f"     {textwrap.shorten(call.line, WIDTH - 5, placeholder=' ...')}")
+    facts = []
     for kernel in call.kernels:
-        lines += _kernel_lines(kernel)
+        label = "kernel" if kernel.kind in ("kernel", "fused") else kernel.kind
+        facts += [(label, kernel.statement), *_kernel_facts(kernel)]
     if call.is_sparse and not call.kernels:
-        lines += _label_lines("values", "on the stored values, by torch, or on the pattern alone: no kernel")
-    return lines
+        facts.append(("values", "on the stored values, by torch, or on the pattern alone: no kernel"))
+    return lines + [line for label, text in facts for line in wrap_lines(text, f"     {label:12}")]
 
 
-def _kernel_lines(kernel: KernelExplanation) -> list[str]:
-    lines = _label_lines("kernel" if kernel.kind in ("kernel", "fused") else kernel.kind, kernel.statement)
+def _kernel_facts(kernel: KernelExplanation) -> Iterator[tuple[str, str]]:
+    """Yield what a report says of a kernel besides its statement, with labels."""
     if kernel.operands:
         result = "" if kernel.result is None else f" -> {kernel.result}"
-        lines += _label_lines("formats", "; ".join(map(str, kernel.operands)) + result)
+        yield "formats", "; ".join(map(str, kernel.operands)) + result
     if kernel.loop_order:
         loops = (", ".join(kernel.loop_order), counted(kernel.threads, "thread"), format_bytes(kernel.bytes))
-        lines += _label_lines("loops", "; ".join(loops))
+        yield "loops", "; ".join(loops)
     elif kernel.bytes:
-        lines += _label_lines("memory", format_bytes(kernel.bytes))
+        yield "memory", format_bytes(kernel.bytes)
     predicted = "" if kernel.predicted is None else f"predicted {format_seconds(kernel.predicted)}, "
-    lines += _label_lines("time", f"{predicted}measured {format_seconds(kernel.measured)}")
+    yield "time", f"{predicted}measured {format_seconds(kernel.measured)}"
     for text in kernel.converted:
-        lines += _label_lines("converts", text)
+        yield "converts", text
     if kernel.converting > 0.05 * kernel.measured and kernel.converted:
-        lines += _label_lines("", f"which took {format_seconds(kernel.converting)}")
-    return lines
-
-
-def _label_lines(label: str, text: str) -> list[str]:
-    return wrap_lines(text, f"     {label:12}")
+        yield "", f"which took {format_seconds(kernel.converting)}"
