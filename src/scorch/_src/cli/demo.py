@@ -93,9 +93,6 @@ def main(small: bool = False, as_json: bool = False) -> int:
     return 1 if wrong else 0
 
 
-# measuring -------------------------------------------------------------------------------------------
-
-
 def measure(case: Case, problem: Problem) -> Row:
     """Run every contestant, check the result, then time them in turns."""
     first, result = _time_call(case.scorch)
@@ -182,9 +179,6 @@ def _as_coo(tensor: SparseTensor) -> torch.Tensor:
 
 def _format(tensor: Any) -> Format | str:
     return tensor.format if isinstance(tensor, SparseTensor) else "dense"
-
-
-# printing --------------------------------------------------------------------------------------------
 
 
 def _print_heading(problem: Problem) -> None:

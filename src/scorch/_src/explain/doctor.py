@@ -92,9 +92,6 @@ def _make_call(model: torch.nn.Module, example: Any) -> Callable[[], Any]:
     return functools.partial(model, *(example if isinstance(example, tuple | list) else (example,)))
 
 
-# observing -------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Visit:
     """A layer that ran: its first input, how often it was called and for how long."""
@@ -145,9 +142,6 @@ def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[list[floa
         for hook in hooks:
             hook.remove()
     return times, order
-
-
-# diagnosing ------------------------------------------------------------------------------------------
 
 
 def _diagnose(visit: _Visit, sparsities: Sequence[float]) -> LayerDiagnosis:

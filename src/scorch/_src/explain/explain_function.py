@@ -115,9 +115,6 @@ def _find_fusion(
     return (groups, ()) if is_compiled else ((), groups)
 
 
-# explanations ----------------------------------------------------------------------------------------
-
-
 def _explain_calls(traces: list[Trace]) -> tuple[CallExplanation, ...]:
     """Explain the last trace, with medians of all that ran the same calls."""
     last = traces[-1]

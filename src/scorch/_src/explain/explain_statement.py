@@ -174,9 +174,6 @@ def _explain_parts(
     yield from _explain_expression(show(last.statement), operands, format)
 
 
-# steps -----------------------------------------------------------------------------------------------
-
-
 def _explain_steps(
     steps: Sequence[Step], tensors: Tensors, sizes: Mapping[str, int], requested: Format | None
 ) -> Iterator[StepExplanation]:

@@ -145,9 +145,6 @@ class FunctionExplanation:
         )
 
 
-# in notebooks ----------------------------------------------------------------------------------------
-
-
 def _html_row(number: int, call: CallExplanation, total: float) -> list[str]:
     name = f"<b>{page.text(call.name)}</b><br>{page.faint(call.where)}"
     kernels = "".join(map(_html_kernel, call.kernels))
@@ -161,9 +158,6 @@ def _html_kernel(kernel: KernelExplanation) -> str:
     return page.collapsible(
         f"{page.code(kernel.statement)} {page.faint(format_seconds(kernel.measured))}", body
     )
-
-
-# the report ------------------------------------------------------------------------------------------
 
 
 def _title(report: FunctionExplanation) -> str:

@@ -179,9 +179,6 @@ def _html_row(number: int, step: StepExplanation) -> list[str]:
     return [str(number), page.code(step.statement), operands, result, loops, conversions]
 
 
-# the report ------------------------------------------------------------------------------------------
-
-
 def _report(explanation: Explanation) -> list[str]:
     """Return at most ``MAX_REPORT_LINES`` lines: with many steps fewer rejected orders, or none."""
     lines: list[str] = []

@@ -12,6 +12,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from scorch._src.formats.banded import Banded
 from scorch._src.formats.bitmap import Bitmap
@@ -21,7 +22,11 @@ from scorch._src.formats.dense import Dense
 from scorch._src.formats.level import Level
 from scorch.errors import FormatError, UnsupportedError
 
-LEVELS: tuple[Level, ...] = (Dense(), Compressed(), Coordinate(), Bitmap(), Banded())
+Levels: TypeAlias = tuple[Level, ...]
+Order: TypeAlias = tuple[int, ...]
+Blocks: TypeAlias = tuple[tuple[int, int], ...]
+
+LEVELS: Levels = (Dense(), Compressed(), Coordinate(), Bitmap(), Banded())
 _BY_LETTER = {level.letter: level for level in LEVELS}
 _BY_WORD = {level.name: level for level in LEVELS} | {"sparse": _BY_LETTER["s"]}
 _LAST = {level.name: level.letter for level in LEVELS[3:]}  # names of levels that are names of formats too
@@ -63,9 +68,9 @@ class Format:
     'dsdd'
     """
 
-    levels: tuple[Level, ...]
-    order: tuple[int, ...]
-    blocks: tuple[tuple[int, int], ...]
+    levels: Levels
+    order: Order
+    blocks: Blocks
     family: str | None = field(compare=False)
 
     def __init__(
@@ -280,9 +285,7 @@ def dense_format(dims: int, order: tuple[int, ...] | None = None) -> Format:
     return Format("d" * dims if dims else "dense", order=order, dims=dims)
 
 
-def _parse(
-    spec: str, dims: int | None
-) -> tuple[tuple[Level, ...], tuple[int, ...], tuple[tuple[int, int], ...], str | None]:
+def _parse(spec: str, dims: int | None) -> tuple[Levels, Order, Blocks, str | None]:
     text = spec.strip().lower()
     if text in NAMES[:-2] or text in _LAST or _BLOCKED.fullmatch(text):
         return (*_named(text, dims), text)
@@ -311,9 +314,7 @@ def _known() -> str:
     )
 
 
-def _named(
-    name: str, dims: int | None
-) -> tuple[tuple[Level, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
+def _named(name: str, dims: int | None) -> tuple[Levels, Order, Blocks]:
     """The levels, order and blocks of a name for tensors of ``dims`` dimensions (2 unless said)."""
     n = 2 if dims is None else dims
     plain = tuple(range(n))
@@ -340,18 +341,18 @@ def _named(
     return _letters(letters), order, ()
 
 
-def _letters(text: str) -> tuple[Level, ...]:
+def _letters(text: str) -> Levels:
     return tuple(_BY_LETTER[letter] for letter in text)
 
 
-def _checked_order(order: Iterable[int]) -> tuple[int, ...]:
+def _checked_order(order: Iterable[int]) -> Order:
     try:
         return tuple(int(dim) for dim in order)
     except (TypeError, ValueError):
         raise FormatError(f"the order of a format lists dimensions, such as (1, 0), not {order!r}") from None
 
 
-def _checked_blocks(blocks: Mapping[int, int] | Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _checked_blocks(blocks: Mapping[int, int] | Iterable[tuple[int, int]]) -> Blocks:
     try:
         return tuple(sorted((int(dim), int(size)) for dim, size in dict(blocks).items()))
     except (TypeError, ValueError):

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from scorch.compat.torch_sparse.tensor import SparseTensor
 
 
-# sums ------------------------------------------------------------------------------------------------
-
-
 def add(src: SparseTensor, other: Any) -> SparseTensor:
     """With a matrix the sum; a column (n, 1) or row (1, n) is added to the stored entries alone."""
     if not isinstance(other, type(src)):
@@ -36,9 +33,6 @@ def add_nnz(src: SparseTensor, other: Any, layout: str | None = None) -> SparseT
 
 def add_nnz_(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
     return src.set_value_(add_nnz(src, other, layout).storage.value(), layout="coo")
-
-
-# products --------------------------------------------------------------------------------------------
 
 
 def mul(src: SparseTensor, other: Any) -> SparseTensor:
