@@ -29,6 +29,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 TOLERANCE = 1e-4  # of the largest value: the rounding of float32
 SECONDS_PER_EXPRESSION = 0.3  # for the timing of all contestants together
 MIN_RUNS, MAX_RUNS = 3, 11
+_LINE = "{:24}{:27}{:>9}{:>15}{:>11}{:>7} {:>6}".format
 
 
 @dataclass(frozen=True)
@@ -150,12 +151,13 @@ def _relative_error(result: torch.Tensor, truth: torch.Tensor) -> float:
     """Return the largest difference relative to the largest value, without dense copies of sparse tensors."""
     scale = max(1e-30, _max_abs(truth))
     if isinstance(result, SparseTensor) and truth.layout != torch.strided:
-        own, other = _as_coo(result), _coalesce(truth.to_sparse_coo())
-        if own._nnz() == other._nnz() and torch.equal(own.indices(), other.indices()):
+        own, other = result.to_format("coo"), _coalesce(truth.to_sparse_coo())
+        assert isinstance(own, SparseTensor)
+        if torch.equal(own.indices(), other.indices()):
             return _max_abs(own.values().double() - other.values().double()) / scale
-        return _max_abs(own.double() - other.double()) / scale
-    own = result.to_dense() if isinstance(result, SparseTensor) else result
-    return _max_abs(own.double() - truth.to_dense().double()) / scale
+        plain = torch.sparse_coo_tensor(own.indices(), own.values(), truth.shape)
+        return _max_abs(plain.double() - other.double()) / scale
+    return _max_abs(result.to_dense().double() - truth.to_dense().double()) / scale
 
 
 def _coalesce(matrix: torch.Tensor) -> torch.Tensor:
@@ -169,14 +171,6 @@ def _max_abs(tensor: torch.Tensor) -> float:
     return float(values.abs().max()) if values.numel() else 0.0
 
 
-def _as_coo(tensor: SparseTensor) -> torch.Tensor:
-    plain = tensor.to_format("coo")
-    assert isinstance(plain, SparseTensor)
-    return torch.sparse_coo_tensor(
-        plain.indices(), plain.values(), plain.storage.pattern.shape, is_coalesced=True
-    )
-
-
 def _format(tensor: Any) -> Format | str:
     return tensor.format if isinstance(tensor, SparseTensor) else "dense"
 
@@ -188,7 +182,7 @@ def _print_heading(problem: Problem) -> None:
         f"about {problem.entries:,} entries each:\n{fits}\n"
     )
     last = "dense" if problem.fits_dense else "first call"
-    print(_format_line("expression", "formats", "scorch", "torch.sparse", last, "ratio", "agree"), flush=True)
+    print(_LINE("expression", "formats", "scorch", "torch.sparse", last, "ratio", "agree"), flush=True)
 
 
 def _print_row(row: Row, problem: Problem) -> None:
@@ -198,13 +192,7 @@ def _print_row(row: Row, problem: Problem) -> None:
     agrees = "-" if row.error is None else "yes" if row.agrees else "NO"
     formats = f"{row.formats} -> {row.result}"
     text = row.text.partition(" = ")[2] or row.text
-    print(_format_line(text, formats, format_seconds(row.warm), sparse, last, ratio, agrees), flush=True)
-
-
-def _format_line(
-    text: str, formats: str, scorch: str, sparse: str, last: str, ratio: str, agrees: str
-) -> str:
-    return f"{text:24}{formats:27}{scorch:>9}{sparse:>15}{last:>11}{ratio:>7} {agrees:>6}"
+    print(_LINE(text, formats, format_seconds(row.warm), sparse, last, ratio, agrees), flush=True)
 
 
 def _print_ending(problem: Problem) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -125,9 +126,7 @@ def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> Lay
         count = shape[0] * shape[1]
         size, dense_size = nonzero * element + table.pattern.bytes(), count * element
     else:
-        weights = list(module.parameters(recurse=False))
-        if is_timed:
-            weights = [weight for weight in weights if weight is module.weight]
+        weights: list[Any] = [module.weight] if is_timed else list(module.parameters(recurse=False))
         if not weights:
             return None
         count = sum(weight.numel() for weight in weights)
