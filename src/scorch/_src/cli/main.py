@@ -96,7 +96,6 @@ def make_parser() -> argparse.ArgumentParser:
             name, formatter_class=argparse.RawDescriptionHelpFormatter, **options
         )
         command.set_defaults(command=run, print_help=command.print_help)
-        command.add_argument("--json", action="store_true", help="print JSON")
         return command
 
     add("env", show_environment, help="show the compiler, processor and versions in use")
@@ -129,6 +128,8 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("suite", nargs="?", metavar="SUITE", help=f"one of {', '.join(bench.SUITES)}")
     command.add_argument("--quick", action="store_true", help="a run of seconds, to see that it works")
     command.add_argument("-h", "--help", action="store_true", help="of this command, or of the suite named")
+    for command in commands.choices.values():
+        command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
