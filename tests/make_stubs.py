@@ -97,7 +97,12 @@ def _header() -> str:
 
 
 def _of_package() -> str:
-    own = set(_own_names(ROOT / "__init__.py"))
+    imports = [
+        node
+        for node in ast.parse((ROOT / "__init__.py").read_text()).body
+        if isinstance(node, ast.ImportFrom)
+    ]
+    own = {alias.name for node in imports for alias in node.names} & set(scorch.__all__)
     lines = [
         "from collections.abc import Iterable",
         "from typing import Any, overload",

@@ -4,10 +4,10 @@
 torch is here too, so that a program may say ``import scorch as torch``.
 """
 
-from typing import TYPE_CHECKING, Any
+# ruff: noqa: F401
 
-from scorch import errors, formats  # noqa: F401
-from scorch._src import __version__, namespace, register  # noqa: F401
+from scorch import errors, formats
+from scorch._src import __version__, namespace, register
 from scorch._src.backends.cpu.launch import release_memory
 from scorch._src.bounded import clear_plans, plan_statistics
 from scorch._src.compile.api import compile
@@ -24,6 +24,7 @@ from scorch._src.ops.reduction import maskable
 from scorch._src.ops.sorting.topk import topk_sparse
 from scorch._src.statements.einsum import einsum
 from scorch._src.statements.evaluate import evaluate
+from scorch._src.tensor import dynamo
 from scorch._src.tensor.create.construct import (
     from_coordinates,
     from_edge_index,
@@ -69,7 +70,6 @@ from scorch._src.tensor.create.sequences import (
     normal,
     randperm,
 )
-from scorch._src.tensor.dynamo import skip_tracing_all
 from scorch._src.tensor.interop.graphs import from_networkx, to_networkx
 from scorch._src.tensor.interop.torch_layouts import from_scipy
 from scorch._src.tensor.metadata import to_dlpack
@@ -78,81 +78,11 @@ from scorch._src.tensor.show.spy import spy
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.settings import settings
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """All other names are torch's: see ``namespace``."""
-
-
-__all__ = [
-    "Explanation",
-    "Format",
-    "ModelReport",
-    "SparseTensor",
-    "arange",
-    "as_tensor",
-    "asarray",
-    "bernoulli",
-    "clear_plans",
-    "compile",
-    "diag",
-    "diag_embed",
-    "diagflat",
-    "doctor",
-    "draw",
-    "einsum",
-    "empty",
-    "empty_like",
-    "errors",
-    "evaluate",
-    "explain",
-    "eye",
-    "from_coordinates",
-    "from_edge_index",
-    "from_networkx",
-    "from_numpy",
-    "from_scipy",
-    "from_torch",
-    "full",
-    "full_like",
-    "grad_topk",
-    "linspace",
-    "load",
-    "logspace",
-    "normal",
-    "ones",
-    "ones_like",
-    "plan_statistics",
-    "rand",
-    "rand_like",
-    "randint",
-    "randint_like",
-    "randn",
-    "randn_like",
-    "randperm",
-    "rearrange",
-    "release_memory",
-    "report",
-    "save",
-    "settings",
-    "sparse_bsc_tensor",
-    "sparse_bsr_tensor",
-    "sparse_compressed_tensor",
-    "sparse_coo_tensor",
-    "sparse_csc_tensor",
-    "sparse_csr_tensor",
-    "sparsify",
-    "spy",
-    "tensor",
-    "to_dlpack",
-    "to_networkx",
-    "topk_sparse",
-    "zeros",
-    "zeros_like",
-]
-
 globals().update(maskable.FUNCTIONS)  # sum, mean, amax ...: torch's, with masked= added
-__all__ += sorted(maskable.FUNCTIONS)
 
-skip_tracing_all(globals()[name] for name in __all__)
+# Everything imported above but modules is public.
+__all__ = ["errors"]
+__all__ += [name for name in globals() if name[0] != "_" and not isinstance(globals()[name], type(errors))]
+
+dynamo.skip_tracing_all(globals()[name] for name in __all__)
 namespace.install(__all__)

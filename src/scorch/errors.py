@@ -43,6 +43,11 @@ def add_note(error: BaseException, note: str) -> None:
         error.args = (f"{error}\n{note}", *error.args[1:])
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: ``1 operand``, ``2 operands``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 class CallError(ScorchError, RuntimeError):
     """A call of a torch function that dense tensors refuse too: sizes, dtypes or numbers do not fit."""
 

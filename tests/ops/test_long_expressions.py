@@ -11,7 +11,7 @@ import torch
 
 import scorch
 from scorch._src.notation.cut import MAX_ACCESSES
-from scorch._src.notation.indexing import MOST_NESTED, MOST_TERMS, parse
+from scorch._src.notation.indexing import MAX_NAMED_TENSORS, MAX_NESTED_LEVELS, parse
 from scorch._src.notation.show import show
 from scorch._src.statements.contraction import MAX_CONTRACTED_OPERANDS, MAX_OPERANDS, contractions
 from scorch.errors import NotationError, ScorchError
@@ -161,12 +161,12 @@ def test_every_operand_is_contracted_once():
 
 
 def test_what_is_too_large_is_refused_with_the_number():
-    tensors = {f"A{n}": torch.ones(2) for n in range(MOST_TERMS + 1)}
+    tensors = {f"A{n}": torch.ones(2) for n in range(MAX_NAMED_TENSORS + 1)}
     tensors["A0"] = scorch.from_torch(torch.ones(2), format="s")
-    with pytest.raises(NotationError, match=f"names 1,025 tensors, and at most {MOST_TERMS:,}"):
+    with pytest.raises(NotationError, match=f"names 1,025 tensors, and at most {MAX_NAMED_TENSORS:,}"):
         scorch.evaluate("y[i] = " + " + ".join(f"{name}[i]" for name in tensors), **tensors)
     for text in ("-" * 5000 + "A0[i]", "(" * 5000 + "A0[i]" + ")" * 5000, " / ".join(["A0[i]"] * 500)):
-        with pytest.raises(NotationError, match=f"{MOST_NESTED}"):
+        with pytest.raises(NotationError, match=f"{MAX_NESTED_LEVELS}"):
             scorch.evaluate("y[i] = " + text, A0=tensors["A0"])
     many = MAX_CONTRACTED_OPERANDS + 1
     with pytest.raises(

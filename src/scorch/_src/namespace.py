@@ -190,9 +190,6 @@ def _find(name: str) -> ModuleSpec | None:
         return None
 
 
-# putting it in place ---------------------------------------------------------------------------------
-
-
 def install(own: Iterable[str]) -> None:
     """Make ``scorch``, whose own public names are ``own``, answer for all of torch."""
     module, other = sys.modules[HERE], importlib.import_module(THERE)

@@ -1,36 +1,19 @@
 """Import every module that registers functions of torch, in the order of the layers."""
 
-from scorch._src.backends.cpu import backend as cpu_backend  # noqa: F401
-from scorch._src.backends.interpreter import executable as interpreter  # noqa: F401
-from scorch._src.compile import (  # noqa: F401
-    capture,
-    pointwise_rules,
-    product_rules,
-)
-from scorch._src.io import datasets, pickling  # noqa: F401
+# ruff: noqa: F401
+
+from scorch._src.backends.cpu import backend as cpu_backend
+from scorch._src.backends.interpreter import executable as interpreter
+from scorch._src.compile import capture, pointwise_rules, product_rules
+from scorch._src.io import datasets, pickling
 from scorch._src.nn import optimizer_hooks
-from scorch._src.ops import (  # noqa: F401
-    conv,
-    cross_entropy,
-    distances,
-    embedding_bag,
-    fallback,
-    losses,
-    torch_sparse,
-)
-from scorch._src.ops.attention import sdpa  # noqa: F401
-from scorch._src.ops.linalg import norms, solve, solve_gradient  # noqa: F401
-from scorch._src.ops.movement import index, join, movement, pad, scatter, shape  # noqa: F401
-from scorch._src.ops.pointwise import (  # noqa: F401
-    arithmetic,
-    complex_parts,
-    dropout,
-    random_like,
-    sets,
-    zero_preserving,
-)
-from scorch._src.ops.products import linear, matmul, products  # noqa: F401
-from scorch._src.ops.reduction import (  # noqa: F401
+from scorch._src.ops import conv, cross_entropy, distances, embedding_bag, fallback, losses, torch_sparse
+from scorch._src.ops.attention import sdpa
+from scorch._src.ops.linalg import norms, solve, solve_gradient
+from scorch._src.ops.movement import index, join, movement, pad, scatter, shape
+from scorch._src.ops.pointwise import arithmetic, complex_parts, dropout, random_like, sets, zero_preserving
+from scorch._src.ops.products import linear, matmul, products
+from scorch._src.ops.reduction import (
     composed,
     count,
     maskable,
@@ -40,8 +23,8 @@ from scorch._src.ops.reduction import (  # noqa: F401
     selection,
     softmax,
 )
-from scorch._src.ops.sorting import sort  # noqa: F401
-from scorch._src.tensor import (  # noqa: F401
+from scorch._src.ops.sorting import sort
+from scorch._src.tensor import (
     autograd,
     call_errors,
     in_place,
@@ -54,6 +37,6 @@ from scorch._src.tensor import (  # noqa: F401
     views,
     write_checks,
 )
-from scorch._src.tensor.transforms import functorch, gradcheck  # noqa: F401
+from scorch._src.tensor.transforms import functorch, gradcheck
 
 optimizer_hooks.install()

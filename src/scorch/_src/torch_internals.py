@@ -77,20 +77,19 @@ def _explain(missing: list[str]) -> str:
 
 # how calls reach a tensor subclass -------------------------------------------------------------------
 
-Guard = Callable[[], AbstractContextManager[Any]]
+Guard = Callable[..., AbstractContextManager[Any]]
+Test = Callable[..., bool]
 
 DisableTorchFunctionSubclass: Guard = _find("torch._C.DisableTorchFunctionSubclass")
 EnableTorchFunction: Guard = _find("torch._C._EnableTorchFunction")
 DisableTorchDispatch: Guard = _find("torch._C._DisableTorchDispatch")
 AutoDispatchBelowAutograd: Guard = _find("torch._C._AutoDispatchBelowAutograd")
-ForceDispatchKeyGuard: Callable[[Any, Any], AbstractContextManager[Any]]
-ForceDispatchKeyGuard = _find("torch._C._ForceDispatchKeyGuard")
+ForceDispatchKeyGuard: Guard = _find("torch._C._ForceDispatchKeyGuard")
 DispatchKey: Any = _find("torch._C.DispatchKey")
 included_dispatch_keys: Callable[[], Any] = _find("torch._C._dispatch_tls_local_include_set")
 excluded_dispatch_keys: Callable[[], Any] = _find("torch._C._dispatch_tls_local_exclude_set")
-is_dispatch_key_excluded: Callable[[Any], bool] = _find("torch._C._dispatch_tls_is_dispatch_key_excluded")
-has_kernel_for_dispatch_key: Callable[[str, str], bool]
-has_kernel_for_dispatch_key = _find("torch._C._dispatch_has_kernel_for_dispatch_key")
+is_dispatch_key_excluded: Test = _find("torch._C._dispatch_tls_is_dispatch_key_excluded")
+has_kernel_for_dispatch_key: Test = _find("torch._C._dispatch_has_kernel_for_dispatch_key")
 all_operator_names: Callable[[], list[str]] = _find("torch._C._dispatch_get_all_op_names")
 OpOverload: Any = _find("torch._ops.OpOverload")
 OpOverloadPacket: Any = _find("torch._ops.OpOverloadPacket")
@@ -103,26 +102,24 @@ len_torch_function_stack: Callable[[], int] = _find("torch._C._len_torch_functio
 get_dispatch_mode: Callable[[Any], Any] = _find("torch._C._get_dispatch_mode")
 FAKE_MODE: Any = _find("torch._C._TorchDispatchModeKey.FAKE")
 PROXY_MODE: Any = _find("torch._C._TorchDispatchModeKey.PROXY")
-pop_mode_temporarily: Callable[[], AbstractContextManager[Any]]
-pop_mode_temporarily = _find("torch.overrides._pop_mode_temporarily")
+pop_mode_temporarily: Guard = _find("torch.overrides._pop_mode_temporarily")
 disable_current_modes: Guard = _find("torch.utils._python_dispatch._disable_current_modes")
 detect_fake_mode: Callable[..., Any] = _find("torch._guards.detect_fake_mode")
-is_any_autocast_enabled: Callable[[], bool] = _find("torch._C._is_any_autocast_enabled")
+is_any_autocast_enabled: Test = _find("torch._C._is_any_autocast_enabled")
 UnsupportedFakeTensorException: type[Exception]
 UnsupportedFakeTensorException = _find("torch._subclasses.fake_tensor.UnsupportedFakeTensorException")
 
 # autograd and torch.func -----------------------------------------------------------------------------
 
-any_requires_grad: Callable[..., bool] = _find("torch._C._any_requires_grad")
+any_requires_grad: Test = _find("torch._C._any_requires_grad")
 FunctionBase: Any = _find("torch._C._FunctionBase")
 execution_engine: Any = _find("torch.autograd.Variable._execution_engine")
 make_dual: Callable[..., torch.Tensor] = _find("torch._VF._make_dual")
 unpack_dual: Callable[..., Any] = _find("torch._VF._unpack_dual")
 peek_interpreter_stack: Callable[[], Any] = _find("torch._C._functorch.peek_interpreter_stack")
-is_functorch_wrapped_tensor: Callable[[Any], bool]
-is_functorch_wrapped_tensor = _find("torch._C._functorch.is_functorch_wrapped_tensor")
-is_batchedtensor: Callable[[Any], bool] = _find("torch._C._functorch.is_batchedtensor")
-is_legacy_batchedtensor: Callable[[Any], bool] = _find("torch._C._functorch.is_legacy_batchedtensor")
+is_functorch_wrapped_tensor: Test = _find("torch._C._functorch.is_functorch_wrapped_tensor")
+is_batchedtensor: Test = _find("torch._C._functorch.is_batchedtensor")
+is_legacy_batchedtensor: Test = _find("torch._C._functorch.is_legacy_batchedtensor")
 get_unwrapped: Callable[[Any], Any] = _find("torch._C._functorch.get_unwrapped")
 maybe_get_bdim: Callable[[Any], int] = _find("torch._C._functorch.maybe_get_bdim")
 increment_vmap_nesting: Callable[[], int] = _find("torch._C._vmapmode_increment_nesting")
@@ -190,7 +187,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "torch.compile": ("_torchdynamo_orig_callable",),  # of what it returns
     "torch._library.fake_impl.FakeImplCtx": ("_shape_env",),
     "torch.nn.parallel.DistributedDataParallel": (
-        *("_build_params_for_reducer", "_build_debug_param_to_name_mapping"),
+        "_build_params_for_reducer",
+        "_build_debug_param_to_name_mapping",
     ),
 }
 

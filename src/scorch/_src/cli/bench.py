@@ -15,8 +15,6 @@ from typing import Literal
 from scorch.errors import ArgumentError, MissingFileError
 
 PACKAGE = "benchmarks"
-
-
 SCORCH = Path(__file__).resolve().parents[2]  # the package
 
 
@@ -57,11 +55,6 @@ SUITES = {
         "paper.beyond", "experts, top-k codes, recommender, pruned transformer ...", ("--quick",), "file"
     ),
 }
-
-
-def describe() -> dict[str, str]:
-    """Return what each suite measures."""
-    return {name: suite.about for name, suite in SUITES.items()}
 
 
 def run(name: str, arguments: Sequence[str] = (), *, quick: bool = False, as_json: bool = False) -> int:

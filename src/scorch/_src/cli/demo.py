@@ -21,6 +21,7 @@ from scorch._src.backends.base import host_threads
 from scorch._src.cli import warm
 from scorch._src.cli.demo_cases import Call, Case, Problem, make_cases, power_law
 from scorch._src.explain.explain_statement import explain
+from scorch._src.explain.render import format_seconds
 from scorch._src.formats import Format
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -28,6 +29,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 TOLERANCE = 1e-4  # of the largest value: the rounding of float32
 SECONDS_PER_EXPRESSION = 0.3  # for the timing of all contestants together
 MIN_RUNS, MAX_RUNS = 3, 11
+_LINE = "{:24}{:27}{:>9}{:>15}{:>11}{:>7} {:>6}".format
 
 
 @dataclass(frozen=True)
@@ -73,15 +75,13 @@ def main(small: bool = False, as_json: bool = False) -> int:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Ss]parse")  # torch's own layouts are "in beta"
         for problem in problems:
-            cases = make_cases(problem)
             if not as_json:
                 _print_heading(problem)
             tables.append([])
-            for case in cases:
-                row = measure(case, problem)
-                tables[-1].append(row)
+            for case in make_cases(problem):
+                tables[-1].append(measure(case, problem))
                 if not as_json:
-                    _print_row(row, problem)
+                    _print_row(tables[-1][-1], problem)
         if as_json:
             _print_json(problems, tables)
         else:
@@ -92,9 +92,6 @@ def main(small: bool = False, as_json: bool = False) -> int:
     for text in wrong:
         print(f"{text} disagrees with the truth: please report this", file=sys.stderr)
     return 1 if wrong else 0
-
-
-# measuring -------------------------------------------------------------------------------------------
 
 
 def measure(case: Case, problem: Problem) -> Row:
@@ -154,12 +151,13 @@ def _relative_error(result: torch.Tensor, truth: torch.Tensor) -> float:
     """Return the largest difference relative to the largest value, without dense copies of sparse tensors."""
     scale = max(1e-30, _max_abs(truth))
     if isinstance(result, SparseTensor) and truth.layout != torch.strided:
-        own, other = _as_coo(result), _coalesce(truth.to_sparse_coo())
-        if own._nnz() == other._nnz() and torch.equal(own.indices(), other.indices()):
+        own, other = result.to_format("coo"), _coalesce(truth.to_sparse_coo())
+        assert isinstance(own, SparseTensor)
+        if torch.equal(own.indices(), other.indices()):
             return _max_abs(own.values().double() - other.values().double()) / scale
-        return _max_abs(own.double() - other.double()) / scale
-    own = result.to_dense() if isinstance(result, SparseTensor) else result
-    return _max_abs(own.double() - truth.to_dense().double()) / scale
+        plain = torch.sparse_coo_tensor(own.indices(), own.values(), truth.shape)
+        return _max_abs(plain.double() - other.double()) / scale
+    return _max_abs(result.to_dense().double() - truth.to_dense().double()) / scale
 
 
 def _coalesce(matrix: torch.Tensor) -> torch.Tensor:
@@ -173,19 +171,8 @@ def _max_abs(tensor: torch.Tensor) -> float:
     return float(values.abs().max()) if values.numel() else 0.0
 
 
-def _as_coo(tensor: SparseTensor) -> torch.Tensor:
-    plain = tensor.to_format("coo")
-    assert isinstance(plain, SparseTensor)
-    return torch.sparse_coo_tensor(
-        plain.indices(), plain.values(), plain.storage.pattern.shape, is_coalesced=True
-    )
-
-
 def _format(tensor: Any) -> Format | str:
     return tensor.format if isinstance(tensor, SparseTensor) else "dense"
-
-
-# printing --------------------------------------------------------------------------------------------
 
 
 def _print_heading(problem: Problem) -> None:
@@ -195,23 +182,17 @@ def _print_heading(problem: Problem) -> None:
         f"about {problem.entries:,} entries each:\n{fits}\n"
     )
     last = "dense" if problem.fits_dense else "first call"
-    print(_format_line("expression", "formats", "scorch", "torch.sparse", last, "ratio", "agree"), flush=True)
+    print(_LINE("expression", "formats", "scorch", "torch.sparse", last, "ratio", "agree"), flush=True)
 
 
 def _print_row(row: Row, problem: Problem) -> None:
-    sparse = f"{_format_seconds(row.torch_sparse)} {row.layout}" if row.torch_sparse is not None else "cannot"
-    last = _format_seconds(row.dense) if problem.fits_dense else _format_seconds(row.first)
+    sparse = f"{format_seconds(row.torch_sparse)} {row.layout}" if row.torch_sparse is not None else "cannot"
+    last = format_seconds(row.dense if problem.fits_dense else row.first)
     ratio = "-" if row.ratio is None else f"{row.ratio:.1f}x" if row.ratio < 99 else f"{row.ratio:.0f}x"
     agrees = "-" if row.error is None else "yes" if row.agrees else "NO"
     formats = f"{row.formats} -> {row.result}"
     text = row.text.partition(" = ")[2] or row.text
-    print(_format_line(text, formats, _format_seconds(row.warm), sparse, last, ratio, agrees), flush=True)
-
-
-def _format_line(
-    text: str, formats: str, scorch: str, sparse: str, last: str, ratio: str, agrees: str
-) -> str:
-    return f"{text:24}{formats:27}{scorch:>9}{sparse:>15}{last:>11}{ratio:>7} {agrees:>6}"
+    print(_LINE(text, formats, format_seconds(row.warm), sparse, last, ratio, agrees), flush=True)
 
 
 def _print_ending(problem: Problem) -> None:
@@ -248,11 +229,3 @@ def _print_json(problems: tuple[Problem, ...], tables: list[list[Row]]) -> None:
         "cache": str(cache.directory()),
     }
     print(json.dumps(report, indent=2))
-
-
-def _format_seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.1f} us"

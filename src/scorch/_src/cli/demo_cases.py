@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,133 +49,61 @@ def power_law(shape: tuple[int, ...], entries: int, seed: int) -> torch.Tensor:
     return torch.sparse_coo_tensor(torch.stack(coordinates), values, shape).coalesce()
 
 
-@dataclass(frozen=True)
-class Matrices:
-    """Three random matrices, as Scorch's tensors and in torch's own layouts."""
-
-    coo: list[torch.Tensor]
-    csr: list[torch.Tensor]
-    scorch_tensors: list[SparseTensor]
-
-    @classmethod
-    def random(cls, problem: Problem) -> Matrices:
-        coo = [power_law((problem.n, problem.n), problem.entries, seed) for seed in range(3)]
-        csr = [matrix.to_sparse_csr() for matrix in coo]
-        return cls(coo, csr, [_as_csr(matrix) for matrix in csr])
-
-    def calls_by_layout(self, call: Callable[[list[torch.Tensor]], Any]) -> dict[str, Call]:
-        """Return ``call`` in each of torch's layouts."""
-        return {name: _bind(call, tensors) for name, tensors in (("coo", self.coo), ("csr", self.csr))}
-
-
 def make_cases(problem: Problem) -> Iterator[Case]:
     """Make the expressions of the demonstration, on operands of the sizes of ``problem``."""
-    matrices = Matrices.random(problem)
-    yield from _products(matrices, problem.n)
-    yield from _sums(matrices)
-    yield _tensor_product(problem)
-    yield _conversion(matrices)
-
-
-def _products(matrices: Matrices, n: int) -> Iterator[Case]:
-    A, B, _ = matrices.scorch_tensors
-    coo = matrices.coo
+    n, m = problem.n, problem.m
+    coo = [power_law((n, n), problem.entries, seed) for seed in range(3)]
+    csr = [matrix.to_sparse_csr() for matrix in coo]
+    A, B, C = (from_torch(matrix, format="csr") for matrix in csr)
+    assert isinstance(A, SparseTensor)
     x, X, Y = torch.rand(n), torch.rand(n, 32), torch.rand(n, 32)
-    yield Case(
-        "ij,j->i",
-        (A, x),
-        lambda: einsum("ij,j->i", A, x),
-        matrices.calls_by_layout(lambda t: t[0] @ x),
-        _dense(lambda a, v: a @ v, coo[0], x),
-    )
+    both = {"coo": coo, "csr": csr}
+    yield _make_case("ij,j->i", (A, x), both, lambda t, v: t[0] @ v)
     for width in (32, 128):
         D = torch.rand(n, width)
-        yield Case(
-            f"ij,jk->ik (k={width})",
-            (A, D),
-            _bind(einsum, "ij,jk->ik", A, D),
-            matrices.calls_by_layout(lambda t, D=D: t[0] @ D),  # type: ignore[misc]
-            _dense(lambda a, d: a @ d, coo[0], D),
-        )
-    yield Case(
-        "ij,jk->ik",
-        (A, B),
-        lambda: einsum("ij,jk->ik", A, B),
-        matrices.calls_by_layout(lambda t: t[0] @ t[1]),
-        _dense(lambda a, b: a @ b, coo[0], coo[1]),
-    )
-    yield Case(
-        "ij,ik,jk->ij (k=32)",
-        (A, X, Y),
-        lambda: einsum("ij,ik,jk->ij", A, X, Y),
-        {"csr": lambda: _sampled(matrices.csr[0], X, Y)},
-        _dense(lambda a, p, q: a * (p @ q.T), coo[0], X, Y),
-    )
-
-
-def _sums(matrices: Matrices) -> Iterator[Case]:
-    A, B, C = matrices.scorch_tensors
-    yield Case(
-        "D[i,j] = A[i,j] + B[i,j]",
-        (A, B),
-        lambda: evaluate("D[i,j] = A[i,j] + B[i,j]", A=A, B=B),
-        matrices.calls_by_layout(lambda t: t[0] + t[1]),
-        _dense(lambda a, b: a + b, *matrices.coo[:2]),
-    )
-    yield Case(
-        "D[i,j] = A[i,k]*B[k,j] + C[i,j]",
-        (A, B, C),
-        lambda: evaluate("D[i,j] = A[i,k] * B[k,j] + C[i,j]", A=A, B=B, C=C),
-        matrices.calls_by_layout(lambda t: t[0] @ t[1] + t[2]),
-        _dense(lambda a, b, c: a @ b + c, *matrices.coo),
-    )
-
-
-def _tensor_product(problem: Problem) -> Case:
-    m = problem.m
+        yield _make_case(f"ij,jk->ik (k={width})", (A, D), both, lambda t, d: t[0] @ d)
+    yield _make_case("ij,jk->ik", (A, B), both, lambda t: t[0] @ t[1])
+    sampled = _make_case("ij,ik,jk->ij (k=32)", (A, X, Y), {}, lambda t, p, q: t[0] * (p @ q.T), coo)
+    yield replace(sampled, torch_sparse={"csr": lambda: _sample(csr[0], X, Y)})
+    yield _make_case("D[i,j] = A[i,j] + B[i,j]", (A, B), both, lambda t: t[0] + t[1])
+    text = "D[i,j] = A[i,k]*B[k,j] + C[i,j]"
+    yield _make_case(text, (A, B, C), both, lambda t: t[0] @ t[1] + t[2])
     cube = power_law((m, m, m), problem.entries, 3)
     T = from_coordinates(cube.indices(), cube.values(), cube.shape, format="csf")
     P, Q = torch.rand(m, 16), torch.rand(m, 16)
-    return Case(
-        "ikl,kj,lj->ij (j=16)",
-        (T, P, Q),
-        lambda: einsum("ikl,kj,lj->ij", T, P, Q),
-        {"coo": lambda: torch.einsum("ikl,kj,lj->ij", cube, P, Q)},
-        _dense(lambda t, p, q: torch.einsum("ikl,kj,lj->ij", t, p, q), cube, P, Q),
-    )
+    product = functools.partial(torch.einsum, "ikl,kj,lj->ij")
+    yield _make_case("ikl,kj,lj->ij (j=16)", (T, P, Q), {"coo": [cube]}, lambda t, p, q: product(t[0], p, q))
+    converted = _make_case('A.to_format("csc")', (A,), {}, lambda t: t[0].T.contiguous().T, coo)
+    to_csc = {"csr": lambda: csr[0].to_sparse_csc()}
+    yield replace(converted, scorch=lambda: A.to_format("csc"), torch_sparse=to_csc)
 
 
-def _conversion(matrices: Matrices) -> Case:
-    A = matrices.scorch_tensors[0]
-    return Case(
-        'A.to_format("csc")',
-        (A,),
-        lambda: A.to_format("csc"),
-        {"csr": lambda: matrices.csr[0].to_sparse_csc()},
-        _dense(lambda a: a.T.contiguous().T, matrices.coo[0]),
-    )
-
-
-def _as_csr(matrix: torch.Tensor) -> SparseTensor:
-    converted = from_torch(matrix, format="csr")
-    assert isinstance(converted, SparseTensor)
-    return converted
-
-
-def _dense(call: Callable[..., Any], *tensors: torch.Tensor) -> Callable[[torch.dtype], Call]:
-    """Return ``call`` on dense copies of ``tensors``, in a dtype."""
+def _make_case(
+    text: str,
+    operands: tuple[torch.Tensor, ...],
+    layouts: dict[str, list[torch.Tensor]],
+    call: Callable[..., Any],
+    sparse: list[torch.Tensor] | None = None,
+) -> Case:
+    """Make a case of ``call``, which takes sparse tensors in a layout of torch's, and the dense operands."""
+    dense = [operand for operand in operands if not isinstance(operand, SparseTensor)]
+    sparse = layouts["coo"] if sparse is None else sparse
 
     def with_dtype(dtype: torch.dtype) -> Call:
-        return _bind(call, *(tensor.to_dense().to(dtype) for tensor in tensors))
+        matrices = [tensor.to_dense().to(dtype) for tensor in sparse]
+        return functools.partial(call, matrices, *(tensor.to(dtype) for tensor in dense))
 
-    return with_dtype
+    run: Call = functools.partial(einsum, text.partition(" ")[0], *operands)
+    if "[" in text:
+        named: dict[str, Any] = dict(zip("ABC", operands, strict=False))
+        run = functools.partial(evaluate, text, **named)
+    torch_sparse: dict[str, Call] = {
+        name: functools.partial(call, tensors, *dense) for name, tensors in layouts.items()
+    }
+    return Case(text, operands, run, torch_sparse, with_dtype)
 
 
-def _bind(call: Callable[..., Any], *arguments: Any) -> Call:
-    return lambda: call(*arguments)
-
-
-def _sampled(A: torch.Tensor, X: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
+def _sample(A: torch.Tensor, X: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
     """Sample at the pattern of A by torch, and multiply by its values here."""
     sampled = torch.sparse.sampled_addmm(A, X, Y.T, beta=0.0)
     values = sampled.values() * A.values()

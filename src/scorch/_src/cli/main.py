@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,15 @@ from scorch._src.formats import as_format
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
 from scorch._src.tensor.create.construct import from_coordinates
-from scorch.errors import ArgumentError, FormatError, NotationError, ScorchError, ShapeError, add_note
+from scorch.errors import (
+    ArgumentError,
+    FormatError,
+    NotationError,
+    ScorchError,
+    ShapeError,
+    add_note,
+    counted,
+)
 
 NOMINAL_SIZE = 1000
 NOMINAL_ELEMENTS = 10**6  # of a tensor of order 3 or more
@@ -83,89 +91,64 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"scorch {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="{env,cache,explain,demo,bench}")
 
-    env_parser = commands.add_parser("env", help="show the compiler, processor and versions in use")
-    env_parser.set_defaults(command=show_environment)
+    def add(name: str, run: Callable[[argparse.Namespace], int], **options: Any) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = commands.add_parser(
+            name, formatter_class=argparse.RawDescriptionHelpFormatter, **options
+        )
+        command.set_defaults(command=run, print_help=command.print_help)
+        return command
 
-    cache_parser = commands.add_parser("cache", help="show, clear or fill the compiled kernels on disk")
-    cache_parser.add_argument("--clear", action="store_true", help="remove them all")
-    cache_parser.add_argument(
-        "--warm", action="store_true", help="compile the usual kernels now, on all cores"
-    )
-    cache_parser.set_defaults(command=show_cache)
-
-    explain_parser = commands.add_parser(
+    add("env", show_environment, help="show the compiler, processor and versions in use")
+    command = add("cache", show_cache, help="show, clear or fill the compiled kernels on disk")
+    command.add_argument("--clear", action="store_true", help="remove them all")
+    command.add_argument("--warm", action="store_true", help="compile the usual kernels now, on all cores")
+    command = add(
         "explain",
+        show_explanation,
         help="show how an expression is computed",
         description="Show how an expression over random tensors is computed: formats, loops, reasons.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    explain_parser.add_argument("expression", help='an einsum equation, or an index expression with "="')
-    explain_parser.add_argument(
-        "formats", nargs="*", metavar="FORMAT", help="one for each operand, or NAME=FORMAT"
-    )
-    explain_parser.add_argument(
-        "--sizes", default="", metavar="i=100,j=200", help="sizes of indices (default 1000)"
-    )
-    explain_parser.add_argument(
-        "--density", type=float, default=0.01, help="of the sparse operands (default 0.01)"
-    )
-    explain_parser.add_argument("--result", metavar="FORMAT", help="ask for the format of the result")
-    explain_parser.add_argument("--source", action="store_true", help="print the generated C too")
-    explain_parser.set_defaults(command=show_explanation)
-
-    demo_parser = commands.add_parser("demo", help="run a short demonstration beside torch.sparse and dense")
-    demo_parser.add_argument("--small", action="store_true", help="on small tensors, where times say little")
-    demo_parser.set_defaults(command=show_demo)
-
-    bench_parser = _add_bench(commands)
-    for command in (env_parser, cache_parser, explain_parser, demo_parser, bench_parser):
-        command.add_argument("--json", action="store_true", help="print JSON")
-    return parser
-
-
-def _add_bench(commands: Any) -> argparse.ArgumentParser:
-    suites: argparse.ArgumentParser = commands.add_parser(
+    command.add_argument("expression", help='an einsum equation, or an index expression with "="')
+    command.add_argument("formats", nargs="*", metavar="FORMAT", help="one for each operand, or NAME=FORMAT")
+    command.add_argument("--sizes", default="", metavar="i=100,j=200", help="sizes of indices (default 1000)")
+    command.add_argument("--density", type=float, default=0.01, help="of the sparse operands (default 0.01)")
+    command.add_argument("--result", metavar="FORMAT", help="ask for the format of the result")
+    command.add_argument("--source", action="store_true", help="print the generated C too")
+    command = add("demo", show_demo, help="run a short demonstration beside torch.sparse and dense")
+    command.add_argument("--small", action="store_true", help="on small tensors, where times say little")
+    command = add(
         "bench",
+        run_benchmark,
         help="run a suite of benchmarks, or list them",
         description="Run a suite of benchmarks, with arguments of its own; without a name, list them.",
         epilog=BENCH_EPILOG,
         add_help=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    suites.add_argument("suite", nargs="?", metavar="SUITE", help=f"one of {', '.join(bench.SUITES)}")
-    suites.add_argument("--quick", action="store_true", help="a run of seconds, to see that it works")
-    suites.add_argument("-h", "--help", action="store_true", help="of this command, or of the suite named")
-    suites.set_defaults(command=run_benchmark, print_help=suites.print_help)
-    return suites
+    command.add_argument("suite", nargs="?", metavar="SUITE", help=f"one of {', '.join(bench.SUITES)}")
+    command.add_argument("--quick", action="store_true", help="a run of seconds, to see that it works")
+    command.add_argument("-h", "--help", action="store_true", help="of this command, or of the suite named")
+    for command in commands.choices.values():
+        command.add_argument("--json", action="store_true", help="print JSON")
+    return parser
 
 
 # the commands ----------------------------------------------------------------------------------------
 
 
 def show_environment(options: argparse.Namespace) -> int:
-    fields = {"scorch": __version__, **toolchain.describe()}
-    _print_fields(fields, options.json)
+    _print_fields({"scorch": __version__, **toolchain.describe()}, options.json)
     return 0
 
 
 def show_cache(options: argparse.Namespace) -> int:
-    removed = cache.clear() if options.clear else None
-    warmed = warm.warm(None if options.json else warm.print_progress) if options.warm else None
+    fields: dict[str, Any] = {"removed": cache.clear()} if options.clear else {}
+    if options.warm:
+        warmed = warm.warm(None if options.json else warm.print_progress)
+        fields |= {"usual kernels": warmed.kernels, "compiled": warmed.compiled}
+        fields["seconds"] = round(warmed.seconds, 1)
     stored = cache.statistics()
-    fields: dict[str, Any] = {
-        "directory": str(stored.directory),
-        "entries": stored.entries,
-        "bytes": stored.bytes,
-    }
-    if removed is not None:
-        fields["removed"] = removed
-    if warmed is not None:
-        fields |= {
-            "usual kernels": warmed.kernels,
-            "compiled": warmed.compiled,
-            "seconds": round(warmed.seconds, 1),
-        }
+    fields = {"directory": str(stored.directory), "entries": stored.entries, "bytes": stored.bytes, **fields}
     _print_fields(fields, options.json)
     return 0
 
@@ -194,7 +177,7 @@ def run_benchmark(options: argparse.Namespace) -> int:
     if options.suite is None:
         if options.further:
             raise ArgumentError(f"name a suite before {options.further[0]}: one of {', '.join(bench.SUITES)}")
-        _print_fields(bench.describe(), options.json)
+        _print_fields({name: suite.about for name, suite in bench.SUITES.items()}, options.json)
         return 0
     return bench.run(options.suite, options.further, quick=options.quick, as_json=options.json)
 
@@ -236,7 +219,7 @@ def explain_formats(
     labels = [tuple(re.findall(r"[A-Za-z]", term)) for term in terms.split(",")]
     if len(formats) != len(labels):
         raise NotationError(
-            f"{text!r} has {_pluralize(len(labels), 'operand')}, but {_pluralize(len(formats), 'format')} "
+            f"{text!r} has {counted(len(labels), 'operand')}, but {counted(len(formats), 'format')} "
             f"{'is' if len(formats) == 1 else 'are'} given; name one for each, such as csr or dense"
         )
     size = _sizes([*labels, tuple(re.findall(r"[A-Za-z]", output))], sizes)
@@ -311,7 +294,3 @@ def _random_tensor(
         return torch.rand(shape)
     coordinates = [torch.randint(max(size, 1), (entries,)) for size in shape]
     return from_coordinates(coordinates, torch.rand(entries), shape, form)
-
-
-def _pluralize(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"

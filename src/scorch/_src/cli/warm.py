@@ -12,7 +12,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scorch._src.backends.base import backend_for
 from scorch._src.backends.cpu import invoke, jit, launch, openmp
@@ -144,18 +144,18 @@ def _product(equation: str, kinds: str, rows: int, sparse: _OperandMaker) -> Ite
 
 def _conversions(sparse: _OperandMaker, rows: int) -> Iterator[Problem]:
     """Yield copies to the other formats, to dense and from dense, and from unsorted entries."""
-    step = copy_step(2)
-    sizes = dict.fromkeys("ij", rows)
-    operand = {"A": sparse("A", (rows, rows))}
-    for form in (*FORMATS, "dense"):
-        target = as_format(form, 2)
-        if target != sparse.format:
-            yield Problem(step, operand, sizes, target)
-    dense_operand = {"A": _dense("A", (rows, rows), sparse.element)}
-    yield Problem(step, dense_operand, sizes, sparse.format, skip_zeros=True)
+    operand, dense = sparse("A", (rows, rows)), _dense("A", (rows, rows), sparse.element)
+    forms = [as_format(form, 2) for form in FORMATS]
+    yield from (_copy(operand, form) for form in (*forms, as_format("dense", 2)) if form != sparse.format)
+    yield _copy(dense, sparse.format, skip_zeros=True)
     if sparse.format == as_format("coo", 2):
-        for form in FORMATS:
-            yield Problem(step, operand, sizes, as_format(form, 2), unsorted=True)
+        yield from (_copy(operand, form, unsorted=True) for form in forms)
+
+
+def _copy(operand: Operand, form: Format, **options: bool) -> Problem:
+    step = copy_step(len(operand.shape))
+    sizes = dict(zip(step.target.indices, operand.shape, strict=True))
+    return Problem(step, {"A": operand}, sizes, form, **options)
 
 
 def _generate_sources(problem: Problem) -> Iterator[str]:
@@ -169,7 +169,5 @@ def _generate_sources(problem: Problem) -> Iterator[str]:
     for conversion in schedule.planned.conversions:
         source = problem.operands.get(conversion.tensor)
         if source is not None and source.is_sparse:
-            step = copy_step(len(source.shape))
-            numbered = Operand("A", source.format, INT64, source.index, source.shape, source.counts)
-            sizes = dict(zip(step.target.indices, source.shape, strict=True))
-            yield new_schedule(Problem(step, {"A": numbered}, sizes, conversion.format), backend).source
+            numbered = replace(source, name="A", element=INT64)
+            yield new_schedule(_copy(numbered, conversion.format), backend).source

@@ -6,6 +6,7 @@ form is timed on that input as it is, and with its smallest weights pruned. The 
 
 from __future__ import annotations
 
+import functools
 import os
 import statistics
 import time
@@ -87,13 +88,8 @@ def _load() -> float:
 
 def _make_call(model: torch.nn.Module, example: Any) -> Callable[[], Any]:
     if isinstance(example, dict):
-        return lambda: model(**example)
-    if isinstance(example, tuple | list):
-        return lambda: model(*example)
-    return lambda: model(example)
-
-
-# observing -------------------------------------------------------------------------------------------
+        return functools.partial(model, **example)
+    return functools.partial(model, *(example if isinstance(example, tuple | list) else (example,)))
 
 
 @dataclass
@@ -148,9 +144,6 @@ def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[list[floa
     return times, order
 
 
-# diagnosing ------------------------------------------------------------------------------------------
-
-
 def _diagnose(visit: _Visit, sparsities: Sequence[float]) -> LayerDiagnosis:
     module, x = visit.module, visit.input
     parameters = list(module.parameters(recurse=False))
@@ -167,12 +160,8 @@ def _diagnose(visit: _Visit, sparsities: Sequence[float]) -> LayerDiagnosis:
         _density(x),
     )
     is_dense = isinstance(x, torch.Tensor) and not isinstance(x, SparseTensor) and x.numel() > 0
-    if (
-        isinstance(module, torch.nn.Linear)
-        and type(module) in timing.PRUNABLE_LAYERS
-        and is_dense
-        and weight.numel()
-    ):
+    is_timed = is_dense and weight.numel() > 0 and type(module) in timing.PRUNABLE_LAYERS
+    if isinstance(module, torch.nn.Linear) and is_timed:
         return _diagnose_linear(diagnosis, module, x, sparsities)
     return replace(diagnosis, advice=_advise_other(module, x))
 
@@ -181,15 +170,15 @@ def _diagnose_linear(
     diagnosis: LayerDiagnosis, layer: torch.nn.Linear, x: torch.Tensor, sparsities: Sequence[float]
 ) -> LayerDiagnosis:
     """Time the layer as it is, pruned, and on a sparse input."""
-    calls: dict[str, Callable[[], object]] = {"dense": lambda: layer(x)}
+    calls: dict[str, Callable[[], object]] = {"dense": functools.partial(layer, x)}
     norms: dict[float, float] = {}
     full_norm = float(layer.weight.norm())
     for sparsity in sparsities:
         pruned = SparseLinear.from_dense(layer, sparsity=sparsity)
         norms[sparsity] = float(pruned.values.norm()) / full_norm if full_norm else 0.0
-        calls[f"{sparsity}"] = _make_layer_call(pruned, x)
+        calls[f"{sparsity}"] = functools.partial(pruned, x)
     if diagnosis.weight_density < 1 - min(sparsities, default=1.0) / 2:
-        calls["stored"] = _make_layer_call(SparseLinear.from_dense(layer), x)
+        calls["stored"] = functools.partial(SparseLinear.from_dense(layer), x)
     if diagnosis.input_density <= MAX_SPARSE_INPUT_DENSITY:
         flat = x.reshape(-1, x.shape[-1])
         calls["input"] = lambda: F.linear(from_torch(flat, format="csr"), layer.weight, layer.bias)
@@ -203,10 +192,6 @@ def _diagnose_linear(
         norm_kept=norms,
     )
     return replace(diagnosis, advice=_advice(diagnosis))
-
-
-def _make_layer_call(layer: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
-    return lambda: layer(x)
 
 
 def _advice(layer: LayerDiagnosis) -> str:
@@ -239,26 +224,24 @@ def _explain_no_gain(layer: LayerDiagnosis) -> str:
     return "torch's dense product is faster on this input; more at once favours dense, fewer sparse"
 
 
+_ADVICE_BY_LAYER = {
+    torch.nn.Embedding: "looking up dense rows is hard to beat; sparse rows save memory only",
+    torch.nn.MultiheadAttention: "where tokens see few others, scorch.nn.MultiheadAttention takes the pairs "
+    "that attend (pairs=, scorch._src.nn.masks)",
+    ConvNd: "there is no sparse convolution here: it stays dense",
+    SparseLinear: "sparse already; scorch.report compares it with the dense one",
+    torch.nn.RNNBase: "there is no sparse form of recurrent layers here: it stays dense",
+}
+
+
 def _advise_other(module: torch.nn.Module, x: Any) -> str:
     """Advise on layers that are not timed sparse."""
-    if isinstance(module, torch.nn.Embedding):
-        return "looking up dense rows is hard to beat; sparse rows save memory only"
-    if isinstance(module, torch.nn.MultiheadAttention):
-        return (
-            "where tokens see few others, scorch.nn.MultiheadAttention takes the pairs that attend "
-            "(pairs=, scorch._src.nn.masks)"
-        )
-    if isinstance(module, ConvNd):
-        return "there is no sparse convolution here: it stays dense"
-    if isinstance(module, SparseLinear):
-        return "sparse already; scorch.report compares it with the dense one"
+    for kind, advice in _ADVICE_BY_LAYER.items():
+        if isinstance(module, kind):
+            return advice
     if isinstance(x, SparseTensor):
         return "its input is sparse already"
-    if isinstance(module, torch.nn.RNNBase):
-        return "there is no sparse form of recurrent layers here: it stays dense"
-    if isinstance(x, torch.Tensor) and not x.numel():
-        return "its input is empty: nothing was timed"
-    return ""
+    return "its input is empty: nothing was timed" if isinstance(x, torch.Tensor) and not x.numel() else ""
 
 
 def _density(tensor: Any) -> float:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from scorch._src.explain import html as page
-from scorch._src.explain.function_report import format_seconds
+from scorch._src.explain.render import format_seconds, format_table
 
 MAX_STEADY_VARIATION = 1.3
 MIN_GAIN = 1.05  # speedup from which on it is called a gain
@@ -94,35 +94,28 @@ class Diagnosis:
         """Convert everything to dictionaries, lists, numbers and strings, for JSON."""
         return {**asdict(self), "advice": list(self.advice)}
 
+    @property
+    def _tried(self) -> list[float]:
+        return sorted({sparsity for layer in self.layers for sparsity in layer.sparse})
+
     def _rows(self) -> tuple[list[str], list[list[str]]]:
-        tried = sorted({sparsity for layer in self.layers for sparsity in layer.sparse})
+        tried = self._tried
         head = ["layer", "kind", "weight", "input", "nonzero", "time", "share", "alone"]
         head += [f"{sparsity:.0%} out" for sparsity in tried]
         rows = []
         for layer in self.layers:
             sizes = [" x ".join(map(str, shape)) for shape in (layer.shape, layer.input_shape)]
-            share = f"{layer.seconds / self.seconds:.0%}" if self.seconds else "-"
             nonzero = f"{layer.weight_density:.0%} / {layer.input_density:.0%}"
-            cells = [
-                layer.name or "(model)",
-                layer.kind,
-                *sizes,
-                nonzero,
-                format_seconds(layer.seconds),
-                share,
-            ]
+            share = f"{layer.seconds / self.seconds:.0%}" if self.seconds else "-"
+            times = [format_seconds(layer.seconds), share, format_seconds(layer.dense)]
             gains = [layer.gain(sparsity) for sparsity in tried]
-            cells += [
-                format_seconds(layer.dense),
-                *("-" if gain is None else f"{gain:.2f} x" for gain in gains),
-            ]
-            rows.append(cells)
+            times += ["-" if gain is None else f"{gain:.2f} x" for gain in gains]
+            rows.append([layer.name or "(model)", layer.kind, *sizes, nonzero, *times])
         return head, rows
 
     def _summary(self) -> list[str]:
-        tried = sorted({sparsity for layer in self.layers for sparsity in layer.sparse})
         lines = [f"{self.model}: {format_seconds(self.seconds)} with {self.threads} threads"]
-        for sparsity in tried:
+        for sparsity in self._tried:
             model_seconds = self.seconds_at(sparsity)
             if model_seconds < self.seconds / MIN_GAIN:
                 gain = f"{self.seconds / max(model_seconds, 1e-12):.2f} x"
@@ -132,7 +125,7 @@ class Diagnosis:
                 )
         if self.unrest > MAX_STEADY_VARIATION:
             lines.append("times vary or other work is running: gains on a quiet machine are others")
-        if len(lines) > 1 and tried:
+        if len(lines) > 1 and self._tried:
             lines.append(
                 "scorch.sparsify(model, sparsity=...) does that; accuracy must be tried, or trained back"
             )
@@ -140,22 +133,11 @@ class Diagnosis:
 
     def __str__(self) -> str:
         head, rows = self._rows()
-        lines = []
-        if rows:
-            widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-            for row in (head, *rows):
-                cells = [
-                    cell.ljust(width) if column < 4 else cell.rjust(width)
-                    for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-                ]
-                lines.append("  ".join(cells).rstrip())
-            lines.insert(1, "-" * max(map(len, lines)))
-            lines.append(
-                "nonzero: of the weight / of the input; alone: the layer by itself; "
-                "out: times as fast with so many weights taken out"
-            )
-        else:
-            lines.append("no layer with weights was called")
+        legend = (
+            "nonzero: of the weight / of the input; alone: the layer by itself; "
+            "out: times as fast with so many weights taken out"
+        )
+        lines = [*format_table([head, *rows]), legend] if rows else ["no layer with weights was called"]
         return "\n".join([*lines, "", *self._summary(), "", *self.advice]).rstrip()
 
     def __repr__(self) -> str:

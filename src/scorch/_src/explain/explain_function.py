@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,10 +28,9 @@ from scorch._src.explain.function_report import (
     CallExplanation,
     FunctionExplanation,
     KernelExplanation,
-    join_groups,
 )
 from scorch._src.explain.report import TensorFacts
-from scorch._src.explain.speed import measure_speed, predict_seconds
+from scorch._src.explain.speed import measure_speed, predict_seconds, time_calls
 from scorch._src.explain.trace_calls import Call, Trace, trace, unwrap
 from scorch._src.notation.nodes import Access
 from scorch._src.notation.show import show
@@ -60,11 +58,7 @@ class Explainer:
         call = functools.partial(self.function, *args, **kwargs)
         state = torch.get_rng_state()
         call()
-        times = []
-        for _ in range(self.runs):
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
+        times = time_calls(call, self.runs)
         traces: list[Trace] = []
         for _ in range(self.runs):
             if traces:
@@ -73,9 +67,7 @@ class Explainer:
         fused, fusible = _find_fusion(self.function, args, kwargs)
         torch.set_rng_state(state)
         calls = _explain_calls(traces)
-        is_fused = any(
-            kernel.kind == "fused" for call_explanation in calls for kernel in call_explanation.kernels
-        )
+        is_fused = any(kernel.kind == "fused" for explained in calls for kernel in explained.kernels)
         return FunctionExplanation(
             _name_of(self.function),
             calls,
@@ -117,11 +109,10 @@ def _find_fusion(
         if is_compiled:
             raise
         return (), ()  # what cannot be recorded is not reported
-    groups = join_groups([group.calls for group in explanation.groups if not group.reason])
+    groups = tuple(
+        tuple(group.calls) for group in explanation.groups if len(group.calls) > 1 and not group.reason
+    )
     return (groups, ()) if is_compiled else ((), groups)
-
-
-# explanations ----------------------------------------------------------------------------------------
 
 
 def _explain_calls(traces: list[Trace]) -> tuple[CallExplanation, ...]:
@@ -179,18 +170,7 @@ def _explain_event(event: Event, same: list[Event], call: Call) -> KernelExplana
         )
     with_shape = tuple(operand for operand in operands if operand.shape)
     return KernelExplanation(
-        event.kind,
-        statement,
-        with_shape,
-        None,
-        (),
-        host_threads(),
-        size,
-        None,
-        measured,
-        0.0,
-        (),
-        advice,
+        event.kind, statement, with_shape, None, (), host_threads(), size, None, measured, advice=advice
     )
 
 
@@ -198,21 +178,16 @@ def _explain_prepared(
     prepared: Prepared, event: Event, call: Call, measured: float, converting: float
 ) -> KernelExplanation:
     plan = prepared.planned.plan
-    names = [name for name, _ in prepared.sources]
-    tensors = dict(zip(names, event.operands, strict=True))
-    sizes = prepared.sizes
-    step = explain_kernel(prepared, plan.step, tensors, sizes, call.name)
-    user_names = {name: user_name for name in names if (user_name := _user_name(tensors[name], call))}
-    memory = step.memory
+    tensors = {name: tensor for (name, _), tensor in zip(prepared.sources, event.operands, strict=True)}
+    step = explain_kernel(prepared, plan.step, tensors, prepared.sizes, call.name)
+    user_names = {name: user_name for name in tensors if (user_name := _user_name(tensors[name], call))}
+    memory, result_size = step.memory, _count_bytes(event.result)
     assert memory is not None
-    size = memory.operands + memory.workspace + _count_bytes(event.result)
-    converted, advice = [], []
-    for text, conversion in zip(step.conversions, prepared.planned.conversions, strict=True):
-        converted.append(text)
-        converted_name = user_names.get(conversion.tensor)
-        advice.append(
-            _advise_conversion(converted_name, conversion.format, tensors.get(conversion.tensor), call)
-        )
+    converted = list(step.conversions)
+    advice = [
+        _advise_conversion(user_names.get(c.tensor), c.format, tensors.get(c.tensor), call)
+        for c in prepared.planned.conversions
+    ]
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and not has_no_gaps(tensor):
             origin = user_names.get(name, f"an operand of {call.name}")
@@ -221,21 +196,22 @@ def _explain_prepared(
                 advice.append(f"{origin} has gaps and is copied at each call: keep {origin}.contiguous()")
     if call.name in _BACKWARD:  # gradients read internal tensors
         advice.clear()
-    copied = _advise_copy(plan.step, call, user_names)
     result = step.result
+    if isinstance(event.result, Storage):
+        result = replace(result, nnz=event.result.pattern.size)
     return KernelExplanation(
         "kernel",
         step.statement,
         tuple(_with_user_name(operand, user_names) for operand in step.operands),
-        _with_entries(result, event.result),
+        result,
         step.loop_order,
         prepared.kernel.workers(),
-        size,
-        predict_seconds(prepared, memory.operands + _count_bytes(event.result)),
+        memory.operands + memory.workspace + result_size,
+        predict_seconds(prepared, memory.operands + result_size),
         measured,
         converting,
         tuple(converted),
-        (*(text for text in advice if text), *copied),
+        (*advice, *_advise_copy(plan.step, call, user_names)),
         step,
         step.source,
     )
@@ -246,8 +222,9 @@ def _advise_conversion(name: str | None, form: Any, tensor: Any, call: Call) -> 
     origin = name or f"an operand of {call.name}"
     if isinstance(tensor, Storage):
         copy = f"{name}.to_format({str(form)!r})" if name else f"it as {form}"
-        advice = f"{origin} is stored otherwise first: keep {copy} from before the calls"
-        return f"{advice}, and it is read as it is"
+        return (
+            f"{origin} is stored otherwise first: keep {copy} from before the calls, and it is read as it is"
+        )
     advice = f"{origin} is copied at each call: if it stays the same, keep"
     if name is None:
         return f"{advice} a copy that lies in memory as it is read"
@@ -270,19 +247,8 @@ def _advise_copy(step: Step, call: Call, user_names: dict[str, str]) -> tuple[st
 
 
 def _with_user_name(operand: TensorFacts, user_names: dict[str, str]) -> TensorFacts:
-    user_name = user_names.get(operand.name)
-    if user_name is None or user_name == operand.name:
-        return operand
-    return TensorFacts(
-        f"{operand.name} ({user_name})", operand.format, operand.shape, operand.nnz, operand.dtype
-    )
-
-
-def _with_entries(result: TensorFacts, computed: Any) -> TensorFacts:
-    """Return the result with the number of entries that it has."""
-    if not isinstance(computed, Storage):
-        return result
-    return TensorFacts(result.name, result.format, result.shape, computed.pattern.size, result.dtype)
+    user_name = user_names.get(operand.name, operand.name)
+    return operand if user_name == operand.name else replace(operand, name=f"{operand.name} ({user_name})")
 
 
 def _user_name(tensor: Any, call: Call) -> str | None:

@@ -104,18 +104,21 @@ def explain(
     if "=" in text or "[" in text:
         if operands:
             raise NotationError(f"the tensors of {text!r} are passed by name, such as A=A")
-        return _explain_expression(text, tensors, format)
+        return Explanation(text, tuple(_explain_expression(text, tensors, format)))
     if tensors:
         names = ", ".join(tensors)
         raise NotationError(f"the operands of {text!r} are passed in order and without names, not as {names}")
-    return _explain_equation(text, operands, format)
+    return Explanation(text, tuple(_explain_equation(text, operands, format)))
 
 
-def _explain_equation(text: str, operands: Sequence[Any], format: str | Format | None) -> Explanation:
+def _explain_equation(
+    text: str, operands: Sequence[Any], format: str | Format | None
+) -> Iterator[StepExplanation]:
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = operands[0]
     if len(operands) > MAX_OPERANDS:
-        return Explanation(text, tuple(_explain_contractions(text, operands, format)))
+        yield from _explain_contractions(text, operands, format)
+        return
     tensors = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
     parsed = parse_einsum(text, [shape_of(tensor) for tensor in tensors])
     requested = None if format is None else as_format(format, len(parsed.statement.target.indices))
@@ -123,9 +126,7 @@ def _explain_equation(text: str, operands: Sequence[Any], format: str | Format |
         operand.access.tensor: squeezed(tensor, operand.squeeze)
         for operand, tensor in zip(parsed.operands, tensors, strict=True)
     }
-    return Explanation(
-        text, tuple(_explain_steps(split(parsed.statement), operands_by_name, parsed.sizes, requested))
-    )
+    yield from _explain_steps(split(parsed.statement), operands_by_name, parsed.sizes, requested)
 
 
 def _explain_contractions(
@@ -136,23 +137,26 @@ def _explain_contractions(
     *contractions, last = planned_contractions(text, tuple(tuple(operand.shape) for operand in operands))
     for contraction in contractions:
         part_operands = [tensors[n] for n in contraction.takes]
-        for step in _explain_equation(contraction.equation, part_operands, None).steps:
-            purpose = f"product {len(tensors)} of {', '.join(map(str, contraction.takes))}"
+        purpose = f"product {len(tensors)} of {', '.join(map(str, contraction.takes))}"
+        for step in _explain_equation(contraction.equation, part_operands, None):
             yield replace(step, purpose=step.purpose or purpose)
         tensors.append(einsum(contraction.equation, *part_operands))
-    yield from _explain_equation(last.equation, [tensors[n] for n in last.takes], format).steps
+    yield from _explain_equation(last.equation, [tensors[n] for n in last.takes], format)
 
 
-def _explain_expression(text: str, tensors: Mapping[str, Any], format: str | Format | None) -> Explanation:
+def _explain_expression(
+    text: str, tensors: Mapping[str, Any], format: str | Format | None
+) -> Iterator[StepExplanation]:
     if is_long(text):
-        return Explanation(text, tuple(_explain_parts(text, tensors, format)))
+        yield from _explain_parts(text, tensors, format)
+        return
     statement, operands, sizes = read_statement(text, tensors)
     requested = None if format is None else as_format(format, len(statement.assign.target.indices))
     result_format = accumulation_format(statement, operands, requested)
     *steps, last = _explain_steps(split(statement.assign), operands, sizes, result_format)
     if requested is None and result_format is not None:
         last = replace(last, reasons=(f"+= keeps the format of {statement.assign.target.tensor}",))
-    return Explanation(text, (*steps, last))
+    yield from (*steps, last)
 
 
 def _explain_parts(
@@ -163,14 +167,11 @@ def _explain_parts(
     available = dict(tensors)
     for short in shorts:
         operands = {name: available[name] for name in short.reads}
-        for step in _explain_expression(show(short.statement), operands, None).steps:
+        for step in _explain_expression(show(short.statement), operands, None):
             yield replace(step, purpose=step.purpose or "a part of a long expression")
         available[short.statement.assign.target.tensor] = evaluate(short.text, **short.named(available))
     operands = {name: available[name] for name in last.reads}
-    yield from _explain_expression(show(last.statement), operands, format).steps
-
-
-# steps -----------------------------------------------------------------------------------------------
+    yield from _explain_expression(show(last.statement), operands, format)
 
 
 def _explain_steps(
@@ -179,13 +180,14 @@ def _explain_steps(
     """Explain steps as ``statements.statement.run_statement`` runs them, but leave out the last run."""
     available = dict(tensors)
     for step in steps:
-        substeps = stored_steps(Task(step, available, sizes))
-        is_inferred = len(substeps) > 1 and requested is None and step is steps[-1]
+        task = Task(step, available, sizes)
+        substeps, is_last_step = stored_steps(task), step is steps[-1]
+        is_inferred = len(substeps) > 1 and requested is None and is_last_step
         if is_inferred:
-            requested = inferred_format(Task(step, available, sizes))
+            requested = inferred_format(task)
         for number, substep in enumerate(substeps):
-            is_last = step is steps[-1] and number == len(substeps) - 1
-            purpose = "" if step is steps[-1] else "a reduction that a later step reads"
+            is_last = is_last_step and number == len(substeps) - 1
+            purpose = "" if is_last_step else "a reduction that a later step reads"
             product = _explain_contraction(Task(step, available, sizes), len(substeps), number)
             if product and not purpose:
                 purpose = product
@@ -193,9 +195,8 @@ def _explain_steps(
                 purpose = "the rest of the product" if number == len(substeps) - 1 else "a partial product"
             elif len(substeps) > 1:
                 purpose = f"{step.reduction}, {_IMPLICIT_ZERO_PURPOSES[number]}"
-            for explained in _explain_step(
-                substep, available, sizes, requested if is_last else None, purpose
-            ):
+            wanted = requested if is_last else None
+            for explained in _explain_step(substep, available, sizes, wanted, purpose):
                 if is_inferred and explained.reasons == ("asked for",):
                     explained = replace(explained, reasons=("as for the statement in one step",))
                 yield explained
@@ -206,17 +207,15 @@ def _explain_steps(
 def _explain_contraction(task: Task, step_count: int, number: int) -> str:
     """Explain why a product of many tensors is one kernel, or several."""
     problem = task.narrowed().problem()
-    candidates = (
-        ways(task.step, problem.operands, task.sizes, problem.element) if enabled("contract") else None
-    )
-    if candidates is None:
+    if not enabled("contract"):
         return ""
-    fused, pairwise = candidates
-    costs = (
-        f"about {_format_number(fused)} multiply-adds at once, {_format_number(pairwise.total)} two at a time"
-    )
-    if math.isinf(pairwise.total) or step_count == 1:
-        return "" if math.isinf(pairwise.total) else costs
+    candidates = ways(task.step, problem.operands, task.sizes, problem.element)
+    if candidates is None or math.isinf(candidates[1].total):
+        return ""
+    once, pairwise = _format_number(candidates[0]), _format_number(candidates[1].total)
+    costs = f"about {once} multiply-adds at once, {pairwise} two at a time"
+    if step_count == 1:
+        return costs
     return f"the rest of the product: {costs}" if number == step_count - 1 else f"a partial product: {costs}"
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from scorch._src.explain import html as page
-from scorch._src.explain.report import StepExplanation, TensorFacts, format_bytes, to_plain
+from scorch._src.explain.render import WIDTH, format_bytes, format_seconds, to_plain, wrap_lines
+from scorch._src.explain.report import StepExplanation, TensorFacts
+from scorch.errors import counted
 
-_WIDTH = 110
-_LABEL = 12
 MIN_SHOWN_SHARE = 0.01  # of the total time: shorter dense calls are summed up
 
 KINDS = {
@@ -125,18 +125,10 @@ class FunctionExplanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert everything but the result to dictionaries, lists, numbers and strings, for JSON."""
-        fields_by_name = {
-            name: to_plain(getattr(self, name)) for name in ("name", "calls", "seconds", "watched", "runs")
-        }
-        return {
-            **fields_by_name,
-            "joined": to_plain(self.joined),
-            "joinable": to_plain(self.joinable),
-            "advice": to_plain(self.advice),
-        }
+        names = ("name", "calls", "seconds", "watched", "runs", "joined", "joinable", "advice")
+        return {name: to_plain(getattr(self, name)) for name in names}
 
-    def __str__(self) -> str:
-        return self.report()
+    __str__ = report
 
     def __repr__(self) -> str:
         return f"<{_title(self)}; print it to read it>"
@@ -153,19 +145,6 @@ class FunctionExplanation:
         )
 
 
-def format_seconds(seconds: float | None) -> str:
-    """Format seconds as ``1.2 ms``: two or three digits."""
-    if seconds is None:
-        return "-"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.2g} us"
-
-
-# in notebooks ----------------------------------------------------------------------------------------
-
-
 def _html_row(number: int, call: CallExplanation, total: float) -> list[str]:
     name = f"<b>{page.text(call.name)}</b><br>{page.faint(call.where)}"
     kernels = "".join(map(_html_kernel, call.kernels))
@@ -174,44 +153,28 @@ def _html_row(number: int, call: CallExplanation, total: float) -> list[str]:
 
 
 def _html_kernel(kernel: KernelExplanation) -> str:
-    lines = [page.faint(KINDS[kernel.kind]), *map(page.text, kernel.operands)]
-    if kernel.result is not None:
-        lines.append(f"&rarr; {page.text(kernel.result)}")
-    if kernel.loop_order:
-        lines.append(page.text(f"loops {', '.join(kernel.loop_order)}; threads {kernel.threads}"))
-    lines.append(page.text(format_bytes(kernel.bytes)))
-    lines += [f"<i>{page.text(sentence)}</i>" for sentence in kernel.converted]
-    times = format_seconds(kernel.measured)
-    if kernel.predicted is not None:
-        times += f" (predicted {format_seconds(kernel.predicted)})"
-    body = "<br>".join(lines) + page.source("C source", kernel.source)
-    return page.collapsible(f"{page.code(kernel.statement)} {page.faint(times)}", body)
-
-
-# the report ------------------------------------------------------------------------------------------
+    facts = [f"{page.faint(label)} {page.text(text)}" for label, text in _kernel_facts(kernel)]
+    body = "<br>".join([page.faint(KINDS[kernel.kind]), *facts]) + page.source("C source", kernel.source)
+    return page.collapsible(
+        f"{page.code(kernel.statement)} {page.faint(format_seconds(kernel.measured))}", body
+    )
 
 
 def _title(report: FunctionExplanation) -> str:
-    kernels = len(report.kernels)
-    number = f"{kernels} kernel{'' if kernels == 1 else 's'}"
-    watched = (
-        f"; {format_seconds(report.watched)} while watched" if report.watched > 1.1 * report.seconds else ""
-    )
-    times = "call" if report.runs == 1 else "calls"
-    median = f"median of {report.runs} {times}{watched}"
-    return f"{report.name}: {number}, {format_seconds(report.seconds)} ({median})"
+    median = f"median of {counted(report.runs, 'call')}"
+    if report.watched > 1.1 * report.seconds:
+        median += f"; {format_seconds(report.watched)} while watched"
+    kernels = counted(len(report.kernels), "kernel")
+    return f"{report.name}: {kernels}, {format_seconds(report.seconds)} ({median})"
 
 
 def _split_calls(explanation: FunctionExplanation) -> tuple[list[CallExplanation], list[CallExplanation]]:
     """Split the calls into those shown one by one, and short dense ones."""
-    long_calls: list[CallExplanation] = []
-    short_calls: list[CallExplanation] = []
+    calls: tuple[list[CallExplanation], list[CallExplanation]] = [], []
     for call in explanation.calls:
-        is_short = (
-            not call.is_sparse and not call.kernels and call.seconds < MIN_SHOWN_SHARE * explanation.watched
-        )
-        (short_calls if is_short else long_calls).append(call)
-    return long_calls, short_calls
+        is_dense = not call.is_sparse and not call.kernels
+        calls[is_dense and call.seconds < MIN_SHOWN_SHARE * explanation.watched].append(call)
+    return calls
 
 
 def _report(explanation: FunctionExplanation) -> list[str]:
@@ -222,18 +185,15 @@ def _report(explanation: FunctionExplanation) -> list[str]:
     if short_calls:
         seconds = format_seconds(sum(call.seconds for call in short_calls))
         names = ", ".join(dict.fromkeys(call.name for call in short_calls))
-        summary = f"{len(short_calls)} short dense call{'' if len(short_calls) == 1 else 's'} of torch"
-        lines += ["", *_wrap_lines(f"and {summary}, {seconds}: {names}", "")]
+        summary = f"{counted(len(short_calls), 'short dense call')} of torch"
+        lines += ["", *wrap_lines(f"and {summary}, {seconds}: {names}")]
     if not explanation.kernels and not long_calls:
-        lines += [
-            "",
-            *_wrap_lines("no kernel of Scorch ran in this thread (a generator must be consumed)", ""),
-        ]
+        lines += ["", "no kernel of Scorch ran in this thread (a generator must be consumed)"]
     for group in explanation.joined:
-        lines += ["", *_wrap_lines(f"one kernel for: {', '.join(group)}", "")]
+        lines += ["", *wrap_lines(f"one kernel for: {', '.join(group)}")]
     if explanation.advice:
         lines += ["", "what would spare time"]
-        lines += [line for text in explanation.advice for line in _wrap_lines(text, "- ")]
+        lines += [line for text in explanation.advice for line in wrap_lines(text, "- ")]
     return lines
 
 
@@ -243,56 +203,29 @@ def _call_lines(call: CallExplanation, number: int, total: float) -> list[str]:
     location = f"  ({call.where})" if call.where else ""
     lines = [f"{number}. {call.name}{kind}: {format_seconds(call.seconds)}{share}{location}"]
     if call.line:
-        lines.append(f"     {textwrap.shorten(call.line, _WIDTH - 5, placeholder=' ...')}")
+        lines.append(f"     {textwrap.shorten(call.line, WIDTH - 5, placeholder=' ...')}")
+    facts = []
     for kernel in call.kernels:
-        lines += _kernel_lines(kernel)
+        label = "kernel" if kernel.kind in ("kernel", "fused") else kernel.kind
+        facts += [(label, kernel.statement), *_kernel_facts(kernel)]
     if call.is_sparse and not call.kernels:
-        lines += _label_lines("values", "on the stored values, by torch, or on the pattern alone: no kernel")
-    return lines
+        facts.append(("values", "on the stored values, by torch, or on the pattern alone: no kernel"))
+    return lines + [line for label, text in facts for line in wrap_lines(text, f"     {label:12}")]
 
 
-def _kernel_lines(kernel: KernelExplanation) -> list[str]:
-    lines = _label_lines("kernel" if kernel.kind in ("kernel", "fused") else kernel.kind, kernel.statement)
+def _kernel_facts(kernel: KernelExplanation) -> Iterator[tuple[str, str]]:
+    """Yield what a report says of a kernel besides its statement, with labels."""
     if kernel.operands:
         result = "" if kernel.result is None else f" -> {kernel.result}"
-        lines += _label_lines("formats", "; ".join(map(str, kernel.operands)) + result)
+        yield "formats", "; ".join(map(str, kernel.operands)) + result
     if kernel.loop_order:
-        threads = f"{kernel.threads} thread{'' if kernel.threads == 1 else 's'}"
-        lines += _label_lines(
-            "loops", f"{', '.join(kernel.loop_order)}; {threads}; {format_bytes(kernel.bytes)}"
-        )
+        loops = (", ".join(kernel.loop_order), counted(kernel.threads, "thread"), format_bytes(kernel.bytes))
+        yield "loops", "; ".join(loops)
     elif kernel.bytes:
-        lines += _label_lines("memory", format_bytes(kernel.bytes))
-    if kernel.predicted is not None:
-        lines += _label_lines(
-            "time",
-            f"predicted {format_seconds(kernel.predicted)}, measured {format_seconds(kernel.measured)}",
-        )
-    else:
-        lines += _label_lines("time", f"measured {format_seconds(kernel.measured)}")
+        yield "memory", format_bytes(kernel.bytes)
+    predicted = "" if kernel.predicted is None else f"predicted {format_seconds(kernel.predicted)}, "
+    yield "time", f"{predicted}measured {format_seconds(kernel.measured)}"
     for text in kernel.converted:
-        lines += _label_lines("converts", text)
+        yield "converts", text
     if kernel.converting > 0.05 * kernel.measured and kernel.converted:
-        lines += _label_lines("", f"which took {format_seconds(kernel.converting)}")
-    return lines
-
-
-def _label_lines(label: str, text: str) -> list[str]:
-    wrapped = textwrap.wrap(text, _WIDTH - _LABEL - 5, break_long_words=False, break_on_hyphens=False) or [""]
-    return [f"     {label if n == 0 else '':{_LABEL}}{line}" for n, line in enumerate(wrapped)]
-
-
-def _wrap_lines(text: str, begin: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=begin,
-        subsequent_indent=" " * len(begin),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def join_groups(calls: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """Return the groups of more than one call."""
-    return tuple(tuple(group) for group in calls if len(group) > 1)
+        yield "", f"which took {format_seconds(kernel.converting)}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from scorch._src.backends.base import host_threads
+from scorch._src.explain.render import format_seconds, format_table
 from scorch._src.nn import timing
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_linear import SparseLinear
@@ -52,41 +54,14 @@ class ModelReport:
         return sum(layer.dense_bytes for layer in self.layers)
 
     def __str__(self) -> str:
-        head = [
-            "layer",
-            "kind",
-            "shape",
-            "format",
-            "density",
-            "bytes",
-            "of dense",
-            "expected",
-            "measured",
-            "dense",
-        ]
-        rows = [head]
+        head = ["layer", "kind", "shape", "format", "density", "bytes", "of dense"]
+        rows = [[*head, "expected", "measured", "dense"]]
         for layer in self.layers:
             shape = " x ".join(map(str, layer.shape))
-            share = f"{layer.bytes / max(layer.dense_bytes, 1):.2f}"
-            times = (_time(layer.expected), _time(layer.measured), _time(layer.dense_measured))
-            storage_cells = (layer.format, f"{layer.density:.1%}", f"{layer.bytes:,}", share)
-            rows.append([layer.name or "(model)", layer.kind, shape, *storage_cells, *times])
-        totals = [
-            sum(time for layer in self.layers if (time := getattr(layer, name)) is not None)
-            for name in ("expected", "measured", "dense_measured")
-        ]
-        share = f"{self.bytes / max(self.dense_bytes, 1):.2f}"
-        times = (_time(totals[0] or None), _time(totals[1] or None), _time(totals[2] or None))
-        rows.append(["all", "", "", "", "", f"{self.bytes:,}", share, *times])
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = []
-        for row in rows:
-            cells = [
-                cell.ljust(width) if column < 4 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  ".join(cells).rstrip())
-        lines.insert(1, "-" * max(map(len, lines)))
+            names = [layer.name or "(model)", layer.kind, shape, layer.format, f"{layer.density:.1%}"]
+            rows.append([*names, *_format_bytes_and_times(layer, layer)])
+        rows.append(["all", "", "", "", "", *_format_bytes_and_times(self, *self.layers)])
+        lines = format_table(rows)
         lines.append(
             f"times for a batch of {self.batch}, {self.threads} threads; dense: the layer stored densely"
         )
@@ -96,6 +71,14 @@ class ModelReport:
 
     def __repr__(self) -> str:
         return f"<report of {len(self.layers)} layers, {self.bytes:,} bytes, {self.dense_bytes:,} if dense>"
+
+
+def _format_bytes_and_times(sizes: LayerReport | ModelReport, *layers: LayerReport) -> list[str]:
+    times = []
+    for name in ("expected", "measured", "dense_measured"):
+        known = [seconds for layer in layers if (seconds := getattr(layer, name)) is not None]
+        times.append(format_seconds(sum(known) if known else None))
+    return [f"{sizes.bytes:,}", f"{sizes.bytes / max(sizes.dense_bytes, 1):.2f}", *times]
 
 
 def report(
@@ -134,43 +117,29 @@ def report(
 
 
 def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> LayerReport | None:
-    decision = getattr(module, "sparsified", None)
-    reason = "" if decision is None else f"{'sparse' if decision.is_sparse else 'dense'}: {decision.reason}"
+    is_sparse = isinstance(module, (SparseLinear, SparseEmbedding))
+    is_timed = is_sparse or type(module) in timing.PRUNABLE_LAYERS
     if isinstance(module, (SparseLinear, SparseEmbedding)):
         table = module.table if isinstance(module, SparseEmbedding) else module
         shape: tuple[int, ...] = (table.out_features, table.in_features)
-        element, nonzero = table.values.element_size(), table.nnz
-        size, form = nonzero * element + table.pattern.bytes(), str(table.format)
+        element, nonzero, form = table.values.element_size(), table.nnz, str(table.format)
         count = shape[0] * shape[1]
-    elif type(module) in timing.PRUNABLE_LAYERS:
-        weight = module.weight
-        assert isinstance(weight, torch.Tensor)
-        shape, element, count = tuple(weight.shape), weight.element_size(), weight.numel()
-        nonzero, size, form = int(torch.count_nonzero(weight.detach())), count * element, "dense"
+        size, dense_size = nonzero * element + table.pattern.bytes(), count * element
     else:
-        parameters = [parameter for parameter in module.parameters(recurse=False)]
-        if not parameters:
+        weights: list[Any] = [module.weight] if is_timed else list(module.parameters(recurse=False))
+        if not weights:
             return None
-        size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-        count = sum(parameter.numel() for parameter in parameters)
-        nonzero = sum(int(torch.count_nonzero(parameter.detach())) for parameter in parameters)
-        kind = type(module).__name__
-        return LayerReport(name, kind, (count,), "dense", nonzero / count, size, size, None, None, None, "")
-    expected = timing.estimate_seconds(module, batch) if measure else None
-    times = _times(module, batch, count * element) if measure else {}
-    return LayerReport(
-        name,
-        type(module).__name__,
-        shape,
-        form,
-        nonzero / max(count, 1),
-        size,
-        count * element,
-        expected,
-        times.get("own"),
-        times.get("dense"),
-        reason,
-    )
+        count = sum(weight.numel() for weight in weights)
+        size = dense_size = sum(weight.numel() * weight.element_size() for weight in weights)
+        nonzero = sum(int(torch.count_nonzero(weight.detach())) for weight in weights)
+        shape, form = tuple(weights[0].shape) if is_timed else (count,), "dense"
+    decision = getattr(module, "sparsified", None) if is_timed else None
+    reason = "" if decision is None else f"{'sparse' if decision.is_sparse else 'dense'}: {decision.reason}"
+    expected = timing.estimate_seconds(module, batch) if is_timed and measure else None
+    times = _times(module, batch, dense_size) if is_timed and measure else {}
+    measured = (expected, times.get("own"), times.get("dense"))
+    density = nonzero / max(count, 1)
+    return LayerReport(name, type(module).__name__, shape, form, density, size, dense_size, *measured, reason)
 
 
 def _times(module: torch.nn.Module, batch: int, dense_bytes: int) -> dict[str, float]:
@@ -188,9 +157,3 @@ def _dense(module: SparseLinear | SparseEmbedding) -> torch.nn.Module:
         return module.to_dense()
     embedding: torch.nn.Embedding = torch.nn.Embedding.from_pretrained(module.weight.detach().to_dense())
     return embedding
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"

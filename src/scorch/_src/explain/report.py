@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import textwrap
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from scorch._src.compiler.bounds import HUGE_PAGE, Footprint
 from scorch._src.compiler.describe import describe_format
 from scorch._src.compiler.schedule.order_loops import MOST_LOOPS
 from scorch._src.explain import html as page
+from scorch._src.explain.render import WIDTH, format_bytes, to_plain, wrap_lines
 from scorch._src.formats import Format
+from scorch.errors import counted
 
 MAX_REJECTED_ORDERS = 5
 MAX_REPORT_LINES = 60
-_WIDTH = 110
-_LABEL = 12
+_LABEL = 10
 
 
 @dataclass(frozen=True)
@@ -142,10 +143,9 @@ class Explanation:
     def report(self, source: bool = True) -> str:
         """Return the explanation as text, with the C sources at its end unless ``source`` is False."""
         lines = _report(self)
-        if source:
-            for number, step in enumerate(self.steps, 1):
-                if step.source:
-                    lines += ["", f"source of step {number}", "", step.source.rstrip()]
+        for number, step in enumerate(self.steps if source else (), 1):
+            if step.source:
+                lines += ["", f"source of step {number}", "", step.source.rstrip()]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,15 +153,14 @@ class Explanation:
         summary = {"result_format": str(self.result_format), "loop_order": list(self.loop_order)}
         return {**to_plain(self), **summary}
 
-    def __str__(self) -> str:
-        return self.report()
+    __str__ = report
 
     def __repr__(self) -> str:
         results = {step.result.name for step in self.steps}
         operands = ", ".join(f"{name} {form}" for name, form in self.formats.items() if name not in results)
         loops = ", ".join(self.loop_order) or "none"
-        number = f"{len(self.steps)} step{'s' if len(self.steps) > 1 else ''}"
-        return f"Explanation({self.text!r}: {operands} -> {self.result_format}; loops {loops}; {number})"
+        steps = counted(len(self.steps), "step")
+        return f"Explanation({self.text!r}: {operands} -> {self.result_format}; loops {loops}; {steps})"
 
     def _repr_html_(self) -> str:
         head = ["", "computes", "reads", "makes", "loops", "converts"]
@@ -176,18 +175,8 @@ class Explanation:
 def _html_row(number: int, step: StepExplanation) -> list[str]:
     operands = "<br>".join(map(page.text, step.operands))
     conversions = "<br>".join(map(page.text, step.conversions)) or "nothing"
-    loops = ", ".join(step.loop_order) or "by torch"
-    return [
-        str(number),
-        page.code(step.statement),
-        operands,
-        page.text(step.result),
-        page.text(loops),
-        conversions,
-    ]
-
-
-# the report ------------------------------------------------------------------------------------------
+    result, loops = page.text(step.result), page.text(", ".join(step.loop_order) or "by torch")
+    return [str(number), page.code(step.statement), operands, result, loops, conversions]
 
 
 def _report(explanation: Explanation) -> list[str]:
@@ -207,16 +196,11 @@ def _step_lines(step: StepExplanation, title: str, rejected_shown: int | None) -
     purpose = f" ({step.purpose})" if step.purpose else ""
     kind = "a generated kernel" if step.kind == "kernel" else "a call of torch"
     if rejected_shown is None:
-        return [textwrap.shorten(f"{title}, {kind}: {step.statement}", _WIDTH, placeholder=" ...")]
+        return [textwrap.shorten(f"{title}, {kind}: {step.statement}", WIDTH, placeholder=" ...")]
     lines = ["", f"{title}, {kind}{purpose}", *_label_lines("computes", step.statement)]
-    for label, operand in zip(_label_first("operands", len(step.operands)), step.operands, strict=True):
-        lines += _label_lines(label, str(operand))
-    lines += _label_lines("result", str(step.result))
-    lines += _label_lines("", "; ".join(step.reasons))
-    for label, conversion in zip(
-        _label_first("converts", len(step.conversions)), step.conversions, strict=True
-    ):
-        lines += _label_lines(label, conversion)
+    lines += _label_lines("operands", *step.operands)
+    lines += _label_lines("result", step.result, "; ".join(step.reasons))
+    lines += _label_lines("converts", *step.conversions)
     if step.cost is None or step.paper is None:
         return lines
     lines += _label_lines("loops", ", ".join(step.loop_order) or "none")
@@ -228,10 +212,11 @@ def _step_lines(step: StepExplanation, title: str, rejected_shown: int | None) -
     lines += _label_lines("paper", _format_paper_order(step.cost, step.paper, len(step.loop_order)))
     rejected = step.rejected[:rejected_shown]
     width = max((len(", ".join(order.order)) for order in rejected), default=0)
-    for label, order in zip(_label_first("rejected", len(rejected)), rejected, strict=True):
-        times = order.total / max(step.cost.total, 1.0)
-        lines += _label_lines(label, f"{', '.join(order.order):{width}}  {times:7.1f} x  {order.reason}")
-    return lines
+    least = max(step.cost.total, 1.0)
+    return lines + _label_lines(
+        "rejected",
+        *(f"{', '.join(o.order):{width}}  {o.total / least:7.1f} x  {o.reason}" for o in rejected),
+    )
 
 
 def _format_cost(cost: OrderCost) -> str:
@@ -255,15 +240,6 @@ def _format_memory(memory: Footprint) -> str:
     return f"{sizes}, workspace {' and '.join(workspaces) or 'none'}{reuse}"
 
 
-def format_bytes(size: float) -> str:
-    """Format bytes as ``1.2 MB``: three digits at most."""
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.3g} TB"
-
-
 def _format_paper_order(cost: OrderCost, paper: OrderCost, loops: int) -> str:
     if loops > MOST_LOOPS:
         return f"Algorithm 1 decided; with more than {MOST_LOOPS} loops not all orders are tried"
@@ -276,24 +252,8 @@ def _format_number(value: float) -> str:
     return f"{value:,.0f}" if value < 1e9 else f"{value:.2e}"
 
 
-def _label_first(label: str, number: int) -> list[str]:
-    return [label, *[""] * (number - 1)] if number else []
-
-
-def _label_lines(label: str, text: str) -> list[str]:
-    """Put ``text`` beside its label, wrapped where it is too long."""
-    width = _WIDTH - _LABEL
-    wrapped = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
-    labelled = zip(_label_first(label, len(wrapped)), wrapped, strict=True)
-    return [f"  {name:{_LABEL - 2}}{line}" for name, line in labelled]
-
-
-def to_plain(value: Any) -> Any:
-    """Convert a value to dictionaries, lists, numbers and strings."""
-    if isinstance(value, Format):
-        return str(value)
-    if is_dataclass(value):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, tuple):
-        return [to_plain(item) for item in value]
-    return value
+def _label_lines(label: str, *texts: object) -> list[str]:
+    """Put texts beside their label."""
+    return [
+        line for n, text in enumerate(texts) for line in wrap_lines(text, f"  {'' if n else label:{_LABEL}}")
+    ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from scorch._src.engine.executable import Prepared
 from scorch._src.events import LISTENERS, Event
 from scorch._src.ops.products.matmul import matmul
 from scorch._src.statements.evaluate import evaluate
-from scorch._src.tensor.create.construct import from_coordinates
+from scorch._src.tensor.create.construct import from_coordinates, from_torch
 from scorch.settings import settings
 
 TIMED_ROWS, TIMED_ENTRIES, TIMED_COLUMNS = 2000, 40_000, 32
@@ -55,46 +55,26 @@ def predict_seconds(prepared: Prepared, size: int) -> float:
 def measure_speed(threads: int) -> Speed:
     """Measure this machine with so many threads; once, in a fraction of a second."""
     generator = torch.Generator().manual_seed(0)
+    draw = functools.partial(torch.rand, generator=generator, device=HOST)
     A, B = _random_matrix(generator), _random_matrix(generator)
-    x, X = (
-        torch.rand(TIMED_ROWS, generator=generator, device=HOST),
-        torch.rand(TIMED_ROWS, TIMED_COLUMNS, generator=generator, device=HOST),
-    )
-    large = torch.rand(1 << 22, generator=generator, device=HOST)
-    small = from_coordinates(
-        [torch.arange(2, device=HOST), torch.arange(2, device=HOST)],
-        torch.ones(2, device=HOST),
-        (2, 2),
-        "csr",
-    )
+    x, X, large = draw(TIMED_ROWS), draw(TIMED_ROWS, TIMED_COLUMNS), draw(1 << 22)
+    small, ones = from_torch(torch.eye(2, device=HOST), format="csr"), torch.ones(2, device=HOST)
     with settings(threads=threads):
-        known_pattern = [
-            _seconds_per_unit(functools.partial(matmul, A, dense_operand)) for dense_operand in (x, X)
-        ]
+        known_pattern = [_seconds_per_unit(lambda: matmul(A, x)), _seconds_per_unit(lambda: matmul(A, X))]
         new_pattern = [
-            _seconds_per_unit(functools.partial(matmul, A, B)),
-            _seconds_per_unit(
-                functools.partial(evaluate, "C[i,j] = A[i,j] + B[i,j]", A=A, B=B, format="csr")
-            ),
+            _seconds_per_unit(lambda: matmul(A, B)),
+            _seconds_per_unit(lambda: evaluate("C[i,j] = A[i,j] + B[i,j]", A=A, B=B, format="csr")),
         ]
-        call = statistics.median(_time_calls(functools.partial(matmul, small, torch.ones(2, device=HOST))))
+        call = statistics.median(time_calls(lambda: matmul(small, ones)))
     with using_host_threads(threads):
-        read_seconds = statistics.median(_time_calls(large.sum))
-    return Speed(
-        statistics.median(known_pattern), statistics.median(new_pattern), read_seconds / large.nbytes, call
-    )
+        byte = statistics.median(time_calls(large.sum)) / large.nbytes
+    return Speed(statistics.median(known_pattern), statistics.median(new_pattern), byte, call)
 
 
 def _random_matrix(generator: torch.Generator) -> torch.Tensor:
-    coordinates = [
-        torch.randint(TIMED_ROWS, (TIMED_ENTRIES,), generator=generator, device=HOST) for _ in range(2)
-    ]
-    return from_coordinates(
-        coordinates,
-        torch.rand(TIMED_ENTRIES, generator=generator, device=HOST),
-        (TIMED_ROWS, TIMED_ROWS),
-        "csr",
-    )
+    coordinates = torch.randint(TIMED_ROWS, (2, TIMED_ENTRIES), generator=generator, device=HOST)
+    values = torch.rand(TIMED_ENTRIES, generator=generator, device=HOST)
+    return from_coordinates(coordinates, values, (TIMED_ROWS, TIMED_ROWS), "csr")
 
 
 def _seconds_per_unit(call: Callable[[], object]) -> float:
@@ -113,9 +93,10 @@ def _seconds_per_unit(call: Callable[[], object]) -> float:
     return seconds / max(chosen.work + chosen.assembly, 1.0)
 
 
-def _time_calls(call: Callable[[], object]) -> Sequence[float]:
+def time_calls(call: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
+    """Return the seconds of each of so many calls."""
     seconds = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         start = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - start)

@@ -31,10 +31,8 @@ from scorch._src.torch_internals import tree_leaves
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _SCORCH_FOLDER = str(Path(__file__).parents[2]) + os.sep
-_SHOWN_AS_USERS = (
-    os.path.dirname(nn.__file__) + os.sep,
-    recorder.__file__,
-)  # their calls are shown as the user's
+# Files whose calls are shown as the user's.
+_SHOWN_AS_USERS = (os.path.dirname(nn.__file__) + os.sep, recorder.__file__)
 _TORCH_FUNCTION_CODE: CodeType = SparseTensor.__torch_function__.__func__.__code__  # type: ignore[attr-defined]
 _HIDDEN_FUNCTIONS = {
     "__get__",

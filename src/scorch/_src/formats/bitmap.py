@@ -11,7 +11,7 @@ from string import Template
 
 import torch
 
-from scorch._src.formats.level import Level, LevelArrays
+from scorch._src.formats.level import Level, LevelArrays, suffix
 from scorch._src.loops.nodes import Call, Expr
 from scorch._src.loops.routines import ROUTINES, Indexed, Routine
 from scorch._src.loops.types import INT32, INT64
@@ -38,12 +38,14 @@ class Bitmap(Level):
         parents = pos.numel() - 1
         places = crd + size * torch.arange(parents, device=crd.device).repeat_interleave(pos.diff())
         words = parents * size // BITS + 1
-        found = torch.zeros(words, 2, dtype=torch.int64, device=crd.device)
+        counts_and_bits = torch.zeros(words, 2, dtype=torch.int64, device=crd.device)
         filled = torch.bincount(places // BITS, minlength=words)
-        found[1:, 0] = torch.cumsum(filled, 0)[:-1]
-        found[:, 1].index_add_(0, places // BITS, 1 << places % BITS)
-        found[:, 1] -= found[:, 1] >> (BITS - 1) << BITS  # the last bit of a word is its sign
-        return found.reshape(-1)
+        counts_and_bits[1:, 0] = torch.cumsum(filled, 0)[:-1]
+        counts_and_bits[:, 1].index_add_(0, places // BITS, 1 << places % BITS)
+        counts_and_bits[:, 1] -= (
+            counts_and_bits[:, 1] >> (BITS - 1) << BITS
+        )  # the last bit of a word is its sign
+        return counts_and_bits.reshape(-1)
 
     def coordinates(self, pos: torch.Tensor, finished: torch.Tensor, size: int) -> torch.Tensor:
         bits = finished[1::2].long().unsqueeze(1) >> torch.arange(BITS, device=finished.device) & 1
@@ -51,8 +53,7 @@ class Bitmap(Level):
 
 
 def _call(name: str, arrays: LevelArrays, parent: Expr, coordinate: Expr) -> Expr:
-    suffix = {"int32": "i32", "int64": "i64"}[arrays.crd.element.name]
-    return Call(f"{name}_{suffix}", (arrays.crd, parent * arrays.size + coordinate))
+    return Call(f"{name}_{suffix(arrays.crd.element)}", (arrays.crd, parent * arrays.size + coordinate))
 
 
 _BITS_BEFORE = Template("""\

@@ -12,6 +12,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from scorch._src.formats.banded import Banded
 from scorch._src.formats.bitmap import Bitmap
@@ -21,7 +22,11 @@ from scorch._src.formats.dense import Dense
 from scorch._src.formats.level import Level
 from scorch.errors import FormatError, UnsupportedError
 
-LEVELS: tuple[Level, ...] = (Dense(), Compressed(), Coordinate(), Bitmap(), Banded())
+Levels: TypeAlias = tuple[Level, ...]
+Order: TypeAlias = tuple[int, ...]
+Blocks: TypeAlias = tuple[tuple[int, int], ...]
+
+LEVELS: Levels = (Dense(), Compressed(), Coordinate(), Bitmap(), Banded())
 _BY_LETTER = {level.letter: level for level in LEVELS}
 _BY_WORD = {level.name: level for level in LEVELS} | {"sparse": _BY_LETTER["s"]}
 _LAST = {level.name: level.letter for level in LEVELS[3:]}  # names of levels that are names of formats too
@@ -63,9 +68,9 @@ class Format:
     'dsdd'
     """
 
-    levels: tuple[Level, ...]
-    order: tuple[int, ...]
-    blocks: tuple[tuple[int, int], ...]
+    levels: Levels
+    order: Order
+    blocks: Blocks
     family: str | None = field(compare=False)
 
     def __init__(
@@ -77,22 +82,20 @@ class Format:
         dims: int | None = None,
     ) -> None:
         if isinstance(spec, Format):
-            levels, default, found, family = spec.levels, spec.order, spec.blocks, spec.family
+            levels, own_order, own_blocks, family = spec.levels, spec.order, spec.blocks, spec.family
             if dims is not None and dims != spec.dims and family is not None:
-                levels, default, found = _named(family, dims)
+                levels, own_order, own_blocks = _named(family, dims)
         elif isinstance(spec, str):
-            levels, default, found, family = _parse(spec, dims)
+            levels, own_order, own_blocks, family = _parse(spec, dims)
         elif isinstance(spec, tuple | list) and all(isinstance(level, Level) for level in spec):
-            levels, default, found, family = tuple(spec), tuple(range(len(spec))), (), None
+            levels, own_order, own_blocks, family = tuple(spec), tuple(range(len(spec))), (), None
         else:
             raise FormatError(
                 f"a format is a name such as 'csr', letters such as 'ds' or a Format, not {spec!r}"
             )
-        chosen = default if order is None else _checked_order(order)
-        split = found if blocks is None else _checked_blocks(blocks)
         object.__setattr__(self, "levels", levels)
-        object.__setattr__(self, "order", chosen)
-        object.__setattr__(self, "blocks", split)
+        object.__setattr__(self, "order", own_order if order is None else _checked_order(order))
+        object.__setattr__(self, "blocks", own_blocks if blocks is None else _checked_blocks(blocks))
         object.__setattr__(self, "family", family if order is None and blocks is None else None)
         _check(self, spec)
         _ = self.letters  # known from the start, as torch.compile cannot follow what is computed later
@@ -266,12 +269,12 @@ def as_format(spec: str | Format, dims: int) -> Format:
 
 
 def _format_for(spec: str | Format, dims: int) -> Format:
-    found = Format(spec, dims=dims)
-    if found.dims != dims:
+    form = Format(spec, dims=dims)
+    if form.dims != dims:
         raise FormatError(
-            f"format {str(found)!r} stores tensors of {found.dims} dimensions, but this one has {dims}"
+            f"format {str(form)!r} stores tensors of {form.dims} dimensions, but this one has {dims}"
         )
-    return found
+    return form
 
 
 _named_format = functools.lru_cache(maxsize=256)(_format_for)
@@ -282,14 +285,12 @@ def dense_format(dims: int, order: tuple[int, ...] | None = None) -> Format:
     return Format("d" * dims if dims else "dense", order=order, dims=dims)
 
 
-def _parse(
-    spec: str, dims: int | None
-) -> tuple[tuple[Level, ...], tuple[int, ...], tuple[tuple[int, int], ...], str | None]:
+def _parse(spec: str, dims: int | None) -> tuple[Levels, Order, Blocks, str | None]:
     text = spec.strip().lower()
     if text in NAMES[:-2] or text in _LAST or _BLOCKED.fullmatch(text):
         return (*_named(text, dims), text)
     if text and text not in NAMES and set(text) <= set(_BY_LETTER):
-        levels = tuple(_BY_LETTER[letter] for letter in text)
+        levels = _letters(text)
     elif "," in text or text in _BY_WORD:
         words = [word.strip() for word in text.split(",")]
         unknown = [word for word in words if word not in _BY_WORD]
@@ -313,25 +314,19 @@ def _known() -> str:
     )
 
 
-def _named(
-    name: str, dims: int | None
-) -> tuple[tuple[Level, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
+def _named(name: str, dims: int | None) -> tuple[Levels, Order, Blocks]:
     """The levels, order and blocks of a name for tensors of ``dims`` dimensions (2 unless said)."""
     n = 2 if dims is None else dims
     plain = tuple(range(n))
     swapped = (*plain[:-2], n - 1, n - 2) if n >= 2 else plain
     blocked = _BLOCKED.fullmatch(name)
-    if blocked:
-        if n < 2:
-            raise FormatError(f"format {name!r} stores matrices, but the tensor has {n} dimensions")
-        rows = int(blocked[2])
-        columns = int(blocked[3] or rows)
-        outer = plain if blocked[1] == "bsr" else swapped
-        letters = "d" * (n - 1) + "s" + "dd"
-        sizes = ((n - 2, rows), (n - 1, columns))
-        return _letters(letters), (*outer, n - 2, n - 1), sizes
-    if name in ("csc", "dcsr", "dcsc") and n < 2:
+    if n < 2 and (blocked or name in ("csc", "dcsr", "dcsc")):
         raise FormatError(f"format {name!r} stores matrices, but the tensor has {n} dimensions")
+    if blocked:
+        rows, columns = int(blocked[2]), int(blocked[3] or blocked[2])
+        outer = plain if blocked[1] == "bsr" else swapped
+        sizes = ((n - 2, rows), (n - 1, columns))
+        return _letters("d" * (n - 1) + "sdd"), (*outer, n - 2, n - 1), sizes
     if name in _LAST:
         return _letters("d" * (n - 1) + _LAST[name] * (n > 0)), plain, ()
     letters, order = {
@@ -346,18 +341,18 @@ def _named(
     return _letters(letters), order, ()
 
 
-def _letters(text: str) -> tuple[Level, ...]:
+def _letters(text: str) -> Levels:
     return tuple(_BY_LETTER[letter] for letter in text)
 
 
-def _checked_order(order: Iterable[int]) -> tuple[int, ...]:
+def _checked_order(order: Iterable[int]) -> Order:
     try:
         return tuple(int(dim) for dim in order)
     except (TypeError, ValueError):
         raise FormatError(f"the order of a format lists dimensions, such as (1, 0), not {order!r}") from None
 
 
-def _checked_blocks(blocks: Mapping[int, int] | Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _checked_blocks(blocks: Mapping[int, int] | Iterable[tuple[int, int]]) -> Blocks:
     try:
         return tuple(sorted((int(dim), int(size)) for dim, size in dict(blocks).items()))
     except (TypeError, ValueError):
@@ -366,19 +361,19 @@ def _checked_blocks(blocks: Mapping[int, int] | Iterable[tuple[int, int]]) -> tu
         ) from None
 
 
-def _check(found: Format, spec: object) -> None:
-    if len(found.order) != len(found.levels):
+def _check(form: Format, spec: object) -> None:
+    if len(form.order) != len(form.levels):
         raise FormatError(
-            f"format {spec!r} has {len(found.levels)} levels, but its order {found.order} names "
-            f"{len(found.order)} dimensions"
+            f"format {spec!r} has {len(form.levels)} levels, but its order {form.order} names "
+            f"{len(form.order)} dimensions"
         )
-    if sorted(set(found.order)) != list(range(found.dims)):
-        raise FormatError(f"order {found.order} must name the dimensions 0 to {found.dims - 1}")
-    for dim, size in found.blocks:
-        if found.order.count(dim) != 2:
-            raise FormatError(f"dimension {dim} has blocks, so it must stand twice in order {found.order}")
+    if sorted(set(form.order)) != list(range(form.dims)):
+        raise FormatError(f"order {form.order} must name the dimensions 0 to {form.dims - 1}")
+    for dim, size in form.blocks:
+        if form.order.count(dim) != 2:
+            raise FormatError(f"dimension {dim} has blocks, so it must stand twice in order {form.order}")
         if size < 1:
             raise FormatError(f"blocks of dimension {dim} have size {size}; sizes start at 1")
-    for dim in range(found.dims):
-        if found.order.count(dim) > 1 and found.block(dim) is None:
-            raise FormatError(f"dimension {dim} stands twice in order {found.order} but has no block size")
+    for dim in range(form.dims):
+        if form.order.count(dim) > 1 and form.block(dim) is None:
+            raise FormatError(f"dimension {dim} stands twice in order {form.order} but has no block size")

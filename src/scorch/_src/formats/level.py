@@ -83,11 +83,11 @@ class Level:
 
         Where it may not be there: the first entry in ``start..stop``, those below ``parent``, not before it.
         """
-        return Call(f"lower_bound_{_suffix(arrays.crd.element)}", (arrays.crd, start, stop, coordinate))
+        return Call(f"lower_bound_{suffix(arrays.crd.element)}", (arrays.crd, start, stop, coordinate))
 
     def locate_after(self, arrays: LevelArrays, start: Expr, stop: Expr, coordinate: Expr) -> Expr:
         """The first entry in ``start..stop`` whose coordinate is above ``coordinate`` (levels of a run)."""
-        return Call(f"upper_bound_{_suffix(arrays.crd.element)}", (arrays.crd, start, stop, coordinate))
+        return Call(f"upper_bound_{suffix(arrays.crd.element)}", (arrays.crd, start, stop, coordinate))
 
     def is_stored(
         self, arrays: LevelArrays, parent: Expr, coordinate: Expr, position: Expr, stop: Expr
@@ -129,5 +129,5 @@ class Level:
         return finished
 
 
-def _suffix(index: Type) -> str:
+def suffix(index: Type) -> str:
     return {"int32": "i32", "int64": "i64"}[index.name]

@@ -8,7 +8,10 @@ keys, also halfway, so that its memory follows the entries that are left and not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from scorch._src.loops.nodes import (
     FALSE,
@@ -57,34 +60,36 @@ def join_key(coordinates: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
 
 def split_key(key: Var, names: Sequence[str], sizes: Sequence[Expr]) -> tuple[Stmt, list[Expr]]:
     """The inverse of ``join_key``: declares one variable per coordinate, the last first."""
-    if len(names) == 1:
-        return block(), [key]
     statements: list[Stmt] = []
-    found: list[Expr] = []
+    coordinates: list[Expr] = []
     left: Expr = key
-    for place in range(len(names) - 1, 0, -1):
-        var = Var(names[place])
-        statements.append(Declare(var, left % sizes[place]))
-        found.insert(0, var)
-        rest = Var(f"{names[place]}_up")
-        statements.append(Declare(rest, left // sizes[place]))
+    for name, size in zip(reversed(names[1:]), reversed(sizes[1:]), strict=True):
+        var, rest = Var(name), Var(f"{name}_up")
+        statements += [Declare(var, left % size), Declare(rest, left // size)]
+        coordinates.insert(0, var)
         left = rest
-    return block(*statements), [left, *found]
+    return block(*statements), [left, *coordinates]
 
 
+def _product(sizes: Iterable[Expr]) -> Expr:
+    return functools.reduce(operator.mul, sizes, Const(1))
+
+
+@dataclass(eq=False)
 class Scratch:
     """A workspace over levels with the given sizes; ``join`` combines two values of one key."""
 
+    name: str
+    names: Sequence[str]
+    sizes: Sequence[Expr]
+    element: Type
+    join: str
+
     counts_exactly = False  # whether ``count`` is that of distinct keys before they are drained
 
-    def __init__(self, name: str, names: Sequence[str], sizes: Sequence[Expr], element: Type, join: str):
-        self.name = name
-        self.names = list(names)
-        self.sizes = list(sizes)
-        self.element = element
-        self.join = join
-        self.values = Array(f"{name}_vals", element)
-        self.count = Var(f"{name}_count")
+    def __post_init__(self) -> None:
+        self.values = Array(f"{self.name}_vals", self.element)
+        self.count = Var(f"{self.name}_count")
 
     def helpers(self) -> tuple[Function, ...]:
         return ()
@@ -112,38 +117,29 @@ class Scratch:
         raise NotImplementedError
 
 
+@dataclass(eq=False)
 class DenseScratch(Scratch):
     """A place for every key; those touched are listed and sorted, with ``bitmap`` by marking them in one."""
 
+    bitmap: bool = False
+
     counts_exactly = True
 
-    def __init__(
-        self,
-        name: str,
-        names: Sequence[str],
-        sizes: Sequence[Expr],
-        element: Type,
-        join: str,
-        bitmap: bool = False,
-    ):
-        super().__init__(name, names, sizes, element, join)
-        self.bitmap = bitmap
-        self.used = Array(f"{name}_used", BOOL)
-        self.touched = Array(f"{name}_touched", INT32 if bitmap else INT64)
-        self.bits, self.tops = Array(f"{name}_bits", INT64), Array(f"{name}_tops", INT64)
-        self.extent, self.words = Var(f"{name}_extent"), Var(f"{name}_words")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.used = Array(f"{self.name}_used", BOOL)
+        self.touched = Array(f"{self.name}_touched", INT32 if self.bitmap else INT64)
+        self.bits, self.tops = Array(f"{self.name}_bits", INT64), Array(f"{self.name}_tops", INT64)
+        self.extent, self.words = Var(f"{self.name}_extent"), Var(f"{self.name}_words")
 
     def allocate(self) -> Stmt:
-        extent: Expr = Const(1)
-        for size in self.sizes:
-            extent = extent * size
         bitmaps = [
             Declare(self.words, (self.extent + 4095) // 4096),
             Allocate(self.bits, self.words * 64, zero=True),
             Allocate(self.tops, self.words, zero=True),
         ]
         return block(
-            Declare(self.extent, extent),
+            Declare(self.extent, _product(self.sizes)),
             Allocate(self.values, self.extent),
             Allocate(self.used, self.extent, zero=True),
             Allocate(self.touched, self.extent + 1),
@@ -206,24 +202,17 @@ class DenseScratch(Scratch):
         )
 
 
+@dataclass(eq=False)
 class ListScratch(Scratch):
     """``words`` lists the levels joined in each key: one 64-bit key unless the sizes need more."""
 
-    def __init__(
-        self,
-        name: str,
-        names: Sequence[str],
-        sizes: Sequence[Expr],
-        words: Sequence[Sequence[int]],
-        element: Type,
-        join: str,
-        distinct: bool = False,
-    ):
-        super().__init__(name, names, sizes, element, join)
-        self.words = [list(word) for word in words]
-        self.keys = [Array(f"{name}_key{number + 1}", INT64) for number in range(len(self.words))]
-        self.capacity = Var(f"{name}_capacity")
-        self.distinct = distinct
+    words: Sequence[Sequence[int]]
+    distinct: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.keys = [Array(f"{self.name}_key{number + 1}", INT64) for number in range(len(self.words))]
+        self.capacity = Var(f"{self.name}_capacity")
 
     def allocate(self) -> Stmt:
         return block(
@@ -265,18 +254,11 @@ class ListScratch(Scratch):
 
     def settle(self) -> Stmt:
         """Sort and join equal keys."""
-        call = Call(f"{self.name}_settle", (*self.keys, self.values, self.count, *self._bounds()))
+        bounds = [
+            _product(self.sizes[level] for level in word) for word in self.words
+        ]  # above the largest key
+        call = Call(f"{self.name}_settle", (*self.keys, self.values, self.count, *bounds))
         return block(Assign(self.count, call), If(self.count < 0, Fail()))
-
-    def _bounds(self) -> list[Expr]:
-        """For each word, one more than its largest key."""
-        found = []
-        for word in self.words:
-            bound: Expr = Const(1)
-            for level in word:
-                bound = bound * self.sizes[level]
-            found.append(bound)
-        return found
 
     def drain(self, place: Place) -> Stmt:
         turn = Var(f"{self.name}_turn")
@@ -294,25 +276,20 @@ class ListScratch(Scratch):
             var = Var(f"{self.name}_at{number + 1}")
             statements.append(Declare(var, Load(key, turn)))
             names, sizes = [self.names[level] for level in word], [self.sizes[level] for level in word]
-            decode, found = split_key(var, names, sizes)
+            decode, parts = split_key(var, names, sizes)
             statements.append(decode)
-            for level, coordinate in zip(word, found, strict=True):
-                coordinates[level] = coordinate
+            for level, part in zip(word, parts, strict=True):
+                coordinates[level] = part
         return block(*statements), coordinates
 
     def helpers(self) -> tuple[Function, ...]:
-        return (self._settle_function(),)
-
-    def _settle_function(self) -> Function:
         """Sort the first ``count`` entries by key, join equal ones, return how many are left."""
         count, e, m = Var("count"), Var("e"), Var("m")
         order = Array("order", INT64)
         sorted_values = Array("sorted_vals", self.element)
         bounds = [Var(f"bound{number + 1}") for number in range(len(self.keys))]
         gathered = Load(self.values, Load(order, e))
-        same = TRUE
-        for key in self.keys:
-            same = both(same, Load(key, e).equals(Load(key, m - 1)))  # type: ignore[assignment]
+        same = functools.reduce(both, (Load(key, e).equals(Load(key, m - 1)) for key in self.keys))
         joined = Binary(self.join, Load(self.values, m - 1), Load(sorted_values, e), self.element)
         keep = block(
             *(Store(key, m, Load(key, e)) for key in self.keys),
@@ -326,17 +303,12 @@ class ListScratch(Scratch):
             Allocate(sorted_values, count),
             For(e, Const(0), count, Store(sorted_values, e, gathered)),
             Declare(m, Const(0)),
-            For(
-                e,
-                Const(0),
-                count,
-                If(both(Const(0) < m, same), Store(self.values, m - 1, joined), keep),
-            ),
+            For(e, Const(0), count, If(both(Const(0) < m, same), Store(self.values, m - 1, joined), keep)),
             Free(order),
             Free(sorted_values),
             Return(m),
         )
-        return Function(f"{self.name}_settle", (*self.keys, self.values, count, *bounds), body)
+        return (Function(f"{self.name}_settle", (*self.keys, self.values, count, *bounds), body),)
 
     def _sort(self, order: Array, count: Var, bounds: list[Var]) -> Stmt:
         e = Var("e")

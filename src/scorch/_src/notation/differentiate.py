@@ -56,10 +56,9 @@ def gradients(
     differentiated in its turn.
     """
     start = Access(incoming, assign.target.indices)
-    taken = _names(assign) | {incoming} | ({mask} if mask is not None else set())
-    work = _Work(again, taken)
-    found = list(_uses(assign.value, tensor, start, (), work))
-    return tuple(_gradient(access, value, scope, mask, work) for access, value, scope in found)
+    work = _Work(again, _names(assign.target, assign.value) | {incoming, mask or incoming})
+    uses = list(_uses(assign.value, tensor, start, (), work))
+    return tuple(_gradient(access, value, scope, mask, work) for access, value, scope in uses)
 
 
 def uses_of(body: Expr, tensor: str, incoming: Access) -> tuple[tuple[Access, Expr], ...]:
@@ -79,7 +78,7 @@ def tangent(
     assign: Assign, tangents: Mapping[str, str], sizes: Mapping[str, int], again: bool = False
 ) -> Tangent | None:
     """How the result changes with the tensors: ``tangents`` names the change of each; None if it does not."""
-    work = _Work(again, _names(assign) | set(tangents.values()))
+    work = _Work(again, _names(assign.target, assign.value) | set(tangents.values()))
     changed = _tangent(assign.value, tangents, sizes, work)
     if changed is None:
         return None
@@ -108,11 +107,11 @@ class _Work:
         return name
 
 
-def _names(assign: Assign) -> set[str]:
-    """All names of a statement: of tensors and of indices."""
-    names = {access.tensor for access in accesses(assign.value)} | {assign.target.tensor}
-    names |= {index for node in walk(assign.value) for index in _indices(node)}
-    return names | set(assign.target.indices)
+def _names(*expressions: Expr) -> set[str]:
+    """All names in expressions: of tensors and of indices."""
+    nodes = [node for expr in expressions for node in walk(expr)]
+    names = {node.tensor for node in nodes if isinstance(node, Access)}
+    return names | {index for node in nodes if isinstance(node, Access | Reduce) for index in node.indices}
 
 
 # backward --------------------------------------------------------------------------------------------
@@ -188,12 +187,7 @@ def _product(factors: Sequence[Expr]) -> Expr:
 
 
 def _unique(expr: Expr, outer: tuple[str, ...]) -> Expr:
-    names = {name for node in walk(expr) for name in _indices(node)}
-    return with_unique_binders(expr, outer, names | {access.tensor for access in accesses(expr)})
-
-
-def _indices(expr: Expr) -> tuple[str, ...]:
-    return expr.indices if isinstance(expr, Access | Reduce) else ()
+    return with_unique_binders(expr, outer, _names(expr))
 
 
 # forward ---------------------------------------------------------------------------------------------
@@ -205,13 +199,10 @@ def _tangent(expr: Expr, tangents: Mapping[str, str], sizes: Mapping[str, int], 
             return Access(tangents[name], indices) if name in tangents else None
         case Op(name, args):
             changes = [_tangent(part, tangents, sizes, work) for part in args]
-            terms: list[Expr] = []
-            for place, change in enumerate(changes):
-                if change is not None:
-                    value = _partials(name)(change, args)[place]
-                    if value is not None:
-                        terms.append(value)
-            return functools.reduce(_plus, terms) if terms else None
+            rule = _partials(name)
+            terms = [rule(change, args)[n] for n, change in enumerate(changes) if change is not None]
+            known = [term for term in terms if term is not None]
+            return functools.reduce(_plus, known) if known else None
         case Reduce(op, indices, body):
             change = _tangent(body, tangents, sizes, work)
             if change is None:

@@ -23,19 +23,19 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import NoReturn
 
 from scorch._src.loops.operators import OPERATORS, REDUCTIONS
 from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
 from scorch._src.notation.trees import children, free_indices, with_children, with_unique_binders
-from scorch.errors import NotationError
+from scorch.errors import NotationError, counted
 
 CONSTANTS: Mapping[str, int | float | bool] = {"inf": math.inf, "nan": math.nan, "True": True, "False": False}
 BINARY = {row.symbol: row.name for row in OPERATORS.values() if row.symbol and row.arity == 2}
 LONG_CHAIN, GROUP = 32, 8  # a chain of more links becomes a tree of groups of so many
-MOST_NESTED = 100  # levels of a tree
-MOST_TERMS = 1024  # tensors named in an expression
+MAX_NESTED_LEVELS = 100  # levels of a tree
+MAX_NAMED_TENSORS = 1024  # tensors named in an expression
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 _INSTEAD = {
@@ -88,7 +88,7 @@ def _parse(text: str) -> Statement:
         return _Parser(text).statement()
     except RecursionError:
         raise NotationError(
-            f"the expression nests more than {MOST_NESTED} parentheses, calls or signs; "
+            f"the expression nests more than {MAX_NESTED_LEVELS} parentheses, calls or signs; "
             "compute parts of it first"
         ) from None
 
@@ -139,8 +139,7 @@ class _Parser:
         token = self.token
         if token.text in _INSTEAD:
             self.fail(_INSTEAD[token.text])
-        found = repr(token.text) if token.text else "the end"
-        self.fail(f"expected {what} but found {found}")
+        self.fail(f"expected {what} but found {repr(token.text) if token.text else 'the end'}")
 
     # The grammar.
 
@@ -153,7 +152,7 @@ class _Parser:
         self.next += 1
         indices = self.subscript(name)
         target = self.access(name, [index.text for index in indices])
-        self.check_target(indices)
+        self.check_distinct(indices, "stands twice in the result; use two names")
         accumulate = self.token.text == "+="
         if not self.take("=", "+="):
             self.expected(f"'=' or '+=' after the result {name.text!r}")
@@ -180,10 +179,10 @@ class _Parser:
             value = Op("add", (target, value))
         return Statement(Assign(target, value), accumulate)
 
-    def check_target(self, indices: list[_Token]) -> None:
+    def check_distinct(self, indices: list[_Token], trouble: str) -> None:
         for n, index in enumerate(indices):
             if index.text in (earlier.text for earlier in indices[:n]):
-                self.fail(f"index {index.text!r} stands twice in the result; use two names", index)
+                self.fail(f"index {index.text!r} {trouble}", index)
 
     def check_names_differ(self) -> None:
         for text, token in self.indices.items():
@@ -296,8 +295,7 @@ class _Parser:
             arguments.append(self.comparison())
         arity = OPERATORS[name.text].arity
         if len(arguments) != arity:
-            plural = "argument" if arity == 1 else "arguments"
-            self.fail(f"{name.text!r} takes {arity} {plural}, not {len(arguments)}", name)
+            self.fail(f"{name.text!r} takes {counted(arity, 'argument')}, not {len(arguments)}", name)
         return Op(name.text, tuple(arguments))
 
     def reduction(self, name: _Token) -> Expr:
@@ -319,11 +317,10 @@ class _Parser:
             self.expected(f"')' after the arguments of {name.text!r}")
         if not indices:
             self.fail(f"{name.text!r} names the indices it runs over before what it reduces: {example}", name)
-        for n, index in enumerate(indices):
+        for index in indices:
             if index.text not in free_indices(body):
                 self.fail(f"{index.text!r} is not an index of what {name.text!r} reduces; {cure}", index)
-            if index.text in (earlier.text for earlier in indices[:n]):
-                self.fail(f"index {index.text!r} is named twice", index)
+        self.check_distinct(indices, "is named twice")
         return Reduce(name.text, tuple(index.text for index in indices), body)
 
     def unknown_function(self, name: _Token) -> NoReturn:
@@ -372,10 +369,7 @@ _INSIDE = {
 
 
 def _from_left(links: Sequence[tuple[str, Expr]]) -> Expr:
-    found = links[0][1]
-    for name, part in links[1:]:
-        found = Op(name, (found, part))
-    return found
+    return reduce(lambda left, link: Op(link[0], (left, link[1])), links[1:], links[0][1])
 
 
 def check_size(value: Expr) -> None:
@@ -385,16 +379,14 @@ def check_size(value: Expr) -> None:
         depth += 1
         count += sum(isinstance(node, Access) for node in level)
         level = [part for node in level for part in children(node)]
-    if depth > MOST_NESTED:
-        raise NotationError(
-            f"the expression nests {depth} operators in each other, and at most {MOST_NESTED} are planned; "
-            "compute parts of it first"
-        )
-    if count > MOST_TERMS:
-        raise NotationError(
-            f"the expression names {count:,} tensors, and at most {MOST_TERMS:,} are planned; "
-            "compute parts of it first"
-        )
+    for number, most, excess in (
+        (depth, MAX_NESTED_LEVELS, f"nests {depth} operators in each other"),
+        (count, MAX_NAMED_TENSORS, f"names {count:,} tensors"),
+    ):
+        if number > most:
+            raise NotationError(
+                f"the expression {excess}, and at most {most:,} are planned; compute parts of it first"
+            )
 
 
 def sum_implicitly(expr: Expr, indices: tuple[str, ...]) -> Expr:

@@ -16,9 +16,10 @@ import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, reduce
+from itertools import count
 
 from scorch._src.notation.nodes import Access, Assign, Expr, Op, Reduce
-from scorch.errors import NotationError, ShapeError
+from scorch.errors import NotationError, ShapeError, counted
 
 Shape = tuple[int, ...]
 ELLIPSIS = "..."
@@ -199,7 +200,7 @@ def _check_ranks(equation: str, parsed: _Equation, shapes: Sequence[Shape]) -> N
         raise NotationError(f"einsum equation {equation!r} was given no operands; pass one tensor per term")
     if len(parsed.terms) != len(shapes):
         raise NotationError(
-            f"einsum equation {equation!r} names {_count(len(parsed.terms), 'operand')} "
+            f"einsum equation {equation!r} names {counted(len(parsed.terms), 'operand')} "
             f"but {len(shapes)} {'was' if len(shapes) == 1 else 'were'} given; separate terms by ','"
         )
     for n, (term, shape) in enumerate(zip(parsed.terms, shapes, strict=True)):
@@ -207,7 +208,7 @@ def _check_ranks(equation: str, parsed: _Equation, shapes: Sequence[Shape]) -> N
         if len(shape) < named or (len(shape) > named and ELLIPSIS not in term):
             cure = "; '...' stands for the dimensions not named" if len(shape) > named else ""
             raise ShapeError(
-                f"operand {n} has {_count(len(shape), 'dimension')} (shape {shape}) "
+                f"operand {n} has {counted(len(shape), 'dimension')} (shape {shape}) "
                 f"but its subscript {''.join(term)!r} names {named}{cure}"
             )
 
@@ -269,13 +270,5 @@ def _tensor_names(indices: frozenset[str]) -> Iterator[str]:
     """The result's name, then the operands': capitals in order, none of them an index."""
     result = "R" if "R" not in indices else "Result"
     yield result
-    free = [letter for letter in string.ascii_uppercase if letter not in indices and letter != result]
-    yield from free
-    suffix = 1
-    while True:
-        yield from (f"{letter}{suffix}" for letter in string.ascii_uppercase)
-        suffix += 1
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    yield from (letter for letter in string.ascii_uppercase if letter not in indices and letter != result)
+    yield from (f"{letter}{suffix}" for suffix in count(1) for letter in string.ascii_uppercase)

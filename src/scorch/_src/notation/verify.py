@@ -8,7 +8,7 @@ from scorch._src.notation.indexing import Statement
 from scorch._src.notation.nodes import Access
 from scorch._src.notation.show import show
 from scorch._src.notation.trees import accesses
-from scorch.errors import NotationError, ShapeError
+from scorch.errors import NotationError, ShapeError, counted
 
 Shape = tuple[int, ...]
 
@@ -30,8 +30,8 @@ def shapes_of(statement: Statement, shapes: Mapping[str, Shape]) -> dict[str, in
         shape = tuple(shapes[access.tensor])
         if len(shape) != len(access.indices):
             raise ShapeError(
-                f"{access.tensor!r} has {_count(len(shape), 'dimension', 'dimensions')} (shape {shape}) "
-                f"but {show(access)!r} names {_count(len(access.indices), 'index', 'indices')}"
+                f"{access.tensor!r} has {counted(len(shape), 'dimension')} (shape {shape}) "
+                f"but {show(access)!r} names {counted(len(access.indices), 'index', 'indices')}"
             )
         for index, size in zip(access.indices, shape, strict=True):
             if sizes.setdefault(index, size) != size:
@@ -76,7 +76,3 @@ def _disagreement(
 
 def _names(names: list[str]) -> str:
     return ", ".join(map(repr, names))
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"

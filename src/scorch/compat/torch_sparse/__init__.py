@@ -4,91 +4,50 @@
 ``sys.modules["torch_sparse"] = scorch.compat.torch_sparse`` before they are imported.
 """
 
-from scorch.compat.torch_sparse.arithmetic import add, add_, add_nnz, add_nnz_, mul, mul_, mul_nnz, mul_nnz_
-from scorch.compat.torch_sparse.arrange import (
-    cat,
-    fill_diag,
-    get_diag,
-    index_select,
-    index_select_nnz,
-    masked_select,
-    masked_select_nnz,
-    narrow,
-    permute,
-    remove_diag,
-    select,
-    set_diag,
-    t,
-)
-from scorch.compat.torch_sparse.convert import (
-    coalesce,
-    eye,
-    from_scipy,
-    from_torch_sparse,
-    spmm,
-    spspmm,
-    to_scipy,
-    to_torch_sparse,
-    transpose,
-)
-from scorch.compat.torch_sparse.matmul import matmul
-from scorch.compat.torch_sparse.reduce import max, mean, min, reduction, sum
-from scorch.compat.torch_sparse.sample import (
-    partition,
-    random_walk,
-    reverse_cuthill_mckee,
-    saint_subgraph,
-    sample,
-    sample_adj,
-)
-from scorch.compat.torch_sparse.storage import SparseStorage
-from scorch.compat.torch_sparse.tensor import SparseTensor
+from scorch.compat.torch_sparse.arithmetic import add as add
+from scorch.compat.torch_sparse.arithmetic import add_ as add_
+from scorch.compat.torch_sparse.arithmetic import add_nnz as add_nnz
+from scorch.compat.torch_sparse.arithmetic import add_nnz_ as add_nnz_
+from scorch.compat.torch_sparse.arithmetic import mul as mul
+from scorch.compat.torch_sparse.arithmetic import mul_ as mul_
+from scorch.compat.torch_sparse.arithmetic import mul_nnz as mul_nnz
+from scorch.compat.torch_sparse.arithmetic import mul_nnz_ as mul_nnz_
+from scorch.compat.torch_sparse.arrange import cat as cat
+from scorch.compat.torch_sparse.arrange import fill_diag as fill_diag
+from scorch.compat.torch_sparse.arrange import get_diag as get_diag
+from scorch.compat.torch_sparse.arrange import index_select as index_select
+from scorch.compat.torch_sparse.arrange import index_select_nnz as index_select_nnz
+from scorch.compat.torch_sparse.arrange import masked_select as masked_select
+from scorch.compat.torch_sparse.arrange import masked_select_nnz as masked_select_nnz
+from scorch.compat.torch_sparse.arrange import narrow as narrow
+from scorch.compat.torch_sparse.arrange import permute as permute
+from scorch.compat.torch_sparse.arrange import remove_diag as remove_diag
+from scorch.compat.torch_sparse.arrange import select as select
+from scorch.compat.torch_sparse.arrange import set_diag as set_diag
+from scorch.compat.torch_sparse.arrange import t as t
+from scorch.compat.torch_sparse.convert import coalesce as coalesce
+from scorch.compat.torch_sparse.convert import eye as eye
+from scorch.compat.torch_sparse.convert import from_scipy as from_scipy
+from scorch.compat.torch_sparse.convert import from_torch_sparse as from_torch_sparse
+from scorch.compat.torch_sparse.convert import spmm as spmm
+from scorch.compat.torch_sparse.convert import spspmm as spspmm
+from scorch.compat.torch_sparse.convert import to_scipy as to_scipy
+from scorch.compat.torch_sparse.convert import to_torch_sparse as to_torch_sparse
+from scorch.compat.torch_sparse.convert import transpose as transpose
+from scorch.compat.torch_sparse.matmul import matmul as matmul
+from scorch.compat.torch_sparse.reduce import max as max
+from scorch.compat.torch_sparse.reduce import mean as mean
+from scorch.compat.torch_sparse.reduce import min as min
+from scorch.compat.torch_sparse.reduce import reduction as reduction
+from scorch.compat.torch_sparse.reduce import sum as sum
+from scorch.compat.torch_sparse.sample import partition as partition
+from scorch.compat.torch_sparse.sample import random_walk as random_walk
+from scorch.compat.torch_sparse.sample import reverse_cuthill_mckee as reverse_cuthill_mckee
+from scorch.compat.torch_sparse.sample import saint_subgraph as saint_subgraph
+from scorch.compat.torch_sparse.sample import sample as sample
+from scorch.compat.torch_sparse.sample import sample_adj as sample_adj
+from scorch.compat.torch_sparse.storage import SparseStorage as SparseStorage
+from scorch.compat.torch_sparse.tensor import SparseTensor as SparseTensor
 
 __version__ = "0.6.18"  # of torch_sparse, whose names these are
-
-__all__ = [
-    "SparseStorage",
-    "SparseTensor",
-    "add",
-    "add_",
-    "add_nnz",
-    "add_nnz_",
-    "cat",
-    "coalesce",
-    "eye",
-    "fill_diag",
-    "from_scipy",
-    "from_torch_sparse",
-    "get_diag",
-    "index_select",
-    "index_select_nnz",
-    "masked_select",
-    "masked_select_nnz",
-    "matmul",
-    "max",
-    "mean",
-    "min",
-    "mul",
-    "mul_",
-    "mul_nnz",
-    "mul_nnz_",
-    "narrow",
-    "partition",
-    "permute",
-    "random_walk",
-    "reduction",
-    "remove_diag",
-    "reverse_cuthill_mckee",
-    "saint_subgraph",
-    "sample",
-    "sample_adj",
-    "select",
-    "set_diag",
-    "spmm",
-    "spspmm",
-    "sum",
-    "t",
-    "to_scipy",
-    "to_torch_sparse",
-    "transpose",
-]
+__all__ = [name for name in globals() if name[0] != "_" and callable(globals()[name])]

@@ -13,16 +13,11 @@ if TYPE_CHECKING:
     from scorch.compat.torch_sparse.tensor import SparseTensor
 
 
-# sums ------------------------------------------------------------------------------------------------
-
-
 def add(src: SparseTensor, other: Any) -> SparseTensor:
     """With a matrix the sum; a column (n, 1) or row (1, n) is added to the stored entries alone."""
-    if not is_matrix(src, other):
+    if not isinstance(other, type(src)):
         return add_nnz(src, _spread(src, other), layout="coo")
-    row, col, value = _both(src, other)
-    sizes = _larger(src, other)
-    return src.like(row, col, value, sizes).coalesce()
+    return src.like(*_both(src, other), _larger(src, other)).coalesce()
 
 
 def add_(src: SparseTensor, other: Any) -> SparseTensor:
@@ -32,20 +27,17 @@ def add_(src: SparseTensor, other: Any) -> SparseTensor:
 def add_nnz(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
     """``other`` added to each value."""
     value = src.storage.value()
-    found = _each(src, other) + 1 if value is None else value + _as_dtype(other, value)
-    return src.set_value(found, layout=layout)
+    total = _each(src, other) + 1 if value is None else value + _as_dtype(other, value)
+    return src.set_value(total, layout=layout)
 
 
 def add_nnz_(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
     return src.set_value_(add_nnz(src, other, layout).storage.value(), layout="coo")
 
 
-# products --------------------------------------------------------------------------------------------
-
-
 def mul(src: SparseTensor, other: Any) -> SparseTensor:
     """Element by element: with a matrix, a column (n, 1) or a row (1, n)."""
-    if not is_matrix(src, other):
+    if not isinstance(other, type(src)):
         return mul_nnz(src, _spread(src, other), layout="coo")
     if not src.is_coalesced() or not other.is_coalesced():
         raise OperandError("entries repeat; call coalesce() first")
@@ -67,16 +59,12 @@ def mul_(src: SparseTensor, other: Any) -> SparseTensor:
 def mul_nnz(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
     """Each value times ``other``."""
     value = src.storage.value()
-    found = _each(src, other) if value is None else value * _as_dtype(other, value)
-    return src.set_value(found, layout=layout)
+    product = _each(src, other) if value is None else value * _as_dtype(other, value)
+    return src.set_value(product, layout=layout)
 
 
 def mul_nnz_(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
     return src.set_value_(mul_nnz(src, other, layout).storage.value(), layout="coo")
-
-
-def is_matrix(src: SparseTensor, other: object) -> bool:
-    return isinstance(other, type(src))
 
 
 def _spread(src: SparseTensor, other: Any) -> Any:
@@ -96,8 +84,8 @@ def _spread(src: SparseTensor, other: Any) -> Any:
 
 def _each(src: SparseTensor, other: Any) -> Tensor:
     """``other`` for every entry."""
-    given = torch.as_tensor(other, device=src.device())
-    return given.expand(src.nnz(), *given.shape[1:])
+    each = torch.as_tensor(other, device=src.device())
+    return each.expand(src.nnz(), *each.shape[1:])
 
 
 def _as_dtype(other: Any, value: Tensor) -> Any:
@@ -108,20 +96,14 @@ def _both(src: SparseTensor, other: SparseTensor) -> tuple[Tensor, Tensor, Tenso
     """The entries of both, one after the other; ones stand for missing values."""
     row = torch.cat([src.storage.row(), other.storage.row()])
     col = torch.cat([src.storage.col(), other.storage.col()])
-    if not src.has_value() and not other.has_value():
+    values = [src.storage.value(), other.storage.value()]
+    like = next((value for value in values if value is not None), None)
+    if like is None:
         return row, col, None
-    values = []
-    for matrix, beside in ((src, other), (other, src)):
-        value, like = matrix.storage.value(), beside.storage.value()
-        if value is None:
-            assert like is not None
-            value = like.new_ones(matrix.nnz(), *like.shape[1:])
-        values.append(value)
-    return row, col, torch.cat(values)
+    ones = [like.new_ones(matrix.nnz(), *like.shape[1:]) for matrix in (src, other)]
+    return row, col, torch.cat([o if v is None else v for v, o in zip(values, ones, strict=True)])
 
 
 def _larger(src: SparseTensor, other: SparseTensor) -> tuple[int, int]:
-    return (
-        max(src.sparse_size(0), other.sparse_size(0)),
-        max(src.sparse_size(1), other.sparse_size(1)),
-    )
+    rows, columns = map(max, src.sparse_sizes(), other.sparse_sizes())
+    return rows, columns

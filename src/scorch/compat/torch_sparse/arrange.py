@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from scorch.compat.torch_sparse.forms import filled
+from scorch.compat.torch_sparse.storage import pick
 from scorch.errors import IndexRangeError, OperandError, ShapeError
 
 if TYPE_CHECKING:
@@ -19,18 +22,10 @@ if TYPE_CHECKING:
 
 def t(src: SparseTensor) -> SparseTensor:
     """The transposed matrix."""
-    storage = src.storage
-    order = storage.csr2csc()
-    value = storage.value()
-    rows, columns = storage.sparse_sizes()
-    return src.like(
-        storage.col()[order],
-        storage.row()[order],
-        None if value is None else value[order],
-        (columns, rows),
-        rowptr=storage.colptr(),
-        is_sorted=True,
-    )
+    rows, columns = src.sparse_sizes()
+    colptr, row, value = src.csc()
+    col = src.storage.col()[src.storage.csr2csc()]
+    return src.like(col, row, value, (columns, rows), rowptr=colptr, is_sorted=True)
 
 
 def permute(src: SparseTensor, perm: Tensor) -> SparseTensor:
@@ -56,14 +51,8 @@ def index_select(src: SparseTensor, dim: int, idx: Tensor) -> SparseTensor:
     idx = torch.where(idx < 0, idx + rows, idx)
     places, counts = _row_entries(src, idx)
     row = torch.arange(idx.numel(), device=idx.device).repeat_interleave(counts)
-    value = src.storage.value()
-    return src.like(
-        row,
-        src.storage.col()[places],
-        None if value is None else value[places],
-        (idx.numel(), columns),
-        is_sorted=True,
-    )
+    col, value = src.storage.col()[places], pick(src.storage.value(), places)
+    return src.like(row, col, value, (idx.numel(), columns), is_sorted=True)
 
 
 def _row_entries(src: SparseTensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +69,7 @@ def index_select_nnz(src: SparseTensor, idx: Tensor, layout: str | None = None) 
     if layout == "csc":
         idx = src.storage.csr2csc()[idx]
     row, col, value = src.coo()
-    return src.like(row[idx], col[idx], None if value is None else value[idx], src.sparse_sizes())
+    return src.like(row[idx], col[idx], pick(value, idx), src.sparse_sizes())
 
 
 def masked_select(src: SparseTensor, dim: int, mask: Tensor) -> SparseTensor:
@@ -173,11 +162,10 @@ def fill_diag(src: SparseTensor, fill_value: float, k: int = 0) -> SparseTensor:
 
 def get_diag(src: SparseTensor) -> Tensor:
     """The main diagonal, dense."""
-    row, col, value = src.coo()
-    on = row == col
-    found = torch.ones(src.nnz(), dtype=src.dtype(), device=row.device) if value is None else value
-    empty = found.new_zeros(_diagonal_size(src, 0), *found.shape[1:])
-    return empty.index_add(0, row[on], found[on])
+    row, value = src.storage.row(), filled(src)
+    on = row == src.storage.col()
+    empty = value.new_zeros(_diagonal_size(src, 0), *value.shape[1:])
+    return empty.index_add(0, row[on], value[on])
 
 
 def _diagonal_size(src: SparseTensor, k: int) -> int:
@@ -212,19 +200,13 @@ def cat(tensors: Sequence[SparseTensor], dim: int | tuple[int, int]) -> SparseTe
 
 def _offsets(sizes: list[int], is_joined: bool) -> list[int]:
     """Where each begins, and the size of all."""
-    if not is_joined:
-        return [0] * len(sizes) + [max(sizes)]
-    found = [0]
-    for size in sizes:
-        found.append(found[-1] + size)
-    return found
+    return [0, *itertools.accumulate(sizes)] if is_joined else [0] * len(sizes) + [max(sizes)]
 
 
 def _dim(src: SparseTensor, dim: int) -> int:
-    found = dim + src.dim() if dim < 0 else dim
-    if not 0 <= found < src.dim():
+    if not -src.dim() <= dim < src.dim():
         raise IndexError(f"there is no dimension {dim}: the matrix has {src.dim()}")
-    return found
+    return dim % src.dim()
 
 
 def _value(src: SparseTensor) -> Tensor:

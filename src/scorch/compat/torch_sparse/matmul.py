@@ -10,6 +10,7 @@ from torch import Tensor
 from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
+from scorch.compat.torch_sparse.forms import filled
 from scorch.compat.torch_sparse.storage import combine
 from scorch.errors import OperandError, ShapeError, UnsupportedError
 
@@ -75,12 +76,7 @@ def _sparse_product(src: SparseTensor, other: SparseTensor) -> SparseTensor:
     if any(value is not None and value.dim() > 1 for value in values):
         raise ShapeError("matrices that multiply have one number an entry")
     dtype = next((value.dtype for value in values if value is not None), torch.get_default_dtype())
-    left, right = (
-        side.storage.matrix(
-            torch.ones(side.nnz(), dtype=dtype, device=side.device()) if value is None else value
-        )
-        for side, value in zip(sides, values, strict=True)
-    )
+    left, right = (side.storage.matrix(filled(side, dtype)) for side in sides)
     product = einsum("ij,jk->ik", left, right, format="csr")
     assert isinstance(product, Matrix)
     rowptr, col, _ = product.csr()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from scorch.compat.torch_sparse.arrange import _row_entries
+from scorch.compat.torch_sparse.storage import pick
 from scorch.errors import IndexRangeError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -34,14 +35,8 @@ def sample_adj(
     places, row = _draw(src, subset, num_neighbors, replace)
     met = torch.cat([subset, src.storage.col()[places]])
     nodes, number = _by_first_use(met)
-    value = src.storage.value()
-    out = src.like(
-        row,
-        number[subset.numel() :],
-        None if value is None else value[places],
-        (subset.numel(), nodes.numel()),
-    )
-    return out, nodes
+    col, sizes = number[subset.numel() :], (subset.numel(), nodes.numel())
+    return src.like(row, col, pick(src.storage.value(), places), sizes), nodes
 
 
 def _draw(src: SparseTensor, subset: Tensor, most: int, replace: bool) -> tuple[Tensor, Tensor]:
@@ -58,9 +53,8 @@ def _draw(src: SparseTensor, subset: Tensor, most: int, replace: bool) -> tuple[
     # A random order inside each row, of which the first ones are kept.
     order = torch.rand(row.numel(), device=row.device).argsort()
     order = order[row[order].argsort(stable=True)]
-    rank = torch.arange(row.numel(), device=row.device) - (counts.cumsum(0) - counts).repeat_interleave(
-        counts
-    )
+    before = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    rank = torch.arange(row.numel(), device=row.device) - before
     kept = order[rank < most].sort().values
     return places[kept], row[kept]
 
@@ -96,8 +90,7 @@ def saint_subgraph(src: SparseTensor, node_idx: Tensor) -> tuple[SparseTensor, T
     part = numbered.index_select(0, node_idx).index_select(1, node_idx)
     edges = part.storage.value()
     assert edges is not None
-    value = src.storage.value()
-    return part.set_value(None if value is None else value[edges], layout="coo"), edges
+    return part.set_value(pick(src.storage.value(), edges), layout="coo"), edges
 
 
 def partition(src: SparseTensor, num_parts: int, *args: object, **kwargs: object) -> None:

@@ -57,7 +57,7 @@ class SparseStorage:
             return
         order = key.argsort(stable=True)
         self._row, self._col = self.row()[order], self._col[order]
-        self._value = None if self._value is None else self._value[order]
+        self._value = pick(self._value, order)
         self._csr2csc = self._csc2csr = None
 
     # arrays ------------------------------------------------------------------------------------------
@@ -159,10 +159,7 @@ class SparseStorage:
     def _in_order(self, value: Tensor | None, layout: str | None) -> Tensor | None:
         if value is None:
             return None
-        if value.shape[:1] != self._col.shape:
-            raise ShapeError(
-                f"there are {self._col.numel()} entries, but value has shape {tuple(value.shape)}"
-            )
+        _check_value(value, self._col)
         return value[self.csc2csr()] if layout == "csc" else value
 
     def map(self, change: Any) -> SparseStorage:
@@ -178,17 +175,17 @@ class SparseStorage:
         """Without repeated entries, whose values are combined."""
         if self.is_coalesced():
             return self
-        row, col, place = self._merged()
-        value = None if self._value is None else combine(self._value, place, row.numel(), reduce)
-        return SparseStorage(
-            row=row, col=col, value=value, sparse_sizes=self._sparse_sizes, is_sorted=True, trust_data=True
-        )
+        merged, place = self._merged()
+        if self._value is not None:
+            merged._value = combine(self._value, place, merged.col().numel(), reduce)
+        return merged
 
-    def _merged(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Different rows and columns, and for each entry the place among them."""
+    def _merged(self) -> tuple[SparseStorage, Tensor]:
+        """Different entries without values, and for each entry of this storage its place among them."""
         width = max(self._sparse_sizes[1], 1)
         keys, place = torch.unique_consecutive(self.row() * width + self._col, return_inverse=True)
-        return keys // width, keys % width, place
+        row, col, sizes = keys // width, keys % width, self._sparse_sizes
+        return SparseStorage(row, None, col, None, sizes, is_sorted=True, trust_data=True), place
 
     # kernels -----------------------------------------------------------------------------------------
 
@@ -199,12 +196,7 @@ class SparseStorage:
 
     def _pattern(self) -> tuple[Pattern, Tensor | None]:
         if self._kernel is None:
-            source, place = self, None
-            if not self.is_coalesced():
-                row, col, place = self._merged()
-                source = SparseStorage(
-                    row=row, col=col, sparse_sizes=self._sparse_sizes, is_sorted=True, trust_data=True
-                )
+            source, place = (self, None) if self.is_coalesced() else self._merged()
             ones = torch.ones(source.col().numel(), device=source.col().device)
             made = from_compressed("csr", source.rowptr(), source.col(), ones, self._sparse_sizes)
             assert isinstance(made, Matrix)
@@ -226,6 +218,11 @@ def combine(values: Tensor, place: Tensor, count: int, reduce: str) -> Tensor:
         index = place.reshape(-1, *(1,) * (values.dim() - 1)).expand_as(values)
         return empty.scatter_reduce(0, index, values, f"a{reduce}", include_self=False)
     raise OperandError(f"reduce is one of sum, mean, min and max, not {reduce!r}")
+
+
+def pick(value: Tensor | None, places: Tensor) -> Tensor | None:
+    """Return the values at ``places``, where there are values."""
+    return None if value is None else value[places]
 
 
 def _pointers(counts: Tensor) -> Tensor:
@@ -268,6 +265,10 @@ def _check(storage: SparseStorage) -> None:
             raise ShapeError(f"{name} has {array.numel()} entries, but col has {col.numel()}")
         if array.numel() and (int(array.min()) < 0 or int(array.max()) >= size):
             raise IndexRangeError(f"{name} leaves 0..{size - 1}: give larger sparse_sizes")
-    value = storage._value
-    if value is not None and value.shape[:1] != col.shape:
+    if storage._value is not None:
+        _check_value(storage._value, col)
+
+
+def _check_value(value: Tensor, col: Tensor) -> None:
+    if value.shape[:1] != col.shape:
         raise ShapeError(f"there are {col.numel()} entries, but value has shape {tuple(value.shape)}")

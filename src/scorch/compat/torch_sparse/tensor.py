@@ -13,18 +13,18 @@ from torch import Tensor
 
 from scorch._src.tensor.interop.torch_layouts import from_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
-from scorch.compat.torch_sparse import arithmetic, arrange, casts, forms
+from scorch.compat.torch_sparse import arithmetic, arrange, forms
 from scorch.compat.torch_sparse import matmul as products
 from scorch.compat.torch_sparse import reduce as reductions
 from scorch.compat.torch_sparse import sample as sampling
-from scorch.compat.torch_sparse.facts import Facts, are_equal
-from scorch.compat.torch_sparse.storage import SparseStorage
+from scorch.compat.torch_sparse.storage import SparseStorage, pick
 from scorch.errors import OperandError, ShapeError
 
+Arrays = tuple[Tensor, Tensor, Tensor | None]
 Sizes = tuple[int | None, int | None]
 
 
-class SparseTensor(Facts):
+class SparseTensor:
     """A sparse matrix, of which each entry may have a value of any shape.
 
     >>> import torch
@@ -178,6 +178,96 @@ class SparseTensor(Facts):
         self.storage.clear_cache_()
         return self
 
+    # facts -------------------------------------------------------------------------------------------
+
+    def coo(self) -> Arrays:
+        """Row, column and value of every entry."""
+        return self.storage.row(), self.storage.col(), self.storage.value()
+
+    def csr(self) -> Arrays:
+        """Row pointers, columns and values."""
+        return self.storage.rowptr(), self.storage.col(), self.storage.value()
+
+    def csc(self) -> Arrays:
+        """Column pointers, rows and values, column by column."""
+        order, value = self.storage.csr2csc(), self.storage.value()
+        return self.storage.colptr(), self.storage.row()[order], pick(value, order)
+
+    def has_value(self) -> bool:
+        return self.storage.has_value()
+
+    def sparse_sizes(self) -> tuple[int, int]:
+        return self.storage.sparse_sizes()
+
+    def sparse_size(self, dim: int) -> int:
+        return self.storage.sparse_size(dim)
+
+    def sizes(self) -> list[int]:
+        value = self.storage.value()
+        return [*self.sparse_sizes(), *(() if value is None else value.shape[1:])]
+
+    def size(self, dim: int) -> int:
+        return self.sizes()[dim]
+
+    def dim(self) -> int:
+        return len(self.sizes())
+
+    def nnz(self) -> int:
+        return self.storage.col().numel()
+
+    def numel(self) -> int:
+        value = self.storage.value()
+        return self.nnz() if value is None else value.numel()
+
+    def density(self) -> float:
+        return self.nnz() / max(self.sparse_size(0) * self.sparse_size(1), 1)
+
+    def sparsity(self) -> float:
+        return 1 - self.density()
+
+    def avg_row_length(self) -> float:
+        return self.nnz() / max(self.sparse_size(0), 1)
+
+    def avg_col_length(self) -> float:
+        return self.nnz() / max(self.sparse_size(1), 1)
+
+    def bandwidth(self) -> int:
+        return int((self.storage.row() - self.storage.col()).abs().max()) if self.nnz() else 0
+
+    def avg_bandwidth(self) -> float:
+        return float((self.storage.row() - self.storage.col()).abs().float().mean())
+
+    def bandwidth_proportion(self, bandwidth: int) -> float:
+        return float(((self.storage.row() - self.storage.col()).abs() <= bandwidth).float().mean())
+
+    def is_quadratic(self) -> bool:
+        return self.sparse_size(0) == self.sparse_size(1)
+
+    def is_symmetric(self) -> bool:
+        if not self.is_quadratic():
+            return False
+        return _are_equal(self.csr(), self.csc())
+
+    def is_coalesced(self) -> bool:
+        return self.storage.is_coalesced()
+
+    def device(self) -> torch.device:
+        return self.storage.col().device
+
+    def is_cuda(self) -> bool:
+        return self.storage.col().is_cuda
+
+    def dtype(self) -> torch.dtype:
+        value = self.storage.value()
+        return torch.get_default_dtype() if value is None else value.dtype
+
+    def is_floating_point(self) -> bool:
+        return self.dtype().is_floating_point
+
+    def requires_grad(self) -> bool:
+        value = self.storage.value()
+        return value is not None and value.requires_grad
+
     # sizes -------------------------------------------------------------------------------------------
 
     def sparse_resize(self, sparse_sizes: tuple[int, int]) -> SparseTensor:
@@ -207,7 +297,7 @@ class SparseTensor(Facts):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SparseTensor) or self.sizes() != other.sizes():
             return False
-        return are_equal(self.csr(), other.csr())
+        return _are_equal(self.csr(), other.csr())
 
     __hash__ = object.__hash__
 
@@ -257,24 +347,32 @@ class SparseTensor(Facts):
     to_torch_sparse_csc_tensor = forms.to_torch_sparse_csc_tensor
     to_scorch = forms.to_scorch
     to_scipy = forms.to_scipy
-    type = casts.as_type
-    type_as = casts.type_as
-    to_device = casts.to_device
-    device_as = casts.device_as
-    to = casts.to
-    cpu = casts.cpu
-    cuda = casts.cuda
-    share_memory_ = casts.share_memory_
-    is_shared = casts.is_shared
-    pin_memory = casts.pin_memory
-    is_pinned = casts.is_pinned
-    half = casts.cast(torch.float16)
-    bfloat16 = casts.cast(torch.bfloat16)
-    double = casts.cast(torch.float64)
-    byte = casts.cast(torch.uint8)
-    char = casts.cast(torch.int8)
-    short = casts.cast(torch.int16)
-    long = casts.cast(torch.int64)
-    float = casts.cast(torch.float32)
-    int = casts.cast(torch.int32)
-    bool = casts.cast(torch.bool)
+    type = forms.as_type
+    type_as = forms.type_as
+    to_device = forms.to_device
+    device_as = forms.device_as
+    to = forms.to
+    cpu = forms.cpu
+    cuda = forms.cuda
+    share_memory_ = forms.share_memory_
+    is_shared = forms.is_shared
+    pin_memory = forms.pin_memory
+    is_pinned = forms.is_pinned
+    half = forms.cast(torch.float16)
+    bfloat16 = forms.cast(torch.bfloat16)
+    double = forms.cast(torch.float64)
+    byte = forms.cast(torch.uint8)
+    char = forms.cast(torch.int8)
+    short = forms.cast(torch.int16)
+    long = forms.cast(torch.int64)
+    float = forms.cast(torch.float32)
+    int = forms.cast(torch.int32)
+    bool = forms.cast(torch.bool)
+
+
+def _are_equal(first: Arrays, second: Arrays) -> bool:
+    """Whether two matrices have the same arrays, and both values or none."""
+    return all(
+        a is b or (a is not None and b is not None and torch.equal(a, b))
+        for a, b in zip(first, second, strict=True)
+    )

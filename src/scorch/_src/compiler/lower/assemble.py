@@ -111,7 +111,7 @@ class Assembly:
                 words = tuple(
                     tuple(level - plan.prefix_levels for level in word) for word in plan.workspace_words
                 )
-                self.scratch = ListScratch("w", names, sizes, words, plan.element, self.join)
+                self.scratch = ListScratch("w", names, sizes, plan.element, self.join, words)
 
     # slots -------------------------------------------------------------------------------------------
 

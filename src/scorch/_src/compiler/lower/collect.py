@@ -300,7 +300,7 @@ class Entries(Collector):
         sizes = [use.arrays.size for use in self.uses]
         join = REDUCTIONS[plan.step.reduction].loop
         self.comes_sorted = plan.comes_sorted
-        self.list = ListScratch("entry", names, sizes, plan.words, plan.element, join, self.comes_sorted)
+        self.list = ListScratch("entry", names, sizes, plan.element, join, plan.words, self.comes_sorted)
         self.packer = Packer(plan, self.list)
         self.outputs = (*self.packer.counts, self.list.count, *self.list.keys, self.list.values)
         self.finish_inputs = (Var("discard"), *self.packer.arrays)
