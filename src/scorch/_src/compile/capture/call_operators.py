@@ -85,7 +85,9 @@ def _gradients(
     needed: Sequence[bool],
 ) -> list[torch.Tensor]:
     program = parse_program(text)
-    with _enable_autograd(), torch.enable_grad(), EnableTorchFunction(), _seed_rng(program, arrays):
+    # torch may run a graph while tracing it, with autograd disabled
+    guard: Any = ForceDispatchKeyGuard(*_DEFAULT_DISPATCH_KEYS)
+    with guard, torch.enable_grad(), EnableTorchFunction(), _seed_rng(program, arrays):
         inputs = [
             array.detach().requires_grad_() if is_needed else array
             for array, is_needed in zip(arrays, needed, strict=True)
@@ -158,25 +160,15 @@ def _fresh(gradient: torch.Tensor, seeds: Sequence[torch.Tensor]) -> torch.Tenso
     return gradient.clone(memory_format=torch.contiguous_format) if is_input else gradient.contiguous()
 
 
-def _enable_autograd() -> contextlib.AbstractContextManager[Any]:
-    """Enable autograd, also where torch runs a graph while tracing it, with autograd disabled."""
-    guard: Any = ForceDispatchKeyGuard
-    context: contextlib.AbstractContextManager[Any] = guard(*_DEFAULT_DISPATCH_KEYS)
-    return context
-
-
 @contextlib.contextmanager
 def _seed_rng(program: Program, arrays: Arrays) -> Iterator[None]:
     """Draw the random numbers of a call from its own seed, so that its gradients draw the same ones."""
     if program.seed is None:
         yield
         return
-    rng_state = torch.get_rng_state()
-    torch.manual_seed(int(arrays[program.seed]))
-    try:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(int(arrays[program.seed]))
         yield
-    finally:
-        torch.set_rng_state(rng_state)
 
 
 def _match_trace(
@@ -227,12 +219,10 @@ def _fake_call(text: str, arrays: Arrays, sizes: Sequence[Any]) -> list[torch.Te
     outputs = []
     for result in program.results:
         if result.shares_operand_pattern:
-            count = _count_values(program, result, arrays, sizes)
-            array_shapes = [[count]]
+            array_shapes = [[_count_values(program, result, arrays, sizes)]]
         else:
             array_shapes = result.array_shapes(sizes, _new_size)
-        if not result.shares_operand_pattern:
-            outputs += [torch.empty(size, dtype=result.index, device=device) for size in array_shapes[:-1]]
+        outputs += [torch.empty(size, dtype=result.index, device=device) for size in array_shapes[:-1]]
         if result.values is None:
             outputs.append(torch.empty(array_shapes[-1], dtype=result.dtype, device=device))
     return outputs

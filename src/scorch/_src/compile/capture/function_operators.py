@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.compile.capture.serialize import SCORCH_FUNCTIONS
+from scorch._src.compile.capture.serialize import GRAPH_FUNCTIONS
 from scorch._src.compile.capture.trace import FUNCTION_OF_OPERATOR, record
 from scorch._src.formats import Format
 from scorch._src.notation.indexing import parse
@@ -50,7 +50,7 @@ def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Any], Any]:
         _library.impl(name, run, "CompositeImplicitAutograd")
         packet = getattr(torch.ops.scorch, name)
         FUNCTION_OF_OPERATOR[packet] = FUNCTION_OF_OPERATOR[packet.default] = function
-        SCORCH_FUNCTIONS[f"scorch.{name}"] = function
+        GRAPH_FUNCTIONS[f"scorch.{name}"] = function
         entry(function).fake = fake
         return function
 
@@ -142,15 +142,10 @@ def _format(text: str | None) -> Format | str | None:
     return read_spelled(text) if text is not None and ":" in text else text
 
 
-def _like_masked(name: str) -> Callable[..., Any]:
-    """Return a function of dense tensors with the shapes of a reduction over stored entries."""
-    like = {"prod": "sum", "median": "nansum"}.get(name, name)
-    return lambda S, *args, **kwargs: getattr(torch, like)(S, *args, **kwargs)
-
-
 for _name, _masked in {**masked.OPERATIONS, **masked.PER_ENTRY}.items():
-    SCORCH_FUNCTIONS[f"scorch.masked.{_name}"] = _masked
-    entry(_masked).fake = _like_masked(_name)
+    GRAPH_FUNCTIONS[f"scorch.masked.{_name}"] = _masked
+    entry(_masked).fake = getattr(torch, {"prod": "sum", "median": "nansum"}.get(_name, _name))
+GRAPH_FUNCTIONS |= {"scorch.to_format": SparseTensor.to_format, "scorch.sampled": sampled}
 entry(SparseTensor.to_format).fake = lambda tensor, format: tensor
 entry(sampled).fake = lambda tensor, mask: mask
 entry(torch.sparse.mm).fake = torch.mm

@@ -47,11 +47,11 @@ class Result:
     """A tensor of the result: dense without a format. Arrays that the graph has already are numbered."""
 
     dtype: torch.dtype
-    shape: tuple[int, int]
     format: Format | None = None
     index: torch.dtype = torch.int32
     arrays: tuple[int | None, ...] = ()
     values: int | None = None
+    shape: tuple[int, int] = (0, 0)  # from, to
 
     @property
     def shares_operand_pattern(self) -> bool:
@@ -104,15 +104,8 @@ class Program:
 
     def run(self, arrays: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
         """Run the call, and return its tensors."""
-        fillings: dict[str, Sequence[Any]] = {
-            "tensor": [_argument(operand, arrays, sizes) for operand in self.operands],
-            "size": sizes,
-        }
-
-        def fill(value: Any) -> Any:
-            return fillings[value.kind][value.number] if isinstance(value, Slot) else value
-
-        result = self.function(*fill_slots(self.args, fill), **fill_slots(self.kwargs, fill))
+        tensors = [_argument(operand, arrays, sizes) for operand in self.operands]
+        result = call_filled(self.function, self.args, self.kwargs, tensors, sizes)
         return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
@@ -141,6 +134,18 @@ def fill_slots(value: Any, fill: Any) -> Any:
     return fill(value)
 
 
+def call_filled(
+    function: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]
+) -> Any:
+    """Call ``function`` with ``tensors`` and ``sizes`` in the slots of its arguments."""
+    fillings = {"tensor": tensors, "size": sizes}
+
+    def fill(value: Any) -> Any:
+        return fillings[value.kind][value.number] if isinstance(value, Slot) else value
+
+    return function(*fill_slots(args, fill), **fill_slots(kwargs, fill))
+
+
 @functools.lru_cache(maxsize=4096)
 def parse_program(text: str) -> Program:
     """Parse the text of a program."""
@@ -151,7 +156,7 @@ def parse_program(text: str) -> Program:
         deserialize(kwargs),
         tuple(Operand(v, _deserialize_format(f), tuple(a), tuple(s)) for v, f, a, s in operands),
         tuple(
-            Result(deserialize(d), tuple(s), _deserialize_format(f), deserialize(i), tuple(a), v)
+            Result(deserialize(d), _deserialize_format(f), deserialize(i), tuple(a), v, tuple(s))
             for d, s, f, i, a, v in results
         ),
         seed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,16 +14,14 @@ from scorch._src.formats import Format
 from scorch._src.torch_internals import OpOverload, OpOverloadPacket
 from scorch.errors import UnsupportedError
 
-SCORCH_FUNCTIONS: dict[str, Any] = {}  # that graphs may call, by name
-
-_TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
-_EXTRA_TORCH_FUNCTIONS = {  # that torch.overrides lacks
+# functions that graphs may call, by name: Scorch's own, and those of torch that torch.overrides lacks
+GRAPH_FUNCTIONS: dict[str, Any] = {
     f"torch.sparse.{name}": getattr(torch.sparse, name)
     for name in ("addmm", "log_softmax", "mm", "sampled_addmm", "softmax", "sum", "spdiags")
     if hasattr(torch.sparse, name)
 }
 
-
+_TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 _OPERATORS = (OpOverload, OpOverloadPacket)
 
 
@@ -37,26 +36,9 @@ def serialize(value: Any) -> Any:
     """Convert a value to lists, dicts, strings and numbers."""
     if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return value
-    if isinstance(value, Slot):
-        return {"slot": [value.kind, value.number]}
-    if isinstance(value, list):
-        return {"list": [serialize(item) for item in value]}
-    if isinstance(value, tuple):
-        return {"tuple": [serialize(item) for item in value]}
-    if isinstance(value, dict):
-        return {"dict": [[serialize(key), serialize(item)] for key, item in value.items()]}
-    if isinstance(value, slice):
-        return {"slice": [serialize(item) for item in (value.start, value.stop, value.step)]}
-    if value is Ellipsis:
-        return {"ellipsis": None}
-    if isinstance(value, complex):
-        return {"complex": [value.real, value.imag]}
-    if isinstance(value, torch.device):
-        return {"device": str(value)}
-    if isinstance(value, _TORCH_CONSTANTS):
-        return {"torch": str(value).removeprefix("torch.")}
-    if isinstance(value, Format):
-        return {"format": serialize_format(value)}
+    for name, (kind, encode, _) in _CODECS.items():
+        if isinstance(value, kind):
+            return {name: encode(value)}
     raise UnsupportedError(
         f"a {type(value).__name__} cannot be an argument inside of a compiled graph; "
         "pass numbers, strings, dtypes, slices or tensors"
@@ -67,31 +49,18 @@ def deserialize(value: Any) -> Any:
     """Convert back what ``serialize`` returned."""
     if not isinstance(value, dict):
         return value
-    ((kind, content),) = value.items()
-    match kind:
-        case "slot":
-            return Slot(*content)
-        case "list":
-            return [deserialize(item) for item in content]
-        case "tuple":
-            return tuple(deserialize(item) for item in content)
-        case "dict":
-            return {deserialize(key): deserialize(item) for key, item in content}
-        case "slice":
-            return slice(*(deserialize(item) for item in content))
-        case "ellipsis":
-            return Ellipsis
-        case "complex":
-            return complex(*content)
-        case "device":
-            return torch.device(content)
-        case "torch":
-            constant = getattr(torch, content)
-            assert isinstance(constant, _TORCH_CONSTANTS)
-            return constant
-        case "format":
-            return deserialize_format(content)
-    raise AssertionError(f"cannot read {value!r}")
+    ((name, content),) = value.items()
+    return _CODECS[name][2](content)
+
+
+def _all(convert: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    return [convert(item) for item in items]
+
+
+def _torch_constant(name: str) -> Any:
+    constant = getattr(torch, name)
+    assert isinstance(constant, _TORCH_CONSTANTS)
+    return constant
 
 
 def serialize_format(format: Format) -> list[Any]:
@@ -103,9 +72,31 @@ def deserialize_format(content: list[Any]) -> Format:
     return Format(letters, order=order, blocks=dict(blocks))
 
 
+_CODECS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {  # by name: type, there, back
+    "slot": (Slot, lambda slot: [slot.kind, slot.number], lambda content: Slot(*content)),
+    "list": (list, lambda items: _all(serialize, items), lambda items: _all(deserialize, items)),
+    "tuple": (tuple, lambda items: _all(serialize, items), lambda items: tuple(_all(deserialize, items))),
+    "dict": (
+        dict,
+        lambda items: [_all(serialize, pair) for pair in items.items()],
+        lambda pairs: dict(_all(deserialize, pair) for pair in pairs),
+    ),
+    "slice": (
+        slice,
+        lambda s: _all(serialize, (s.start, s.stop, s.step)),
+        lambda items: slice(*_all(deserialize, items)),
+    ),
+    "ellipsis": (type(...), lambda _: None, lambda _: ...),
+    "complex": (complex, lambda number: [number.real, number.imag], lambda parts: complex(*parts)),
+    "device": (torch.device, str, torch.device),
+    "torch": (_TORCH_CONSTANTS, lambda constant: str(constant).removeprefix("torch."), _torch_constant),
+    "format": (Format, serialize_format, deserialize_format),
+}
+
+
 def name_of(target: Any) -> str:
     """Return the name by which ``find_function`` finds a function."""
-    for name, function in (*SCORCH_FUNCTIONS.items(), *_EXTRA_TORCH_FUNCTIONS.items()):
+    for name, function in GRAPH_FUNCTIONS.items():
         if function is target:
             return name
     if isinstance(target, _OPERATORS):
@@ -124,13 +115,10 @@ def _overridable_functions() -> frozenset[Any]:
 
 def find_function(name: str) -> Any:
     """Find a function of torch or Scorch; refuse other names, which a file may hold."""
-    function = SCORCH_FUNCTIONS.get(name) or _EXTRA_TORCH_FUNCTIONS.get(name)
-    if function is not None:
-        return function
+    if name in GRAPH_FUNCTIONS:
+        return GRAPH_FUNCTIONS[name]
     module, *path = name.split(".")
-    value: Any = torch if module == "torch" else None
-    for attribute in path if value is not None else []:
-        value = getattr(value, attribute)
+    value: Any = functools.reduce(getattr, path, torch) if module == "torch" else None
     if value is None or not (isinstance(value, _OPERATORS) or value in _overridable_functions()):
         raise UnsupportedError(f"the graph calls {name!r}, which is no function on sparse tensors")
     return value
