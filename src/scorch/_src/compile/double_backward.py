@@ -7,7 +7,7 @@ differentiates both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,20 +29,14 @@ if TYPE_CHECKING:
     from scorch._src.compile.group_plan import GroupPlan
 
 
+@dataclass(frozen=True)
 class DoubleBackward:
     """One run of a group, to be differentiated; ``saved`` are results by their names in steps."""
 
-    def __init__(
-        self,
-        plan: GroupPlan,
-        pattern: Pattern,
-        patterns: Sequence[Pattern | None],
-        saved: Mapping[str, torch.Tensor],
-    ) -> None:
-        self.plan = plan
-        self.pattern = pattern
-        self.patterns = patterns
-        self.saved = saved
+    plan: GroupPlan
+    pattern: Pattern
+    patterns: Sequence[Pattern | None]
+    saved: Mapping[str, torch.Tensor]
 
     def gradients(
         self, arrays: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], needed: Sequence[bool]

@@ -37,7 +37,7 @@ def find_stored_names(values: Sequence[Value], items: Items, letters: tuple[str,
     for value in values:
         for name, number in value.recipe.parents.items():
             item = items[number]
-            if item.recipe.is_sparse if isinstance(item, Value) else isinstance(item.tensor, SparseTensor):
+            if item.recipe.is_sparse if isinstance(item, Value) else isinstance(item.result, SparseTensor):
                 names.add(name)
     for value in values:
         if value.recipe.is_sparse:
@@ -101,32 +101,18 @@ def as_row_pattern(pattern: Pattern) -> Pattern | None:
     return rows
 
 
-def tensor_of(item: Value | Source) -> torch.Tensor:
-    tensor = item.result if isinstance(item, Value) else item.tensor
+def kernel_array(item: Value | Source, connect: bool = False) -> torch.Tensor:
+    """Return what kernels read of a tensor: its values at the entries of the pattern, or all of it.
+
+    With ``connect`` the array is connected to the tensor for autograd.
+    """
+    tensor, pattern = item.result, item.pattern
     assert tensor is not None
-    return tensor
-
-
-def kernel_array(item: Value | Source) -> torch.Tensor:
-    """Return what kernels read of a tensor: its values at the entries of the pattern, or all of it."""
-    if type(item) is Source:
-        tensor = item.tensor
-        return tensor.storage.values if isinstance(tensor, SparseTensor) else tensor
-    tensor, pattern = tensor_of(item), item.pattern if isinstance(item, Value) else None
-    if not isinstance(tensor, SparseTensor):
-        return tensor.contiguous()
-    is_on_pattern = pattern is None or tensor.storage.pattern is pattern
-    return tensor.storage.values if is_on_pattern else values_at(tensor, pattern or tensor.storage.pattern)
-
-
-def differentiable_array(item: Value | Source) -> torch.Tensor:
-    """Return the same array, connected to the tensor for autograd."""
-    tensor, pattern = tensor_of(item), item.pattern if isinstance(item, Value) else None
     if not isinstance(tensor, SparseTensor):
         return tensor if type(item) is Source else tensor.contiguous()
-    if pattern is None or tensor.storage.pattern is pattern:
-        return values_of(tensor)
-    return values_at(tensor, pattern)
+    if pattern is not None and tensor.storage.pattern is not pattern:
+        return values_at(tensor, pattern)
+    return values_of(tensor) if connect else tensor.storage.values
 
 
 def drop_broadcast_dims(tensor: torch.Tensor, dims: tuple[int, ...] | None) -> torch.Tensor:
@@ -159,24 +145,13 @@ def make_eager_call(value: Value, sources: Mapping[int, Source]) -> Call:
 
 
 def run_eager_call(call: Call, tensors: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """Run an eager call, with tensors by their numbers."""
+    """Run an eager call, with tensors by their numbers for references; values and sources have theirs."""
     func, args, kwargs = call
 
     def resolve(item: Any) -> Any:
+        if isinstance(item, (Value, Source)):
+            return item.tensor()
         return tensors[item.number] if type(item) is TensorRef else item
 
-    result: torch.Tensor = func(*map_leaves(resolve, args), **map_leaves(resolve, kwargs))
-    return result
-
-
-def run_eagerly(value: Value) -> torch.Tensor:
-    """Compute one value eagerly."""
-
-    def resolve(item: Any) -> Any:
-        if isinstance(item, Value):
-            return item.tensor()
-        return item.tensor if isinstance(item, Source) else item
-
-    func, args, kwargs = value.call
     result: torch.Tensor = func(*map_leaves(resolve, args), **map_leaves(resolve, kwargs))
     return result

@@ -168,30 +168,8 @@ class BackwardPlan:
 INCOMING_PREFIX = "g"  # of a result's name: its incoming gradient
 
 
-def _has_rule_by_result(name: str) -> bool:
-    return OPERATORS[name].derivative_by_result is not None
-
-
-def _apply_rule_by_result(name: str, u: Expr, y: Expr) -> Expr:
-    """Return ``u`` times the derivative of a unary function, by its result."""
-    rule = OPERATORS[name].derivative_by_result
-    assert rule is not None
-    term: Expr = rule(BUILD, u, y)
-    return term
-
-
-def plan_backward(
-    order: Sequence[Value],
-    requested: Sequence[Value],
-    differentiable: set[int],
-    pattern_indices: tuple[str, ...],
-) -> BackwardPlan:
-    """Plan the backward pass from ``requested`` to the tensors numbered ``differentiable``."""
-    return _BackwardPlanner(order, requested, differentiable, pattern_indices).plan()
-
-
-class _BackwardPlanner:
-    """Go backward through the calls and collect steps."""
+class BackwardPlanner:
+    """Go backward through the calls, from ``requested`` to the tensors numbered ``differentiable``."""
 
     def __init__(
         self,
@@ -201,8 +179,7 @@ class _BackwardPlanner:
         pattern_indices: tuple[str, ...],
     ) -> None:
         self.order = order
-        self.requested = {value.recipe.access.tensor for value in requested}
-        self.results = [value.recipe.access.tensor for value in requested]
+        self.requested = [value.recipe.access.tensor for value in requested]
         self.pattern_indices = pattern_indices
         self.values = {value.recipe.access.tensor: value for value in order}
         self.differentiable = set(differentiable)
@@ -215,7 +192,7 @@ class _BackwardPlanner:
         self.counter = 0
 
     def plan(self) -> BackwardPlan:
-        for name in self.results:
+        for name in self.requested:
             access = self.values[name].recipe.access
             self.adjoints.setdefault(name, []).append(Access(f"{INCOMING_PREFIX}{name}", access.indices))
         for value in reversed(self.order):
@@ -223,18 +200,12 @@ class _BackwardPlanner:
             terms = self.adjoints.get(name)
             if value.number in self.differentiable and terms:
                 self._backpropagate(value, self._add_up(terms, value.recipe.access.indices))
-        sources = {
-            name: number
-            for value in self.order
-            for name, number in value.recipe.parents.items()
-            if name not in self.values
-        }
         for name, terms in self.adjoints.items():
-            if name in sources:
+            if name not in self.values:
                 gradient = self._add_up(terms, free_indices(terms[0]))
                 self.finals.append(FinalGradient(name, gradient.indices, gradient, ()))
         recomputed, saved = self._split_recomputed()
-        incoming = tuple(f"{INCOMING_PREFIX}{name}" for name in self.results)
+        incoming = tuple(f"{INCOMING_PREFIX}{name}" for name in self.requested)
         steps = (*recomputed, *self.steps)
         return BackwardPlan(steps, saved, incoming, tuple(self.finals), pattern_indices=self.pattern_indices)
 
@@ -261,16 +232,15 @@ class _BackwardPlanner:
 
     def _differentiate_by_result(self, value: Value, u: Access) -> tuple[Access, Expr] | None:
         """Return the gradient of a unary function by its result, where that is available anyway."""
-        y = value.recipe.access
-        body = value.recipe.steps[0].body
-        if y.tensor not in self.requested and not _is_slow(body):
-            match body:
-                case Op("relu", (Access() as x,)):  # by its argument it is the same
-                    return x, _apply_rule_by_result("relu", u, x)
-            return None
+        y, body = value.recipe.access, value.recipe.steps[0].body
+        is_available = y.tensor in self.requested or _is_slow(body)
         match body:
-            case Op(name, (Access() as x,)) if x.indices == y.indices and _has_rule_by_result(name):
-                return x, _apply_rule_by_result(name, u, y)
+            case Op(name, (Access() as x,)) if x.indices == y.indices if is_available else name == "relu":
+                rule = OPERATORS[name].derivative_by_result
+                # that of relu is the same by its argument
+                return None if rule is None else (x, rule(BUILD, u, y if is_available else x))
+            case _ if not is_available:
+                return None
             case Op("where", (Op("gt", (Access() as x, Literal(0))), same, below)) if x == same:
                 # leaky_relu and elu: for them the result has the sign of the argument
                 match below:

@@ -17,7 +17,6 @@ from scorch._src.compile.group_arrays import (
     InputView,
     Items,
     as_row_pattern,
-    differentiable_array,
     drop_broadcast_dims,
     find_names_read,
     find_stored_names,
@@ -25,10 +24,9 @@ from scorch._src.compile.group_arrays import (
     kernel_array,
     make_eager_call,
     place_steps,
-    run_eagerly,
-    tensor_of,
+    run_eager_call,
 )
-from scorch._src.compile.group_gradients import BackwardPlan, plan_backward
+from scorch._src.compile.group_gradients import BackwardPlan, BackwardPlanner
 from scorch._src.compile.lazy_tensor import Call, Recipe, Source, Value
 from scorch._src.engine.fused_executable import FusedKernel, fused_kernel
 from scorch._src.grad_state import is_differentiable
@@ -71,13 +69,14 @@ class GroupPlan:
             for number in self.order:
                 value = items[number]
                 assert isinstance(value, Value)
-                value.result = run_eagerly(value)
+                value.result = run_eager_call(value.call, {})
             return
         pattern: Pattern = record.patterns[self.pattern_number]
         if self.backward is not None:
             sources = [items[number] for number in self.sources]
             patterns = [_pattern_of(item) for item in sources]
-            results = apply(_FusedGroup, self, pattern, patterns, *map(differentiable_array, sources))
+            arrays = [kernel_array(item, connect=True) for item in sources]
+            results = apply(_FusedGroup, self, pattern, patterns, *arrays)
         else:
             arrays = [drop_broadcast_dims(kernel_array(items[number]), dims) for number, dims in self.inputs]
             results = self.compute(pattern, arrays)
@@ -126,9 +125,9 @@ def plan_group(record: Any, values: Sequence[Value]) -> GroupPlan:
                 tensors[name] = drop_broadcast_dims(kernel_array(items[number]), inputs[name][1]).detach()
     outputs = tuple(value.recipe.access.tensor for value in values)
     backward = None
-    differentiable = {number for number in sources if is_differentiable(tensor_of(items[number]))}
+    differentiable = {number for number in sources if is_differentiable(items[number].tensor())}
     if differentiable:
-        backward = plan_backward(order, values, differentiable, index_names(pattern))
+        backward = BackwardPlanner(order, values, differentiable, index_names(pattern)).plan()
         outputs = tuple(dict.fromkeys((*outputs, *backward.saved)))
     stored = find_stored_names(order, items, index_names(pattern))
     sizes = {index: size for value in order for index, size in value.recipe.sizes.items()}
@@ -167,10 +166,8 @@ def _collect_values(items: Items, values: Sequence[Value]) -> list[Value]:
 
 def _pattern_of(item: Value | Source) -> Pattern | None:
     """Return the pattern at whose entries the array of a tensor has its values."""
-    tensor = tensor_of(item)
-    if not isinstance(tensor, SparseTensor):
-        return None
-    return (item.pattern if isinstance(item, Value) else None) or tensor.storage.pattern
+    tensor = item.tensor()
+    return item.pattern or tensor.storage.pattern if isinstance(tensor, SparseTensor) else None
 
 
 # gradients -------------------------------------------------------------------------------------------

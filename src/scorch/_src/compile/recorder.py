@@ -13,6 +13,7 @@ recipes of each; a call that was made before, after the same calls, is looked up
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ from scorch._src.compile.lazy_tensor import (
 from scorch._src.statements.autocast import is_autocast
 from scorch._src.statements.modes import active, recorder
 from scorch._src.storage.storage import Pattern
-from scorch._src.tensor.registry import entry, look_up
+from scorch._src.tensor.registry import ASSIGNMENTS, entry, look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import any_requires_grad, len_torch_function_stack, pop_mode_temporarily
 
@@ -52,11 +53,27 @@ _CONSTANTS = {int, float, bool, str, type(None), torch.dtype}
 
 
 def recording_rule(*functions: Any) -> Callable[[Rule], Rule]:
-    """Register the rule of torch functions: it returns recipes, or None to run a call eagerly."""
+    """Register the rule of torch functions: it returns recipes, or None to run a call eagerly.
+
+    A rule has the parameters that it handles. A call with others, such as ``out``, runs eagerly, unless they
+    have their defaults.
+    """
 
     def register(rule: Rule) -> Rule:
+        spec = inspect.getfullargspec(rule)
+        handled = {*spec.args, *spec.kwonlyargs}
+
+        def record(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
+            count = len(args) if spec.varargs else len(spec.args) - 1
+            others = {} if spec.varkw else {name: kwargs.pop(name) for name in kwargs.keys() - handled}
+            scales = [others.pop(name, 1) for name in ("alpha", "beta")]
+            is_default = all(other is None or other is False for other in (*args[count:], *others.values()))
+            if scales != [1, 1] or not is_default:
+                return None
+            return rule(recorder, *args[:count], **kwargs)
+
         for function in functions:
-            entry(function).record = rule
+            entry(function).record = record
         return rule
 
     return register
@@ -253,9 +270,7 @@ class Recorder(TorchFunctionMode):
             if kind in ("recorded", "item"):
                 arguments.append(self.items[index + base if kind == "recorded" else index])
             else:
-                arguments.append(
-                    args[index] if kind == "arg" else kwargs[index] if kind == "kwarg" else index
-                )
+                arguments.append((*args, *kwargs.values())[index] if kind == "argument" else index)
         return func, tuple(arguments), {}
 
     # used by rules -----------------------------------------------------------------------------------
@@ -349,16 +364,12 @@ def _make_call_template(call: Call, recipe_ids: Sequence[int], args: Any, kwargs
     for item in call_args:
         if id(item) in recipe_ids:
             argument_sources.append(("recorded", recipe_ids.index(id(item))))
-            continue
-        if isinstance(item, (Value, Source)):
+        elif isinstance(item, (Value, Source)):
             argument_sources.append(("item", item.number))
-            continue
-        position = next((n for n, argument in enumerate(args) if argument is item), None)
-        name = next((name for name, argument in kwargs.items() if argument is item), None)
-        if position is not None:
-            argument_sources.append(("arg", position))
         else:
-            argument_sources.append(("constant", item) if name is None else ("kwarg", name))
+            arguments = (*args, *kwargs.values())
+            position = next((n for n, argument in enumerate(arguments) if argument is item), None)
+            argument_sources.append(("constant", item) if position is None else ("argument", position))
     return func, tuple(argument_sources)
 
 
@@ -366,9 +377,7 @@ def _may_mutate(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a call may change a tensor in place."""
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
-        return name in ("__setitem__", "__set__", "__delitem__") or (
-            name.startswith("__i") and name not in ("__index__", "__int__", "__invert__")
-        )
+        return name in ASSIGNMENTS or name in ("__set__", "__delitem__")
     if name.endswith("_") or kwargs.get("out") is not None:
         return True
     return kwargs.get("inplace", False) is True or any(argument is True for argument in args)

@@ -155,32 +155,33 @@ class RecipeBuilder:
         self.requires_grad = self.requires_grad or recipe.requires_grad
         return recipe.steps
 
-    def build_deferred(self, step: Step, shape: Sequence[int]) -> Recipe:
-        """Build the recipe of a product that is not computed until its use is known."""
-        return self._recipe([step], shape, False, -1, "deferred")
+    def build_step(
+        self,
+        indices: Sequence[str],
+        body: Expr,
+        shape: Sequence[int],
+        is_sparse: bool,
+        reduced: tuple[str, ...] = (),
+    ) -> Recipe:
+        """Build the recipe of a call that is one step: a sum over ``reduced``, or elementwise."""
+        step = Step(self.new_target(indices), body, "sum", reduced)
+        return self.build([step], shape, is_sparse, "sum" if reduced else "elementwise")
 
     def build(self, steps: Sequence[Step], shape: Sequence[int], is_sparse: bool, kind: str) -> Recipe:
         """Build the recipe of the call; its last step computes the result."""
-        assert self.pattern is not None
-        return self._recipe(steps, shape, is_sparse, self.recorder.pattern(self.pattern), kind)
-
-    def _recipe(
-        self, steps: Sequence[Step], shape: Sequence[int], is_sparse: bool, pattern_number: int, kind: str
-    ) -> Recipe:
-        assert self.dtype is not None
-        requires_grad = self.is_grad_enabled and self.requires_grad
+        assert self.dtype is not None and (self.pattern is not None or kind == "deferred")
         return Recipe(
             steps[-1].target,
             tuple(shape),
             self.dtype,
             is_sparse,
-            pattern_number,
+            -1 if self.pattern is None else self.recorder.pattern(self.pattern),
             tuple(steps),
             self.sizes,
             self.parents,
             self.views,
             self.is_grad_enabled,
-            requires_grad,
+            self.is_grad_enabled and self.requires_grad,
             kind,
         )
 
@@ -193,7 +194,7 @@ def as_literal(argument: Any) -> Literal | None:
 
 
 def record_elementwise(
-    recorder: Recorder, make: BuildExpression, args: Sequence[Any], allow_sparse: bool, allow_dense: bool
+    recorder: Recorder, make: BuildExpression, args: Sequence[Any], allow_sparse: bool = True
 ) -> Recipe | None:
     """Record ``make`` of tensors and numbers, on a pattern or on the rows of a dense result."""
     builder = RecipeBuilder(recorder)
@@ -206,8 +207,6 @@ def record_elementwise(
                 return None
             accesses[position], is_sparse = access, True
     if not is_sparse:
-        if not allow_dense:
-            return None
         for position, argument in enumerate(args):
             access = builder.read_rows(argument)
             if access is not None and accesses and access.indices != next(iter(accesses.values())).indices:
@@ -228,8 +227,7 @@ def record_elementwise(
         if operand is None:
             return None
         operands.append(operand)
-    step = Step(builder.new_target(indices), make(*operands), "sum", ())
-    return builder.build([step], shape, is_sparse, "elementwise")
+    return builder.build_step(indices, make(*operands), shape, is_sparse)
 
 
 def build_operator(name: str) -> BuildExpression:
