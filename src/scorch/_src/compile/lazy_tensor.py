@@ -165,11 +165,7 @@ def is_metadata_query(func: Any) -> bool:
 
 def materialize(tree: Any) -> Any:
     """Replace every lazy tensor in ``tree`` by its computed result."""
-    return map_leaves(_materialize_leaf, tree)
-
-
-def _materialize_leaf(item: Any) -> Any:
-    return item._value.tensor() if type(item) in LAZY_TYPES else item
+    return map_leaves(lambda item: item._value.tensor() if type(item) in LAZY_TYPES else item, tree)
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -131,10 +131,8 @@ def _defer_product(recorder: Recorder, input: Any, other: Any) -> Recipe | None:
 
 
 def _is_deferred(tensor: Any) -> bool:
-    if type(tensor) is not LazyTensor:
-        return False
-    value: Value = tensor._value
-    return value.recipe.kind == "deferred" and value.result is None
+    value: Value | None = tensor._value if type(tensor) is LazyTensor else None
+    return value is not None and value.recipe.kind == "deferred" and value.result is None
 
 
 def _scale_deferred(recorder: Recorder, product: Any, number: Literal) -> Recipe:

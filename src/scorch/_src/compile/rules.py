@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from scorch._src.backends.base import is_served
-from scorch._src.compile.group_arrays import as_row_pattern, index_names
+from scorch._src.compile.group_kernel import as_row_pattern, index_names
 from scorch._src.compile.lazy_tensor import LazySparseTensor, LazyTensor, Recipe, Source, Value
 from scorch._src.compile.recorder import PLAIN, Recorder, is_sparse_enough
 from scorch._src.compiler.plan import Step
@@ -50,9 +50,8 @@ class RecipeBuilder:
         if not isinstance(tensor, SparseTensor):
             return None
         pattern = tensor.storage.pattern
-        if (self.pattern is not None and pattern is not self.pattern) or not self._accepts_dtype(
-            tensor.dtype
-        ):
+        is_other = self.pattern is not None and pattern is not self.pattern
+        if is_other or not self._accepts_dtype(tensor.dtype):
             return None
         self._set_pattern(pattern)
         return self._read_source(tensor, index_names(pattern), None)
@@ -198,26 +197,21 @@ def record_elementwise(
 ) -> Recipe | None:
     """Record ``make`` of tensors and numbers, on a pattern or on the rows of a dense result."""
     builder = RecipeBuilder(recorder)
+    sparse = [position for position, argument in enumerate(args) if isinstance(argument, SparseTensor)]
+    if sparse and not allow_sparse:
+        return None
     accesses: dict[int, Access] = {}
-    is_sparse = False
-    for position, argument in enumerate(args):
-        if isinstance(argument, SparseTensor):
-            access = builder.read_sparse(argument) if allow_sparse else None
-            if access is None:
-                return None
-            accesses[position], is_sparse = access, True
-    if not is_sparse:
-        for position, argument in enumerate(args):
-            access = builder.read_rows(argument)
-            if access is not None and accesses and access.indices != next(iter(accesses.values())).indices:
-                return None
-            if access is not None:
-                accesses[position] = access
-        if not accesses:
+    for position in sparse or range(len(args)):
+        access = builder.read_sparse(args[position]) if sparse else builder.read_rows(args[position])
+        if access is not None:
+            accesses[position] = access
+        elif sparse:
             return None
+    if not accesses:
+        return None
     first = next(iter(accesses))
     indices, shape = accesses[first].indices, tuple(args[first].shape)
-    if any(tuple(args[position].shape) != shape for position in accesses):
+    if any(access.indices != indices or tuple(args[p].shape) != shape for p, access in accesses.items()):
         return None
     operands: list[Expr] = []
     for position, argument in enumerate(args):
@@ -227,7 +221,7 @@ def record_elementwise(
         if operand is None:
             return None
         operands.append(operand)
-    return builder.build_step(indices, make(*operands), shape, is_sparse)
+    return builder.build_step(indices, make(*operands), shape, bool(sparse))
 
 
 def build_operator(name: str) -> BuildExpression:

@@ -8,6 +8,8 @@ result. Where the result has another format than when the graph was traced, it i
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -108,19 +110,18 @@ def _gradients(
             if seed is not None and tensor.requires_grad:
                 outputs.append(_match_trace(program, result, tensor, inputs, sizes)[0])
                 seeds.append(seed)
-        differentiated = [array for array, is_needed in zip(inputs, needed, strict=True) if is_needed]
+        differentiated = list(itertools.compress(inputs, needed))
         WATCHED.update(watchers)
         try:
-            gradients = (
-                torch.autograd.grad(outputs, differentiated, seeds, allow_unused=True) if outputs else ()
-            )
+            gradients: Sequence[torch.Tensor | None] = [None] * len(differentiated)
+            if outputs:
+                gradients = torch.autograd.grad(outputs, differentiated, seeds, allow_unused=True)
         finally:
             for number in watchers:
                 del WATCHED[number]
-    computed = gradients or [None] * len(differentiated)
     return [
-        torch.zeros_like(array) if tensors is None else _fresh(tensors, seeds)
-        for tensors, array in zip(computed, differentiated, strict=True)
+        torch.zeros_like(array) if gradient is None else _fresh(gradient, seeds)
+        for gradient, array in zip(gradients, differentiated, strict=True)
     ]
 
 
@@ -136,15 +137,12 @@ def _find_watchers(program: Program, arrays: Arrays, inputs: Arrays) -> dict[int
         for operand in program.operands:
             array = arrays[operand.values]
             if operand.format is not None and array.is_set_to(values) and array.dtype == values.dtype:
-                watchers[id(inputs[operand.values])] = _copy_for(watcher)
+                watchers[id(inputs[operand.values])] = functools.partial(_watch_copies, watcher)
     return watchers
 
 
-def _copy_for(watcher: Callable[..., None]) -> Callable[..., None]:
-    def watch_copy(call: Any, arrays: Arrays, place: int, incoming: torch.Tensor) -> None:
-        watcher(call, [array.detach().clone() for array in arrays], place, incoming.clone())
-
-    return watch_copy
+def _watch_copies(watcher: Any, call: Any, arrays: Arrays, place: int, incoming: torch.Tensor) -> None:
+    watcher(call, [array.detach().clone() for array in arrays], place, incoming.clone())
 
 
 def _fresh(gradient: torch.Tensor, seeds: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -184,9 +182,8 @@ def _match_trace(
     if result.format is None:
         return (tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor), None
     if not isinstance(tensor, SparseTensor):
-        converted = from_torch(tensor, format=result.format)
-        assert isinstance(converted, SparseTensor)
-        tensor = converted
+        tensor = from_torch(tensor, format=result.format)
+    assert isinstance(tensor, SparseTensor)
     if result.shares_operand_pattern:
         index_arrays = [arrays[number] for number in result.arrays if number is not None]
         pattern = pattern_of(result.format, shape, index_arrays)
@@ -245,18 +242,8 @@ def _new_size() -> Any:
     return allocate_size(torch.library.get_ctx()._shape_env)
 
 
-def _fake_gradients(
-    text: str,
-    arrays: Arrays,
-    sizes: Sequence[Any],
-    incoming: Sequence[torch.Tensor | None],
-    needed: Sequence[bool],
-) -> list[torch.Tensor]:
-    return [
-        torch.empty(array.shape, dtype=array.dtype, device=array.device)
-        for array, is_needed in zip(arrays, needed, strict=True)
-        if is_needed
-    ]
+def _fake_gradients(text: str, arrays: Arrays, sizes: Any, incoming: Any, needed: Any) -> list[torch.Tensor]:
+    return [array.new_empty(array.shape) for array in itertools.compress(arrays, needed)]
 
 
 # gradients -------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from scorch._src.compile.capture.program import Operand, Result, call_filled
 from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.construct import from_coordinates
-from scorch._src.tensor.flatten import names_of
+from scorch._src.tensor.flatten import pattern_of
 from scorch._src.tensor.registry import look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
@@ -125,13 +125,8 @@ def _sample_pattern(
     ones = torch.ones(coordinates.shape[1], device=device)
     sample = from_coordinates(coordinates, ones, shape, format=format)
     assert isinstance(sample, SparseTensor)
-    pattern = sample.storage.pattern
-    copies = iter([array.to(index, copy=True) for array in pattern.entry_arrays])
-    named = {name: next(copies) for name in names_of(format)}
-    levels = range(len(format))
-    pos = tuple(named.get(f"_pos{level}") for level in levels)
-    crd = tuple(named.get(f"_crd{level}") for level in levels)
-    return Pattern(format, pattern.shape, pos, crd, pattern.counts)
+    arrays = sample.storage.pattern.entry_arrays
+    return pattern_of(format, shape, [array.to(index, copy=True) for array in arrays])
 
 
 def infer_dense_shapes(

@@ -19,8 +19,16 @@ from scorch._src.compile.capture.fake_outputs import (
     size_hint,
     skip_frame,
 )
-from scorch._src.compile.capture.program import Operand, Program, Result, call_filled, fill_slots
-from scorch._src.compile.capture.serialize import Slot, name_of, serialize
+from scorch._src.compile.capture.program import (
+    Operand,
+    Program,
+    Result,
+    Slot,
+    call_filled,
+    fill_slots,
+    name_of,
+    serialize,
+)
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_called_from
 from scorch._src.ops.movement.movement import MOVING_FUNCTIONS
@@ -91,12 +99,8 @@ def _record_in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
         )
     if name != "__setitem__" and functional is not None and "out" not in kwargs and is_traced(target):
         result = record(functional, args, kwargs)
-        pattern = target.storage.pattern
-        if (
-            is_traced(result)
-            and same_arrays(result.storage.pattern, pattern)
-            and result.dtype == target.dtype
-        ):
+        is_on_pattern = is_traced(result) and same_arrays(result.storage.pattern, target.storage.pattern)
+        if is_on_pattern and result.dtype == target.dtype:
             if torch.is_grad_enabled() and (result.requires_grad or target.requires_grad):
                 raise graph_break(f"{name} changes a sparse tensor that is learned in place; use {plain}")
             target.storage.values.copy_(result.storage.values)
@@ -196,11 +200,8 @@ class _Call:
             result = self._call_with(
                 [torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype, device=HOST) for tensor in self.tensors]
             )
-            return (
-                isinstance(result, torch.Tensor)
-                and result.dim() == self.tensors[0].dim()
-                and not bool(result)
-            )
+            is_same_rank = isinstance(result, torch.Tensor) and result.dim() == self.tensors[0].dim()
+            return is_same_rank and not bool(result)
 
     def _call_with(self, tensors: list[torch.Tensor]) -> Any:
         return call_filled(self.func, self.args, self.kwargs, tensors, self.sizes)
