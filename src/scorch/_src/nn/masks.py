@@ -12,6 +12,8 @@ it once.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 
@@ -137,12 +139,12 @@ def bigbird(
     near = [
         torch.arange(max(0, i - sliding), min(count, i + sliding + 1), device=where) for i in range(count)
     ]
-    mask = _blocks(near, block, n, n, where)
+    masks = [_blocks(near, block, n, n, where)]
     if _count("num_random", num_random):
-        mask = _union(mask, random_blocks(n, block, num_random, generator=generator, device=where))
+        masks.append(random_blocks(n, block, num_random, generator=generator, device=where))
     if _count("num_global", num_global):
-        mask = _union(mask, global_tokens(n, num_global, device=where))
-    return mask
+        masks.append(global_tokens(n, num_global, device=where))
+    return functools.reduce(operator.or_, masks)
 
 
 def from_function(
@@ -173,15 +175,13 @@ def from_function(
     where = device_for("from_function", device)
     keys = torch.arange(m, device=where)[None, :]
     lengths, columns = [], []
-    for b in range(counts[0]):
-        for h in range(counts[1]):
-            for first in range(0, n, block):
-                queries = torch.arange(first, min(n, first + block), device=where)[:, None]
-                place = torch.tensor([b, h], device=where)
-                allowed = mask_mod(place[0], place[1], queries, keys)
-                is_allowed = _checked(allowed, (queries.shape[0], m))
-                lengths.append(is_allowed.sum(1))
-                columns.append(is_allowed.nonzero()[:, 1])
+    for b, h, first in itertools.product(range(counts[0]), range(counts[1]), range(0, n, block)):
+        queries = torch.arange(first, min(n, first + block), device=where)[:, None]
+        place = torch.tensor([b, h], device=where)
+        allowed = mask_mod(place[0], place[1], queries, keys)
+        is_allowed = _checked(allowed, (queries.shape[0], m))
+        lengths.append(is_allowed.sum(1))
+        columns.append(is_allowed.nonzero()[:, 1])
     none = torch.zeros(0, dtype=torch.int64, device=where)
     shape = tuple(count for count in (batch, heads) if count is not None)
     return _mask(row_pointers(torch.cat([none, *lengths])), torch.cat([none, *columns]), m, (*shape, n))
@@ -264,14 +264,7 @@ def csr_from_rows(
     pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
 ) -> SparseTensor:
     """Build a csr tensor of this shape, whose rows are those of all matrices of the batch in turn."""
-    is_small = (
-        not is_dynamo_compiling() and max(crd.numel(), shape[-1]) <= LAST_INT32
-    )  # unknown inside of a graph
+    # inside of a graph sizes are unknown
+    is_small = not is_dynamo_compiling() and max(crd.numel(), shape[-1]) <= LAST_INT32
     index = torch.int32 if is_small else torch.int64
     return rows_tensor(pos.to(index), crd.to(index), values, shape)
-
-
-def _union(a: SparseTensor, b: SparseTensor) -> SparseTensor:
-    union = a | b
-    assert isinstance(union, SparseTensor)
-    return union
