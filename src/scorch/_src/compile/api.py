@@ -6,7 +6,7 @@ import contextlib
 import functools
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -91,17 +91,15 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
     return functools.wraps(model)(Compiled(model, options))
 
 
+@dataclass(eq=False, repr=False)
 class Compiled:
     """A function whose sparse calls are recorded and fused."""
 
-    def __init__(
-        self, function: Callable[..., Any], options: dict[str, Any], submodules: DenseSubmodules | None = None
-    ) -> None:
-        self.function = function
-        self.options = options
-        self.submodules = submodules
-        self.is_dense = False  # the last call without sparse arguments read no sparse tensor
-        self.trees: dict[Any, Node] = {}  # of recorded calls, by the settings they depend on
+    function: Callable[..., Any]
+    options: dict[str, Any]
+    submodules: DenseSubmodules | None = None
+    is_dense: bool = False  # the last call without sparse arguments read no sparse tensor
+    trees: dict[Any, Node] = field(default_factory=dict)  # of recorded calls, by settings they depend on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if recorder() is not None or peek_interpreter_stack() is not None or torch.compiler.is_compiling():

@@ -54,6 +54,7 @@ class BackwardPlan:
     outputs: tuple[str, ...] = ()
     pattern_indices: tuple[str, ...] = ()
     stored: frozenset[str] = frozenset()
+    texts: tuple[str, ...] = ()  # finals in index notation, with targets called D
     numbers: dict[str, tuple[int, tuple[int, ...] | None]] = field(default_factory=dict)
 
     def prepare(
@@ -67,6 +68,8 @@ class BackwardPlan:
     ) -> None:
         """Compile the kernel; ``read`` are the tensors of the forward pass, ``tensors`` what they are now."""
         self.numbers = dict(read)
+        renamed = [replace(final, target=replace(final.target, tensor="D")) for final in self.finals]
+        self.texts = tuple(show(as_statement(final)) for final in renamed)
         arrays = dict(tensors)
         targets = {step.target.tensor: step.target.indices == self.pattern_indices for step in self.steps}
         self.stored = stored | {name for name, is_on_pattern in targets.items() if is_on_pattern}
@@ -103,9 +106,9 @@ class BackwardPlan:
             inputs = [tensors[name] for name in self.kernel.fused.inputs]
             tensors |= zip(self.outputs, self.kernel.run(pattern, inputs), strict=True)
         gradients: dict[int, torch.Tensor] = {}
-        for final in self.finals:
+        for final, text in zip(self.finals, self.texts, strict=True):
             number, _ = self.numbers[final.target.tensor]
-            gradient = self._compute_final(final, pattern, tensors).reshape(arrays[number].shape)
+            gradient = self._compute_final(final, text, pattern, tensors).reshape(arrays[number].shape)
             partial = gradients.get(number)
             gradients[number] = gradient if partial is None else partial + gradient
         return gradients
@@ -124,7 +127,7 @@ class BackwardPlan:
         return "\n".join(lines)
 
     def _compute_final(
-        self, final: Step, pattern: Pattern, tensors: Mapping[str, torch.Tensor]
+        self, final: Step, text: str, pattern: Pattern, tensors: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
         target, body = final.target, final.body
         if isinstance(body, Access):
@@ -137,7 +140,6 @@ class BackwardPlan:
         operands: dict[str, Any] = {access.tensor: tensors[access.tensor] for access in final.accesses}
         for name in self.stored & operands.keys():
             operands[name] = SparseTensor(Storage(pattern, operands[name]))
-        text = show(as_statement(replace(final, target=Access("D", target.indices))))
         gradient = evaluate(text, format="dense", **operands)
         assert isinstance(gradient, torch.Tensor)
         return gradient

@@ -6,6 +6,7 @@ dtypes, shapes that do not match (torch has a message for those), results that a
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -56,38 +57,18 @@ def _leak(recorder: Recorder, input: Any, below: BuildExpression) -> Recipe | No
     return record_elementwise(recorder, make, [input])
 
 
-@recording_rule(torch.add, T.add, T.__add__, T.__radd__)
-def add(recorder: Recorder, input: Any, other: Any) -> Recipe | None:
-    return _sum(recorder, "add", input, other)
-
-
-@recording_rule(torch.sub, T.sub, T.__sub__, torch.subtract, T.subtract)
-def sub(recorder: Recorder, input: Any, other: Any) -> Recipe | None:
-    return _sum(recorder, "sub", input, other)
-
-
-@recording_rule(T.__rsub__)
-def rsub(recorder: Recorder, input: Any, other: Any) -> Recipe | None:
-    return _sum(recorder, "sub", other, input)
-
-
-def _sum(recorder: Recorder, name: str, input: Any, other: Any) -> Recipe | None:
+def _sum(recorder: Recorder, input: Any, other: Any, name: str) -> Recipe | None:
     if isinstance(input, SparseTensor) != isinstance(other, SparseTensor):  # no longer sparse
         return None
     return record_elementwise(recorder, build_operator(name), [input, other])
 
 
+recording_rule(torch.add, T.add, T.__add__, T.__radd__)(functools.partial(_sum, name="add"))
+recording_rule(torch.sub, T.sub, T.__sub__, torch.subtract, T.subtract)(functools.partial(_sum, name="sub"))
+recording_rule(T.__rsub__)(lambda recorder, input, other: _sum(recorder, other, input, "sub"))
+
+
 # over stored entries ---------------------------------------------------------------------------------
-
-
-@recording_rule(torch.sparse.softmax)
-def softmax(recorder: Recorder, input: Any, dim: int) -> Recipe | None:
-    return _softmax(recorder, input, dim, "softmax")
-
-
-@recording_rule(torch.sparse.log_softmax)
-def log_softmax(recorder: Recorder, input: Any, dim: int) -> Recipe | None:
-    return _softmax(recorder, input, dim, "log_softmax")
 
 
 def _softmax(recorder: Recorder, input: Any, dim: int, kind: str) -> Recipe | None:
@@ -111,6 +92,10 @@ def _softmax(recorder: Recorder, input: Any, dim: int, kind: str) -> Recipe | No
     else:
         steps.append(Step(r, Op("div", (e, s)), "sum", ()))
     return builder.build(steps, input.shape, True, kind)
+
+
+recording_rule(torch.sparse.softmax)(functools.partial(_softmax, kind="softmax"))
+recording_rule(torch.sparse.log_softmax)(functools.partial(_softmax, kind="log_softmax"))
 
 
 @recording_rule(torch.sum, T.sum, torch.sparse.sum)

@@ -257,7 +257,10 @@ class Recorder(TorchFunctionMode):
     def _fill_call_template(self, template: Any, base: int, arguments: Sequence[Any]) -> Call:
         func, places = template
         lists = {"recorded": self.items[base:], "item": self.items, "argument": arguments}
-        return func, tuple([lists[kind][index] if kind in lists else index for kind, index in places]), {}
+        found = []
+        for kind, index in places:
+            found.append(lists[kind][index] if kind in lists else index)
+        return func, tuple(found), {}
 
     # used by rules -----------------------------------------------------------------------------------
 

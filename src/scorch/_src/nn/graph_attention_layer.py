@@ -149,7 +149,4 @@ def _blocks(attention: Tensor) -> Tensor:
     heads = attention.shape[1]
     if heads == 1:
         return attention.view(-1, 1)
-    spread = attention.squeeze(0).unsqueeze(2) * torch.eye(
-        heads, dtype=attention.dtype, device=attention.device
-    ).unsqueeze(1)
-    return spread.reshape(-1, heads)
+    return torch.diag_embed(attention.squeeze(0).t()).transpose(0, 1).reshape(-1, heads)

@@ -78,11 +78,10 @@ def global_tokens(
         if outside.numel():
             raise ArgumentError(f"token {int(outside[0])} is outside of 0 to {n - 1}")
         which = torch.unique(which % n if n else which)
-    lengths = torch.full((n,), which.numel(), dtype=torch.int64, device=where)
-    lengths[which] = n
-    pos = row_pointers(lengths)
     is_global = torch.zeros(n, dtype=torch.bool, device=where)
     is_global[which] = True
+    lengths = torch.where(is_global, n, which.numel())
+    pos = row_pointers(lengths)
     crd = torch.empty(int(pos[-1]), dtype=torch.int64, device=where)
     in_full = is_global.repeat_interleave(lengths)
     crd[in_full] = torch.arange(n, device=where).repeat(which.numel())
@@ -223,9 +222,7 @@ def _checked(allowed: object, shape: tuple[int, int]) -> torch.Tensor:
 
 def row_pointers(lengths: torch.Tensor) -> torch.Tensor:
     """Return where rows of these lengths begin, and the end."""
-    pos = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
-    torch.cumsum(lengths, 0, out=pos[1:])
-    return pos
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
 
 
 def _intervals(begins: torch.Tensor, ends: torch.Tensor, m: int) -> SparseTensor:
