@@ -216,7 +216,7 @@ def einsum(recorder: Recorder, *args: Any) -> Recipe | None:
 
 @recording_rule(scorch_evaluate)
 def evaluate(
-    recorder: Recorder, expression: str, *, format: Any = None, sparse_grad: bool = False, **tensors: Any
+    recorder: Recorder, expression: str, /, *, format: Any = None, sparse_grad: bool = False, **tensors: Any
 ) -> Recipe | None:
     """Record a product in index notation, as ``einsum`` does."""
     if format is not None or sparse_grad or not isinstance(expression, str):

@@ -63,7 +63,7 @@ def recording_rule(*functions: Any) -> Callable[[Rule], Rule]:
         spec = inspect.getfullargspec(rule)
         handled = {*spec.args, *spec.kwonlyargs}
 
-        def record(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
+        def record(recorder: Recorder, /, *args: Any, **kwargs: Any) -> Any:
             count = len(args) if spec.varargs else len(spec.args) - 1
             others = {} if spec.varkw else {name: kwargs.pop(name) for name in kwargs.keys() - handled}
             scales = [others.pop(name, 1) for name in ("alpha", "beta")]
