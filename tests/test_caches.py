@@ -43,7 +43,7 @@ GROWING = {
     "scorch._src.backends.base._DEVICES": "filled by register_backend",
     "scorch.settings.applied": "one entry, which is replaced",
     "scorch._src.compile.capture.trace.FUNCTION_OF_OPERATOR": "filled by imports",
-    "scorch._src.compile.capture.serialize.SCORCH_FUNCTIONS": "filled by imports",
+    "scorch._src.compile.capture.program.GRAPH_FUNCTIONS": "filled by imports",
 }
 
 # Functions that keep every result, and how many there can be.

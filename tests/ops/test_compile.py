@@ -226,6 +226,19 @@ def test_index_notation_is_joined() -> None:
         )
 
 
+def test_tensors_in_index_notation_may_have_any_name() -> None:
+    def function(A: Any, x: Any) -> Any:
+        text = "y[i] = recorder[i,j] * expression[j]"
+        return torch.relu(scorch.evaluate(text, recorder=A * 3, expression=x))
+
+    check(function, sparse(12, 12), dense(12))
+
+
+def test_arguments_without_a_rule_run_as_outside() -> None:
+    check(lambda A, d: torch.sum(A * d, axis=1), sparse(12, 10), dense(10), one_kernel=False)
+    check(lambda A, d: torch.add(A * d, A, alpha=3), sparse(12, 10), dense(10), one_kernel=False)
+
+
 def test_row_sums_are_joined() -> None:
     check(lambda A, d: torch.relu((A * d).sum(1) + 1), sparse(12, 10), dense(10))
     check(lambda A, d: (A * d).sum(0) + (A * d).sum(), sparse(12, 10), dense(10), one_kernel=False)

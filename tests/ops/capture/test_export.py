@@ -15,7 +15,7 @@ from torch import nn
 
 import scorch
 from fork_server import run_python
-from scorch._src.compile.capture.serialize import deserialize, find_function, name_of, serialize
+from scorch._src.compile.capture.program import deserialize, find_function, name_of, serialize
 from scorch._src.tensor.autograd import sparse_of
 from scorch.errors import UnsupportedError
 from torch_has import needs_export_of_sparse_arguments

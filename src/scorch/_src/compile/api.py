@@ -6,19 +6,21 @@ import contextlib
 import functools
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from scorch._src.compile.dense_submodules import DenseSubmodules
 from scorch._src.compile.group_plan import GroupPlan
 from scorch._src.compile.lazy_tensor import LAZY_TYPES, materialize
-from scorch._src.compile.recorder import Node, Recorder
+from scorch._src.compile.recorder import Node, PauseRecording, Recorder
 from scorch._src.statements.modes import recorder
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import peek_interpreter_stack, tree_leaves
 from scorch.settings import current
+
+CALL_ATTRIBUTE = "_compiled_call_impl"  # what a module calls instead, as set by Module.compile
+MIN_LAYERS = 2
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,15 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
     return functools.wraps(model)(Compiled(model, options))
 
 
+@dataclass(eq=False, repr=False)
 class Compiled:
     """A function whose sparse calls are recorded and fused."""
 
-    def __init__(
-        self, function: Callable[..., Any], options: dict[str, Any], submodules: DenseSubmodules | None = None
-    ) -> None:
-        self.function = function
-        self.options = options
-        self.submodules = submodules
-        self.is_dense = False  # the last call without sparse arguments read no sparse tensor
-        self.trees: dict[Any, Node] = {}  # of recorded calls, by the settings they depend on
+    function: Callable[..., Any]
+    options: dict[str, Any]
+    submodules: DenseSubmodules | None = None
+    is_dense: bool = False  # the last call without sparse arguments read no sparse tensor
+    trees: dict[Any, Node] = field(default_factory=dict)  # of recorded calls, by settings they depend on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if recorder() is not None or peek_interpreter_stack() is not None or torch.compiler.is_compiling():
@@ -108,7 +108,7 @@ class Compiled:
             result, record = self._record(args, kwargs)
             self.is_dense = not record.sparse_call_count
             return result
-        if any(isinstance(leaf, SparseTensor) for leaf in tree_leaves((args, kwargs))):
+        if _has_sparse((args, kwargs)):
             return self._record(args, kwargs)[0]
         return self.by_torch(*args, **kwargs)
 
@@ -148,7 +148,7 @@ def _explain_group(plan: GroupPlan) -> GroupExplanation:
     if plan.kernel is None:
         return GroupExplanation(plan.calls, "", "", plan.reason)
     gradients = "" if plan.backward is None else plan.backward.explain()
-    return GroupExplanation(plan.calls, plan.kernel.header, plan.kernel.source, "", gradients)
+    return GroupExplanation(plan.calls, plan.kernel.fused.header, plan.kernel.fused.source, "", gradients)
 
 
 class CompiledModule(torch.nn.Module):
@@ -170,3 +170,95 @@ class CompiledModule(torch.nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("_orig_mod"), name)
+
+
+# submodules that read no sparse tensor, left to torch.compile ----------------------------------------
+
+
+@dataclass(eq=False)
+class DenseSubmodule:
+    """A submodule: new, read by sparse calls, compiled, or failed for ``reason``."""
+
+    name: str
+    module: torch.nn.Module
+    inner: list[torch.nn.Module]
+    options: dict[str, Any]
+    state: str = "new"
+    reason: str = ""
+    compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        record = recorder()
+        if record is None or self.state == "own":
+            return self.module._call_impl(*args, **kwargs)
+        if self.state == "dense" and not _has_sparse((args, kwargs)):
+            return self._by_torch(*materialize(args), **materialize(kwargs))
+        count_before = record.sparse_call_count
+        result = self.module._call_impl(*args, **kwargs)
+        is_dense = record.sparse_call_count == count_before and not _has_sparse((args, kwargs, result))
+        self.state = "dense" if is_dense else "own"
+        return result
+
+    def _by_torch(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the submodule compiled by ``torch.compile``, or, if that fails, as it is."""
+        installed = {inner: inner.__dict__.pop(CALL_ATTRIBUTE, None) for inner in self.inner}
+        try:
+            with PauseRecording():
+                if self.compiled is None:
+                    self.compiled = torch.compile(self.module._call_impl, **self.options)
+                try:
+                    return self.compiled(*args, **kwargs)
+                except Exception as error:
+                    result = self.module._call_impl(*args, **kwargs)  # raises the user's own errors
+                    self.state, self.reason = "own", f"torch.compile: {type(error).__name__}"
+                    return result
+        finally:
+            for inner, call in installed.items():
+                if call is not None:
+                    inner.__dict__[CALL_ATTRIBUTE] = call
+
+
+class DenseSubmodules:
+    """All submodules with at least two layers; inside of ``with`` their calls are observed.
+
+    The first call inside of the compiled module runs as it is, to see whether a sparse tensor comes along; if
+    none does, the submodule is compiled, with the user's options, on its next call. Where ``torch.compile``
+    fails, say without a compiler, the submodule stays as it is and ``explain`` says why. Outside of the
+    compiled module nothing changes.
+    """
+
+    def __init__(self, module: torch.nn.Module, options: dict[str, Any]) -> None:
+        self.submodules = [
+            DenseSubmodule(name, submodule, list(submodule.modules()), options)
+            for name, submodule in module.named_modules()
+            if submodule is not module
+            and _count_layers(submodule) >= MIN_LAYERS
+            and submodule._compiled_call_impl is None
+        ]
+
+    def __enter__(self) -> None:
+        for submodule in self.submodules:
+            submodule.module.__dict__[CALL_ATTRIBUTE] = submodule
+
+    def __exit__(self, *_: Any) -> None:
+        for submodule in self.submodules:
+            submodule.module.__dict__.pop(CALL_ATTRIBUTE, None)
+
+    def explain(self) -> tuple[str, ...]:
+        """List the submodules that torch compiles, outermost only, and those that it could not."""
+        lines: list[str] = []
+        for submodule in self.submodules:
+            name = submodule.name
+            if submodule.state == "dense" and not any(name.startswith(f"{line}.") for line in lines):
+                lines.append(name)
+            elif submodule.reason:
+                lines.append(f"{name} (runs as it is; {submodule.reason})")
+        return tuple(lines)
+
+
+def _count_layers(module: torch.nn.Module) -> int:
+    return sum(1 for submodule in module.modules() if next(submodule.children(), None) is None)
+
+
+def _has_sparse(tree: Any) -> bool:
+    return any(isinstance(leaf, SparseTensor) for leaf in tree_leaves(tree))

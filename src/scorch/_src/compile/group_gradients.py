@@ -14,34 +14,26 @@ statement of its own, of tensors that the kernel outputs.
 from __future__ import annotations
 
 import functools
+import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from scorch._src.compile.group_arrays import as_row_pattern, drop_broadcast_dims, find_names_read, place_steps
+from scorch._src.compile.group_kernel import GroupKernel, compile_group, drop_broadcast_dims
 from scorch._src.compile.lazy_tensor import Value
+from scorch._src.compiler.pipeline import as_statement
 from scorch._src.compiler.plan import Step
-from scorch._src.engine.fused_executable import FusedKernel, fused_kernel, without_gaps
+from scorch._src.engine.fused_executable import without_gaps
 from scorch._src.loops.operators import OPERATORS
 from scorch._src.notation.differentiate import BUILD, uses_of
-from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
+from scorch._src.notation.nodes import Access, Expr, Literal, Op
 from scorch._src.notation.show import show
-from scorch._src.notation.trees import accesses, free_indices, walk
+from scorch._src.notation.trees import free_indices, walk
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.sparse_tensor import SparseTensor
-
-
-@dataclass(frozen=True)
-class FinalGradient:
-    """The gradient of the tensor read as ``name``: the sum of ``value`` over ``summed``."""
-
-    name: str
-    indices: tuple[str, ...]
-    value: Expr
-    summed: tuple[str, ...]
 
 
 @dataclass(eq=False)
@@ -49,19 +41,20 @@ class BackwardPlan:
     """The backward pass of a fused group.
 
     ``saved``: results of the forward pass that it reads; ``steps`` compute the tensors ``outputs``, from
-    which ``finals`` compute the gradients. ``reason``: why it is not one kernel, if it is not.
+    which ``finals`` compute the gradients of the tensors that they target. ``reason``: why it is not one
+    kernel, if it is not.
     """
 
     steps: tuple[Step, ...]
     saved: tuple[str, ...]
     incoming: tuple[str, ...]
-    finals: tuple[FinalGradient, ...]
+    finals: tuple[Step, ...]
     reason: str = ""
-    kernel: FusedKernel | None = None
-    is_flat: bool = False
+    kernel: GroupKernel | None = None
     outputs: tuple[str, ...] = ()
     pattern_indices: tuple[str, ...] = ()
     stored: frozenset[str] = frozenset()
+    texts: tuple[str, ...] = ()  # finals in index notation, with targets called D
     numbers: dict[str, tuple[int, tuple[int, ...] | None]] = field(default_factory=dict)
 
     def prepare(
@@ -75,28 +68,23 @@ class BackwardPlan:
     ) -> None:
         """Compile the kernel; ``read`` are the tensors of the forward pass, ``tensors`` what they are now."""
         self.numbers = dict(read)
+        renamed = [replace(final, target=replace(final.target, tensor="D")) for final in self.finals]
+        self.texts = tuple(show(as_statement(final)) for final in renamed)
         arrays = dict(tensors)
-        own_names = {step.target.tensor for step in self.steps}
+        targets = {step.target.tensor: step.target.indices == self.pattern_indices for step in self.steps}
+        self.stored = stored | {name for name, is_on_pattern in targets.items() if is_on_pattern}
         recipes = {value.recipe.access.tensor: value.recipe for value in order}
-        stored_names = set(stored)
         for name in (*self.incoming, *self.saved):
             recipe = recipes[name.removeprefix(INCOMING_PREFIX)]
             shape = (pattern.size,) if recipe.is_sparse else recipe.shape
             arrays[name] = torch.empty(shape, dtype=recipe.dtype, device="meta")
             if recipe.is_sparse:
-                stored_names.add(name)
-        stored_names |= {
-            step.target.tensor for step in self.steps if step.target.indices == self.pattern_indices
-        }
-        self.stored = frozenset(stored_names)
-        names_read = {access.tensor for final in self.finals for access in accesses(final.value)}
-        self.outputs = tuple(name for name in dict.fromkeys(names_read) if name in own_names)
+                self.stored |= {name}
+        names_read = dict.fromkeys(access.tensor for final in self.finals for access in final.accesses)
+        self.outputs = tuple(name for name in names_read if name in targets)
         if not self.outputs:
             return
-        placed, self.is_flat = place_steps(pattern, self.steps, self.outputs, self.stored, sizes)
-        rows = None if self.is_flat else as_row_pattern(pattern)
-        inputs = {name: arrays[name] for name in find_names_read(self.steps, arrays)}
-        kernel = fused_kernel(placed, rows, inputs)
+        kernel = compile_group(pattern, self.steps, self.outputs, self.stored, sizes, arrays)
         if isinstance(kernel, str):
             self.reason = kernel
         else:
@@ -115,13 +103,12 @@ class BackwardPlan:
         for name, (number, dims) in self.numbers.items():
             tensors[name] = drop_broadcast_dims(arrays[number], dims)
         if self.kernel is not None:
-            inputs = [tensors[name] for name in self.kernel.inputs]
-            outputs = self.kernel.run(None if self.is_flat else as_row_pattern(pattern), inputs, pattern.size)
-            tensors |= dict(zip(self.outputs, outputs, strict=True))
+            inputs = [tensors[name] for name in self.kernel.fused.inputs]
+            tensors |= zip(self.outputs, self.kernel.run(pattern, inputs), strict=True)
         gradients: dict[int, torch.Tensor] = {}
-        for final in self.finals:
-            number, _ = self.numbers[final.name]
-            gradient = self._compute_final(final, pattern, tensors).reshape(arrays[number].shape)
+        for final, text in zip(self.finals, self.texts, strict=True):
+            number, _ = self.numbers[final.target.tensor]
+            gradient = self._compute_final(final, text, pattern, tensors).reshape(arrays[number].shape)
             partial = gradients.get(number)
             gradients[number] = gradient if partial is None else partial + gradient
         return gradients
@@ -130,36 +117,29 @@ class BackwardPlan:
         """Describe how gradients are computed."""
         if self.reason:
             return f"the calls one by one, again\n{self.reason}"
-        lines = []
-        if self.kernel is not None:
-            lines.append("one kernel:")
-            lines += [f"  {line}" for line in self.kernel.header.splitlines()]
+        kernel = self.kernel
+        lines = [] if kernel is None else ["one kernel:", textwrap.indent(kernel.fused.header, "  ")]
         lines += [
-            f"d{final.name} = {show(Reduce('sum', final.summed, final.value))}"
+            f"d{final.target.tensor} = {show(as_statement(final).value)}"
             for final in self.finals
-            if final.summed
+            if final.reduced
         ]
         return "\n".join(lines)
 
     def _compute_final(
-        self, final: FinalGradient, pattern: Pattern, tensors: Mapping[str, torch.Tensor]
+        self, final: Step, text: str, pattern: Pattern, tensors: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
-        if isinstance(final.value, Access):
-            array, is_stored = tensors[final.value.tensor], final.value.tensor in self.stored
-            if not final.summed and is_stored == (final.name in self.stored):
+        target, body = final.target, final.body
+        if isinstance(body, Access):
+            array, is_stored = tensors[body.tensor], body.tensor in self.stored
+            if not final.reduced and is_stored == (target.tensor in self.stored):
                 return array
-            if final.summed and (not is_stored or not final.indices):
-                dims = [final.value.indices.index(index) for index in final.summed]
-                return array.sum() if not final.indices else array.sum(dims)
-        reads = accesses(final.value)
-        operands: dict[str, Any] = {
-            access.tensor: SparseTensor(Storage(pattern, tensors[access.tensor]))
-            if access.tensor in self.stored
-            else tensors[access.tensor]
-            for access in reads
-        }
-        value = Reduce("sum", final.summed, final.value) if final.summed else final.value
-        text = show(Assign(Access("D", final.indices), value))
+            if final.reduced and (not is_stored or not target.indices):
+                dims = [body.indices.index(index) for index in final.reduced]
+                return array.sum(dims) if target.indices else array.sum()
+        operands: dict[str, Any] = {access.tensor: tensors[access.tensor] for access in final.accesses}
+        for name in self.stored & operands.keys():
+            operands[name] = SparseTensor(Storage(pattern, operands[name]))
         gradient = evaluate(text, format="dense", **operands)
         assert isinstance(gradient, torch.Tensor)
         return gradient
@@ -168,30 +148,8 @@ class BackwardPlan:
 INCOMING_PREFIX = "g"  # of a result's name: its incoming gradient
 
 
-def _has_rule_by_result(name: str) -> bool:
-    return OPERATORS[name].derivative_by_result is not None
-
-
-def _apply_rule_by_result(name: str, u: Expr, y: Expr) -> Expr:
-    """Return ``u`` times the derivative of a unary function, by its result."""
-    rule = OPERATORS[name].derivative_by_result
-    assert rule is not None
-    term: Expr = rule(BUILD, u, y)
-    return term
-
-
-def plan_backward(
-    order: Sequence[Value],
-    requested: Sequence[Value],
-    differentiable: set[int],
-    pattern_indices: tuple[str, ...],
-) -> BackwardPlan:
-    """Plan the backward pass from ``requested`` to the tensors numbered ``differentiable``."""
-    return _BackwardPlanner(order, requested, differentiable, pattern_indices).plan()
-
-
-class _BackwardPlanner:
-    """Go backward through the calls and collect steps."""
+class BackwardPlanner:
+    """Go backward through the calls, from ``requested`` to the tensors numbered ``differentiable``."""
 
     def __init__(
         self,
@@ -201,8 +159,7 @@ class _BackwardPlanner:
         pattern_indices: tuple[str, ...],
     ) -> None:
         self.order = order
-        self.requested = {value.recipe.access.tensor for value in requested}
-        self.results = [value.recipe.access.tensor for value in requested]
+        self.requested = [value.recipe.access.tensor for value in requested]
         self.pattern_indices = pattern_indices
         self.values = {value.recipe.access.tensor: value for value in order}
         self.differentiable = set(differentiable)
@@ -210,12 +167,12 @@ class _BackwardPlanner:
             if not self.differentiable.isdisjoint(value.recipe.parents.values()):
                 self.differentiable.add(value.number)
         self.steps: list[Step] = []
-        self.finals: list[FinalGradient] = []
+        self.finals: list[Step] = []
         self.adjoints: dict[str, list[Expr]] = {}
         self.counter = 0
 
     def plan(self) -> BackwardPlan:
-        for name in self.results:
+        for name in self.requested:
             access = self.values[name].recipe.access
             self.adjoints.setdefault(name, []).append(Access(f"{INCOMING_PREFIX}{name}", access.indices))
         for value in reversed(self.order):
@@ -223,18 +180,12 @@ class _BackwardPlanner:
             terms = self.adjoints.get(name)
             if value.number in self.differentiable and terms:
                 self._backpropagate(value, self._add_up(terms, value.recipe.access.indices))
-        sources = {
-            name: number
-            for value in self.order
-            for name, number in value.recipe.parents.items()
-            if name not in self.values
-        }
         for name, terms in self.adjoints.items():
-            if name in sources:
+            if name not in self.values:
                 gradient = self._add_up(terms, free_indices(terms[0]))
-                self.finals.append(FinalGradient(name, gradient.indices, gradient, ()))
+                self.finals.append(Step(replace(gradient, tensor=name), gradient, "sum", ()))
         recomputed, saved = self._split_recomputed()
-        incoming = tuple(f"{INCOMING_PREFIX}{name}" for name in self.results)
+        incoming = tuple(f"{INCOMING_PREFIX}{name}" for name in self.requested)
         steps = (*recomputed, *self.steps)
         return BackwardPlan(steps, saved, incoming, tuple(self.finals), pattern_indices=self.pattern_indices)
 
@@ -261,16 +212,15 @@ class _BackwardPlanner:
 
     def _differentiate_by_result(self, value: Value, u: Access) -> tuple[Access, Expr] | None:
         """Return the gradient of a unary function by its result, where that is available anyway."""
-        y = value.recipe.access
-        body = value.recipe.steps[0].body
-        if y.tensor not in self.requested and not _is_slow(body):
-            match body:
-                case Op("relu", (Access() as x,)):  # by its argument it is the same
-                    return x, _apply_rule_by_result("relu", u, x)
-            return None
+        y, body = value.recipe.access, value.recipe.steps[0].body
+        is_available = y.tensor in self.requested or _is_slow(body)
         match body:
-            case Op(name, (Access() as x,)) if x.indices == y.indices and _has_rule_by_result(name):
-                return x, _apply_rule_by_result(name, u, y)
+            case Op(name, (Access() as x,)) if x.indices == y.indices if is_available else name == "relu":
+                rule = OPERATORS[name].derivative_by_result
+                # that of relu is the same by its argument
+                return None if rule is None else (x, rule(BUILD, u, y if is_available else x))
+            case _ if not is_available:
+                return None
             case Op("where", (Op("gt", (Access() as x, Literal(0))), same, below)) if x == same:
                 # leaky_relu and elu: for them the result has the sign of the argument
                 match below:
@@ -285,11 +235,10 @@ class _BackwardPlanner:
 
     def _differentiate_softmax(self, recipe: Any, u: Access) -> Expr:
         y = recipe.access
-        q = self._fresh(y.indices[:1])
         if recipe.kind == "softmax":
-            self.steps.append(Step(q, Op("mul", (y, u)), "sum", y.indices[1:]))
+            q = self._define(y.indices[:1], Op("mul", (y, u)), y.indices[1:])
             return Op("mul", (y, Op("sub", (u, q))))
-        self.steps.append(Step(q, u, "sum", y.indices[1:]))
+        q = self._define(y.indices[:1], u, y.indices[1:])
         return Op("sub", (u, Op("mul", (Op("exp", (y,)), q))))
 
     # accumulating a gradient -------------------------------------------------------------------------
@@ -300,9 +249,7 @@ class _BackwardPlanner:
         summed = tuple(index for index in free if index not in access.indices)
         if access.indices[:1] == self.pattern_indices[:1] or access.indices == self.pattern_indices:
             if summed or access.tensor not in self.values:  # of a known shape
-                target = self._fresh(access.indices)
-                self.steps.append(Step(target, term, "sum", summed))
-                term = target
+                term = self._define(access.indices, term, summed)
             self.adjoints.setdefault(access.tensor, []).append(term)
             return
         factors = _factors(term)
@@ -316,36 +263,28 @@ class _BackwardPlanner:
         product: list[Expr] = list(outer)
         if inside:
             indices = self.pattern_indices if is_on_pattern else _rows_first(free, self.pattern_indices)
-            product.insert(0, self._multiply(inside, indices))
-        self.finals.append(FinalGradient(access.tensor, access.indices, _product(product), summed))
-
-    def _multiply(self, factors: Sequence[Expr], indices: tuple[str, ...]) -> Access:
-        """Return the product of ``factors`` as a tensor."""
-        if len(factors) == 1 and isinstance(factors[0], Access):
-            return factors[0]
-        target = self._fresh(indices)
-        self.steps.append(Step(target, _product(factors), "sum", ()))
-        return target
+            value = _product(inside)
+            product.insert(0, value if isinstance(value, Access) else self._define(indices, value))
+        self.finals.append(Step(access, _product(product), "sum", summed))
 
     def _add_up(self, terms: Sequence[Expr], indices: tuple[str, ...]) -> Access:
         """Return the sum of ``terms`` as a tensor."""
         if len(terms) == 1 and isinstance(terms[0], Access) and terms[0].indices == indices:
             return terms[0]
-        target = self._fresh(indices)
-        total = functools.reduce(lambda a, b: Op("add", (a, b)), terms)
-        self.steps.append(Step(target, total, "sum", ()))
-        return target
+        return self._define(indices, functools.reduce(lambda a, b: Op("add", (a, b)), terms))
 
-    def _fresh(self, indices: tuple[str, ...]) -> Access:
+    def _define(self, indices: tuple[str, ...], body: Expr, summed: tuple[str, ...] = ()) -> Access:
+        """Return a new tensor, which a step computes: the sum of ``body`` over ``summed``."""
         self.counter += 1
-        return Access(f"B{self.counter}", indices)
+        target = Access(f"B{self.counter}", indices)
+        self.steps.append(Step(target, body, "sum", summed))
+        return target
 
     # results of the forward pass ---------------------------------------------------------------------
 
     def _split_recomputed(self) -> tuple[list[Step], tuple[str, ...]]:
         """Return the elementwise steps to recompute, and the names of results to save."""
-        remaining = [access.tensor for step in self.steps for access in step.accesses]
-        remaining += [access.tensor for final in self.finals for access in accesses(final.value)]
+        remaining = [access.tensor for step in (*self.steps, *self.finals) for access in step.accesses]
         recomputed: set[str] = set()
         saved: set[str] = set()
         while remaining:

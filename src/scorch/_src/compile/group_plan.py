@@ -6,35 +6,29 @@ on the calls and on the properties of their arguments, so a ``GroupPlan`` serves
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from scorch._src.compile.double_backward import DoubleBackward
-from scorch._src.compile.group_arrays import (
-    InputView,
-    Items,
-    as_row_pattern,
-    differentiable_array,
-    drop_broadcast_dims,
-    find_names_read,
-    find_stored_names,
-    index_names,
-    kernel_array,
-    make_eager_call,
-    place_steps,
-    run_eagerly,
-    tensor_of,
-)
-from scorch._src.compile.group_gradients import BackwardPlan, plan_backward
-from scorch._src.compile.lazy_tensor import Call, Recipe, Source, Value
-from scorch._src.engine.fused_executable import FusedKernel, fused_kernel
+from scorch._src.compile.group_gradients import BackwardPlan, BackwardPlanner
+from scorch._src.compile.group_kernel import GroupKernel, compile_group, drop_broadcast_dims, index_names
+from scorch._src.compile.lazy_tensor import Call, Recipe, Source, Value, map_leaves
+from scorch._src.compiler.pipeline import as_statement
+from scorch._src.engine.fused_executable import PATTERN
 from scorch._src.grad_state import is_differentiable
+from scorch._src.notation.indexing import Statement
+from scorch._src.notation.nodes import Access, Op
+from scorch._src.ops.reduction.softmax import connect_softmax
+from scorch._src.statements.autograd import differentiable
 from scorch._src.storage.storage import Pattern, Storage
-from scorch._src.tensor.autograd import apply, sparse_of
+from scorch._src.tensor.autograd import apply, sparse_of, values_at, values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import EnableTorchFunction
+
+Items = Sequence[Value | Source]
+InputView = tuple[int, tuple[int, ...] | None]  # a tensor's number, the dimensions read
 
 
 @dataclass(eq=False)
@@ -51,12 +45,11 @@ class GroupPlan:
     requested: tuple[int, ...]
     sources: tuple[int, ...]
     pattern_number: int
-    kernel: FusedKernel | None = None
+    kernel: GroupKernel | None = None
     reason: str = ""
     inputs: tuple[InputView, ...] = ()
     recipes: tuple[Recipe, ...] = ()
     eager_calls: tuple[Call, ...] = ()
-    is_flat: bool = False
     backward: BackwardPlan | None = None
     outputs: tuple[str, ...] = ()
 
@@ -71,16 +64,17 @@ class GroupPlan:
             for number in self.order:
                 value = items[number]
                 assert isinstance(value, Value)
-                value.result = run_eagerly(value)
+                value.result = run_eager_call(value.call, {})
             return
         pattern: Pattern = record.patterns[self.pattern_number]
         if self.backward is not None:
             sources = [items[number] for number in self.sources]
             patterns = [_pattern_of(item) for item in sources]
-            results = apply(_FusedGroup, self, pattern, patterns, *map(differentiable_array, sources))
+            arrays = [kernel_array(item, connect=True) for item in sources]
+            results = apply(_FusedGroup, self, pattern, patterns, *arrays)
         else:
             arrays = [drop_broadcast_dims(kernel_array(items[number]), dims) for number, dims in self.inputs]
-            results = self.compute(pattern, arrays)
+            results = self.kernel.run(pattern, arrays)
         for number, array in zip(self.requested, results, strict=False):
             value = items[number]
             assert isinstance(value, Value)
@@ -90,11 +84,6 @@ class GroupPlan:
                 value.result = SparseTensor(Storage(pattern, array))
             else:
                 value.result = sparse_of(pattern, array)
-
-    def compute(self, pattern: Pattern, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the kernel: return the requested results, then those that gradients need."""
-        assert self.kernel is not None
-        return self.kernel.run(None if self.is_flat else as_row_pattern(pattern), arrays, pattern.size)
 
 
 def plan_group(record: Any, values: Sequence[Value]) -> GroupPlan:
@@ -126,26 +115,22 @@ def plan_group(record: Any, values: Sequence[Value]) -> GroupPlan:
                 tensors[name] = drop_broadcast_dims(kernel_array(items[number]), inputs[name][1]).detach()
     outputs = tuple(value.recipe.access.tensor for value in values)
     backward = None
-    differentiable = {number for number in sources if is_differentiable(tensor_of(items[number]))}
+    differentiable = {number for number in sources if is_differentiable(items[number].tensor())}
     if differentiable:
-        backward = plan_backward(order, values, differentiable, index_names(pattern))
+        backward = BackwardPlanner(order, values, differentiable, index_names(pattern)).plan()
         outputs = tuple(dict.fromkeys((*outputs, *backward.saved)))
     stored = find_stored_names(order, items, index_names(pattern))
     sizes = {index: size for value in order for index, size in value.recipe.sizes.items()}
     steps = tuple(step for value in order for step in value.recipe.steps)
-    placed, is_flat = place_steps(pattern, steps, outputs, stored, sizes)
-    rows = None if is_flat else as_row_pattern(pattern)
-    if rows is None and not is_flat:
-        return replace(plan, reason=f"the pattern is {pattern.format}, which has no rows to walk")
-    kernel = fused_kernel(placed, rows, {name: tensors[name] for name in find_names_read(steps, tensors)})
+    kernel = compile_group(pattern, steps, outputs, stored, sizes, tensors)
     if isinstance(kernel, str):
         return replace(plan, reason=kernel)
     if backward is not None:
         eager_calls = tuple(make_eager_call(value, record.sources) for value in order)
         plan = replace(plan, recipes=tuple(value.recipe for value in order), eager_calls=eager_calls)
         backward.prepare(order, pattern, stored, sizes, inputs, tensors)
-    reads = tuple(inputs[name] for name in kernel.inputs)
-    return replace(plan, kernel=kernel, inputs=reads, is_flat=is_flat, backward=backward, outputs=outputs)
+    reads = tuple(inputs[name] for name in kernel.fused.inputs)
+    return replace(plan, kernel=kernel, inputs=reads, backward=backward, outputs=outputs)
 
 
 def _name(func: Any) -> str:
@@ -165,12 +150,73 @@ def _collect_values(items: Items, values: Sequence[Value]) -> list[Value]:
     return [collected[number] for number in sorted(collected)]
 
 
+def find_stored_names(values: Sequence[Value], items: Items, letters: tuple[str, ...]) -> frozenset[str]:
+    """Find the tensors of steps that have values at the entries of the pattern."""
+    targets = [step.target for value in values for step in value.recipe.steps]
+    names = {target.tensor for target in targets if target.indices == letters and len(letters) > 1}
+    for value in values:
+        if value.recipe.is_sparse:
+            names.add(value.recipe.access.tensor)
+        for name, number in value.recipe.parents.items():
+            item = items[number]
+            if item.recipe.is_sparse if isinstance(item, Value) else isinstance(item.result, SparseTensor):
+                names.add(name)
+    return frozenset(names)
+
+
+def kernel_array(item: Value | Source, connect: bool = False) -> torch.Tensor:
+    """Return what kernels read of a tensor: its values at the entries of the pattern, or all of it.
+
+    With ``connect`` the array is connected to the tensor for autograd.
+    """
+    tensor, pattern = item.result, item.pattern
+    assert tensor is not None
+    if not isinstance(tensor, SparseTensor):
+        return tensor if type(item) is Source else tensor.contiguous()
+    if pattern is not None and tensor.storage.pattern is not pattern:
+        return values_at(tensor, pattern)
+    return values_of(tensor) if connect else tensor.storage.values
+
+
 def _pattern_of(item: Value | Source) -> Pattern | None:
     """Return the pattern at whose entries the array of a tensor has its values."""
-    tensor = tensor_of(item)
-    if not isinstance(tensor, SparseTensor):
-        return None
-    return (item.pattern if isinstance(item, Value) else None) or tensor.storage.pattern
+    tensor = item.tensor()
+    return item.pattern or tensor.storage.pattern if isinstance(tensor, SparseTensor) else None
+
+
+# eager calls -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """A reference to a tensor among the arguments of a call."""
+
+    number: int
+
+
+def make_eager_call(value: Value, sources: Mapping[int, Source]) -> Call:
+    """Return the eager call of a value, with references in place of tensors."""
+
+    def as_reference(item: Any) -> Any:
+        if isinstance(item, (Value, Source)):
+            return TensorRef(item.number)
+        return TensorRef(sources[id(item)].number) if isinstance(item, torch.Tensor) else item
+
+    func, args, kwargs = value.call
+    return func, map_leaves(as_reference, args), map_leaves(as_reference, kwargs)
+
+
+def run_eager_call(call: Call, tensors: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Run an eager call, with tensors by their numbers for references; values and sources have theirs."""
+    func, args, kwargs = call
+
+    def resolve(item: Any) -> Any:
+        if isinstance(item, (Value, Source)):
+            return item.tensor()
+        return tensors[item.number] if type(item) is TensorRef else item
+
+    result: torch.Tensor = func(*map_leaves(resolve, args), **map_leaves(resolve, kwargs))
+    return result
 
 
 # gradients -------------------------------------------------------------------------------------------
@@ -184,9 +230,9 @@ class _FusedGroup(torch.autograd.Function):
         ctx: Any, plan: GroupPlan, pattern: Pattern, patterns: list[Pattern | None], *arrays: torch.Tensor
     ) -> Any:
         tensors = dict(zip(plan.sources, (array.detach() for array in arrays), strict=True))
-        results = plan.compute(
-            pattern, [drop_broadcast_dims(tensors[number], dims) for number, dims in plan.inputs]
-        )
+        assert plan.kernel is not None  # whose results are those requested, then those that gradients need
+        inputs = [drop_broadcast_dims(tensors[number], dims) for number, dims in plan.inputs]
+        results = plan.kernel.run(pattern, inputs)
         ctx.plan, ctx.pattern, ctx.patterns = plan, pattern, patterns
         ctx.save_for_backward(*arrays, *results)
         ctx.mark_non_differentiable(*results[len(plan.requested) :])
@@ -208,3 +254,83 @@ class _FusedGroup(torch.autograd.Function):
         gradients = backward.run(ctx.pattern, tensors, saved, incoming)
         numbered = zip(plan.sources, needed, strict=True)
         return None, None, None, *(gradients.get(number) if need else None for number, need in numbered)
+
+
+@dataclass(frozen=True)
+class DoubleBackward:
+    """Double backward of one run of a group: gradients that can be differentiated again.
+
+    ``saved`` are results by their names in steps: those of sums and softmaxes are connected to their
+    operands, all other calls run again, and autograd differentiates both.
+    """
+
+    plan: GroupPlan
+    pattern: Pattern
+    patterns: Sequence[Pattern | None]
+    saved: Mapping[str, torch.Tensor]
+
+    def gradients(
+        self, arrays: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], needed: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """Return the gradients of ``arrays``, those of the sources, where ``needed``."""
+        create_graph = torch.is_grad_enabled()
+        # the call may come from inside __torch_function__, where it is disabled
+        with torch.enable_grad(), EnableTorchFunction():
+            inputs = []
+            for array, need in zip(arrays, needed, strict=True):
+                leaf = array if create_graph and need else array.detach().requires_grad_(need)
+                inputs.append(leaf.view_as(leaf) if create_graph and need else leaf)  # autograd stops here
+            results = self._rerun(inputs)
+            connected = [(out, g) for out, g in zip(results, incoming, strict=True) if out.requires_grad]
+            outputs, seeds = [out for out, _ in connected], [g for _, g in connected]
+            differentiated = [array for array, need in zip(inputs, needed, strict=True) if need]
+            gradients = torch.autograd.grad(
+                outputs, differentiated, seeds, create_graph=create_graph, allow_unused=True
+            )
+        remaining = iter(gradients)
+        return [next(remaining) if need else None for need in needed]
+
+    def _rerun(self, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the requested results, connected to ``arrays``."""
+        plan = self.plan
+        tensors: dict[int, torch.Tensor] = {}
+        for number, pattern, array in zip(plan.sources, self.patterns, arrays, strict=True):
+            tensors[number] = array if pattern is None else sparse_of(pattern, array)
+        recipes = dict(zip(plan.order, plan.recipes, strict=True))
+        for (number, recipe), call in zip(recipes.items(), plan.eager_calls, strict=True):
+            saved = self.saved.get(recipe.access.tensor)
+            if saved is None or recipe.kind == "elementwise":
+                tensors[number] = run_eager_call(call, tensors)
+            else:
+                tensors[number] = self._connect_saved(recipe, saved, tensors)
+        return [
+            self._values_on_pattern(tensors[n]) if recipes[n].is_sparse else tensors[n]
+            for n in plan.requested
+        ]
+
+    def _connect_saved(
+        self, recipe: Recipe, array: torch.Tensor, tensors: Mapping[int, torch.Tensor]
+    ) -> torch.Tensor:
+        """Connect a saved result to the tensors it was computed from."""
+        pattern = self.pattern
+        result = SparseTensor(Storage(pattern, array)) if recipe.is_sparse else array
+        parents = {name: tensors[number] for name, number in recipe.parents.items()}
+        if recipe.kind != "sum":
+            (tensor,) = parents.values()
+            assert isinstance(result, SparseTensor)
+            return connect_softmax(self._values_on_pattern(tensor), result, 1, recipe.kind)
+        (step,) = recipe.steps
+        mask = Access(PATTERN, recipe.access.indices) if recipe.is_sparse else None
+        if mask is not None and not any(access.indices == mask.indices for access in step.accesses):
+            step = replace(step, body=Op("mul", (mask, step.body)))
+            parents[PATTERN] = SparseTensor(Storage(pattern, torch.ones_like(array)))
+        names = tuple(dict.fromkeys(access.tensor for access in step.accesses))
+        operands = [drop_broadcast_dims(parents[name], recipe.views.get(name)) for name in names]
+        form: Any = pattern.format if recipe.is_sparse else "dense"
+        return differentiable(Statement(as_statement(step)), names, operands, form, known=result)
+
+    def _values_on_pattern(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the values of a tensor at the entries of the pattern, connected to it."""
+        if isinstance(tensor, SparseTensor) and tensor.storage.pattern is self.pattern:
+            return values_of(tensor)
+        return values_at(tensor, self.pattern)

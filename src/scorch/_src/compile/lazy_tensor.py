@@ -24,13 +24,17 @@ class Source:
     """A tensor that exists before a call is recorded: the user's, or one that has been computed."""
 
     number: int
-    tensor: torch.Tensor
+    result: torch.Tensor
     version: int | None
+    pattern = None  # its own, if it is sparse
+
+    def tensor(self) -> torch.Tensor:
+        return self.result
 
     def check(self) -> None:
-        if self.version is not None and version_of(self.tensor) != self.version:
+        if self.version is not None and version_of(self.result) != self.version:
             raise InPlaceError(
-                f"a tensor of shape {tuple(self.tensor.shape)} was changed in place inside of scorch.compile "
+                f"a tensor of shape {tuple(self.result.shape)} was changed in place inside of scorch.compile "
                 "after it was used by a call that had not been computed yet; make a new tensor instead"
             )
 
@@ -161,11 +165,7 @@ def is_metadata_query(func: Any) -> bool:
 
 def materialize(tree: Any) -> Any:
     """Replace every lazy tensor in ``tree`` by its computed result."""
-    return map_leaves(_materialize_leaf, tree)
-
-
-def _materialize_leaf(item: Any) -> Any:
-    return item._value.tensor() if type(item) in LAZY_TYPES else item
+    return map_leaves(lambda item: item._value.tensor() if type(item) in LAZY_TYPES else item, tree)
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:

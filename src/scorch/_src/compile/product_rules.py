@@ -26,8 +26,8 @@ T = torch.Tensor
 
 
 @recording_rule(torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.mv, T.mv, torch.sparse.mm)
-def matmul(recorder: Recorder, input: Any, other: Any, *, out: Any = None) -> Recipe | None:
-    if out is not None or not isinstance(other, torch.Tensor):
+def matmul(recorder: Recorder, input: Any, other: Any) -> Recipe | None:
+    if not isinstance(other, torch.Tensor):
         return None
     if not isinstance(input, SparseTensor):
         return _defer_product(recorder, input, other)
@@ -41,22 +41,13 @@ def matmul(recorder: Recorder, input: Any, other: Any, *, out: Any = None) -> Re
     b = builder.read_dense(other, (a.indices[1], *columns))
     if b is None:
         return None
-    step = Step(builder.new_target((a.indices[0], *columns)), Op("mul", (a, b)), "sum", a.indices[1:])
-    return builder.build([step], (input.shape[0], *other.shape[1:]), False, "sum")
+    shape = (input.shape[0], *other.shape[1:])
+    return builder.build_step((a.indices[0], *columns), Op("mul", (a, b)), shape, False, a.indices[1:])
 
 
 @recording_rule(torch.addmm, T.addmm)
-def addmm(
-    recorder: Recorder,
-    input: Any,
-    mat1: Any,
-    mat2: Any,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-    out: Any = None,
-) -> list[RecordedCall] | None:
-    if out is not None or beta != 1 or alpha != 1 or not isinstance(mat1, SparseTensor):
+def addmm(recorder: Recorder, input: Any, mat1: Any, mat2: Any) -> list[RecordedCall] | None:
+    if not isinstance(mat1, SparseTensor):
         return None
     product = matmul(recorder, mat1, mat2)
     if product is None or type(input) not in PLAIN or len(product.shape) != 2:
@@ -66,8 +57,8 @@ def addmm(
     bias = builder.read_dense(input, product_access.indices, product.shape)
     if bias is None:
         return None
-    step = Step(builder.new_target(product_access.indices), Op("add", (product_access, bias)), "sum", ())
-    total = builder.build([step], product.shape, False, "elementwise")
+    body = Op("add", (product_access, bias))
+    total = builder.build_step(product_access.indices, body, product.shape, False)
     return [(product, (torch.mm, (mat1, mat2), {})), (total, (torch.add, (product, input), {}))]
 
 
@@ -76,16 +67,9 @@ def addmm(
 
 @recording_rule(torch.sparse.sampled_addmm)
 def sampled_addmm(
-    recorder: Recorder,
-    input: Any,
-    mat1: Any,
-    mat2: Any,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-    out: Any = None,
+    recorder: Recorder, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1
 ) -> list[RecordedCall] | None:
-    if out is not None or not isinstance(input, SparseTensor) or input.dim() != 2:
+    if not isinstance(input, SparseTensor) or input.dim() != 2:
         return None
     builder = RecipeBuilder(recorder)
     a = builder.read_sparse(input)
@@ -97,23 +81,20 @@ def sampled_addmm(
     rows, columns = builder.read_dense(mat1, (a.indices[0], k)), builder.read_dense(mat2, (k, a.indices[1]))
     if rows is None or columns is None:
         return None
-    step = Step(builder.new_target(a.indices), Op("mul", (rows, columns)), "sum", (k,))
-    product = builder.build([step], input.shape, True, "sum")
+    product = builder.build_step(a.indices, Op("mul", (rows, columns)), input.shape, True, (k,))
     calls: list[RecordedCall] = [(product, (_sample_product, (input, mat1, mat2), {}))]
     if beta == 0 and alpha == 1:
         return calls
     builder = RecipeBuilder(recorder)
     b = builder.read_recorded(product, 0)
     if beta == 0:
-        step = Step(builder.new_target(a.indices), Op("mul", (b, Literal(float(alpha)))), "sum", ())
-        total = builder.build([step], input.shape, True, "elementwise")
+        total = builder.build_step(a.indices, Op("mul", (b, Literal(float(alpha)))), input.shape, True)
         return [*calls, (total, (torch.mul, (product, alpha), {}))]
     unscaled = builder.read_sparse(input)
     if unscaled is None:
         return None
     scaled = Op("add", (Op("mul", (unscaled, Literal(float(beta)))), Op("mul", (b, Literal(float(alpha))))))
-    step = Step(builder.new_target(a.indices), scaled, "sum", ())
-    total = builder.build([step], input.shape, True, "elementwise")
+    total = builder.build_step(a.indices, scaled, input.shape, True)
     return [*calls, (total, (_weighted_sum, (input, product, beta, alpha), {}))]
 
 
@@ -146,14 +127,12 @@ def _defer_product(recorder: Recorder, input: Any, other: Any) -> Recipe | None:
     if a is None or b is None:
         return None
     step = Step(builder.new_target(("i", "j"), "D"), Op("mul", (a, b)), "sum", (k,))
-    return builder.build_deferred(step, (rows, columns))
+    return builder.build([step], (rows, columns), False, "deferred")
 
 
 def _is_deferred(tensor: Any) -> bool:
-    if type(tensor) is not LazyTensor:
-        return False
-    value: Value = tensor._value
-    return value.recipe.kind == "deferred" and value.result is None
+    value: Value | None = tensor._value if type(tensor) is LazyTensor else None
+    return value is not None and value.recipe.kind == "deferred" and value.result is None
 
 
 def _scale_deferred(recorder: Recorder, product: Any, number: Literal) -> Recipe:
@@ -161,7 +140,7 @@ def _scale_deferred(recorder: Recorder, product: Any, number: Literal) -> Recipe
     builder = RecipeBuilder(recorder)
     (step,) = builder.inline_deferred(product._value.recipe)
     step = replace(step, target=builder.new_target(("i", "j"), "D"), body=Op("mul", (step.body, number)))
-    return builder.build_deferred(step, product.shape)
+    return builder.build([step], product.shape, False, "deferred")
 
 
 def _sample_deferred(recorder: Recorder, mask: Any, product: Any) -> list[RecordedCall] | None:
@@ -173,10 +152,10 @@ def _sample_deferred(recorder: Recorder, mask: Any, product: Any) -> list[Record
     if deferred.dtype != builder.dtype or deferred.is_grad_enabled != builder.is_grad_enabled:
         return None
     (step,) = builder.inline_deferred(deferred)
-    step = Step(builder.new_target(a.indices), Op("mul", (a, step.body)), "sum", step.reduced)
+    sampled = builder.build_step(a.indices, Op("mul", (a, step.body)), mask.shape, True, step.reduced)
     sources = [recorder.items[number] for number in deferred.parents.values()]
     outside: Call = (_sampled_product, (mask, *sources, _find_factor(deferred.steps[0].body)), {})
-    return [(builder.build([step], mask.shape, True, "sum"), outside)]
+    return [(sampled, outside)]
 
 
 def _find_factor(body: Expr) -> float:
@@ -196,9 +175,7 @@ _sampled_product.__name__ = "mul"
 
 
 @recording_rule(torch.mul, T.mul, T.__mul__, T.__rmul__, torch.multiply, T.multiply)
-def mul(recorder: Recorder, input: Any, other: Any, *, out: Any = None) -> Any:
-    if out is not None:
-        return None
+def mul(recorder: Recorder, input: Any, other: Any) -> Any:
     for factor, product in ((input, other), (other, input)):
         if _is_deferred(product):
             number = as_literal(factor)
@@ -206,28 +183,26 @@ def mul(recorder: Recorder, input: Any, other: Any, *, out: Any = None) -> Any:
                 return _scale_deferred(recorder, product, number)
             if isinstance(factor, SparseTensor):
                 return _sample_deferred(recorder, factor, product)
-    return record_elementwise(recorder, build_operator("mul"), [input, other], True, True)
+    return record_elementwise(recorder, build_operator("mul"), [input, other])
 
 
 @recording_rule(torch.div, T.div, T.__truediv__, torch.true_divide, T.true_divide)
-def div(
-    recorder: Recorder, input: Any, other: Any, *, rounding_mode: str | None = None, out: Any = None
-) -> Recipe | None:
-    if out is not None or rounding_mode is not None or isinstance(other, SparseTensor):
+def div(recorder: Recorder, input: Any, other: Any) -> Recipe | None:
+    if isinstance(other, SparseTensor):
         return None
     number = as_literal(other)
     if _is_deferred(input) and number is not None and number.value != 0:
         return _scale_deferred(recorder, input, Literal(1.0 / number.value))
-    return record_elementwise(recorder, build_operator("div"), [input, other], True, True)
+    return record_elementwise(recorder, build_operator("div"), [input, other])
 
 
 # index notation --------------------------------------------------------------------------------------
 
 
 @recording_rule(scorch_einsum, torch.einsum)
-def einsum(recorder: Recorder, *args: Any, format: Any = None, sparse_grad: bool = False) -> Recipe | None:
+def einsum(recorder: Recorder, *args: Any) -> Recipe | None:
     """Record a product of one sparse matrix with dense tensors whose result has its rows."""
-    if not args or not isinstance(args[0], str) or format is not None or sparse_grad:
+    if not args or not isinstance(args[0], str):
         return None
     equation, operands = args[0], args[1:]
     if not operands or not all(isinstance(operand, torch.Tensor) for operand in operands):
@@ -241,7 +216,7 @@ def einsum(recorder: Recorder, *args: Any, format: Any = None, sparse_grad: bool
 
 @recording_rule(scorch_evaluate)
 def evaluate(
-    recorder: Recorder, expression: str, *, format: Any = None, sparse_grad: bool = False, **tensors: Any
+    recorder: Recorder, expression: str, /, *, format: Any = None, sparse_grad: bool = False, **tensors: Any
 ) -> Recipe | None:
     """Record a product in index notation, as ``einsum`` does."""
     if format is not None or sparse_grad or not isinstance(expression, str):
@@ -290,9 +265,8 @@ def _record_product(
     if not is_sparse and (not builder.is_worth_fusing or not builder.is_csr):
         return None  # lists of entries may have results with few rows
     reduced = tuple(names[index] for index in steps[0].reduced)
-    step = Step(builder.new_target(target), substitute(steps[0].body, substitutions), "sum", reduced)
     shape = [sizes[index] for index in assign.target.indices]
-    return builder.build([step], shape, is_sparse, "sum" if step.reduced else "elementwise")
+    return builder.build_step(target, substitute(steps[0].body, substitutions), shape, is_sparse, reduced)
 
 
 def _hoist_sum(value: Expr) -> Expr:

@@ -13,6 +13,7 @@ recipes of each; a call that was made before, after the same calls, is looked up
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ from scorch._src.compile.lazy_tensor import (
 from scorch._src.statements.autocast import is_autocast
 from scorch._src.statements.modes import active, recorder
 from scorch._src.storage.storage import Pattern
-from scorch._src.tensor.registry import entry, look_up
+from scorch._src.tensor.registry import ASSIGNMENTS, entry, look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import any_requires_grad, len_torch_function_stack, pop_mode_temporarily
 
@@ -52,11 +53,27 @@ _CONSTANTS = {int, float, bool, str, type(None), torch.dtype}
 
 
 def recording_rule(*functions: Any) -> Callable[[Rule], Rule]:
-    """Register the rule of torch functions: it returns recipes, or None to run a call eagerly."""
+    """Register the rule of torch functions: it returns recipes, or None to run a call eagerly.
+
+    A rule has the parameters that it handles. A call with others, such as ``out``, runs eagerly, unless they
+    have their defaults.
+    """
 
     def register(rule: Rule) -> Rule:
+        spec = inspect.getfullargspec(rule)
+        handled = {*spec.args, *spec.kwonlyargs}
+
+        def record(recorder: Recorder, /, *args: Any, **kwargs: Any) -> Any:
+            count = len(args) if spec.varargs else len(spec.args) - 1
+            others = {} if spec.varkw else {name: kwargs.pop(name) for name in kwargs.keys() - handled}
+            scales = [others.pop(name, 1) for name in ("alpha", "beta")]
+            is_default = all(other is None or other is False for other in (*args[count:], *others.values()))
+            if scales != [1, 1] or not is_default:
+                return None
+            return rule(recorder, *args[:count], **kwargs)
+
         for function in functions:
-            entry(function).record = rule
+            entry(function).record = record
         return rule
 
     return register
@@ -136,9 +153,7 @@ class Recorder(TorchFunctionMode):
             node = self._new_node(rule, key, args, kwargs)
         else:
             for number in node.computed_first:
-                value_needed = self.items[number]
-                assert isinstance(value_needed, Value)
-                self.source(value_needed.tensor())
+                self.source(self.items[number].tensor())
         self.node = node
         if not node.calls:
             return None
@@ -146,11 +161,9 @@ class Recorder(TorchFunctionMode):
         if kwargs:
             kwargs = {name: a._value if type(a) in LAZY_TYPES else a for name, a in kwargs.items()}
         for recipe, template in node.calls:
-            call = (
-                (func, args, kwargs)
-                if template is None
-                else self._fill_call_template(template, base, args, kwargs)
-            )
+            call = func, args, kwargs
+            if template is not None:
+                call = self._fill_call_template(template, base, (*args, *kwargs.values()))
             value = Value(recipe, len(self.items), call, self)
             self.items.append(value)
         self.sparse_call_count += recipe.pattern_number >= 0
@@ -212,19 +225,14 @@ class Recorder(TorchFunctionMode):
     def _describe_tensor(self, tensor: torch.Tensor) -> Any:
         """Describe a tensor that is read for the first time, as far as rules and kernels depend on it."""
         if isinstance(tensor, SparseTensor):
-            storage = tensor.storage
-            pattern = storage.pattern
-            number = self.pattern_numbers.get(id(pattern))
-            pattern_key: Any = number
-            if number is None:
+            pattern = tensor.storage.pattern
+            pattern_key: Any = self.pattern_numbers.get(id(pattern))
+            if pattern_key is None:
                 pattern_key = (pattern.key, is_sparse_enough(pattern))
-            return type(tensor), storage.values.dtype, pattern_key, any_requires_grad(tensor)
-        strides = None
-        if tensor.layout is torch.strided and not tensor.is_contiguous():
-            strides = tensor.stride()
-        kind = type(tensor)
-        layout_or_device = tensor.layout if tensor.is_cpu else tensor.device
-        return kind, tensor.shape, tensor.dtype, layout_or_device, strides, tensor.requires_grad
+            return type(tensor), tensor.storage.values.dtype, pattern_key, any_requires_grad(tensor)
+        has_gaps = tensor.layout is torch.strided and not tensor.is_contiguous()
+        place = tensor.layout if tensor.is_cpu else tensor.device, tensor.stride() if has_gaps else None
+        return type(tensor), tensor.shape, tensor.dtype, place, tensor.requires_grad
 
     def _new_node(self, rule: Rule, key: Any, args: Any, kwargs: dict[str, Any]) -> Node:
         """Apply ``rule`` to a call, and keep what it returns."""
@@ -236,9 +244,9 @@ class Recorder(TorchFunctionMode):
         if recorded is not None:
             if isinstance(recorded, Recipe):
                 recorded = [(recorded, None)]
-            recipes = [id(recipe) for recipe, _ in recorded]
+            recipes, arguments = [id(recipe) for recipe, _ in recorded], (*args, *kwargs.values())
             node.calls = tuple(
-                (recipe, None if call is None else _make_call_template(call, recipes, args, kwargs))
+                (recipe, None if call is None else _make_call_template(call, recipes, arguments))
                 for recipe, call in recorded
             )
         if key is not None:
@@ -246,17 +254,13 @@ class Recorder(TorchFunctionMode):
             parent.children[key] = node
         return node
 
-    def _fill_call_template(self, template: Any, base: int, args: Any, kwargs: dict[str, Any]) -> Call:
-        func, argument_sources = template
-        arguments: list[Any] = []
-        for kind, index in argument_sources:
-            if kind in ("recorded", "item"):
-                arguments.append(self.items[index + base if kind == "recorded" else index])
-            else:
-                arguments.append(
-                    args[index] if kind == "arg" else kwargs[index] if kind == "kwarg" else index
-                )
-        return func, tuple(arguments), {}
+    def _fill_call_template(self, template: Any, base: int, arguments: Sequence[Any]) -> Call:
+        func, places = template
+        lists = {"recorded": self.items[base:], "item": self.items, "argument": arguments}
+        found = []
+        for kind, index in places:
+            found.append(lists[kind][index] if kind in lists else index)
+        return func, tuple(found), {}
 
     # used by rules -----------------------------------------------------------------------------------
 
@@ -342,33 +346,26 @@ def is_sparse_enough(pattern: Pattern) -> bool:
     return len(pattern.shape) == 2 and pattern.size < MAX_SPARSE_DENSITY * pattern.shape[0] * pattern.shape[1]
 
 
-def _make_call_template(call: Call, recipe_ids: Sequence[int], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Describe a call by where its arguments come from among ``args`` and ``kwargs``."""
-    func, call_args, _ = call
-    argument_sources: list[tuple[str, Any]] = []
-    for item in call_args:
+def _make_call_template(call: Call, recipe_ids: Sequence[int], arguments: Sequence[Any]) -> Any:
+    """Describe a call by where its arguments come from, such as ``arguments`` of the recorded one."""
+
+    def place_of(item: Any) -> tuple[str, Any]:
         if id(item) in recipe_ids:
-            argument_sources.append(("recorded", recipe_ids.index(id(item))))
-            continue
+            return "recorded", recipe_ids.index(id(item))
         if isinstance(item, (Value, Source)):
-            argument_sources.append(("item", item.number))
-            continue
-        position = next((n for n, argument in enumerate(args) if argument is item), None)
-        name = next((name for name, argument in kwargs.items() if argument is item), None)
-        if position is not None:
-            argument_sources.append(("arg", position))
-        else:
-            argument_sources.append(("constant", item) if name is None else ("kwarg", name))
-    return func, tuple(argument_sources)
+            return "item", item.number
+        position = next((n for n, argument in enumerate(arguments) if argument is item), None)
+        return ("constant", item) if position is None else ("argument", position)
+
+    func, args, _ = call
+    return func, tuple(map(place_of, args))
 
 
 def _may_mutate(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a call may change a tensor in place."""
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
-        return name in ("__setitem__", "__set__", "__delitem__") or (
-            name.startswith("__i") and name not in ("__index__", "__int__", "__invert__")
-        )
+        return name in ASSIGNMENTS or name in ("__set__", "__delitem__")
     if name.endswith("_") or kwargs.get("out") is not None:
         return True
     return kwargs.get("inplace", False) is True or any(argument is True for argument in args)

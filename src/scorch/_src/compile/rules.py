@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from scorch._src.backends.base import is_served
-from scorch._src.compile.group_arrays import as_row_pattern, index_names
+from scorch._src.compile.group_kernel import as_row_pattern, index_names
 from scorch._src.compile.lazy_tensor import LazySparseTensor, LazyTensor, Recipe, Source, Value
 from scorch._src.compile.recorder import PLAIN, Recorder, is_sparse_enough
 from scorch._src.compiler.plan import Step
@@ -50,9 +50,8 @@ class RecipeBuilder:
         if not isinstance(tensor, SparseTensor):
             return None
         pattern = tensor.storage.pattern
-        if (self.pattern is not None and pattern is not self.pattern) or not self._accepts_dtype(
-            tensor.dtype
-        ):
+        is_other = self.pattern is not None and pattern is not self.pattern
+        if is_other or not self._accepts_dtype(tensor.dtype):
             return None
         self._set_pattern(pattern)
         return self._read_source(tensor, index_names(pattern), None)
@@ -155,32 +154,33 @@ class RecipeBuilder:
         self.requires_grad = self.requires_grad or recipe.requires_grad
         return recipe.steps
 
-    def build_deferred(self, step: Step, shape: Sequence[int]) -> Recipe:
-        """Build the recipe of a product that is not computed until its use is known."""
-        return self._recipe([step], shape, False, -1, "deferred")
+    def build_step(
+        self,
+        indices: Sequence[str],
+        body: Expr,
+        shape: Sequence[int],
+        is_sparse: bool,
+        reduced: tuple[str, ...] = (),
+    ) -> Recipe:
+        """Build the recipe of a call that is one step: a sum over ``reduced``, or elementwise."""
+        step = Step(self.new_target(indices), body, "sum", reduced)
+        return self.build([step], shape, is_sparse, "sum" if reduced else "elementwise")
 
     def build(self, steps: Sequence[Step], shape: Sequence[int], is_sparse: bool, kind: str) -> Recipe:
         """Build the recipe of the call; its last step computes the result."""
-        assert self.pattern is not None
-        return self._recipe(steps, shape, is_sparse, self.recorder.pattern(self.pattern), kind)
-
-    def _recipe(
-        self, steps: Sequence[Step], shape: Sequence[int], is_sparse: bool, pattern_number: int, kind: str
-    ) -> Recipe:
-        assert self.dtype is not None
-        requires_grad = self.is_grad_enabled and self.requires_grad
+        assert self.dtype is not None and (self.pattern is not None or kind == "deferred")
         return Recipe(
             steps[-1].target,
             tuple(shape),
             self.dtype,
             is_sparse,
-            pattern_number,
+            -1 if self.pattern is None else self.recorder.pattern(self.pattern),
             tuple(steps),
             self.sizes,
             self.parents,
             self.views,
             self.is_grad_enabled,
-            requires_grad,
+            self.is_grad_enabled and self.requires_grad,
             kind,
         )
 
@@ -193,32 +193,25 @@ def as_literal(argument: Any) -> Literal | None:
 
 
 def record_elementwise(
-    recorder: Recorder, make: BuildExpression, args: Sequence[Any], allow_sparse: bool, allow_dense: bool
+    recorder: Recorder, make: BuildExpression, args: Sequence[Any], allow_sparse: bool = True
 ) -> Recipe | None:
     """Record ``make`` of tensors and numbers, on a pattern or on the rows of a dense result."""
     builder = RecipeBuilder(recorder)
+    sparse = [position for position, argument in enumerate(args) if isinstance(argument, SparseTensor)]
+    if sparse and not allow_sparse:
+        return None
     accesses: dict[int, Access] = {}
-    is_sparse = False
-    for position, argument in enumerate(args):
-        if isinstance(argument, SparseTensor):
-            access = builder.read_sparse(argument) if allow_sparse else None
-            if access is None:
-                return None
-            accesses[position], is_sparse = access, True
-    if not is_sparse:
-        if not allow_dense:
+    for position in sparse or range(len(args)):
+        access = builder.read_sparse(args[position]) if sparse else builder.read_rows(args[position])
+        if access is not None:
+            accesses[position] = access
+        elif sparse:
             return None
-        for position, argument in enumerate(args):
-            access = builder.read_rows(argument)
-            if access is not None and accesses and access.indices != next(iter(accesses.values())).indices:
-                return None
-            if access is not None:
-                accesses[position] = access
-        if not accesses:
-            return None
+    if not accesses:
+        return None
     first = next(iter(accesses))
     indices, shape = accesses[first].indices, tuple(args[first].shape)
-    if any(tuple(args[position].shape) != shape for position in accesses):
+    if any(access.indices != indices or tuple(args[p].shape) != shape for p, access in accesses.items()):
         return None
     operands: list[Expr] = []
     for position, argument in enumerate(args):
@@ -228,8 +221,7 @@ def record_elementwise(
         if operand is None:
             return None
         operands.append(operand)
-    step = Step(builder.new_target(indices), make(*operands), "sum", ())
-    return builder.build([step], shape, is_sparse, "elementwise")
+    return builder.build_step(indices, make(*operands), shape, bool(sparse))
 
 
 def build_operator(name: str) -> BuildExpression:

@@ -13,6 +13,7 @@ here before it has looked at them.
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -67,12 +68,9 @@ class _SparseMixin:
     def _synchronize(self, sparse: dict[str, SparseTensor]) -> None:
         """Broadcast the tensors of the first process to all others."""
         group = self.process_group
-        descriptions = [
-            (name, str(S.format), tuple(S.shape), S.nnz, str(S.dtype)) for name, S in sparse.items()
-        ]
         own = [
-            (*description, fingerprint_of(S.storage.pattern))
-            for description, S in zip(descriptions, sparse.values(), strict=True)
+            (name, str(S.format), tuple(S.shape), S.nnz, str(S.dtype), fingerprint_of(S.storage.pattern))
+            for name, S in sparse.items()
         ]
         gathered: list[Any] = [None] * group.size()
         dist.all_gather_object(gathered, own, group=group)
@@ -89,17 +87,15 @@ class _SparseMixin:
         """Observe when each gradient is complete."""
         self._arrived, self._is_expecting, self._is_queued = set(), False, False
         for name, parameter in self._learned.items():
-            parameter.register_post_accumulate_grad_hook(_make_ready_hook(weakref.ref(self), name))
+            parameter.register_post_accumulate_grad_hook(_make_hook(weakref.ref(self), name))
 
     def _build_params_for_reducer(self) -> Any:
         """Return the parameters that torch reduces: a dummy if all are sparse, since it needs one."""
         parameters, expected = super()._build_params_for_reducer()  # type: ignore[misc]
+        if parameters:
+            return parameters, expected
         device = next((S.storage.device for S in self._learned.values()), HOST)
-        return (
-            (parameters, expected)
-            if parameters
-            else ([torch.zeros(1, requires_grad=True, device=device)], [False])
-        )
+        return [torch.zeros(1, requires_grad=True, device=device)], [False]
 
     def _build_debug_param_to_name_mapping(self, parameters: list[torch.Tensor]) -> Any:
         if not any(parameter is parameters[0] for parameter in self.module.parameters()):
@@ -117,7 +113,7 @@ class _SparseMixin:
             self._is_expecting, self._is_queued = True, False
             for tensor in find_tensors(output):
                 if tensor.grad_fn is not None:  # at the end of the outermost pass, if passes are nested
-                    tensor.register_hook(_make_queue_hook(weakref.ref(self)))
+                    tensor.register_hook(_make_hook(weakref.ref(self)))
         return output
 
     def _broadcast_buffers(self) -> None:
@@ -136,7 +132,7 @@ class _SparseMixin:
             self._kept[name] = _version(tensor)
 
     def _queue(self) -> None:
-        if self._is_expecting and not self._is_queued:
+        if not self._is_queued:
             self._is_queued = True
             execution_engine.queue_callback(self._average_gradients)
 
@@ -200,9 +196,8 @@ def _on_registration(parent: torch.nn.Module, name: str, module: torch.nn.Module
     sparse = {n: S for n, S in tensors if isinstance(S, SparseTensor) and n not in ignored}
     if not sparse or isinstance(parent, _SparseMixin):
         return
-    ignored.update(
-        sparse, (f".{name}" for name in sparse)
-    )  # torch puts a dot before names of the outermost module
+    # torch puts a dot before names of the outermost module
+    ignored.update(sparse, (f".{name}" for name in sparse))
     unique: dict[int, tuple[str, SparseTensor]] = {}
     for path, tensor in sparse.items():
         unique.setdefault(id(tensor), (path, tensor))
@@ -218,55 +213,36 @@ def install() -> None:
 # between processes -----------------------------------------------------------------------------------
 
 
-def _make_ready_hook(module_ref: weakref.ref[Any], name: str) -> Callable[[torch.Tensor], None]:
-    def mark_ready(parameter: torch.Tensor) -> None:
+def _make_hook(module_ref: weakref.ref[Any], name: str | None = None) -> Callable[[torch.Tensor], None]:
+    """Return a hook that queues the average; that of a parameter marks its gradient as complete."""
+
+    def hook(_: torch.Tensor) -> None:
         module = module_ref()
         if module is not None and module._is_expecting:
-            module._arrived.add(name)
+            if name is not None:
+                module._arrived.add(name)
             module._queue()
 
-    return mark_ready
-
-
-def _make_queue_hook(module_ref: weakref.ref[Any]) -> Callable[[torch.Tensor], None]:
-    def queue(gradient: torch.Tensor) -> None:
-        module = module_ref()
-        if module is not None:
-            module._queue()
-
-    return queue
+    return hook
 
 
 def _check_same(first: list[Any], other_rank: list[Any], rank: int) -> None:
     """Raise an error that names the first difference between two processes."""
-    if first == other_rank:
-        return
-    for expected, actual in zip(first, other_rank, strict=False):
+    properties = ("name", "format", "shape", "number of entries", "dtype", "places")
+    for expected, actual in itertools.zip_longest(first, other_rank, fillvalue=""):
         if expected != actual:
-            properties = ("name", "format", "shape", "number of entries", "dtype", "places")
-            difference = next(
-                property_name
-                for property_name, a, b in zip(properties, expected, actual, strict=True)
-                if a != b
+            compared = zip(properties, expected, actual, strict=False)
+            difference = next((name for name, a, b in compared if a != b), "number of sparse tensors")
+            raise CallError(
+                f"{(expected or actual)[0]!r} has another {difference} in process 0 than in process {rank}; "
+                f"{SAME_PATTERN_HINT}"
             )
-            break
-    else:
-        expected, difference = (
-            max(first, other_rank, key=len)[min(len(first), len(other_rank))],
-            "number of sparse tensors",
-        )
-    raise CallError(
-        f"{expected[0]!r} has another {difference} in process 0 than in process {rank}; {SAME_PATTERN_HINT}"
-    )
 
 
 def _fingerprint_bounds(tensors: Iterable[SparseTensor]) -> list[int]:
     """Return numbers whose maxima over all processes are the largest and smallest fingerprints."""
-    return [
-        number
-        for S in tensors
-        for number in (fingerprint_of(S.storage.pattern), -fingerprint_of(S.storage.pattern))
-    ]
+    fingerprints = [fingerprint_of(S.storage.pattern) for S in tensors]
+    return [number for fingerprint in fingerprints for number in (fingerprint, -fingerprint)]
 
 
 def _check_fingerprints(tensors: dict[str, SparseTensor], gathered: list[int]) -> None:
@@ -299,13 +275,12 @@ def _broadcast(tensor: SparseTensor, group: Any) -> None:
 
 def _average(parameters: list[SparseTensor], group: Any) -> None:
     """Average the gradients of parameters of one dtype over all processes, in one message."""
-    local_values = []
-    for parameter in parameters:
-        gradient, pattern = parameter.grad, parameter.storage.pattern
-        if gradient is None:
-            local_values.append(parameter.storage.values.new_zeros(pattern.size))
-        else:
-            local_values.append(values_at(gradient.detach(), pattern).detach())
+    local_values = [
+        parameter.storage.values.new_zeros(parameter.storage.pattern.size)
+        if parameter.grad is None
+        else values_at(parameter.grad.detach(), parameter.storage.pattern).detach()
+        for parameter in parameters
+    ]
     message = local_values[0] if len(local_values) == 1 else torch.cat(local_values)
     if message.numel():
         message.div_(group.size())

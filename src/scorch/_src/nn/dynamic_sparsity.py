@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from scorch._src.nn.grad_topk import grad_topk
-from scorch._src.nn.pattern import pattern_from_keys
+from scorch._src.nn.pattern import pattern_from_keys, stored_keys
 from scorch._src.nn.sparse_linear import SparseLinear
-from scorch._src.storage.coordinates import coordinates, keys_of
+from scorch._src.storage.coordinates import keys_of
 from scorch.errors import ArgumentError, CallError, UnsupportedError
 
 
@@ -111,12 +111,10 @@ class DynamicSparsity:
         count = new_keys.numel()
         if not count:
             return
-        keys = stored_keys(layer)
-        magnitude = layer.values.detach().abs()
-        largest = torch.sort(magnitude, stable=True).indices[count:]
-        shape = (layer.out_features, layer.in_features)
-        merged_keys = torch.cat([keys[largest], new_keys]).sort().values
-        layer.rewire(pattern_from_keys(merged_keys, shape, layer.format), new=0.0, optimizer=self.optimizer)
+        largest = torch.sort(layer.values.detach().abs(), stable=True).indices[count:]
+        merged_keys = torch.cat([stored_keys(layer.pattern)[largest], new_keys]).sort().values
+        pattern = pattern_from_keys(merged_keys, layer.pattern.shape, layer.format)
+        layer.rewire(pattern, new=0.0, optimizer=self.optimizer)
 
     # Python ------------------------------------------------------------------------------------------
 
@@ -168,19 +166,13 @@ class RigL(DynamicSparsity):
             if watch is None:
                 raise CallError(f"there were no gradients of {name}; call step() once for each step")
             watch.__exit__(None, None, None)
-            new_keys[name] = keys_of(list(watch.indices), (layer.out_features, layer.in_features))
+            new_keys[name] = keys_of(list(watch.indices), layer.pattern.shape)
         return new_keys
-
-
-def stored_keys(layer: SparseLinear) -> torch.Tensor:
-    """Return the key of every stored weight, counted row by row, in stored order."""
-    rows_and_columns = coordinates(layer.pattern)
-    return keys_of([rows_and_columns[0], rows_and_columns[1]], layer.pattern.shape)
 
 
 def draw_free_keys(layer: SparseLinear, count: int) -> torch.Tensor:
     """Draw ``count`` different keys that the layer does not store, without a dense mask."""
-    stored = stored_keys(layer).sort().values
+    stored = stored_keys(layer.pattern).sort().values
     elements = layer.out_features * layer.in_features
     keys = torch.zeros(0, dtype=torch.int64, device=stored.device)
     while keys.numel() < count:

@@ -7,6 +7,7 @@ is never a dense matrix.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -143,8 +144,7 @@ def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[int, tuple[Span, ...]]]:
     inner = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     cut = next((dim for dim in range(len(shape)) if inner[dim] <= TILE_ELEMENTS), len(shape) - 1)
     rows = max(1, TILE_ELEMENTS // inner[cut]) if shape else 1
-    for number in range(math.prod(shape[:cut])):
-        outer = [number // math.prod(shape[dim + 1 : cut]) % shape[dim] for dim in range(cut)]
+    for outer in itertools.product(*map(range, shape[:cut])):
         fixed: list[Span] = [(coordinate, 1) for coordinate in outer]
         rest: list[Span] = [(0, size) for size in shape[cut + 1 :]]
         start = sum(coordinate * size for coordinate, size in zip(outer, inner, strict=False))

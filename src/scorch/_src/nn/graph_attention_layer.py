@@ -97,18 +97,9 @@ class GATConv(Module):
         sources, targets, shape = split_nodes(x, self._channels, edge_index, size)
         features, of_sources, of_targets = self._scores(sources, targets, shape[0])
         dropout = self.dropout if self.training else 0.0
-        scores = to_kernel_dtype(of_sources), to_kernel_dtype(of_targets)
-        edges = self._edges(edge_index, edge_attr)
-        heads = attend_neighbours(
-            edge_index,
-            to_kernel_dtype(features),
-            *scores,
-            self.negative_slope,
-            dropout,
-            self.add_self_loops,
-            *edges,
-        )
-        heads = heads.to(features.dtype)
+        nodes: Any = map(to_kernel_dtype, (features, of_sources, of_targets))
+        options = self.negative_slope, dropout, self.add_self_loops, *self._edges(edge_index, edge_attr)
+        heads = attend_neighbours(edge_index, *nodes, *options).to(features.dtype)
         out = heads.flatten(1) if self.concat else heads.mean(1)
         if self.res is not None and targets is not None:
             out = out + sparse_linear(targets, self.res.weight)
@@ -122,16 +113,14 @@ class GATConv(Module):
             return ()
         if edge_attr is None and not isinstance(adj, SparseTensor):
             return ()
-        if edge_attr is not None and (
-            not isinstance(edge_attr, Tensor) or isinstance(edge_attr, SparseTensor)
-        ):
+        if isinstance(edge_attr, SparseTensor) or not isinstance(edge_attr, Tensor | None):
             raise OperandError("edge_attr is a dense tensor of features for each edge")
         weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
         project = (weight * self.att_edge.view(self.heads, self.out_channels, 1)).sum(1).t()
+        features = edge_attr, to_kernel_dtype(project)
         if isinstance(self.fill_value, str):
-            return edge_attr, to_kernel_dtype(project), self.fill_value
-        filled = torch.as_tensor(self.fill_value, dtype=project.dtype, device=project.device)
-        return edge_attr, to_kernel_dtype(project), "mean", filled
+            return *features, self.fill_value
+        return *features, "mean", torch.as_tensor(self.fill_value, dtype=project.dtype, device=project.device)
 
     def _scores(self, sources: Tensor, targets: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the features of sources, and the scores of sources and targets for each head."""
@@ -160,7 +149,4 @@ def _blocks(attention: Tensor) -> Tensor:
     heads = attention.shape[1]
     if heads == 1:
         return attention.view(-1, 1)
-    spread = attention.squeeze(0).unsqueeze(2) * torch.eye(
-        heads, dtype=attention.dtype, device=attention.device
-    ).unsqueeze(1)
-    return spread.reshape(-1, heads)
+    return torch.diag_embed(attention.squeeze(0).t()).transpose(0, 1).reshape(-1, heads)

@@ -111,7 +111,9 @@ class GCNConv(Module):
             raise UnsupportedError("GCNConv has one kind of nodes; SAGEConv takes a pair (sources, targets)")
         check_nodes("x", x, self.in_channels)
         if self.cached:
-            edge_index, edge_weight = self._first_graph(edge_index, edge_weight)
+            if self._first is None and not is_exporting():
+                self._first = edge_index, edge_weight
+            edge_index, edge_weight = self._first or (edge_index, edge_weight)
         nodes, weight = x.shape[0], self.lin.weight
         loop = (2.0 if self.improved else 1.0) if self.add_self_loops else None
         how = "normalised" if self.normalize else "weights"
@@ -122,19 +124,10 @@ class GCNConv(Module):
         bias = None if self.bias is None else to_kernel_dtype(self.bias)
         return sum_neighbours(edge_index, product, nodes, how, loop, edge_weight, bias).to(weight.dtype)
 
-    def _first_graph(self, edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the graph of the first call, and its weights."""
-        if self._first is None and not is_exporting():
-            self._first = edge_index, edge_weight
-        return (edge_index, edge_weight) if self._first is None else self._first
-
     def _aggregates_first(self, x: Tensor) -> bool:
         """Whether (A x) W is less work than A (x W), backward included."""
-        weight_requires_grad = torch.is_grad_enabled() and self.lin.weight.requires_grad
-        input_requires_grad = torch.is_grad_enabled() and x.requires_grad
-        return self.in_channels * (1 + input_requires_grad) < self.out_channels * (
-            1 + (input_requires_grad or weight_requires_grad)
-        )
+        needed = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, self.lin.weight)]
+        return self.in_channels * (1 + needed[0]) < self.out_channels * (1 + any(needed))
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
@@ -196,10 +189,8 @@ class SAGEConv(Module):
         if not is_sparse and weight.shape[1] <= weight.shape[0]:
             return F.linear(sum_neighbours(adj, to_kernel_dtype(x), targets, how).to(dtype), weight, bias)
         # sums and means are linear, so they may be taken of the fewer features after the weight
-        product, added = (
-            to_kernel_dtype(sparse_linear(x, weight)),
-            None if bias is None else to_kernel_dtype(bias),
-        )
+        product = to_kernel_dtype(sparse_linear(x, weight))
+        added = None if bias is None else to_kernel_dtype(bias)
         return sum_neighbours(adj, product, targets, how, bias=added).to(dtype)
 
     def extra_repr(self) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.nn.sparsify import replace_modules
 from scorch._src.nn.timing import PRUNABLE_LAYERS
 from scorch.errors import FileError, OperandError
 
@@ -34,11 +35,7 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
     missing = sorted(name for name in sparse if name.removesuffix("table").rstrip(".") not in modules)
     if missing:
         raise FileError(f"the model has no layer {missing[0]!r}, which is sparse in the state_dict")
-    for module in list(model.modules()):
-        for name, child in module._modules.items():
-            if child in replaced:
-                module._modules[name] = replaced[child]
-    model = replaced.get(model, model)
+    model = replace_modules(model, replaced)
     model.load_state_dict(state_dict)
     return model
 

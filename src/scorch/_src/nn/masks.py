@@ -12,6 +12,8 @@ it once.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 
@@ -76,11 +78,10 @@ def global_tokens(
         if outside.numel():
             raise ArgumentError(f"token {int(outside[0])} is outside of 0 to {n - 1}")
         which = torch.unique(which % n if n else which)
-    lengths = torch.full((n,), which.numel(), dtype=torch.int64, device=where)
-    lengths[which] = n
-    pos = row_pointers(lengths)
     is_global = torch.zeros(n, dtype=torch.bool, device=where)
     is_global[which] = True
+    lengths = torch.where(is_global, n, which.numel())
+    pos = row_pointers(lengths)
     crd = torch.empty(int(pos[-1]), dtype=torch.int64, device=where)
     in_full = is_global.repeat_interleave(lengths)
     crd[in_full] = torch.arange(n, device=where).repeat(which.numel())
@@ -137,12 +138,12 @@ def bigbird(
     near = [
         torch.arange(max(0, i - sliding), min(count, i + sliding + 1), device=where) for i in range(count)
     ]
-    mask = _blocks(near, block, n, n, where)
+    masks = [_blocks(near, block, n, n, where)]
     if _count("num_random", num_random):
-        mask = _union(mask, random_blocks(n, block, num_random, generator=generator, device=where))
+        masks.append(random_blocks(n, block, num_random, generator=generator, device=where))
     if _count("num_global", num_global):
-        mask = _union(mask, global_tokens(n, num_global, device=where))
-    return mask
+        masks.append(global_tokens(n, num_global, device=where))
+    return functools.reduce(operator.or_, masks)
 
 
 def from_function(
@@ -173,15 +174,13 @@ def from_function(
     where = device_for("from_function", device)
     keys = torch.arange(m, device=where)[None, :]
     lengths, columns = [], []
-    for b in range(counts[0]):
-        for h in range(counts[1]):
-            for first in range(0, n, block):
-                queries = torch.arange(first, min(n, first + block), device=where)[:, None]
-                place = torch.tensor([b, h], device=where)
-                allowed = mask_mod(place[0], place[1], queries, keys)
-                is_allowed = _checked(allowed, (queries.shape[0], m))
-                lengths.append(is_allowed.sum(1))
-                columns.append(is_allowed.nonzero()[:, 1])
+    for b, h, first in itertools.product(range(counts[0]), range(counts[1]), range(0, n, block)):
+        queries = torch.arange(first, min(n, first + block), device=where)[:, None]
+        place = torch.tensor([b, h], device=where)
+        allowed = mask_mod(place[0], place[1], queries, keys)
+        is_allowed = _checked(allowed, (queries.shape[0], m))
+        lengths.append(is_allowed.sum(1))
+        columns.append(is_allowed.nonzero()[:, 1])
     none = torch.zeros(0, dtype=torch.int64, device=where)
     shape = tuple(count for count in (batch, heads) if count is not None)
     return _mask(row_pointers(torch.cat([none, *lengths])), torch.cat([none, *columns]), m, (*shape, n))
@@ -223,9 +222,7 @@ def _checked(allowed: object, shape: tuple[int, int]) -> torch.Tensor:
 
 def row_pointers(lengths: torch.Tensor) -> torch.Tensor:
     """Return where rows of these lengths begin, and the end."""
-    pos = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
-    torch.cumsum(lengths, 0, out=pos[1:])
-    return pos
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
 
 
 def _intervals(begins: torch.Tensor, ends: torch.Tensor, m: int) -> SparseTensor:
@@ -264,14 +261,7 @@ def csr_from_rows(
     pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
 ) -> SparseTensor:
     """Build a csr tensor of this shape, whose rows are those of all matrices of the batch in turn."""
-    is_small = (
-        not is_dynamo_compiling() and max(crd.numel(), shape[-1]) <= LAST_INT32
-    )  # unknown inside of a graph
+    # inside of a graph sizes are unknown
+    is_small = not is_dynamo_compiling() and max(crd.numel(), shape[-1]) <= LAST_INT32
     index = torch.int32 if is_small else torch.int64
     return rows_tensor(pos.to(index), crd.to(index), values, shape)
-
-
-def _union(a: SparseTensor, b: SparseTensor) -> SparseTensor:
-    union = a | b
-    assert isinstance(union, SparseTensor)
-    return union

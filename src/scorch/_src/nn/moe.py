@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 
-from scorch._src.formats import as_format
-from scorch._src.loops.types import LAST_INT32
+from scorch._src.nn.masks import csr_from_rows
 from scorch._src.ops.sorting.topk import find_largest, from_positions
-from scorch._src.storage.storage import Pattern
-from scorch._src.tensor.autograd import sparse_of, values_of
+from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ShapeError, UnsupportedError
 
@@ -76,12 +74,6 @@ def _compute_balance_loss(chosen_experts: torch.Tensor, probabilities: torch.Ten
     flat = chosen_experts.reshape(-1)
     counts = probabilities.new_zeros(experts).index_add(0, flat, probabilities.new_ones(flat.shape))
     return experts * (counts / max(flat.numel(), 1) * probabilities.sum(0) / max(tokens, 1)).sum()
-
-
-def _experts_of(gates: SparseTensor) -> torch.Tensor:
-    columns = gates.storage.pattern.crd[1]
-    assert columns is not None
-    return columns.to(torch.int64)
 
 
 class MoE(torch.nn.Module):
@@ -155,9 +147,9 @@ def _run_experts(gates: SparseTensor, tokens: torch.Tensor, experts: torch.nn.Mo
     stored = gates if str(gates.format) == "csr" else gates.to_format("csr")
     assert isinstance(stored, SparseTensor)
     pattern = stored.storage.pattern
-    begins, expert = pattern.pos[1], _experts_of(stored)
-    assert begins is not None
-    count = expert.numel()
+    begins, columns = pattern.pos[1], pattern.crd[1]
+    assert begins is not None and columns is not None
+    expert, count = columns.to(torch.int64), columns.numel()
     token = torch.arange(tokens.shape[0], device=begins.device).repeat_interleave(
         begins.diff().to(torch.int64)
     )
@@ -166,13 +158,4 @@ def _run_experts(gates: SparseTensor, tokens: torch.Tensor, experts: torch.nn.Mo
     results = torch.cat([module(inputs) for module, inputs in zip(experts, slices, strict=True)])
     position = torch.empty_like(order)
     position[order] = torch.arange(count, device=order.device)  # increases within a token, as its experts do
-    dtype = begins.dtype if count <= LAST_INT32 else torch.int64
-    combining = Pattern(
-        as_format("csr", 2),
-        (tokens.shape[0], count),
-        (None, begins.to(dtype)),
-        (None, position.to(dtype)),
-        (tokens.shape[0], count),
-    )
-    output: torch.Tensor = sparse_of(combining, values_of(stored)) @ results
-    return output
+    return csr_from_rows(begins, position, values_of(stored), (tokens.shape[0], count)) @ results

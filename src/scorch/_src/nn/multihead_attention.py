@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
@@ -86,11 +84,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         compute_weights = torch.ops.scorch.attention_weights if is_captured else _attention_weights
         heads = attend(q, k, v, mask, is_causal, dropout, skipped_keys)
         out = self.out_proj(heads.transpose(1, 2).flatten(2))
-        weights = (
-            compute_weights(q, k, mask, is_causal, skipped_keys, average_attn_weights)
-            if need_weights
-            else None
-        )
+        weights = None
+        if need_weights:
+            weights = compute_weights(q, k, mask, is_causal, skipped_keys, average_attn_weights)
         if not is_batched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
@@ -119,16 +115,14 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         size = (k.shape[0], self.num_heads, 1, self.head_dim)
         extra: list[tuple[torch.Tensor, torch.Tensor]] = []
         if self.bias_k is not None and self.bias_v is not None:
-            pair = (bias.view(1, self.num_heads, 1, self.head_dim) for bias in (self.bias_k, self.bias_v))
-            extra.append(tuple(bias.expand(size) for bias in pair))  # type: ignore[arg-type]
+            k_bias, v_bias = (bias.view(1, *size[1:]).expand(size) for bias in (self.bias_k, self.bias_v))
+            extra.append((k_bias, v_bias))
         if self.add_zero_attn:
             extra.append((k.new_zeros(size), v.new_zeros(size)))
         if not extra:
             return k, v, mask, skipped
-        k, v = (
-            torch.cat([first, *rest], 2)
-            for first, *rest in ((k, *(m[0] for m in extra)), (v, *(m[1] for m in extra)))
-        )
+        k = torch.cat([k, *(pair[0] for pair in extra)], 2)
+        v = torch.cat([v, *(pair[1] for pair in extra)], 2)
         rows = mask.numel() // max(1, mask.shape[-1])
         pos = torch.arange(rows + 1, device=k.device) * len(extra)
         shape = (*mask.shape[:-1], len(extra))
@@ -238,17 +232,12 @@ def _masked_attention(
     return attend(q, k, v, find_pairs(mask, is_causal), batch, dropout=dropout, skipped=skipped)
 
 
-def _fake_attention_weights(
-    q: torch.Tensor, k: torch.Tensor, mask: Any, is_causal: bool, skipped: Any, is_mean: bool
-) -> torch.Tensor:
-    batch = q.shape[:1] if is_mean else q.shape[:2]
-    return q.new_empty((*batch, q.shape[2], k.shape[2]))
-
-
 @operator(
     "attention_weights(Tensor q, Tensor k, Tensor mask, bool is_causal, Tensor? skipped, bool is_mean) "
     "-> Tensor",
-    _fake_attention_weights,
+    lambda q, k, mask, is_causal, skipped, is_mean: q.new_empty(
+        (*q.shape[: 1 if is_mean else 2], q.shape[2], k.shape[2])
+    ),
 )
 def _attention_weights(
     q: torch.Tensor,

@@ -7,7 +7,10 @@ at a time, ``foreach`` or ``fused``, does what it would do to a dense parameter 
 the pattern, its state is as large as the values, and weight decay acts on the pattern.
 
 A dense parameter may have a gradient that stores a few rows only (``scorch.einsum(sparse_grad=True)``). Then
-these rows replace it, and the others stay as they are (``nn/lazy_rows.py``).
+these rows, or columns, replace it: a step gathers those of the parameter and of its optimizer state, updates
+them, and scatters them back; everything else stays as it is. This is the lazy meaning of
+``torch.optim.SparseAdam``: momentum, running averages and weight decay of a row move on only when the row has
+a gradient, while the count of steps is that of the parameter.
 
 torch calls hooks before and after every step of every optimizer; two of them are defined here.
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +30,6 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakIdKeyDictionary
 
-from scorch._src.nn.lazy_rows import LazyRows, has_sparse_rows_grad
 from scorch._src.tensor.autograd import placed, values_at
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
@@ -44,22 +47,17 @@ GUARDED_METHODS = ("zero_grad", "state_dict", "load_state_dict", "add_param_grou
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Replace sparse parameters by their values."""
     _restore(optimizer)  # if the last step raised
-    replacements: Replacements = []
-    states = []
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        if isinstance(parameter, SparseTensor):
-            values = parameter.storage.values.detach().requires_grad_(parameter.requires_grad)
-            replacements.append((parameter, values))
-            if parameter in optimizer.state:
-                states.append(
-                    (
-                        parameter,
-                        values,
-                        _convert_state(
-                            parameter, optimizer.state[parameter], isinstance(optimizer, torch.optim.LBFGS)
-                        ),
-                    )
-                )
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    replacements: Replacements = [
+        (parameter, parameter.storage.values.detach().requires_grad_(parameter.requires_grad))
+        for parameter in parameters
+        if isinstance(parameter, SparseTensor)
+    ]
+    states = [
+        (parameter, values, _convert_state(optimizer, parameter))
+        for parameter, values in replacements
+        if parameter in optimizer.state
+    ]
     _replace_parameters(optimizer, replacements)
     for parameter, values, state in states:
         del optimizer.state[parameter]
@@ -72,15 +70,11 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
         _gather_rows(optimizer)
     if replacements or optimizer in _lazy_rows:
         _guard(optimizer)
-    if closure is None or not (replacements or _has_dense(optimizer)):
+    if closure is None or not parameters:
         return None
     if args[1:]:
         return (args[0], _wrap_closure(optimizer, closure), *args[2:]), kwargs
     return args, {**kwargs, "closure": _wrap_closure(optimizer, closure)}
-
-
-def _has_dense(optimizer: Optimizer) -> bool:
-    return any(not isinstance(p, SparseTensor) for group in optimizer.param_groups for p in group["params"])
 
 
 def _gather_rows(optimizer: Optimizer) -> None:
@@ -89,11 +83,14 @@ def _gather_rows(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         params = group["params"]
         for position, parameter in enumerate(params):
-            if not has_sparse_rows_grad(parameter):
+            gradient = parameter.grad
+            if not isinstance(gradient, SparseTensor) or isinstance(parameter, SparseTensor):
                 continue
-            rows = LazyRows.of(parameter) if type(optimizer).__name__ in LAZY_OPTIMIZERS else None
+            is_lazy = type(optimizer).__name__ in LAZY_OPTIMIZERS
+            rows = LazyRows.of(parameter, gradient) if is_lazy else None
             if rows is None:
-                parameter.grad = _convert_gradient(optimizer, parameter.grad)
+                is_coo = isinstance(optimizer, torch.optim.SparseAdam)
+                parameter.grad = gradient.to_torch() if is_coo else gradient.to_dense()
                 continue
             params[position] = rows.rows_parameter
             if parameter in optimizer.state:
@@ -101,11 +98,6 @@ def _gather_rows(optimizer: Optimizer) -> None:
             gathered.append(rows)
     if gathered:
         _lazy_rows[optimizer] = gathered
-
-
-def _convert_gradient(optimizer: Optimizer, gradient: SparseTensor) -> torch.Tensor:
-    """Convert a gradient for optimizers that do not work row by row."""
-    return gradient.to_torch() if isinstance(optimizer, torch.optim.SparseAdam) else gradient.to_dense()
 
 
 def _guard(optimizer: Optimizer) -> None:
@@ -122,16 +114,16 @@ def _guard(optimizer: Optimizer) -> None:
         optimizer.__dict__[name] = restore_and_call(name)
 
 
-def _convert_state(parameter: SparseTensor, state: dict[str, Any], is_joint: bool) -> dict[str, Any]:
+def _convert_state(optimizer: Optimizer, parameter: SparseTensor) -> dict[str, Any]:
     """Convert an optimizer state to values on the current pattern of the parameter.
 
     State tensors in the shape of the parameter are sampled. If the pattern has changed since the last step,
-    the state of entries that stay is kept, and new ones start at zero. A state that ``is_joint``, of all
-    parameters together, is reset then.
+    the state of entries that stay is kept, and new ones start at zero. The state of ``LBFGS``, which is that
+    of all parameters together, is reset then.
     """
-    pattern = parameter.storage.pattern
+    state, pattern = optimizer.state[parameter], parameter.storage.pattern
     last_pattern = _last_patterns.get(parameter, pattern)
-    if is_joint:
+    if isinstance(optimizer, torch.optim.LBFGS):
         return dict(state) if last_pattern is pattern else {}
     converted = {}
     for name, value in state.items():
@@ -161,18 +153,15 @@ def _unguard(optimizer: Optimizer) -> None:
         optimizer.__dict__.pop(name, None)
 
 
-def _wrap_closure(optimizer: Optimizer, closure: Any) -> Any:
+def _wrap_closure(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
     """Wrap ``closure``, which computes the loss again, so that gradients are copied after it."""
-    if closure is None:
-        return None
-    function: Callable[[], Any] = closure
 
     def run_closure() -> Any:
         replacements = _replaced.get(optimizer, [])
         _replace_parameters(optimizer, [(values, parameter) for parameter, values in replacements])
         _unguard(optimizer)  # the closure itself calls zero_grad
         try:
-            loss = function()
+            loss = closure()
         except BaseException:
             _restore(optimizer)
             raise
@@ -194,10 +183,6 @@ def _replace_parameters(
         group["params"][:] = [others.get(id(tensor), tensor) for tensor in group["params"]]
 
 
-def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    _restore(optimizer)
-
-
 def _restore(optimizer: Optimizer) -> None:
     """Put the parameters back, with the state that the optimizer has for their values."""
     replacements, lazy = _replaced.pop(optimizer, []), _lazy_rows.pop(optimizer, [])
@@ -217,7 +202,59 @@ def _restore(optimizer: Optimizer) -> None:
             optimizer.state[rows.parameter] = state
 
 
+# rows of dense parameters ----------------------------------------------------------------------------
+
+
+@dataclass
+class LazyRows:
+    """A parameter, and its gathered rows while a step runs."""
+
+    parameter: torch.Tensor
+    dim: int
+    row_numbers: torch.Tensor
+    rows_parameter: torch.Tensor
+    full_state: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def of(parameter: torch.Tensor, gradient: SparseTensor) -> LazyRows | None:
+        """Gather the rows, or columns, that a gradient stores; None if it has another format."""
+        pattern = gradient.storage.pattern
+        form, (dim, *inner) = pattern.format, pattern.format.order
+        if form.dense_levels or form.dense_tail != len(form) - 1 or form.is_blocked:
+            return None
+        crd = pattern.crd[0]
+        assert crd is not None
+        row_numbers = crd.to(torch.int64)
+        stored = gradient.storage.values.detach().reshape(-1, *(pattern.shape[other] for other in inner))
+        to_dims = sorted(range(len(form)), key=lambda level: form.order[level])
+        rows = parameter.detach().index_select(dim, row_numbers).requires_grad_(parameter.requires_grad)
+        rows.grad = stored.permute(to_dims).to(rows.dtype).contiguous()
+        return LazyRows(parameter, dim, row_numbers, rows)
+
+    def gather_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Gather the rows of an optimizer state."""
+        gathered = dict(state)
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == self.parameter.shape:
+                self.full_state[name] = value
+                gathered[name] = value.index_select(self.dim, self.row_numbers)
+        return gathered
+
+    def scatter_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Scatter the rows of an optimizer state back; new state is zero everywhere else."""
+        with torch.no_grad():
+            self.parameter.index_copy_(self.dim, self.row_numbers, self.rows_parameter.detach())
+        scattered = dict(state)
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == self.rows_parameter.shape and value.dim():
+                full = self.full_state.get(name)
+                if full is None:
+                    full = value.new_zeros(self.parameter.shape)
+                scattered[name] = full.index_copy_(self.dim, self.row_numbers, value)
+        return scattered
+
+
 def install() -> None:
     """Register the hooks for all optimizers."""
     register_optimizer_step_pre_hook(_before_step)
-    register_optimizer_step_post_hook(_after_step)
+    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: _restore(optimizer))

@@ -1,4 +1,4 @@
-"""The sparsity pattern of a weight: drawn, read from a mask or from the largest values, and changed.
+"""The sparsity pattern of a weight: drawn, read from a mask or from the largest values, changed, and saved.
 
 A weight is trained on a fixed pattern. These functions find one; a layer holds it, and its values as a plain
 parameter with one element for each entry.
@@ -7,21 +7,26 @@ parameter with one element for each entry.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format, as_format
-from scorch._src.storage.coordinates import coordinates, coordinates_of, keys_of
+from scorch._src.io.archive import check_pattern
+from scorch._src.nn.prune import sum_blocks
+from scorch._src.storage.coordinates import coordinates, coordinates_of, inside, keys_of
 from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.autograd import placed
+from scorch._src.tensor.create.check import own
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.entries import Entries, from_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, FormatError, OperandError, ShapeError
+from scorch.errors import ArgumentError, FileError, FormatError, OperandError, ShapeError
 
-Shape = tuple[int, int]
+Shape = tuple[int, ...]  # of two dimensions
 
 
 def resolve_density(sparsity: float | None, density: float | None, default: float | None = None) -> float:
@@ -89,13 +94,10 @@ def magnitude_pattern(weight: torch.Tensor, density: float, form: Format) -> Pat
     """Return the pattern of the largest values, or of the blocks with the largest norms, in exact number."""
     score = weight.detach().abs()
     if form.is_blocked:
-        rows, columns = form.block(0) or 1, form.block(1) or 1
-        padding = (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows)
-        padded = torch.nn.functional.pad(score.float().square(), padding)
-        score = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).sum((1, 3))
+        score = sum_blocks(score.float().square(), (form.block(0) or 1, form.block(1) or 1))
     count = round(density * score.numel())
     keys = score.reshape(-1).topk(count, sorted=False).indices.sort().values
-    return pattern_from_keys(keys, (weight.shape[0], weight.shape[1]), form)
+    return pattern_from_keys(keys, tuple(weight.shape), form)
 
 
 def pattern_of_mask(mask: Any, shape: Shape, form: Format) -> Pattern:
@@ -104,10 +106,10 @@ def pattern_of_mask(mask: Any, shape: Shape, form: Format) -> Pattern:
         raise OperandError(f"a mask is a tensor, not a {type(mask).__name__}")
     if tuple(mask.shape) != tuple(shape):
         raise ShapeError(f"the mask has shape {tuple(mask.shape)}, but the weight has shape {tuple(shape)}")
-    if not isinstance(mask, SparseTensor):
-        converted = from_torch(mask.detach() if mask.layout != torch.strided else mask.detach() != 0, form)
-    else:
+    if isinstance(mask, SparseTensor):
         converted = SparseTensor(Storage(mask.storage.pattern, mask.storage.pattern.present)).to_format(form)
+    else:
+        converted = from_torch(mask.detach() if mask.layout != torch.strided else mask.detach() != 0, form)
     assert isinstance(converted, SparseTensor)
     return converted.storage.pattern
 
@@ -137,11 +139,8 @@ def _grid(shape: Shape, form: Format) -> Shape:
 
 def count_rows(pattern: Pattern) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the row of every value, in stored order, and the values of each row; padding is in no row."""
-    rows_and_columns = coordinates(pattern)
-    inside = (rows_and_columns[0] < pattern.shape[0]) & (rows_and_columns[1] < pattern.shape[1])
-    return torch.where(inside, rows_and_columns[0], -1), torch.bincount(
-        rows_and_columns[0][inside], minlength=pattern.shape[0]
-    )
+    row = stored_keys(pattern) // max(pattern.shape[1], 1)  # which rounds down
+    return row, torch.bincount(row[row >= 0], minlength=pattern.shape[0])
 
 
 def init_values(pattern: Pattern, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -162,22 +161,14 @@ def init_bias(pattern: Pattern, dtype: torch.dtype | None = None) -> torch.Tenso
 
 def find_old_positions(before: Pattern, after: Pattern) -> torch.Tensor:
     """Return where every value of ``after`` was stored in ``before``, or -1."""
-    if before is after:
-        return torch.arange(after.size, device=after.device)
-    keys, order = _stored_keys(before).sort()
-    new_keys = _stored_keys(after)
-    if not keys.numel():
-        return torch.full_like(new_keys, -1)
-    position = torch.searchsorted(keys, new_keys).clamp_(max=keys.numel() - 1)
-    return torch.where((keys[position] == new_keys) & (new_keys >= 0), order[position], -1)
+    return placed(torch.arange(1, before.size + 1, device=before.device), before, after) - 1
 
 
-def _stored_keys(pattern: Pattern) -> torch.Tensor:
-    """Return the key of every value in stored order; -1 for the padding of blocks."""
-    rows_and_columns = coordinates(pattern)
-    keys = keys_of([rows_and_columns[0], rows_and_columns[1]], pattern.shape)
-    inside = (rows_and_columns[0] < pattern.shape[0]) & (rows_and_columns[1] < pattern.shape[1])
-    return torch.where(inside, keys, -1)
+def stored_keys(pattern: Pattern) -> torch.Tensor:
+    """Return the key of every value, counted row by row, in stored order; -1 for the padding of blocks."""
+    columns = coordinates(pattern)
+    keys, is_inside = keys_of([columns[0], columns[1]], pattern.shape), inside(pattern, columns)
+    return keys if is_inside is None else torch.where(is_inside, keys, -1)
 
 
 def move_values(
@@ -203,7 +194,8 @@ def move_optimizer_state(
 
 def compute_fingerprint(pattern: Pattern) -> int:
     """Return a number that differs, almost certainly, for another pattern or format."""
-    total = hash_text(str(pattern.format))
+    letters = enumerate(str(pattern.format), 1)  # whose hash is the same in every process
+    total = math.prod(ord(letter) + position for position, letter in letters) % (2**61 - 1)
     for size in pattern.shape:
         total = (total * 1_000_003 ^ size) & (2**62 - 1)
     for number, array in enumerate(pattern.arrays):
@@ -211,11 +203,6 @@ def compute_fingerprint(pattern: Pattern) -> int:
         mixed = (array.to(torch.int64) + 1 + number) * 0x9E3779B97F4A7C1 ^ (weights * 0x2545F4914F6CDD1D)
         total = (total * 31 + int((mixed ^ (mixed >> 29)).sum())) & (2**62 - 1)
     return total
-
-
-def hash_text(text: str) -> int:
-    """Hash a text to the same number in every process."""
-    return math.prod(ord(letter) + position for position, letter in enumerate(text, 1)) % (2**61 - 1)
 
 
 def is_same_pattern(first: Pattern, second: Pattern) -> bool:
@@ -230,7 +217,53 @@ def is_same_pattern(first: Pattern, second: Pattern) -> bool:
 
 def convert_weight(weight: SparseTensor, form: Format) -> SparseTensor:
     """Convert a weight to another format, keeping explicit zeros."""
-    storage = Storage(weight.storage.pattern, weight.storage.values.detach())
-    converted = convert(storage, form)
+    converted = convert(Storage(weight.storage.pattern, weight.storage.values.detach()), form)
     assert isinstance(converted, Storage)
     return SparseTensor(converted)
+
+
+# in a state_dict: plain tensors by name, which any file of tensors can hold --------------------------
+
+
+def pattern_to_arrays(pattern: Pattern) -> dict[str, torch.Tensor]:
+    """Convert a pattern: ``format``, letters, order and blocks as numbers, and the arrays of each level."""
+    form = pattern.format
+    numbers = [len(form), *map(ord, form.spelling), *form.order, *(n for pair in form.blocks for n in pair)]
+    arrays = {"format": torch.tensor(numbers, device=HOST)}
+    for level, (pos, crd) in enumerate(zip(pattern.pos, pattern.crd, strict=True)):
+        if pos is not None:
+            arrays[f"pos{level}"] = own(pos)
+        if crd is not None:
+            arrays[f"crd{level}"] = own(crd)
+    return arrays
+
+
+def pattern_from_arrays(
+    arrays: Mapping[str, torch.Tensor], shape: tuple[int, ...], device: torch.device
+) -> Pattern:
+    """Convert back the arrays of ``pattern_to_arrays``, copied and checked, since kernels trust a pattern."""
+    if "format" not in arrays:
+        raise FileError("its format is missing")
+    form = _format(arrays["format"].tolist())
+    levels = range(len(form))
+    pos, crd = ([_array(arrays, f"{name}{level}", device) for level in levels] for name in ("pos", "crd"))
+    return check_pattern(form, shape, pos, crd)
+
+
+def _format(numbers: list[int]) -> Format:
+    levels = numbers[0] if numbers else 0
+    if levels < 1 or len(numbers) < 1 + 2 * levels or (len(numbers) - 1 - 2 * levels) % 2:
+        raise FileError(f"{numbers} describes no format")
+    rest = numbers[1 + 2 * levels :]
+    letters = "".join(chr(number) for number in numbers[1 : 1 + levels])
+    blocks = dict(zip(rest[::2], rest[1::2], strict=True))
+    return Format(letters, order=tuple(numbers[1 + levels : 1 + 2 * levels]), blocks=blocks)
+
+
+def _array(arrays: Mapping[str, torch.Tensor], name: str, device: torch.device) -> torch.Tensor | None:
+    array = arrays.get(name)
+    if array is None:
+        return None
+    if array.dim() != 1 or array.dtype not in (torch.int32, torch.int64):
+        raise FileError(f"{name} is no list of integers")
+    return array.detach().to(device)

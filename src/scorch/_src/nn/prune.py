@@ -76,14 +76,17 @@ def _scores(weight: torch.Tensor, blocks: Blocks) -> torch.Tensor:
     magnitude = weight.detach().abs()
     if blocks is None:
         return magnitude
+    squares, sizes = sum_blocks(magnitude.square(), blocks), sum_blocks(torch.ones_like(magnitude), blocks)
+    return (squares / sizes).sqrt()
+
+
+def sum_blocks(values: torch.Tensor, blocks: tuple[int, int]) -> torch.Tensor:
+    """Sum the elements of each block of a matrix."""
     rows, columns = blocks
-    padding = (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows)
-    squares = torch.nn.functional.pad(magnitude.square(), padding)
-    is_inside = torch.nn.functional.pad(torch.ones_like(magnitude), padding)
-    total = squares.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).sum((1, 3))
-    count = is_inside.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).sum((1, 3))
-    scores: torch.Tensor = (total / count).sqrt()
-    return scores
+    padding = (0, -values.shape[1] % columns, 0, -values.shape[0] % rows)
+    padded = torch.nn.functional.pad(values, padding)
+    sums: torch.Tensor = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).sum((1, 3))
+    return sums
 
 
 def _select_largest(score: torch.Tensor, density: float) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from scorch._src.compile.capture.function_operators import operator
@@ -106,10 +104,6 @@ def _gather_rows(
     return output.view(*input.shape, size)
 
 
-def _zeros(
-    input: torch.Tensor, pos: Any, columns: Any, values: torch.Tensor, size: int, padding: int | None
-) -> torch.Tensor:
-    return values.new_zeros(()).expand(*input.shape, size)
-
-
-entry(_gather_rows).stand_in = _zeros
+entry(_gather_rows).stand_in = lambda input, pos, columns, values, size, padding: values.new_zeros(()).expand(
+    *input.shape, size
+)

@@ -1,26 +1,21 @@
 """Layers with dense weights for sparse inputs: training costs what the inputs store.
 
-With ``sparse_grad`` the gradient of a weight stores only what the batch uses, and optimizers update only
-that, with its state: as with ``torch.optim.SparseAdam``, momentum and weight decay of a row continue when it
-is used next.
+With ``sparse_grad`` the gradient of a weight stores only what the batch uses (``nn.optimizer_hooks``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from scorch._src.compile.capture.function_operators import operator
-from scorch._src.formats import as_format
-from scorch._src.loops.types import LAST_INT32
+from scorch._src.nn.masks import csr_from_rows
 from scorch._src.ops.embedding_bag import split_bags
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.coordinates import coordinates
-from scorch._src.storage.storage import Pattern
-from scorch._src.tensor.autograd import sparse_of, values_of
+from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
@@ -135,16 +130,8 @@ class SparseEmbeddingBag(torch.nn.Module):
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         embedding_bag = torch.ops.scorch.embedding_bag if torch.compiler.is_compiling() else _embedding_bag
-        output: torch.Tensor = embedding_bag(
-            input,
-            offsets,
-            per_sample_weights,
-            self.weight,
-            self.mode,
-            self.sparse_grad,
-            self.include_last_offset,
-            self.padding_idx,
-        )
+        options = self.mode, self.sparse_grad, self.include_last_offset, self.padding_idx
+        output: torch.Tensor = embedding_bag(input, offsets, per_sample_weights, self.weight, *options)
         return output
 
     def extra_repr(self) -> str:
@@ -153,113 +140,12 @@ class SparseEmbeddingBag(torch.nn.Module):
         )
 
 
-@dataclass(frozen=True)
-class _Table:
-    """The table of an embedding bag, and how its rows are combined."""
-
-    weight: torch.Tensor
-    mode: str
-    sparse_grad: bool
-    include_last_offset: bool
-    padding_idx: int | None
-
-    @property
-    def num_embeddings(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def embedding_dim(self) -> int:
-        return self.weight.shape[1]
-
-    def combine(
-        self, input: torch.Tensor, offsets: torch.Tensor | None, per_sample_weights: torch.Tensor | None
-    ) -> torch.Tensor:
-        bag, row, weights, count = self._samples(input, offsets, per_sample_weights)
-        if self.padding_idx is not None:
-            is_counted = row != self.padding_idx
-            bag, row, weights = bag[is_counted], row[is_counted], weights[is_counted]
-        if self.mode == "max":
-            return self._max_rows(bag, row, weights, count)
-        matrix = from_coordinates(
-            torch.stack([bag, row]), weights, (count, self.num_embeddings), format="csr"
-        )
-        output = einsum("ij,jk->ik", matrix, self.weight, format="dense", sparse_grad=self.sparse_grad)
-        if self.mode == "mean":
-            output = output / torch.bincount(bag, minlength=count).clamp(min=1).unsqueeze(1)
-        return output
-
-    def _samples(
-        self, input: torch.Tensor, offsets: torch.Tensor | None, per_sample_weights: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-        """Return the bag, the row and the weight of each sample, and the number of bags."""
-        if not isinstance(input, SparseTensor):
-            if input.dtype not in (torch.int32, torch.int64):
-                raise OperandError(f"rows are numbered by int32 or int64, not {input.dtype}")
-            if per_sample_weights is not None and per_sample_weights.dtype != self.weight.dtype:
-                raise CallError(
-                    f"per_sample_weights are {per_sample_weights.dtype}, but the table is {self.weight.dtype}"
-                )
-            bags = split_bags(input, offsets, self.include_last_offset, per_sample_weights, self.weight)
-            return bags.bag, bags.row, bags.weight, bags.count
-        if offsets is not None or per_sample_weights is not None:
-            raise CallError("a sparse matrix says itself where bags begin, and its values are the weights")
-        if input.dim() != 2 or input.shape[1] != self.num_embeddings:
-            raise ShapeError(
-                f"the input has shape {tuple(input.shape)}; it has a row for each bag and a column for "
-                f"each of the {self.num_embeddings} rows of the table"
-            )
-        form = "csr" if input.format.is_blocked else input.format
-        stored = input.to_format(form)
-        assert isinstance(stored, SparseTensor)
-        rows_and_columns = coordinates(stored.storage.pattern)
-        return (
-            rows_and_columns[0],
-            rows_and_columns[1],
-            values_of(stored).to(self.weight.dtype),
-            input.shape[0],
-        )
-
-    def _max_rows(
-        self, bag: torch.Tensor, row: torch.Tensor, weights: torch.Tensor, count: int
-    ) -> torch.Tensor:
-        """Return the maximum of weighted rows; a one in each row of a sparse matrix picks them."""
-        samples = row.numel()
-        dtype = torch.int32 if max(samples, self.num_embeddings) <= LAST_INT32 else torch.int64
-        arrays = torch.arange(samples + 1, dtype=dtype, device=row.device), row.to(dtype)
-        shape = (samples, self.num_embeddings)
-        pattern = Pattern(
-            as_format("csr", 2), shape, (None, arrays[0]), (None, arrays[1]), (samples, samples)
-        )
-        picked = einsum(
-            "ij,jk->ik",
-            sparse_of(pattern, weights),
-            self.weight,
-            format="dense",
-            sparse_grad=self.sparse_grad,
-        )
-        output = picked.new_zeros(count, self.embedding_dim)
-        index = bag.unsqueeze(1).expand_as(picked)
-        return output.scatter_reduce(0, index, picked, "amax", include_self=False)
-
-
-def _fake_embedding_bag(
-    input: torch.Tensor,
-    offsets: Any,
-    per_sample_weights: Any,
-    table: torch.Tensor,
-    mode: str,
-    grad: bool,
-    has_last: bool,
-    _: Any,
-) -> torch.Tensor:
-    count = input.shape[0] if input.dim() == 2 else offsets.shape[0] - (1 if has_last else 0)
-    return table.new_empty((count, table.shape[1]))
-
-
 @operator(
     "embedding_bag(Tensor input, Tensor? offsets, Tensor? given, Tensor table, str mode, bool sparse_grad, "
     "bool has_last, int? padding) -> Tensor",
-    _fake_embedding_bag,
+    lambda input, offsets, given, table, mode, sparse_grad, has_last, padding: table.new_empty(
+        input.shape[0] if input.dim() == 2 else offsets.shape[0] - int(has_last), table.shape[1]
+    ),
 )
 def _embedding_bag(
     input: torch.Tensor,
@@ -272,4 +158,48 @@ def _embedding_bag(
     padding: int | None,
 ) -> torch.Tensor:
     """Combine rows of ``table`` by bags."""
-    return _Table(table, mode, sparse_grad, has_last, padding).combine(input, offsets, per_sample_weights)
+    if isinstance(input, SparseTensor):
+        bag, row, weights, count = _stored_samples(input, offsets, per_sample_weights, table)
+    else:
+        if input.dtype not in (torch.int32, torch.int64):
+            raise OperandError(f"rows are numbered by int32 or int64, not {input.dtype}")
+        if per_sample_weights is not None and per_sample_weights.dtype != table.dtype:
+            raise CallError(
+                f"per_sample_weights are {per_sample_weights.dtype}, but the table is {table.dtype}"
+            )
+        bags = split_bags(input, offsets, has_last, per_sample_weights, table)
+        bag, row, weights, count = bags.bag, bags.row, bags.weight, bags.count
+    if padding is not None:
+        is_counted = row != padding
+        bag, row, weights = bag[is_counted], row[is_counted], weights[is_counted]
+    matrix: torch.Tensor
+    if mode == "max":  # a one in each row of a sparse matrix picks the rows
+        samples = row.numel()
+        pos = torch.arange(samples + 1, device=row.device)
+        matrix = csr_from_rows(pos, row, weights, (samples, table.shape[0]))
+    else:
+        matrix = from_coordinates(torch.stack([bag, row]), weights, (count, table.shape[0]), format="csr")
+    rows = einsum("ij,jk->ik", matrix, table, format="dense", sparse_grad=sparse_grad)
+    if mode == "max":
+        index = bag.unsqueeze(1).expand_as(rows)
+        return rows.new_zeros(count, table.shape[1]).scatter_reduce(
+            0, index, rows, "amax", include_self=False
+        )
+    return rows / torch.bincount(bag, minlength=count).clamp(min=1).unsqueeze(1) if mode == "mean" else rows
+
+
+def _stored_samples(
+    input: SparseTensor, offsets: Any, per_sample_weights: Any, table: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """Return the bag, the row and the weight of each stored value, and the number of bags."""
+    if offsets is not None or per_sample_weights is not None:
+        raise CallError("a sparse matrix says itself where bags begin, and its values are the weights")
+    if input.dim() != 2 or input.shape[1] != table.shape[0]:
+        raise ShapeError(
+            f"the input has shape {tuple(input.shape)}; it has a row for each bag and a column for "
+            f"each of the {table.shape[0]} rows of the table"
+        )
+    stored = input.to_format("csr" if input.format.is_blocked else input.format)
+    assert isinstance(stored, SparseTensor)
+    rows_and_columns = coordinates(stored.storage.pattern)
+    return rows_and_columns[0], rows_and_columns[1], values_of(stored).to(table.dtype), input.shape[0]

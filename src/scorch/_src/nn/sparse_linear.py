@@ -25,11 +25,12 @@ from scorch._src.nn.pattern import (
     magnitude_pattern,
     move_optimizer_state,
     move_values,
+    pattern_from_arrays,
     pattern_of_mask,
+    pattern_to_arrays,
     resolve_density,
     weight_format,
 )
-from scorch._src.nn.state_dict import pattern_from_arrays, pattern_to_arrays
 from scorch._src.ops.products.linear import linear
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at
@@ -132,7 +133,7 @@ class SparseLinear(torch.nn.Module):
         weight, bias = _weight_and_bias(linear)
         form = weight_format(format, blocks)
         if sparsity is None and density is None:
-            pattern = pattern_of_mask(weight, (weight.shape[0], weight.shape[1]), form)
+            pattern = pattern_of_mask(weight, tuple(weight.shape), form)
         else:
             pattern = magnitude_pattern(weight, resolve_density(sparsity, density), form)
         return cls.from_weight(sparse_of(pattern, values_at(weight, pattern)), bias)
@@ -143,7 +144,7 @@ class SparseLinear(torch.nn.Module):
     ) -> SparseLinear:
         """Make a layer from a layer or weight, stored where ``mask`` is not zero; its zeros stay."""
         weight, bias = _weight_and_bias(linear)
-        pattern = pattern_of_mask(mask, (weight.shape[0], weight.shape[1]), weight_format(format))
+        pattern = pattern_of_mask(mask, tuple(weight.shape), weight_format(format))
         return cls.from_weight(sparse_of(pattern, values_at(weight, pattern)), bias)
 
     # using a layer -----------------------------------------------------------------------------------
@@ -246,8 +247,7 @@ class SparseLinear(torch.nn.Module):
         What ``optimizer``, one or several, keeps for each value moves with it, as does a gradient; for new
         entries it is zero. Returns for each entry where it was stored before, or -1.
         """
-        form = self.pattern.format
-        pattern, values = _split_weight(weight, (self.out_features, self.in_features), form)
+        pattern, values = _split_weight(weight, self.pattern.shape, self.format)
         if values is None and new is None:
             raise ArgumentError(
                 "a pattern or a mask has no values; give new=, the value of places that are new"
@@ -298,9 +298,7 @@ class SparseLinear(torch.nn.Module):
         plain = {name: value for name, value in state_dict.items() if not name.startswith(start)}
         if arrays:
             try:
-                pattern = pattern_from_arrays(
-                    arrays, (self.out_features, self.in_features), self.pattern.device
-                )
+                pattern = pattern_from_arrays(arrays, self.pattern.shape, self.pattern.device)
             except (ValueError, IndexError, TypeError) as error:
                 error_msgs.append(f"the places of {prefix}weight: {error}")
                 return
@@ -332,7 +330,7 @@ class SparseLinear(torch.nn.Module):
 
     def _values_from_weight(self, weight: torch.Tensor, prefix: str, error_msgs: list[str]) -> torch.Tensor:
         """Return the values of a weight: of a sparse one with its pattern, of a dense one on ours."""
-        if tuple(weight.shape) != (self.out_features, self.in_features):
+        if tuple(weight.shape) != self.pattern.shape:
             error_msgs.append(
                 f"{prefix}weight has shape {tuple(weight.shape)}, but the layer has "
                 f"{self.out_features} outputs and {self.in_features} inputs"
@@ -357,7 +355,7 @@ def _weight_and_bias(linear: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     return weight.detach(), bias
 
 
-def _split_weight(new: Any, shape: tuple[int, int], form: Format) -> tuple[Pattern, torch.Tensor | None]:
+def _split_weight(new: Any, shape: tuple[int, ...], form: Format) -> tuple[Pattern, torch.Tensor | None]:
     if isinstance(new, Pattern):
         if new.shape != shape or new.format != form:
             raise ShapeError(

@@ -68,11 +68,8 @@ class Sparsification:
         names = ", ".join(
             f"{layer.name or '(model)'} ({layer.kind})" for layer in unasked[:MAX_LAYERS_IN_WARNING]
         )
-        more = (
-            f" and {len(unasked) - MAX_LAYERS_IN_WARNING} more"
-            if len(unasked) > MAX_LAYERS_IN_WARNING
-            else ""
-        )
+        others = len(unasked) - MAX_LAYERS_IN_WARNING
+        more = f" and {others} more" if others > 0 else ""
         return (
             f"asked for a sparsity of {self.asked:.1%}, reached {self.reached:.1%} over all weights of the "
             f"model: {share:.1%} of them are in layers that stay dense: {names}{more}. "
@@ -83,10 +80,7 @@ class Sparsification:
 
 def sparsification_of(model: torch.nn.Module, asked: float | None, skipped: dict[str, str]) -> Sparsification:
     """Measure what was reached in ``model``, by the names of layers left dense and the reasons."""
-    counted: dict[int, tuple[int, int]] = {}
-    for module in model.modules():
-        for key, size, nonzero in _weights(module):
-            counted[key] = size, nonzero
+    counted = {key: counts for module in model.modules() for key, *counts in _weights(module)}
     total = sum(size for size, _ in counted.values())
     nonzero = sum(stored for _, stored in counted.values())
     layers = []
@@ -146,21 +140,15 @@ def _weights(module: torch.nn.Module) -> Iterator[tuple[int, int, int]]:
             weight = getattr(module, name)
             if weight.dim() > 1:
                 yield id(module), weight.numel(), int(torch.count_nonzero(weight.detach()))
-    parameters = [] if isinstance(module, parametrize.ParametrizationList) else _own_parameters(module)
-    for parameter in parameters:
+    if isinstance(module, parametrize.ParametrizationList):
+        return
+    for name, parameter in module.named_parameters(recurse=False):
         if is_lazy(parameter) or parameter.dim() < 2:
             continue
         if isinstance(parameter, SparseTensor):
             yield id(parameter), math.prod(parameter.shape), parameter.nnz
         else:
-            pruned = _pruned_by_torch(module, parameter)
-            yield id(parameter), parameter.numel(), int(torch.count_nonzero(pruned.detach()))
-
-
-def _pruned_by_torch(module: torch.nn.Module, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return a parameter times its mask of ``torch.nn.utils.prune``, if there is one."""
-    for name, candidate in module.named_parameters(recurse=False):
-        mask = getattr(module, name.removesuffix("_orig") + "_mask", None)
-        if candidate is parameter and name.endswith("_orig") and isinstance(mask, torch.Tensor):
-            return parameter * mask
-    return parameter
+            is_pruned = name.endswith("_orig")  # by torch.nn.utils.prune
+            mask = getattr(module, f"{name.removesuffix('_orig')}_mask", None) if is_pruned else None
+            weight = parameter * mask if isinstance(mask, torch.Tensor) else parameter
+            yield id(parameter), parameter.numel(), int(torch.count_nonzero(weight.detach()))

@@ -25,6 +25,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError, warn
 
 Layer = torch.nn.Linear | torch.nn.Embedding
+EMBEDDING_SETTINGS = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
 
 @dataclass(frozen=True)
@@ -74,21 +75,22 @@ def sparsify(
     """
     blocks = (blocks, blocks) if isinstance(blocks, int) else blocks
     batches = (batch,) if isinstance(batch, int) else tuple(batch)
-    _check(model, sparsity, blocks, nm, method, distribution, prefer, batches)
+    if not isinstance(model, torch.nn.Module):
+        raise OperandError(f"sparsify takes a torch.nn.Module, not a {type(model).__name__}")
+    pruning = _Pruning(sparsity, blocks, nm, method, distribution)
+    if prefer not in ("speed", "size"):
+        raise ArgumentError(f"prefer is one of speed, size, not {prefer!r}")
+    if not batches or not all(isinstance(size, int) and size > 0 for size in batches):
+        raise ArgumentError(f"batch has the sizes of inputs to measure, not {batches!r}")
     forms = _candidate_formats(format, blocks)
     if not inplace:
         model = copy.deepcopy(model, _detached_copies(model))
     chosen, skipped = _select_layers(model, tuple(skip))
-    masks = _masks([layer for _, layer in chosen], sparsity, blocks, nm, method, distribution)
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     tied: dict[int, tuple[torch.nn.Module, torch.Tensor]] = {}
-    for (_, layer), mask in zip(chosen, masks, strict=True):
+    for layer, mask in zip(chosen, pruning.masks(chosen), strict=True):
         replaced[layer] = _choose_storage(layer, mask, forms, batches, prefer, tied)
-    for module in list(model.modules()):
-        for name, child in module._modules.items():
-            if child in replaced:
-                module._modules[name] = replaced[child]
-    model = replaced.get(model, model)
+    model = replace_modules(model, replaced)
     reached = sparsification_of(model, sparsity if nm is None else 1 - nm[0] / nm[1], skipped)
     model.sparsification = reached  # type: ignore[assignment]
     warning = reached.warning()
@@ -97,33 +99,59 @@ def sparsify(
     return model
 
 
-def _check(
-    model: Any,
-    sparsity: Any,
-    blocks: tuple[int, int] | None,
-    nm: tuple[int, int] | None,
-    method: str,
-    distribution: str,
-    prefer: str,
-    batches: tuple[int, ...],
-) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise OperandError(f"sparsify takes a torch.nn.Module, not a {type(model).__name__}")
-    if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity <= 1:
-        raise ArgumentError(f"sparsity is the share of weights that go, from 0 to 1, not {sparsity!r}")
-    if nm is not None and (blocks is not None or method != "magnitude" or distribution != "uniform"):
-        raise ArgumentError("nm keeps the largest of each group; it goes with no blocks and no other choice")
-    for name, value, allowed in (
-        ("method", method, ("magnitude", "random")),
-        ("distribution", distribution, prune.DISTRIBUTIONS),
-        ("prefer", prefer, ("speed", "size")),
-    ):
-        if value not in allowed:
-            raise ArgumentError(f"{name} is one of {', '.join(allowed)}, not {value!r}")
-    if distribution == "global" and method == "random":
-        raise ArgumentError("distribution='global' compares magnitudes; with method='random' take 'erk'")
-    if not batches or not all(isinstance(size, int) and size > 0 for size in batches):
-        raise ArgumentError(f"batch has the sizes of inputs to measure, not {batches!r}")
+def replace_modules(
+    model: torch.nn.Module, replaced: dict[torch.nn.Module, torch.nn.Module]
+) -> torch.nn.Module:
+    """Replace modules of ``model``, or the model itself; return the model."""
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if child in replaced:
+                module._modules[name] = replaced[child]
+    return replaced.get(model, model)
+
+
+@dataclass(frozen=True)
+class _Pruning:
+    """Which weights are pruned, as ``sparsify`` takes it."""
+
+    sparsity: float
+    blocks: tuple[int, int] | None
+    nm: tuple[int, int] | None
+    method: str
+    distribution: str
+
+    def __post_init__(self) -> None:
+        sparsity, is_plain = self.sparsity, self.method == "magnitude" and self.distribution == "uniform"
+        if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity <= 1:
+            raise ArgumentError(f"sparsity is the share of weights that go, from 0 to 1, not {sparsity!r}")
+        if self.nm is not None and (self.blocks is not None or not is_plain):
+            raise ArgumentError(
+                "nm keeps the largest of each group; it goes with no blocks and no other choice"
+            )
+        for name, allowed in (("method", ("magnitude", "random")), ("distribution", prune.DISTRIBUTIONS)):
+            if getattr(self, name) not in allowed:
+                raise ArgumentError(f"{name} is one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        if self.distribution == "global" and self.method == "random":
+            raise ArgumentError("distribution='global' compares magnitudes; with method='random' take 'erk'")
+
+    def masks(self, layers: Sequence[Layer]) -> list[torch.Tensor]:
+        """Return a mask for each layer; masks of torch's pruning are used as they are."""
+        existing = [getattr(layer, "weight_mask", None) for layer in layers]
+        pairs = zip(layers, existing, strict=True)
+        masks = iter(self._new_masks([layer.weight.detach() for layer, mask in pairs if mask is None]))
+        return [next(masks) if mask is None else mask != 0 for mask in existing]
+
+    def _new_masks(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        density = 1 - self.sparsity
+        if self.nm is not None:
+            return [prune.nm_mask(weight, *self.nm) for weight in weights]
+        if self.distribution == "global":
+            return prune.global_masks(weights, density, self.blocks) if weights else []
+        make_mask = prune.magnitude_mask if self.method == "magnitude" else prune.random_mask
+        shares = [density] * len(weights)
+        if self.distribution == "erk":
+            shares = prune.erdos_renyi_densities([tuple(weight.shape) for weight in weights], density)
+        return [make_mask(weight, share, self.blocks) for weight, share in zip(weights, shares, strict=True)]
 
 
 def _candidate_formats(format: str | Format, blocks: tuple[int, int] | None) -> list[Format]:
@@ -146,13 +174,13 @@ def _detached_copies(model: torch.nn.Module) -> dict[int, Any]:
 
 def _select_layers(
     model: torch.nn.Module, skip: tuple[str | type, ...]
-) -> tuple[list[tuple[str, Layer]], dict[str, str]]:
+) -> tuple[list[Layer], dict[str, str]]:
     """Return the layers to prune, and the names of all others that have weights, with the reasons."""
     names = {name for name, _ in model.named_modules()}
     for skipped in skip:
         if isinstance(skipped, str) and skipped not in names:
             raise ArgumentError(f"the model has no module {skipped!r} to skip")
-    selected: list[tuple[str, Layer]] = []
+    selected: list[Layer] = []
     dense: dict[str, str] = {}
     for name, module in model.named_modules():
         is_named = any(
@@ -167,35 +195,8 @@ def _select_layers(
                 dense[name] = BY_REQUEST if is_named else reason_for(module)
             continue
         assert isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
-        selected.append((name, module))
+        selected.append(module)
     return selected, dense
-
-
-def _masks(
-    layers: Sequence[Layer],
-    sparsity: float,
-    blocks: tuple[int, int] | None,
-    nm: tuple[int, int] | None,
-    method: str,
-    distribution: str,
-) -> list[torch.Tensor]:
-    """Return a mask for each layer; masks of torch's pruning are used as they are."""
-    weights = [layer.weight.detach() for layer in layers]
-    existing = [getattr(layer, "weight_mask", None) for layer in layers]
-    free = [weight for weight, mask in zip(weights, existing, strict=True) if mask is None]
-    density = 1 - sparsity
-    if nm is not None:
-        masks = [prune.nm_mask(weight, *nm) for weight in free]
-    elif distribution == "global":
-        masks = prune.global_masks(free, density, blocks) if free else []
-    else:
-        make_mask = prune.magnitude_mask if method == "magnitude" else prune.random_mask
-        shares = [density] * len(free)
-        if distribution == "erk":
-            shares = prune.erdos_renyi_densities([tuple(weight.shape) for weight in free], density)
-        masks = [make_mask(weight, share, blocks) for weight, share in zip(free, shares, strict=True)]
-    remaining = iter(masks)
-    return [next(remaining) if mask is None else mask != 0 for mask in existing]
 
 
 def _choose_storage(
@@ -247,16 +248,8 @@ def _prune(layer: Layer, mask: torch.Tensor) -> Layer:
     """Return a plain layer with zeros where ``mask`` has them."""
     weight = torch.nn.Parameter((layer.weight * mask).detach())
     if isinstance(layer, torch.nn.Embedding):
-        return torch.nn.Embedding(
-            layer.num_embeddings,
-            layer.embedding_dim,
-            layer.padding_idx,
-            layer.max_norm,
-            layer.norm_type,
-            layer.scale_grad_by_freq,
-            layer.sparse,
-            _weight=weight,
-        )
+        settings = {name: getattr(layer, name) for name in EMBEDDING_SETTINGS}
+        return torch.nn.Embedding(layer.num_embeddings, layer.embedding_dim, _weight=weight, **settings)
     with torch.device("meta"):
         pruned = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
     pruned.weight = weight
@@ -266,7 +259,7 @@ def _prune(layer: Layer, mask: torch.Tensor) -> Layer:
 
 
 def _convert(dense: Layer, mask: torch.Tensor, form: Format) -> torch.nn.Module:
-    pattern = pattern_of_mask(mask, (mask.shape[0], mask.shape[1]), form)
+    pattern = pattern_of_mask(mask, tuple(mask.shape), form)
     weight = SparseTensor(Storage(pattern, values_at(dense.weight.detach(), pattern)))
     if isinstance(dense, torch.nn.Embedding):
         return SparseEmbedding.from_weight(weight, dense.padding_idx)
@@ -317,13 +310,11 @@ def _time_candidates(
 def _copy_settings(new: torch.nn.Module, layer: Layer, decision: Any) -> torch.nn.Module:
     """Copy mode, hooks and ``requires_grad`` of the old layer to the new one."""
     new.sparsified = decision
-    weight: Any = getattr(layer, "weight_orig", layer.weight)
     for name, parameter in new.named_parameters():
-        if not name.endswith("bias"):
-            parameter.requires_grad_(weight.requires_grad)
-        elif getattr(layer, "bias", None) is not None:
-            bias: Any = getattr(layer, "bias_orig", layer.bias)
-            parameter.requires_grad_(bias.requires_grad)
+        own = "bias" if name.endswith("bias") else "weight"
+        old = getattr(layer, f"{own}_orig", getattr(layer, own, None))
+        if old is not None:
+            parameter.requires_grad_(old.requires_grad)
     if new is not layer:
         new._forward_hooks.update(layer._forward_hooks)
         for key, hook in layer._forward_pre_hooks.items():

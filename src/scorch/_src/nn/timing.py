@@ -14,11 +14,7 @@ from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_inputs import Linear
 from scorch._src.nn.sparse_linear import SparseLinear
 
-PRUNABLE_LAYERS = (
-    torch.nn.Linear,
-    Linear,
-    torch.nn.Embedding,
-)  # layers that may be stored sparse: no subclasses
+PRUNABLE_LAYERS = (torch.nn.Linear, Linear, torch.nn.Embedding)  # may be stored sparse: no subclasses
 MIN_SECONDS_PER_CANDIDATE = 0.05
 MIN_ROUNDS = 5
 
@@ -40,19 +36,14 @@ def measure_fastest(calls: Mapping[str, Callable[[], object]]) -> dict[str, floa
     return seconds
 
 
-def sample_input(layer: torch.nn.Module, batch: int) -> torch.Tensor:
-    """Return an input of a linear layer or an embedding."""
-    device = next(layer.parameters()).device
-    if isinstance(layer, (torch.nn.Embedding, SparseEmbedding)):
-        return torch.arange(batch, device=device) * 7919 % max(layer.num_embeddings, 1)
-    assert isinstance(layer, (torch.nn.Linear, SparseLinear))
-    dtype = layer.values.dtype if isinstance(layer, SparseLinear) else layer.weight.dtype
-    return torch.ones(batch, layer.in_features, dtype=dtype, device=device)
-
-
 def make_call(layer: torch.nn.Module, batch: int) -> Callable[[], object]:
-    """Return a call of the layer on an input of ``batch`` rows."""
-    input = sample_input(layer, batch)
+    """Return a call of a linear layer or an embedding on an input of ``batch`` rows."""
+    parameter = next(layer.parameters())
+    if isinstance(layer, (torch.nn.Embedding, SparseEmbedding)):
+        input = torch.arange(batch, device=parameter.device) * 7919 % max(layer.num_embeddings, 1)
+    else:
+        assert isinstance(layer, (torch.nn.Linear, SparseLinear))
+        input = torch.ones(batch, layer.in_features, dtype=parameter.dtype, device=parameter.device)
     return lambda: layer(input)
 
 

@@ -8,6 +8,8 @@ result. Where the result has another format than when the graph was traced, it i
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -85,7 +87,9 @@ def _gradients(
     needed: Sequence[bool],
 ) -> list[torch.Tensor]:
     program = parse_program(text)
-    with _enable_autograd(), torch.enable_grad(), EnableTorchFunction(), _seed_rng(program, arrays):
+    # torch may run a graph while tracing it, with autograd disabled
+    guard: Any = ForceDispatchKeyGuard(*_DEFAULT_DISPATCH_KEYS)
+    with guard, torch.enable_grad(), EnableTorchFunction(), _seed_rng(program, arrays):
         inputs = [
             array.detach().requires_grad_() if is_needed else array
             for array, is_needed in zip(arrays, needed, strict=True)
@@ -106,19 +110,18 @@ def _gradients(
             if seed is not None and tensor.requires_grad:
                 outputs.append(_match_trace(program, result, tensor, inputs, sizes)[0])
                 seeds.append(seed)
-        differentiated = [array for array, is_needed in zip(inputs, needed, strict=True) if is_needed]
+        differentiated = list(itertools.compress(inputs, needed))
         WATCHED.update(watchers)
         try:
-            gradients = (
-                torch.autograd.grad(outputs, differentiated, seeds, allow_unused=True) if outputs else ()
-            )
+            gradients: Sequence[torch.Tensor | None] = [None] * len(differentiated)
+            if outputs:
+                gradients = torch.autograd.grad(outputs, differentiated, seeds, allow_unused=True)
         finally:
             for number in watchers:
                 del WATCHED[number]
-    computed = gradients or [None] * len(differentiated)
     return [
-        torch.zeros_like(array) if tensors is None else _fresh(tensors, seeds)
-        for tensors, array in zip(computed, differentiated, strict=True)
+        torch.zeros_like(array) if gradient is None else _fresh(gradient, seeds)
+        for gradient, array in zip(gradients, differentiated, strict=True)
     ]
 
 
@@ -134,15 +137,12 @@ def _find_watchers(program: Program, arrays: Arrays, inputs: Arrays) -> dict[int
         for operand in program.operands:
             array = arrays[operand.values]
             if operand.format is not None and array.is_set_to(values) and array.dtype == values.dtype:
-                watchers[id(inputs[operand.values])] = _copy_for(watcher)
+                watchers[id(inputs[operand.values])] = functools.partial(_watch_copies, watcher)
     return watchers
 
 
-def _copy_for(watcher: Callable[..., None]) -> Callable[..., None]:
-    def watch_copy(call: Any, arrays: Arrays, place: int, incoming: torch.Tensor) -> None:
-        watcher(call, [array.detach().clone() for array in arrays], place, incoming.clone())
-
-    return watch_copy
+def _watch_copies(watcher: Any, call: Any, arrays: Arrays, place: int, incoming: torch.Tensor) -> None:
+    watcher(call, [array.detach().clone() for array in arrays], place, incoming.clone())
 
 
 def _fresh(gradient: torch.Tensor, seeds: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -158,25 +158,15 @@ def _fresh(gradient: torch.Tensor, seeds: Sequence[torch.Tensor]) -> torch.Tenso
     return gradient.clone(memory_format=torch.contiguous_format) if is_input else gradient.contiguous()
 
 
-def _enable_autograd() -> contextlib.AbstractContextManager[Any]:
-    """Enable autograd, also where torch runs a graph while tracing it, with autograd disabled."""
-    guard: Any = ForceDispatchKeyGuard
-    context: contextlib.AbstractContextManager[Any] = guard(*_DEFAULT_DISPATCH_KEYS)
-    return context
-
-
 @contextlib.contextmanager
 def _seed_rng(program: Program, arrays: Arrays) -> Iterator[None]:
     """Draw the random numbers of a call from its own seed, so that its gradients draw the same ones."""
     if program.seed is None:
         yield
         return
-    rng_state = torch.get_rng_state()
-    torch.manual_seed(int(arrays[program.seed]))
-    try:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(int(arrays[program.seed]))
         yield
-    finally:
-        torch.set_rng_state(rng_state)
 
 
 def _match_trace(
@@ -192,9 +182,8 @@ def _match_trace(
     if result.format is None:
         return (tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor), None
     if not isinstance(tensor, SparseTensor):
-        converted = from_torch(tensor, format=result.format)
-        assert isinstance(converted, SparseTensor)
-        tensor = converted
+        tensor = from_torch(tensor, format=result.format)
+    assert isinstance(tensor, SparseTensor)
     if result.shares_operand_pattern:
         index_arrays = [arrays[number] for number in result.arrays if number is not None]
         pattern = pattern_of(result.format, shape, index_arrays)
@@ -227,12 +216,10 @@ def _fake_call(text: str, arrays: Arrays, sizes: Sequence[Any]) -> list[torch.Te
     outputs = []
     for result in program.results:
         if result.shares_operand_pattern:
-            count = _count_values(program, result, arrays, sizes)
-            array_shapes = [[count]]
+            array_shapes = [[_count_values(program, result, arrays, sizes)]]
         else:
             array_shapes = result.array_shapes(sizes, _new_size)
-        if not result.shares_operand_pattern:
-            outputs += [torch.empty(size, dtype=result.index, device=device) for size in array_shapes[:-1]]
+        outputs += [torch.empty(size, dtype=result.index, device=device) for size in array_shapes[:-1]]
         if result.values is None:
             outputs.append(torch.empty(array_shapes[-1], dtype=result.dtype, device=device))
     return outputs
@@ -255,18 +242,8 @@ def _new_size() -> Any:
     return allocate_size(torch.library.get_ctx()._shape_env)
 
 
-def _fake_gradients(
-    text: str,
-    arrays: Arrays,
-    sizes: Sequence[Any],
-    incoming: Sequence[torch.Tensor | None],
-    needed: Sequence[bool],
-) -> list[torch.Tensor]:
-    return [
-        torch.empty(array.shape, dtype=array.dtype, device=array.device)
-        for array, is_needed in zip(arrays, needed, strict=True)
-        if is_needed
-    ]
+def _fake_gradients(text: str, arrays: Arrays, sizes: Any, incoming: Any, needed: Any) -> list[torch.Tensor]:
+    return [array.new_empty(array.shape) for array in itertools.compress(arrays, needed)]
 
 
 # gradients -------------------------------------------------------------------------------------------

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-from scorch._src.compile.capture.program import fill_slots
-from scorch._src.compile.capture.serialize import Slot
+from scorch._src.compile.capture.program import Operand, Result, call_filled
 from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.construct import from_coordinates
-from scorch._src.tensor.flatten import names_of
+from scorch._src.tensor.flatten import pattern_of
 from scorch._src.tensor.registry import look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
@@ -41,31 +40,19 @@ UNKNOWN_SIZE = 64  # stands for symbolic sizes without a hint
 class ArgumentSpec:
     """The properties of an argument that fake outputs depend on."""
 
-    format: Format | None
+    operand: Operand  # sparse ones with the same arrays share a pattern
     shape: tuple[int, ...]
     dtype: torch.dtype
     index: torch.dtype
-    arrays: tuple[int, ...]  # sparse arguments with the same numbers share a pattern
     device: torch.device
 
 
 @dataclass(frozen=True)
-class FakeOutput:
-    """One tensor of a result; ``arrays`` are those of arguments, by argument and position, -1 for values."""
-
-    format: Format | None
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    index: torch.dtype
-    arrays: tuple[tuple[int, int] | None, ...]
-    values: tuple[int, int] | None
-
-
-@dataclass(frozen=True)
 class FakeOutputs:
-    """All tensors of a result, their tree, and whether the call drew random numbers."""
+    """All tensors of a result, their shapes and tree, and whether the call drew random numbers."""
 
-    outputs: tuple[FakeOutput, ...]
+    results: tuple[Result, ...]
+    shapes: tuple[tuple[int, ...], ...]
     spec: TreeSpec
     is_random: bool
 
@@ -86,14 +73,7 @@ def infer_outputs(
         patterns: dict[Any, Pattern] = {}
         samples = [_sample(kind, patterns) for kind in kinds]
         rng_state = torch.get_rng_state()
-
-        def fill(value: Any) -> Any:
-            if not isinstance(value, Slot):
-                return value
-            return sizes[value.number] if value.kind == "size" else samples[value.number]
-
-        stand_in = look_up(function).stand_in or function
-        result = stand_in(*fill_slots(args, fill), **fill_slots(kwargs, fill))
+        result = call_filled(look_up(function).stand_in or function, args, kwargs, samples, sizes)
         is_random = not torch.equal(rng_state, torch.get_rng_state())
         torch.set_rng_state(rng_state)
         leaves, spec = tree_flatten(result)
@@ -102,46 +82,35 @@ def infer_outputs(
                 raise graph_break(
                     f"{_name(function)} gives a {type(leaf).__name__}, which depends on numbers"
                 )
-        array_positions = {
-            id(array): (number, position)
-            for number, sample in enumerate(samples)
-            if isinstance(sample, SparseTensor)
-            for position, array in enumerate(sample.storage.pattern.entry_arrays)
-        }
-        values_positions = {
-            id(sample.storage.values): (number, -1)
-            for number, sample in enumerate(samples)
-            if isinstance(sample, SparseTensor)
-        }
-        return FakeOutputs(
-            tuple(_describe_output(leaf, array_positions, values_positions) for leaf in leaves),
-            spec,
-            is_random,
-        )
+        numbers: dict[int, int] = {}  # of the arrays of samples, by id
+        for kind, sample in zip(kinds, samples, strict=True):
+            if isinstance(sample, SparseTensor):
+                arrays = (*sample.storage.pattern.entry_arrays, sample.storage.values)
+                numbers |= zip(map(id, arrays), (*kind.operand.arrays, kind.operand.values), strict=True)
+        results = tuple(_describe_output(leaf, numbers) for leaf in leaves)
+        return FakeOutputs(results, tuple(tuple(leaf.shape) for leaf in leaves), spec, is_random)
 
 
-def _describe_output(
-    leaf: torch.Tensor, array_positions: dict[int, Any], values_positions: dict[int, Any]
-) -> FakeOutput:
+def _describe_output(leaf: torch.Tensor, numbers: dict[int, int]) -> Result:
+    """Describe a tensor of the result; arrays of arguments have ``numbers``."""
     if not isinstance(leaf, SparseTensor):
-        return FakeOutput(None, tuple(leaf.shape), leaf.dtype, torch.int32, (), None)
-    pattern, values = leaf.storage.pattern, leaf.storage.values
-    arrays = tuple(array_positions.get(id(array)) for array in pattern.entry_arrays)
+        return Result(leaf.dtype)
+    pattern = leaf.storage.pattern
+    arrays = tuple(numbers.get(id(array)) for array in pattern.entry_arrays)
+    values = numbers.get(id(leaf.storage.values))
     if None in arrays:
-        arrays = (None,) * len(arrays)
-    values_position = None if None in arrays else values_positions.get(id(values))
-    return FakeOutput(
-        pattern.format, tuple(leaf.shape), leaf.dtype, pattern.index_dtype, arrays, values_position
-    )
+        arrays, values = (None,) * len(arrays), None
+    return Result(leaf.dtype, pattern.format, pattern.index_dtype, arrays, values)
 
 
 def _sample(kind: ArgumentSpec, patterns: dict[Any, Pattern]) -> torch.Tensor:
-    if kind.format is None:
+    format = kind.operand.format
+    if format is None:
         number = 1 if kind.dtype.is_floating_point or kind.dtype.is_complex else 0
         return torch.full((), number, dtype=kind.dtype, device=kind.device).expand(kind.shape)
-    key = (kind.format, kind.arrays)
+    key = (format, kind.operand.arrays)
     if key not in patterns:
-        patterns[key] = _sample_pattern(kind.format, kind.shape, kind.index, kind.device)
+        patterns[key] = _sample_pattern(format, kind.shape, kind.index, kind.device)
     pattern = patterns[key]
     return SparseTensor(Storage(pattern, torch.ones(pattern.size, dtype=kind.dtype, device=kind.device)))
 
@@ -156,13 +125,8 @@ def _sample_pattern(
     ones = torch.ones(coordinates.shape[1], device=device)
     sample = from_coordinates(coordinates, ones, shape, format=format)
     assert isinstance(sample, SparseTensor)
-    pattern = sample.storage.pattern
-    copies = iter([array.to(index, copy=True) for array in pattern.entry_arrays])
-    named = {name: next(copies) for name in names_of(format)}
-    levels = range(len(format))
-    pos = tuple(named.get(f"_pos{level}") for level in levels)
-    crd = tuple(named.get(f"_crd{level}") for level in levels)
-    return Pattern(format, pattern.shape, pos, crd, pattern.counts)
+    arrays = sample.storage.pattern.entry_arrays
+    return pattern_of(format, shape, [array.to(index, copy=True) for array in arrays])
 
 
 def infer_dense_shapes(
@@ -173,18 +137,9 @@ def infer_dense_shapes(
     ``specs`` are the shapes, dtypes and devices of the arguments.
     """
     with disable_current_modes(), torch.no_grad(), mode:
-
-        def fill(value: Any) -> Any:
-            if not isinstance(value, Slot):
-                return value
-            if value.kind == "size":
-                return sizes[value.number]
-            shape, dtype, device = specs[value.number]
-            return torch.empty(shape, dtype=dtype, device=device)
-
         try:
-            fake = look_up(function).fake or function
-            result = fake(*fill_slots(args, fill), **fill_slots(kwargs, fill))
+            tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in specs]
+            result = call_filled(look_up(function).fake or function, args, kwargs, tensors, sizes)
         except (RuntimeError, TypeError, NotImplementedError):
             return None
         return [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]

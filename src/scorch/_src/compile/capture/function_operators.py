@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from scorch._src.compile.capture.serialize import SCORCH_FUNCTIONS
+from scorch._src.compile.capture.program import GRAPH_FUNCTIONS
 from scorch._src.compile.capture.trace import FUNCTION_OF_OPERATOR, record
 from scorch._src.formats import Format
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
+from scorch._src.ops.graph import neighbours
 from scorch._src.ops.reduction import masked
 from scorch._src.statements.einsum import einsum
 from scorch._src.statements.evaluate import evaluate
@@ -50,7 +51,7 @@ def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Any], Any]:
         _library.impl(name, run, "CompositeImplicitAutograd")
         packet = getattr(torch.ops.scorch, name)
         FUNCTION_OF_OPERATOR[packet] = FUNCTION_OF_OPERATOR[packet.default] = function
-        SCORCH_FUNCTIONS[f"scorch.{name}"] = function
+        GRAPH_FUNCTIONS[f"scorch.{name}"] = function
         entry(function).fake = fake
         return function
 
@@ -67,12 +68,6 @@ def _is_traced(args: Any) -> bool:
     return False
 
 
-def _like_einsum(
-    equation: str, operands: Tensors, format: Any = None, sparse_grad: bool = False
-) -> torch.Tensor:
-    return torch.einsum(equation, *operands)
-
-
 def _like_evaluate(expression: str, names: list[str], tensors: Tensors, format: Any = None) -> torch.Tensor:
     assign = parse(expression).assign
     sizes: dict[str, Any] = {}
@@ -83,13 +78,10 @@ def _like_evaluate(expression: str, names: list[str], tensors: Tensors, format: 
 
 @operator(
     "einsum(str equation, Tensor[] operands, str? format=None, bool sparse_grad=False) -> Tensor",
-    _like_einsum,
+    lambda equation, operands, format=None, sparse_grad=False: torch.einsum(equation, *operands),
 )
 def _einsum(equation: str, operands: Tensors, format: str | None = None, sparse_grad: bool = False) -> Any:
     return einsum(equation, *operands, format=_format(format), sparse_grad=sparse_grad)
-
-
-entry(_einsum).backward_ignores_result = True
 
 
 @operator(
@@ -142,15 +134,27 @@ def _format(text: str | None) -> Format | str | None:
     return read_spelled(text) if text is not None and ":" in text else text
 
 
-def _like_masked(name: str) -> Callable[..., Any]:
-    """Return a function of dense tensors with the shapes of a reduction over stored entries."""
-    like = {"prod": "sum", "median": "nansum"}.get(name, name)
-    return lambda S, *args, **kwargs: getattr(torch, like)(S, *args, **kwargs)
+def _like_rows(adj: torch.Tensor, x: torch.Tensor, targets: int, *_: Any) -> torch.Tensor:
+    return x.new_empty(targets, x.shape[1])
 
 
+operator(
+    "sum_neighbours(Tensor adj, Tensor x, SymInt targets, str how, float? loop, Tensor? edge_weight, "
+    "Tensor? bias) -> Tensor",
+    _like_rows,
+)(neighbours.run_sum)
+operator("max_neighbours(Tensor adj, Tensor x, SymInt targets) -> Tensor", _like_rows)(neighbours.run_max)
+operator(
+    "attend_neighbours(Tensor adj, Tensor x, Tensor sources, Tensor targets, float slope, float dropout, "
+    "bool loops, Tensor? edge_attr, Tensor? edge_weight, str fill, Tensor? filled) -> Tensor",
+    lambda adj, x, sources, targets, *_: x.new_empty(targets.shape[0], *x.shape[1:]),
+)(neighbours.run_attention)
+
+entry(_einsum).backward_ignores_result = entry(neighbours.run_sum).backward_ignores_result = True
 for _name, _masked in {**masked.OPERATIONS, **masked.PER_ENTRY}.items():
-    SCORCH_FUNCTIONS[f"scorch.masked.{_name}"] = _masked
-    entry(_masked).fake = _like_masked(_name)
+    GRAPH_FUNCTIONS[f"scorch.masked.{_name}"] = _masked
+    entry(_masked).fake = getattr(torch, {"prod": "sum", "median": "nansum"}.get(_name, _name))
+GRAPH_FUNCTIONS |= {"scorch.to_format": SparseTensor.to_format, "scorch.sampled": sampled}
 entry(SparseTensor.to_format).fake = lambda tensor, format: tensor
 entry(sampled).fake = lambda tensor, mask: mask
 entry(torch.sparse.mm).fake = torch.mm

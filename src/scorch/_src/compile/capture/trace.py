@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from scorch._src.bounded import BoundedCache
 from scorch._src.compile.capture.call_operators import memory_of  # the operators there are called below
 from scorch._src.compile.capture.fake_outputs import (
     ArgumentSpec,
-    FakeOutput,
     FakeOutputs,
     graph_break,
     infer_dense_shapes,
@@ -19,15 +19,23 @@ from scorch._src.compile.capture.fake_outputs import (
     size_hint,
     skip_frame,
 )
-from scorch._src.compile.capture.program import Operand, Program, Result, fill_slots
-from scorch._src.compile.capture.serialize import SCORCH_FUNCTIONS, Slot, name_of, serialize
+from scorch._src.compile.capture.program import (
+    Operand,
+    Program,
+    Result,
+    Slot,
+    call_filled,
+    fill_slots,
+    name_of,
+    serialize,
+)
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_called_from
 from scorch._src.ops.movement.movement import MOVING_FUNCTIONS
 from scorch._src.tensor.flatten import pattern_of
 from scorch._src.tensor.registry import ASSIGNMENTS, ITSELF, VIEWS
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.tensor.traced import arrays_of, is_traced, same_arrays, sampled, traced, traced_values
+from scorch._src.tensor.traced import arrays_of, is_traced, same_arrays, traced, traced_values
 from scorch._src.torch_internals import (
     FAKE_TENSOR_MAKER,
     GRAPH_MAKER,
@@ -40,13 +48,6 @@ from scorch._src.torch_internals import (
 from scorch.errors import UnsupportedError
 
 aten = torch.ops.aten
-
-SCORCH_FUNCTIONS.update(
-    {
-        "scorch.to_format": SparseTensor.to_format,
-        "scorch.sampled": sampled,
-    }
-)
 
 _METADATA_FUNCTIONS = {
     "dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_inference",
@@ -98,12 +99,8 @@ def _record_in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
         )
     if name != "__setitem__" and functional is not None and "out" not in kwargs and is_traced(target):
         result = record(functional, args, kwargs)
-        pattern = target.storage.pattern
-        if (
-            is_traced(result)
-            and same_arrays(result.storage.pattern, pattern)
-            and result.dtype == target.dtype
-        ):
+        is_on_pattern = is_traced(result) and same_arrays(result.storage.pattern, target.storage.pattern)
+        if is_on_pattern and result.dtype == target.dtype:
             if torch.is_grad_enabled() and (result.requires_grad or target.requires_grad):
                 raise graph_break(f"{name} changes a sparse tensor that is learned in place; use {plain}")
             target.storage.values.copy_(result.storage.values)
@@ -203,19 +200,11 @@ class _Call:
             result = self._call_with(
                 [torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype, device=HOST) for tensor in self.tensors]
             )
-            return (
-                isinstance(result, torch.Tensor)
-                and result.dim() == self.tensors[0].dim()
-                and not bool(result)
-            )
+            is_same_rank = isinstance(result, torch.Tensor) and result.dim() == self.tensors[0].dim()
+            return is_same_rank and not bool(result)
 
     def _call_with(self, tensors: list[torch.Tensor]) -> Any:
-        fillings = {"tensor": tensors, "size": self.sizes}
-
-        def fill(value: Any) -> Any:
-            return fillings[value.kind][value.number] if isinstance(value, Slot) else value
-
-        return self.func(*fill_slots(self.args, fill), **fill_slots(self.kwargs, fill))
+        return call_filled(self.func, self.args, self.kwargs, tensors, self.sizes)
 
     # operators of Scorch -----------------------------------------------------------------------------
 
@@ -226,17 +215,16 @@ class _Call:
         shapes = self._shapes(outputs)
         sizes = list(self.sizes)
         results = []
-        for output, shape in zip(outputs.outputs, shapes, strict=True):
-            results.append(_number_arrays(output, operands, (len(sizes), len(sizes) + len(shape))))
+        for result, shape in zip(outputs.results, shapes, strict=True):
+            results.append(replace(result, shape=(len(sizes), len(sizes) + len(shape))))
             sizes.extend(shape)
         seed = None
         if outputs.is_random:
             seed = len(arrays)
             arrays.append(torch.randint(2**62, (), dtype=torch.int64, device=HOST))
         program = Program(name_of(self.func), self.args, self.kwargs, tuple(operands), tuple(results), seed)
-        new_arrays = (
-            torch.ops.scorch.call(program.serialize(), arrays, sizes) if _has_new_arrays(results) else []
-        )
+        has_new_arrays = any(result.values is None or None in result.arrays for result in results)
+        new_arrays = torch.ops.scorch.call(program.serialize(), arrays, sizes) if has_new_arrays else []
         return tree_unflatten(_collect_tensors(results, list(new_arrays), arrays, sizes), outputs.spec)
 
     def _operands(self) -> tuple[list[torch.Tensor], list[Operand]]:
@@ -268,18 +256,11 @@ class _Call:
         for tensor, operand in zip(self.tensors, operands, strict=True):
             shape = tuple(size_hint(size) for size in tensor.shape)
             index = tensor.storage.pattern.index_dtype if isinstance(tensor, SparseTensor) else torch.int32
-            specs.append(
-                ArgumentSpec(operand.format, shape, tensor.dtype, index, operand.arrays, _device_of(tensor))
-            )
+            specs.append(ArgumentSpec(operand, shape, tensor.dtype, index, _device_of(tensor)))
         sizes = tuple(size_hint(size) for size in self.sizes)
         try:
-            key = (
-                name_of(self.func),
-                repr(serialize(self.args)),
-                repr(serialize(self.kwargs)),
-                tuple(specs),
-                sizes,
-            )
+            call = repr(serialize([self.args, self.kwargs]))
+            key = name_of(self.func), call, tuple(specs), sizes
         except UnsupportedError as error:
             raise graph_break(str(error)) from error
         outputs = _cached_outputs.get(key)
@@ -289,7 +270,7 @@ class _Call:
 
     def _shapes(self, outputs: FakeOutputs) -> list[tuple[Any, ...]]:
         """Return the shapes of the results, symbolic where those of the arguments are."""
-        sample_shapes = [output.shape for output in outputs.outputs]
+        sample_shapes = list(outputs.shapes)
         specs = [(tuple(tensor.shape), tensor.dtype, _device_of(tensor)) for tensor in self.tensors]
         is_static = all(isinstance(size, int) for shape, *_ in specs for size in shape)
         if is_static and all(isinstance(size, int) for size in self.sizes):
@@ -319,24 +300,6 @@ def _needs_new_symbols(shapes: list[tuple[Any, ...]], sizes: list[Any]) -> bool:
     symbols = {size.node.expr for size in sizes if isinstance(size, torch.SymInt)}
     symbolic = [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
     return build_proxy_for_size is None and any(size.node.expr not in symbols for size in symbolic)
-
-
-def _number_arrays(output: FakeOutput, operands: list[Operand], shape: tuple[int, int]) -> Result:
-    """Return a result with its arrays numbered as in the graph."""
-
-    def number(position: tuple[int, int] | None) -> int | None:
-        if position is None:
-            return None
-        operand = operands[position[0]]
-        return operand.values if position[1] < 0 else operand.arrays[position[1]]
-
-    arrays = tuple(number(position) for position in output.arrays)
-    return Result(output.dtype, shape, output.format, output.index, arrays, number(output.values))
-
-
-def _has_new_arrays(results: list[Result]) -> bool:
-    """Whether any array of the results is new."""
-    return any(result.values is None or None in result.arrays for result in results)
 
 
 def _collect_tensors(
