@@ -43,19 +43,19 @@ from scorch._src.tensor.create.factories import (
     eye,
     full,
     ones,
-    ones_like,
     rand,
     randint,
     randn,
     zeros,
-    zeros_like,
 )
 from scorch._src.tensor.create.like_factories import (
     empty_like,
     full_like,
+    ones_like,
     rand_like,
     randint_like,
     randn_like,
+    zeros_like,
 )
 from scorch._src.tensor.create.sequences import (
     asarray,

@@ -81,8 +81,8 @@ def _from_rows(
     dense = sizes[len(crd) :]
     form = Format("o" * len(crd) + "d" * len(dense))
     target_format = form if format is None else as_format(format, len(sizes))
-    counts = _counts(form, sizes, [count] * len(crd))
-    dtype = _index_dtype(sizes, counts)
+    counts = level_counts(form, sizes, [count] * len(crd))
+    dtype = index_dtype(sizes, counts)
     arrays = [own(array, dtype) for array in crd]
     pos = torch.tensor([0, count], dtype=dtype, device=values.device)
     absent: tuple[None, ...] = (None,) * len(dense)
@@ -223,8 +223,8 @@ def _compressed_pattern(
     unit = f"blocks of {what}" if inner else what
     check_pointers(pointer_name, pos, lines, entries, unit)
     check_coordinates(plain_name, crd, across, sizes[across], form.block(across))
-    counts = _counts(form, sizes, [crd.numel()])
-    dtype = _index_dtype(sizes, counts)
+    counts = level_counts(form, sizes, [crd.numel()])
+    dtype = index_dtype(sizes, counts)
     arrays = (own(_joined_pointers(pos, entries), dtype), own(crd.reshape(-1), dtype))
     place = batch + 1
     before: tuple[None, ...] = (None,) * place
@@ -315,7 +315,7 @@ def _joined_pointers(pos: torch.Tensor, entries: int) -> torch.Tensor:
     )
 
 
-def _counts(form: Format, sizes: tuple[int, ...], entries: Sequence[int]) -> list[int]:
+def level_counts(form: Format, sizes: tuple[int, ...], entries: Sequence[int]) -> list[int]:
     """Count the positions of each level; ``entries`` has those of the levels that store coordinates."""
     left, counts, positions = list(entries), [], 1
     for number, level in enumerate(form.levels):
@@ -325,5 +325,6 @@ def _counts(form: Format, sizes: tuple[int, ...], entries: Sequence[int]) -> lis
     return counts
 
 
-def _index_dtype(sizes: tuple[int, ...], counts: Sequence[int]) -> torch.dtype:
+def index_dtype(sizes: Sequence[int], counts: Sequence[int] = ()) -> torch.dtype:
+    """Return the dtype of the index arrays of a tensor whose levels have these positions."""
     return dtype_of_type(index_type(sizes, max(counts, default=0)))
