@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from scorch._src.compiler.pipeline import index_type
-from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
+from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.formats import Format
 from scorch._src.storage.assemble import completed
 from scorch._src.storage.coordinates import coordinates, inside
 from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.create.build import index_dtype
 from scorch._src.tensor.create.check import (
     as_indices,
     as_shape,
@@ -143,7 +143,7 @@ def check_pattern(
         counts.append(positions)
     if has_contents:
         _check_runs(form, pos, crd)
-    dtype = dtype_of_type(index_type(shape, max(counts, default=0)))
+    dtype = index_dtype(shape, counts)
     copy = _as_passed if not has_contents else _own_unless_shared if is_sent else own
     arrays = [
         tuple(None if array is None else copy(array, dtype) for array in level_arrays)

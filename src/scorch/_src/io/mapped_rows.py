@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from scorch._src.compiler.pipeline import index_type
-from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.devices import HOST
 from scorch._src.formats import as_format
 from scorch._src.io.archive import parse_dtype, parse_format
@@ -32,7 +30,9 @@ from scorch._src.io.safetensors_header import (
 )
 from scorch._src.storage.slices import select_rows
 from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.create.build import index_dtype
 from scorch._src.tensor.create.check import as_shape, check_coordinates, is_sorted_below
+from scorch._src.tensor.entries import as_sparse
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FileError, IndexRangeError, OperandError, UnsupportedError, add_note
 
@@ -89,9 +89,7 @@ class MappedRows(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> SparseTensor:
         if isinstance(index, int):
-            row = self._gather(torch.tensor([index], device=HOST))[0]
-            assert isinstance(row, SparseTensor)
-            return row
+            return as_sparse(self._gather(torch.tensor([index], device=HOST))[0])
         if isinstance(index, slice):
             return self._gather(torch.arange(*index.indices(len(self)), device=HOST))
         return self._gather(_as_row_numbers(index, len(self)))
@@ -122,7 +120,7 @@ class MappedRows(Dataset[Any]):
             raise
         if not is_sorted_below(pointers, columns):
             raise FileError(f"{self.path} is damaged: the columns of a row are not in order, or one repeats")
-        dtype = dtype_of_type(index_type(rows_read.pattern.shape, counts[1]))
+        dtype = index_dtype(rows_read.pattern.shape, counts[1:])
         pattern = Pattern(
             rows_read.pattern.format,
             rows_read.pattern.shape,

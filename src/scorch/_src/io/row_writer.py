@@ -19,14 +19,14 @@ from typing import IO, Any
 
 import torch
 
-from scorch._src.compiler.pipeline import index_type
-from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.formats import Format
 from scorch._src.io.archive import describe_format
 from scorch._src.io.replacement import Replacement, resolve_target
 from scorch._src.io.safetensors_header import entry
+from scorch._src.tensor.create.build import index_dtype
 from scorch._src.tensor.create.check import as_shape
 from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.entries import as_sparse
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, DtypeError, FileError, MissingFileError, ShapeError
@@ -63,8 +63,7 @@ class RowWriter:
         self.dtype = dtype
         self.rows = 0
         self.nnz = 0
-        folder = self.path.parent
-        self._crd, self._pos = (_unnamed_file(folder) for _ in range(2))
+        self._crd, self._pos = (_unnamed_file(self.path.parent) for _ in range(2))
         self._replacement = Replacement(self.path)
         self._file: IO[bytes] | None = self._replacement.new_path.open("wb")
         self._file.write(bytes(HEADER_BYTES))
@@ -130,10 +129,10 @@ class RowWriter:
 
     def _index_dtype(self) -> torch.dtype:
         """Return the dtype of columns, which are written before the number of rows and entries is known."""
-        return dtype_of_type(index_type([self.columns or 0]))
+        return index_dtype([self.columns or 0])
 
     def _finish(self, file: IO[bytes], columns: int, dtype: torch.dtype) -> None:
-        pointer = dtype_of_type(index_type([self.rows, columns], self.nnz))
+        pointer = index_dtype([self.rows, columns], [self.nnz])
         value_dtype = dtype.to_real() if dtype.is_complex else dtype
         header: dict[str, Any] = {
             "__metadata__": {"scorch": json.dumps({"": self._describe(columns, dtype)})}
@@ -193,6 +192,4 @@ def _as_csr(rows: Any) -> SparseTensor:
     if not isinstance(matrix, torch.Tensor) or matrix.dim() != 2:
         shape = tuple(getattr(matrix, "shape", ()))
         raise ShapeError(f"rows are those of a matrix, not of a {type(rows).__name__} of shape {shape}")
-    converted = from_torch(matrix, format="csr")
-    assert isinstance(converted, SparseTensor)
-    return converted
+    return as_sparse(from_torch(matrix, format="csr"))

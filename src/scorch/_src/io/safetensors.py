@@ -12,7 +12,6 @@ import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,8 +20,9 @@ from scorch._src.formats import Format
 from scorch._src.io.archive import arrays_of, describe_tensor, from_arrays, parse_dtype
 from scorch._src.io.safetensors_header import align
 from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.interop.optional import optional_module
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import FileError, OperandError, ScorchError, UnsupportedError
+from scorch.errors import FileError, OperandError, ScorchError
 
 SINGLE_NAME = ""  # of the tensor in a file that holds no dictionary
 
@@ -143,13 +143,5 @@ def _separate_memory(arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
     return separate
 
 
-def _safetensors() -> ModuleType:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise UnsupportedError(
-            "this needs safetensors, which is not installed; get it with: "
-            "pip install safetensors (or save as .npz)"
-        ) from None
-    module: ModuleType = safetensors.torch
-    return module
+def _safetensors() -> Any:
+    return optional_module("safetensors.torch", "safetensors", " (or save as .npz)")
