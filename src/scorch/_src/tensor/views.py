@@ -13,9 +13,6 @@ When a tensor changes, its views drop their entries, and recompute them when the
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 
 from scorch._src.formats import Format
@@ -27,16 +24,9 @@ from scorch._src.tensor.sparse_tensor import SparseTensor, Step, run_steps
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
 
-@contextlib.contextmanager
-def _positions_only() -> Iterator[None]:
-    """Compute positions inside of this context: autograd and ``torch.func`` do not track them."""
-    with torch.no_grad(), untracked():
-        yield
-
-
 def positions_through(steps: tuple[Step, ...], source: Pattern, form: Format) -> tuple[Pattern, torch.Tensor]:
     """Return the pattern of a view of ``source``, and each entry's position in ``source``, 0 for padding."""
-    with _positions_only():
+    with torch.no_grad(), untracked():  # positions are no function of values
         view = run_steps(steps, number_entries(source, 1))
         stored = stored_as(view.storage if isinstance(view, SparseTensor) else view, form)
         return stored.pattern, stored.values
@@ -58,7 +48,7 @@ def merge_view(storage: Storage, steps: tuple[Step, ...], view: Pattern) -> tupl
     Those of the view are counted after those of the storage.
     """
     source = storage.pattern
-    with _positions_only():
+    with torch.no_grad(), untracked():  # positions are no function of values
         covered = run_steps(steps, number_entries(source, 1))
         is_left = torch.ones(source.size + 1, dtype=torch.bool, device=source.device)
         is_left[covered.storage.values if isinstance(covered, SparseTensor) else covered] = False
