@@ -24,8 +24,8 @@ from scorch._src.ops.reduction import maskable
 from scorch._src.ops.sorting.topk import topk_sparse
 from scorch._src.statements.einsum import einsum
 from scorch._src.statements.evaluate import evaluate
+from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.create.construct import (
-    from_coordinates,
     from_edge_index,
     from_torch,
     sparse_bsc_tensor,

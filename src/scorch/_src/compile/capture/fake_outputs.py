@@ -19,7 +19,7 @@ from scorch._src.compile.capture.program import fill_slots
 from scorch._src.compile.capture.serialize import Slot
 from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
-from scorch._src.tensor.create.construct import from_coordinates
+from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.flatten import names_of
 from scorch._src.tensor.registry import look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor

@@ -32,31 +32,13 @@ from scorch._src.tensor.create.check import (
     refuse_pinning,
 )
 from scorch._src.tensor.flatten import spelled
-from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
+from scorch._src.tensor.interop.torch_layouts import LAYOUTS, from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FormatError, OperandError, ShapeError, UnsupportedError
 
-__all__ = [
-    "from_coordinates",
-    "from_edge_index",
-    "from_torch",
-    "sparse_bsc_tensor",
-    "sparse_bsr_tensor",
-    "sparse_compressed_tensor",
-    "sparse_coo_tensor",
-    "sparse_csc_tensor",
-    "sparse_csr_tensor",
-    "tensor",
-]
-
 Constructor = TypeVar("Constructor", bound=Callable[..., Any])
 
-COMPRESSED = {
-    torch.sparse_csr: "csr",
-    torch.sparse_csc: "csc",
-    torch.sparse_bsr: "bsr",
-    torch.sparse_bsc: "bsc",
-}
+COMPRESSED = {layout: kind for kind, layout in LAYOUTS.items()}
 
 
 def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTensor | torch.Tensor:

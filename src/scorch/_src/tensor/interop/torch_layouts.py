@@ -12,7 +12,6 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from scorch._src.devices import HOST
@@ -28,12 +27,7 @@ from scorch.errors import DtypeError, OperandError, ShapeError
 if TYPE_CHECKING:
     import scipy.sparse
 
-_LAYOUTS = {
-    "csr": torch.sparse_csr,
-    "csc": torch.sparse_csc,
-    "bsr": torch.sparse_bsr,
-    "bsc": torch.sparse_bsc,
-}
+LAYOUTS = {kind: getattr(torch, f"sparse_{kind}") for kind in ("csr", "csc", "bsr", "bsc")}
 
 
 # torch -----------------------------------------------------------------------------------------------
@@ -46,18 +40,11 @@ def to_torch(S: SparseTensor) -> torch.Tensor:
     compressed = _as_compressed(storage)
     if compressed is not None:
         return compressed
-    form = storage.pattern.format
+    form, shape = storage.pattern.format, storage.pattern.shape
     if not form.is_coo:
         storage = stored_as(storage, as_format("coo", form.dims))
-        form = storage.pattern.format
-    return _as_coo(storage, len(form) - form.dense_tail)
-
-
-def _as_coo(storage: Storage, sparse: int) -> torch.Tensor:
-    """Convert ``storage``, which has ``sparse`` coordinate levels with dense ones below."""
-    shape = storage.pattern.shape
-    crd = [array.to(torch.int64) for array in storage.pattern.crd[:sparse] if array is not None]
-    values = storage.values.detach().view(crd[0].numel(), *shape[sparse:])
+    crd = [array.to(torch.int64) for array in storage.pattern.crd if array is not None]
+    values = storage.values.detach().view(crd[0].numel(), *shape[len(crd) :])
     return torch.sparse_coo_tensor(torch.stack(crd), values, shape, is_coalesced=True, check_invariants=False)
 
 
@@ -71,7 +58,7 @@ def _as_compressed(storage: Storage) -> torch.Tensor | None:
     blocks = [block for _, block in form.blocks]
     values = storage.values.detach().view(*crd.shape, *blocks, *pattern.shape[layout[1] + 2 :])
     tensor: torch.Tensor = torch.sparse_compressed_tensor(
-        pos, crd, values, pattern.shape, layout=_LAYOUTS[layout[0]], check_invariants=False
+        pos, crd, values, pattern.shape, layout=LAYOUTS[layout[0]], check_invariants=False
     )
     return tensor
 
@@ -136,7 +123,7 @@ def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | tor
             f"from_scipy takes one of SciPy's sparse arrays, not a {type(m).__name__}; "
             "use scorch.from_torch or scorch.tensor(data, format=...)"
         )
-    if m.format in _LAYOUTS and m.ndim == 2:
+    if m.format in LAYOUTS and m.ndim == 2:
         entries = int(m.indptr[-1])  # SciPy lets the arrays be longer than what they hold
         data = from_numpy("the data of the SciPy array", m.data[:entries])
         return from_compressed(m.format, m.indptr, m.indices[:entries], data, m.shape, format)
@@ -168,7 +155,7 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
         storage = stored_as(storage, as_format("coo", len(shape)))
         crd = tuple(own(array).numpy() for array in storage.pattern.crd if array is not None)
         try:
-            matrix = sparse.coo_array((_numpy(storage.values), crd), shape=shape)
+            matrix = sparse.coo_array((storage.values.detach().numpy(), crd), shape=shape)
         except (TypeError, ValueError):
             raise ShapeError(
                 f"this SciPy's sparse arrays have 1 or 2 dimensions, but this tensor has shape {shape}; "
@@ -179,7 +166,7 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
     arrays = compressed_arrays(storage.pattern)
     assert arrays is not None
     blocks = [block for _, block in storage.pattern.format.blocks]
-    data = _numpy(_shareable(storage.values, math.prod(blocks))).reshape(-1, *blocks)
+    data = _shareable(storage.values.detach(), math.prod(blocks)).numpy().reshape(-1, *blocks)
     make = {"csr": sparse.csr_array, "csc": sparse.csc_array, "bsr": sparse.bsr_array}[kind]
     matrix = make((data, own(arrays[1]).numpy(), own(arrays[0]).numpy()), shape=shape)
     matrix.has_sorted_indices = True
@@ -205,8 +192,4 @@ def _shareable(values: torch.Tensor, block: int) -> torch.Tensor:
     """Copy values that have a block of zeros, since SciPy's ``eliminate_zeros`` would move the others."""
     zeros = values == 0
     has_zeros = bool(zeros.any()) if block == 1 else bool(zeros.view(-1, block).all(1).any())
-    return values.detach().clone() if has_zeros else values
-
-
-def _numpy(values: torch.Tensor) -> np.ndarray[Any, Any]:
-    return values.detach().numpy()
+    return values.clone() if has_zeros else values
