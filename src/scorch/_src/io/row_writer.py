@@ -72,7 +72,8 @@ class RowWriter:
     def append(self, rows: Any) -> None:
         """Add the rows of a matrix, sparse or dense, of torch, SciPy or Scorch; or one row."""
         chunk = _as_csr(rows)
-        file = self._open_file()
+        if self._file is None:
+            raise ArgumentError(f"the writer of {self.path.name} is closed; no rows can be added")
         columns, dtype = chunk.shape[1], chunk.dtype
         self.columns = columns if self.columns is None else self.columns
         self.dtype = dtype if self.dtype is None else self.dtype
@@ -83,7 +84,7 @@ class RowWriter:
         pattern = chunk.storage.pattern
         pos, crd = pattern.pos[1], pattern.crd[1]
         assert pos is not None and crd is not None
-        file.write(_bytes(chunk.storage.values))
+        self._file.write(_bytes(chunk.storage.values))
         self._crd.write(_bytes(crd.to(self._index_dtype())))
         self._pos.write(_bytes(pos[1:].to(torch.int64) + self.nnz))
         self.rows += chunk.shape[0]
@@ -122,11 +123,6 @@ class RowWriter:
 
     # the file ----------------------------------------------------------------------------------------
 
-    def _open_file(self) -> IO[bytes]:
-        if self._file is None:
-            raise ArgumentError(f"the writer of {self.path.name} is closed; no rows can be added")
-        return self._file
-
     def _index_dtype(self) -> torch.dtype:
         """Return the dtype of columns, which are written before the number of rows and entries is known."""
         return index_dtype([self.columns or 0])
@@ -134,9 +130,13 @@ class RowWriter:
     def _finish(self, file: IO[bytes], columns: int, dtype: torch.dtype) -> None:
         pointer = index_dtype([self.rows, columns], [self.nnz])
         value_dtype = dtype.to_real() if dtype.is_complex else dtype
-        header: dict[str, Any] = {
-            "__metadata__": {"scorch": json.dumps({"": self._describe(columns, dtype)})}
+        description = {
+            "shape": [self.rows, columns],
+            "dtype": str(dtype).removeprefix("torch."),
+            "format": describe_format(Format("csr")),
+            "arrays": {part: part for part in ("values", "pos1", "crd1")},
         }
+        header: dict[str, Any] = {"__metadata__": {"scorch": json.dumps({"": description})}}
         header["values"] = entry(
             value_dtype, [self.nnz, 2] if dtype.is_complex else [self.nnz], 0, file.tell() - HEADER_BYTES
         )
@@ -155,14 +155,6 @@ class RowWriter:
         file.write(struct.pack("<Q", HEADER_BYTES - 8) + text.ljust(HEADER_BYTES - 8))
         file.close()
         self._replacement.finish()
-
-    def _describe(self, columns: int, dtype: torch.dtype) -> dict[str, Any]:
-        return {
-            "shape": [self.rows, columns],
-            "dtype": str(dtype).removeprefix("torch."),
-            "format": describe_format(Format("csr")),
-            "arrays": {part: part for part in ("values", "pos1", "crd1")},
-        }
 
 
 def _pad(file: IO[bytes], header: dict[str, Any], size: int) -> int:

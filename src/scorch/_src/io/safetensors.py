@@ -44,17 +44,14 @@ def write_safetensors(path: Path, tensors: torch.Tensor | Mapping[str, torch.Ten
         description["arrays"] = {}
         for array_name, array in arrays_of(tensor).items():
             identity = (array.data_ptr(), array.numel(), array.dtype)
-            if array_name != "values" and array.numel() and identity in key_of_array:
-                key = key_of_array[identity]
-            else:
-                key = (
-                    name
-                    if name in dense
-                    else _free_key(f"{name}.{array_name}" if name else array_name, used_keys)
-                )
+            is_shared = array_name != "values" and array.numel() > 0
+            key = key_of_array.get(identity) if is_shared else None
+            if key is None:
+                wanted = f"{name}.{array_name}" if name else array_name
+                key = name if name in dense else _free_key(wanted, used_keys)
                 used_keys.add(key)
                 arrays[key] = array
-                if array_name != "values":
+                if is_shared:
                     key_of_array[identity] = key
             description["arrays"][array_name] = key
         descriptions[name] = description
