@@ -72,13 +72,11 @@ def dense_dim(self: SparseTensor) -> int:
     if layout:
         return form.dims - layout[1] - 2
     dense = 0
-    while form.order[-1 - dense] == form.dims - 1 - dense and _is_dense_level(form, len(form) - 1 - dense):
-        dense += 1  # never all of them: the format is not dense
+    for level in reversed(range(len(form) - form.dense_tail, len(form))):
+        if form.order[level] != form.dims - 1 - dense or form.part(level) != "whole":
+            break
+        dense += 1
     return dense
-
-
-def _is_dense_level(form: Format, level: int) -> bool:
-    return form.levels[level].is_full and form.part(level) == "whole"
 
 
 @implements_method("_nnz")
@@ -96,11 +94,8 @@ def values(self: SparseTensor) -> torch.Tensor:
     stored = values_of(self) if is_differentiable(self) else self.storage.values.detach()
     arrays = compressed_arrays(pattern)
     batches = () if arrays is None else arrays[0].shape[:-1]
-    tail: list[int] = []
-    for number in range(len(pattern.format) - 1, -1, -1):
-        if not pattern.format.levels[number].is_full:
-            break
-        tail.insert(0, pattern.format.level_size(number, pattern.shape))
+    form = pattern.format
+    tail = [form.level_size(n, pattern.shape) for n in range(len(form) - form.dense_tail, len(form))]
     entries = stored.numel() // math.prod((*tail, *batches)) if stored.numel() else 0
     return stored.view(*batches, entries, *tail)
 
@@ -183,12 +178,16 @@ def to_sparse(
 ) -> SparseTensor:
     """Convert to ``coo``, with that many ``sparse_dim``, or to the format of ``layout``."""
     dims = len(self.storage.pattern.shape)
-    if layout not in (None, torch.sparse_coo):
+    if layout is not None and layout != torch.sparse_coo:
         if sparse_dim is not None:
             raise ArgumentError(
                 f"to_sparse takes sparse_dim= or layout=, not both ({sparse_dim} and {layout})"
             )
-        return _to_compressed(self, _kind_of(layout), blocksize, dense_dim)
+        if layout not in COMPRESSED:
+            raise FormatError(
+                f"{layout} is no sparse layout; there are torch.sparse_coo, _csr, _csc, _bsr and _bsc"
+            )
+        return _to_compressed(self, COMPRESSED[layout], blocksize, dense_dim)
     if blocksize is not None:
         raise ArgumentError("blocksize= is for layout=torch.sparse_bsr and torch.sparse_bsc")
     if sparse_dim is None:
@@ -216,14 +215,6 @@ def to_sparse_bsr(self: SparseTensor, blocksize: Sequence[int], dense_dim: int |
 @implements_method("to_sparse_bsc")
 def to_sparse_bsc(self: SparseTensor, blocksize: Sequence[int], dense_dim: int | None = None) -> SparseTensor:
     return _to_compressed(self, "bsc", blocksize, dense_dim)
-
-
-def _kind_of(layout: Any) -> str:
-    if layout not in COMPRESSED:
-        raise FormatError(
-            f"{layout} is no sparse layout; there are torch.sparse_coo, _csr, _csc, _bsr and _bsc"
-        )
-    return COMPRESSED[layout]
 
 
 def _to_compressed(

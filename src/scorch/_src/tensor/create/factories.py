@@ -303,10 +303,8 @@ def _draw_places(
     taken = torch.zeros(0, dtype=torch.int64, device=device)
     while taken.numel() < count:
         # As many as give the rest on average, since some fall on places that are taken, and some to spare.
-        left, share = (
-            count - taken.numel(),
-            (count - taken.numel()) / (places - taken.numel()),
-        )
+        left = count - taken.numel()
+        share = left / (places - taken.numel())
         tries = math.ceil(-math.log1p(-share) / share * left + 3 * math.sqrt(left)) + 1
         more = torch.randint(places, (tries,), generator=generator, device=device)
         taken = torch.unique(torch.cat([taken, more]))

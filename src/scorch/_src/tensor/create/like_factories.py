@@ -25,6 +25,7 @@ from scorch._src.tensor.create.factories import (
     randn,
 )
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import OperandError
 
 
 @factory(torch.zeros_like)
@@ -102,6 +103,8 @@ def _drawn_like(
 def _like(name: str, input: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options for a tensor with the shape of ``input``, and its dtype and device by default."""
     check_tensor(name, input)
+    if "size" in options:
+        raise OperandError(f"{name} has no argument 'size'")
     device = input.device if options.get("device") is None else options["device"]
     dtype = options.get("dtype") or input.dtype
     return {**options, "size": tuple(input.shape), "dtype": dtype, "device": device}

@@ -104,8 +104,7 @@ def normal(
     if size is None:
         if density is not None:
             raise OperandError("normal with density= takes two numbers and a size, not tensors")
-        dense = torch.normal(mean, std, **options)
-        return from_torch(dense, as_format(format, dense.dim()))
+        return from_torch(torch.normal(mean, std, **options), format)
 
     draw = functools.partial(_normal, mean, std)
     return drawn("normal", draw, as_shape("size", size), density, format, options)
@@ -126,8 +125,7 @@ def diag(input: torch.Tensor, diagonal: int = 0, *, format: AnyFormat = None, **
     check_tensor("diag", input)
     check_options("diag", options)
     if input.dim() != 1:
-        dense = torch.diag(input, diagonal)
-        return from_torch(dense, as_format(format, dense.dim()))
+        return from_torch(torch.diag(input, diagonal), format)
     return diag_embed(input, diagonal, format=format)
 
 
@@ -183,7 +181,7 @@ def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
         check_options("asarray", options)
         return from_torch(obj.to(options.get("dtype") or obj.dtype, copy=is_copied), format)
     dense = torch.asarray(obj, **options)
-    return dense if format is None else from_torch(dense, as_format(format, dense.dim()))
+    return dense if format is None else from_torch(dense, format)
 
 
 def from_numpy(array: np.ndarray[Any, Any], *, format: AnyFormat = None) -> AnyTensor:
