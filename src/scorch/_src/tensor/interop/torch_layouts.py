@@ -63,6 +63,7 @@ def _as_compressed(storage: Storage) -> torch.Tensor | None:
     return tensor
 
 
+@functools.lru_cache(maxsize=256)
 def compressed_kind(form: Format) -> tuple[str, int] | None:
     """Return the compressed layout of torch that a format is, and its number of batch dimensions."""
     blocks = tuple(block for _, block in form.blocks)
