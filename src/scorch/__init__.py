@@ -25,8 +25,8 @@ from scorch._src.ops.sorting.topk import topk_sparse
 from scorch._src.statements.einsum import einsum
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.tensor import dynamo
+from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.create.construct import (
-    from_coordinates,
     from_edge_index,
     from_torch,
     sparse_bsc_tensor,
@@ -44,19 +44,19 @@ from scorch._src.tensor.create.factories import (
     eye,
     full,
     ones,
-    ones_like,
     rand,
     randint,
     randn,
     zeros,
-    zeros_like,
 )
 from scorch._src.tensor.create.like_factories import (
     empty_like,
     full_like,
+    ones_like,
     rand_like,
     randint_like,
     randn_like,
+    zeros_like,
 )
 from scorch._src.tensor.create.sequences import (
     asarray,

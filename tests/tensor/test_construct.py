@@ -10,8 +10,8 @@ import torch
 
 from scorch._src.formats import Format
 from scorch._src.tensor.create import construct
+from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.create.construct import (
-    from_coordinates,
     from_edge_index,
     sparse_bsc_tensor,
     sparse_bsr_tensor,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from properties.drawing import DTYPES, SIZES, formats, random_dense
 from scorch import Format, SparseTensor
 from scorch._src.formats import as_format
-from scorch._src.tensor.create.construct import from_coordinates, from_torch
+from scorch._src.tensor.create.build import from_coordinates
+from scorch._src.tensor.create.construct import from_torch
 from validity import check_storage, dense_of
 
 FEWER = max(10, settings().max_examples // 2)  # each case compiles two or three kernels

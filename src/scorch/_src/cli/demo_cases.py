@@ -11,7 +11,8 @@ import torch
 
 from scorch._src.statements.einsum import einsum
 from scorch._src.statements.evaluate import evaluate
-from scorch._src.tensor.create.construct import from_coordinates, from_torch
+from scorch._src.tensor.create.build import from_coordinates
+from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Call = Callable[[], Any]

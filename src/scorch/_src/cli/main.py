@@ -23,7 +23,7 @@ from scorch._src.explain.report import Explanation
 from scorch._src.formats import as_format
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
-from scorch._src.tensor.create.construct import from_coordinates
+from scorch._src.tensor.create.build import from_coordinates
 from scorch.errors import (
     ArgumentError,
     FormatError,

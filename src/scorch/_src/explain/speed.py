@@ -22,7 +22,8 @@ from scorch._src.engine.executable import Prepared
 from scorch._src.events import LISTENERS, Event
 from scorch._src.ops.products.matmul import matmul
 from scorch._src.statements.evaluate import evaluate
-from scorch._src.tensor.create.construct import from_coordinates, from_torch
+from scorch._src.tensor.create.build import from_coordinates
+from scorch._src.tensor.create.construct import from_torch
 from scorch.settings import settings
 
 TIMED_ROWS, TIMED_ENTRIES, TIMED_COLUMNS = 2000, 40_000, 32

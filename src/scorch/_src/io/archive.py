@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from scorch._src.compiler.pipeline import index_type
-from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
+from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.formats import Format
 from scorch._src.storage.assemble import completed
-from scorch._src.storage.coordinates import coordinates, inside
+from scorch._src.storage.coordinates import inside
 from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.create.build import index_dtype
 from scorch._src.tensor.create.check import (
     as_indices,
     as_shape,
@@ -33,6 +33,9 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FileError
 
 Description = dict[str, Any]
+
+# What torch, NumPy and the standard library raise for files that are truncated, damaged, or something else.
+DAMAGED = (EOFError, OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError)
 
 
 # writing ---------------------------------------------------------------------------------------------
@@ -143,13 +146,15 @@ def check_pattern(
         counts.append(positions)
     if has_contents:
         _check_runs(form, pos, crd)
-    dtype = dtype_of_type(index_type(shape, max(counts, default=0)))
-    copy = _as_passed if not has_contents else _own_unless_shared if is_sent else own
-    arrays = [
-        tuple(None if array is None else copy(array, dtype) for array in level_arrays)
-        for level_arrays in (pos, crd)
-    ]
-    pattern = Pattern(form, shape, arrays[0], arrays[1], tuple(counts))
+    dtype = index_dtype(shape, counts)
+
+    def copy(array: torch.Tensor | None) -> torch.Tensor | None:
+        if array is None:
+            return None
+        stays = is_sent and array.is_shared() and array.dtype == dtype and array.is_contiguous()
+        return array.detach() if stays or not has_contents else own(array, dtype)
+
+    pattern = Pattern(form, shape, tuple(map(copy, pos)), tuple(map(copy, crd)), tuple(counts))
     if has_contents and completed(pattern)[0] is not pattern:
         raise FileError(f"it lacks entries that format {form} stores")
     return pattern
@@ -163,27 +168,14 @@ def _check_array(name: str, array: torch.Tensor) -> None:
         raise FileError(f"{name} is said to have {array.numel()} elements, but has memory for fewer")
 
 
-def _as_passed(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return an array that is still to be filled."""
-    return array.detach()
-
-
-def _own_unless_shared(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Copy an array, unless it is in shared memory."""
-    is_shared = array.is_shared() and array.dtype == dtype and array.is_contiguous()
-    return array.detach() if is_shared else own(array, dtype)
-
-
 def check_values(pattern: Pattern, values: torch.Tensor) -> None:
     """Check that there is one value for each position, and zeros in the padding of blocks."""
     _check_array("values", values)
-    form = pattern.format
     if values.numel() != pattern.size:
         raise FileError(f"there are {values.numel()} values, but the levels have {pattern.size} positions")
-    if any(pattern.shape[dim] % size for dim, size in form.blocks):
-        is_inside = inside(pattern, coordinates(pattern))
-        if is_inside is not None and bool((values[~is_inside] != 0).any()):
-            raise FileError("the part of a block that lies outside the tensor holds values")
+    is_inside = inside(pattern)
+    if is_inside is not None and bool((values[~is_inside] != 0).any()):
+        raise FileError("the part of a block that lies outside the tensor holds values")
 
 
 def _check_level(

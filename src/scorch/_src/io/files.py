@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from scorch._src.formats import Format
+from scorch._src.io.archive import DAMAGED
 from scorch._src.io.frostt import read_frostt, write_frostt
 from scorch._src.io.matrix_market import read_matrix_market, write_matrix_market
 from scorch._src.io.npz import read_npz, write_npz
@@ -89,18 +90,13 @@ def save(
         return
     file = Path(target)
     kind = _find_kind(file)
-    if kind.write is _write_pickle:
-        with replace_file(file) as new_file:
-            torch.save(content, new_file, *more, **options)
-        return
-    if more or options:
-        raise TypeError(f"options of torch.save are for .pt files, not for {file.name!r}")
-    if kind.takes_many and isinstance(content, Mapping):
-        content = {name: _as_tensor(value) for name, value in content.items()}
-    else:
-        content = _as_tensor(content)
+    if kind.write is not _write_pickle:
+        if more or options:
+            raise TypeError(f"options of torch.save are for .pt files, not for {file.name!r}")
+        is_many = kind.takes_many and isinstance(content, Mapping)
+        content = {n: _as_tensor(value) for n, value in content.items()} if is_many else _as_tensor(content)
     with replace_file(file) as new_file:
-        kind.write(new_file, content)
+        kind.write(new_file, content, *more, **options)
 
 
 def _is_path(value: object) -> bool:
@@ -121,21 +117,6 @@ def _as_tensor(value: Any) -> torch.Tensor:
 
 # torch.save ------------------------------------------------------------------------------------------
 
-# What torch raises for files that are truncated, damaged, or something else.
-_DAMAGED = (
-    EOFError,
-    OSError,
-    RuntimeError,
-    LookupError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    MemoryError,
-    pickle.UnpicklingError,
-    struct.error,
-)
-
 
 def _read_pickle(source: Any, format: Any = None, **options: Any) -> Any:
     if _is_device(format):  # torch's second argument
@@ -145,7 +126,7 @@ def _read_pickle(source: Any, format: Any = None, **options: Any) -> Any:
         check_filled()
     except (ScorchError, FileNotFoundError, PermissionError):
         raise
-    except _DAMAGED as error:
+    except (*DAMAGED, AssertionError, pickle.UnpicklingError, struct.error) as error:
         reason = f"{type(error).__name__}: {error}"
         raise FileError(f"{source} cannot be read as a whole file of torch.save ({reason})") from error
     if format is None:
@@ -164,8 +145,8 @@ def _is_device(value: object) -> bool:
     return value is not None and not isinstance(value, Format)
 
 
-def _write_pickle(path: Path, content: Any) -> None:
-    torch.save(content, path)
+def _write_pickle(path: Path, content: Any, *more: Any, **options: Any) -> None:
+    torch.save(content, path, *more, **options)
 
 
 # suffixes --------------------------------------------------------------------------------------------
@@ -178,8 +159,8 @@ _FILE_KINDS = {
     ".tns.gz": FileKind(read_frostt, write_frostt),
     ".npz": FileKind(read_npz, write_npz),
     ".safetensors": FileKind(read_safetensors, write_safetensors, takes_many=True),
-    ".pt": FileKind(_read_pickle, _write_pickle, takes_many=True),
-    ".pth": FileKind(_read_pickle, _write_pickle, takes_many=True),
+    ".pt": FileKind(_read_pickle, _write_pickle),
+    ".pth": FileKind(_read_pickle, _write_pickle),
 }
 
 

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from scorch._src.compiler.pipeline import index_type
-from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.devices import HOST
 from scorch._src.formats import as_format
 from scorch._src.io.archive import parse_dtype, parse_format
@@ -31,8 +29,10 @@ from scorch._src.io.safetensors_header import (
     read_header,
 )
 from scorch._src.storage.slices import select_rows
-from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.storage.storage import Storage
+from scorch._src.tensor.create.build import index_dtype, rows_pattern
 from scorch._src.tensor.create.check import as_shape, check_coordinates, is_sorted_below
+from scorch._src.tensor.entries import as_sparse
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FileError, IndexRangeError, OperandError, UnsupportedError, add_note
 
@@ -89,9 +89,7 @@ class MappedRows(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> SparseTensor:
         if isinstance(index, int):
-            row = self._gather(torch.tensor([index], device=HOST))[0]
-            assert isinstance(row, SparseTensor)
-            return row
+            return as_sparse(self._gather(torch.tensor([index], device=HOST))[0])
         if isinstance(index, slice):
             return self._gather(torch.arange(*index.indices(len(self)), device=HOST))
         return self._gather(_as_row_numbers(index, len(self)))
@@ -112,7 +110,7 @@ class MappedRows(Dataset[Any]):
                 f"{int(pos[row + 1])}, of {crd.numel()}"
             )
         rows_read = self._copy_rows(rows, begin, end)
-        counts = rows_read.pattern.counts
+        shape, counts = rows_read.pattern.shape, rows_read.pattern.counts
         pointers, columns = rows_read.pattern.pos[1], rows_read.pattern.crd[1]
         assert pointers is not None and columns is not None
         try:
@@ -122,14 +120,8 @@ class MappedRows(Dataset[Any]):
             raise
         if not is_sorted_below(pointers, columns):
             raise FileError(f"{self.path} is damaged: the columns of a row are not in order, or one repeats")
-        dtype = dtype_of_type(index_type(rows_read.pattern.shape, counts[1]))
-        pattern = Pattern(
-            rows_read.pattern.format,
-            rows_read.pattern.shape,
-            (None, pointers.to(dtype)),
-            (None, columns.to(dtype)),
-            counts,
-        )
+        dtype = index_dtype(shape, counts[1:])
+        pattern = rows_pattern(pointers.to(dtype), columns.to(dtype), shape)
         return SparseTensor(Storage(pattern, rows_read.values))
 
     def _normalize_rows(self, rows: torch.Tensor) -> torch.Tensor:
@@ -147,12 +139,8 @@ class MappedRows(Dataset[Any]):
 
     def _copy_rows(self, rows: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> Storage:
         pos, crd, values = self._open_arrays()
-        form, columns = as_format("csr", 2), self.shape[1]
         if pos.dtype == crd.dtype and values.dim() == 1:
-            pattern_of_file = Pattern(
-                form, tuple(self.shape), (None, pos), (None, crd), (len(self), crd.numel())
-            )
-            copied = select_rows(Storage(pattern_of_file, values), rows)
+            copied = select_rows(Storage(rows_pattern(pos, crd, tuple(self.shape)), values), rows)
             if copied is not None:
                 return copied
         lengths = end - begin
@@ -160,8 +148,7 @@ class MappedRows(Dataset[Any]):
         index = torch.repeat_interleave(begin - pointers[:-1], lengths) + torch.arange(
             int(pointers[-1]), device=HOST
         )
-        counts = (rows.numel(), index.numel())
-        pattern = Pattern(form, (rows.numel(), columns), (None, pointers), (None, crd[index]), counts)
+        pattern = rows_pattern(pointers, crd[index], (rows.numel(), self.shape[1]))
         row_values = values[index]
         return Storage(pattern, row_values if row_values.dim() == 1 else torch.view_as_complex(row_values))
 

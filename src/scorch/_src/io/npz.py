@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from scorch._src.formats import Format, as_format
-from scorch._src.io.archive import arrays_of, describe_tensor, from_arrays
+from scorch._src.io.archive import DAMAGED, arrays_of, describe_tensor, from_arrays
 from scorch._src.io.text_table import Array
 from scorch._src.tensor.create.build import from_compressed, from_coordinates
 from scorch._src.tensor.create.check import from_numpy
@@ -54,28 +54,12 @@ def read_npz(path: Path, format: str | Format | None = None) -> SparseTensor | t
     return tensor if format is None else from_torch(tensor, format)
 
 
-# What zipfile and NumPy raise for damaged archives, which look encrypted, patched or much too long.
-_DAMAGED = (
-    zipfile.BadZipFile,
-    zlib.error,
-    ValueError,
-    EOFError,
-    AttributeError,
-    KeyError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    MemoryError,
-    OSError,
-)
-
-
 def _load(path: Path) -> Arrays:
     with path.open("rb") as file:
         try:
             with np.load(file, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
-        except _DAMAGED as error:
+        except (*DAMAGED, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
             raise FileError(f"{path} is no whole .npz archive: {error}") from None
 
 

@@ -22,18 +22,18 @@ from scorch._src.io.shared_memory import Piece, find_pieces, split_memory
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.check import as_shape, as_values
 from scorch._src.tensor.dynamo import skip_tracing_all
+from scorch._src.tensor.flatten import Arrays, arrays_by_level, names_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import legacy_load
 from scorch.errors import FileError, InPlaceError
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
-Arrays = tuple[torch.Tensor | None, ...]
 
 
 # reducing --------------------------------------------------------------------------------------------
 
 
-def reduce_tensor(tensor: SparseTensor) -> Reduced:
+def reduce_tensor(tensor: SparseTensor, protocol: Any = None) -> Reduced:
     """Reduce a tensor to its storage, whether it requires grad, and its attributes."""
     return make_tensor, (tensor.storage, tensor.requires_grad, _attributes(tensor))
 
@@ -106,20 +106,10 @@ def _check_deferred(pattern: Pattern, values: torch.Tensor) -> Pattern:
 
 def make_packed(form: Any, shape: Any, memory: torch.Tensor, pieces: list[Piece]) -> Storage:
     """Build a storage whose arrays are ``pieces`` of ``memory``: level by level, then the values."""
-    levels = parse_format(form)
-    pos: list[torch.Tensor | None] = []
-    crd: list[torch.Tensor | None] = []
-    arrays = split_memory(memory, pieces)
-    arrays_per_level = [
-        levels.starts_run(level) + (not kind.is_full) for level, kind in enumerate(levels.levels)
-    ]
-    if len(arrays) != 1 + sum(arrays_per_level):
+    levels, arrays = parse_format(form), split_memory(memory, pieces)
+    if len(arrays) != 1 + len(names_of(levels)):
         raise FileError(f"{len(arrays)} arrays do not make a sparse tensor of format {levels}")
-    remaining = iter(arrays)
-    for level, kind in enumerate(levels.levels):
-        pos.append(next(remaining) if levels.starts_run(level) else None)
-        crd.append(None if kind.is_full else next(remaining))
-    return make_storage(make_pattern(form, shape, tuple(pos), tuple(crd)), next(remaining))
+    return make_storage(make_pattern(form, shape, *arrays_by_level(levels, arrays[:-1])), arrays[-1])
 
 
 def make_tensor(storage: Storage, requires_grad: bool, attributes: dict[str, Any]) -> SparseTensor:
@@ -202,12 +192,8 @@ def deep_copy(tensor: SparseTensor, memo: dict[int, Any]) -> SparseTensor:
     return copied
 
 
-def _reduce_ex(tensor: SparseTensor, protocol: Any) -> Reduced:
-    return reduce_tensor(tensor)
-
-
 Pattern.__reduce__ = reduce_pattern  # type: ignore[assignment, method-assign]
 Storage.__reduce__ = reduce_storage  # type: ignore[assignment, method-assign]
-SparseTensor.__reduce_ex__ = _reduce_ex  # type: ignore[assignment, method-assign]
+SparseTensor.__reduce_ex__ = reduce_tensor  # type: ignore[assignment, method-assign]
 SparseTensor.__deepcopy__ = deep_copy  # type: ignore[assignment, method-assign]
-skip_tracing_all([_reduce_ex, deep_copy])
+skip_tracing_all([reduce_tensor, deep_copy])

@@ -19,14 +19,14 @@ from typing import IO, Any
 
 import torch
 
-from scorch._src.compiler.pipeline import index_type
-from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.formats import Format
 from scorch._src.io.archive import describe_format
 from scorch._src.io.replacement import Replacement, resolve_target
 from scorch._src.io.safetensors_header import entry
+from scorch._src.tensor.create.build import index_dtype
 from scorch._src.tensor.create.check import as_shape
 from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.entries import as_sparse
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, DtypeError, FileError, MissingFileError, ShapeError
@@ -63,8 +63,7 @@ class RowWriter:
         self.dtype = dtype
         self.rows = 0
         self.nnz = 0
-        folder = self.path.parent
-        self._crd, self._pos = (_unnamed_file(folder) for _ in range(2))
+        self._crd, self._pos = (_unnamed_file(self.path.parent) for _ in range(2))
         self._replacement = Replacement(self.path)
         self._file: IO[bytes] | None = self._replacement.new_path.open("wb")
         self._file.write(bytes(HEADER_BYTES))
@@ -73,7 +72,8 @@ class RowWriter:
     def append(self, rows: Any) -> None:
         """Add the rows of a matrix, sparse or dense, of torch, SciPy or Scorch; or one row."""
         chunk = _as_csr(rows)
-        file = self._open_file()
+        if self._file is None:
+            raise ArgumentError(f"the writer of {self.path.name} is closed; no rows can be added")
         columns, dtype = chunk.shape[1], chunk.dtype
         self.columns = columns if self.columns is None else self.columns
         self.dtype = dtype if self.dtype is None else self.dtype
@@ -84,7 +84,7 @@ class RowWriter:
         pattern = chunk.storage.pattern
         pos, crd = pattern.pos[1], pattern.crd[1]
         assert pos is not None and crd is not None
-        file.write(_bytes(chunk.storage.values))
+        self._file.write(_bytes(chunk.storage.values))
         self._crd.write(_bytes(crd.to(self._index_dtype())))
         self._pos.write(_bytes(pos[1:].to(torch.int64) + self.nnz))
         self.rows += chunk.shape[0]
@@ -123,21 +123,20 @@ class RowWriter:
 
     # the file ----------------------------------------------------------------------------------------
 
-    def _open_file(self) -> IO[bytes]:
-        if self._file is None:
-            raise ArgumentError(f"the writer of {self.path.name} is closed; no rows can be added")
-        return self._file
-
     def _index_dtype(self) -> torch.dtype:
         """Return the dtype of columns, which are written before the number of rows and entries is known."""
-        return dtype_of_type(index_type([self.columns or 0]))
+        return index_dtype([self.columns or 0])
 
     def _finish(self, file: IO[bytes], columns: int, dtype: torch.dtype) -> None:
-        pointer = dtype_of_type(index_type([self.rows, columns], self.nnz))
+        pointer = index_dtype([self.rows, columns], [self.nnz])
         value_dtype = dtype.to_real() if dtype.is_complex else dtype
-        header: dict[str, Any] = {
-            "__metadata__": {"scorch": json.dumps({"": self._describe(columns, dtype)})}
+        description = {
+            "shape": [self.rows, columns],
+            "dtype": str(dtype).removeprefix("torch."),
+            "format": describe_format(Format("csr")),
+            "arrays": {part: part for part in ("values", "pos1", "crd1")},
         }
+        header: dict[str, Any] = {"__metadata__": {"scorch": json.dumps({"": description})}}
         header["values"] = entry(
             value_dtype, [self.nnz, 2] if dtype.is_complex else [self.nnz], 0, file.tell() - HEADER_BYTES
         )
@@ -156,14 +155,6 @@ class RowWriter:
         file.write(struct.pack("<Q", HEADER_BYTES - 8) + text.ljust(HEADER_BYTES - 8))
         file.close()
         self._replacement.finish()
-
-    def _describe(self, columns: int, dtype: torch.dtype) -> dict[str, Any]:
-        return {
-            "shape": [self.rows, columns],
-            "dtype": str(dtype).removeprefix("torch."),
-            "format": describe_format(Format("csr")),
-            "arrays": {part: part for part in ("values", "pos1", "crd1")},
-        }
 
 
 def _pad(file: IO[bytes], header: dict[str, Any], size: int) -> int:
@@ -193,6 +184,4 @@ def _as_csr(rows: Any) -> SparseTensor:
     if not isinstance(matrix, torch.Tensor) or matrix.dim() != 2:
         shape = tuple(getattr(matrix, "shape", ()))
         raise ShapeError(f"rows are those of a matrix, not of a {type(rows).__name__} of shape {shape}")
-    converted = from_torch(matrix, format="csr")
-    assert isinstance(converted, SparseTensor)
-    return converted
+    return as_sparse(from_torch(matrix, format="csr"))

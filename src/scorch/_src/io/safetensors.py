@@ -12,7 +12,6 @@ import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,8 +20,9 @@ from scorch._src.formats import Format
 from scorch._src.io.archive import arrays_of, describe_tensor, from_arrays, parse_dtype
 from scorch._src.io.safetensors_header import align
 from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.interop.optional import optional_module
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import FileError, OperandError, ScorchError, UnsupportedError
+from scorch.errors import FileError, OperandError, ScorchError
 
 SINGLE_NAME = ""  # of the tensor in a file that holds no dictionary
 
@@ -44,17 +44,14 @@ def write_safetensors(path: Path, tensors: torch.Tensor | Mapping[str, torch.Ten
         description["arrays"] = {}
         for array_name, array in arrays_of(tensor).items():
             identity = (array.data_ptr(), array.numel(), array.dtype)
-            if array_name != "values" and array.numel() and identity in key_of_array:
-                key = key_of_array[identity]
-            else:
-                key = (
-                    name
-                    if name in dense
-                    else _free_key(f"{name}.{array_name}" if name else array_name, used_keys)
-                )
+            is_shared = array_name != "values" and array.numel() > 0
+            key = key_of_array.get(identity) if is_shared else None
+            if key is None:
+                wanted = f"{name}.{array_name}" if name else array_name
+                key = name if name in dense else _free_key(wanted, used_keys)
                 used_keys.add(key)
                 arrays[key] = array
-                if array_name != "values":
+                if is_shared:
                     key_of_array[identity] = key
             description["arrays"][array_name] = key
         descriptions[name] = description
@@ -143,13 +140,5 @@ def _separate_memory(arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
     return separate
 
 
-def _safetensors() -> ModuleType:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise UnsupportedError(
-            "this needs safetensors, which is not installed; get it with: "
-            "pip install safetensors (or save as .npz)"
-        ) from None
-    module: ModuleType = safetensors.torch
-    return module
+def _safetensors() -> Any:
+    return optional_module("safetensors.torch", "safetensors", " (or save as .npz)")

@@ -7,12 +7,12 @@ files. A batch of a data loader's worker is one block, however many arrays it ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from scorch._src.devices import HOST, shares_memory
 from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.flatten import arrays_by_level
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import new_shared_storage
 from scorch.errors import FileError
@@ -35,9 +35,9 @@ def pack_shared(tensor: SparseTensor) -> SparseTensor:
     copies = [_split_piece(memory, piece) for piece in pieces]
     for array, target in zip(arrays, copies, strict=True):
         target.copy_(array)
-    pos, crd, values = _split_by_level(pattern, copies)
-    packed_pattern = Pattern(pattern.format, pattern.shape, pos, crd, pattern.counts)
-    return SparseTensor(Storage(packed_pattern, values))
+    by_level = arrays_by_level(pattern.format, copies[:-1])
+    packed_pattern = Pattern(pattern.format, pattern.shape, *by_level, pattern.counts)
+    return SparseTensor(Storage(packed_pattern, copies[-1]))
 
 
 def find_pieces(storage: Storage) -> tuple[torch.Tensor, list[Piece]] | None:
@@ -67,13 +67,3 @@ def split_memory(memory: torch.Tensor, pieces: Sequence[Piece]) -> list[torch.Te
 def _split_piece(memory: torch.Tensor, piece: Piece) -> torch.Tensor:
     dtype, begin, count = piece
     return memory[begin : begin + count * dtype.itemsize].view(dtype)
-
-
-def _split_by_level(pattern: Pattern, arrays: Sequence[torch.Tensor]) -> tuple[Any, Any, torch.Tensor]:
-    """Split arrays in the order of kernels into ``pos``, ``crd`` and values."""
-    remaining = iter(arrays)
-    levels = [
-        tuple(None if array is None else next(remaining) for array in level)
-        for level in zip(pattern.pos, pattern.crd, strict=True)
-    ]
-    return tuple(pos for pos, _ in levels), tuple(crd for _, crd in levels), next(remaining)

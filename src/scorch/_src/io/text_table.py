@@ -102,22 +102,19 @@ def convert_to_noted(path: Path, values: torch.Tensor, dtype: torch.dtype | None
         return values
     is_integer = not (dtype.is_floating_point or dtype.is_complex)
     is_lossy = (values.is_complex() and not dtype.is_complex) or (values.is_floating_point() and is_integer)
-    if is_integer and not is_lossy and values.numel():
-        limits = torch.iinfo(torch.uint8) if dtype == torch.bool else torch.iinfo(dtype)
-        smallest, largest = torch.aminmax(values)
-        is_lossy = int(smallest) < limits.min or int(largest) > (1 if dtype == torch.bool else limits.max)
-    if is_lossy:
+    converted = values if is_lossy else values.to(dtype)
+    if is_lossy or (is_integer and not torch.equal(converted.to(values.dtype), values)):
         raise FileError(f"{path}: a comment names the dtype {dtype}, which does not hold all of its values")
-    return values.to(dtype)
+    return converted
 
 
+@dataclass(eq=False)
 class Table:
-    """The numbers of ``data`` from ``begin`` on: lines with any number of columns, the same in each."""
+    """The numbers of ``content`` from ``begin`` on: lines with any number of columns, the same in each."""
 
-    def __init__(self, path: Path, data: bytes, begin: int) -> None:
-        self.path = path
-        self.content = data
-        self.begin = begin
+    path: Path
+    content: bytes
+    begin: int
 
     def columns(
         self, sizes: Sequence[int], numbers_per_value: int, is_whole: bool, names: Sequence[str], what: str
@@ -205,11 +202,9 @@ class Table:
         wrong = np.flatnonzero((self.widths != columns) & (self.widths != 0))
         if wrong.size:
             number = int(wrong[0])
-            text = self._text(number)
-            raise FileError(
-                f"{self.path}, line {self.line(number)}: {text!r} has {self.widths[number]} "
-                f"{_plural('number', int(self.widths[number]))}, but {what}"
-            )
+            text, width = self._text(number), int(self.widths[number])
+            numbers = "1 number" if width == 1 else f"{width} numbers"
+            raise FileError(f"{self.path}, line {self.line(number)}: {text!r} has {numbers}, but {what}")
 
     def read(self, dtype: type[np.generic]) -> Array:
         """Parse all numbers in one row."""
@@ -219,9 +214,12 @@ class Table:
                 numbers: Array = np.fromstring(self.data, dtype=dtype, sep=" ")
             except (DeprecationWarning, ValueError):
                 raise self._wrong_number(dtype) or FileError(f"{self.path}: not all are numbers") from None
-        wrong = self._wrong_number(dtype) if _may_be_clamped(numbers) else None
-        if wrong is not None:
-            raise wrong
+        if numbers.dtype.kind == "i":  # NumPy reads integers beyond 64 bits as the nearest
+            limits = np.iinfo(numbers.dtype)
+            may_be_clamped = bool(((numbers == limits.max) | (numbers == limits.min)).any())
+            wrong = self._wrong_number(dtype) if may_be_clamped else None
+            if wrong is not None:
+                raise wrong
         return numbers
 
     def _wrong_number(self, dtype: type[np.generic]) -> FileError | None:
@@ -281,15 +279,3 @@ def format_entries(tensor: SparseTensor) -> Iterable[str]:
 
 def print_rows(columns: list[Iterable[Any]], pattern: str) -> Iterable[str]:
     return map(pattern.__mod__, zip(*columns, strict=True))
-
-
-def _may_be_clamped(numbers: Array) -> bool:
-    """Whether integers beyond 64 bits may be among them, which NumPy reads as the nearest."""
-    if numbers.dtype.kind != "i" or not numbers.size:
-        return False
-    limits = np.iinfo(numbers.dtype)
-    return bool(numbers.max() == limits.max or numbers.min() == limits.min)
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else word + "s"

@@ -21,8 +21,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.loops.types import LAST_INT32
+from scorch._src.tensor.create.build import rows_tensor
 from scorch._src.tensor.create.check import device_for
-from scorch._src.tensor.matrix_rows import rows_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, DtypeError, ShapeError
 

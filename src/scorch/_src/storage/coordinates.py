@@ -49,22 +49,19 @@ def coordinates(pattern: Pattern, dims: Iterable[int] | None = None) -> dict[int
 
 def clear_padding(values: torch.Tensor, pattern: Pattern) -> torch.Tensor:
     """Zero the padding of blocks in ``values``; the result is connected to them."""
-    if not _padded(pattern):
-        return values
-    is_inside = inside(pattern, coordinates(pattern))
+    is_inside = inside(pattern)
     return values if is_inside is None else values.masked_fill(~is_inside, 0)
 
 
-def _padded(pattern: Pattern) -> list[int]:
-    """Return the dimensions whose blocks reach beyond the shape."""
-    return [dim for dim, block in pattern.format.blocks if pattern.shape[dim] % block]
+def inside(pattern: Pattern, columns: Mapping[int, torch.Tensor] | None = None) -> torch.Tensor | None:
+    """Check which values lie inside the shape; None where all do, as only blocks are padded.
 
-
-def inside(pattern: Pattern, columns: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
-    """Check which values lie inside the shape; None where all do, as only blocks are padded."""
-    padded = _padded(pattern)
+    ``columns`` are the coordinates, if they are known.
+    """
+    padded = [dim for dim, block in pattern.format.blocks if pattern.shape[dim] % block]
     if not padded:
         return None
+    columns = coordinates(pattern, padded) if columns is None else columns
     is_inside = torch.ones(pattern.size, dtype=torch.bool, device=pattern.device)
     for dim in padded:
         is_inside &= columns[dim] < pattern.shape[dim]

@@ -279,13 +279,8 @@ def shift(storage: Storage, dim: int, by: int, shape: tuple[int, ...]) -> Storag
     index = dtype_of_type(index_type(shape, pattern.size))
     crd = [array if array is None else array.to(index) for array in pattern.crd]
     pos = [array if array is None else array.to(index) for array in pattern.pos]
-    crd[level] = _add_offset(there, by, index)
+    crd[level] = there.to(index) + by if by else crd[level]
     return assembled(form, shape, pos, crd, pattern.counts, storage.values)
-
-
-def _add_offset(array: torch.Tensor, by: int, dtype: torch.dtype) -> torch.Tensor:
-    converted = array if array.dtype == dtype else array.to(dtype)
-    return converted + by if by else converted
 
 
 def _starts(lengths: Iterable[int]) -> list[int]:

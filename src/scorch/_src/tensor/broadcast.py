@@ -23,17 +23,14 @@ def expanded(entries: Entries, shape: Shape) -> Entries:
     """Repeat the entries of a tensor as broadcasting to ``shape`` does."""
     if entries.shape == shape:
         return entries
-    own = _padded(entries.shape, shape)
+    own = (1,) * (len(shape) - len(entries.shape)) + entries.shape
     repeats = math.prod(new for old, new in zip(own, shape, strict=True) if old != new)
     count = entries.values.numel() * repeats
     if BYTES_PER_ENTRY * count > UNCHECKED_BYTES:
         what = f"broadcasting a tensor of shape {entries.shape} to {shape}, each entry {repeats:,} times,"
         check_budget(BYTES_PER_ENTRY * count, what, "use einsum or evaluate, which do not repeat them")
     crd = coordinates_of(entries.keys, own)
-    keys, values = torch.zeros_like(entries.keys), entries.values
-    numbers = torch.arange(repeats, device=entries.keys.device)
-    keys, values = keys.repeat_interleave(repeats), values.repeat_interleave(repeats)
-    numbers = numbers.repeat(entries.keys.numel())
+    numbers = torch.arange(repeats, device=entries.keys.device).repeat(entries.keys.numel())
     columns: list[torch.Tensor] = []
     for dim in reversed(range(len(shape))):
         if own[dim] == shape[dim]:
@@ -41,9 +38,8 @@ def expanded(entries: Entries, shape: Shape) -> Entries:
         else:
             columns.insert(0, numbers % max(shape[dim], 1))
             numbers = numbers.div(max(shape[dim], 1), rounding_mode="floor")
-    keys = keys_of(columns, shape) if shape else keys
-    keys, order = torch.sort(keys)
-    return Entries(keys, values[order], shape)
+    keys, order = torch.sort(keys_of(columns, shape))
+    return Entries(keys, entries.values.repeat_interleave(repeats)[order], shape)
 
 
 def common_keys(a: Entries, b: Entries, shape: Shape) -> torch.Tensor | None:
@@ -87,7 +83,3 @@ def _owned(entries: Entries, shape: Shape) -> dict[int, torch.Tensor]:
     skipped = len(shape) - len(entries.shape)
     columns = enumerate(entries.coordinates, skipped)
     return {dim: column for dim, column in columns if entries.shape[dim - skipped] == shape[dim]}
-
-
-def _padded(own: Shape, shape: Shape) -> Shape:
-    return (1,) * (len(shape) - len(own)) + own

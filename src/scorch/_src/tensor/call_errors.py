@@ -16,11 +16,17 @@ import torch
 
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
-from scorch._src.tensor.create.check import is_freed
+from scorch._src.tensor.create.check import freed_in_words, is_freed
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import len_torch_dispatch_stack, tree_flatten, tree_map, tree_unflatten
+from scorch._src.torch_internals import (
+    len_torch_dispatch_stack,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 from scorch.errors import (
     ArgumentError,
     CallError,
@@ -49,11 +55,6 @@ SIGNS = {
     "__setitem__": "S[...] = value",
     "__matmul__": "@",
     "__rmatmul__": "@",
-    "__bool__": "bool",
-    "__float__": "float",
-    "__int__": "int",
-    "__index__": "index",
-    "__len__": "len",
 }
 MAX_COPIED_BYTES = 1 << 20
 MAX_DIMS = 16
@@ -65,16 +66,11 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
     """Return the error to raise when ``func`` failed with ``error``: another one, or the same."""
     if len_torch_dispatch_stack():  # a compiler or a tracer that handles torch's errors
         return error
-    tensors = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, torch.Tensor)]
+    tensors, name = tensors_in((args, kwargs)), name_of(func)
     freed = next((tensor for tensor in tensors if is_freed(tensor)), None)
     if freed is not None:  # torch must not read it
-        shape = tuple(freed.shape)
-        text = (
-            f"a dense tensor of shape {shape} has no memory: its storage was resized or freed; make it anew"
-        )
-        return _scorch_error(FreedError, name_of(func), text, tensors)
+        return _scorch_error(FreedError, name, freed_in_words(freed), tensors)
     elsewhere = _mixed_devices(tensors)
-    name = name_of(func)
     if elsewhere is not None:
         return _scorch_error(DeviceError, name, elsewhere, tensors)
     if "doesn't have storage" in str(error) and is_transformed():
@@ -82,10 +78,8 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
         return _scorch_error(UnsupportedError, name, f"{text}apply it outside, or to .to_dense()", tensors)
     refused = re.search(r"you tried to allocate (\d+) bytes", str(error))
     if refused is not None and not isinstance(error, ScorchError):
-        size = int(refused[1])
-        return _scorch_error(
-            DensityError, name, f"{size:,} bytes of dense memory are more than there is", tensors
-        )
+        text = f"{int(refused[1]):,} bytes of dense memory are more than there is"
+        return _scorch_error(DensityError, name, text, tensors)
     is_too_large = isinstance(error, DensityError)  # if not an operand, then the result
     if func in DIFFERENTIATING:  # it needs the graph of these very tensors
         dense, is_exact = None, False
@@ -101,6 +95,11 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
     if is_own and (isinstance(error, type(dense)) or not is_exact):
         return error
     return _scorch_error(KINDS[type(dense)], name, str(dense), tensors)
+
+
+def tensors_in(arguments: Any) -> list[torch.Tensor]:
+    """Return all tensors among nested arguments or results."""
+    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
 
 
 def convert_torch_sparse(
@@ -149,19 +148,21 @@ def _error_of_dense(
 
     Small tensors are copied; large ones, and those with too large results, are replaced by meta tensors.
     """
-    if (
-        not is_too_large
-        and sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= MAX_COPIED_BYTES
-    ):
-        return _error_on(_copied, func, args, kwargs), True
-    error = None if name_of(func) in ALLOCATING else _error_on(_meta, func, args, kwargs)
-    numbers = [value for value in tree_flatten((list(args), kwargs))[0] if isinstance(value, int)]
+    if not is_too_large and are_small(tensors):
+        return _error_without_grad(_copied, func, args, kwargs), True
+    error = None if name_of(func) in ALLOCATING else _error_without_grad(_meta, func, args, kwargs)
+    numbers = [value for value in tree_leaves((args, kwargs)) if isinstance(value, int)]
     is_harmless = len(tensors) == 1 and all(abs(number) <= MAX_DIMS for number in numbers)
     if error is None and is_harmless:  # some functions look at dims only where there is memory
-        tiny = _error_on(_tiny, func, args, kwargs)
+        tiny = _error_without_grad(_tiny, func, args, kwargs)
         error = tiny if isinstance(tiny, IndexError) else None
     is_about_meta = isinstance(error, NotImplementedError) or "meta" in str(error)
     return (None if is_about_meta else error), False
+
+
+def are_small(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a call may be repeated on copies of the tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= MAX_COPIED_BYTES
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -176,7 +177,15 @@ def _tiny(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros((2,) * tensor.dim(), dtype=tensor.dtype, device=HOST)
 
 
-def _error_on(
+def _error_without_grad(
+    stand_in: Callable[[torch.Tensor], torch.Tensor], func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Exception | None:
+    with torch.no_grad():
+        error = error_on(stand_in, func, args, kwargs)
+    return None if isinstance(error, NotImplementedError) and "Could not run" in str(error) else error
+
+
+def error_on(
     stand_in: Callable[[torch.Tensor], torch.Tensor], func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Exception | None:
     """Return the error that torch raises with dense tensors in place of the arguments."""
@@ -185,12 +194,11 @@ def _error_on(
         return stand_in(value) if isinstance(value, torch.Tensor) else value
 
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             func(*tree_map(replaced, tuple(args)), **tree_map(replaced, kwargs))
     except Exception as error:
-        is_missing = isinstance(error, NotImplementedError) and "Could not run" in str(error)
-        return error if type(error) in KINDS and not is_missing else None
+        return error if type(error) in KINDS else None
     return None
 
 

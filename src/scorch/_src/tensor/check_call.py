@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import threading
-import warnings
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -20,9 +19,17 @@ import torch
 from scorch._src.bounded import BoundedCache
 from scorch._src.devices import HOST, META
 from scorch._src.grad_state import untracked
-from scorch._src.tensor.call_errors import KINDS, MAX_COPIED_BYTES, cleaned, described, name_of
+from scorch._src.tensor.call_errors import (
+    KINDS,
+    are_small,
+    cleaned,
+    described,
+    error_on,
+    name_of,
+    tensors_in,
+)
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import DisableTorchDispatch, is_any_autocast_enabled, tree_leaves, tree_map
+from scorch._src.torch_internals import DisableTorchDispatch, is_any_autocast_enabled
 from scorch.errors import ScorchError, ShapeError
 
 MAX_CALLS = 4096  # accepted calls in the cache
@@ -93,13 +100,12 @@ def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | N
 
 def _error_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | None:
     """Return the error that torch raises for a call on small dense tensors; None if it accepts them."""
-    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     small = _small_sizes((args, kwargs))
     device = HOST if _is_cheap((args, kwargs), small) else META
     error = _error_on(func, args, kwargs, small, {}, device)
     if not isinstance(error, NotImplementedError):
         return error
-    kinds = dict.fromkeys(tensor.dtype for tensor in tensors)
+    kinds = dict.fromkeys(tensor.dtype for tensor in tensors_in((args, kwargs)))
     others = dict(zip(kinds, _STAND_INS, strict=False))
     error = _error_on(func, args, kwargs, small, others, device)
     return None if isinstance(error, NotImplementedError) else error
@@ -107,15 +113,15 @@ def _error_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Excepti
 
 def _small_sizes(arguments: Any) -> dict[int, int]:
     """Map every size of a tensor to a small one."""
-    tensors = [value for value in tree_leaves(arguments) if isinstance(value, torch.Tensor)]
-    sizes = dict.fromkeys(size for tensor in tensors for size in tensor.shape if size not in (0, 1, 3))
+    all_sizes = (size for tensor in tensors_in(arguments) for size in tensor.shape)
+    sizes = dict.fromkeys(size for size in all_sizes if size not in (0, 1, 3))
     return {0: 0, 1: 1, 3: 3} | dict(zip(sizes, (2, *range(4, len(sizes) + 3)), strict=False))
 
 
 def _is_cheap(arguments: Any, sizes: dict[int, int]) -> bool:
     """Whether tensors of the small sizes, and any product of them, are small enough to compute."""
-    tensors = [value for value in tree_leaves(arguments) if isinstance(value, torch.Tensor)]
-    return math.prod(sizes[size] or 1 for tensor in tensors for size in tensor.shape) <= MAX_ELEMENTS
+    all_sizes = (size for tensor in tensors_in(arguments) for size in tensor.shape)
+    return math.prod(sizes[size] or 1 for size in all_sizes) <= MAX_ELEMENTS
 
 
 def _error_on(
@@ -128,28 +134,20 @@ def _error_on(
 ) -> Exception | None:
     """Return the error that torch raises for dense zeros, with ``sizes`` and ``dtypes`` replaced."""
 
-    def replaced(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
+    def stand_in(value: torch.Tensor) -> torch.Tensor:
         shape = tuple(value.shape) if sizes is None else tuple(sizes[size] for size in value.shape)
         dtype = dtypes.get(value.dtype, value.dtype)
         is_tracked = value.requires_grad and (dtype.is_floating_point or dtype.is_complex)
         return torch.zeros(shape, dtype=dtype, device=device, requires_grad=is_tracked)
 
-    try:
-        with untracked(), DisableTorchDispatch(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            func(*tree_map(replaced, tuple(args)), **tree_map(replaced, kwargs))
-    except Exception as error:
-        return error if type(error) in KINDS else None
-    return None
+    with untracked(), DisableTorchDispatch():
+        return error_on(stand_in, func, args, kwargs)
 
 
 def _translate(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> ScorchError:
     """Return the error for the user, with torch's message for the sizes that the tensors have."""
-    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-    is_small = sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= MAX_COPIED_BYTES
-    device = HOST if is_small else META
+    tensors = tensors_in((args, kwargs))
+    device = HOST if are_small(tensors) else META
     exact = _error_on(func, args, kwargs, None, {}, device)
     if exact is not None and type(exact) is type(error):
         error = exact

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 
 import torch
 
-from scorch._src.compiler.pipeline import index_type
-from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format, as_format
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.storage.storage import Pattern, Storage
-from scorch._src.tensor.create.build import from_coordinates
+from scorch._src.tensor.create.build import from_coordinates, index_dtype
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Shape = tuple[int, ...]
@@ -75,11 +73,28 @@ class Entries:
         return torch.where(stored, self.values[place], self.values.new_zeros(())), stored
 
 
+def as_sparse(tensor: SparseTensor | torch.Tensor) -> SparseTensor:
+    """Return a tensor that is sparse, which its type does not say."""
+    assert isinstance(tensor, SparseTensor)
+    return tensor
+
+
+def stored_as(storage: Storage, form: Format) -> Storage:
+    """Convert a storage to a format that is not dense."""
+    converted = convert(storage, form)
+    assert isinstance(converted, Storage)
+    return converted
+
+
+def number_entries(pattern: Pattern, begin: int = 0) -> SparseTensor:
+    """Return the tensor on ``pattern`` whose values are the positions of its entries, from ``begin``."""
+    return SparseTensor(Storage(pattern, torch.arange(begin, begin + pattern.size, device=pattern.device)))
+
+
 def entries_of(tensor: SparseTensor) -> Entries:
     """Return the stored entries in the order of their places."""
     shape = tensor.storage.pattern.shape
-    coo = convert(tensor.storage, as_format("coo", len(shape)))
-    assert isinstance(coo, Storage)
+    coo = stored_as(tensor.storage, as_format("coo", len(shape)))
     crd = [array.to(torch.int64) for array in coo.pattern.crd if array is not None]
     return Entries(None, coo.values.detach(), shape, crd)
 
@@ -90,23 +105,15 @@ def from_entries(entries: Entries, form: Format, in_order: bool = True) -> Spars
     if not in_order:
         entries = entries.sorted()
         if bool((entries.keys[1:] == entries.keys[:-1]).any()):
-            return _summed(entries.coordinates, entries.values, shape, form)
+            return as_sparse(from_coordinates(entries.coordinates, entries.values, shape, form))
     values, count = entries.values, entries.values.numel()
-    dtype = dtype_of_type(index_type(shape, count))
+    dtype = index_dtype(shape, [count])
     crd = tuple(column.to(dtype) for column in entries.coordinates)
     pos = torch.tensor([0, count], dtype=dtype, device=values.device)
     is_vector = len(form) == 1 and form.levels[0].has_coordinates  # which has the same arrays
     listed = form if is_vector else as_format("coo", len(shape))
     pattern = Pattern(listed, shape, (pos, *(None,) * (len(crd) - 1)), crd, (count,) * len(crd))
-    storage = convert(Storage(pattern, values.contiguous()), form)
-    assert isinstance(storage, Storage)
-    return SparseTensor(storage)
-
-
-def _summed(crd: list[torch.Tensor], values: torch.Tensor, shape: Shape, form: Format) -> SparseTensor:
-    tensor = from_coordinates(crd, values, shape, form)
-    assert isinstance(tensor, SparseTensor)
-    return tensor
+    return SparseTensor(stored_as(Storage(pattern, values.contiguous()), form))
 
 
 def format_for(tensor: SparseTensor, shape: Shape) -> Format:

@@ -10,9 +10,9 @@ import torch
 
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_differentiable, untracked
-from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_of
-from scorch._src.tensor.entries import Entries, entries_of, from_entries
+from scorch._src.tensor.entries import Entries, entries_of, from_entries, number_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
@@ -27,7 +27,7 @@ def differentiable_entries(tensor: SparseTensor) -> Entries:
 
 def numbered_entries(pattern: Pattern) -> Entries:
     """Return the places of a pattern, in their order, with the positions of its values."""
-    return entries_of(SparseTensor(Storage(pattern, torch.arange(pattern.size, device=pattern.device))))
+    return entries_of(number_entries(pattern))
 
 
 def from_differentiable_entries(entries: Entries, form: Format, in_order: bool = True) -> SparseTensor:

@@ -18,6 +18,8 @@ from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.torch_internals import PROXY_MODE, get_dispatch_mode, make_wrapper_subclass
 
+Arrays = tuple[torch.Tensor | None, ...]
+
 VALUES = "_entries"  # not ``_values``, which is a method of torch
 MAX_LEVELS = 64  # the most dimensions of a tensor of torch
 ALL_NAMES = [VALUES, *(f"_{kind}{level}" for kind in ("pos", "crd") for level in range(MAX_LEVELS))]
@@ -34,6 +36,16 @@ def names_of(format: Format) -> list[str]:
         if not level.is_full:
             names.append(f"_crd{number}")
     return names
+
+
+def arrays_by_level(format: Format, arrays: Sequence[torch.Tensor]) -> tuple[Arrays, Arrays]:
+    """Return ``pos`` and ``crd`` of every level from arrays in the order of ``Pattern.entry_arrays``."""
+    named = dict(zip(names_of(format), arrays, strict=True))
+    levels = range(len(format))
+    return (
+        tuple(named.get(f"_pos{level}") for level in levels),
+        tuple(named.get(f"_crd{level}") for level in levels),
+    )
 
 
 def spelled(format: str | Format | None) -> str | None:
@@ -85,10 +97,7 @@ def pattern_of(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tens
     )
     if remembered is not None:
         return remembered
-    named = dict(zip(names_of(format), arrays, strict=True))
-    levels = range(len(format))
-    pos = tuple(named.get(f"_pos{level}") for level in levels)
-    crd = tuple(named.get(f"_crd{level}") for level in levels)
+    pos, crd = arrays_by_level(format, arrays)
     counts: list[int] = []
     for level, array in enumerate(crd):
         if array is not None:

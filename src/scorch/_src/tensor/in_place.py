@@ -234,23 +234,16 @@ def assign(self: Any, key: Any, value: Any) -> None:
         return
     view, indices = _split_key(self, key)
     check_assignment(self, key, value)
-    source = (
-        value
-        if isinstance(value, torch.Tensor)
-        else torch.tensor(value, dtype=self.dtype, device=self.storage.device)
-    )
-    if not any(index is not None for index in indices):
-        view.copy_(_without_leading_ones(source, view.dim()))
-        return
-    source = _without_leading_ones(source, None)
-    write(torch.ops.aten.index_put_, (view, indices, source), {})
-
-
-def _without_leading_ones(source: torch.Tensor, rank: int | None) -> torch.Tensor:
-    """Remove the leading dimensions of size 1 that the target does not have."""
-    while source.dim() > (rank if rank is not None else 0) and source.shape[0] == 1:
+    source = value
+    if not isinstance(value, torch.Tensor):
+        source = torch.tensor(value, dtype=self.dtype, device=self.storage.device)
+    # leading dimensions of size 1 that the target does not have
+    while source.dim() > (0 if indices else view.dim()) and source.shape[0] == 1:
         source = source.squeeze(0)
-    return source
+    if indices:
+        write(torch.ops.aten.index_put_, (view, indices, source), {})
+    else:
+        view.copy_(source)
 
 
 def _split_key(self: SparseTensor, key: Any) -> tuple[SparseTensor, list[torch.Tensor | None]]:
@@ -258,39 +251,26 @@ def _split_key(self: SparseTensor, key: Any) -> tuple[SparseTensor, list[torch.T
     parts = [_as_index(part) for part in (key if isinstance(key, tuple) else (key,))]
     named = sum(_dimensions(part) for part in parts)
     view: Any = self
-    dim = 0
-    indices: dict[int, torch.Tensor] = {}
+    dim = covered = 0
+    indices: list[torch.Tensor | None] = []  # for each dimension in turn, up to ``covered``
     for part in parts:
+        if isinstance(part, bool):
+            view = view.unsqueeze(dim)
+            part = torch.zeros(int(part), dtype=torch.int64, device=self.storage.device)
+        elif isinstance(part, int) and view.dim() <= 1:  # an element has no view that is sparse
+            part = torch.tensor([part], device=self.storage.device)
         if part is Ellipsis:
             dim += self.dim() - named
         elif part is None:
             view, dim = view.unsqueeze(dim), dim + 1
         elif isinstance(part, slice):
             view, dim = view[(slice(None),) * dim + (part,)], dim + 1
-        elif isinstance(part, bool):
-            view = view.unsqueeze(dim)
-            indices[dim] = torch.zeros(int(part), dtype=torch.int64, device=self.storage.device)
-            dim += 1
         elif isinstance(part, int):
-            if view.dim() > 1:
-                view = view.select(dim, part)
-            else:  # an element: it is indexed, since it has no view that is sparse
-                indices[dim], dim = torch.tensor([part], device=self.storage.device), dim + 1
+            view = view.select(dim, part)
         else:
-            indices[dim] = part
-            dim += _dimensions(part)
-    return view, _list_indices(indices)
-
-
-def _list_indices(indices: dict[int, torch.Tensor]) -> list[torch.Tensor | None]:
-    """List index tensors by dimension, with None for dimensions without one."""
-    listed: list[torch.Tensor | None] = []
-    dim = 0
-    for place, index in sorted(indices.items()):
-        listed += [None] * (place - dim)
-        listed.append(index)
-        dim = place + _dimensions(index)
-    return listed
+            indices += [None] * (dim - covered) + [part]
+            dim = covered = dim + _dimensions(part)
+    return view, indices
 
 
 def _dimensions(part: Any) -> int:

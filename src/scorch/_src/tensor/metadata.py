@@ -19,7 +19,7 @@ from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.tensor.transforms.gradcheck import Perturbed
 from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass
-from scorch.errors import CallError, DeviceError, OperandError, UnsupportedError
+from scorch.errors import CallError, DeviceError, OperandError, ScorchError, UnsupportedError
 
 aten = torch.ops.aten
 
@@ -107,35 +107,54 @@ def positive(input: SparseTensor) -> SparseTensor:
 # what a sparse tensor refuses ------------------------------------------------------------------------
 
 
-@implements(torch.Tensor.numpy, torch.Tensor.__array__, differentiable=True)
-def numpy(self: SparseTensor, *_: Any, **__: Any) -> Any:
-    raise OperandError(
-        "a sparse tensor is no NumPy array; use .to_scipy(), or .to_dense().numpy(). "
-        "To compute with it, make the other operand a tensor: torch.from_numpy(array), "
-        "scorch.from_scipy(matrix) @ S"
-    )
+def _refuse(error: type[ScorchError], message: str, *functions: Any, differentiable: bool = True) -> None:
+    """Register a handler that raises ``error``."""
+
+    def handler(*_: Any, **__: Any) -> Any:
+        raise error(message)
+
+    implements(*functions, differentiable=differentiable)(handler)
+
+
+NO_DLPACK = "DLPack has no sparse tensors; hand over .values() and .levels, or .to_dense()"
+_refuse(OperandError, NO_DLPACK, torch.Tensor.__dlpack__)
+_refuse(
+    OperandError,
+    "a sparse tensor is no NumPy array; use .to_scipy(), or .to_dense().numpy(). "
+    "To compute with it, make the other operand a tensor: torch.from_numpy(array), "
+    "scorch.from_scipy(matrix) @ S",
+    torch.Tensor.numpy,
+    torch.Tensor.__array__,
+)
+_refuse(
+    OperandError,
+    "a sparse tensor has several arrays; ask one of them: .values().data_ptr()",
+    torch.Tensor.data_ptr,
+    getattr(torch.Tensor, "const_data_ptr", None),  # new in torch 2.13
+)
+_refuse(
+    UnsupportedError,
+    "a sparse tensor cannot be resized in place; make a new one: "
+    "scorch.sparse_coo_tensor(S.indices(), S.values(), size)",
+    torch.Tensor.sparse_resize_,
+    torch.Tensor.sparse_resize_and_clear_,
+)
+_refuse(
+    UnsupportedError,
+    "set_ hands over memory, which a sparse tensor has several arrays of; write with copy_, "
+    "or hand over .to_dense()",
+    aten.set_,
+    differentiable=False,
+)
 
 
 @implements(torch.Tensor.tolist, differentiable=True)
 def tolist(self: SparseTensor) -> Any:
     """Return all elements as nested lists, zeros included."""
-    size = self.numel() * (
-        self.storage.values.element_size() + 32
-    )  # a number of Python and a reference to it
+    bytes_of_number = self.storage.values.element_size() + 32  # one of Python and a reference to it
+    size = self.numel() * bytes_of_number
     check_budget(size, f"a list of all elements of {tuple(self.shape)}", "use .values().tolist()")
     return self.to_dense().tolist()
-
-
-@implements(
-    torch.Tensor.data_ptr, getattr(torch.Tensor, "const_data_ptr", None), differentiable=True
-)  # new in torch 2.13
-def data_ptr(self: SparseTensor) -> int:
-    raise OperandError("a sparse tensor has several arrays; ask one of them: .values().data_ptr()")
-
-
-@implements(torch.Tensor.__dlpack__, differentiable=True)
-def dlpack(self: SparseTensor, *_: Any, **__: Any) -> Any:
-    raise OperandError("DLPack has no sparse tensors; hand over .values() and .levels, or .to_dense()")
 
 
 @implements(torch.Tensor.data.__set__, differentiable=True)  # type: ignore[attr-defined]
@@ -147,14 +166,6 @@ def set_data(self: SparseTensor, other: torch.Tensor) -> None:
     with DisableTorchFunctionSubclass():
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
     self.storage = other.storage
-
-
-@implements(aten.set_)
-def set_(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    raise UnsupportedError(
-        "set_ hands over memory, which a sparse tensor has several arrays of; write with copy_, "
-        "or hand over .to_dense()"
-    )
 
 
 @implements(torch.Tensor.resize_, torch.Tensor.resize_as_, differentiable=True)
@@ -170,14 +181,6 @@ def resize_(self: torch.Tensor, *size: Any, **_: Any) -> torch.Tensor:
             "take a slice, or torch.nn.functional.pad"
         )
     return self
-
-
-@implements(torch.Tensor.sparse_resize_, torch.Tensor.sparse_resize_and_clear_, differentiable=True)
-def sparse_resize_(self: SparseTensor, size: Any, *_: Any) -> torch.Tensor:
-    raise UnsupportedError(
-        "a sparse tensor cannot be resized in place; make a new one: "
-        "scorch.sparse_coo_tensor(S.indices(), S.values(), size)"
-    )
 
 
 @implements(torch.Tensor.share_memory_, differentiable=True)
@@ -206,4 +209,6 @@ def pin_memory(self: SparseTensor, device: torch.device | None = None) -> Sparse
 
 def to_dlpack(tensor: torch.Tensor) -> Any:
     """Call ``torch.to_dlpack``; refuse a sparse tensor, for which that returns a capsule without memory."""
-    return dlpack(tensor) if isinstance(tensor, SparseTensor) else torch.to_dlpack(tensor)
+    if isinstance(tensor, SparseTensor):
+        raise OperandError(NO_DLPACK)
+    return torch.to_dlpack(tensor)

@@ -9,45 +9,30 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+Rule = Callable[..., Any] | None
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """How Scorch computes a function of torch, or an operator of ATen."""
 
-    __slots__ = (
-        "backward_ignores_result",
-        "checks_operands",
-        "fake",
-        "is_differentiable",
-        "is_metadata",
-        "only_moves_entries",
-        "record",
-        "run",
-        "run_differentiable",
-        "stand_in",
-    )
-
-    def __init__(self) -> None:
-        self.run: Callable[..., Any] | None = None  # computes it
-        self.is_differentiable = False  # ``run`` keeps the result connected to what requires gradients
-        # computes it where gradients are tracked, if torch's formula costs more than the stored entries
-        self.run_differentiable: Callable[..., Any] | None = None
-        self.only_moves_entries = False  # ``run_differentiable`` does, whatever tracks their values
-        self.is_metadata = False  # answered by torch's own part of a sparse tensor
-        self.checks_operands = False  # ``run`` refuses operands without memory itself
-        self.record: Callable[..., Any] | None = (
-            None  # the rule of ``scorch.compile`` that makes it a statement
-        )
-        self.fake: Callable[..., Any] | None = None  # in graphs: a function of dense tensors with its shapes
-        self.stand_in: Callable[..., Any] | None = (
-            None  # in graphs: what gives what it gives, without samples
-        )
-        self.backward_ignores_result = False
+    run: Rule = None  # computes it
+    is_differentiable: bool = False  # ``run`` keeps the result connected to what requires gradients
+    # computes it where gradients are tracked, if torch's formula costs more than the stored entries
+    run_differentiable: Rule = None
+    only_moves_entries: bool = False  # ``run_differentiable`` does, whatever tracks their values
+    is_metadata: bool = False  # answered by torch's own part of a sparse tensor
+    checks_operands: bool = False  # ``run`` refuses operands without memory itself
+    record: Rule = None  # the rule of ``scorch.compile`` that makes it a statement
+    fake: Rule = None  # in graphs: a function of dense tensors with its shapes
+    stand_in: Rule = None  # in graphs: what gives what it gives, without samples
+    backward_ignores_result: bool = False
 
 
 TABLE: dict[Any, Entry] = {}
@@ -70,15 +55,8 @@ for _name in ("dim", "is_complex", "is_floating_point", "ndimension", "numel", "
     for _home in (torch, torch.Tensor):
         if hasattr(_home, _name):
             entry(getattr(_home, _name)).is_metadata = True
-for _name in (
-    "add",
-    "matmul",
-    "mm",
-    "mul",
-    "mv",
-    "sub",
-    "sum",
-):  # short calls, whose operands only kernels read
+# short calls, whose operands only kernels read
+for _name in ("add", "matmul", "mm", "mul", "mv", "sub", "sum"):
     for _function in (getattr(torch, _name), getattr(torch.Tensor, _name)):
         entry(_function).checks_operands = True
 for _name in ("add", "matmul", "mul", "sub"):

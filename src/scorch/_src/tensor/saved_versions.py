@@ -20,9 +20,10 @@ from scorch._src.devices import HOST, META
 from scorch._src.grad_state import is_transformed
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import differentiated
+from scorch._src.tensor.call_errors import tensors_in
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import len_torch_dispatch_stack, tree_leaves, tree_map
+from scorch._src.torch_internals import len_torch_dispatch_stack, tree_map
 from scorch.errors import InPlaceError
 
 MAX_CALL_KINDS = 4096
@@ -52,7 +53,7 @@ def differentiate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         key = func, tuple(kwargs), *map(_kind, _flat((*args, *kwargs.values())))
         remembered = _SAVED.get(key)
         saved = _saved_by_torch(func, args, kwargs) if remembered is None else remembered
-        operands = _tensors_in((args, kwargs)) if any(saved) else []
+        operands = tensors_in((args, kwargs)) if any(saved) else []
         versions = [_version(operands[place]) for place in saved.operands]
         result = differentiated(func, args, kwargs)
         if any(saved):
@@ -83,20 +84,10 @@ def _kind(leaf: Any) -> Any:
 # what is saved ---------------------------------------------------------------------------------------
 
 
-def _watch(packed: list[torch.Tensor]) -> saved_tensors_hooks:
-    """Collect the tensors that autograd saves."""
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        packed.append(tensor)
-        return tensor
-
-    return saved_tensors_hooks(pack, lambda tensor: tensor)
-
-
 def _saved_by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved:
     """Record which tensors torch saves in a call: run it on meta tensors, or on small dense ones."""
     saved = _saved_on(META, func, args, kwargs)
-    if saved is None and sum(leaf.numel() for leaf in _tensors_in((args, kwargs))) <= MAX_ELEMENTS:
+    if saved is None and sum(leaf.numel() for leaf in tensors_in((args, kwargs))) <= MAX_ELEMENTS:
         saved = _saved_on(HOST, func, args, kwargs)
     return Saved((), ()) if saved is None else saved
 
@@ -104,6 +95,10 @@ def _saved_by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _saved_on(device: torch.device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved | None:
     operands: list[torch.Tensor] = []
     packed: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(tensor)
+        return tensor
 
     def twin(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -116,8 +111,8 @@ def _saved_on(device: torch.device, func: Any, args: tuple[Any, ...], kwargs: di
         warnings.simplefilter("ignore")  # the call itself emits them
         twins, named = tree_map(twin, args), tree_map(twin, kwargs)
         try:
-            with _watch(packed):
-                results = _tensors_in(func(*twins, **named))
+            with saved_tensors_hooks(pack, lambda tensor: tensor):
+                results = tensors_in(func(*twins, **named))
         except Exception:  # a function that reads values, which meta tensors do not have
             return None
     is_saved = [_is_saved(operand, packed) for operand in operands]
@@ -134,10 +129,6 @@ def _is_saved(operand: torch.Tensor, packed: list[torch.Tensor]) -> bool:
     versions = [tensor._version for tensor in packed]
     torch.autograd.graph.increment_version(operand)
     return versions != [tensor._version for tensor in packed]
-
-
-def _tensors_in(result: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def _array(tensor: torch.Tensor) -> torch.Tensor:
@@ -176,7 +167,7 @@ def _version(tensor: torch.Tensor) -> _Version | None:
 def _check_in_backward(
     func: Any, operands: Sequence[Any], versions: list[_Version | None], result: Any, places: tuple[int, ...]
 ) -> None:
-    results = _tensors_in(result)
+    results = tensors_in(result)
     checked = [version for version in versions if version is not None]
     of_results = (_version(results[place]) for place in places if place < len(results))
     checked += [version for version in of_results if version is not None]

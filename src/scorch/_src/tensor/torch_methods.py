@@ -20,9 +20,9 @@ from scorch._src.tensor.autograd import sparse_of, values_at, values_of
 from scorch._src.tensor.create.build import compressed_format
 from scorch._src.tensor.create.check import as_differentiable_values, own
 from scorch._src.tensor.create.construct import COMPRESSED, from_torch
-from scorch._src.tensor.entries import Entries, entries_of, from_entries
+from scorch._src.tensor.entries import Entries, as_sparse, entries_of, from_entries
 from scorch._src.tensor.entries_autograd import differentiable_entries, from_differentiable_entries
-from scorch._src.tensor.interop.torch_layouts import compressed_kind, split_pointers
+from scorch._src.tensor.interop.torch_layouts import compressed_arrays, compressed_kind
 from scorch._src.tensor.registry import Handler, implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch.errors import ArgumentError, DtypeError, FormatError, OperandError, ShapeError
@@ -72,13 +72,11 @@ def dense_dim(self: SparseTensor) -> int:
     if layout:
         return form.dims - layout[1] - 2
     dense = 0
-    while form.order[-1 - dense] == form.dims - 1 - dense and _is_dense_level(form, len(form) - 1 - dense):
-        dense += 1  # never all of them: the format is not dense
+    for level in reversed(range(len(form) - form.dense_tail, len(form))):
+        if form.order[level] != form.dims - 1 - dense or form.part(level) != "whole":
+            break
+        dense += 1
     return dense
-
-
-def _is_dense_level(form: Format, level: int) -> bool:
-    return form.levels[level].is_full and form.part(level) == "whole"
 
 
 @implements_method("_nnz")
@@ -94,12 +92,10 @@ def values(self: SparseTensor) -> torch.Tensor:
     """Return the stored values, one for each entry; blocks and dense dimensions below keep their shape."""
     pattern = self.storage.pattern
     stored = values_of(self) if is_differentiable(self) else self.storage.values.detach()
-    batches = _batches(self)
-    tail: list[int] = []
-    for number in range(len(pattern.format) - 1, -1, -1):
-        if not pattern.format.levels[number].is_full:
-            break
-        tail.insert(0, pattern.format.level_size(number, pattern.shape))
+    arrays = compressed_arrays(pattern)
+    batches = () if arrays is None else arrays[0].shape[:-1]
+    form = pattern.format
+    tail = [form.level_size(n, pattern.shape) for n in range(len(form) - form.dense_tail, len(form))]
     entries = stored.numel() // math.prod((*tail, *batches)) if stored.numel() else 0
     return stored.view(*batches, entries, *tail)
 
@@ -117,9 +113,7 @@ def coo_values(self: SparseTensor) -> torch.Tensor:
 
 
 def _as_coo(self: SparseTensor) -> SparseTensor:
-    coo = self if self.format.is_coo else self.to_format("coo")
-    assert isinstance(coo, SparseTensor)
-    return coo
+    return self if self.format.is_coo else as_sparse(self.to_format("coo"))
 
 
 @implements_method("indices")
@@ -134,73 +128,40 @@ def indices(self: SparseTensor) -> torch.Tensor:
 @implements_method("crow_indices")
 def crow_indices(self: SparseTensor) -> torch.Tensor:
     """Return where the entries of each row begin and end, in a CSR or BSR matrix."""
-    return _pointers(self, "r", "crow_indices")
+    return _compressed(self, "csr", "crow_indices", 0)
 
 
 @implements_method("col_indices")
 def col_indices(self: SparseTensor) -> torch.Tensor:
     """Return the column of each entry of a CSR or BSR matrix."""
-    return _plain(self, "r", "col_indices")
+    return _compressed(self, "csr", "col_indices", 1)
 
 
 @implements_method("ccol_indices")
 def ccol_indices(self: SparseTensor) -> torch.Tensor:
     """Return where the entries of each column begin and end, in a CSC or BSC matrix."""
-    return _pointers(self, "c", "ccol_indices")
+    return _compressed(self, "csc", "ccol_indices", 0)
 
 
 @implements_method("row_indices")
 def row_indices(self: SparseTensor) -> torch.Tensor:
     """Return the row of each entry of a CSC or BSC matrix."""
-    return _plain(self, "c", "row_indices")
+    return _compressed(self, "csc", "row_indices", 1)
 
 
-def _pointers(S: SparseTensor, by: str, method: str) -> torch.Tensor:
-    batch = _check_compressed(S, by, method)
-    pattern = S.storage.pattern
-    pos, crd = pattern.pos[batch + 1], pattern.crd[batch + 1]
-    assert pos is not None and crd is not None
-    batches = pattern.shape[:batch]
-    if not batches:
-        return own(pos)
-    split = split_pointers(pos, math.prod(batches), crd.numel())
-    assert split is not None
-    return split.reshape(*batches, split.shape[-1])
-
-
-def _plain(S: SparseTensor, by: str, method: str) -> torch.Tensor:
-    batch = _check_compressed(S, by, method)
-    crd = S.storage.pattern.crd[batch + 1]
-    assert crd is not None
-    batches = S.storage.pattern.shape[:batch]
-    return own(crd).view(*batches, crd.numel() // max(1, math.prod(batches)))
-
-
-def _check_compressed(S: SparseTensor, by: str, method: str) -> int:
-    """Check that the format has the array ``method``, and return the number of batch dimensions."""
+def _compressed(S: SparseTensor, wanted: str, method: str, place: int) -> torch.Tensor:
+    """Copy the pointers or the coordinates, if the format has the array ``method``."""
     form = S.storage.pattern.format
     layout = compressed_kind(form)
-    if layout is None or layout[0][-1] != by:
-        wanted = "csr" if by == "r" else "csc"
+    if layout is None or layout[0][-1] != wanted[-1]:
         raise FormatError(f"{method}() is for {wanted}, this is {form}; use .to_format({wanted!r})")
-    if layout[1] and not _batches(S):
+    arrays = compressed_arrays(S.storage.pattern)
+    if arrays is None:
         raise FormatError(
             f"{method}() is for batches of matrices with equal numbers of entries, and these differ; "
             "use .levels"
         )
-    return layout[1]
-
-
-def _batches(S: SparseTensor) -> tuple[int, ...]:
-    """Return the batch sizes of torch's arrays; none where numbers of entries differ."""
-    pattern = S.storage.pattern
-    layout = compressed_kind(pattern.format)
-    if layout is None or not layout[1]:
-        return ()
-    batches = pattern.shape[: layout[1]]
-    pos, crd = pattern.pos[layout[1] + 1], pattern.crd[layout[1] + 1]
-    assert pos is not None and crd is not None
-    return batches if split_pointers(pos, math.prod(batches), crd.numel()) is not None else ()
+    return own(arrays[place])
 
 
 # other formats ---------------------------------------------------------------------------------------
@@ -217,19 +178,23 @@ def to_sparse(
 ) -> SparseTensor:
     """Convert to ``coo``, with that many ``sparse_dim``, or to the format of ``layout``."""
     dims = len(self.storage.pattern.shape)
-    if layout not in (None, torch.sparse_coo):
+    if layout is not None and layout != torch.sparse_coo:
         if sparse_dim is not None:
             raise ArgumentError(
                 f"to_sparse takes sparse_dim= or layout=, not both ({sparse_dim} and {layout})"
             )
-        return _to_compressed(self, _kind_of(layout), blocksize, dense_dim)
+        if layout not in COMPRESSED:
+            raise FormatError(
+                f"{layout} is no sparse layout; there are torch.sparse_coo, _csr, _csc, _bsr and _bsc"
+            )
+        return _to_compressed(self, COMPRESSED[layout], blocksize, dense_dim)
     if blocksize is not None:
         raise ArgumentError("blocksize= is for layout=torch.sparse_bsr and torch.sparse_bsc")
     if sparse_dim is None:
         sparse_dim = dims - (0 if dense_dim is None else dense_dim)
     if not 1 <= sparse_dim <= dims:
         raise ShapeError(f"a tensor of {dims} dimensions has from 1 to {dims} sparse ones, not {sparse_dim}")
-    return _converted(self, Format("o" * sparse_dim + "d" * (dims - sparse_dim)))
+    return as_sparse(self.to_format(Format("o" * sparse_dim + "d" * (dims - sparse_dim))))
 
 
 @implements_method("to_sparse_csr")
@@ -252,14 +217,6 @@ def to_sparse_bsc(self: SparseTensor, blocksize: Sequence[int], dense_dim: int |
     return _to_compressed(self, "bsc", blocksize, dense_dim)
 
 
-def _kind_of(layout: Any) -> str:
-    if layout not in COMPRESSED:
-        raise FormatError(
-            f"{layout} is no sparse layout; there are torch.sparse_coo, _csr, _csc, _bsr and _bsc"
-        )
-    return COMPRESSED[layout]
-
-
 def _to_compressed(
     S: SparseTensor, kind: str, blocksize: Sequence[int] | None, dense_dim: int | None
 ) -> SparseTensor:
@@ -278,13 +235,7 @@ def _to_compressed(
         raise ArgumentError(
             f"blocksize is the rows and columns of a block, such as (4, 4), not {blocksize!r}"
         )
-    return _converted(S, compressed_format(kind, dims - 2 - dense, blocks, dense))
-
-
-def _converted(S: SparseTensor, form: Format) -> SparseTensor:
-    converted = S.to_format(form)
-    assert isinstance(converted, SparseTensor)
-    return converted
+    return as_sparse(S.to_format(compressed_format(kind, dims - 2 - dense, blocks, dense)))
 
 
 # entries ---------------------------------------------------------------------------------------------
@@ -302,31 +253,24 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
         )
     if not isinstance(mask, SparseTensor) and mask.layout == torch.strided:
         raise OperandError("the mask of sparse_mask is dense; use mask.to_sparse(), or * for all places")
-    stored = from_torch(mask)
-    assert isinstance(stored, SparseTensor)
-    pattern = stored.storage.pattern
+    pattern = as_sparse(from_torch(mask)).storage.pattern
     if is_differentiable(self):
         return sparse_of(pattern, values_at(self, pattern))
     columns = coordinates(pattern)
     is_inside = inside(pattern, columns)
-    keys = keys_of(
-        [columns[dim] for dim in range(len(columns))], pattern.shape
-    )  # the keys of padding are those of other places, not used below
+    # the keys of padding are those of other places, not used below
+    keys = keys_of([columns[dim] for dim in range(len(columns))], pattern.shape)
     if isinstance(self, SparseTensor) or self.layout != torch.strided:
-        source = from_torch(self)
-        assert isinstance(source, SparseTensor)
-        sampled = entries_of(source).at(keys)
+        sampled = entries_of(as_sparse(from_torch(self))).at(keys)
     else:
         sampled = self.detach().reshape(-1)[keys if is_inside is None else keys * is_inside]
-    return SparseTensor(
-        Storage(
-            pattern, sampled if is_inside is None else torch.where(is_inside, sampled, sampled.new_zeros(()))
-        )
-    )
+    if is_inside is not None:
+        sampled = torch.where(is_inside, sampled, sampled.new_zeros(()))
+    return SparseTensor(Storage(pattern, sampled))
 
 
 def eliminate_zeros(S: SparseTensor) -> SparseTensor:
-    """Remove the zeros among the stored values of ``S``."""
+    """Return the same tensor without the zeros among its stored values."""
     if is_differentiable(S):
         pattern = eliminate_zeros(SparseTensor(S.storage)).storage.pattern
         return sparse_of(pattern, values_at(S, pattern))
@@ -340,7 +284,10 @@ def eliminate_zeros(S: SparseTensor) -> SparseTensor:
 
 
 def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
-    """Set the diagonal ``k`` (above the main one where positive) to ``values``, one or a list."""
+    """Return this matrix with diagonal ``k`` set to a number or a list; a short list sets its beginning.
+
+    Diagonals above the main one are positive.
+    """
     shape = S.storage.pattern.shape
     if len(shape) != 2:
         raise ShapeError(f"setdiag is for matrices, but this tensor has shape {shape}")

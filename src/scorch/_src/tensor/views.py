@@ -13,39 +13,22 @@ When a tensor changes, its views drop their entries, and recompute them when the
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 
-from scorch._src.engine.execute import convert
 from scorch._src.formats import Format
 from scorch._src.grad_state import untracked
 from scorch._src.storage.storage import Pattern, Storage
-from scorch._src.tensor.entries import Entries, entries_of, from_entries
+from scorch._src.tensor.entries import Entries, entries_of, from_entries, number_entries, stored_as
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor, Step, run_steps
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
 
-@contextlib.contextmanager
-def _positions_only() -> Iterator[None]:
-    """Compute positions inside of this context: autograd and ``torch.func`` do not track them."""
-    with torch.no_grad(), untracked():
-        yield
-
-
-def number_entries(pattern: Pattern, begin: int = 1) -> SparseTensor:
-    """Return the tensor on ``pattern`` whose values are the positions of its entries, from ``begin``."""
-    return SparseTensor(Storage(pattern, torch.arange(begin, begin + pattern.size, device=pattern.device)))
-
-
 def positions_through(steps: tuple[Step, ...], source: Pattern, form: Format) -> tuple[Pattern, torch.Tensor]:
     """Return the pattern of a view of ``source``, and each entry's position in ``source``, 0 for padding."""
-    with _positions_only():
-        view = run_steps(steps, number_entries(source))
-        stored = convert(view.storage if isinstance(view, SparseTensor) else view, form)
-        assert isinstance(stored, Storage)
+    with torch.no_grad(), untracked():  # positions are no function of values
+        view = run_steps(steps, number_entries(source, 1))
+        stored = stored_as(view.storage if isinstance(view, SparseTensor) else view, form)
         return stored.pattern, stored.values
 
 
@@ -65,11 +48,11 @@ def merge_view(storage: Storage, steps: tuple[Step, ...], view: Pattern) -> tupl
     Those of the view are counted after those of the storage.
     """
     source = storage.pattern
-    with _positions_only():
-        covered = run_steps(steps, number_entries(source))
+    with torch.no_grad(), untracked():  # positions are no function of values
+        covered = run_steps(steps, number_entries(source, 1))
         is_left = torch.ones(source.size + 1, dtype=torch.bool, device=source.device)
         is_left[covered.storage.values if isinstance(covered, SparseTensor) else covered] = False
-        before = entries_of(number_entries(source))
+        before = entries_of(number_entries(source, 1))
         left = is_left[before.values]
         after = entries_of(number_entries(view, source.size + 1))
         meta = storage.meta_tensor()
@@ -161,7 +144,7 @@ def _merge_copies(
     is_last = torch.ones_like(written, dtype=torch.bool)
     is_last[:-1] = written[1:] != written[:-1]
     written, values = written[is_last], places.values[order][is_last]
-    numbered = entries_of(number_entries(source))
+    numbered = entries_of(number_entries(source, 1))
     left = ~torch.isin(numbered.keys, written)
     added = torch.arange(source.size + 1, source.size + 1 + written.numel(), device=written.device)
     both = torch.cat([numbered.keys[left], written]), torch.cat([numbered.values[left], added])

@@ -68,17 +68,6 @@ def _outline(tensor: SparseTensor) -> torch.Tensor:
     return outline
 
 
-def check_untracked(target: SparseTensor) -> None:
-    """Refuse to write without gradients to a view of a tensor that requires one."""
-    link = target.view_of
-    if link is not None and is_grad_enabled() and link.parent.requires_grad:
-        check_writable(target)
-        raise InPlaceError(
-            f"this view of shape {tuple(target.shape)} is not connected to the tensor that it is a view of, "
-            "which requires a gradient; take the view again, or write inside of torch.no_grad()"
-        )
-
-
 def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
     """Refuse to write where several elements, or some of ``rest``, share memory with the target."""
     if name in RESHAPING:
@@ -142,9 +131,7 @@ def _is_partly_same(target: SparseTensor, other: SparseTensor) -> bool:
     if base is not (other.storage if other_origin is None else other_origin.source):
         return False
     first, second = target.storage.meta_tensor(), other.storage.meta_tensor()
-    if not first.numel() or not second.numel():
-        return False
-    if not _is_dense(first) or not _is_dense(second):
+    if not all(meta.numel() and _is_dense(meta) for meta in (first, second)):
         return False
     begin, other_begin = int(first.storage_offset()), int(second.storage_offset())
     end, other_end = begin + first.numel(), other_begin + second.numel()
@@ -167,9 +154,16 @@ def _is_dense(meta: torch.Tensor) -> bool:
 def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
     """Refuse to write where torch refuses it for dense tensors that are the same views."""
     target = args[0] if args else None
-    if isinstance(target, SparseTensor):
-        check_memory(func.overloadpacket.__name__, target, (args[1:], kwargs))
-        check_untracked(target)
+    if not isinstance(target, SparseTensor):
+        return
+    check_memory(func.overloadpacket.__name__, target, (args[1:], kwargs))
+    link = target.view_of
+    if link is not None and is_grad_enabled() and link.parent.requires_grad:
+        check_writable(target)
+        raise InPlaceError(
+            f"this view of shape {tuple(target.shape)} is not connected to the tensor that it is a view of, "
+            "which requires a gradient; take the view again, or write inside of torch.no_grad()"
+        )
 
 
 hooks.check_write = check_write

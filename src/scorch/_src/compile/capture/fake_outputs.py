@@ -18,7 +18,7 @@ import torch
 from scorch._src.compile.capture.program import Operand, Result, call_filled
 from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
-from scorch._src.tensor.create.construct import from_coordinates
+from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.flatten import pattern_of
 from scorch._src.tensor.registry import look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor

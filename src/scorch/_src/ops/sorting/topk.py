@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from scorch._src.grad_state import untracked
 from scorch._src.loops.types import LAST_INT32
-from scorch._src.tensor.matrix_rows import rows_tensor
+from scorch._src.tensor.create.build import rows_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
     get_unwrapped,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from scorch._src.backends.base import routines_for
 from scorch._src.compiler.pipeline import index_type
@@ -81,8 +82,8 @@ def _from_rows(
     dense = sizes[len(crd) :]
     form = Format("o" * len(crd) + "d" * len(dense))
     target_format = form if format is None else as_format(format, len(sizes))
-    counts = _counts(form, sizes, [count] * len(crd))
-    dtype = _index_dtype(sizes, counts)
+    counts = level_counts(form, sizes, [count] * len(crd))
+    dtype = index_dtype(sizes, counts)
     arrays = [own(array, dtype) for array in crd]
     pos = torch.tensor([0, count], dtype=dtype, device=values.device)
     absent: tuple[None, ...] = (None,) * len(dense)
@@ -90,18 +91,15 @@ def _from_rows(
         form, sizes, (pos, *(None,) * (len(crd) - 1), *absent), (*arrays, *absent), tuple(counts)
     )
     storage = Storage(pattern, values.contiguous().reshape(-1))
-    if count < MAX_ENTRIES_FOR_TORCH_CHECK and is_sorted(arrays):
-        return wrap(convert(storage, target_format))
-    sorting = routines_for(arrays[0]).sort_entries(arrays, sizes[: len(crd)])
-    if sorting is True or (not sorting and is_sorted(arrays)):
-        return wrap(convert(storage, target_format))
-    if not isinstance(sorting, bool):
-        order, moved = sorting
-        pattern = Pattern(form, sizes, pattern.pos, (*moved, *absent), tuple(counts))
-        return wrap(convert(Storage(pattern, values[order].contiguous().reshape(-1)), target_format))
-    if target_format.is_dense:
-        return wrap(convert(sorted_storage(storage, form), target_format))
-    return SparseTensor(sorted_storage(storage, target_format))
+    if count >= MAX_ENTRIES_FOR_TORCH_CHECK or not is_sorted(arrays):
+        sorting = routines_for(arrays[0]).sort_entries(arrays, sizes[: len(crd)])
+        if not isinstance(sorting, bool):
+            order, moved = sorting
+            pattern = Pattern(form, sizes, pattern.pos, (*moved, *absent), tuple(counts))
+            storage = Storage(pattern, values[order].contiguous().reshape(-1))
+        elif not sorting and not is_sorted(arrays):
+            storage = sorted_storage(storage, form if target_format.is_dense else target_format)
+    return wrap(convert(storage, target_format))
 
 
 def _connected(
@@ -223,8 +221,8 @@ def _compressed_pattern(
     unit = f"blocks of {what}" if inner else what
     check_pointers(pointer_name, pos, lines, entries, unit)
     check_coordinates(plain_name, crd, across, sizes[across], form.block(across))
-    counts = _counts(form, sizes, [crd.numel()])
-    dtype = _index_dtype(sizes, counts)
+    counts = level_counts(form, sizes, [crd.numel()])
+    dtype = index_dtype(sizes, counts)
     arrays = (own(_joined_pointers(pos, entries), dtype), own(crd.reshape(-1), dtype))
     place = batch + 1
     before: tuple[None, ...] = (None,) * place
@@ -309,13 +307,31 @@ def _joined_pointers(pos: torch.Tensor, entries: int) -> torch.Tensor:
     if pos.dim() == 1:
         return pos
     flat = pos.reshape(-1, pos.shape[-1]).to(torch.int64)
-    begins = torch.arange(flat.shape[0], device=flat.device).unsqueeze(1) * entries
-    return torch.cat(
-        [(flat[:, :-1] + begins).reshape(-1), torch.tensor([flat.shape[0] * entries], device=flat.device)]
-    )
+    begins = torch.arange(flat.shape[0] + 1, device=flat.device) * entries
+    return torch.cat([(flat[:, :-1] + begins[:-1, None]).reshape(-1), begins[-1:]])
 
 
-def _counts(form: Format, sizes: tuple[int, ...], entries: Sequence[int]) -> list[int]:
+def rows_pattern(pos: torch.Tensor, crd: torch.Tensor, shape: tuple[int, ...]) -> Pattern:
+    """Return the pattern of compressed rows, those of all matrices of a batch one after the other."""
+    form = Format("d" * (len(shape) - 1) + "s")
+    absent: tuple[None, ...] = (None,) * (len(shape) - 1)
+    counts = tuple(level_counts(form, shape, [crd.shape[0]]))
+    return Pattern(form, shape, (*absent, pos), (*absent, crd), counts)
+
+
+def rows_tensor(
+    pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
+) -> SparseTensor:
+    """Return the tensor with these rows, connected to ``values``; ``torch.compile`` can trace it."""
+    if is_dynamo_compiling():
+        order = ",".join([str(dim) for dim in range(len(shape))])
+        text = "d" * (len(shape) - 1) + f"s:{order}:"  # as ``flatten.spelled`` writes the format
+        return torch.ops.scorch.assemble(text, list(shape), [pos, crd], values)  # type: ignore[no-any-return]
+    tensor: SparseTensor = hooks.sparse_of(rows_pattern(pos, crd, shape), values)
+    return tensor
+
+
+def level_counts(form: Format, sizes: tuple[int, ...], entries: Sequence[int]) -> list[int]:
     """Count the positions of each level; ``entries`` has those of the levels that store coordinates."""
     left, counts, positions = list(entries), [], 1
     for number, level in enumerate(form.levels):
@@ -325,5 +341,6 @@ def _counts(form: Format, sizes: tuple[int, ...], entries: Sequence[int]) -> lis
     return counts
 
 
-def _index_dtype(sizes: tuple[int, ...], counts: Sequence[int]) -> torch.dtype:
+def index_dtype(sizes: Sequence[int], counts: Sequence[int] = ()) -> torch.dtype:
+    """Return the dtype of the index arrays of a tensor whose levels have these positions."""
     return dtype_of_type(index_type(sizes, max(counts, default=0)))

@@ -6,7 +6,7 @@ Kernels trust the index arrays of a pattern, so this file refuses every array th
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,15 +66,18 @@ def is_freed(tensor: torch.Tensor) -> bool:
     return not tensor.is_meta and not tensor._is_zerotensor()
 
 
+def freed_in_words(tensor: torch.Tensor) -> str:
+    """Describe the mistake of a tensor whose memory was freed."""
+    shape = tuple(tensor.shape)
+    return f"a dense tensor of shape {shape} has no memory: its storage was resized or freed; make it anew"
+
+
 def refuse_freed(*values: Any) -> None:
     """Refuse dense tensors whose memory was freed: torch's own functions would crash the process."""
     for value in values:
         if isinstance(value, torch.Tensor):
             if is_freed(value):
-                raise FreedError(
-                    f"a dense tensor of shape {tuple(value.shape)} has no memory: its storage was resized or "
-                    "freed; make it anew"
-                )
+                raise FreedError(freed_in_words(value))
         elif isinstance(value, (list, tuple)):
             refuse_freed(*value)
 
@@ -122,9 +125,8 @@ def as_indices(name: str, data: Any, device: torch.device | None = None) -> torc
     indices = as_tensor(name, data, device)
     if indices.dtype in _INTEGERS:
         return indices
-    if indices.numel() == 0:
-        return indices.to(torch.int64)  # the dtype of an empty list means nothing
-    if indices.dtype in (torch.uint16, torch.uint32, torch.uint64):
+    is_unsigned = indices.dtype in (torch.uint16, torch.uint32, torch.uint64)
+    if is_unsigned or indices.numel() == 0:  # the dtype of an empty list means nothing
         return indices.to(torch.int64)
     dtype = str(indices.dtype).removeprefix("torch.")
     raise DtypeError(f"{name} has dtype {dtype}; coordinates are whole numbers: use int64 or int32")
@@ -183,7 +185,7 @@ def _checked_size(name: str, dim: int, length: Any) -> int:
     try:
         number = operator.index(length)
     except TypeError:
-        raise ShapeError(f"{name}[{dim}] is {length!r}; sizes must be non-negative integers") from None
+        number = -1
     if isinstance(length, bool) or number < 0:
         raise ShapeError(f"{name}[{dim}] is {length!r}; sizes must be non-negative integers")
     if number > MAX_SIZE:
@@ -219,43 +221,38 @@ def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, w
             "and where the last ends"
         )
     batches = pointers.reshape(-1, rows + 1)
-    falls = batches[:, 1:] < batches[:, :-1]
-    for kind, wrong in (
-        ("start", batches[:, :1] != 0),
-        ("order", falls),
-        ("end", batches[:, -1:] != entries),
-    ):
+    mistakes: tuple[tuple[torch.Tensor, Callable[[list[int], int], str]], ...] = (
+        (batches[:, :1] != 0, lambda row, at: f"begins with {row[at]}; the first pointer is 0"),
+        (
+            batches[:, 1:] < batches[:, :-1],
+            lambda row, at: (
+                f"falls from {row[at]} at entry {at} to {row[at + 1]} at entry {at + 1}; "
+                "pointers never go down"
+            ),
+        ),
+        (
+            batches[:, -1:] != entries,
+            lambda row, at: (
+                f"ends with {row[-1]}, but there are {entries} entries; the last pointer is their number"
+            ),
+        ),
+    )
+    for wrong, explain in mistakes:
         if bool(wrong.any()):
             number, entry = (int(place) for place in wrong.nonzero()[0])
             where = f"{name} of batch {number}" if pointers.dim() > 1 else name
-            raise IndexRangeError(f"{where} {_wrong_pointer(kind, batches[number].tolist(), entry, entries)}")
-
-
-def _wrong_pointer(kind: str, row: list[int], entry: int, entries: int) -> str:
-    if kind == "start":
-        return f"begins with {row[0]}; the first pointer is 0"
-    if kind == "end":
-        return f"ends with {row[-1]}, but there are {entries} entries; the last pointer is their number"
-    return (
-        f"falls from {row[entry]} at entry {entry} to {row[entry + 1]} at entry {entry + 1}; "
-        "pointers never go down"
-    )
+            raise IndexRangeError(f"{where} {explain(batches[number].tolist(), entry)}")
 
 
 def is_sorted(crd: Sequence[torch.Tensor]) -> bool:
     """Whether the entries with coordinates ``crd`` are sorted and none repeats."""
     if crd[0].numel() < 2:
         return True
-    equal: torch.Tensor | None = None
-    rises: torch.Tensor | None = None
-    for array in crd:
-        here, before = array[1:], array[:-1]
-        if equal is None or rises is None:
-            rises, equal = here > before, here == before
-        else:
-            rises |= equal & (here > before)
-            equal &= here == before
-    return rises is not None and bool(rises.all())
+    rises, equal = crd[0][1:] > crd[0][:-1], crd[0][1:] == crd[0][:-1]
+    for array in crd[1:]:
+        rises |= equal & (array[1:] > array[:-1])
+        equal &= array[1:] == array[:-1]
+    return bool(rises.all())
 
 
 def is_sorted_below(pos: torch.Tensor, crd: torch.Tensor) -> bool:

@@ -6,7 +6,9 @@ arguments.
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -30,29 +32,13 @@ from scorch._src.tensor.create.check import (
     refuse_pinning,
 )
 from scorch._src.tensor.flatten import spelled
-from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
+from scorch._src.tensor.interop.torch_layouts import LAYOUTS, from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FormatError, OperandError, ShapeError, UnsupportedError
 
-__all__ = [
-    "from_coordinates",
-    "from_edge_index",
-    "from_torch",
-    "sparse_bsc_tensor",
-    "sparse_bsr_tensor",
-    "sparse_compressed_tensor",
-    "sparse_coo_tensor",
-    "sparse_csc_tensor",
-    "sparse_csr_tensor",
-    "tensor",
-]
+Constructor = TypeVar("Constructor", bound=Callable[..., Any])
 
-COMPRESSED = {
-    torch.sparse_csr: "csr",
-    torch.sparse_csc: "csc",
-    torch.sparse_bsr: "bsr",
-    torch.sparse_bsc: "bsc",
-}
+COMPRESSED = {layout: kind for kind, layout in LAYOUTS.items()}
 
 
 def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
@@ -208,19 +194,48 @@ def sparse_coo_tensor(
     return _leaf(from_coordinates(indices, checked, size, format), requires_grad)
 
 
+def sparse_compressed(
+    kind: str,
+    pointers: Any,
+    plain: Any,
+    values: Any,
+    size: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    format: str | Format | None = None,
+) -> SparseTensor | torch.Tensor:
+    """Construct a tensor from the arrays of torch's layout ``kind``: csr, csc, bsr or bsc."""
+    is_in_graph = kind[0] == "c" and size is not None and values is not None and dtype is None
+    if is_in_graph and is_dynamo_compiling():
+        return _in_graph(kind, [pointers, plain], values, size, format)
+    where = _checked_device(f"sparse_{kind}_tensor", device, pin_memory)
+    checked = as_differentiable_values("values", values, dtype, where)
+    return _leaf(from_compressed(kind, pointers, plain, checked, size, format), requires_grad)
+
+
+def _shows_options(function: Constructor) -> Constructor:
+    """Show in the signature of a constructor the options that it passes to ``sparse_compressed``."""
+    signature = inspect.signature(function)
+    options = inspect.signature(sparse_compressed).parameters.values()
+    own = [*signature.parameters.values()][:-1]
+    shown = [*own, *(option for option in options if option.kind is option.KEYWORD_ONLY)]
+    vars(function)["__signature__"] = signature.replace(parameters=shown)
+    return function
+
+
+@_shows_options
 def sparse_compressed_tensor(
     compressed_indices: Any,
     plain_indices: Any,
     values: Any,
     size: Any = None,
     *,
-    dtype: torch.dtype | None = None,
     layout: torch.layout | None = None,
-    device: Any = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-    check_invariants: bool | None = None,
-    format: str | Format | None = None,
+    **options: Any,
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_compressed_tensor``: CSR, CSC, BSR or BSC, as ``layout`` says."""
     kind = None if layout is None else COMPRESSED.get(layout)
@@ -229,24 +244,12 @@ def sparse_compressed_tensor(
             f"layout {layout} is not compressed; there are torch.sparse_csr, torch.sparse_csc, "
             "torch.sparse_bsr and torch.sparse_bsc"
         )
-    where = _checked_device(f"sparse_{kind}_tensor", device, pin_memory)
-    checked = as_differentiable_values("values", values, dtype, where)
-    tensor = from_compressed(kind, compressed_indices, plain_indices, checked, size, format)
-    return _leaf(tensor, requires_grad)
+    return sparse_compressed(kind, compressed_indices, plain_indices, values, size, **options)
 
 
+@_shows_options
 def sparse_csr_tensor(
-    crow_indices: Any,
-    col_indices: Any,
-    values: Any,
-    size: Any = None,
-    *,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-    check_invariants: bool | None = None,
-    format: str | Format | None = None,
+    crow_indices: Any, col_indices: Any, values: Any, size: Any = None, **options: Any
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_csr_tensor``; columns in any order inside a row, repeats are summed.
 
@@ -254,70 +257,31 @@ def sparse_csr_tensor(
     >>> scorch.sparse_csr_tensor([0, 1, 3], [2, 0, 2], [3.0, 4.0, 5.0], (2, 3))
     SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)
     """
-    if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
-        return _in_graph("csr", [crow_indices, col_indices], values, size, format)
-    where = _checked_device("sparse_csr_tensor", device, pin_memory)
-    checked = as_differentiable_values("values", values, dtype, where)
-    return _leaf(from_compressed("csr", crow_indices, col_indices, checked, size, format), requires_grad)
+    return sparse_compressed("csr", crow_indices, col_indices, values, size, **options)
 
 
+@_shows_options
 def sparse_csc_tensor(
-    ccol_indices: Any,
-    row_indices: Any,
-    values: Any,
-    size: Any = None,
-    *,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-    check_invariants: bool | None = None,
-    format: str | Format | None = None,
+    ccol_indices: Any, row_indices: Any, values: Any, size: Any = None, **options: Any
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_csc_tensor``; rows in any order inside a column, repeats are summed."""
-    if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
-        return _in_graph("csc", [ccol_indices, row_indices], values, size, format)
-    where = _checked_device("sparse_csc_tensor", device, pin_memory)
-    checked = as_differentiable_values("values", values, dtype, where)
-    return _leaf(from_compressed("csc", ccol_indices, row_indices, checked, size, format), requires_grad)
+    return sparse_compressed("csc", ccol_indices, row_indices, values, size, **options)
 
 
+@_shows_options
 def sparse_bsr_tensor(
-    crow_indices: Any,
-    col_indices: Any,
-    values: Any,
-    size: Any = None,
-    *,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-    check_invariants: bool | None = None,
-    format: str | Format | None = None,
+    crow_indices: Any, col_indices: Any, values: Any, size: Any = None, **options: Any
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_bsr_tensor``: each value is a block."""
-    where = _checked_device("sparse_bsr_tensor", device, pin_memory)
-    checked = as_differentiable_values("values", values, dtype, where)
-    return _leaf(from_compressed("bsr", crow_indices, col_indices, checked, size, format), requires_grad)
+    return sparse_compressed("bsr", crow_indices, col_indices, values, size, **options)
 
 
+@_shows_options
 def sparse_bsc_tensor(
-    ccol_indices: Any,
-    row_indices: Any,
-    values: Any,
-    size: Any = None,
-    *,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-    check_invariants: bool | None = None,
-    format: str | Format | None = None,
+    ccol_indices: Any, row_indices: Any, values: Any, size: Any = None, **options: Any
 ) -> SparseTensor | torch.Tensor:
     """As ``torch.sparse_bsc_tensor``: each value is a block."""
-    where = _checked_device("sparse_bsc_tensor", device, pin_memory)
-    checked = as_differentiable_values("values", values, dtype, where)
-    return _leaf(from_compressed("bsc", ccol_indices, row_indices, checked, size, format), requires_grad)
+    return sparse_compressed("bsc", ccol_indices, row_indices, values, size, **options)
 
 
 def _checked_device(name: str, device: Any, pin_memory: bool) -> torch.device | None:

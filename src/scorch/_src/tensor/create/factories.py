@@ -7,6 +7,7 @@ entries is never dense on the way, and one with all entries is checked against t
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +16,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from scorch._src.compiler.pipeline import index_type
-from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
+from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.devices import HOST
 from scorch._src.formats import Format, as_format
 from scorch._src.storage.assemble import assembled
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.storage.storage import Storage
-from scorch._src.tensor.create.build import from_coordinates
+from scorch._src.tensor.create.build import from_coordinates, index_dtype, level_counts
 from scorch._src.tensor.create.check import MAX_SIZE, as_shape, check_device, device_for, refuse_pinning
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
@@ -38,21 +38,28 @@ Maker = TypeVar("Maker", bound=Callable[..., AnyTensor])
 MIN_DENSITY_OF_PERMUTATION = 0.25  # from this share of places on, draw from a permutation
 
 
-def leaf(maker: Maker) -> Maker:
-    """Add ``requires_grad`` for sparse tensors to a factory function."""
+def factory(dense: Callable[..., torch.Tensor]) -> Callable[[Maker], Maker]:
+    """Let torch's function ``dense`` answer without ``format`` and ``density``; add ``requires_grad``."""
 
-    @functools.wraps(maker)
-    def make(*args: Any, requires_grad: bool = False, **options: Any) -> AnyTensor:
-        tensor = maker(*args, **options)
-        return tensor.requires_grad_() if requires_grad else tensor
+    def register(maker: Maker) -> Maker:
+        own = {"format", "density"} & inspect.signature(maker).parameters.keys()
 
-    return make  # type: ignore[return-value]
+        @functools.wraps(maker)
+        def make(*args: Any, requires_grad: bool = False, **options: Any) -> AnyTensor:
+            given = {name: options.pop(name, None) for name in own}
+            is_dense = all(value is None for value in given.values())
+            tensor = dense(*args, **options) if is_dense else maker(*args, **given, **options)
+            return tensor.requires_grad_() if requires_grad else tensor
+
+        return make  # type: ignore[return-value]
+
+    return register
 
 
-# without entries -------------------------------------------------------------------------------------
+# with one value --------------------------------------------------------------------------------------
 
 
-@leaf
+@factory(torch.zeros)
 def zeros(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.zeros``; in a sparse ``format`` nothing is stored.
 
@@ -60,130 +67,85 @@ def zeros(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
     >>> scorch.zeros(1_000_000, 1_000_000, format="coo")
     SparseTensor(shape=(1000000, 1000000), dtype=float32, format=coo, nnz=0, density=0.00%)
     """
-    if format is None:
-        return torch.zeros(*size, **options)
-    shape, dtype = _shape_of(size, options), _dtype_of("zeros", options)
-    return _without_entries("zeros", shape, dtype, format, _device_of("zeros", options))
+    return filled("zeros", size, 0, format, options)
 
 
-@leaf
+@factory(torch.empty)
 def empty(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.empty``; in a sparse ``format`` nothing is stored, so that all values are 0."""
-    if format is None:
-        return torch.empty(*size, **options)
-    shape, dtype = _shape_of(size, options), _dtype_of("empty", options)
-    return _without_entries("empty", shape, dtype, format, _device_of("empty", options))
+    return filled("empty", size, 0, format, options)
 
 
-@leaf
-def zeros_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.zeros_like``; in a sparse ``format`` nothing is stored."""
-    if format is None:
-        return torch.zeros_like(input, **options)
-    check_tensor("zeros_like", input)
-    dtype = _dtype_of("zeros_like", options, input.dtype)
-    device = _device_of("zeros_like", options, input)
-    return _without_entries("zeros_like", tuple(input.shape), dtype, format, device)
+@factory(torch.ones)
+def ones(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
+    """As ``torch.ones``; in a sparse ``format`` every place is stored."""
+    return filled("ones", size, 1, format, options)
 
 
-def _without_entries(
-    name: str, shape: tuple[int, ...], dtype: torch.dtype, format: str | Format, device: torch.device
+@factory(torch.full)
+def full(size: Any, fill_value: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
+    """As ``torch.full``; in a sparse ``format`` every place is stored, unless ``fill_value`` is 0."""
+    try:
+        inferred = torch.full((), fill_value, device=HOST).dtype
+    except TypeError:
+        raise OperandError(f"fill_value is one number, not {fill_value!r}") from None
+    return filled("full", (as_shape("size", size),), fill_value, format, options, inferred)
+
+
+def filled(
+    name: str,
+    size: tuple[Any, ...],
+    value: Any,
+    format: Any,
+    options: dict[str, Any],
+    default: torch.dtype | None = None,
 ) -> AnyTensor:
+    """Store ``value`` at every place, and nothing where it is 0."""
+    shape, dtype = _shape_of(size, options), _dtype_of(name, options, default)
+    device = device_for(name, options.get("device"))
     form = as_format(format, len(shape))
-    if form.is_dense:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return SparseTensor(_empty(name, form, shape, dtype, device))
+    if value == 0 and not form.is_dense:
+        return SparseTensor(_empty(name, form, shape, dtype, device))
+    if value != 0:
+        check_all_stored(name, shape, dtype, form)
+    return from_torch(torch.full(shape, value, dtype=dtype, device=device), form)
 
 
 def _empty(
     name: str, form: Format, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Storage:
     """Build a tensor in which nothing is stored; dense levels at the top still have all their positions."""
-    counts, pointers, positions = [], 0, 1
-    for level, kind in enumerate(form.levels):
-        if form.starts_run(level):
-            pointers = max(pointers, positions + 1)
-        positions = kind.count(positions, form.level_size(level, shape), 0)
-        counts.append(positions)
-    index = dtype_of_type(index_type(shape, max(counts)))
+    counts = level_counts(form, shape, [0] * len(form))
+    index = index_dtype(shape, counts)
+    pointers = {
+        level: (counts[level - 1] if level else 1) + 1 for level in range(len(form)) if form.starts_run(level)
+    }
     check_budget(
-        pointers * index.itemsize, f"{name} in format {form}", "use format='coo', which has no pointers"
+        max(pointers.values(), default=0) * index.itemsize,
+        f"{name} in format {form}",
+        "use format='coo', which has no pointers",
     )
     none = torch.zeros(0, dtype=index, device=device)
     pos = [
-        torch.zeros((counts[level - 1] if level else 1) + 1, dtype=index, device=device)
-        if form.starts_run(level)
-        else None
+        torch.zeros(pointers[level], dtype=index, device=device) if level in pointers else None
         for level in range(len(form))
     ]
     crd = [None if kind.is_full else none for kind in form.levels]
     return assembled(form, shape, pos, crd, counts, torch.zeros(counts[-1], dtype=dtype, device=device))
 
 
-# with all entries ------------------------------------------------------------------------------------
-
-
-@leaf
-def ones(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.ones``; in a sparse ``format`` every place is stored."""
-    if format is None:
-        return torch.ones(*size, **options)
-    shape, dtype = _shape_of(size, options), _dtype_of("ones", options)
-    return _filled("ones", shape, 1, dtype, format, _device_of("ones", options))
-
-
-@leaf
-def ones_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.ones_like``; in a sparse ``format`` every place is stored."""
-    if format is None:
-        return torch.ones_like(input, **options)
-    check_tensor("ones_like", input)
-    dtype = _dtype_of("ones_like", options, input.dtype)
-    device = _device_of("ones_like", options, input)
-    return _filled("ones_like", tuple(input.shape), 1, dtype, format, device)
-
-
-@leaf
-def full(size: Any, fill_value: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.full``; in a sparse ``format`` every place is stored, unless ``fill_value`` is 0."""
-    if format is None:
-        return torch.full(size, fill_value, **options)
-    try:
-        inferred = torch.full((), fill_value, device=HOST).dtype
-    except TypeError:
-        raise OperandError(f"fill_value is one number, not {fill_value!r}") from None
-    dtype = _dtype_of("full", options, inferred)
-    shape, device = as_shape("size", size), _device_of("full", options)
-    return _filled("full", shape, fill_value, dtype, format, device)
-
-
-def _filled(
-    name: str,
-    shape: tuple[int, ...],
-    value: Any,
-    dtype: torch.dtype,
-    format: str | Format,
-    device: torch.device,
-) -> AnyTensor:
-    form = as_format(format, len(shape))
-    if value == 0:
-        return _without_entries(name, shape, dtype, form, device)
-    check_all_stored(name, shape, dtype, form)
-    return from_torch(torch.full(shape, value, dtype=dtype, device=device), form)
-
-
 def check_all_stored(name: str, shape: tuple[int, ...], dtype: torch.dtype, form: Format) -> None:
     """Refuse to store every place where that takes more than the dense budget."""
     places = math.prod(shape)
     sparse = sum(not level.is_full for level in form.levels)
-    size = places * (dtype.itemsize + sparse * dtype_of_type(index_type(shape, places)).itemsize)
+    size = places * (dtype.itemsize + sparse * index_dtype(shape, [places]).itemsize)
     check_budget(size, f"{name} of shape {shape}, which stores every place,", "ask for fewer entries")
 
 
 # some of the places ----------------------------------------------------------------------------------
 
 
-@leaf
+@factory(lambda n, m=None, **options: torch.eye(n, n if m is None else m, **options))
 def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.eye``; in a sparse ``format`` only the diagonal is stored.
 
@@ -191,19 +153,15 @@ def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: An
     >>> scorch.eye(100_000, format="csr").nnz
     100000
     """
-    if format is None:
-        return torch.eye(n, **options) if m is None else torch.eye(n, m, **options)
     shape, dtype = as_shape("size", (n, n if m is None else m)), _dtype_of("eye", options)
-    diagonal = torch.arange(min(shape), device=_device_of("eye", options))
+    diagonal = torch.arange(min(shape), device=device_for("eye", options.get("device")))
     values = torch.ones(min(shape), dtype=dtype, device=diagonal.device)
-    return from_coordinates([diagonal, diagonal], values, shape, as_format(format, 2))
+    return from_coordinates([diagonal, diagonal], values, shape, format)
 
 
-@leaf
-def arange(*bounds: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
+@factory(torch.arange)
+def arange(*bounds: Any, format: Any = None, **options: Any) -> AnyTensor:
     """As ``torch.arange``; in a sparse ``format`` all but a 0 is stored."""
-    if format is None:
-        return torch.arange(*bounds, **options)
     named = {name: options.pop(name) for name in ("start", "end", "step") if name in options}
     dtype = options.get("dtype")
     check_options("arange", options)
@@ -211,7 +169,7 @@ def arange(*bounds: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
     form = as_format(format, 1)
     type_of_dtype(planned.dtype)
     check_all_stored("arange", tuple(planned.shape), planned.dtype, form)
-    device = _device_of("arange", options)
+    device = device_for("arange", options.get("device"))
     return from_torch(torch.arange(*bounds, **named, dtype=dtype, device=device), form)
 
 
@@ -228,15 +186,17 @@ def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> AnyTens
     if format is None:
         return torch.as_tensor(data, **options)
     check_options("as_tensor", options)
-    like = data if isinstance(data, torch.Tensor) else None
-    device = _device_of("as_tensor", options, like)
+    device = options.get("device")
+    if device is None and isinstance(data, torch.Tensor):
+        device = data.device
+    device = device_for("as_tensor", device)
     return from_torch(torch.as_tensor(data, dtype=options.get("dtype"), device=device), format)
 
 
 # at random -------------------------------------------------------------------------------------------
 
 
-@leaf
+@factory(torch.rand)
 def rand(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.rand``; with ``density`` only that share of places is stored, drawn at random.
 
@@ -246,22 +206,16 @@ def rand(*size: Any, density: float | None = None, format: AnyFormat = None, **o
     >>> scorch.rand(1000, 1000, density=0.01, format="csr").nnz
     10000
     """
-    if density is None and format is None:
-        return torch.rand(*size, **options)
-    shape = _shape_of(size, options)
-    return drawn("rand", torch.rand, shape, density, format, options, torch.get_default_dtype())
+    return drawn("rand", torch.rand, _shape_of(size, options), density, format, options)
 
 
-@leaf
+@factory(torch.randn)
 def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.randn``; with ``density`` only that share of places is stored, drawn at random."""
-    if density is None and format is None:
-        return torch.randn(*size, **options)
-    shape = _shape_of(size, options)
-    return drawn("randn", torch.randn, shape, density, format, options, torch.get_default_dtype())
+    return drawn("randn", torch.randn, _shape_of(size, options), density, format, options)
 
 
-@leaf
+@factory(torch.randint)
 def randint(
     *bounds_and_size: Any, density: float | None = None, format: AnyFormat = None, **options: Any
 ) -> AnyTensor:
@@ -269,13 +223,8 @@ def randint(
 
     ``randint(high, size)`` or ``randint(low, high, size)``; a value that is drawn as 0 is stored too.
     """
-    if density is None and format is None:
-        return torch.randint(*bounds_and_size, **options)
     low, high, size = _randint_arguments(bounds_and_size, options)
-
-    def draw(count: Sequence[int], **options: Any) -> torch.Tensor:
-        return torch.randint(low, high, count, **options)
-
+    draw = functools.partial(torch.randint, low, high)
     return drawn("randint", draw, as_shape("size", size), density, format, options, torch.int64)
 
 
@@ -308,13 +257,13 @@ def drawn(
     density: float | None,
     format: AnyFormat,
     options: dict[str, Any],
-    default: torch.dtype,
+    default: torch.dtype | None = None,
 ) -> AnyTensor:
     """Draw values at random places of ``shape``, or at all without a ``density``."""
     form = as_format("coo" if format is None else format, len(shape))
     generator = options.pop("generator", None)
-    dtype, device = _dtype_of(name, options, default), _device_of(name, options)
-    if default.is_floating_point and not (dtype.is_floating_point or dtype.is_complex):
+    dtype, device = _dtype_of(name, options, default), device_for(name, options.get("device"))
+    if default is None and not (dtype.is_floating_point or dtype.is_complex):
         plain = str(dtype).removeprefix("torch.")
         raise DtypeError(f"{name} has no {plain} values; draw them with scorch.randint")
     if density is None:
@@ -354,10 +303,8 @@ def _draw_places(
     taken = torch.zeros(0, dtype=torch.int64, device=device)
     while taken.numel() < count:
         # As many as give the rest on average, since some fall on places that are taken, and some to spare.
-        left, share = (
-            count - taken.numel(),
-            (count - taken.numel()) / (places - taken.numel()),
-        )
+        left = count - taken.numel()
+        share = left / (places - taken.numel())
         tries = math.ceil(-math.log1p(-share) / share * left + 3 * math.sqrt(left)) + 1
         more = torch.randint(places, (tries,), generator=generator, device=device)
         taken = torch.unique(torch.cat([taken, more]))
@@ -382,12 +329,6 @@ def _dtype_of(name: str, options: Mapping[str, Any], default: torch.dtype | None
     dtype: torch.dtype = options.get("dtype") or default or torch.get_default_dtype()
     type_of_dtype(dtype)
     return dtype
-
-
-def _device_of(name: str, options: Mapping[str, Any], like: torch.Tensor | None = None) -> torch.device:
-    """Return the device for a tensor: that of the options, of ``like``, or torch's default device."""
-    device = options.get("device")
-    return device_for(name, like.device if device is None and like is not None else device)
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ dense on the way.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from typing import Any
@@ -28,7 +29,7 @@ from scorch._src.tensor.create.factories import (
     check_options,
     check_tensor,
     drawn,
-    leaf,
+    factory,
 )
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -37,25 +38,18 @@ from scorch.errors import ArgumentError, IndexRangeError, OperandError, ShapeErr
 # lists -----------------------------------------------------------------------------------------------
 
 
-@leaf
+@factory(torch.linspace)
 def linspace(start: Any, end: Any, steps: int, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.linspace``; in a sparse ``format`` all but zeros are stored."""
-    if format is None:
-        return torch.linspace(start, end, steps, **options)
     return _listed("linspace", torch.linspace, (start, end), steps, format, options)
 
 
-@leaf
+@factory(torch.logspace)
 def logspace(
     start: Any, end: Any, steps: int, base: float = 10.0, *, format: AnyFormat = None, **options: Any
 ) -> AnyTensor:
     """As ``torch.logspace``; in a sparse ``format`` all but zeros are stored."""
-    if format is None:
-        return torch.logspace(start, end, steps, base, **options)
-
-    def make(start: Any, end: Any, steps: int, **options: Any) -> torch.Tensor:
-        return torch.logspace(start, end, steps, base, **options)
-
+    make = functools.partial(torch.logspace, base=base)
     return _listed("logspace", make, (start, end), steps, format, options)
 
 
@@ -63,11 +57,8 @@ def randperm(n: int, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """As ``torch.randperm``; in a sparse ``format`` all but the 0 are stored."""
     if format is None:
         return torch.randperm(n, **options)
-    generator, options = options.pop("generator", None), {"dtype": torch.int64, **options}
-
-    def make(n: int, **options: Any) -> torch.Tensor:
-        return torch.randperm(n, generator=generator, **options)
-
+    make = functools.partial(torch.randperm, generator=options.pop("generator", None))
+    options = {"dtype": torch.int64, **options}
     return _listed("randperm", make, (), n, format, options)
 
 
@@ -97,7 +88,11 @@ def bernoulli(input: torch.Tensor, *args: Any, format: AnyFormat = None, **optio
     return from_torch(torch.bernoulli(input, *args, **options), form)
 
 
-@leaf
+def _normal(mean: Any, std: Any = 1.0, size: Any = None, **options: Any) -> torch.Tensor:
+    return torch.normal(mean, std, *(() if size is None else (size,)), **options)
+
+
+@factory(_normal)
 def normal(
     mean: Any, std: Any = 1.0, size: Any = None, *, density: Any = None, format: Any = None, **options: Any
 ) -> AnyTensor:
@@ -106,20 +101,13 @@ def normal(
     A sparse tensor takes two numbers and a ``size``, or in ``format`` tensors of means and deviations, where
     every place is drawn.
     """
-    if density is None and format is None:
-        arguments = (mean, std) if size is None else (mean, std, size)
-        return torch.normal(*arguments, **options)
     if size is None:
         if density is not None:
             raise OperandError("normal with density= takes two numbers and a size, not tensors")
-        dense = torch.normal(mean, std, **options)
-        return from_torch(dense, as_format(format, dense.dim()))
+        return from_torch(torch.normal(mean, std, **options), format)
 
-    def draw(count: Any, **options: Any) -> torch.Tensor:
-        return torch.normal(mean, std, count, **options)
-
-    shape = as_shape("size", size)
-    return drawn("normal", draw, shape, density, format, options, torch.get_default_dtype())
+    draw = functools.partial(_normal, mean, std)
+    return drawn("normal", draw, as_shape("size", size), density, format, options)
 
 
 # diagonals -------------------------------------------------------------------------------------------
@@ -137,8 +125,7 @@ def diag(input: torch.Tensor, diagonal: int = 0, *, format: AnyFormat = None, **
     check_tensor("diag", input)
     check_options("diag", options)
     if input.dim() != 1:
-        dense = torch.diag(input, diagonal)
-        return from_torch(dense, as_format(format, dense.dim()))
+        return from_torch(torch.diag(input, diagonal), format)
     return diag_embed(input, diagonal, format=format)
 
 
@@ -170,15 +157,10 @@ def diag_embed(
     offset = operator.index(offset)
     size = shape[-1] + abs(offset)
     columns, sizes = list(batch), list(shape[:-1])
-    placed = sorted(zip(dims, (along + max(-offset, 0), along + max(offset, 0)), strict=True), key=_first)
-    for dim, column in placed:
-        columns.insert(dim, column)
+    for dim, shift in sorted(zip(dims, (max(-offset, 0), max(offset, 0)), strict=True)):
+        columns.insert(dim, along + shift)
         sizes.insert(dim, size)
     return from_coordinates(columns, input.detach().reshape(-1), tuple(sizes), form)
-
-
-def _first(pair: tuple[int, torch.Tensor]) -> int:
-    return pair[0]
 
 
 def _checked_dim(dim: int, rank: int) -> int:
@@ -199,7 +181,7 @@ def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
         check_options("asarray", options)
         return from_torch(obj.to(options.get("dtype") or obj.dtype, copy=is_copied), format)
     dense = torch.asarray(obj, **options)
-    return dense if format is None else from_torch(dense, as_format(format, dense.dim()))
+    return dense if format is None else from_torch(dense, format)
 
 
 def from_numpy(array: np.ndarray[Any, Any], *, format: AnyFormat = None) -> AnyTensor:

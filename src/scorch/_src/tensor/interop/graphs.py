@@ -7,7 +7,6 @@ than two dimensions the first two are nodes, and each edge has a value of the ot
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,8 +16,10 @@ from scorch._src.grad_state import is_differentiable
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.create.check import as_values, own
+from scorch._src.tensor.entries import as_sparse
+from scorch._src.tensor.interop.optional import optional_module
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError, ShapeError, UnsupportedError
+from scorch.errors import OperandError, ShapeError
 
 Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -27,47 +28,49 @@ Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def coo(S: SparseTensor) -> Arrays:
-    stored = _stored(S, "oo", (0, 1))
-    row, column = stored.storage.pattern.crd[:2]
-    assert row is not None and column is not None
-    return own(row, torch.int64), own(column, torch.int64), _values(stored)
+    """Return row, column (int64) and value of every entry of a matrix, row by row."""
+    return _arrays(S, "oo", (0, 1))
 
 
 def csr(S: SparseTensor) -> Arrays:
-    return _compressed(S, (0, 1))
+    """Return row pointers, columns (int64) and values of a matrix."""
+    return _arrays(S, "ds", (0, 1))
 
 
 def csc(S: SparseTensor) -> Arrays:
-    return _compressed(S, (1, 0))
+    """Return column pointers, rows (int64) and values of a matrix."""
+    return _arrays(S, "ds", (1, 0))
 
 
 def sparse_sizes(S: SparseTensor) -> tuple[int, int]:
+    """Return the numbers of rows and columns."""
     shape = S.storage.pattern.shape
     if len(shape) < 2:
         raise ShapeError(f"a matrix has rows and columns, but this tensor has shape {shape}")
     return shape[0], shape[1]
 
 
-def _compressed(S: SparseTensor, order: tuple[int, int]) -> Arrays:
-    stored = _stored(S, "ds", order)
-    pos, crd = stored.storage.pattern.pos[1], stored.storage.pattern.crd[1]
-    assert pos is not None and crd is not None
-    return own(pos, torch.int64), own(crd, torch.int64), _values(stored)
+def sparse_size(S: SparseTensor, dim: int) -> int:
+    """Return the number of rows (0) or columns (1)."""
+    return sparse_sizes(S)[dim]
 
 
-def _stored(S: SparseTensor, letters: str, order: tuple[int, int]) -> SparseTensor:
-    """Convert the first two dimensions of ``S`` to ``letters`` and ``order``, with dense ones below."""
+def to_edge_index(S: SparseTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the edges of a graph, a column (source, target) for each, and their weights."""
+    row, column, value = coo(S)
+    return torch.stack([row, column]), value
+
+
+def _arrays(S: SparseTensor, letters: str, order: tuple[int, int]) -> Arrays:
+    """Store the first two dimensions by ``letters`` and ``order``, with dense ones below: two arrays."""
     sparse_sizes(S)
     more = len(S.storage.pattern.shape) - 2
-    form = Format(letters + "d" * more, order=(*order, *range(2, 2 + more)))
-    converted = S.to_format(form)
-    assert isinstance(converted, SparseTensor)
-    return converted
-
-
-def _values(tensor: SparseTensor) -> torch.Tensor:
-    values = values_of(tensor) if is_differentiable(tensor) else tensor.storage.values.detach()
-    return values.view(-1, *tensor.storage.pattern.shape[2:])
+    stored = as_sparse(S.to_format(Format(letters + "d" * more, order=(*order, *range(2, 2 + more)))))
+    pattern = stored.storage.pattern
+    first, second = pattern.crd[:2] if letters == "oo" else (pattern.pos[1], pattern.crd[1])
+    assert first is not None and second is not None
+    values = values_of(stored) if is_differentiable(stored) else stored.storage.values.detach()
+    return own(first, torch.int64), own(second, torch.int64), values.view(-1, *pattern.shape[2:])
 
 
 # networkx --------------------------------------------------------------------------------------------
@@ -89,7 +92,7 @@ def from_networkx(
     >>> scorch.from_networkx(networkx.path_graph(3))
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=4, density=44.44%)
     """
-    module = _networkx()
+    module = optional_module("networkx", "networkx")
     if not isinstance(graph, module.Graph):
         raise OperandError(f"from_networkx takes a graph of networkx, not a {type(graph).__name__}")
     listed = list(graph) if nodes is None else list(nodes)
@@ -124,7 +127,7 @@ def to_networkx(S: SparseTensor, create_using: Any = None, weight: str = "weight
 
     ``create_using`` is a kind of graph of networkx, by default ``networkx.DiGraph``.
     """
-    module = _networkx()
+    module = optional_module("networkx", "networkx")
     rows, columns = sparse_sizes(S)
     if rows != columns or S.dim() != 2:
         raise ShapeError(f"a graph has a square matrix, but this tensor has shape {tuple(S.shape)}")
@@ -134,14 +137,3 @@ def to_networkx(S: SparseTensor, create_using: Any = None, weight: str = "weight
         zip(row.tolist(), column.tolist(), value.tolist(), strict=True), weight=weight
     )
     return graph
-
-
-def _networkx() -> ModuleType:
-    try:
-        import networkx
-    except ImportError:
-        raise UnsupportedError(
-            "this needs networkx, which is not installed; get it with: pip install networkx"
-        ) from None
-    module: ModuleType = networkx
-    return module

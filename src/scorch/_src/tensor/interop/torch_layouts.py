@@ -9,31 +9,25 @@ from __future__ import annotations
 import functools
 import math
 import sys
-import types
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.engine.execute import convert
 from scorch._src.formats import Format, as_format
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.build import compressed_format, from_compressed, from_coordinates
 from scorch._src.tensor.create.check import from_numpy, own
+from scorch._src.tensor.entries import stored_as
+from scorch._src.tensor.interop.optional import optional_module
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import DtypeError, OperandError, ShapeError, UnsupportedError
+from scorch.errors import DtypeError, OperandError, ShapeError
 
 if TYPE_CHECKING:
     import scipy.sparse
 
-_LAYOUTS = {
-    "csr": torch.sparse_csr,
-    "csc": torch.sparse_csc,
-    "bsr": torch.sparse_bsr,
-    "bsc": torch.sparse_bsc,
-}
+LAYOUTS = {kind: getattr(torch, f"sparse_{kind}") for kind in ("csr", "csc", "bsr", "bsc")}
 
 
 # torch -----------------------------------------------------------------------------------------------
@@ -46,48 +40,30 @@ def to_torch(S: SparseTensor) -> torch.Tensor:
     compressed = _as_compressed(storage)
     if compressed is not None:
         return compressed
-    form = storage.pattern.format
+    form, shape = storage.pattern.format, storage.pattern.shape
     if not form.is_coo:
-        storage = _converted(storage, "coo")
-        form = storage.pattern.format
-    return _as_coo(storage, len(form) - form.dense_tail)
-
-
-def _as_coo(storage: Storage, sparse: int) -> torch.Tensor:
-    """Convert ``storage``, which has ``sparse`` coordinate levels with dense ones below."""
-    shape = storage.pattern.shape
-    crd = [array.to(torch.int64) for array in storage.pattern.crd[:sparse] if array is not None]
-    values = storage.values.detach().view(crd[0].numel(), *shape[sparse:])
+        storage = stored_as(storage, as_format("coo", form.dims))
+    crd = [array.to(torch.int64) for array in storage.pattern.crd if array is not None]
+    values = storage.values.detach().view(crd[0].numel(), *shape[len(crd) :])
     return torch.sparse_coo_tensor(torch.stack(crd), values, shape, is_coalesced=True, check_invariants=False)
 
 
 def _as_compressed(storage: Storage) -> torch.Tensor | None:
     """Convert ``storage`` to one of torch's compressed layouts, if it is one and obeys torch's rules."""
     pattern, form = storage.pattern, storage.pattern.format
-    layout = compressed_kind(form)
-    if layout is None or any(pattern.shape[dim] % block for dim, block in form.blocks):
+    layout, arrays = compressed_kind(form), compressed_arrays(pattern)
+    if layout is None or arrays is None or any(pattern.shape[dim] % block for dim, block in form.blocks):
         return None
-    kind, batch = layout
-    pos, crd = pattern.pos[batch + 1], pattern.crd[batch + 1]
-    assert pos is not None and crd is not None
-    batches = pattern.shape[:batch]
-    pointers = split_pointers(pos, math.prod(batches), crd.numel()) if batches else own(pos)
-    if pointers is None:
-        return None
+    pos, crd = own(arrays[0]), own(arrays[1])
     blocks = [block for _, block in form.blocks]
-    entries = crd.numel() // max(1, math.prod(batches))
-    values = storage.values.detach().view(*batches, entries, *blocks, *pattern.shape[batch + 2 :])
+    values = storage.values.detach().view(*crd.shape, *blocks, *pattern.shape[layout[1] + 2 :])
     tensor: torch.Tensor = torch.sparse_compressed_tensor(
-        pointers.reshape(*batches, pointers.shape[-1]),
-        own(crd).view(*batches, entries),
-        values,
-        pattern.shape,
-        layout=_LAYOUTS[kind],
-        check_invariants=False,
+        pos, crd, values, pattern.shape, layout=LAYOUTS[layout[0]], check_invariants=False
     )
     return tensor
 
 
+@functools.lru_cache(maxsize=256)
 def compressed_kind(form: Format) -> tuple[str, int] | None:
     """Return the compressed layout of torch that a format is, and its number of batch dimensions."""
     blocks = tuple(block for _, block in form.blocks)
@@ -100,7 +76,18 @@ def compressed_kind(form: Format) -> tuple[str, int] | None:
     return None
 
 
-def split_pointers(pos: torch.Tensor, batches: int, entries: int) -> torch.Tensor | None:
+def compressed_arrays(pattern: Pattern) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return pointers and coordinates by batch, as torch's compressed layouts have them; None for others."""
+    layout = compressed_kind(pattern.format)
+    if layout is None:
+        return None
+    pos, crd, batches = pattern.pos[layout[1] + 1], pattern.crd[layout[1] + 1], pattern.shape[: layout[1]]
+    assert pos is not None and crd is not None
+    pointers = _split_pointers(pos, math.prod(batches), crd.numel()) if batches else pos
+    return None if pointers is None else (pointers.view(*batches, -1), crd.view(*batches, -1))
+
+
+def _split_pointers(pos: torch.Tensor, batches: int, entries: int) -> torch.Tensor | None:
     """Split the pointers by batch; None where numbers of entries differ, which torch refuses."""
     if batches == 0 or entries % batches:
         return None
@@ -122,12 +109,6 @@ def _silence_beta_warning() -> None:
         torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64, device=HOST), empty.long(), empty, (0, 0))
 
 
-def _converted(storage: Storage, name: str) -> Storage:
-    converted = convert(storage, as_format(name, len(storage.pattern.shape)))
-    assert isinstance(converted, Storage)
-    return converted
-
-
 # SciPy -----------------------------------------------------------------------------------------------
 
 
@@ -138,12 +119,12 @@ def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | tor
     >>> scorch.from_scipy(scipy.sparse.eye_array(3, format="csr"))
     SparseTensor(shape=(3, 3), dtype=float64, format=csr, nnz=3, density=33.33%)
     """
-    if not _scipy().issparse(m):
+    if not optional_module("scipy.sparse", "SciPy").issparse(m):
         raise OperandError(
             f"from_scipy takes one of SciPy's sparse arrays, not a {type(m).__name__}; "
             "use scorch.from_torch or scorch.tensor(data, format=...)"
         )
-    if m.format in _LAYOUTS and m.ndim == 2:
+    if m.format in LAYOUTS and m.ndim == 2:
         entries = int(m.indptr[-1])  # SciPy lets the arrays be longer than what they hold
         data = from_numpy("the data of the SciPy array", m.data[:entries])
         return from_compressed(m.format, m.indptr, m.indices[:entries], data, m.shape, format)
@@ -163,7 +144,7 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
     both in place.
     Tensors of more than two dimensions are COO arrays, which SciPy has since 1.15.
     """
-    sparse = _scipy()
+    sparse = optional_module("scipy.sparse", "SciPy")
     storage, shape = S.storage, S.storage.pattern.shape
     if not shape:
         raise ShapeError("SciPy's sparse arrays have dimensions, but this tensor has none; use .item()")
@@ -172,11 +153,10 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
         raise DtypeError(f"SciPy's sparse arrays have no {name}; convert with .float() first")
     kind = scipy_kind(storage.pattern)
     if kind is None:
-        storage = _converted(storage, "coo")
-        pattern = storage.pattern
-        crd = tuple(own(array).numpy() for array in pattern.crd if array is not None)
+        storage = stored_as(storage, as_format("coo", len(shape)))
+        crd = tuple(own(array).numpy() for array in storage.pattern.crd if array is not None)
         try:
-            matrix = sparse.coo_array((_numpy(storage.values), crd), shape=shape)
+            matrix = sparse.coo_array((storage.values.detach().numpy(), crd), shape=shape)
         except (TypeError, ValueError):
             raise ShapeError(
                 f"this SciPy's sparse arrays have 1 or 2 dimensions, but this tensor has shape {shape}; "
@@ -184,12 +164,12 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
             ) from None
         matrix.has_canonical_format = True
         return matrix
-    pos, crd_array = storage.pattern.pos[1], storage.pattern.crd[1]
-    assert pos is not None and crd_array is not None
+    arrays = compressed_arrays(storage.pattern)
+    assert arrays is not None
     blocks = [block for _, block in storage.pattern.format.blocks]
-    data = _numpy(_shareable(storage.values, math.prod(blocks))).reshape(-1, *blocks)
+    data = _shareable(storage.values.detach(), math.prod(blocks)).numpy().reshape(-1, *blocks)
     make = {"csr": sparse.csr_array, "csc": sparse.csc_array, "bsr": sparse.bsr_array}[kind]
-    matrix = make((data, own(crd_array).numpy(), own(pos).numpy()), shape=shape)
+    matrix = make((data, own(arrays[1]).numpy(), own(arrays[0]).numpy()), shape=shape)
     matrix.has_sorted_indices = True
     return matrix
 
@@ -213,19 +193,4 @@ def _shareable(values: torch.Tensor, block: int) -> torch.Tensor:
     """Copy values that have a block of zeros, since SciPy's ``eliminate_zeros`` would move the others."""
     zeros = values == 0
     has_zeros = bool(zeros.any()) if block == 1 else bool(zeros.view(-1, block).all(1).any())
-    return values.detach().clone() if has_zeros else values
-
-
-def _numpy(values: torch.Tensor) -> np.ndarray[Any, Any]:
-    return values.detach().numpy()
-
-
-def _scipy() -> types.ModuleType:
-    try:
-        import scipy.sparse
-    except ImportError:
-        raise UnsupportedError(
-            "this needs SciPy, which is not installed; get it with: pip install scipy"
-        ) from None
-    module: types.ModuleType = scipy.sparse
-    return module
+    return values.clone() if has_zeros else values

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import html
 import math
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
 from scorch._src.storage.coordinates import entries
+from scorch._src.tensor.interop.optional import optional_module
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError, UnsupportedError
+from scorch.errors import OperandError
 
 MAX_CELLS = 200
 SHADES = (0.35, 0.6, 0.85)  # from few entries in a cell to many
@@ -124,7 +124,7 @@ def spy(S: SparseTensor, ax: Any = None, *, cells: int = 500, **options: Any) ->
     """
     if not isinstance(S, SparseTensor):
         raise OperandError(f"spy takes a sparse tensor, not a {type(S).__name__}; use scorch.from_torch")
-    axes = _pyplot().subplots()[1] if ax is None else ax
+    axes = optional_module("matplotlib.pyplot", "matplotlib").subplots()[1] if ax is None else ax
     counts, (rows, columns) = grid(S, cells)
     extent = (-0.5, max(columns, 1) - 0.5, max(rows, 1) - 0.5, -0.5)
     usual = {"cmap": "Greys", "interpolation": "nearest", "vmin": 0, "aspect": "auto"}
@@ -134,14 +134,3 @@ def spy(S: SparseTensor, ax: Any = None, *, cells: int = 500, **options: Any) ->
     axes.imshow(picture, extent=extent, **{**usual, **options})
     axes.set_title(f"{S.format}, {S.nnz:,} stored")
     return axes
-
-
-def _pyplot() -> ModuleType:
-    try:
-        import matplotlib.pyplot
-    except ImportError:
-        raise UnsupportedError(
-            "this needs matplotlib, which is not installed; get it with: pip install matplotlib"
-        ) from None
-    module: ModuleType = matplotlib.pyplot
-    return module

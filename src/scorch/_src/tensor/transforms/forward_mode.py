@@ -39,7 +39,7 @@ def push_forward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
             result = func(*args, **kwargs)
     except RuntimeError as error:
         raise _refused(func) from error
-    numbers = [value for value in tree_leaves(result) if _is_number(value)]
+    numbers = [value for value in tree_leaves(result) if is_number(value)]
     return result if is_fact or not numbers or has_tangents(numbers) else as_one_step(func, args, kwargs)
 
 
@@ -63,7 +63,8 @@ def has_sparse_tangents(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return has_tangents([value for value in tree_leaves((args, kwargs)) if isinstance(value, SparseTensor)])
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a tensor of a dtype that derivatives are of."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 

@@ -7,8 +7,7 @@ itself; so there are derivatives of any order, forward mode too, and ``vmap`` ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.tensor.transforms.forward_mode import is_number
 from scorch._src.torch_internals import is_functorch_wrapped_tensor, tree_flatten, tree_leaves, tree_unflatten
 from scorch.errors import UnsupportedError
 
@@ -48,7 +48,7 @@ def run_as_one_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         leaf.storage.values if isinstance(leaf, SparseTensor) else leaf
         for leaf in (leaves[place] for place in places)
     ]
-    results: list[Any] = []  # outlines of the leaves of the result, and its tree spec
+    results: list[Any] = []  # the leaves of the result, where tensors are patterns or _DENSE; its tree spec
 
     def function(*inputs: torch.Tensor) -> Arrays:
         filled = list(leaves)
@@ -57,34 +57,29 @@ def run_as_one_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             filled[place] = array if pattern is None else sparse_of(pattern, array)
         own_args, own_kwargs = tree_unflatten(filled, spec)
         outputs_of_func, form = tree_flatten(func(*own_args, **own_kwargs))
-        results[:] = [[_Outline.of(leaf) for leaf in outputs_of_func], form]
+        results[:] = [_outline(leaf) for leaf in outputs_of_func], form
         tensors = [leaf for leaf in outputs_of_func if isinstance(leaf, torch.Tensor)]
         return tuple(values_of(leaf) if isinstance(leaf, SparseTensor) else leaf for leaf in tensors)
 
     outputs = iter(_ArrayFunction.apply(function, *arrays))
     outlines, form = results
-    return tree_unflatten([outline.filled(outputs) for outline in outlines], form)
+
+    def filled(outline: Any) -> Any:
+        if outline is _DENSE:
+            return next(outputs)
+        return sparse_of(outline, next(outputs)) if isinstance(outline, Pattern) else outline
+
+    return tree_unflatten([filled(outline) for outline in outlines], form)
 
 
-@dataclass(frozen=True)
-class _Outline:
-    """A leaf of a result without its values: a tensor, dense or on a ``pattern``, or an ``other`` object."""
+_DENSE = object()
 
-    is_tensor: bool
-    pattern: Pattern | None = None
-    other: Any = None
 
-    @staticmethod
-    def of(leaf: Any) -> _Outline:
-        if isinstance(leaf, SparseTensor):
-            return _Outline(True, leaf.storage.pattern)
-        return _Outline(True) if isinstance(leaf, torch.Tensor) else _Outline(False, other=leaf)
-
-    def filled(self, arrays: Iterator[torch.Tensor]) -> Any:
-        """Return the leaf with the next of ``arrays``."""
-        if not self.is_tensor:
-            return self.other
-        return next(arrays) if self.pattern is None else sparse_of(self.pattern, next(arrays))
+def _outline(leaf: Any) -> Any:
+    """Return a leaf of a result without its values: a pattern, _DENSE, or what is no tensor as it is."""
+    if isinstance(leaf, SparseTensor):
+        return leaf.storage.pattern
+    return _DENSE if isinstance(leaf, torch.Tensor) else leaf
 
 
 class _ArrayFunction(torch.autograd.Function):
@@ -101,15 +96,15 @@ class _ArrayFunction(torch.autograd.Function):
         ctx.function, *arrays = inputs
         ctx.save_for_backward(*arrays)
         ctx.save_for_forward(*arrays)
-        ctx.are_numbers = [_is_number(array) for array in output]
-        ctx.mark_non_differentiable(*(array for array in output if not _is_number(array)))
+        ctx.are_numbers = [is_number(array) for array in output]
+        ctx.mark_non_differentiable(*(array for array in output if not is_number(array)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         arrays, function = ctx.saved_tensors, ctx.function
         present = [gradient for gradient in gradients if gradient is not None]
         which = [place for place, gradient in enumerate(gradients) if gradient is not None]
-        floats = [place for place, array in enumerate(arrays) if _is_number(array)]
+        floats = [place for place, array in enumerate(arrays) if is_number(array)]
 
         def pulled_back(*both: torch.Tensor) -> Arrays:
             create_graph = torch.is_grad_enabled() and any(array.requires_grad for array in both)
@@ -135,17 +130,17 @@ class _ArrayFunction(torch.autograd.Function):
             with torch.enable_grad():
                 own = _leaves(both[: len(arrays)])
                 outputs = function(*own)
-                numbers = [array for array in outputs if _is_number(array)]
+                numbers = [array for array in outputs if is_number(array)]
                 seeds = [torch.zeros_like(array).requires_grad_() for array in numbers]
                 inner = _gradients(
                     list(zip(numbers, seeds, strict=True)), [own[place] for place in which], True
                 )
                 pairs = list(zip(inner, both[len(arrays) :], strict=True))
                 moved = iter(_gradients(pairs, seeds, create_graph))
-                return tuple(next(moved) for array in outputs if _is_number(array))
+                return tuple(next(moved) for array in outputs if is_number(array))
 
         moved = iter(_ArrayFunction.apply(pushed_forward, *arrays, *(changes[place] for place in which)))
-        return tuple(next(moved) if is_number else None for is_number in ctx.are_numbers)
+        return tuple(next(moved) if has_tangent else None for has_tangent in ctx.are_numbers)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], function: Function, *arrays: torch.Tensor) -> Any:
@@ -165,14 +160,10 @@ class _ArrayFunction(torch.autograd.Function):
         return stacked, (0,) * len(stacked)
 
 
-def _is_number(array: torch.Tensor) -> bool:
-    return array.is_floating_point() or array.is_complex()
-
-
 def _leaves(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Let gradients of the arrays be computed; return those that are connected as they are."""
     return [
-        array if array.requires_grad or not _is_number(array) else array.detach().requires_grad_()
+        array if array.requires_grad or not is_number(array) else array.detach().requires_grad_()
         for array in arrays
     ]
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import values_at
-from scorch._src.tensor.entries import entries_of
+from scorch._src.tensor.entries import entries_of, number_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
@@ -23,8 +22,7 @@ class Perturbed(SparseTensor):
     @functools.cached_property
     def places(self) -> dict[tuple[int, ...], int]:
         """The position of the value of every entry, by its coordinates."""
-        numbers = torch.arange(self.nnz, device=self.storage.device)
-        entries = entries_of(SparseTensor(Storage(self.storage.pattern, numbers)))
+        entries = entries_of(number_entries(self.storage.pattern))
         coordinates = [column.tolist() for column in entries.coordinates]
         return dict(zip(zip(*coordinates, strict=True), entries.values.tolist(), strict=True))
 
