@@ -1,4 +1,4 @@
-"""Weights of the edges of a graph: explicit ones, counts, means, and those that GCN normalises."""
+"""Weights of the edges of a graph: explicit ones, counts, and those that GCN normalises."""
 
 from __future__ import annotations
 
@@ -82,8 +82,3 @@ def normalise_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype, l
     degree = weights.new_zeros(graph.shape[0]).index_add(0, graph.targets, weights)
     factor = torch.where(degree == 0, 0.0, degree.pow(-0.5))
     return factor[graph.targets] * weights * factor[graph.sources]
-
-
-def mean_weights(graph: Graph, dtype: torch.dtype) -> Tensor:
-    """Return the weights whose sum is the mean over all edges that end at a target."""
-    return edge_weights(graph, None, dtype) / graph.degrees.to(dtype)[graph.targets]

@@ -7,7 +7,10 @@ which looks up the graph when it runs.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch.compiler import is_compiling
@@ -17,7 +20,6 @@ from scorch._src.ops.graph.edge_features import graph_with_features
 from scorch._src.ops.graph.edge_weights import (
     WeightedGraph,
     edge_weights,
-    mean_weights,
     normalise_weights,
     sum_edge_weights,
 )
@@ -25,10 +27,25 @@ from scorch._src.ops.graph.graph import Graph, graph_of
 from scorch.errors import ShapeError
 
 Tensor = torch.Tensor
+Run = TypeVar("Run", bound=Callable[..., Tensor])
 
-WEIGHTINGS = ("sum", "mean", "weights", "normalised")  # to weigh edges
+
+def _as_operator(run: Run) -> Run:
+    """Return ``run``, which inside of a traced program is the operator of its name."""
+    name = run.__name__
+    defaults = [(each.name, each.default) for each in inspect.signature(run).parameters.values()]
+
+    @functools.wraps(run)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            others = [kwargs.get(option, default) for option, default in defaults[len(args) :]]
+            return getattr(torch.ops.scorch, name)(*args, *others)
+        return run(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
+@_as_operator
 def sum_neighbours(
     adj: Tensor,
     x: Tensor,
@@ -44,19 +61,42 @@ def sum_neighbours(
     values of ``adj`` or the ``edge_weight`` (``weights``), or these ``normalised`` as in GCN, after loops
     of weight ``loop`` were added.
     """
-    if is_compiling():
-        result = torch.ops.scorch.sum_neighbours(adj, x, targets, how, loop, edge_weight, bias)
-        return result  # type: ignore[no-any-return]
-    return run_sum(adj, x, targets, how, loop, edge_weight, bias)
+    graph, values = graph_of(adj, (targets, x.shape[0]))
+    if how == "sum" or how == "mean":  # of edges, whatever their weights are
+        values = edge_weight = loop = None
+    return sum_weighted(_weighted_graph(graph, values, edge_weight, how, loop, x.dtype), x, bias)
 
 
+def _weighted_graph(
+    graph: Graph,
+    values: Tensor | None,
+    edge_weight: Tensor | None,
+    how: str,
+    loop: float | None,
+    dtype: torch.dtype,
+) -> WeightedGraph:
+    """Return the graph with its weights, perhaps with loops; cached unless the weights require gradients."""
+    source = edge_weight if edge_weight is not None else values
+
+    def make() -> WeightedGraph:
+        weights = values if edge_weight is None else sum_edge_weights(graph, edge_weight)
+        if how == "normalised":
+            normalised = normalise_weights(graph, weights, dtype, loop)
+            return WeightedGraph(graph if loop is None else graph.with_loops[0], normalised)
+        weights = edge_weights(graph, weights, dtype)
+        is_mean = how == "mean"
+        return WeightedGraph(graph, weights / graph.degrees.to(dtype)[graph.targets] if is_mean else weights)
+
+    return graph.cached(graph.crd if source is None else source, (how, loop, dtype), make)
+
+
+@_as_operator
 def max_neighbours(adj: Tensor, x: Tensor, targets: int) -> Tensor:
     """Compute the maximum over the neighbours' rows of ``x``; zeros where there are none."""
-    if is_compiling():
-        return torch.ops.scorch.max_neighbours(adj, x, targets)  # type: ignore[no-any-return]
-    return run_max(adj, x, targets)
+    return maximum(graph_of(adj, (targets, x.shape[0]))[0], x)
 
 
+@_as_operator
 def attend_neighbours(
     adj: Tensor,
     x: Tensor,
@@ -76,79 +116,6 @@ def attend_neighbours(
     each node is its own source once; features of those loops are ``filled``, or the ``fill`` (mean, add, max
     ...) of those of the edges that end there.
     """
-    options = slope, dropout, loops, edge_attr, edge_weight, fill, filled
-    if is_compiling():
-        return torch.ops.scorch.attend_neighbours(adj, x, sources, targets, *options)  # type: ignore[no-any-return]
-    return run_attention(adj, x, sources, targets, *options)
-
-
-# eager -----------------------------------------------------------------------------------------------
-
-
-def run_sum(
-    adj: Tensor,
-    x: Tensor,
-    targets: int,
-    how: str = "sum",
-    loop: float | None = None,
-    edge_weight: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    graph, values = graph_of(adj, (targets, x.shape[0]))
-    if how == "sum" or how == "mean":
-        return sum_weighted(_count_weights(graph, how, x.dtype), x, bias)
-    return sum_weighted(_edge_weighted(graph, values, edge_weight, how, loop, x.dtype), x, bias)
-
-
-def _count_weights(graph: Graph, how: str, dtype: torch.dtype) -> WeightedGraph:
-    """Return the graph whose weighted sums are the ``sum`` or ``mean`` over all edges; cached."""
-
-    def make() -> WeightedGraph:
-        return WeightedGraph(
-            graph, mean_weights(graph, dtype) if how == "mean" else edge_weights(graph, None, dtype)
-        )
-
-    return graph.cached(graph.crd, (how, dtype), make)
-
-
-def _edge_weighted(
-    graph: Graph,
-    values: Tensor | None,
-    edge_weight: Tensor | None,
-    how: str,
-    loop: float | None,
-    dtype: torch.dtype,
-) -> WeightedGraph:
-    """Return the graph with its weights, perhaps with loops; cached unless the weights require gradients."""
-    source = edge_weight if edge_weight is not None else values
-
-    def make() -> WeightedGraph:
-        weights = values if edge_weight is None else sum_edge_weights(graph, edge_weight)
-        if how == "weights":
-            return WeightedGraph(graph, edge_weights(graph, weights, dtype))
-        normalised = normalise_weights(graph, weights, dtype, loop)
-        return WeightedGraph(graph if loop is None else graph.with_loops[0], normalised)
-
-    return graph.cached(graph.crd if source is None else source, (how, loop, dtype), make)
-
-
-def run_max(adj: Tensor, x: Tensor, targets: int) -> Tensor:
-    return maximum(graph_of(adj, (targets, x.shape[0]))[0], x)
-
-
-def run_attention(
-    adj: Tensor,
-    x: Tensor,
-    sources: Tensor,
-    targets: Tensor,
-    slope: float,
-    dropout: float = 0.0,
-    loops: bool = False,
-    edge_attr: Tensor | None = None,
-    edge_weight: Tensor | None = None,
-    fill: str = "mean",
-    filled: Tensor | None = None,
-) -> Tensor:
     shape = targets.shape[0], x.shape[0]
     edges: Any = None
     if edge_weight is None:
