@@ -37,7 +37,6 @@ from scorch._src.ops.reduction import (  # noqa: F401
     normalization,
     reduce,
     scan,
-    selection,
     softmax,
 )
 from scorch._src.ops.sorting import sort  # noqa: F401

@@ -14,19 +14,20 @@ import torch.nn.functional as F
 
 from scorch._src.devices import HOST
 from scorch._src.grad_state import untracked
+from scorch._src.ops.reduction.reduce import amax, amin
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import by_formula, sparse_of, values_at, values_of
+from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.registry import implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Function = Callable[..., Any]
+COUNTING = ("kthvalue", "topk")  # their k is checked by torch's own function
+_GLOBAL = {"max": amax, "min": amin}
 
 
 def _is_plain(tensor: Any) -> bool:
     return isinstance(tensor, SparseTensor) and tensor.is_floating_point() and bool(tensor.numel())
-
-
-# norms -----------------------------------------------------------------------------------------------
 
 
 @implements_differentiable(F.normalize)
@@ -43,9 +44,6 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
         return by_formula(torch.cosine_similarity, (x1, x2, dim, eps), {})
     norms = [torch.linalg.vector_norm(x, 2, dim).clamp(min=eps) for x in (x1, x2)]
     return torch.sum(x1 * x2, dim) / (norms[0] * norms[1])
-
-
-# neighbours ------------------------------------------------------------------------------------------
 
 
 @implements_differentiable(F.glu)
@@ -118,3 +116,48 @@ def _call_with(function: Function, args: Any, kwargs: Any, convert: Callable[[An
 for _name in ("maximum", "minimum", "fmax", "fmin", "hypot", "lerp", "addcmul"):
     for _home in (torch, torch.Tensor):
         implements_differentiable(getattr(_home, _name))(_make_union_handler(getattr(_home, _name)))
+
+
+# Functions that select elements along a dimension: the gradient goes to those whose indices are returned,
+# so the values are gathered at the indices again.
+
+
+def _make_selecting_handler(function: Function) -> Function:
+    """Return ``function`` with gradients; unsupported calls take torch's formula."""
+
+    def handler(input: Any, *args: Any, **kwargs: Any) -> Any:
+        is_served = isinstance(input, SparseTensor) and input.dim() and input.numel()
+        result = None
+        if is_served and kwargs.get("out") is None and "axis" not in kwargs:
+            if function.__name__ not in COUNTING:
+                check_call(function, input, *args, **kwargs)
+            result = _select(function, input, args, kwargs)
+        return by_formula(function, (input, *args), kwargs) if result is None else result
+
+    return handler
+
+
+def _select(function: Function, input: SparseTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Gather the values at the indices of ``function``; None where it has none."""
+    name = function.__name__
+    if not args and "dim" not in kwargs:
+        return _GLOBAL[name](input) if name in _GLOBAL else None
+    if args and isinstance(args[0], torch.Tensor):
+        return None
+    with torch.no_grad():
+        chosen = function(input.detach(), *args, **kwargs)  # without tangents of forward mode either
+    dim_position = 1 if name in COUNTING else 0
+    dim = kwargs.get("dim", args[dim_position] if len(args) > dim_position else -1)
+    indices = chosen.indices
+    if not isinstance(dim, int) or isinstance(dim, bool) or isinstance(indices, SparseTensor):
+        return None
+    is_kept = indices.dim() == input.dim()
+    values = torch.gather(input, dim, indices if is_kept else indices.unsqueeze(dim))
+    if isinstance(values, SparseTensor) and not isinstance(chosen.values, SparseTensor):
+        values = values.to_dense()
+    return type(chosen)((values if is_kept else values.squeeze(dim), indices))
+
+
+for _name in ("max", "min", "median", "nanmedian", "kthvalue", "topk", "sort", "mode"):
+    for _function in (getattr(torch, _name), getattr(torch.Tensor, _name)):
+        implements_differentiable(_function)(_make_selecting_handler(_function))

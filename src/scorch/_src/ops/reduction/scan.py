@@ -13,8 +13,8 @@ import torch
 
 from scorch._src.devices import HOST
 from scorch._src.ops.fallback import run_densely
-from scorch._src.ops.reduction.direct import direct
 from scorch._src.ops.reduction.groups import Groups, groups_of
+from scorch._src.ops.reduction.reduction import direct
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.tensor.entries import Entries, format_for, from_entries

@@ -22,8 +22,8 @@ from scorch._src.engine.execute import Task, copy_step, prepared_step, run_store
 from scorch._src.grad_state import is_transformed
 from scorch._src.notation.nodes import Access, Expr, Op
 from scorch._src.ops.fallback import run_densely
-from scorch._src.ops.reduction.direct import direct
 from scorch._src.ops.reduction.groups import groups_of_pattern, reduced_dims
+from scorch._src.ops.reduction.reduction import direct
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
 from scorch._src.tensor.registry import implements, implements_differentiable
