@@ -12,19 +12,17 @@ from scorch._src.nn import optimizer_hooks
 from scorch._src.ops import (  # noqa: F401
     conv,
     cross_entropy,
-    distances,
     embedding_bag,
     fallback,
     losses,
     torch_sparse,
 )
 from scorch._src.ops.attention import sdpa  # noqa: F401
-from scorch._src.ops.linalg import norms, solve, solve_gradient  # noqa: F401
+from scorch._src.ops.linalg import eigen, solve  # noqa: F401
 from scorch._src.ops.movement import index, join, movement, pad, scatter, shape  # noqa: F401
 from scorch._src.ops.pointwise import (  # noqa: F401
     arithmetic,
     complex_parts,
-    dropout,
     random_like,
     sets,
     zero_preserving,

@@ -22,15 +22,14 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.devices import HOST
-from scorch._src.ops.fallback import run_densely
+from scorch._src.ops.fallback import run_densely, run_torch
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.budget import check_budget, is_within_budget
-from scorch._src.storage.coordinates import keys_of
+from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import ShapeError
 
 # The densities up to which lists are faster than dense windows.
@@ -75,10 +74,8 @@ class Windows:
         total = torch.ones((), dtype=torch.int64, device=HOST)
         for dim, position in enumerate(window):
             begin = position * self.stride[dim] - self.padding[dim]
-            steps = (
-                begin.unsqueeze(-1)
-                + torch.arange(self.kernel[dim], device=position.device) * self.dilation[dim]
-            )
+            offsets = torch.arange(self.kernel[dim], device=position.device) * self.dilation[dim]
+            steps = begin.unsqueeze(-1) + offsets
             total = total * ((steps >= 0) & (steps < self.sizes[dim])).sum(-1)
         return total
 
@@ -110,11 +107,6 @@ def _shape(function: Callable[..., torch.Tensor], *tensors: torch.Tensor, **opti
     return tuple(function(*meta_tensors, **options).shape)
 
 
-def _run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with DisableTorchFunctionSubclass():
-        return function(*args, **kwargs)
-
-
 # pooling ---------------------------------------------------------------------------------------------
 
 
@@ -123,12 +115,9 @@ def _make_pooling(function: Callable[..., Any], dims: int, names: Sequence[str])
 
     def pool(input: Any, *args: Any, **kwargs: Any) -> Any:
         options = {**dict(zip(names, args, strict=False)), **kwargs}
-        if (
-            not _is_sparse_enough(input, MAX_POOL_DENSITY)
-            or options.get("return_indices")
-            or "kernel_size" not in options
-        ):
-            return _run_torch(function, input, *args, **kwargs)
+        is_plain = not options.get("return_indices") and "kernel_size" in options
+        if not is_plain or not _is_sparse_enough(input, MAX_POOL_DENSITY):
+            return run_torch(function, input, *args, **kwargs)
         shape = _shape(function, input, **options)
         kernel = _tuple(options["kernel_size"], dims)
         windows = Windows(
@@ -139,61 +128,34 @@ def _make_pooling(function: Callable[..., Any], dims: int, names: Sequence[str])
             _tuple(options.get("padding", 0), dims),
             _tuple(options.get("dilation", 1), dims),
         )
-        return _pool_entries(
-            input, windows, shape, _max_of_windows if "dilation" in names else _mean_of_windows, options
-        )
+        return _pool_entries(input, windows, shape, "dilation" in names, options)
 
     return pool
 
 
 def _pool_entries(
-    input: SparseTensor, windows: Windows, shape: tuple[int, ...], body: Callable[..., Any], options: Any
+    input: SparseTensor, windows: Windows, shape: tuple[int, ...], is_max: bool, options: dict[str, Any]
 ) -> SparseTensor:
+    """Return the maximum or the mean of each window that has entries."""
     stored = entries_of(input)
     dims = len(windows.kernel)
     crd = stored.coordinates
     entry, window, _ = windows.find_windows(crd[-dims:])
     keys = keys_of([*(column[entry] for column in crd[:-dims]), *window], shape)
-    window_keys, position, counts = torch.unique(keys, return_inverse=True, return_counts=True)
+    keys, position, counts = torch.unique(keys, return_inverse=True, return_counts=True)
     values = stored.values[entry]
     values = values.float() if values.dtype in _HALF_DTYPES else values
-    windows_with_entries = Entries(window_keys, values.new_zeros(window_keys.numel()), shape)
-    values_of_windows = body(
-        windows, windows_with_entries.coordinates[-dims:], values, position, counts, options
-    )
-    return from_entries(
-        Entries(window_keys, values_of_windows.to(input.dtype), shape), format_for(input, shape)
-    )
-
-
-def _max_of_windows(
-    windows: Windows,
-    at: Sequence[torch.Tensor],
-    values: torch.Tensor,
-    position: torch.Tensor,
-    counts: torch.Tensor,
-    options: dict[str, Any],
-) -> torch.Tensor:
-    lowest = torch.full((counts.numel(),), float("-inf"), dtype=values.dtype, device=values.device)
-    maxima = lowest.scatter_reduce(0, position, values, "amax")
-    return torch.where(counts < windows.count_elements(at), maxima.clamp(min=0), maxima)
-
-
-def _mean_of_windows(
-    windows: Windows,
-    at: Sequence[torch.Tensor],
-    values: torch.Tensor,
-    position: torch.Tensor,
-    counts: torch.Tensor,
-    options: dict[str, Any],
-) -> torch.Tensor:
-    total = torch.zeros(counts.numel(), dtype=values.dtype, device=values.device).index_add_(
-        0, position, values
-    )
-    if options.get("divisor_override"):
-        return torch.div(total, options["divisor_override"])
-    counted = windows.count_with_padding if options.get("count_include_pad", True) else windows.count_elements
-    return total / counted(at)
+    window = coordinates_of(keys, shape)[-dims:]
+    if is_max:
+        lowest = values.new_full((counts.numel(),), float("-inf"))
+        pooled = lowest.scatter_reduce(0, position, values, "amax")
+        pooled = torch.where(counts < windows.count_elements(window), pooled.clamp(min=0), pooled)
+    else:
+        pooled = values.new_zeros(counts.numel()).index_add_(0, position, values)
+        counts_padding = options.get("count_include_pad", True)
+        count = windows.count_with_padding if counts_padding else windows.count_elements
+        pooled = torch.div(pooled, options.get("divisor_override") or count(window))
+    return from_entries(Entries(keys, pooled.to(input.dtype), shape), format_for(input, shape))
 
 
 _AVERAGE_OPTIONS = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
@@ -205,7 +167,6 @@ for _number, _max_pool in enumerate((F.max_pool1d, F.max_pool2d, F.max_pool3d)):
 
 
 # convolutions ----------------------------------------------------------------------------------------
-
 
 _HINT = "leave out the bias, without which it is sparse"
 
@@ -224,7 +185,7 @@ def _make_convolution(function: Callable[..., torch.Tensor], dims: int) -> Calla
         requires_grad = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (weight, bias))
         is_unsupported = requires_grad or input.dtype != weight.dtype or input.dtype in _HALF_DTYPES
         if is_unsupported or not _is_sparse_enough(input, MAX_CONV_DENSITY):
-            return _run_torch(function, input, weight, bias, **options)
+            return run_torch(function, input, weight, bias, **options)
         _check_channels(input, weight, dims, groups)
         shape = _shape(function, input, weight, **options)
         kernel, steps = tuple(weight.shape[2:]), _tuple(dilation, dims)
@@ -285,18 +246,15 @@ def _convolve_entries(
     column = (channel[entry] % per_group) * math.prod(windows.kernel) + offset
     width = per_group * math.prod(windows.kernel)
     lists = from_coordinates([position, column], stored.values[entry], (keys.numel(), width), "csr")
-    window_coordinates = Entries(keys, stored.values.new_zeros(keys.numel()), sizes).coordinates
+    window_coordinates = coordinates_of(keys, sizes)
     channels_per_group = weight.shape[0] // groups
     key_parts, value_parts = [], []
     for number, group_weight in enumerate(weight.reshape(groups, channels_per_group, width)):
         rows = (window_coordinates[len(batch)] == number).nonzero().reshape(-1)
         product = einsum("rw,cw->rc", torch.index_select(lists, 0, rows), group_weight, format="dense")
         channels = number * channels_per_group + torch.arange(channels_per_group, device=rows.device)
-        coordinate_columns = [
-            column[rows].unsqueeze(1)
-            for column in (*window_coordinates[: len(batch)], *window_coordinates[len(batch) + 1 :])
-        ]
-        coordinate_columns.insert(len(batch), channels.unsqueeze(0))
+        coordinate_columns = [column[rows].unsqueeze(1) for column in window_coordinates]
+        coordinate_columns[len(batch)] = channels.unsqueeze(0)
         key_parts.append(keys_of(torch.broadcast_tensors(*coordinate_columns), shape).reshape(-1))
         value_parts.append(product.reshape(-1))
     return Entries(torch.cat(key_parts), torch.cat(value_parts), shape)

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.ops.fallback import as_dense, run_torch
 from scorch._src.ops.products.matmul import mv
 from scorch._src.tensor.autograd import by_formula
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.entries_autograd import differentiable_entries
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import IndexRangeError, ShapeError
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ def nll_loss_forward(
     """Return minus the weighted scores of the targets, and the sum of the weights."""
     check_call(aten.nll_loss_forward.default, self, target, weight, reduction, ignore_index)
     x, positions = (self, target) if self.dim() == 2 else (self.unsqueeze(0), target.reshape(1))
-    weights = _weights(positions, weight, ignore_index, x)
+    weights = _weights(positions, _class_weights(weight, x, target), ignore_index, x)
     loss = -_target_scores(x, positions) * weights
     if self.dim() == 1 and not reduction:
         loss = loss.reshape(())
@@ -55,27 +55,20 @@ def cross_entropy(
     """Compute the cross entropy of rows of scores and classes, or probabilities of classes."""
     is_matrix = isinstance(input, SparseTensor) and input.dim() == 2 and input.is_floating_point()
     if not is_matrix or size_average is not None or reduce is not None or reduction not in _REDUCTIONS:
-        with DisableTorchFunctionSubclass():
-            return F.cross_entropy(
-                input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
-            )
-    options = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing}
-    check_call(F.cross_entropy, input, target, **options)
-    class_weights = (
-        torch.ones(input.shape[1], dtype=input.dtype, device=target.device) if weight is None else weight
-    )
+        options = (size_average, ignore_index, reduce, reduction, label_smoothing)
+        return run_torch(F.cross_entropy, input, target, weight, *options)
+    check_call(F.cross_entropy, input, target, weight, reduction=reduction, label_smoothing=label_smoothing)
+    class_weights = _class_weights(weight, input, target)
     total = torch.logsumexp(input, 1)
     if target.is_floating_point():
         loss, weights = _soft_target_loss(input, target, class_weights, total), torch.ones_like(total)
     else:
-        weights = _weights(target, weight, ignore_index, input)
+        weights = _weights(target, class_weights, ignore_index, input)
         loss = weights * (total - _target_scores(input, target))
     if label_smoothing:
         smoothing_loss = total * class_weights.sum() - mv(input, class_weights)
         if not target.is_floating_point():
-            smoothing_loss = torch.where(
-                target == ignore_index, torch.zeros_like(smoothing_loss), smoothing_loss
-            )
+            smoothing_loss = torch.where(target == ignore_index, 0, smoothing_loss)
         loss = (1 - label_smoothing) * loss + label_smoothing / input.shape[1] * smoothing_loss
     return _reduce(loss, reduction, weights.sum())
 
@@ -97,15 +90,15 @@ def _soft_target_loss(
         shapes = f"input has shape {tuple(x.shape)}, but target has shape {tuple(target.shape)}"
         raise ShapeError(f"cross_entropy: {shapes}")
     weighted = target * weight
-    loss: torch.Tensor = total * _to_dense(weighted.sum(1)) - _to_dense((weighted * x).sum(1))
+    loss: torch.Tensor = total * as_dense(weighted.sum(1)) - as_dense((weighted * x).sum(1))
     return loss
 
 
-def _to_dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor
+def _class_weights(weight: Any, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.ones(x.shape[1], dtype=x.dtype, device=target.device) if weight is None else weight
 
 
-def _weights(target: Any, weight: Any, ignore_index: int, x: torch.Tensor) -> torch.Tensor:
+def _weights(target: Any, class_weights: Any, ignore_index: int, x: torch.Tensor) -> torch.Tensor:
     """Return the weight of each row: that of its class, and 0 where the target is ``ignore_index``."""
     rows, classes = x.shape
     if tuple(target.shape) != (rows,):
@@ -116,7 +109,6 @@ def _weights(target: Any, weight: Any, ignore_index: int, x: torch.Tensor) -> to
     wrong = counts & ((target < 0) | (target >= classes))
     if bool(wrong.any()):
         raise IndexRangeError(f"target {int(target[wrong][0])} is out of bounds for {classes} classes")
-    class_weights = torch.ones(classes, dtype=x.dtype, device=target.device) if weight is None else weight
     weights: torch.Tensor = class_weights[torch.where(counts, target, 0)] * counts
     return weights
 
@@ -124,9 +116,10 @@ def _weights(target: Any, weight: Any, ignore_index: int, x: torch.Tensor) -> to
 def _target_scores(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return the score of each row's target; of any class where it is ignored."""
     inside = torch.where((target >= 0) & (target < x.shape[1]), target, 0)
-    if not isinstance(x, SparseTensor):
-        return x[torch.arange(len(inside), device=inside.device), inside]
-    return differentiable_entries(x).at(torch.arange(len(inside), device=inside.device) * x.shape[1] + inside)
+    rows = torch.arange(len(inside), device=inside.device)
+    if isinstance(x, SparseTensor):
+        return differentiable_entries(x).at(rows * x.shape[1] + inside)
+    return x[rows, inside]
 
 
 def _reduce(loss: torch.Tensor, reduction: str, weight: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Elementwise losses of two sparse tensors, with their sum or mean.
+"""Elementwise losses of two sparse tensors, with their sum or mean, and distances between their rows.
 
 Where neither operand stores anything the loss of one element is always the same, f(0, 0). So the sum is that
 of the loss at the stored entries, and f(0, 0) for each implicit zero: the cost follows the entries, also
@@ -15,12 +15,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.ops.fallback import run_torch
 from scorch._src.tensor.autograd import by_formula, sparse_of, values_of
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.entries import entries_of, united
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import DisableTorchFunctionSubclass
+from scorch._src.torch_internals import legacy_reduction
 
 _SCALARS = ("weight", "pos_weight", "var")  # arguments that may be dense, if they are scalars
 
@@ -33,8 +34,7 @@ def _make_loss(function: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if not _is_reduced_over_entries(bound.arguments):
-            with DisableTorchFunctionSubclass():
-                return function(*args, **kwargs)
+            return run_torch(function, *args, **kwargs)
         check_call(function, *args, **kwargs)
         return _reduce_over_entries(function, bound.arguments)
 
@@ -101,10 +101,6 @@ for _function in (
 # with gradients --------------------------------------------------------------------------------------
 
 
-def _reduce(loss: Any, reduction: str) -> Any:
-    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
-
-
 def _difference_loss(function: Callable[..., Any], **defaults: Any) -> None:
     """Register a loss that is a function of the difference, zero where both are."""
 
@@ -118,7 +114,8 @@ def _difference_loss(function: Callable[..., Any], **defaults: Any) -> None:
         distance = input - target
         values = values_of(distance)
         losses = function(values, torch.zeros_like(values), reduction="none", **options)
-        return _reduce(sparse_of(distance.storage.pattern, losses), reduction)
+        loss: Any = sparse_of(distance.storage.pattern, losses)
+        return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
 
     implements_differentiable(function)(handler)
 
@@ -127,3 +124,60 @@ _difference_loss(F.mse_loss)
 _difference_loss(F.l1_loss)
 _difference_loss(F.smooth_l1_loss, beta=1.0)
 _difference_loss(F.huber_loss, delta=1.0)
+
+
+# distances -------------------------------------------------------------------------------------------
+
+
+@implements(torch.dist, torch.Tensor.dist)
+def dist(input: Any, other: Any, p: float = 2) -> Any:
+    """Compute the p-norm of the difference."""
+    return torch.linalg.vector_norm(torch.sub(input, other), p)
+
+
+@implements(F.pairwise_distance)
+def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
+    """Compute ``norm(x1 - x2 + eps)`` along the last dimension; ``eps`` alone counts at implicit zeros."""
+    difference = torch.sub(x1, x2)
+    if not isinstance(difference, SparseTensor) or p <= 0 or not difference.dim():
+        return run_torch(F.pairwise_distance, x1, x2, p, eps, keepdim)
+    entries = entries_of(difference)
+    *outer, size = entries.shape
+    rows = math.prod(outer)
+    row = entries.keys.div(max(size, 1), rounding_mode="floor")
+    implicit_zeros = size - torch.bincount(row, minlength=rows)
+    shifted = (entries.values + eps).abs()
+    if math.isinf(p):
+        distances = torch.where(implicit_zeros > 0, abs(eps), 0.0).to(shifted.dtype)
+        distances = distances.scatter_reduce(0, row, shifted, "amax")
+    else:
+        powers = (implicit_zeros * abs(eps) ** p).to(shifted.dtype).index_add_(0, row, shifted**p)
+        distances = powers ** (1 / p)
+    return distances.reshape(*outer, 1) if keepdim else distances.reshape(outer)
+
+
+@implements(F.triplet_margin_loss)
+def triplet_margin_loss(
+    anchor: Any,
+    positive: Any,
+    negative: Any,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> Any:
+    """Compute ``relu(distance to positive - distance to negative + margin)``."""
+    if size_average is not None or reduce is not None:
+        reduction = legacy_reduction(size_average, reduce)
+    return F.triplet_margin_with_distance_loss(
+        anchor,
+        positive,
+        negative,
+        distance_function=lambda a, b: pairwise_distance(a, b, p, eps),
+        margin=margin,
+        swap=swap,
+        reduction=reduction,
+    )

@@ -1,7 +1,9 @@
-"""A few eigenvalues of a large symmetric matrix, and the largest singular value of any matrix.
+"""A few eigenvalues of a large symmetric matrix, and the 2-norm of any matrix, its largest singular value.
 
 With SciPy its ARPACK does it, with products by Scorch's kernels; without, a Lanczos method of our own that
-keeps the best vectors at each restart.
+keeps the best vectors at each restart. All other norms are sums, maxima and minima over the entries, which
+torch decomposes by itself; the nuclear norm and ``ord=-2`` need every singular value and work on dense
+copies, within the budget.
 """
 
 from __future__ import annotations
@@ -12,10 +14,19 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.ops.linalg.linear_operators import Product, as_columns, as_square, is_hermitian
-from scorch._src.ops.linalg.scipy_backend import scipy_linalg
-from scorch._src.ops.products import matmul
+from scorch._src.ops.linalg.linear_operators import (
+    Product,
+    adjoint_of,
+    as_columns,
+    as_square,
+    is_hermitian,
+    multiply_by,
+    scipy_linalg,
+)
+from scorch._src.ops.products.matmul import matmul
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import ArgumentError, ConvergenceError, LinAlgError
 
 MAX_DENSE_EIGEN_ROWS = 256  # up to here dense eigenvalues are faster
@@ -63,21 +74,15 @@ def eigsh(
         return _run_arpack(linalg, matrix, k, which, sigma, start, tol, maxiter)
     if sigma is not None:
         raise ArgumentError("eigsh with sigma= needs SciPy, which is not installed: pip install scipy")
-    return lanczos(_as_product(matrix), rows, matrix.dtype, k, which, start, tol, maxiter)
-
-
-def _as_product(matrix: torch.Tensor) -> Product:
-    return lambda x: matmul.matmul(matrix, x) if isinstance(matrix, SparseTensor) else matrix @ x
+    return lanczos(multiply_by(matrix), rows, matrix.dtype, k, which, start, tol, maxiter)
 
 
 def _run_densely(
     matrix: torch.Tensor, k: int, which: str, sigma: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dense = torch.linalg.eigh(matrix)  # within the dense budget
-    order = _ORDERS[which](dense.eigenvalues)
-    if sigma is not None:
-        order = _ORDERS[which](1 / (dense.eigenvalues - sigma))
-    chosen = torch.argsort(order, stable=True)[:k].sort().values
+    ordered = dense.eigenvalues if sigma is None else 1 / (dense.eigenvalues - sigma)
+    chosen = torch.argsort(_ORDERS[which](ordered), stable=True)[:k].sort().values
     return dense.eigenvalues[chosen], dense.eigenvectors[:, chosen]
 
 
@@ -91,7 +96,7 @@ def _run_arpack(
     tol: float,
     maxiter: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    times = _as_product(matrix)
+    times = multiply_by(matrix)
     operator: Any = linalg.LinearOperator(
         tuple(matrix.shape),
         matvec=lambda x: times(torch.from_numpy(x).contiguous()).numpy(),
@@ -150,10 +155,8 @@ def lanczos(
                 w = w - h @ V[: j + 1]
                 H[: j + 1, j] += h
             residual = float(w.norm())
-            if (
-                residual <= eps * scale or j + 1 == rows
-            ):  # an invariant subspace: continue from a random vector
-                residual = 0.0
+            if residual <= eps * scale or j + 1 == rows:
+                residual = 0.0  # an invariant subspace: continue from a random vector
                 w = torch.randn(rows, dtype=dtype, generator=generator, device=HOST).to(device)
                 for _ in range(2):
                     w = w - (V[: j + 1].conj() @ w) @ V[: j + 1]
@@ -179,3 +182,53 @@ def _no_convergence(k: int, which: str, count: int) -> ConvergenceError:
         f"eigsh found {count} of {k} eigenvalues ({which}); raise maxiter or tol, or with SciPy installed "
         "ask for those next to a number: sigma=0"
     )
+
+
+# norms -----------------------------------------------------------------------------------------------
+
+
+_FLOATS = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+@implements(torch.linalg.matrix_norm)
+def matrix_norm(
+    A: Any,
+    ord: Any = "fro",
+    dim: Any = (-2, -1),
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    out: Any = None,
+) -> torch.Tensor:
+    return _norm(torch.linalg.matrix_norm, A, ord, dim, keepdim, dtype, out)
+
+
+@implements(torch.linalg.norm)
+def norm(
+    A: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, out: Any = None, dtype: Any = None
+) -> torch.Tensor:
+    return _norm(torch.linalg.norm, A, ord, dim, keepdim, dtype, out)
+
+
+def _norm(function: Any, A: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any, out: Any) -> torch.Tensor:
+    if _has_large_spectrum(A, ord, (-2, -1) if dim is None else dim) and out is None:
+        return _spectral_norm(A if dtype is None else A.to(dtype), keepdim)
+    kwargs = {"dtype": dtype} if out is None else {"dtype": dtype, "out": out}
+    with DisableTorchFunctionSubclass():
+        result: torch.Tensor = function(A, ord, dim, keepdim, **kwargs)
+    return result
+
+
+def _has_large_spectrum(A: Any, ord: Any, dim: Any) -> bool:
+    if not isinstance(A, SparseTensor) or A.dim() != 2 or A.dtype not in _FLOATS or ord != 2:
+        return False
+    is_both = isinstance(dim, (tuple, list)) and sorted(d % 2 for d in dim) == [0, 1]
+    return is_both and min(A.shape) > MAX_DENSE_EIGEN_ROWS
+
+
+def _spectral_norm(A: Any, keepdim: bool) -> torch.Tensor:
+    """Compute the root of the largest eigenvalue of ``A.T @ A``, which is never formed."""
+    first, second = (A, adjoint_of(A)) if A.shape[1] <= A.shape[0] else (adjoint_of(A), A)
+    values, _ = lanczos(lambda x: matmul(second, matmul(first, x)), min(A.shape), A.dtype, 1, "LA")
+    norm = values[0].clamp(min=0).sqrt()
+    return norm.reshape(1, 1) if keepdim else norm

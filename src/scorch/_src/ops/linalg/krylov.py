@@ -7,6 +7,7 @@ not its recurrence, and raises ``ConvergenceError`` when it does not get there.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -108,15 +109,18 @@ def gmres(
     limit = tolerance(tol, b.dtype)
     max_restarts = 10 * max(b.shape[0], 10) if maxiter is None else maxiter
     start = _start("gmres", x0, columns)
-    solutions = (
-        [
-            _gmres_column(times, precondition, columns[:, k], start[:, k], limit, max_restarts, restart)
-            for k in range(columns.shape[1])
-        ]
-        if columns.dim() == 2
-        else [_gmres_column(times, precondition, columns, start, limit, max_restarts, restart)]
+    return solve_by_column(
+        lambda b, x: _gmres_column(times, precondition, b, x, limit, max_restarts, restart), columns, start
     )
-    return torch.stack(solutions, 1) if columns.dim() == 2 else solutions[0]
+
+
+def solve_by_column(solve: Callable[..., torch.Tensor], *sides: torch.Tensor) -> torch.Tensor:
+    """Apply ``solve`` to each column of tensors that have one or several."""
+    if sides[0].dim() == 1:
+        return solve(*sides)
+    return torch.stack(
+        [solve(*columns) for columns in zip(*(side.unbind(1) for side in sides), strict=True)], 1
+    )
 
 
 def _gmres_column(

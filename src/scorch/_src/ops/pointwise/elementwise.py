@@ -47,14 +47,11 @@ ANNIHILATORS: dict[Any, tuple[int, ...]] = {
     aten.polar: (0,),
 }
 
-
 # As the first argument of these, but 0 / 0 is not zero.
 DIVISIONS = (aten.div, aten.floor_divide, aten.fmod, aten.remainder)
 
-
 # Of two tensors on one pattern these are on it too.
 LINEAR = (aten.add.Tensor, aten.sub.Tensor)
-
 
 # Elementwise too, though torch, or some release of it, does not tag them.
 UNTAGGED_POINTWISE = (
@@ -106,6 +103,10 @@ def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return call.run_general()
 
 
+def _zeros(shape: tuple[int, ...], like: SparseTensor) -> torch.Tensor:
+    return torch.zeros(shape, dtype=like.dtype, device=like.storage.device)
+
+
 class _Call:
     """One call: its tensors, and the function with others in their place."""
 
@@ -141,11 +142,10 @@ class _Call:
 
     def background(self) -> torch.Tensor:
         """Return the function's value at implicit zeros; with dense operands a tensor of their shape."""
-        zeros = {
-            p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype, device=t.storage.device)
-            for p, t in self.sparse.items()
-        }
-        return self.call_with(zeros)
+        return self.call_with(self._zeros())
+
+    def _zeros(self) -> dict[int | str, torch.Tensor]:
+        return {p: _zeros((1,) * max(tensor.dim(), 1), tensor) for p, tensor in self.sparse.items()}
 
     def is_sparse(self, fill: torch.Tensor) -> bool:
         """Whether implicit zeros stay implicit where ``fill`` is the background.
@@ -155,25 +155,16 @@ class _Call:
         """
         if not _is_zero(fill):
             return False
-        dense = {**{p: t for p, t in self.tensors.items() if p not in self.sparse}, **self.dense}
-        others = {
-            position: tensor * 1.25 + 0.75 for position, tensor in dense.items() if tensor.is_floating_point()
-        }
+        dense = {p: self.dense.get(p, t) for p, t in self.tensors.items() if p not in self.sparse}
+        others = {p: tensor * 1.25 + 0.75 for p, tensor in dense.items() if tensor.is_floating_point()}
         if not others or not are_patterns_fixed():
             return True
-        zeros = {
-            p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype, device=t.storage.device)
-            for p, t in self.sparse.items()
-        }
-        return _is_zero(self.call_with({**others, **zeros}))
+        return _is_zero(self.call_with({**others, **self._zeros()}))
 
     def run_empty(self) -> torch.Tensor:
         """Return a result without elements; the function determines its dtype, and must not divide by 0."""
-        ones = {
-            p: torch.zeros((), dtype=t.dtype, device=t.storage.device).expand(t.shape)
-            for p, t in self.sparse.items()
-        }
-        result = self.call_with(ones)
+        zeros = {p: _zeros((), tensor).expand(tensor.shape) for p, tensor in self.sparse.items()}
+        result = self.call_with(zeros)
         shape = tuple(result.shape)
         no_entries = Entries(
             torch.zeros(0, dtype=torch.int64, device=result.device), result.reshape(-1), shape

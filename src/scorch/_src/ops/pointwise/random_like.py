@@ -13,11 +13,13 @@ initialising one, take the time and memory of its entries.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.ops.fallback import replace_value, run_densely
@@ -36,9 +38,7 @@ ROWS_PER_CHUNK = 1024
 
 def on_pattern(self: SparseTensor, fill: Callable[[torch.Tensor], torch.Tensor]) -> SparseTensor:
     """Return the pattern of ``self`` with the values of ``fill``; the padding of blocks stays zero."""
-    pattern = self.storage.pattern
-    values = fill(self.storage.values.clone())
-    return with_values(self, clear_padding(values, pattern))
+    return with_values(self, clear_padding(fill(self.storage.values.clone()), self.storage.pattern))
 
 
 # on the same pattern ---------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def on_pattern(self: SparseTensor, fill: Callable[[torch.Tensor], torch.Tensor])
 
 def _make_like_handler(function: Callable[..., torch.Tensor]) -> Callable[..., SparseTensor]:
     def handler(self: SparseTensor, *args: Any, dtype: Any = None, **kwargs: Any) -> SparseTensor:
-        options = {name: kwargs[name] for name in ("generator",) if kwargs.get(name) is not None}
+        options = {"generator": kwargs["generator"]} if kwargs.get("generator") is not None else {}
         return on_pattern(
             self, lambda values: function(values, *args, dtype=dtype or values.dtype, **options)
         )
@@ -86,15 +86,13 @@ for _func in (
     implements(_func)(_make_in_place_handler(_func))
 
 
-@implements(aten.bernoulli.default)
-def bernoulli(self: SparseTensor, generator: Any = None) -> SparseTensor:
-    """Draw 1 with the stored probability: 0 at implicit zeros."""
-    return on_pattern(self, lambda values: torch.bernoulli(values, generator=generator))
+def _draw(func: Any, self: SparseTensor, generator: Any = None) -> SparseTensor:
+    """Draw by the stored probabilities or rates: 0 at implicit zeros."""
+    return on_pattern(self, lambda values: func(values, generator=generator))
 
 
-@implements(aten.poisson)
-def poisson(self: SparseTensor, generator: Any = None) -> SparseTensor:
-    return on_pattern(self, lambda values: torch.poisson(values, generator=generator))
+for _func in (aten.bernoulli.default, aten.poisson.default):
+    implements(_func)(functools.partial(_draw, _func))
 
 
 @implements(aten.native_dropout)
@@ -104,28 +102,69 @@ def native_dropout(input: SparseTensor, p: float, train: bool | None) -> tuple[S
     return with_values(input, values), with_values(input, is_kept)
 
 
+@implements(F.dropout)
+def dropout(input: SparseTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Set some stored values to zero and scale the others; the pattern stays."""
+    values = input.storage.values
+    dropped = F.dropout(values, p, training)  # raises torch's errors
+    if dropped is values:
+        return input
+    result = with_values(input, dropped)
+    return replace_value(input, result, "dropout_") if inplace else result
+
+
+implements(torch.dropout)(lambda input, p, train: dropout(input, p, train))
+implements(torch.dropout_)(lambda input, p, train: dropout(input, p, train, inplace=True))
+
+
+def _make_dropout(function: Callable[..., torch.Tensor], spatial: int | None) -> Callable[..., Any]:
+    """Return ``function``, which drops whole channels: one factor for all ``spatial`` dimensions.
+
+    With ``spatial`` None it changes zeros too: the result is dense.
+    """
+
+    def drop(
+        input: SparseTensor, p: float = 0.5, training: bool = spatial is not None, inplace: bool = False
+    ) -> Any:
+        is_single = spatial is None or (input.dim() == spatial + 1 and spatial != 2)  # torch reads (N, C, L)
+        kept_dims = 1 if is_single else 2
+        shape = (*input.shape[:kept_dims], *(1,) * (input.dim() - kept_dims))
+        ones = torch.ones(shape if spatial else (0,), dtype=input.dtype, device=input.storage.device)
+        factors = function(ones, p, training)  # raises torch's errors
+        if not training or p == 0:
+            return input
+        result = torch.mul(input, factors) if spatial else run_densely(function, (input, p, True), {})
+        return replace_value(input, result, function.__name__) if inplace else result
+
+    return drop
+
+
+for _spatial, _dropout in enumerate((F.dropout1d, F.dropout2d, F.dropout3d), 1):
+    implements(_dropout)(_make_dropout(_dropout, _spatial))
+for _dropout in (F.alpha_dropout, F.feature_alpha_dropout):
+    implements(_dropout)(_make_dropout(_dropout, None))
+
+
 # filled ----------------------------------------------------------------------------------------------
 
 
-def _full(
-    name: str, shape: Sequence[int], value: Any, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    size = math.prod(shape) * dtype.itemsize
+def _full(name: str, like: SparseTensor, shape: Sequence[int], value: Any, dtype: Any = None) -> torch.Tensor:
+    dtype = dtype or like.dtype
     hint = "its result is dense; scorch.zeros and its like take format= for sparse ones"
-    check_budget(size, f"{name} of shape {tuple(shape)}", hint)
-    return torch.full(tuple(shape), value, dtype=dtype, device=device)
+    check_budget(math.prod(shape) * dtype.itemsize, f"{name} of shape {tuple(shape)}", hint)
+    return torch.full(tuple(shape), value, dtype=dtype, device=like.storage.device)
 
 
 @implements(aten.full_like)
 def full_like(self: SparseTensor, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     if fill_value == 0:
         return zeros_like(self, dtype=dtype)
-    return _full("full_like", self.shape, fill_value, dtype or self.dtype, self.storage.device)
+    return _full("full_like", self, self.shape, fill_value, dtype)
 
 
 @implements(aten.ones_like)
 def ones_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    return _full("ones_like", self.shape, 1, dtype or self.dtype, self.storage.device)
+    return _full("ones_like", self, self.shape, 1, dtype)
 
 
 @implements(aten.fill.Scalar, aten.fill.Tensor)
@@ -135,34 +174,28 @@ def fill(self: SparseTensor, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return full_like(self, value)
     if are_patterns_fixed():  # a zero of a tensor has a gradient
-        return _full("fill_", self.shape, value.item(), self.dtype, self.storage.device)
+        return _full("fill_", self, self.shape, value.item())
     return full_like(self, value.item())
 
 
-@implements(aten.zero)
-def zero(self: SparseTensor) -> SparseTensor:
-    return zeros_like(self)
-
-
-@implements(aten.new_zeros, aten.new_empty)
-def new_zeros(
-    self: SparseTensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
-) -> torch.Tensor:
-    return _full("new_zeros", size, 0, dtype or self.dtype, self.storage.device)
-
-
-@implements(aten.new_ones)
-def new_ones(
-    self: SparseTensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
-) -> torch.Tensor:
-    return _full("new_ones", size, 1, dtype or self.dtype, self.storage.device)
+implements(aten.zero)(zeros_like)
 
 
 @implements(aten.new_full)
 def new_full(
-    self: SparseTensor, size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any
+    self: SparseTensor,
+    size: Sequence[int],
+    fill_value: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    name: str = "new_full",
+    **_: Any,
 ) -> torch.Tensor:
-    return _full("new_full", size, fill_value, dtype or self.dtype, self.storage.device)
+    return _full(name, self, size, fill_value, dtype)
+
+
+implements(aten.new_zeros, aten.new_empty)(functools.partial(new_full, fill_value=0, name="new_zeros"))
+implements(aten.new_ones)(functools.partial(new_full, fill_value=1, name="new_ones"))
 
 
 # Python protocols ------------------------------------------------------------------------------------
