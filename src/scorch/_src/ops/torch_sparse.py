@@ -37,7 +37,6 @@ from scorch.errors import ArgumentError, CallError, IndexRangeError, OperandErro
 
 aten = torch.ops.aten
 EXTREMES = {"amax": "max", "amin": "min"}
-CSR = as_format("csr", 2)
 _BATCH_INDICES = "abcdefgh"
 
 
@@ -154,7 +153,7 @@ def addmm(mat: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> A
 @implements(aten.smm.default)
 def smm(input: Any, mat: Any) -> SparseTensor:
     """Multiply a sparse and a dense matrix, stored sparse, as ``coo``."""
-    return _add_sparse_product("smm", None, input, mat)
+    return _multiply_to_format("smm", input, mat, as_format("coo", 2))
 
 
 @implements(torch.sspaddmm, torch.Tensor.sspaddmm, torch.saddmm, differentiable=True)
@@ -163,34 +162,28 @@ def sspaddmm(
     input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
 ) -> SparseTensor:
     """Compute ``beta * input + alpha * (mat1 @ mat2)`` for sparse ``input`` and ``mat1``, dense ``mat2``."""
-    if out is not None:
-        raise OperandError("sspaddmm does not write to out=; use the result instead")
-    return _add_sparse_product("sspaddmm", as_sparse("sspaddmm", input), mat1, mat2, beta, alpha)
+    _refuse_out("sspaddmm", out)
+    added = as_sparse("sspaddmm", input)
+    product = _multiply_to_format("sspaddmm", mat1, mat2, as_format(added.format, 2))
+    shapes = tuple(product.shape), tuple(added.shape)
+    if shapes[0] != shapes[1]:
+        raise ShapeError(f"sspaddmm adds a product of shape {shapes[0]} to a tensor of shape {shapes[1]}")
+    total = products.add_scaled(added, product, beta, alpha)
+    assert isinstance(total, SparseTensor)
+    return total
 
 
 @implements(torch.hspmm, torch.hsmm, differentiable=True)
 @implements(aten.hspmm.default)
 def hspmm(mat1: Any, mat2: Any, *, out: Any = None) -> SparseTensor:
     """Multiply a sparse and a dense matrix to a hybrid tensor: sparse rows of dense columns."""
-    if out is not None:
-        raise OperandError("hspmm does not write to out=; use the result instead")
+    _refuse_out("hspmm", out)
     return _multiply_to_format("hspmm", mat1, mat2, Format("sd"))
 
 
-def _add_sparse_product(
-    name: str, input: SparseTensor | None, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1
-) -> SparseTensor:
-    form = as_format("coo" if input is None else input.format, 2)
-    product = _multiply_to_format(name, mat1, mat2, form)
-    if input is None:
-        return product
-    if tuple(input.shape) != tuple(product.shape):
-        raise ShapeError(
-            f"{name} adds a product of shape {tuple(product.shape)} to a tensor of shape {tuple(input.shape)}"
-        )
-    total = products.add_scaled(input, product, beta, alpha)
-    assert isinstance(total, SparseTensor)
-    return total
+def _refuse_out(name: str, out: Any) -> None:
+    if out is not None:
+        raise OperandError(f"{name} does not write to out=; use the result instead")
 
 
 def _multiply_to_format(name: str, mat1: Any, mat2: Any, form: Format) -> SparseTensor:
@@ -225,8 +218,7 @@ def sampled_addmm(
             f"sampled_addmm: the product of {tuple(mat1.shape)} and {tuple(mat2.shape)} "
             f"does not have the shape {shape} of the sparse tensor"
         )
-    if out is not None:
-        raise OperandError("sampled_addmm does not write to out=; use the result instead")
+    _refuse_out("sampled_addmm", out)
     stored = pattern.storage.values
     batch = _BATCH_INDICES[: dims - 2]
     ones = with_values(pattern, torch.ones_like(stored))

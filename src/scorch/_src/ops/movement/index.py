@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.ops.fallback import run_densely, store_like
+from scorch._src.ops.fallback import as_dense, run_densely, store_like
 from scorch._src.ops.movement.shape import build_from_coordinates, build_from_keys, infer_shape
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.storage.slices import outer_dim, select_rows
@@ -22,6 +22,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, IndexRangeError
 
 aten = torch.ops.aten
+Indices = Sequence[torch.Tensor | None]  # for each dimension; None for those left alone
 
 
 def join(stored: torch.Tensor, requested: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,11 +31,9 @@ def join(stored: torch.Tensor, requested: torch.Tensor) -> tuple[torch.Tensor, t
     first = torch.searchsorted(ordered, stored)
     count = torch.searchsorted(ordered, stored, right=True) - first
     stored_numbers = torch.repeat_interleave(torch.arange(stored.numel(), device=stored.device), count)
-    begin = torch.repeat_interleave(torch.cumsum(count, 0) - count, count)
-    requested_numbers = (
-        first[stored_numbers] + torch.arange(stored_numbers.numel(), device=stored_numbers.device) - begin
-    )
-    return stored_numbers, order[requested_numbers]
+    begin = (torch.cumsum(count, 0) - count)[stored_numbers]
+    inside = torch.arange(stored_numbers.numel(), device=stored.device) - begin
+    return stored_numbers, order[first[stored_numbers] + inside]
 
 
 # reading ---------------------------------------------------------------------------------------------
@@ -100,34 +99,31 @@ def run_on_empty(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> An
 
 
 @implements(aten.index.Tensor)
-def index(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> Any:
+def index(self: SparseTensor, indices: Indices) -> Any:
     """Compute ``self[...]`` with tensors: indices in some dimensions, broadcast together."""
     normalized = normalize_indices(self, indices)
     if not isinstance(self, SparseTensor):
         return aten.index.Tensor(self, normalized)
     if not self.numel():
         return run_on_empty(aten.index.Tensor, self, normalized)
-    dims = [dim for dim, value in enumerate(normalized) if value is not None]
-    tensors = [value for value in normalized if value is not None]
-    if len(tensors) == 1 and tensors[0].dim() == 1:
-        (dim,) = dims
-        if (rows := _select_rows(self, dim, tensors[0])) is not None:
-            return rows
-        return index_select(self, dim, check_indices(tensors[0], self.shape[dim], dim, from_end=True))
+    indexed_dims = [(dim, value) for dim, value in enumerate(normalized) if value is not None]
+    if len(indexed_dims) == 1 and indexed_dims[0][1].dim() == 1:
+        ((dim, rows),) = indexed_dims
+        selected = _select_rows(self, dim, rows)
+        if selected is not None:
+            return selected
+        return index_select(self, dim, check_indices(rows, self.shape[dim], dim, from_end=True))
     indexed = IndexedPositions(self, normalized)
     entries = entries_of(self)
     crd = entries.coordinates
-    stored_numbers, requested_numbers = join(
-        keys_of([crd[dim] for dim in indexed.dims], indexed.sizes), indexed.keys
-    )
-    columns = [crd[d][stored_numbers] for d in indexed.before] + coordinates_of(
-        requested_numbers, indexed.shape
-    )
-    columns += [crd[d][stored_numbers] for d in indexed.after]
-    result = indexed.result
-    if not result:
-        return entries.values[stored_numbers].sum(dtype=entries.values.dtype)
-    return build_from_coordinates(self, columns, entries.values[stored_numbers], result, False)
+    keys = keys_of([crd[dim] for dim in indexed.dims], indexed.sizes)
+    stored_numbers, requested_numbers = join(keys, indexed.keys)
+    values = entries.values[stored_numbers]
+    if not indexed.result:
+        return values.sum(dtype=values.dtype)
+    before, after = ([crd[d][stored_numbers] for d in dims] for dims in (indexed.before, indexed.after))
+    columns = [*before, *coordinates_of(requested_numbers, indexed.shape), *after]
+    return build_from_coordinates(self, columns, values, indexed.result, False)
 
 
 class IndexedPositions:
@@ -137,7 +133,7 @@ class IndexedPositions:
     (``shape``) and those ``after``; indexed dimensions that are not adjacent come first, as in torch.
     """
 
-    def __init__(self, tensor: SparseTensor, indices: Sequence[torch.Tensor | None]) -> None:
+    def __init__(self, tensor: SparseTensor, indices: Indices) -> None:
         full_shape = tuple(tensor.shape)
         self.dims = [dim for dim, value in enumerate(indices) if value is not None]
         self.sizes = tuple(full_shape[dim] for dim in self.dims)
@@ -149,24 +145,19 @@ class IndexedPositions:
             raise IndexRangeError(f"indices of shapes {shapes} do not fit together") from None
         self.shape = tuple(broadcast[0].shape)
         checked = [
-            check_indices(indices_of_dim, full_shape[dim], dim, from_end=True)
-            for indices_of_dim, dim in zip(broadcast, self.dims, strict=True)
+            check_indices(index, full_shape[dim], dim, from_end=True).reshape(-1)
+            for index, dim in zip(broadcast, self.dims, strict=True)
         ]
-        self.keys = keys_of([indices_of_dim.reshape(-1) for indices_of_dim in checked], self.sizes)
+        self.keys = keys_of(checked, self.sizes)
         rest = [dim for dim in range(len(full_shape)) if dim not in self.dims]
         is_adjacent = self.dims == list(range(self.dims[0], self.dims[-1] + 1))
         self.before = [dim for dim in rest if dim < self.dims[0]] if is_adjacent else []
         self.after = [dim for dim in rest if dim not in self.before]
-        self.result = (
-            *(full_shape[d] for d in self.before),
-            *self.shape,
-            *(full_shape[d] for d in self.after),
-        )
+        before, after = ([full_shape[dim] for dim in dims] for dims in (self.before, self.after))
+        self.result = (*before, *self.shape, *after)
 
 
-def normalize_indices(
-    self: torch.Tensor, indices: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
+def normalize_indices(self: torch.Tensor, indices: Indices) -> list[torch.Tensor | None]:
     """Convert masks to the coordinates where they hold, with None for dimensions left alone."""
     normalized: list[torch.Tensor | None] = []
     for value in indices:
@@ -182,7 +173,7 @@ def normalize_indices(
         elif value.dtype not in (torch.int32, torch.int64):
             raise IndexRangeError(f"indices are int64, int32, uint8 or bool, not {value.dtype}")
         else:
-            normalized.append(value.to_dense() if isinstance(value, SparseTensor) else value)
+            normalized.append(as_dense(value))
     return normalized + [None] * (self.dim() - len(normalized))
 
 
@@ -248,6 +239,6 @@ def embedding(
     """Gather rows of ``weight``."""
     if weight.dim() != 2:
         raise CallError(f"embedding takes rows of a matrix, but weight has shape {tuple(weight.shape)}")
-    row_numbers = indices.to_dense() if isinstance(indices, SparseTensor) else indices
+    row_numbers = as_dense(indices)
     rows = torch.index_select(weight, 0, row_numbers.reshape(-1))
     return rows.reshape(*row_numbers.shape, *weight.shape[1:])

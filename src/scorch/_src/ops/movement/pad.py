@@ -9,17 +9,18 @@ Time and memory follow the entries of the result. Padding with a number is in ``
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from scorch._src.ops.fallback import run_torch
 from scorch._src.ops.movement.index import index_select
 from scorch._src.ops.movement.shape import infer_shape
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
 aten = torch.ops.aten
 
@@ -28,25 +29,12 @@ aten = torch.ops.aten
 def pad(input: SparseTensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
     """Pad circularly, which torch does in a dense tensor; everything else is an operator of its own."""
     if mode != "circular":
-        with DisableTorchFunctionSubclass():
-            return F.pad(input, pad, mode, value)
-    infer_shape(F.pad, input, pad, mode, value)  # raises torch's error
-    return _pad(input, pad, mode)
+        return run_torch(F.pad, input, pad, mode, value)
+    return _pad(mode, input, pad, value)
 
 
-@implements(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
-def reflection_pad(self: SparseTensor, padding: Sequence[int]) -> Any:
-    infer_shape(F.pad, self, padding, "reflect")
-    return _pad(self, padding, "reflect")
-
-
-@implements(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
-def replication_pad(self: SparseTensor, padding: Sequence[int]) -> Any:
-    infer_shape(F.pad, self, padding, "replicate")
-    return _pad(self, padding, "replicate")
-
-
-def _pad(self: SparseTensor, padding: Sequence[int], mode: str) -> Any:
+def _pad(mode: str, self: SparseTensor, padding: Sequence[int], value: Any = None) -> Any:
+    infer_shape(F.pad, self, padding, mode, value)  # raises torch's error
     if not any(padding):
         return torch.clone(self)
     for number in range(len(padding) // 2):
@@ -68,3 +56,8 @@ def _padded_indices(size: int, before: int, after: int, mode: str, device: torch
     if mode == "replicate":
         return index.clamp(0, size - 1)
     return size - 1 - (size - 1 - index.abs()).abs()
+
+
+for _dims in ("1d", "2d", "3d"):
+    for _kind, _mode in (("reflection", "reflect"), ("replication", "replicate")):
+        implements(getattr(aten, f"{_kind}_pad{_dims}").default)(functools.partial(_pad, _mode))

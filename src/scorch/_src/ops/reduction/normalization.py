@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.ops.fallback import are_all_sparse, replace_value, run_densely, store_like
+from scorch._src.ops.fallback import are_all_sparse, as_dense, replace_value, run_densely, store_like
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
@@ -22,9 +22,7 @@ def native_batch_norm(
     A result scaled by a sparse weight is sparse, and so is one that is moved by a sparse mean.
     """
     func, statistics = aten.native_batch_norm.default, (running_mean, running_var)
-    dense = [
-        statistic.to_dense() if isinstance(statistic, SparseTensor) else statistic for statistic in statistics
-    ]
+    dense = [as_dense(statistic) for statistic in statistics]
     result = run_densely(func, (input, weight, bias, *dense, training, *numbers), {})
     for statistic, changed in zip(statistics, dense, strict=True):
         if training and isinstance(statistic, SparseTensor):

@@ -48,7 +48,7 @@ def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) ->
         raise ArgumentError(f"k is a number from 0 to {size}, the size of dimension {dim}, not {k!r}")
     if dim % h.dim() != h.dim() - 1:
         return topk_sparse(h.movedim(dim, -1), k, abs=abs).movedim(-1, dim)  # type: ignore[return-value]
-    if not is_dynamo_compiling() and _is_batched(h):
+    if not is_dynamo_compiling() and _unwrap(h)[1]:
         return _topk_of_batch(h, k, abs)
     positions = find_largest(h, k, abs)
     return from_positions(positions, h.gather(-1, positions), tuple(h.shape))
@@ -68,24 +68,21 @@ def from_positions(positions: torch.Tensor, values: torch.Tensor, shape: tuple[i
     return rows_tensor(pos, crd, values.reshape(-1), shape)
 
 
-def _is_batched(h: torch.Tensor) -> bool:
-    """Whether ``torch.vmap`` batches it, at any level."""
+def _unwrap(h: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """Return the tensor that ``torch.func`` has wrapped, and the dimensions that ``torch.vmap`` batches."""
+    batches = []
     while is_functorch_wrapped_tensor(h):
         if is_batchedtensor(h):
-            return True
+            batches.append(maybe_get_bdim(h))
         h = get_unwrapped(h)
-    return False
+    return h, batches
 
 
 def _topk_of_batch(h: torch.Tensor, k: int, abs: bool) -> SparseTensor:
     """Select inside of ``torch.vmap``, where one pattern serves all: the union of all, with zeros."""
     score = h.detach().abs() if abs else h.detach()
     is_kept = torch.zeros_like(score, dtype=torch.bool).scatter(-1, score.topk(k, sorted=False).indices, True)
-    union, batches = is_kept, []
-    while is_functorch_wrapped_tensor(union):
-        if is_batchedtensor(union):
-            batches.append(maybe_get_bdim(union))
-        union = get_unwrapped(union)
+    union, batches = _unwrap(is_kept)
     with untracked():
         for dim in reversed(batches):  # the innermost was wrapped first
             union = union.any(dim)
