@@ -321,9 +321,6 @@ def _check_dims(rank: int, dims: Sequence[int]) -> set[int]:
     return reduced or set(range(rank))
 
 
-# diagonals -------------------------------------------------------------------------------------------
-
-
 def spdiags(
     diagonals: torch.Tensor,
     offsets: torch.Tensor,

@@ -177,11 +177,8 @@ class Graph:
         rows, columns = self.shape
         added = torch.arange(min(rows, columns), device=self.crd.device)
         is_loop = self.targets == self.sources
-        missing = added[
-            ~torch.zeros(added.numel(), dtype=torch.bool, device=added.device).index_fill_(
-                0, self.sources[is_loop], 1
-            )
-        ]
+        has_loop = torch.zeros_like(added, dtype=torch.bool).index_fill_(0, self.sources[is_loop], 1)
+        missing = added[~has_loop]
         keys = torch.cat([self.targets * columns + self.sources, missing * (columns + 1)])
         keys, order = torch.sort(keys)
         positions = torch.where(order < self.size, order, -1)
@@ -193,8 +190,6 @@ class Graph:
             counts = torch.where(positions < 0, 1, self.counts[positions.clamp(min=0)] if self.size else 1)
             counts = torch.where(targets == crd, 1, counts)
         return Graph(self.shape, pos, crd, counts), positions
-
-    # cached by weights -------------------------------------------------------------------------------
 
     def cached(self, weights: torch.Tensor, key: object, make: Callable[[], Result]) -> Result:
         """Return ``make()`` for ``weights``, cached until they change."""
@@ -315,15 +310,20 @@ def split_edge_index(edges: torch.Tensor, shape: tuple[int, int]) -> tuple[torch
 
 @outside_modes
 def _graph_of_edges(edges: torch.Tensor, shape: tuple[int, int]) -> Graph:
-    rows, columns = shape
     sources, targets = split_edge_index(edges, shape)
     keys, entry_of_edge, counts = torch.unique(
-        targets * columns + sources, return_inverse=True, return_counts=True
+        targets * shape[1] + sources, return_inverse=True, return_counts=True
     )
+    are_counted = counts if keys.numel() < edges.shape[1] else None
+    return Graph(shape, *rows_of_keys(keys, shape), are_counted, entry_of_edge)
+
+
+def rows_of_keys(keys: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return row pointers and columns of entries at sorted ``keys``, positions counted row by row."""
+    rows, columns = shape
     row = keys.div(max(columns, 1), rounding_mode="floor")
     index = torch.int32 if max(rows, columns, keys.numel()) <= LAST_INT32 else torch.int64
-    pos, crd = routines_for(row).row_pointers(row, rows).to(index), (keys - row * columns).to(index)
-    return Graph(shape, pos, crd, counts if keys.numel() < edges.shape[1] else None, entry_of_edge)
+    return routines_for(row).row_pointers(row, rows).to(index), (keys - row * columns).to(index)
 
 
 def cached_with(tensor: torch.Tensor, key: object, make: Callable[[], Result]) -> Result:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch.compiler import is_compiling
 
+from scorch._src.backends.routines import Scores
 from scorch._src.ops.graph.aggregate import attend, maximum, sum_weighted
 from scorch._src.ops.graph.edge_features import graph_with_features
 from scorch._src.ops.graph.edge_weights import (
@@ -128,4 +129,4 @@ def attend_neighbours(
                 f"edges have {features.shape[1]} features, but edge_dim is {edge_weight.shape[0]}"
             )
         edges = features.to(x.dtype) @ edge_weight
-    return attend(graph, x, sources, targets, slope, dropout, edges)
+    return attend(graph, x, Scores(sources, targets, edges), slope, dropout)

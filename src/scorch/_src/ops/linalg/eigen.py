@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
+from scorch._src.ops.fallback import run_torch
 from scorch._src.ops.linalg.linear_operators import (
     Product,
     adjoint_of,
@@ -26,7 +27,6 @@ from scorch._src.ops.linalg.linear_operators import (
 from scorch._src.ops.products.matmul import matmul
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import ArgumentError, ConvergenceError, LinAlgError
 
 MAX_DENSE_EIGEN_ROWS = 256  # up to here dense eigenvalues are faster
@@ -184,39 +184,26 @@ def _no_convergence(k: int, which: str, count: int) -> ConvergenceError:
     )
 
 
-# norms -----------------------------------------------------------------------------------------------
-
-
 _FLOATS = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
-@implements(torch.linalg.matrix_norm)
-def matrix_norm(
-    A: Any,
-    ord: Any = "fro",
-    dim: Any = (-2, -1),
-    keepdim: bool = False,
-    *,
-    dtype: Any = None,
-    out: Any = None,
-) -> torch.Tensor:
-    return _norm(torch.linalg.matrix_norm, A, ord, dim, keepdim, dtype, out)
+def _define_norm(function: Any, **defaults: Any) -> None:
+    """Register ``function``, a norm of matrices, whose arguments are by default ``defaults``."""
+
+    def norm(A: Any, *args: Any, **kwargs: Any) -> Any:
+        options = {**defaults, **dict(zip(("ord", "dim", "keepdim"), args, strict=False)), **kwargs}
+        is_plain = len(args) <= 3 and kwargs.get("out") is None
+        dim = (-2, -1) if options["dim"] is defaults["dim"] else options["dim"]
+        if not is_plain or not _has_large_spectrum(A, options["ord"], dim):
+            return run_torch(function, A, *args, **kwargs)
+        dtype = options.get("dtype")
+        return _spectral_norm(A if dtype is None else A.to(dtype), options.get("keepdim", False))
+
+    implements(function)(norm)
 
 
-@implements(torch.linalg.norm)
-def norm(
-    A: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, out: Any = None, dtype: Any = None
-) -> torch.Tensor:
-    return _norm(torch.linalg.norm, A, ord, dim, keepdim, dtype, out)
-
-
-def _norm(function: Any, A: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any, out: Any) -> torch.Tensor:
-    if _has_large_spectrum(A, ord, (-2, -1) if dim is None else dim) and out is None:
-        return _spectral_norm(A if dtype is None else A.to(dtype), keepdim)
-    kwargs = {"dtype": dtype} if out is None else {"dtype": dtype, "out": out}
-    with DisableTorchFunctionSubclass():
-        result: torch.Tensor = function(A, ord, dim, keepdim, **kwargs)
-    return result
+_define_norm(torch.linalg.matrix_norm, ord="fro", dim=(-2, -1))
+_define_norm(torch.linalg.norm, ord=None, dim=None)
 
 
 def _has_large_spectrum(A: Any, ord: Any, dim: Any) -> bool:

@@ -16,6 +16,7 @@ from scorch._src.ops.linalg.linear_operators import Product, as_columns, as_prod
 from scorch.errors import ConvergenceError, LinAlgError, ShapeError
 
 RESTART_VECTORS = 50  # of gmres
+Checked = tuple[torch.Tensor, torch.Tensor, Product, Product, float, int]
 
 
 def cg(
@@ -38,12 +39,8 @@ def cg(
     >>> scorch.linalg.cg(A, torch.tensor([1.0, 2.0]))
     tensor([0.0909, 0.6364])
     """
-    columns = as_columns("cg", b)
-    times, precondition = as_product("cg", A, b.shape[0]), _preconditioner("cg", M, b.shape[0])
-    limit = tolerance(tol, b.dtype)
+    columns, x, times, precondition, limit, max_steps = _check("cg", A, b, x0, tol, maxiter, M)
     target_norm = limit * columns.norm(dim=0)
-    max_steps = 10 * max(b.shape[0], 10) if maxiter is None else maxiter
-    x = _start("cg", x0, columns)
     steps = 0
     while True:
         residual = columns - times(x) if steps or x0 is not None else columns.clone()
@@ -104,11 +101,7 @@ def gmres(
 
     The arguments are those of ``cg``; ``maxiter`` counts restarts.
     """
-    columns = as_columns("gmres", b)
-    times, precondition = as_product("gmres", A, b.shape[0]), _preconditioner("gmres", M, b.shape[0])
-    limit = tolerance(tol, b.dtype)
-    max_restarts = 10 * max(b.shape[0], 10) if maxiter is None else maxiter
-    start = _start("gmres", x0, columns)
+    columns, start, times, precondition, limit, max_restarts = _check("gmres", A, b, x0, tol, maxiter, M)
     return solve_by_column(
         lambda b, x: _gmres_column(times, precondition, b, x, limit, max_restarts, restart), columns, start
     )
@@ -237,20 +230,21 @@ def _dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return product.real if product.is_complex() else product
 
 
-def _start(name: str, x0: Any, columns: torch.Tensor) -> torch.Tensor:
-    """Return a copy of ``x0`` to start from, or zeros."""
-    if x0 is None:
-        return torch.zeros_like(columns)
-    start = as_columns(f"x0 of {name}", x0, columns.shape[0], columns.dtype)
+def _check(name: str, A: Any, b: Any, x0: Any, tol: Any, maxiter: int | None, M: Any) -> Checked:
+    """Return the columns, a copy of ``x0`` or zeros, both products, and the limits of residual and steps."""
+    columns = as_columns(name, b)
+    rows = columns.shape[0]
+    times = as_product(name, A, rows)
+    precondition = torch.clone if M is None else as_product(f"M of {name}", M, rows)
+    start = torch.zeros_like(columns)
+    if x0 is not None:
+        start = as_columns(f"x0 of {name}", x0, rows, columns.dtype).clone()
     if start.shape != columns.shape:
         raise ShapeError(
             f"{name}: x0 has shape {tuple(start.shape)}, the right-hand side {tuple(columns.shape)}"
         )
-    return start.clone()
-
-
-def _preconditioner(name: str, M: Any, rows: int) -> Product:
-    return (lambda x: x.clone()) if M is None else as_product(f"M of {name}", M, rows)
+    max_steps = 10 * max(rows, 10) if maxiter is None else maxiter
+    return columns, start, times, precondition, tolerance(tol, columns.dtype), max_steps
 
 
 def _not_converged(

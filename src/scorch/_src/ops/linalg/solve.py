@@ -250,9 +250,6 @@ def _parity(order: Any) -> int:
     return 1 if (count - cycles) % 2 == 0 else -1
 
 
-# least squares ---------------------------------------------------------------------------------------
-
-
 @implements(torch.linalg.lstsq)
 def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = None) -> Any:
     """Find the ``X`` of least norm among those that bring ``A @ X`` closest to ``B``.

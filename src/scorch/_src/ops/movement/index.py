@@ -36,9 +36,6 @@ def join(stored: torch.Tensor, requested: torch.Tensor) -> tuple[torch.Tensor, t
     return stored_numbers, order[first[stored_numbers] + inside]
 
 
-# reading ---------------------------------------------------------------------------------------------
-
-
 @implements(aten.index_select)
 def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
     if index.dtype not in (torch.int32, torch.int64):
@@ -186,16 +183,21 @@ def _gather_at_keys(self: SparseTensor, keys: torch.Tensor, shape: Shape) -> Any
     return from_entries(Entries(stored_positions, values[stored_positions], shape), format_for(self, shape))
 
 
+def keys_along(self: SparseTensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """Return the key in ``self`` of each element of ``index``, its coordinates in ``dim``."""
+    dim %= self.dim()
+    index = check_indices(index if index.dim() else index.reshape(1), self.shape[dim], dim)
+    grid = torch.meshgrid(*(torch.arange(size, device=index.device) for size in index.shape), indexing="ij")
+    columns = [(index if d == dim else column).reshape(-1) for d, column in enumerate(grid)]
+    return keys_of(columns, tuple(self.shape))
+
+
 @implements(aten.gather)
 def gather(self: SparseTensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
     shape = infer_shape(aten.gather.default, self, dim, index.to("meta"))
     if len(shape) != self.dim() or not self.numel():
         return run_on_empty(aten.gather.default, self, dim, index)
-    dim %= self.dim()
-    check_indices(index, self.shape[dim], dim)
-    grid = torch.meshgrid(*(torch.arange(size, device=index.device) for size in shape), indexing="ij")
-    columns = [index if d == dim else column for d, column in enumerate(grid)]
-    return _gather_at_keys(self, keys_of(columns, tuple(self.shape)), shape)
+    return _gather_at_keys(self, keys_along(self, dim, index), shape)
 
 
 @implements(aten.take)

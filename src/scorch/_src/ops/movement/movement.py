@@ -33,37 +33,21 @@ MOVING_FUNCTIONS = [
     "vsplit", "vstack", "__getitem__",
 ]
 # fmt: on
-JOINING_FUNCTIONS = {  # all their tensor arguments are moved: integers are no indices
-    "cat",
-    "column_stack",
-    "concat",
-    "concatenate",
-    "dstack",
-    "hstack",
-    "row_stack",
-    "stack",
-    "vstack",
-}  # fmt: skip
 
 
 def make_moving_handler(func: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``func``, which moves entries, for tensors that require gradients."""
-    is_joining = getattr(func, "__name__", "") in JOINING_FUNCTIONS
+    name = getattr(func, "__name__", "")
+    joins = name.endswith("stack") or name in ("cat", "concat", "concatenate")  # integers are no indices
 
     def handler(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = tree_flatten((args, kwargs))
         sparse = [leaf for leaf in leaves if isinstance(leaf, SparseTensor)]
-        dense = [
-            leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, SparseTensor)
-        ]
-        is_mixed = any(is_joining or _is_differentiable_dtype(leaf) for leaf in dense)
-        if (
-            not sparse
-            or is_mixed
-            or len({leaf.dtype for leaf in sparse}) > 1
-            or kwargs.get("out") is not None
-            or any(isinstance(leaf, torch.dtype) for leaf in leaves)
-        ):
+        others = [leaf for leaf in leaves if not isinstance(leaf, SparseTensor)]
+        dense = [leaf for leaf in others if isinstance(leaf, torch.Tensor)]
+        is_mixed = any(joins or leaf.is_floating_point() or leaf.is_complex() for leaf in dense)
+        is_unusual = kwargs.get("out") is not None or any(isinstance(leaf, torch.dtype) for leaf in others)
+        if is_mixed or is_unusual or len({leaf.dtype for leaf in sparse}) != 1:
             return by_torch(func, args, kwargs)
         with torch.no_grad(), untracked():
             numbered = _number_entries(sparse)
@@ -93,10 +77,6 @@ def make_moving_handler(func: Callable[..., Any]) -> Callable[..., Any]:
         return tree_map(connect, moved)
 
     return handler
-
-
-def _is_differentiable_dtype(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _number_entries(tensors: list[SparseTensor]) -> list[SparseTensor]:
@@ -133,19 +113,11 @@ def _select_values(joined: torch.Tensor, values: list[torch.Tensor], positions: 
     return joined[positions]
 
 
-for _name in MOVING_FUNCTIONS:
-    for _home in (torch, torch.Tensor):
-        _function = getattr(_home, _name, None)
-        if _function is not None:
-            implements_differentiable(_function, only_moves_entries=True)(make_moving_handler(_function))
-
-implements_differentiable(torch.linalg.diagonal, only_moves_entries=True)(
-    make_moving_handler(torch.linalg.diagonal)
-)
-
-for _name in ("T", "mT"):
-    _view = getattr(torch.Tensor, _name).__get__
-    implements_differentiable(_view, only_moves_entries=True)(make_moving_handler(_view))
+_functions = [getattr(home, name, None) for name in MOVING_FUNCTIONS for home in (torch, torch.Tensor)]
+_functions += [torch.linalg.diagonal, *(getattr(torch.Tensor, name).__get__ for name in ("T", "mT"))]
+for _function in _functions:
+    if _function is not None:
+        implements_differentiable(_function, only_moves_entries=True)(make_moving_handler(_function))
 
 
 @implements_differentiable(torch.trace, torch.Tensor.trace)

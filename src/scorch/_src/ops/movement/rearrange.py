@@ -144,9 +144,6 @@ def _expand_ellipsis(
     return expand(left), expand(right)
 
 
-# sizes -----------------------------------------------------------------------------------------------
-
-
 def _check_sizes(sizes: Mapping[str, Any], pattern: str) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:

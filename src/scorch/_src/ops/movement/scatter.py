@@ -20,6 +20,7 @@ from scorch._src.ops.movement.index import (
     IndexedPositions,
     check_indices,
     check_int64,
+    keys_along,
     normalize_indices,
     run_on_empty,
 )
@@ -91,21 +92,12 @@ def _check_and_write(func: Any, handler: Any, self: torch.Tensor, *args: Any, **
 def _scatter(self: SparseTensor, dim: int, index: torch.Tensor, src: Any, adds: bool = False) -> Any:
     if not index.numel():
         return torch.clone(self)
-    keys = find_scatter_keys(self, dim, index)
+    keys = keys_along(self, dim, index)
     return write_at_keys(self, keys, source_values(src, tuple(index.shape), self.dtype, index.device), adds)
 
 
 _writes(aten.scatter.src, aten.scatter.value)(_scatter)
 _writes(aten.scatter_add.default)(functools.partial(_scatter, adds=True))
-
-
-def find_scatter_keys(self: SparseTensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """Return the key in ``self`` of each element of ``index``, its coordinates in ``dim``."""
-    dim %= self.dim()
-    index = check_indices(index if index.dim() else index.reshape(1), self.shape[dim], dim)
-    grid = torch.meshgrid(*(torch.arange(size, device=index.device) for size in index.shape), indexing="ij")
-    columns = [(index if d == dim else column).reshape(-1) for d, column in enumerate(grid)]
-    return keys_of(columns, tuple(self.shape))
 
 
 # slices and rows -------------------------------------------------------------------------------------
@@ -304,7 +296,7 @@ def scatter_reduce(
     if not index.numel():
         return torch.clone(self)
     values = source_values(src, tuple(index.shape), self.dtype, index.device)
-    keys, number = torch.unique(find_scatter_keys(self, dim, index), return_inverse=True)
+    keys, number = torch.unique(keys_along(self, dim, index), return_inverse=True)
     before = entries_of(self).at(keys)
     after = torch.scatter_reduce(before, 0, number, values, reduce, include_self=include_self)
     return write_at_keys(self, keys, after, adds=False)

@@ -314,9 +314,6 @@ def diag_embed(self: SparseTensor, offset: int = 0, dim1: int = -2, dim2: int = 
     return build_from_coordinates(self, columns, entries.values, shape, False)
 
 
-# shifts ----------------------------------------------------------------------------------------------
-
-
 @implements(aten.flip)
 def flip(self: SparseTensor, dims: Sequence[int]) -> Any:
     shape = infer_shape(aten.flip.default, self, dims)

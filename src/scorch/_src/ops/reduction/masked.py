@@ -54,9 +54,6 @@ def _reduce_stored(
     return groups.result(S, reduced[0].to(like.dtype), keepdim, empty, dense)
 
 
-# reductions ------------------------------------------------------------------------------------------
-
-
 def _bound(dtype: torch.dtype, sign: int) -> float:
     """Return the largest number of ``dtype``, or with ``sign`` -1 the least."""
     if dtype.is_floating_point:
@@ -193,8 +190,6 @@ def _define_scan(scan: Callable[..., Any]) -> Operation:
     return run
 
 
-# tables ----------------------------------------------------------------------------------------------
-
 OPERATIONS: dict[str, Operation] = {
     "sum": _define("sum", 0.0),
     "mean": _define("mean", math.nan),
@@ -219,8 +214,6 @@ PER_ENTRY: dict[str, Operation] = {
 for _name, _operation in {**OPERATIONS, **PER_ENTRY}.items():
     setattr(_operation, "__name__", _name)  # noqa: B010 - as errors call it
     setattr(_operation, "__qualname__", _name)  # noqa: B010
-
-# other masks -----------------------------------------------------------------------------------------
 
 
 def sample_at_mask(input: Any, mask: torch.Tensor) -> SparseTensor:

@@ -328,9 +328,6 @@ def logsumexp(groups: Groups, values: torch.Tensor) -> Reduced:
     return torch.log(total) + maxima, math.log(groups.length)
 
 
-# comparisons -----------------------------------------------------------------------------------------
-
-
 @implements(aten.equal)
 def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether all elements are the same."""

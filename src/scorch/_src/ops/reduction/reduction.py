@@ -13,6 +13,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -108,6 +109,7 @@ def to_computing_dtype(
     return values.to(_WIDE.get(computing_dtype, computing_dtype))
 
 
+@dataclass(frozen=True)
 class Reduction:
     """A reduction of tensors by its ``body``, a function of the values of each group of entries.
 
@@ -115,11 +117,10 @@ class Reduction:
     kernel has the sum.
     """
 
-    def __init__(self, body: Body, function: Function, dense: bool, of_sum: OfSum | None) -> None:
-        self.body = body
-        self.function = function
-        self.dense = dense
-        self.of_sum = of_sum
+    body: Body
+    function: Function
+    dense: bool
+    of_sum: OfSum | None
 
     def __call__(self, input: SparseTensor, **options: Any) -> Any:
         """Reduce a tensor with elements; None where that is not supported."""

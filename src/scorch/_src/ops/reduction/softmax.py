@@ -92,9 +92,6 @@ def _as_storage(tensor: Storage | torch.Tensor) -> Storage:
     return tensor
 
 
-# over all elements, dense ----------------------------------------------------------------------------
-
-
 def _make_dense_handler(function: Any) -> Any:
     def run(input: SparseTensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Any:
         return None if dim is None else run_densely(function, (input, dim), {"dtype": dtype})

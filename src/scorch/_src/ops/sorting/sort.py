@@ -64,9 +64,6 @@ def _selects(func: Any) -> Callable[[Handler], Handler]:
     return register
 
 
-# sorting ---------------------------------------------------------------------------------------------
-
-
 @_selects(aten.sort.default)
 def sort(self: SparseTensor, dim: int = -1, descending: bool = False) -> Any:
     """Return sorted values, and the indices that they had."""

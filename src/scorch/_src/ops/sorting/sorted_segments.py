@@ -97,10 +97,8 @@ class SortedSegments:
             positions = torch.sort(begin + self.position).values
         else:
             positions = begin + self._by_position
-        inside = torch.arange(count, device=positions.device) - self.first[self.segment]
+        inside: torch.Tensor = torch.arange(count, device=positions.device) - self.first[self.segment]
         return positions - inside
-
-    # results -----------------------------------------------------------------------------------------
 
     def select_rank(self, rank: torch.Tensor, keepdim: bool, empty: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Select the element of one rank in each segment: ``rank``, or ``empty`` without entries."""
