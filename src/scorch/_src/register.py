@@ -11,7 +11,6 @@ from scorch._src.io import datasets, pickling  # noqa: F401
 from scorch._src.nn import optimizer_hooks
 from scorch._src.ops import (  # noqa: F401
     conv,
-    cross_entropy,
     embedding_bag,
     fallback,
     losses,
@@ -19,7 +18,7 @@ from scorch._src.ops import (  # noqa: F401
 )
 from scorch._src.ops.attention import sdpa  # noqa: F401
 from scorch._src.ops.linalg import eigen, solve  # noqa: F401
-from scorch._src.ops.movement import index, join, movement, pad, scatter, shape  # noqa: F401
+from scorch._src.ops.movement import index, join, movement, scatter, shape  # noqa: F401
 from scorch._src.ops.pointwise import (  # noqa: F401
     arithmetic,
     complex_parts,
@@ -32,7 +31,6 @@ from scorch._src.ops.reduction import (  # noqa: F401
     composed,
     count,
     maskable,
-    normalization,
     reduce,
     scan,
     softmax,

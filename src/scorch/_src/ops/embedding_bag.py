@@ -75,10 +75,8 @@ def embedding_bag(
         bags = Bags(bags.bag[kept], bags.row[kept], bags.weight[kept], bags.count)
     if mode == "max":
         return _max_of_bags(bags, weight)
-    matrix = from_coordinates(
-        torch.stack([bags.bag, bags.row]), bags.weight, (bags.count, weight.shape[0]), format="csr"
-    )
-    output = mm(matrix, weight)
+    shape = bags.count, weight.shape[0]
+    output = mm(from_coordinates([bags.bag, bags.row], bags.weight, shape, format="csr"), weight)
     if mode == "sum":
         return output
     return output / bags.sizes.clamp(min=1).to(weight.dtype).unsqueeze(1)
@@ -129,10 +127,9 @@ def _max_of_bags(bags: Bags, table: SparseTensor) -> SparseTensor:
     rows = entries_of(index_select(table, 0, bags.row))
     sample, column = rows.coordinates
     bag = bags.bag[sample]
-    keys, position, counts = torch.unique(
-        bag * table.shape[1] + column, return_inverse=True, return_counts=True
-    )
-    largest = torch.full((keys.numel(),), float("-inf"), dtype=table.dtype, device=keys.device)
+    keys = bag * table.shape[1] + column
+    keys, position, counts = torch.unique(keys, return_inverse=True, return_counts=True)
+    largest = rows.values.new_full((keys.numel(),), float("-inf"))
     largest = largest.scatter_reduce(0, position, rows.values, "amax")
     bag_of_key = keys.div(max(table.shape[1], 1), rounding_mode="floor")
     largest = torch.where(counts < bags.sizes[bag_of_key], largest.clamp(min=0), largest)

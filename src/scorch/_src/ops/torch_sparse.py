@@ -19,6 +19,7 @@ from scorch._src.engine.execute import Task, execute, prepared_step
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_differentiable
 from scorch._src.notation.nodes import Access, Op
+from scorch._src.ops.fallback import as_dense
 from scorch._src.ops.products import matmul, products
 from scorch._src.ops.reduction.reduce import sum_by_fast_path
 from scorch._src.statements.call_cache import keep_call, repeat_call
@@ -65,13 +66,7 @@ def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
         return matmul.mm(sparse, dense)
     if reduce != "mean" and reduce not in EXTREMES:
         raise ArgumentError(f"reduce is {reduce!r}; it may be 'sum', 'mean', 'amax' or 'amin'")
-    matrix = as_sparse(f"torch.sparse.mm with reduce={reduce!r}", sparse)
-    if isinstance(dense, SparseTensor) or dense.layout is not torch.strided:
-        raise OperandError(f"torch.sparse.mm with reduce={reduce!r} takes a dense matrix on the right")
-    if matrix.dim() != 2 or dense.dim() != 2 or matrix.shape[1] != dense.shape[0]:
-        raise ShapeError(
-            f"torch.sparse.mm takes matrices that fit, not {tuple(matrix.shape)} and {tuple(dense.shape)}"
-        )
+    matrix = _check_factors(f"torch.sparse.mm with reduce={reduce!r}", sparse, dense)
     if reduce == "mean":
         total, count = matmul.mm(matrix, dense), _row_counts(matrix).divisors
         return total / count if total.is_floating_point() or total.is_complex() else total // count
@@ -79,6 +74,18 @@ def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
         return _differentiable_extremes(matrix, dense, reduce)
     extremes, is_empty = _extreme_products(matrix, dense, EXTREMES[reduce]), _row_counts(matrix).empty
     return extremes if is_empty is None else extremes.masked_fill(is_empty, 0)
+
+
+def _check_factors(name: str, mat1: Any, mat2: Any) -> SparseTensor:
+    """Return the left factor as a sparse matrix, if the right one is a dense matrix that fits."""
+    matrix = as_sparse(name, mat1)
+    is_dense = isinstance(mat2, torch.Tensor) and not isinstance(mat2, SparseTensor)
+    if not is_dense or mat2.layout is not torch.strided:
+        raise OperandError(f"{name} takes a dense matrix on the right; torch.mm takes sparse ones too")
+    shapes = tuple(matrix.shape), tuple(mat2.shape)
+    if matrix.dim() != 2 or mat2.dim() != 2 or shapes[0][1] != shapes[1][0]:
+        raise ShapeError(f"{name} takes matrices that fit, not of shapes {shapes[0]} and {shapes[1]}")
+    return matrix
 
 
 def _differentiable_extremes(matrix: SparseTensor, dense: torch.Tensor, how: str) -> torch.Tensor:
@@ -125,9 +132,8 @@ def _row_counts(matrix: SparseTensor) -> RowCounts:
     counts = _cached_row_counts.get(pattern)
     if counts is None:
         count = _count_row_entries(matrix).unsqueeze(1)
-        counts = _cached_row_counts[pattern] = RowCounts(
-            count.clamp(min=1), None if bool(count.all()) else count == 0
-        )
+        is_empty = None if bool(count.all()) else count == 0
+        counts = _cached_row_counts[pattern] = RowCounts(count.clamp(min=1), is_empty)
     return counts
 
 
@@ -188,13 +194,7 @@ def _refuse_out(name: str, out: Any) -> None:
 
 def _multiply_to_format(name: str, mat1: Any, mat2: Any, form: Format) -> SparseTensor:
     """Compute ``mat1 @ mat2`` of a sparse and a dense matrix, stored as ``form``."""
-    matrix = as_sparse(name, mat1)
-    is_dense = isinstance(mat2, torch.Tensor) and not isinstance(mat2, SparseTensor)
-    if not is_dense or mat2.layout is not torch.strided:
-        raise OperandError(f"{name} takes a dense matrix on the right; torch.mm takes sparse ones too")
-    shapes = tuple(matrix.shape), tuple(mat2.shape)
-    if matrix.dim() != 2 or mat2.dim() != 2 or shapes[0][1] != shapes[1][0]:
-        raise ShapeError(f"{name} takes matrices that fit, not of shapes {shapes[0]} and {shapes[1]}")
+    matrix = _check_factors(name, mat1, mat2)
     if matrix.dtype != mat2.dtype:
         raise CallError(f"{name} takes matrices of one dtype, not {matrix.dtype} and {mat2.dtype}")
     product = einsum("ij,jk->ik", matrix, mat2, format=form)
@@ -253,10 +253,8 @@ def sum(input: SparseTensor, dim: Any = None, *, dtype: torch.dtype | None = Non
     entries = entries_of(input)
     crd = entries.coordinates
     kept_shape = tuple(shape[d] for d in kept_dims)
-    result_dtype = values.dtype if dtype is None else dtype
-    summed_entries = Entries(
-        keys_of([crd[d] for d in kept_dims], kept_shape), entries.values.to(result_dtype), kept_shape
-    )
+    keys = keys_of([crd[d] for d in kept_dims], kept_shape)
+    summed_entries = Entries(keys, entries.values.to(dtype or values.dtype), kept_shape)
     sparse_kept = len([d for d in kept_dims if d < len(shape) - input.dense_dim()])
     if not sparse_kept:
         return from_entries(summed_entries, Format("s" * len(kept_shape)), in_order=False).to_dense()
@@ -290,7 +288,7 @@ def _sum_by_kernel(input: SparseTensor, reduced: list[int], kept_dims: list[int]
     """Sum by the kernel of ``S.sum``, and store the sums of positions that have entries."""
     shape = tuple(input.storage.pattern.shape[d] for d in kept_dims)
     sums = sum_by_fast_path(input, tuple(reduced))
-    dense = (sums.to_dense() if isinstance(sums, SparseTensor) else sums).reshape(-1)
+    dense = as_dense(sums).reshape(-1)
     keys = _has_entries(input, kept_dims, shape).nonzero().squeeze(1)
     columns = [keys] if len(kept_dims) == 1 else None
     entries = Entries(keys, dense.index_select(0, keys), shape, columns)
@@ -334,7 +332,6 @@ def spdiags(
     >>> scorch.sparse.spdiags(torch.ones(2, 3), torch.tensor([0, 1]), (3, 3), format="csr")
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=5, density=55.56%)
     """
-    dense = diagonals.to_dense() if isinstance(diagonals, SparseTensor) else diagonals
-    return from_torch(
-        torch.sparse.spdiags(dense, torch.as_tensor(offsets, device=dense.device), shape, layout), format
-    )
+    dense = as_dense(diagonals)
+    offsets = torch.as_tensor(offsets, device=dense.device)
+    return from_torch(torch.sparse.spdiags(dense, offsets, shape, layout), format)

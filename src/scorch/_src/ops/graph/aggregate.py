@@ -6,6 +6,7 @@ transposed graph, so that both read rows of features in parallel and write each 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -16,14 +17,14 @@ from scorch._src.backends.base import is_served, routines_for, served_in_words
 from scorch._src.backends.routines import Options, Scores
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
-from scorch._src.ops.graph.edge_weights import WeightedGraph
-from scorch._src.ops.graph.graph import Graph, graph_of, is_tracked
+from scorch._src.ops.graph.graph import Graph, graph_of, is_tracked, outside_modes
 from scorch._src.ops.products import matmul
 from scorch._src.statements.autograd import SKIP_RESULT
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import any_requires_grad
 from scorch.errors import OperandError, ShapeError
 
 Tensor = torch.Tensor
@@ -35,6 +36,35 @@ def to_kernel_dtype(tensor: Tensor) -> Tensor:
 
 
 # sums ------------------------------------------------------------------------------------------------
+
+
+class WeightedGraph:
+    """A graph with a number for each entry, as matrices: targets x sources, and transposed.
+
+    ``tracked_values`` are those numbers if they require gradients.
+    """
+
+    def __init__(self, graph: Graph, values: torch.Tensor) -> None:
+        self.graph, self.values = graph, values.detach()
+        self.tracked_values = values if is_tracked(values) else None
+
+    @functools.cached_property
+    def matrix(self) -> SparseTensor:
+        return SparseTensor(Storage(self.graph.pattern, self.values))
+
+    @functools.cached_property
+    @outside_modes
+    def transposed(self) -> SparseTensor:
+        graph, positions = self.graph.transposed
+        values = self.values[positions]
+        if graph.pos is self.graph.pos and torch.equal(values, self.values):
+            return self.matrix
+        return SparseTensor(Storage(graph.pattern, values))
+
+    def transpose_with(self, values: torch.Tensor) -> SparseTensor:
+        """Return the transposed matrix, connected to ``values``, which are in the order of ``matrix``."""
+        graph, positions = self.graph.transposed
+        return sparse_of(graph.pattern, values[positions])
 
 
 def sum_weighted(weighted: WeightedGraph, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -175,9 +205,7 @@ def attend(graph: Graph, x: Tensor, scores: Scores, slope: float, dropout: float
         return _attend_composed(graph, x, scores, Options(slope, dropout))
     seed = int(torch.randint(-(2**63), 2**63 - 1, (), device=HOST)) if dropout else 0
     inputs = [x.contiguous(), sources.contiguous(), targets.contiguous(), edges]
-    needs_grad = torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in inputs
-    )
+    needs_grad = torch.is_grad_enabled() and any_requires_grad(*inputs)
     result: Tensor = apply(_GraphAttention, graph, Options(slope, dropout, seed), needs_grad, *inputs)
     return result
 

@@ -16,16 +16,10 @@ import torch
 from torch.compiler import is_compiling
 
 from scorch._src.backends.routines import Scores
-from scorch._src.ops.graph.aggregate import attend, maximum, sum_weighted
+from scorch._src.ops.graph.aggregate import WeightedGraph, attend, maximum, sum_weighted
 from scorch._src.ops.graph.edge_features import graph_with_features
-from scorch._src.ops.graph.edge_weights import (
-    WeightedGraph,
-    edge_weights,
-    normalise_weights,
-    sum_edge_weights,
-)
 from scorch._src.ops.graph.graph import Graph, graph_of
-from scorch.errors import ShapeError
+from scorch.errors import ArgumentError, ShapeError
 
 Tensor = torch.Tensor
 Run = TypeVar("Run", bound=Callable[..., Tensor])
@@ -89,6 +83,46 @@ def _weighted_graph(
         return WeightedGraph(graph, weights / graph.degrees.to(dtype)[graph.targets] if is_mean else weights)
 
     return graph.cached(graph.crd if source is None else source, (how, loop, dtype), make)
+
+
+def edge_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return a number for each entry: the values, or how often each pair is an edge."""
+    if values is not None:
+        return values.to(dtype)
+    counts = graph.counts_as(dtype)
+    return torch.ones(graph.size, dtype=dtype, device=graph.crd.device) if counts is None else counts
+
+
+def sum_edge_weights(graph: Graph, edge_weight: Tensor) -> Tensor:
+    """Return a number for each entry, from one for each edge; weights of repeated edges add up."""
+    if graph.entry_of_edge is None:
+        raise ArgumentError("edge_weight belongs to an edge_index; a sparse matrix has its weights as values")
+    if edge_weight.shape != graph.entry_of_edge.shape:
+        edges = graph.entry_of_edge.numel()
+        raise ShapeError(
+            f"edge_weight has shape {tuple(edge_weight.shape)}, but edge_index has {edges} "
+            "edges: give one weight for each"
+        )
+    return edge_weight.new_zeros(graph.size).index_add(0, graph.entry_of_edge, edge_weight)
+
+
+def normalise_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype, loop: float | None) -> Tensor:
+    """Compute ``d[i]^-1/2 * w[i,j] * d[j]^-1/2``, d the sum of each row, for each entry of the graph.
+
+    With ``loop``, a weight of loops, for each entry of ``graph.with_loops``; existing loops keep their
+    ``values``.
+    """
+    weights = edge_weights(graph, values, dtype)
+    if loop is not None:
+        with_loops, positions = graph.with_loops
+        is_new = positions < 0
+        if values is None:
+            is_new = with_loops.targets == with_loops.sources
+        padded = torch.cat([weights, weights.new_zeros(1)])  # position -1
+        weights, graph = torch.where(is_new, loop, padded[positions]), with_loops
+    degree = weights.new_zeros(graph.shape[0]).index_add(0, graph.targets, weights)
+    factor = torch.where(degree == 0, 0.0, degree.pow(-0.5))
+    return factor[graph.targets] * weights * factor[graph.sources]
 
 
 @_as_operator

@@ -6,6 +6,7 @@ not its recurrence, and raises ``ConvergenceError`` when it does not get there.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -102,28 +103,26 @@ def gmres(
     The arguments are those of ``cg``; ``maxiter`` counts restarts.
     """
     columns, start, times, precondition, limit, max_restarts = _check("gmres", A, b, x0, tol, maxiter, M)
-    return solve_by_column(
-        lambda b, x: _gmres_column(times, precondition, b, x, limit, max_restarts, restart), columns, start
-    )
+    solve = functools.partial(_gmres_column, times, precondition, limit, max_restarts, restart)
+    return solve_by_column(solve, columns, start)
 
 
 def solve_by_column(solve: Callable[..., torch.Tensor], *sides: torch.Tensor) -> torch.Tensor:
     """Apply ``solve`` to each column of tensors that have one or several."""
     if sides[0].dim() == 1:
         return solve(*sides)
-    return torch.stack(
-        [solve(*columns) for columns in zip(*(side.unbind(1) for side in sides), strict=True)], 1
-    )
+    columns = zip(*(side.unbind(1) for side in sides), strict=True)
+    return torch.stack([solve(*column) for column in columns], 1)
 
 
 def _gmres_column(
     times: Product,
     precondition: Product,
-    b: torch.Tensor,
-    x: torch.Tensor,
     limit: float,
     max_restarts: int,
     restart: int,
+    b: torch.Tensor,
+    x: torch.Tensor,
 ) -> torch.Tensor:
     target_norm = limit * b.norm()
     residual = b - times(x)
@@ -133,9 +132,8 @@ def _gmres_column(
             return x
         if restarts == max_restarts:
             break
-        x = x + precondition(
-            _least_residual(times, precondition, residual, target_norm, min(restart, b.shape[0]))
-        )
+        max_products = min(restart, b.shape[0])
+        x = x + precondition(_least_residual(times, precondition, residual, target_norm, max_products))
         residual = b - times(x)
         if not bool(residual.norm() < 0.9999 * norm):
             break
@@ -156,6 +154,10 @@ def _least_residual(
     V[0] = residual / norm
     target = residual.new_zeros(max_products + 1)
     target[0] = norm
+
+    def solve_so_far(count: int) -> Any:
+        return torch.linalg.lstsq(H[: count + 1, :count], target[: count + 1, None]).solution[:, 0]
+
     count = 0
     for count in range(1, max_products + 1):
         w = times(precondition(V[count - 1]))
@@ -171,11 +173,10 @@ def _least_residual(
             break  # the space holds the solution
         V[count] = w / length
         if count % 10 == 0:
-            y = torch.linalg.lstsq(H[: count + 1, :count], target[: count + 1, None]).solution
-            if bool((target[: count + 1, None] - H[: count + 1, :count] @ y).norm() <= 0.5 * target_norm):
+            y = solve_so_far(count)
+            if bool((target[: count + 1] - H[: count + 1, :count] @ y).norm() <= 0.5 * target_norm):
                 break
-    y = torch.linalg.lstsq(H[: count + 1, :count], target[: count + 1, None]).solution
-    return torch.mv(V[:count].T, y[:, 0])
+    return torch.mv(V[:count].T, solve_so_far(count))
 
 
 def lsmr(

@@ -18,6 +18,7 @@ from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.ops.fallback import as_dense, run_densely
 from scorch._src.ops.movement.index import (
     IndexedPositions,
+    Indices,
     check_indices,
     check_int64,
     keys_along,
@@ -33,11 +34,12 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, IndexRangeError, ShapeError
 
 aten = torch.ops.aten
+Tensor = torch.Tensor
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 REDUCE = {"add": "sum", "multiply": "prod"}  # scatter's names of scatter_reduce's reductions
 
 
-def write_at_keys(self: SparseTensor, keys: torch.Tensor, values: torch.Tensor, adds: bool) -> SparseTensor:
+def write_at_keys(self: SparseTensor, keys: Tensor, values: Tensor, adds: bool) -> SparseTensor:
     """Return ``self`` with ``values`` at ``keys``, replaced or added; of several the last stays.
 
     Every function that writes ends here, so that none creates an entry outside of the tensor.
@@ -55,15 +57,15 @@ def write_at_keys(self: SparseTensor, keys: torch.Tensor, values: torch.Tensor, 
     return from_entries(Entries(*merged, entries.shape), self.format, in_order=False)
 
 
-def keep_entries(entries: Entries, which: torch.Tensor) -> Entries:
+def keep_entries(entries: Entries, which: Tensor) -> Entries:
     return Entries(entries.keys[which], entries.values[which], entries.shape)
 
 
-def source_values(src: Any, shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def source_values(src: Any, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the values to write, one for each position, from a number or a tensor."""
-    if not isinstance(src, torch.Tensor):
+    if not isinstance(src, Tensor):
         return torch.full((math.prod(shape),), src, dtype=dtype, device=device)
-    dense: torch.Tensor = as_dense(src)
+    dense: Tensor = as_dense(src)
     if not dense.dim():
         return dense.reshape(1)
     return dense[tuple(slice(size) for size in shape)].reshape(-1)
@@ -80,7 +82,7 @@ def _writes(*operators: Any) -> Callable[[Handler], Handler]:
     return register
 
 
-def _check_and_write(func: Any, handler: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _check_and_write(func: Any, handler: Any, self: Tensor, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(self, SparseTensor):
         return func(self, *map(as_dense, args), **kwargs)
     if not self.numel():
@@ -89,7 +91,7 @@ def _check_and_write(func: Any, handler: Any, self: torch.Tensor, *args: Any, **
     return handler(self, *args, **kwargs)
 
 
-def _scatter(self: SparseTensor, dim: int, index: torch.Tensor, src: Any, adds: bool = False) -> Any:
+def _scatter(self: SparseTensor, dim: int, index: Tensor, src: Any, adds: bool = False) -> Any:
     if not index.numel():
         return torch.clone(self)
     keys = keys_along(self, dim, index)
@@ -104,7 +106,7 @@ _writes(aten.scatter_add.default)(functools.partial(_scatter, adds=True))
 
 
 @implements(aten.select_scatter)
-def select_scatter(self: torch.Tensor, src: torch.Tensor, dim: int, index: int) -> Any:
+def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Any:
     if not isinstance(self, SparseTensor):
         return aten.select_scatter(self, src.to_dense(), dim, index)
     rank, size = self.dim(), _size_of(self, dim)
@@ -117,8 +119,8 @@ def select_scatter(self: torch.Tensor, src: torch.Tensor, dim: int, index: int) 
 
 @implements(aten.slice_scatter)
 def slice_scatter(
-    self: torch.Tensor,
-    src: torch.Tensor,
+    self: Tensor,
+    src: Tensor,
     dim: int = 0,
     start: int | None = None,
     end: int | None = None,
@@ -131,9 +133,7 @@ def slice_scatter(
         raise CallError(f"slice_scatter takes a step from 1, not {step}")
     dim %= self.dim()
     positions = range(*slice(start, end, step).indices(size))
-    _check_source(
-        src, [len(positions) if d == dim else extent for d, extent in enumerate(self.shape)], "the slice"
-    )
+    _check_source(src, _with_size(self, dim, len(positions)), "the slice")
     return _replace_along(self, src, dim, positions)
 
 
@@ -144,12 +144,17 @@ def _size_of(self: SparseTensor, dim: int) -> int:
     return self.shape[dim]
 
 
-def _check_source(src: torch.Tensor, shape: Sequence[int], what: str) -> None:
+def _with_size(self: SparseTensor, dim: int, size: int) -> Shape:
+    """Return the shape of a tensor, with another ``size`` of ``dim``."""
+    return tuple(size if d == dim % self.dim() else extent for d, extent in enumerate(self.shape))
+
+
+def _check_source(src: Tensor, shape: Sequence[int], what: str) -> None:
     if tuple(src.shape) != tuple(shape):
         raise CallError(f"{what} has shape {tuple(shape)}, but src has shape {tuple(src.shape)}")
 
 
-def _replace_along(self: SparseTensor, src: torch.Tensor, dim: int, positions: range) -> SparseTensor:
+def _replace_along(self: SparseTensor, src: Tensor, dim: int, positions: range) -> SparseTensor:
     """Return ``self`` with ``src`` at ``positions`` of ``dim``; the cost follows the entries."""
     entries = entries_of(self)
     coordinate = entries.coordinates[dim]
@@ -163,9 +168,7 @@ def _replace_along(self: SparseTensor, src: torch.Tensor, dim: int, positions: r
 
 
 @_writes(aten.index_add.default)
-def index_add(
-    self: SparseTensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1
-) -> Any:
+def index_add(self: SparseTensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Any:
     check_slices(self, dim, index, source)
     columns, values = move_entries(self, dim, index, source)
     values = values * alpha if alpha != 1 else values
@@ -173,7 +176,7 @@ def index_add(
 
 
 @_writes(aten.index_copy.default)
-def index_copy(self: SparseTensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> Any:
+def index_copy(self: SparseTensor, dim: int, index: Tensor, source: Tensor) -> Any:
     if not source.dim() and self.dim() == 1:
         source = source.reshape(1)  # a scalar is a slice of a vector
     check_slices(self, dim, index, source, kinds=(torch.int64,))
@@ -185,8 +188,8 @@ def index_copy(self: SparseTensor, dim: int, index: torch.Tensor, source: torch.
 def check_slices(
     self: SparseTensor,
     dim: int,
-    index: torch.Tensor,
-    source: torch.Tensor,
+    index: Tensor,
+    source: Tensor,
     kinds: Sequence[torch.dtype] = (torch.int64, torch.int32),
 ) -> tuple[int, ...]:
     """Check that ``source`` has the shape of the slices of ``self`` at ``index`` of ``dim``, and return it.
@@ -199,18 +202,18 @@ def check_slices(
         raise CallError(f"places are {index.dtype}, not {' or '.join(map(str, kinds))}")
     if source.dtype != self.dtype:
         raise CallError(f"the source is {source.dtype}, but the tensor is {self.dtype}; convert one of them")
-    shape = [index.numel() if d == dim % self.dim() else size for d, size in enumerate(self.shape)]
+    shape = _with_size(self, dim, index.numel())
     _check_source(source, shape, "what the places name")
-    return tuple(shape)
+    return shape
 
 
 def move_entries(
     self: SparseTensor,
     dim: int,
-    index: torch.Tensor,
-    source: torch.Tensor,
+    index: Tensor,
+    source: Tensor,
     only_last: bool = False,
-) -> tuple[list[torch.Tensor], torch.Tensor]:
+) -> tuple[list[Tensor], Tensor]:
     """Move the entries of ``source`` to the positions along ``dim`` that ``index`` names.
 
     With ``only_last``, of slices of the source that go to one position only the last.
@@ -220,9 +223,8 @@ def move_entries(
     columns, values = split_entries(source)
     if only_last and index.numel():
         _, which = torch.unique(index, return_inverse=True)
-        last = torch.zeros_like(index).scatter_reduce_(
-            0, which, torch.arange(index.numel(), device=index.device), "amax"
-        )
+        numbers = torch.arange(index.numel(), device=index.device)
+        last = torch.zeros_like(index).scatter_reduce_(0, which, numbers, "amax")
         is_last = last[which[columns[dim]]] == columns[dim]
         columns, values = [column[is_last] for column in columns], values[is_last]
     columns[dim] = index[columns[dim]]
@@ -230,10 +232,10 @@ def move_entries(
 
 
 @implements(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
-def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) -> Any:
+def index_fill(self: SparseTensor, dim: int, index: Tensor, value: Any) -> Any:
     size = _size_of(self, dim)
     if not self.numel():
-        is_number = not isinstance(value, torch.Tensor)
+        is_number = not isinstance(value, Tensor)
         func = aten.index_fill.int_Scalar if is_number else aten.index_fill.int_Tensor
         return run_on_empty(func, self, dim, index, value)
     check_int64("index_fill", index)
@@ -241,12 +243,12 @@ def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) ->
         raise CallError(f"index_fill takes a list of places, not a tensor of shape {tuple(index.shape)}")
     dim %= self.dim()
     shape = tuple(self.shape)
-    number = value.item() if isinstance(value, torch.Tensor) else value
+    number = value.item() if isinstance(value, Tensor) else value
     entries = entries_of(self)
     chosen = torch.unique(check_indices(index.reshape(-1), size, dim, from_end=True))
     is_kept = ~torch.isin(entries.coordinates[dim], chosen)
     cleared = from_entries(keep_entries(entries, is_kept), self.format)
-    if number == 0 and not (isinstance(value, torch.Tensor) and are_patterns_fixed()):
+    if number == 0 and not (isinstance(value, Tensor) and are_patterns_fixed()):
         return cleared
     axes = [torch.arange(extent, device=chosen.device) for extent in shape]
     axes[dim] = chosen
@@ -257,9 +259,7 @@ def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) ->
 
 
 @implements(aten.index_put)
-def index_put(
-    self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
-) -> Any:
+def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Any:
     dense = as_dense(values)
     if not isinstance(self, SparseTensor):
         return aten.index_put(self, normalize_indices(self, indices), dense, accumulate)
@@ -285,7 +285,7 @@ def index_put(
 
 @implements(aten.scatter_reduce.two)
 def scatter_reduce(
-    self: torch.Tensor, dim: int, index: torch.Tensor, src: Any, reduce: str, *, include_self: bool = True
+    self: Tensor, dim: int, index: Tensor, src: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
     func, args, options = aten.scatter_reduce.two, (dim, index, src, reduce), {"include_self": include_self}
     if not isinstance(self, SparseTensor) or isinstance(index, SparseTensor) or not self.dim():
@@ -303,14 +303,14 @@ def scatter_reduce(
 
 
 @implements(aten.scatter.reduce)
-def scatter_with(self: torch.Tensor, dim: int, index: torch.Tensor, src: Any, *, reduce: str) -> Any:
+def scatter_with(self: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str) -> Any:
     if reduce not in REDUCE or not isinstance(self, SparseTensor):
         return run_densely(aten.scatter.reduce, (self, dim, index, src), {"reduce": reduce})
     return scatter_reduce(self, dim, index, src, REDUCE[reduce])
 
 
 @implements(aten.scatter.value_reduce)
-def scatter_number(self: SparseTensor, dim: int, index: torch.Tensor, value: Any, *, reduce: str) -> Any:
+def scatter_number(self: SparseTensor, dim: int, index: Tensor, value: Any, *, reduce: str) -> Any:
     if reduce not in REDUCE:
         return run_densely(aten.scatter.value_reduce, (self, dim, index, value), {"reduce": reduce})
     size = self.storage.values.element_size() * index.numel()
@@ -321,7 +321,7 @@ def scatter_number(self: SparseTensor, dim: int, index: torch.Tensor, value: Any
 
 @implements(aten.index_reduce)
 def index_reduce(
-    self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, reduce: str, *, include_self: bool = True
+    self: Tensor, dim: int, index: Tensor, source: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
     func, args, options = (
         aten.index_reduce.default,
@@ -341,16 +341,13 @@ def index_reduce(
 
 
 @implements(aten.put)
-def put(self: torch.Tensor, index: torch.Tensor, source: Any, accumulate: bool = False) -> Any:
+def put(self: Tensor, index: Tensor, source: Any, accumulate: bool = False) -> Any:
     if not isinstance(self, SparseTensor) or isinstance(index, SparseTensor) or not self.dim():
         return run_densely(aten.put.default, (self, index, source, accumulate), {})
     check_int64("put", index)
     if source.dtype != self.dtype or source.numel() != index.numel():
-        aten.put(
-            torch.zeros(1, dtype=self.dtype, device=index.device),
-            index,
-            torch.zeros(source.shape, dtype=source.dtype, device=index.device),
-        )
+        small = torch.zeros(1, dtype=self.dtype, device=index.device)
+        aten.put(small, index, small.new_zeros(source.shape, dtype=source.dtype))  # raises torch's error
     if not self.numel():
         return run_on_empty(aten.put.default, self, index, source, accumulate)
     positions = check_indices(index, self.numel(), 0, from_end=True).reshape(-1)
@@ -358,9 +355,7 @@ def put(self: torch.Tensor, index: torch.Tensor, source: Any, accumulate: bool =
 
 
 @implements(aten.diagonal_scatter)
-def diagonal_scatter(
-    self: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Any:
+def diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """Copy the tensor, and write ``src`` to its diagonal, a view."""
     if not isinstance(self, SparseTensor):
         return run_densely(aten.diagonal_scatter.default, (self, src, offset, dim1, dim2), {})

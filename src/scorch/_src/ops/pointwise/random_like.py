@@ -218,9 +218,8 @@ setattr(SparseTensor, "__iter__", iterate)  # noqa: B010 - torch types it as a p
 @implements(torch.Tensor.apply_)
 def apply_(self: SparseTensor, callable: Callable[[Any], Any]) -> torch.Tensor:
     """Apply a Python function to every element, zeros included."""
-    check_budget(
-        self.numel() * self.element_size(), f"apply_ of {tuple(self.shape)}", "apply it to .values()"
-    )
+    size = self.numel() * self.element_size()
+    check_budget(size, f"apply_ of {tuple(self.shape)}", "apply it to .values()")
     return replace_value(self, self.to_dense().apply_(callable), "apply_")
 
 

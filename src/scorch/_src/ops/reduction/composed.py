@@ -18,8 +18,9 @@ from scorch._src.ops.reduction.reduce import amax, amin
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import by_formula, sparse_of, values_at, values_of
 from scorch._src.tensor.check_call import check_call
-from scorch._src.tensor.registry import implements_differentiable
+from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ShapeError
 
 Function = Callable[..., Any]
 COUNTING = ("kthvalue", "topk")  # their k is checked by torch's own function
@@ -46,17 +47,23 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     return torch.sum(x1 * x2, dim) / (norms[0] * norms[1])
 
 
-@implements_differentiable(F.glu)
-def glu(input: Any, dim: int = -1) -> Any:
+@implements(torch.ops.aten.glu)
+def glu(self: SparseTensor, dim: int = -1) -> SparseTensor:
     """Compute the first half times the sigmoid of the second, at the entries of the first."""
-    if not _is_plain(input) or input.shape[dim] % 2:
-        return by_formula(F.glu, (input, dim), {})
-    halves: Any = torch.chunk(input, 2, dim)
-    first, second = halves
-    if bool(values_of(second).isnan().any()):  # NaN is not zero where the first half is
-        return by_formula(F.glu, (input, dim), {})
+    if not self.dim() or self.shape[dim] % 2:
+        raise ShapeError(f"glu halves dimension {dim}, whose size must be even, of shape {tuple(self.shape)}")
+    first, second = torch.chunk(self, 2, dim)
+    assert isinstance(first, SparseTensor)
     pattern = first.storage.pattern
     return sparse_of(pattern, values_of(first) * torch.sigmoid(values_at(second, pattern)))
+
+
+@implements_differentiable(F.glu)
+def differentiable_glu(input: Any, dim: int = -1) -> Any:
+    is_plain = _is_plain(input) and input.shape[dim] % 2 == 0
+    if not is_plain or bool(values_of(input).isnan().any()):  # NaN is not zero where the first half is
+        return by_formula(F.glu, (input, dim), {})
+    return glu(input, dim)
 
 
 @implements_differentiable(torch.diff, torch.Tensor.diff)

@@ -134,15 +134,12 @@ def _define_variance(name: str) -> Operation:
 def norm(
     S: SparseTensor, p: Any = 2, dim: Dims = None, keepdim: bool = False, dtype: Any = None
 ) -> torch.Tensor:
-    if p is None or p == "fro":
-        p = 2
-    if isinstance(p, str):
+    if isinstance(p, str) and p != "fro":
         raise ArgumentError(f"norm with masked=True is that of a vector: p is a number, not {p!r}")
-    order = float(p)
+    order = 2.0 if p in (None, "fro") else float(p)
     like = run_on_sample(torch.linalg.vector_norm, S, order, dim, keepdim, dtype=dtype)
-    return _reduce_stored(
-        reduce.vector_norm.body, S, dim, keepdim, like, math.inf if order < 0 else 0.0, ord=order
-    )
+    empty = math.inf if order < 0 else 0.0
+    return _reduce_stored(reduce.vector_norm.body, S, dim, keepdim, like, empty, ord=order)
 
 
 def median(S: SparseTensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
@@ -220,12 +217,10 @@ def sample_at_mask(input: Any, mask: torch.Tensor) -> SparseTensor:
     """Return a tensor that stores ``input`` where the sparse ``mask`` is true, zeros included."""
     S, shape = as_sparse("a sparse mask", input), tuple(input.shape)
     sizes = tuple(mask.shape)
-    if len(sizes) > len(shape) or any(
-        a not in (1, b) for a, b in zip(sizes[::-1], shape[::-1], strict=False)
-    ):
+    pairs = zip(sizes[::-1], shape[::-1], strict=False)
+    if len(sizes) > len(shape) or any(size not in (1, extent) for size, extent in pairs):
         raise ShapeError(f"a mask of shape {sizes} cannot be broadcast to a tensor of shape {shape}")
     valid = expanded(entries_of(as_sparse("mask", mask)), shape)
     keys = valid.keys[valid.values.to(torch.bool)]
-    return from_differentiable_entries(
-        Entries(keys, differentiable_entries(S).at(keys), shape), format_for(S, shape)
-    )
+    entries = Entries(keys, differentiable_entries(S).at(keys), shape)
+    return from_differentiable_entries(entries, format_for(S, shape))

@@ -73,11 +73,7 @@ def sort(self: SparseTensor, dim: int = -1, descending: bool = False) -> Any:
     return _select_first(self, size, dim, descending, what, hint)
 
 
-@_selects(aten.sort.stable)
-def sort_stable(
-    self: SparseTensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> Any:
-    return sort(self, dim, descending)  # stable anyway
+_selects(aten.sort.stable)(lambda self, *, stable=None, **options: sort(self, **options))  # stable anyway
 
 
 @_selects(aten.topk.default)
@@ -183,9 +179,8 @@ def _quantile(func: Any, input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
         result = run_densely(func, (input, q), options)
         result = store_like(result, input) if isinstance(input, SparseTensor) else result
     else:
-        func(
-            torch.zeros((1,) * input.dim(), dtype=input.dtype, device=input.storage.device), q, **options
-        )  # raises torch's error
+        small = torch.zeros((1,) * input.dim(), dtype=input.dtype, device=input.storage.device)
+        func(small, q, **options)  # raises torch's error
         result = _compute_quantiles(func is torch.nanquantile, input, q, **options)
     return result if out is None else write_out(out, result, func.__name__)
 
@@ -217,9 +212,8 @@ def _compute_quantiles(
     segments = SortedSegments(input, dim)
     quantiles = torch.as_tensor(q, dtype=input.dtype, device=input.storage.device)
     fractions = quantiles.reshape(-1, 1)
-    fractions = (
-        fractions.double() if segments.size > MAX_FLOAT32_INTEGER or _has_double_ranks() else fractions
-    )
+    if segments.size > MAX_FLOAT32_INTEGER or _has_double_ranks():
+        fractions = fractions.double()
     size = 8 * fractions.numel() * segments.keys.numel()
     check_budget(size, f"{fractions.numel()} quantiles of each line", "ask for fewer")
     nans = segments.count_in_segments(segments.values.isnan())
@@ -235,10 +229,8 @@ def _compute_quantiles(
         above = segments.values_at(segment, ranks.ceil().long())
         share = ranks - ranks.floor() if interpolation == "linear" else torch.full_like(ranks, 0.5)
         result = torch.lerp(result, above, share.to(result.dtype))
-    keys = (
-        torch.arange(fractions.numel(), device=segments.keys.device).unsqueeze(1) * segments.count
-        + segments.keys
-    )
+    numbers = torch.arange(fractions.numel(), device=segments.keys.device).unsqueeze(1)
+    keys = numbers * segments.count + segments.keys
     result_shape: tuple[int, ...] = segments.shape
     if keepdim:
         result_shape = tuple(1 if dim is None or d == segments.dim else n for d, n in enumerate(input.shape))

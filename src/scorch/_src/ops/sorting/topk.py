@@ -61,10 +61,37 @@ def find_largest(h: torch.Tensor, k: int, abs: bool = False) -> torch.Tensor:
         return _find_largest(score, k).sort().values
 
 
+def _find_largest(score: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the positions of the ``k`` largest elements of each row.
+
+    In long rows they are searched in the ``k`` groups with the largest maxima, which contain them all;
+    finding those takes one pass.
+    """
+    size = score.shape[-1]
+    width = 1 << int(math.log2(max(size / max(k, 1), 1)) / 2)
+    groups = size // width
+    if width < MIN_GROUP_WIDTH or groups < k or not score.numel():
+        return score.topk(k, sorted=False).indices
+    maxima = score[..., : groups * width].unflatten(-1, (width, groups)).amax(-2)
+    best = maxima.topk(k, sorted=False).indices.unsqueeze(-1)
+    positions = (best + torch.arange(0, groups * width, groups, device=best.device)).flatten(-2)
+    remainder = torch.arange(groups * width, size, device=score.device).expand(*score.shape[:-1], -1)
+    positions = torch.cat([positions, remainder], -1)
+    return positions.gather(-1, score.gather(-1, positions).topk(k, sorted=False).indices)
+
+
 def from_positions(positions: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> SparseTensor:
     """Build a tensor with these values at ``positions``, as many in every row and in order."""
+    rows, k, device = 1, positions.shape[-1], positions.device
+    for size in shape[:-1]:
+        rows = rows * size
     with contextlib.nullcontext() if is_dynamo_compiling() else untracked():
-        pos, crd = _csr_arrays(positions, shape, positions.shape[-1])
+        dtype = torch.int32 if max(*shape, rows * k, 1) <= LAST_INT32 else torch.int64
+        if k:
+            pos = torch.arange(0, rows * k + 1, k, dtype=dtype, device=device)
+        else:
+            pos = torch.zeros(rows + 1, dtype=dtype, device=device)
+        crd = positions.reshape(-1).to(dtype)
     return rows_tensor(pos, crd, values.reshape(-1), shape)
 
 
@@ -93,36 +120,3 @@ def _topk_of_batch(h: torch.Tensor, k: int, abs: bool) -> SparseTensor:
         pos, columns = pos.to(dtype), columns.to(dtype)
         positions = rows * h.shape[-1] + columns
     return rows_tensor(pos, columns, torch.where(is_kept, h, 0).reshape(-1)[positions], tuple(h.shape))
-
-
-def _find_largest(score: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the positions of the ``k`` largest elements of each row.
-
-    In long rows they are searched in the ``k`` groups with the largest maxima, which contain them all;
-    finding those takes one pass.
-    """
-    size = score.shape[-1]
-    width = 1 << int(math.log2(max(size / max(k, 1), 1)) / 2)
-    groups = size // width
-    if width < MIN_GROUP_WIDTH or groups < k or not score.numel():
-        return score.topk(k, sorted=False).indices
-    maxima = score[..., : groups * width].unflatten(-1, (width, groups)).amax(-2)
-    best = maxima.topk(k, sorted=False).indices.unsqueeze(-1)
-    positions = (best + torch.arange(0, groups * width, groups, device=best.device)).flatten(-2)
-    remainder = torch.arange(groups * width, size, device=score.device).expand(*score.shape[:-1], -1)
-    positions = torch.cat([positions, remainder], -1)
-    return positions.gather(-1, score.gather(-1, positions).topk(k, sorted=False).indices)
-
-
-def _csr_arrays(positions: torch.Tensor, shape: tuple[int, ...], k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return row pointers and columns: ``k`` in every row, which ``positions`` has in order."""
-    rows = 1
-    for size in shape[:-1]:
-        rows = rows * size
-    dtype = torch.int32 if max(*shape, rows * k, 1) <= LAST_INT32 else torch.int64
-    pos = (
-        torch.arange(0, rows * k + 1, k, dtype=dtype, device=positions.device)
-        if k
-        else torch.zeros(rows + 1, dtype=dtype, device=positions.device)
-    )
-    return pos, positions.reshape(-1).to(dtype)
