@@ -101,6 +101,13 @@ def _tuple(value: Any, dims: int) -> tuple[int, ...]:
     return numbers * dims if len(numbers) == 1 else numbers
 
 
+def _windows(input: SparseTensor, shape: tuple[int, ...], kernel: tuple[int, ...], *steps: Any) -> Windows:
+    """Return the windows of a result of ``shape``; ``steps`` are stride, padding and dilation."""
+    dims = len(kernel)
+    sizes = tuple(input.shape[-dims:]), shape[-dims:]
+    return Windows(*sizes, kernel, *(_tuple(step, dims) for step in steps))
+
+
 def _shape(function: Callable[..., torch.Tensor], *tensors: torch.Tensor, **options: Any) -> tuple[int, ...]:
     """Return the shape of the result of ``function``, or raise its error, without computing anything."""
     meta_tensors = (torch.empty(tensor.shape, dtype=torch.float32, device="meta") for tensor in tensors)
@@ -120,14 +127,8 @@ def _make_pooling(function: Callable[..., Any], dims: int, names: Sequence[str])
             return run_torch(function, input, *args, **kwargs)
         shape = _shape(function, input, **options)
         kernel = _tuple(options["kernel_size"], dims)
-        windows = Windows(
-            tuple(input.shape[-dims:]),
-            shape[-dims:],
-            kernel,
-            _tuple(options.get("stride") or kernel, dims),
-            _tuple(options.get("padding", 0), dims),
-            _tuple(options.get("dilation", 1), dims),
-        )
+        steps = options.get("stride") or kernel, options.get("padding", 0), options.get("dilation", 1)
+        windows = _windows(input, shape, kernel, *steps)
         return _pool_entries(input, windows, shape, "dilation" in names, options)
 
     return pool
@@ -189,14 +190,7 @@ def _make_convolution(function: Callable[..., torch.Tensor], dims: int) -> Calla
         _check_channels(input, weight, dims, groups)
         shape = _shape(function, input, weight, **options)
         kernel, steps = tuple(weight.shape[2:]), _tuple(dilation, dims)
-        windows = Windows(
-            tuple(input.shape[-dims:]),
-            shape[-dims:],
-            kernel,
-            _tuple(stride, dims),
-            _padding(padding, kernel, steps),
-            steps,
-        )
+        windows = _windows(input, shape, kernel, stride, _padding(padding, kernel, steps), steps)
         if isinstance(weight, SparseTensor):
             weight = run_densely(torch.Tensor.contiguous, (weight,), {})
         entries_out = _convolve_entries(input, weight, windows, shape, groups)

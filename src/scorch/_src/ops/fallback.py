@@ -18,7 +18,6 @@ import torch
 
 from scorch._src.engine.execute import convert
 from scorch._src.events import LISTENERS, emit
-from scorch._src.formats import Format
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.ops.pointwise.elementwise import elementwise, is_elementwise
 from scorch._src.storage.budget import check_budget
@@ -309,23 +308,19 @@ def replace_value(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
         raise InPlaceError(
             f"{name} on a tensor of shape {tuple(target.shape)} gives one of {tuple(result.shape)}"
         )
-    if not isinstance(result, SparseTensor) and are_patterns_fixed():
-        result = _store_all(result, target.format)
+    if not isinstance(result, SparseTensor) and are_patterns_fixed():  # zeros have gradients too
+        keys = torch.arange(result.numel(), device=result.device)
+        result = from_entries(Entries(keys, result.reshape(-1), tuple(result.shape)), target.format)
     source = result.storage if isinstance(result, SparseTensor) else result
     is_same = isinstance(source, Storage) and source.pattern is target.storage.pattern
     converted = source if is_same else convert(source, target.format)
     assert isinstance(converted, Storage)
-    if _has_grad_history(target) and not is_same:
+    base = target if target.view_of is None else target.view_of.parent
+    if not is_same and base.requires_grad and not base.is_leaf:  # was computed: its entries have gradients
         converted = _keep_entries(target, converted)
     write_entries(target.storage, converted.pattern, converted.values.to(target.dtype))
     mark_changed(target)
     return target
-
-
-def _has_grad_history(target: SparseTensor) -> bool:
-    """Whether a tensor, or its base, was computed from tensors that require gradients."""
-    base = target if target.view_of is None else target.view_of.parent
-    return base.requires_grad and not base.is_leaf
 
 
 def _keep_entries(target: SparseTensor, stored: Storage) -> Storage:
@@ -333,12 +328,6 @@ def _keep_entries(target: SparseTensor, stored: Storage) -> Storage:
     entries = entries_of(SparseTensor(stored))
     keys = united([entries, entries_of(target)])
     return from_entries(Entries(keys, entries.at(keys), entries.shape), target.format).storage
-
-
-def _store_all(dense: torch.Tensor, form: Format) -> SparseTensor:
-    """Store a dense tensor with its zeros, which have gradients where torch differentiates."""
-    keys = torch.arange(dense.numel(), device=dense.device)
-    return from_entries(Entries(keys, dense.reshape(-1), tuple(dense.shape)), form)
 
 
 def _run_with_out(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

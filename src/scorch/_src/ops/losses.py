@@ -234,7 +234,12 @@ def cross_entropy(
     class_weights = _class_weights(weight, input, target)
     total = torch.logsumexp(input, 1)
     if target.is_floating_point():
-        loss, weights = _soft_target_loss(input, target, class_weights, total), torch.ones_like(total)
+        if tuple(target.shape) != tuple(input.shape):
+            shapes = f"input has shape {tuple(input.shape)}, but target has shape {tuple(target.shape)}"
+            raise ShapeError(f"cross_entropy: {shapes}")
+        weighted = target * class_weights
+        loss = total * as_dense(weighted.sum(1)) - as_dense((weighted * input).sum(1))
+        weights = torch.ones_like(total)
     else:
         weights = _weights(target, class_weights, ignore_index, input)
         loss = weights * (total - _target_scores(input, target))
@@ -253,18 +258,6 @@ def differentiable_cross_entropy(input: Any, target: Any, *args: Any, **kwargs: 
     if not is_served or (isinstance(target, torch.Tensor) and target.requires_grad):
         return by_formula(F.cross_entropy, (input, target, *args), kwargs)
     return cross_entropy(input, target, *args, **kwargs)
-
-
-def _soft_target_loss(
-    x: SparseTensor, target: Any, weight: torch.Tensor, total: torch.Tensor
-) -> torch.Tensor:
-    """Compute the loss of each row where targets are probabilities."""
-    if tuple(target.shape) != tuple(x.shape):
-        shapes = f"input has shape {tuple(x.shape)}, but target has shape {tuple(target.shape)}"
-        raise ShapeError(f"cross_entropy: {shapes}")
-    weighted = target * weight
-    loss: torch.Tensor = total * as_dense(weighted.sum(1)) - as_dense((weighted * x).sum(1))
-    return loss
 
 
 def _class_weights(weight: Any, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -219,20 +219,16 @@ def sampled_addmm(
             f"does not have the shape {shape} of the sparse tensor"
         )
     _refuse_out("sampled_addmm", out)
-    stored = pattern.storage.values
+    own_pattern, is_tracked = pattern.storage.pattern, is_differentiable(input, mat1, mat2)
     batch = _BATCH_INDICES[: dims - 2]
-    ones = with_values(pattern, torch.ones_like(stored))
+    ones = with_values(pattern, torch.ones_like(pattern.storage.values))
     product = einsum(f"{batch}ij,{batch}ik,{batch}kj->{batch}ij", ones, mat1, mat2, format=pattern.format)
     assert isinstance(product, SparseTensor)
-    if is_differentiable(input, mat1, mat2):
-        own_pattern = pattern.storage.pattern
-        return sparse_of(own_pattern, values_of(pattern) * beta + values_at(product, own_pattern) * alpha)
-    if product.nnz == pattern.nnz:
-        sampled = product.storage.values * alpha
-        return with_values(pattern, (sampled if beta == 0 else stored * beta + sampled).to(stored.dtype))
-    added = torch.add(with_values(pattern, stored * beta), product, alpha=alpha)
-    assert isinstance(added, SparseTensor)
-    return added
+    is_moved = is_tracked or product.nnz != pattern.nnz
+    values = (values_at(product, own_pattern) if is_moved else product.storage.values) * alpha
+    if is_tracked or beta != 0:
+        values = values_of(pattern) * beta + values
+    return sparse_of(own_pattern, values.to(pattern.dtype))
 
 
 # sums ------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> torch.Tensor:
+) -> Any:
     """``softmax(query @ key.T * scale) @ value`` over the pairs that ``attn_mask`` allows.
 
     A sparse mask of bools of shape (..., L, S), in any format, says which they are: those stored as True. A
@@ -53,8 +53,9 @@ def scaled_dot_product_attention(
     if is_autocast():
         query, key, value = cast(query, key, value)
     if not _is_pair_mask(attn_mask, query, key):
-        args = (query, key, value, attn_mask, dropout_p, is_causal)
-        return _run_densely(*args, scale=scale, enable_gqa=enable_gqa)
+        args: Any = (query, key, value, attn_mask, dropout_p, is_causal)
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        return run_densely(F.scaled_dot_product_attention, args, options)
     assert isinstance(attn_mask, SparseTensor)
     query, key, value = (_to_dense(tensor) for tensor in (query, key, value))
     if not 0 <= dropout_p <= 1:
@@ -70,13 +71,9 @@ def scaled_dot_product_attention(
     pairs = find_pairs(attn_mask, is_causal)
     if pairs.density > MIN_DENSE_SHARE and is_within_budget(attn_mask.numel()):
         mask = torch.tril(attn_mask) if is_causal else attn_mask
-        return _run_densely(query, key, value, mask, dropout_p, scale=scale)
+        args = (query, key, value, mask, dropout_p)
+        return run_densely(F.scaled_dot_product_attention, args, {"scale": scale})
     return attend(query, key, value, pairs, batch, scale, dropout_p)
-
-
-def _run_densely(*args: Any, **kwargs: Any) -> torch.Tensor:
-    output: torch.Tensor = run_densely(F.scaled_dot_product_attention, args, kwargs)
-    return output
 
 
 def _to_dense(tensor: torch.Tensor) -> torch.Tensor:

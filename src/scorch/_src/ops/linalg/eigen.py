@@ -71,7 +71,7 @@ def eigsh(
         return _run_densely(matrix, k, which, sigma)
     linalg = scipy_linalg()
     if linalg is not None:
-        return _run_arpack(linalg, matrix, k, which, sigma, start, tol, maxiter)
+        return _run_arpack(linalg, matrix, k, start, which=which, sigma=sigma, tol=tol, maxiter=maxiter)
     if sigma is not None:
         raise ArgumentError("eigsh with sigma= needs SciPy, which is not installed: pip install scipy")
     return lanczos(multiply_by(matrix), rows, matrix.dtype, k, which, start, tol, maxiter)
@@ -87,14 +87,7 @@ def _run_densely(
 
 
 def _run_arpack(
-    linalg: Any,
-    matrix: torch.Tensor,
-    k: int,
-    which: str,
-    sigma: float | None,
-    start: torch.Tensor | None,
-    tol: float,
-    maxiter: int,
+    linalg: Any, matrix: torch.Tensor, k: int, start: torch.Tensor | None, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     times = multiply_by(matrix)
     operator: Any = linalg.LinearOperator(
@@ -102,21 +95,17 @@ def _run_arpack(
         matvec=lambda x: times(torch.from_numpy(x).contiguous()).numpy(),
         dtype=torch.zeros((), dtype=matrix.dtype, device=HOST).numpy().dtype,
     )
-    if sigma is not None:
+    if options["sigma"] is not None:
         operator = matrix.to_scipy().tocsc() if isinstance(matrix, SparseTensor) else matrix.numpy()
-    if start is None:
-        start = _start_vector(matrix.shape[0], matrix.dtype)
+    start = _start_vector(matrix.shape[0], matrix.dtype) if start is None else start
     try:
-        values, vectors = linalg.eigsh(
-            operator, k, which=which, sigma=sigma, v0=start.numpy(), tol=tol, maxiter=maxiter
-        )
+        values, vectors = linalg.eigsh(operator, k, v0=start.numpy(), **options)
     except linalg.ArpackNoConvergence as error:
-        raise _no_convergence(k, which, len(error.eigenvalues)) from None
+        raise _no_convergence(k, options["which"], len(error.eigenvalues)) from None
     except RuntimeError as error:
         raise LinAlgError(f"eigsh: {error}; choose another sigma") from None
-    result = torch.from_numpy(values), torch.from_numpy(vectors)
-    order = torch.argsort(result[0])
-    return result[0][order], result[1][:, order]
+    eigenvalues, order = torch.from_numpy(values).sort()
+    return eigenvalues, torch.from_numpy(vectors)[:, order]
 
 
 def _start_vector(rows: int, dtype: torch.dtype) -> torch.Tensor:

@@ -233,14 +233,8 @@ def nonzero(self: SparseTensor) -> torch.Tensor:
 
 
 @implements(aten.embedding)
-def embedding(
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Any:
-    """Gather rows of ``weight``."""
+def embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any) -> Any:
+    """Gather rows of ``weight``; the other arguments are about its gradient."""
     if weight.dim() != 2:
         raise CallError(f"embedding takes rows of a matrix, but weight has shape {tuple(weight.shape)}")
     row_numbers = as_dense(indices)

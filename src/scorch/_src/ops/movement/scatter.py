@@ -235,8 +235,8 @@ def move_entries(
 def index_fill(self: SparseTensor, dim: int, index: Tensor, value: Any) -> Any:
     size = _size_of(self, dim)
     if not self.numel():
-        is_number = not isinstance(value, Tensor)
-        func = aten.index_fill.int_Scalar if is_number else aten.index_fill.int_Tensor
+        is_tensor = isinstance(value, Tensor)
+        func = aten.index_fill.int_Tensor if is_tensor else aten.index_fill.int_Scalar
         return run_on_empty(func, self, dim, index, value)
     check_int64("index_fill", index)
     if index.dim() > 1:
@@ -302,20 +302,16 @@ def scatter_reduce(
     return write_at_keys(self, keys, after, adds=False)
 
 
-@implements(aten.scatter.reduce)
+@implements(aten.scatter.reduce, aten.scatter.value_reduce)
 def scatter_with(self: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str) -> Any:
+    is_number = not isinstance(src, Tensor)
     if reduce not in REDUCE or not isinstance(self, SparseTensor):
-        return run_densely(aten.scatter.reduce, (self, dim, index, src), {"reduce": reduce})
-    return scatter_reduce(self, dim, index, src, REDUCE[reduce])
-
-
-@implements(aten.scatter.value_reduce)
-def scatter_number(self: SparseTensor, dim: int, index: Tensor, value: Any, *, reduce: str) -> Any:
-    if reduce not in REDUCE:
-        return run_densely(aten.scatter.value_reduce, (self, dim, index, value), {"reduce": reduce})
-    size = self.storage.values.element_size() * index.numel()
-    check_budget(size, f"scatter of a number to {index.numel()} places", "use fewer places")
-    src = torch.full(tuple(index.shape), value, dtype=self.dtype, device=index.device)
+        func = aten.scatter.value_reduce if is_number else aten.scatter.reduce
+        return run_densely(func, (self, dim, index, src), {"reduce": reduce})
+    if is_number:
+        size = self.storage.values.element_size() * index.numel()
+        check_budget(size, f"scatter of a number to {index.numel()} places", "use fewer places")
+        src = torch.full(tuple(index.shape), src, dtype=self.dtype, device=index.device)
     return scatter_reduce(self, dim, index, src, REDUCE[reduce])
 
 

@@ -44,18 +44,15 @@ def on_pattern(self: SparseTensor, fill: Callable[[torch.Tensor], torch.Tensor])
 # on the same pattern ---------------------------------------------------------------------------------
 
 
-def _make_like_handler(function: Callable[..., torch.Tensor]) -> Callable[..., SparseTensor]:
-    def handler(self: SparseTensor, *args: Any, dtype: Any = None, **kwargs: Any) -> SparseTensor:
-        options = {"generator": kwargs["generator"]} if kwargs.get("generator") is not None else {}
-        return on_pattern(
-            self, lambda values: function(values, *args, dtype=dtype or values.dtype, **options)
-        )
-
-    return handler
+def _draw_like(
+    function: Any, self: SparseTensor, *args: Any, dtype: Any = None, **kwargs: Any
+) -> SparseTensor:
+    options = {name: kwargs[name] for name in ("generator",) if kwargs.get(name) is not None}
+    return on_pattern(self, lambda values: function(values, *args, dtype=dtype or values.dtype, **options))
 
 
 for _packet in (aten.rand_like, aten.randn_like, aten.randint_like):
-    implements(_packet)(_make_like_handler(_packet))
+    implements(_packet)(functools.partial(_draw_like, _packet))
 
 
 @implements(aten.empty_like)
@@ -64,15 +61,11 @@ def empty_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any
     return with_values(self, torch.zeros_like(self.storage.values, dtype=dtype))
 
 
-def _make_in_place_handler(func: Any) -> Callable[..., torch.Tensor]:
-    def handler(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not isinstance(self, SparseTensor) or any(isinstance(value, SparseTensor) for value in args):
-            result: torch.Tensor = run_densely(func, (self, *args), kwargs)
-            return result
-        filled = on_pattern(self, lambda values: func(values, *args, **kwargs))
-        return replace_value(self, filled, func.overloadpacket.__name__)
-
-    return handler
+def _draw_in_place(func: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(self, SparseTensor) or any(isinstance(value, SparseTensor) for value in args):
+        return run_densely(func, (self, *args), kwargs)
+    filled = on_pattern(self, lambda values: func(values, *args, **kwargs))
+    return replace_value(self, filled, func.overloadpacket.__name__)
 
 
 for _func in (
@@ -83,7 +76,7 @@ for _func in (
     aten.random_.to,
     aten.bernoulli_.float,
 ):
-    implements(_func)(_make_in_place_handler(_func))
+    implements(_func)(functools.partial(_draw_in_place, _func))
 
 
 def _draw(func: Any, self: SparseTensor, generator: Any = None) -> SparseTensor:

@@ -29,8 +29,6 @@ from scorch._src.ops.reduction.reduction import (
 )
 from scorch._src.statements.call_cache import repeat_call
 from scorch._src.storage.budget import is_within_budget
-from scorch._src.storage.coordinates import coordinates_of
-from scorch._src.tensor.entries import entries_of
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.saved_versions import differentiate
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -339,6 +337,4 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
 @implements(aten.trace)
 def trace(self: SparseTensor) -> Any:
     like = run_on_sample(aten.trace.default, self)
-    entries = entries_of(self)
-    rows, columns = coordinates_of(entries.keys, entries.shape)
-    return entries.values[rows == columns].sum(dtype=like.dtype)
+    return torch.diagonal(self).sum(dtype=like.dtype)

@@ -92,15 +92,13 @@ def _as_storage(tensor: Storage | torch.Tensor) -> Storage:
     return tensor
 
 
-def _make_dense_handler(function: Any) -> Any:
-    def run(input: SparseTensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Any:
-        return None if dim is None else run_densely(function, (input, dim), {"dtype": dtype})
-
-    return run
+def _run_densely(function: Any, input: SparseTensor, dim: int | None = None, dtype: Any = None) -> Any:
+    """Compute a softmax over all elements, which is dense."""
+    return None if dim is None else run_densely(function, (input, dim), {"dtype": dtype})
 
 
 for _function in (torch.softmax, torch.Tensor.softmax, torch.log_softmax, torch.Tensor.log_softmax):
-    direct(_function, takes="dim dtype")(_make_dense_handler(_function))
+    direct(_function, takes="dim dtype")(functools.partial(_run_densely, _function))
 
 
 # gradients -------------------------------------------------------------------------------------------
