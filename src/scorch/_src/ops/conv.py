@@ -12,6 +12,7 @@ Tensors with more entries are left to torch's dense functions.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -114,24 +115,19 @@ def _shape(function: Callable[..., torch.Tensor], *tensors: torch.Tensor, **opti
     return tuple(function(*meta_tensors, **options).shape)
 
 
-# pooling ---------------------------------------------------------------------------------------------
-
-
-def _make_pooling(function: Callable[..., Any], dims: int, names: Sequence[str]) -> Callable[..., Any]:
-    """Return ``function``, whose options are ``names``, on the last ``dims`` dimensions."""
-
-    def pool(input: Any, *args: Any, **kwargs: Any) -> Any:
-        options = {**dict(zip(names, args, strict=False)), **kwargs}
-        is_plain = not options.get("return_indices") and "kernel_size" in options
-        if not is_plain or not _is_sparse_enough(input, MAX_POOL_DENSITY):
-            return run_torch(function, input, *args, **kwargs)
-        shape = _shape(function, input, **options)
-        kernel = _tuple(options["kernel_size"], dims)
-        steps = options.get("stride") or kernel, options.get("padding", 0), options.get("dilation", 1)
-        windows = _windows(input, shape, kernel, *steps)
-        return _pool_entries(input, windows, shape, "dilation" in names, options)
-
-    return pool
+def _pool(
+    function: Callable[..., Any], dims: int, names: Sequence[str], input: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Run ``function``, whose options are ``names``, on the last ``dims`` dimensions."""
+    options = {**dict(zip(names, args, strict=False)), **kwargs}
+    is_plain = not options.get("return_indices") and "kernel_size" in options
+    if not is_plain or not _is_sparse_enough(input, MAX_POOL_DENSITY):
+        return run_torch(function, input, *args, **kwargs)
+    shape = _shape(function, input, **options)
+    kernel = _tuple(options["kernel_size"], dims)
+    steps = options.get("stride") or kernel, options.get("padding", 0), options.get("dilation", 1)
+    windows = _windows(input, shape, kernel, *steps)
+    return _pool_entries(input, windows, shape, "dilation" in names, options)
 
 
 def _pool_entries(
@@ -161,48 +157,45 @@ def _pool_entries(
 
 _AVERAGE_OPTIONS = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
 _MAX_OPTIONS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-for _number, _average_pool in enumerate((F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)):
-    implements(_average_pool)(_make_pooling(_average_pool, _number + 1, _AVERAGE_OPTIONS))
-for _number, _max_pool in enumerate((F.max_pool1d, F.max_pool2d, F.max_pool3d)):
-    implements(_max_pool)(_make_pooling(_max_pool, _number + 1, _MAX_OPTIONS))
+for _kind, _names in (("avg", _AVERAGE_OPTIONS), ("max", _MAX_OPTIONS)):
+    for _dims in (1, 2, 3):
+        _function = getattr(F, f"{_kind}_pool{_dims}d")
+        implements(_function)(functools.partial(_pool, _function, _dims, _names))
 
-
-# convolutions ----------------------------------------------------------------------------------------
 
 _HINT = "leave out the bias, without which it is sparse"
 
 
-def _make_convolution(function: Callable[..., torch.Tensor], dims: int) -> Callable[..., Any]:
-    def convolve(
-        input: Any,
-        weight: Any,
-        bias: Any = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Any:
-        options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        requires_grad = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (weight, bias))
-        is_unsupported = requires_grad or input.dtype != weight.dtype or input.dtype in _HALF_DTYPES
-        if is_unsupported or not _is_sparse_enough(input, MAX_CONV_DENSITY):
-            return run_torch(function, input, weight, bias, **options)
-        _check_channels(input, weight, dims, groups)
-        shape = _shape(function, input, weight, **options)
-        kernel, steps = tuple(weight.shape[2:]), _tuple(dilation, dims)
-        windows = _windows(input, shape, kernel, stride, _padding(padding, kernel, steps), steps)
-        if isinstance(weight, SparseTensor):
-            weight = run_densely(torch.Tensor.contiguous, (weight,), {})
-        entries_out = _convolve_entries(input, weight, windows, shape, groups)
-        bound = input.nnz * math.prod(kernel) * shape[-dims - 1]
-        if bias is None and math.prod(shape) > 4 * bound:
-            return from_entries(entries_out, format_for(input, shape), in_order=False)
-        check_budget(math.prod(shape) * weight.element_size(), f"a convolution to shape {shape}", _HINT)
-        dense = torch.zeros(shape, dtype=weight.dtype, device=entries_out.values.device)
-        dense.view(-1)[entries_out.keys] = entries_out.values
-        return dense if bias is None else dense + bias.reshape(-1, *(1,) * dims)
-
-    return convolve
+def _convolve(
+    function: Callable[..., torch.Tensor],
+    dims: int,
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    requires_grad = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (weight, bias))
+    is_unsupported = requires_grad or input.dtype != weight.dtype or input.dtype in _HALF_DTYPES
+    if is_unsupported or not _is_sparse_enough(input, MAX_CONV_DENSITY):
+        return run_torch(function, input, weight, bias, **options)
+    _check_channels(input, weight, dims, groups)
+    shape = _shape(function, input, weight, **options)
+    kernel, steps = tuple(weight.shape[2:]), _tuple(dilation, dims)
+    windows = _windows(input, shape, kernel, stride, _padding(padding, kernel, steps), steps)
+    if isinstance(weight, SparseTensor):
+        weight = run_densely(torch.Tensor.contiguous, (weight,), {})
+    entries_out = _convolve_entries(input, weight, windows, shape, groups)
+    bound = input.nnz * math.prod(kernel) * shape[-dims - 1]
+    if bias is None and math.prod(shape) > 4 * bound:
+        return from_entries(entries_out, format_for(input, shape), in_order=False)
+    check_budget(math.prod(shape) * weight.element_size(), f"a convolution to shape {shape}", _HINT)
+    dense = torch.zeros(shape, dtype=weight.dtype, device=entries_out.values.device)
+    dense.view(-1)[entries_out.keys] = entries_out.values
+    return dense if bias is None else dense + bias.reshape(-1, *(1,) * dims)
 
 
 def _check_channels(input: torch.Tensor, weight: torch.Tensor, dims: int, groups: int) -> None:
@@ -255,4 +248,4 @@ def _convolve_entries(
 
 
 for _number, _conv in enumerate((F.conv1d, F.conv2d, F.conv3d)):
-    implements(_conv)(_make_convolution(_conv, _number + 1))
+    implements(_conv)(functools.partial(_convolve, _conv, _number + 1))

@@ -230,9 +230,6 @@ def run_densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return result
 
 
-# in place --------------------------------------------------------------------------------------------
-
-
 def _run_in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run ``x.add_(y)``: x takes the result of ``x.add(y)``."""
     name, target = name_of(func), args[0]

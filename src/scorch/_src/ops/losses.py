@@ -14,6 +14,7 @@ so that the cost follows the entries of x and the number of rows.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -34,23 +35,17 @@ from scorch._src.torch_internals import legacy_reduction
 from scorch.errors import IndexRangeError, ShapeError
 
 aten = torch.ops.aten
-
 _SCALARS = ("weight", "pos_weight", "var")  # arguments that may be dense, if they are scalars
 
 
-def _make_loss(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function``, an elementwise loss, on lists of stored values."""
-    signature = inspect.signature(function)
-
-    def loss(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        if not _is_reduced_over_entries(bound.arguments):
-            return run_torch(function, *args, **kwargs)
-        check_call(function, *args, **kwargs)
-        return _reduce_over_entries(function, bound.arguments)
-
-    return loss
+def _run_loss(function: Any, signature: inspect.Signature, *args: Any, **kwargs: Any) -> Any:
+    """Run ``function``, an elementwise loss, on lists of stored values."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    if not _is_reduced_over_entries(bound.arguments):
+        return run_torch(function, *args, **kwargs)
+    check_call(function, *args, **kwargs)
+    return _reduce_over_entries(function, bound.arguments)
 
 
 def _is_reduced_over_entries(arguments: dict[str, Any]) -> bool:
@@ -107,10 +102,7 @@ for _function in (
     F.hinge_embedding_loss,
     F.margin_ranking_loss,
 ):
-    implements(_function)(_make_loss(_function))
-
-
-# with gradients --------------------------------------------------------------------------------------
+    implements(_function)(functools.partial(_run_loss, _function, inspect.signature(_function)))
 
 
 def _difference_loss(function: Callable[..., Any], **defaults: Any) -> None:
@@ -119,13 +111,12 @@ def _difference_loss(function: Callable[..., Any], **defaults: Any) -> None:
     def handler(input: Any, target: Any, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         is_sparse = isinstance(input, SparseTensor) and isinstance(target, SparseTensor)
-        options = {name: kwargs.get(name, value) for name, value in defaults.items()}
         is_plain = not args and set(kwargs) <= set(defaults) and reduction in ("none", "sum", "mean")
         if not is_sparse or not is_plain or input.shape != target.shape or input.dtype != target.dtype:
             return by_formula(function, (input, target, *args), {"reduction": reduction, **kwargs})
         distance = input - target
         values = values_of(distance)
-        losses = function(values, torch.zeros_like(values), reduction="none", **options)
+        losses = function(values, torch.zeros_like(values), reduction="none", **{**defaults, **kwargs})
         loss: Any = sparse_of(distance.storage.pattern, losses)
         return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
 
@@ -136,9 +127,6 @@ _difference_loss(F.mse_loss)
 _difference_loss(F.l1_loss)
 _difference_loss(F.smooth_l1_loss, beta=1.0)
 _difference_loss(F.huber_loss, delta=1.0)
-
-
-# distances -------------------------------------------------------------------------------------------
 
 
 @implements(torch.dist, torch.Tensor.dist)
@@ -194,8 +182,6 @@ def triplet_margin_loss(
         reduction=reduction,
     )
 
-
-# cross entropy ---------------------------------------------------------------------------------------
 
 _REDUCTIONS = ("none", "mean", "sum")
 

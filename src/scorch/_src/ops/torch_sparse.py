@@ -53,9 +53,6 @@ def as_sparse(name: str, tensor: Any) -> SparseTensor:
     raise OperandError(f"{name} takes a sparse tensor here, not {kind}; make one with scorch.from_torch")
 
 
-# products --------------------------------------------------------------------------------------------
-
-
 @implements(torch.sparse.mm, differentiable=True)
 def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
     """Multiply two matrices; ``reduce`` says how the products of a row's stored entries are combined.
@@ -229,9 +226,6 @@ def sampled_addmm(
     if is_tracked or beta != 0:
         values = values_of(pattern) * beta + values
     return sparse_of(own_pattern, values.to(pattern.dtype))
-
-
-# sums ------------------------------------------------------------------------------------------------
 
 
 @implements(torch_sparse_sum)

@@ -132,9 +132,6 @@ def _batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: to
     return tuple(batch)
 
 
-# heads -----------------------------------------------------------------------------------------------
-
-
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,

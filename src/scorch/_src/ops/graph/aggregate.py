@@ -35,9 +35,6 @@ def to_kernel_dtype(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
 
 
-# sums ------------------------------------------------------------------------------------------------
-
-
 class WeightedGraph:
     """A graph with a number for each entry, as matrices: targets x sources, and transposed.
 
@@ -128,9 +125,6 @@ def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return sum_weighted(weighted, weight.t(), bias)
 
 
-# maxima ----------------------------------------------------------------------------------------------
-
-
 def maximum(graph: Graph, x: Tensor) -> Tensor:
     """Compute the maximum over the neighbours' rows of ``x``; zeros where there are none."""
     if is_transformed():
@@ -184,9 +178,6 @@ def _max_composed(graph: Graph, x: Tensor) -> Tensor:
     start = x.new_zeros(graph.shape[0], x.shape[1])
     positions = rows.unsqueeze(1).expand(-1, x.shape[1])
     return start.scatter_reduce(0, positions, x.index_select(0, columns), "amax", include_self=False)
-
-
-# attention -------------------------------------------------------------------------------------------
 
 
 def attend(graph: Graph, x: Tensor, scores: Scores, slope: float, dropout: float = 0.0) -> Tensor:

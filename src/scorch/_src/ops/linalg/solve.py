@@ -183,9 +183,6 @@ def _solve_iteratively(matrix: SparseTensor, columns: torch.Tensor) -> torch.Ten
     return gmres(matrix, columns, M=precondition)
 
 
-# inverses and determinants ---------------------------------------------------------------------------
-
-
 @implements(torch.linalg.inv, torch.inverse, torch.Tensor.inverse)
 def inv(A: Any, *, out: Any = None) -> Any:
     """Compute the inverse, which is dense whatever the pattern."""

@@ -119,12 +119,7 @@ def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Any:
 
 @implements(aten.slice_scatter)
 def slice_scatter(
-    self: Tensor,
-    src: Tensor,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
+    self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
     if not isinstance(self, SparseTensor):
         return aten.slice_scatter(self, src.to_dense(), dim, start, end, step)
@@ -208,11 +203,7 @@ def check_slices(
 
 
 def move_entries(
-    self: SparseTensor,
-    dim: int,
-    index: Tensor,
-    source: Tensor,
-    only_last: bool = False,
+    self: SparseTensor, dim: int, index: Tensor, source: Tensor, only_last: bool = False
 ) -> tuple[list[Tensor], Tensor]:
     """Move the entries of ``source`` to the positions along ``dim`` that ``index`` names.
 

@@ -138,9 +138,6 @@ for _dropout in (F.alpha_dropout, F.feature_alpha_dropout):
     implements(_dropout)(_make_dropout(_dropout, None))
 
 
-# filled ----------------------------------------------------------------------------------------------
-
-
 def _full(name: str, like: SparseTensor, shape: Sequence[int], value: Any, dtype: Any = None) -> torch.Tensor:
     dtype = dtype or like.dtype
     hint = "its result is dense; scorch.zeros and its like take format= for sparse ones"
@@ -217,17 +214,11 @@ def apply_(self: SparseTensor, callable: Callable[[Any], Any]) -> torch.Tensor:
 
 
 @implements(aten.allclose)
-def allclose(
-    self: torch.Tensor,
-    other: torch.Tensor,
-    rtol: float = 1e-05,
-    atol: float = 1e-08,
-    equal_nan: bool = False,
-) -> bool:
+def allclose(self: torch.Tensor, other: torch.Tensor, *tolerances: Any) -> bool:
     """Whether all elements are close, by the entries where both tensors are sparse."""
     if not isinstance(self, SparseTensor) or not isinstance(other, SparseTensor):
-        return bool(torch.isclose(self, other, rtol=rtol, atol=atol, equal_nan=equal_nan).all())
+        return bool(torch.isclose(self, other, *tolerances).all())
     shape = tuple(torch.broadcast_shapes(self.shape, other.shape))
     pair = [expanded(entries_of(tensor), shape) for tensor in (self, other)]
     keys = united(pair)
-    return torch.allclose(pair[0].at(keys), pair[1].at(keys), rtol=rtol, atol=atol, equal_nan=equal_nan)
+    return torch.allclose(pair[0].at(keys), pair[1].at(keys), *tolerances)

@@ -6,6 +6,7 @@ torch's formulas for them expand, compare or fill tensors of the whole shape. Wh
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,22 +94,18 @@ def union_pattern(tensors: Sequence[Any]) -> Pattern:
     return pattern_of_union
 
 
-def _make_union_handler(function: Function) -> Function:
-    """Return ``function`` of the values of several tensors on the union of their patterns."""
-
-    def handler(*args: Any, **kwargs: Any) -> Any:
-        arguments = [*args, *kwargs.values()]
-        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
-        is_plain = all(_is_plain(tensor) for tensor in tensors) and kwargs.get("out") is None
-        if is_plain and len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1:
-            zero = torch.zeros(1, dtype=tensors[0].dtype, device=HOST)
-            if not bool(_call_with(function, args, kwargs, lambda _: zero).count_nonzero()):
-                pattern = union_pattern(tensors)
-                values = _call_with(function, args, kwargs, lambda tensor: values_at(tensor, pattern))
-                return sparse_of(pattern, values)
-        return by_formula(function, args, kwargs)
-
-    return handler
+def _run_on_union(function: Function, *args: Any, **kwargs: Any) -> Any:
+    """Run ``function`` on the values of several tensors on the union of their patterns."""
+    arguments = [*args, *kwargs.values()]
+    tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+    is_plain = all(_is_plain(tensor) for tensor in tensors) and kwargs.get("out") is None
+    if is_plain and len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1:
+        zero = torch.zeros(1, dtype=tensors[0].dtype, device=HOST)
+        if not bool(_call_with(function, args, kwargs, lambda _: zero).count_nonzero()):
+            pattern = union_pattern(tensors)
+            values = _call_with(function, args, kwargs, lambda tensor: values_at(tensor, pattern))
+            return sparse_of(pattern, values)
+    return by_formula(function, args, kwargs)
 
 
 def _call_with(function: Function, args: Any, kwargs: Any, convert: Callable[[Any], Any]) -> Any:
@@ -122,26 +119,23 @@ def _call_with(function: Function, args: Any, kwargs: Any, convert: Callable[[An
 
 for _name in ("maximum", "minimum", "fmax", "fmin", "hypot", "lerp", "addcmul"):
     for _home in (torch, torch.Tensor):
-        implements_differentiable(getattr(_home, _name))(_make_union_handler(getattr(_home, _name)))
+        _function = getattr(_home, _name)
+        implements_differentiable(_function)(functools.partial(_run_on_union, _function))
 
 
 # Functions that select elements along a dimension: the gradient goes to those whose indices are returned,
 # so the values are gathered at the indices again.
 
 
-def _make_selecting_handler(function: Function) -> Function:
-    """Return ``function`` with gradients; unsupported calls take torch's formula."""
-
-    def handler(input: Any, *args: Any, **kwargs: Any) -> Any:
-        is_served = isinstance(input, SparseTensor) and input.dim() and input.numel()
-        result = None
-        if is_served and kwargs.get("out") is None and "axis" not in kwargs:
-            if function.__name__ not in COUNTING:
-                check_call(function, input, *args, **kwargs)
-            result = _select(function, input, args, kwargs)
-        return by_formula(function, (input, *args), kwargs) if result is None else result
-
-    return handler
+def _run_selection(function: Function, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run ``function`` with gradients; unsupported calls take torch's formula."""
+    is_served = isinstance(input, SparseTensor) and input.dim() and input.numel()
+    result = None
+    if is_served and kwargs.get("out") is None and "axis" not in kwargs:
+        if function.__name__ not in COUNTING:
+            check_call(function, input, *args, **kwargs)
+        result = _select(function, input, args, kwargs)
+    return by_formula(function, (input, *args), kwargs) if result is None else result
 
 
 def _select(function: Function, input: SparseTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -167,4 +161,4 @@ def _select(function: Function, input: SparseTensor, args: tuple[Any, ...], kwar
 
 for _name in ("max", "min", "median", "nanmedian", "kthvalue", "topk", "sort", "mode"):
     for _function in (getattr(torch, _name), getattr(torch.Tensor, _name)):
-        implements_differentiable(_function)(_make_selecting_handler(_function))
+        implements_differentiable(_function)(functools.partial(_run_selection, _function))

@@ -6,7 +6,7 @@ large as torch's, whatever the shape of the tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from typing import Any
 
 import torch
@@ -104,35 +104,20 @@ def histc(self: SparseTensor, bins: int = 100, min: Any = 0, max: Any = 0) -> An
     return counts + (zeros - 1) * aten.histc.default(sample[-1:], bins, min, max)
 
 
-@implements(aten.histogram.bin_ct)
-def histogram(
-    self: SparseTensor,
-    bins: int = 100,
-    *,
-    range: Sequence[float] | None = None,
-    weight: torch.Tensor | None = None,
-    density: bool = False,
-) -> Any:
+def _histogram(func: Any, self: Any, bins: Any = 100, *, weight: Any = None, **options: Any) -> Any:
     """Count the elements in each bin, and return the edges; with weights on a dense copy."""
-    return _histogram(aten.histogram.bin_ct, self, bins, {"range": range}, weight, density)
-
-
-@implements(aten.histogram.bins_tensor)
-def histogram_of_edges(
-    self: Any, bins: torch.Tensor, *, weight: torch.Tensor | None = None, density: bool = False
-) -> Any:
-    edges = as_dense(bins)
-    return _histogram(aten.histogram.bins_tensor, self, edges, {}, weight, density)
-
-
-def _histogram(func: Any, self: Any, bins: Any, options: Any, weight: Any, density: bool) -> Any:
+    bins = as_dense(bins)
     if weight is not None or not isinstance(self, SparseTensor):
-        return run_densely(func, (self, bins), {**options, "weight": weight, "density": density})
+        return run_densely(func, (self, bins), {**options, "weight": weight})
     sample, zeros, _ = _sample(self)
     counts = torch.ones_like(sample)
     if zeros:
         counts[-1] = zeros
-    return func(sample, bins, **options, weight=counts, density=density)
+    return func(sample, bins, **options, weight=counts)
+
+
+for _func in (aten.histogram.bin_ct, aten.histogram.bins_tensor):
+    implements(_func)(functools.partial(_histogram, _func))
 
 
 @implements(aten.bincount.default)

@@ -43,9 +43,6 @@ def _forms(name: str, *overloads: str) -> list[Function]:
     return [getattr(torch, name), getattr(torch.Tensor, name), *operators]
 
 
-# sums ------------------------------------------------------------------------------------------------
-
-
 @reduction(aten.sum.default, aten.sum.dim_IntList, of_sum=lambda total, _: total)
 def sum(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.sum(values), 0.0
@@ -98,8 +95,6 @@ def any(groups: Groups, values: torch.Tensor) -> Reduced:
 def all(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.reduce((values != 0).to(torch.uint8), "amin").masked_fill(groups.has_zeros, 0), 0.0
 
-
-# variances -------------------------------------------------------------------------------------------
 
 _VARIANCE_OPTIONS = "dim unbiased keepdim correction"
 
@@ -168,9 +163,6 @@ for _function, _operator, _spread in (
 ):
     direct(_function, takes=_VARIANCE_OPTIONS, differentiable=True)(_with_mean(_spread))
     implements(_operator)(as_operator(_operator, _with_mean(_spread), _VARIANCE_OPTIONS))
-
-
-# extremes --------------------------------------------------------------------------------------------
 
 
 class _Change(torch.autograd.Function):

@@ -101,9 +101,6 @@ for _function in (torch.softmax, torch.Tensor.softmax, torch.log_softmax, torch.
     direct(_function, takes="dim dtype")(functools.partial(_run_densely, _function))
 
 
-# gradients -------------------------------------------------------------------------------------------
-
-
 def _differentiable_softmax(
     input: SparseTensor, dim: int, *, dtype: torch.dtype | None = None, name: str
 ) -> SparseTensor:

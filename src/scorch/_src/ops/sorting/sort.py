@@ -158,9 +158,6 @@ def mode(self: SparseTensor, dim: int = -1, keepdim: bool = False) -> Any:
     return segments.select_rank(last, keepdim, segments.size - 1)
 
 
-# quantiles -------------------------------------------------------------------------------------------
-
-
 def _differentiable_quantile(func: Any, input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
     """Differentiate a single quantile as one of several, since torch would squeeze it in place."""
     is_several = isinstance(q, torch.Tensor) and q.dim() > 0
