@@ -17,7 +17,7 @@ from scorch._src.backends.base import is_served, routines_for, served_in_words
 from scorch._src.backends.routines import Options, Scores
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
-from scorch._src.ops.graph.graph import Graph, graph_of, is_tracked, outside_modes
+from scorch._src.ops.graph.graph import Graph, cached_outside_modes, graph_of, is_tracked
 from scorch._src.ops.products import matmul
 from scorch._src.statements.autograd import SKIP_RESULT
 from scorch._src.statements.evaluate import evaluate
@@ -49,8 +49,7 @@ class WeightedGraph:
     def matrix(self) -> SparseTensor:
         return SparseTensor(Storage(self.graph.pattern, self.values))
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def transposed(self) -> SparseTensor:
         graph, positions = self.graph.transposed
         values = self.values[positions]

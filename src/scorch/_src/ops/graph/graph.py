@@ -51,6 +51,10 @@ def outside_modes(make: Callable[..., Result]) -> Callable[..., Result]:
     return run_outside
 
 
+def cached_outside_modes(make: Callable[[Any], Result]) -> functools.cached_property[Result]:
+    return functools.cached_property(outside_modes(make))
+
+
 def is_tracked(weights: torch.Tensor) -> bool:
     """Whether what is computed of ``weights`` must be connected to them, for autograd or ``torch.func``."""
     if isinstance(weights, SparseTensor) and is_wrapped(weights.storage.values):
@@ -87,21 +91,18 @@ class Graph:
     def pattern(self) -> Pattern:
         return Pattern(CSR, self.shape, (None, self.pos), (None, self.crd), (self.shape[0], self.size))
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def targets(self) -> torch.Tensor:
         """The target of each entry."""
         numbers = torch.arange(self.shape[0], device=self.crd.device)
         return numbers.repeat_interleave(self.pos.diff(), output_size=self.size)
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def sources(self) -> torch.Tensor:
         """The source of each entry."""
         return self.crd.to(torch.int64)
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def edge_ends(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Target and source of each edge: entries, as often as they count."""
         if self.counts is None:
@@ -126,16 +127,14 @@ class Graph:
     def rows(self, dtype: torch.dtype) -> Rows:
         return Rows(self.pos, self.crd, self.counts_as(dtype))
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def degrees(self) -> torch.Tensor:
         """The number of edges that end at each target."""
         if self.counts is None:
             return self.pos.diff()
         return self.pos.new_zeros(self.shape[0]).index_add_(0, self.targets, self.counts.to(self.pos.dtype))
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def coalesced(self) -> tuple[Graph, torch.Tensor | None]:
         """The graph with each pair once, and the entry that each becomes part of; None if it is this one."""
         if self.size < 2:
@@ -150,8 +149,7 @@ class Graph:
 
     # derived graphs ----------------------------------------------------------------------------------
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def transposed(self) -> tuple[Graph, torch.Tensor]:
         """The graph with all edges reversed, and the entry that each of its entries is here.
 
@@ -170,8 +168,7 @@ class Graph:
         graph, positions = self.transposed
         return Rows(graph.pos, graph.crd, graph.counts_as(dtype), positions)
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def with_loops(self) -> tuple[Graph, torch.Tensor]:
         """The graph in which each node is its own source, once, and where each entry was; -1 for new ones."""
         rows, columns = self.shape
@@ -311,11 +308,10 @@ def split_edge_index(edges: torch.Tensor, shape: tuple[int, int]) -> tuple[torch
 @outside_modes
 def _graph_of_edges(edges: torch.Tensor, shape: tuple[int, int]) -> Graph:
     sources, targets = split_edge_index(edges, shape)
-    keys, entry_of_edge, counts = torch.unique(
-        targets * shape[1] + sources, return_inverse=True, return_counts=True
-    )
-    are_counted = counts if keys.numel() < edges.shape[1] else None
-    return Graph(shape, *rows_of_keys(keys, shape), are_counted, entry_of_edge)
+    keys = targets * shape[1] + sources
+    keys, entry_of_edge, counts = torch.unique(keys, return_inverse=True, return_counts=True)
+    repeats = counts if keys.numel() < edges.shape[1] else None
+    return Graph(shape, *rows_of_keys(keys, shape), repeats, entry_of_edge)
 
 
 def rows_of_keys(keys: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -68,22 +68,16 @@ def eigsh(
         raise LinAlgError("eigsh: the matrix is not symmetric; use torch.linalg.eig on a dense copy")
     start = None if v0 is None else as_columns("v0 of eigsh", v0, rows, matrix.dtype)
     if rows <= MAX_DENSE_EIGEN_ROWS or 2 * k >= rows:
-        return _run_densely(matrix, k, which, sigma)
+        dense = torch.linalg.eigh(matrix)  # within the dense budget
+        ordered = dense.eigenvalues if sigma is None else 1 / (dense.eigenvalues - sigma)
+        chosen = torch.argsort(_ORDERS[which](ordered), stable=True)[:k].sort().values
+        return dense.eigenvalues[chosen], dense.eigenvectors[:, chosen]
     linalg = scipy_linalg()
     if linalg is not None:
         return _run_arpack(linalg, matrix, k, start, which=which, sigma=sigma, tol=tol, maxiter=maxiter)
     if sigma is not None:
         raise ArgumentError("eigsh with sigma= needs SciPy, which is not installed: pip install scipy")
     return lanczos(multiply_by(matrix), rows, matrix.dtype, k, which, start, tol, maxiter)
-
-
-def _run_densely(
-    matrix: torch.Tensor, k: int, which: str, sigma: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    dense = torch.linalg.eigh(matrix)  # within the dense budget
-    ordered = dense.eigenvalues if sigma is None else 1 / (dense.eigenvalues - sigma)
-    chosen = torch.argsort(_ORDERS[which](ordered), stable=True)[:k].sort().values
-    return dense.eigenvalues[chosen], dense.eigenvectors[:, chosen]
 
 
 def _run_arpack(

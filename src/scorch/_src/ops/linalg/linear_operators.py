@@ -134,8 +134,3 @@ def _is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not a.numel():
         return True
     return bool((a - b).abs().max() <= 16 * torch.finfo(a.dtype).eps * a.abs().max())
-
-
-def diagonal_of(A: torch.Tensor) -> torch.Tensor:
-    diagonal = torch.diagonal(A)
-    return diagonal.to_dense() if isinstance(diagonal, SparseTensor) else diagonal

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from scorch._src.grad_state import is_transformed
-from scorch._src.ops.fallback import run_densely, write_out
+from scorch._src.ops.fallback import as_dense, run_densely, write_out
 from scorch._src.ops.linalg.krylov import cg, gmres, lsmr, solve_by_column
 from scorch._src.ops.linalg.linear_operators import (
     adjoint_of,
     as_columns,
     as_matrix,
     as_square,
-    diagonal_of,
     is_hermitian,
     multiply_by,
     scipy_linalg,
@@ -140,7 +139,7 @@ def solve_triangular(
     columns = as_columns("solve_triangular", B, matrix.shape[0], matrix.dtype)
     triangle = torch.triu(matrix) if upper else torch.tril(matrix)
     assert isinstance(triangle, SparseTensor)
-    if not unitriangular and not bool(diagonal_of(triangle).all()):
+    if not unitriangular and not bool(as_dense(torch.diagonal(triangle)).all()):
         raise LinAlgError("solve_triangular: the matrix is singular, it has a zero on its diagonal")
     result = linalg.spsolve_triangular(
         triangle.to_scipy().tocsr(), columns.numpy(), lower=not upper, unit_diagonal=unitriangular
@@ -168,7 +167,7 @@ def factorize(matrix: SparseTensor) -> Any:
 
 
 def _solve_iteratively(matrix: SparseTensor, columns: torch.Tensor) -> torch.Tensor:
-    diagonal = diagonal_of(matrix)
+    diagonal = as_dense(torch.diagonal(matrix))
     inverse = torch.where(diagonal == 0, 1, 1 / diagonal)
 
     def precondition(x: torch.Tensor) -> torch.Tensor:
