@@ -70,23 +70,15 @@ class Windows:
             offsets.append(torch.full_like(inside_entries, number))
         return torch.cat(entries), list(torch.cat(windows, 1)), torch.cat(offsets)
 
-    def count_elements(self, window: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Count the elements of the tensor that each window covers."""
+    def count_elements(self, window: Sequence[torch.Tensor], with_padding: bool = False) -> torch.Tensor:
+        """Count the elements of the tensor that each window covers, or also those of the padding."""
         total = torch.ones((), dtype=torch.int64, device=HOST)
         for dim, position in enumerate(window):
+            padding = self.padding[dim] if with_padding else 0
             begin = position * self.stride[dim] - self.padding[dim]
             offsets = torch.arange(self.kernel[dim], device=position.device) * self.dilation[dim]
             steps = begin.unsqueeze(-1) + offsets
-            total = total * ((steps >= 0) & (steps < self.sizes[dim])).sum(-1)
-        return total
-
-    def count_with_padding(self, window: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Count the same, with the elements of the padding."""
-        total = torch.ones((), dtype=torch.int64, device=HOST)
-        for dim, position in enumerate(window):
-            begin = position * self.stride[dim] - self.padding[dim]
-            end = (begin + self.kernel[dim]).clamp(max=self.sizes[dim] + self.padding[dim])
-            total = total * (end - begin)
+            total = total * ((steps >= -padding) & (steps < self.sizes[dim] + padding)).sum(-1)
         return total
 
 
@@ -149,9 +141,9 @@ def _pool_entries(
         pooled = torch.where(counts < windows.count_elements(window), pooled.clamp(min=0), pooled)
     else:
         pooled = values.new_zeros(counts.numel()).index_add_(0, position, values)
-        counts_padding = options.get("count_include_pad", True)
-        count = windows.count_with_padding if counts_padding else windows.count_elements
-        pooled = torch.div(pooled, options.get("divisor_override") or count(window))
+        with_padding = options.get("count_include_pad", True)
+        divisor = options.get("divisor_override") or windows.count_elements(window, with_padding)
+        pooled = torch.div(pooled, divisor)
     return from_entries(Entries(keys, pooled.to(input.dtype), shape), format_for(input, shape))
 
 

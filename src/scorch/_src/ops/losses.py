@@ -67,14 +67,13 @@ def _reduce_over_entries(function: Callable[..., Any], arguments: dict[str, Any]
     sparse = {name: entries_of(value) for name, value in arguments.items() if isinstance(value, SparseTensor)}
     keys = united(list(sparse.values()))
 
-    def compute(values: dict[str, torch.Tensor], count: int) -> torch.Tensor:
+    def compute(values: dict[str, torch.Tensor], count: int) -> Any:
         scalars = {
             name: value.reshape(1).expand(count)
             for name, value in arguments.items()
             if isinstance(value, torch.Tensor) and name not in sparse
         }
-        losses: torch.Tensor = function(**{**arguments, **scalars, **values, "reduction": "none"})
-        return losses
+        return function(**{**arguments, **scalars, **values, "reduction": "none"})
 
     stored = compute({name: entries.at(keys) for name, entries in sparse.items()}, keys.numel())
     shape = next(iter(sparse.values())).shape

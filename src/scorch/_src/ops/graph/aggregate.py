@@ -126,8 +126,11 @@ def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 def maximum(graph: Graph, x: Tensor) -> Tensor:
     """Compute the maximum over the neighbours' rows of ``x``; zeros where there are none."""
-    if is_transformed():
-        return _max_composed(graph, x)
+    if is_transformed():  # in functions of torch
+        rows, columns = graph.edge_ends
+        start = x.new_zeros(graph.shape[0], x.shape[1])
+        positions = rows.unsqueeze(1).expand(-1, x.shape[1])
+        return start.scatter_reduce(0, positions, x.index_select(0, columns), "amax", include_self=False)
     needs_grad = torch.is_grad_enabled() and x.requires_grad
     result: Tensor = apply(_NeighbourMax, x.contiguous(), graph, needs_grad)
     return result
@@ -169,14 +172,6 @@ class _SumWhereMax(torch.autograd.Function):
         graph, maxima, x, is_backward = ctx.inputs
         total = apply(_SumWhereMax, grad.contiguous(), graph, maxima, x, not is_backward)
         return total, None, None, None, None
-
-
-def _max_composed(graph: Graph, x: Tensor) -> Tensor:
-    """Compute ``maximum`` in functions of torch."""
-    rows, columns = graph.edge_ends
-    start = x.new_zeros(graph.shape[0], x.shape[1])
-    positions = rows.unsqueeze(1).expand(-1, x.shape[1])
-    return start.scatter_reduce(0, positions, x.index_select(0, columns), "amax", include_self=False)
 
 
 def attend(graph: Graph, x: Tensor, scores: Scores, slope: float, dropout: float = 0.0) -> Tensor:

@@ -147,8 +147,6 @@ class Graph:
         pos = routines_for(targets).row_pointers(targets, self.shape[0]).to(self.pos.dtype)
         return Graph(self.shape, pos, self.crd[is_new]), is_new.cumsum(0) - 1
 
-    # derived graphs ----------------------------------------------------------------------------------
-
     @cached_outside_modes
     def transposed(self) -> tuple[Graph, torch.Tensor]:
         """The graph with all edges reversed, and the entry that each of its entries is here.

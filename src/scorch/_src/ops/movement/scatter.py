@@ -102,9 +102,6 @@ _writes(aten.scatter.src, aten.scatter.value)(_scatter)
 _writes(aten.scatter_add.default)(functools.partial(_scatter, adds=True))
 
 
-# slices and rows -------------------------------------------------------------------------------------
-
-
 @implements(aten.select_scatter)
 def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Any:
     if not isinstance(self, SparseTensor):
@@ -269,9 +266,6 @@ def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool =
     shape = tuple(self.shape)
     keys = keys_of([columns[dim] for dim in range(len(shape))], shape)
     return write_at_keys(self, keys, dense.expand(indexed.result).reshape(-1), accumulate)
-
-
-# reductions ------------------------------------------------------------------------------------------
 
 
 @implements(aten.scatter_reduce.two)

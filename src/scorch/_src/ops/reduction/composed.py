@@ -82,10 +82,9 @@ def diff(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any
 
 def union_pattern(tensors: Sequence[Any]) -> Pattern:
     """Return the union of the patterns of tensors of one shape."""
-    patterns = [tensor.storage.pattern for tensor in tensors]
+    patterns: list[Pattern] = [tensor.storage.pattern for tensor in tensors]
     if all(pattern is patterns[0] for pattern in patterns):
-        shared: Pattern = patterns[0]
-        return shared
+        return patterns[0]
     with torch.no_grad(), untracked():
         total: Any = SparseTensor(Storage(patterns[0], patterns[0].present))
         for pattern in patterns[1:]:

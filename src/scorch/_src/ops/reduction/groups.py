@@ -51,7 +51,7 @@ class Groups:
         find_unique: Any = torch.unique_consecutive if is_sorted else torch.unique
         self.keys, self.group, self.stored = find_unique(keys, return_inverse=True, return_counts=True)
         self.elements: int | torch.Tensor = self.length
-        self.zeros = self.length - self.stored
+        self.zeros: torch.Tensor = self.length - self.stored
         self.has_zeros = self.zeros > 0
         self.is_masked = False
         numbers = torch.arange(size, device=listed.values.device)
@@ -79,8 +79,7 @@ class Groups:
 
     def sum_of_zeros(self, each: torch.Tensor) -> torch.Tensor:
         """Return what the implicit zeros add to a sum if each adds ``each``."""
-        total: torch.Tensor = self.zeros * torch.where(self.has_zeros, each, 0)
-        return total
+        return self.zeros * torch.where(self.has_zeros, each, 0)
 
     def reduce(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """Reduce the values of each group by ``amax``, ``amin`` or ``prod``."""
