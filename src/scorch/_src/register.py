@@ -7,20 +7,18 @@ from scorch._src.backends.interpreter import executable as interpreter
 from scorch._src.compile import capture, pointwise_rules, product_rules
 from scorch._src.io import datasets, pickling
 from scorch._src.nn import optimizer_hooks
-from scorch._src.ops import conv, cross_entropy, distances, embedding_bag, fallback, losses, torch_sparse
+from scorch._src.ops import conv, embedding_bag, fallback, losses, torch_sparse
 from scorch._src.ops.attention import sdpa
-from scorch._src.ops.linalg import norms, solve, solve_gradient
-from scorch._src.ops.movement import index, join, movement, pad, scatter, shape
-from scorch._src.ops.pointwise import arithmetic, complex_parts, dropout, random_like, sets, zero_preserving
+from scorch._src.ops.linalg import eigen, solve
+from scorch._src.ops.movement import index, join, movement, scatter, shape
+from scorch._src.ops.pointwise import arithmetic, complex_parts, random_like, sets, zero_preserving
 from scorch._src.ops.products import linear, matmul, products
 from scorch._src.ops.reduction import (
     composed,
     count,
     maskable,
-    normalization,
     reduce,
     scan,
-    selection,
     softmax,
 )
 from scorch._src.ops.sorting import sort

@@ -12,6 +12,7 @@ Tensors with more entries are left to torch's dense functions.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -22,15 +23,14 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.devices import HOST
-from scorch._src.ops.fallback import run_densely
+from scorch._src.ops.fallback import run_densely, run_torch
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.budget import check_budget, is_within_budget
-from scorch._src.storage.coordinates import keys_of
+from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import ShapeError
 
 # The densities up to which lists are faster than dense windows.
@@ -70,25 +70,15 @@ class Windows:
             offsets.append(torch.full_like(inside_entries, number))
         return torch.cat(entries), list(torch.cat(windows, 1)), torch.cat(offsets)
 
-    def count_elements(self, window: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Count the elements of the tensor that each window covers."""
+    def count_elements(self, window: Sequence[torch.Tensor], with_padding: bool = False) -> torch.Tensor:
+        """Count the elements of the tensor that each window covers, or also those of the padding."""
         total = torch.ones((), dtype=torch.int64, device=HOST)
         for dim, position in enumerate(window):
+            padding = self.padding[dim] if with_padding else 0
             begin = position * self.stride[dim] - self.padding[dim]
-            steps = (
-                begin.unsqueeze(-1)
-                + torch.arange(self.kernel[dim], device=position.device) * self.dilation[dim]
-            )
-            total = total * ((steps >= 0) & (steps < self.sizes[dim])).sum(-1)
-        return total
-
-    def count_with_padding(self, window: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Count the same, with the elements of the padding."""
-        total = torch.ones((), dtype=torch.int64, device=HOST)
-        for dim, position in enumerate(window):
-            begin = position * self.stride[dim] - self.padding[dim]
-            end = (begin + self.kernel[dim]).clamp(max=self.sizes[dim] + self.padding[dim])
-            total = total * (end - begin)
+            offsets = torch.arange(self.kernel[dim], device=position.device) * self.dilation[dim]
+            steps = begin.unsqueeze(-1) + offsets
+            total = total * ((steps >= -padding) & (steps < self.sizes[dim] + padding)).sum(-1)
         return total
 
 
@@ -104,150 +94,100 @@ def _tuple(value: Any, dims: int) -> tuple[int, ...]:
     return numbers * dims if len(numbers) == 1 else numbers
 
 
+def _windows(input: SparseTensor, shape: tuple[int, ...], kernel: tuple[int, ...], *steps: Any) -> Windows:
+    """Return the windows of a result of ``shape``; ``steps`` are stride, padding and dilation."""
+    dims = len(kernel)
+    sizes = tuple(input.shape[-dims:]), shape[-dims:]
+    return Windows(*sizes, kernel, *(_tuple(step, dims) for step in steps))
+
+
 def _shape(function: Callable[..., torch.Tensor], *tensors: torch.Tensor, **options: Any) -> tuple[int, ...]:
     """Return the shape of the result of ``function``, or raise its error, without computing anything."""
     meta_tensors = (torch.empty(tensor.shape, dtype=torch.float32, device="meta") for tensor in tensors)
     return tuple(function(*meta_tensors, **options).shape)
 
 
-def _run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with DisableTorchFunctionSubclass():
-        return function(*args, **kwargs)
-
-
-# pooling ---------------------------------------------------------------------------------------------
-
-
-def _make_pooling(function: Callable[..., Any], dims: int, names: Sequence[str]) -> Callable[..., Any]:
-    """Return ``function``, whose options are ``names``, on the last ``dims`` dimensions."""
-
-    def pool(input: Any, *args: Any, **kwargs: Any) -> Any:
-        options = {**dict(zip(names, args, strict=False)), **kwargs}
-        if (
-            not _is_sparse_enough(input, MAX_POOL_DENSITY)
-            or options.get("return_indices")
-            or "kernel_size" not in options
-        ):
-            return _run_torch(function, input, *args, **kwargs)
-        shape = _shape(function, input, **options)
-        kernel = _tuple(options["kernel_size"], dims)
-        windows = Windows(
-            tuple(input.shape[-dims:]),
-            shape[-dims:],
-            kernel,
-            _tuple(options.get("stride") or kernel, dims),
-            _tuple(options.get("padding", 0), dims),
-            _tuple(options.get("dilation", 1), dims),
-        )
-        return _pool_entries(
-            input, windows, shape, _max_of_windows if "dilation" in names else _mean_of_windows, options
-        )
-
-    return pool
+def _pool(
+    function: Callable[..., Any], dims: int, names: Sequence[str], input: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Run ``function``, whose options are ``names``, on the last ``dims`` dimensions."""
+    options = {**dict(zip(names, args, strict=False)), **kwargs}
+    is_plain = not options.get("return_indices") and "kernel_size" in options
+    if not is_plain or not _is_sparse_enough(input, MAX_POOL_DENSITY):
+        return run_torch(function, input, *args, **kwargs)
+    shape = _shape(function, input, **options)
+    kernel = _tuple(options["kernel_size"], dims)
+    steps = options.get("stride") or kernel, options.get("padding", 0), options.get("dilation", 1)
+    windows = _windows(input, shape, kernel, *steps)
+    return _pool_entries(input, windows, shape, "dilation" in names, options)
 
 
 def _pool_entries(
-    input: SparseTensor, windows: Windows, shape: tuple[int, ...], body: Callable[..., Any], options: Any
+    input: SparseTensor, windows: Windows, shape: tuple[int, ...], is_max: bool, options: dict[str, Any]
 ) -> SparseTensor:
+    """Return the maximum or the mean of each window that has entries."""
     stored = entries_of(input)
     dims = len(windows.kernel)
     crd = stored.coordinates
     entry, window, _ = windows.find_windows(crd[-dims:])
     keys = keys_of([*(column[entry] for column in crd[:-dims]), *window], shape)
-    window_keys, position, counts = torch.unique(keys, return_inverse=True, return_counts=True)
+    keys, position, counts = torch.unique(keys, return_inverse=True, return_counts=True)
     values = stored.values[entry]
     values = values.float() if values.dtype in _HALF_DTYPES else values
-    windows_with_entries = Entries(window_keys, values.new_zeros(window_keys.numel()), shape)
-    values_of_windows = body(
-        windows, windows_with_entries.coordinates[-dims:], values, position, counts, options
-    )
-    return from_entries(
-        Entries(window_keys, values_of_windows.to(input.dtype), shape), format_for(input, shape)
-    )
-
-
-def _max_of_windows(
-    windows: Windows,
-    at: Sequence[torch.Tensor],
-    values: torch.Tensor,
-    position: torch.Tensor,
-    counts: torch.Tensor,
-    options: dict[str, Any],
-) -> torch.Tensor:
-    lowest = torch.full((counts.numel(),), float("-inf"), dtype=values.dtype, device=values.device)
-    maxima = lowest.scatter_reduce(0, position, values, "amax")
-    return torch.where(counts < windows.count_elements(at), maxima.clamp(min=0), maxima)
-
-
-def _mean_of_windows(
-    windows: Windows,
-    at: Sequence[torch.Tensor],
-    values: torch.Tensor,
-    position: torch.Tensor,
-    counts: torch.Tensor,
-    options: dict[str, Any],
-) -> torch.Tensor:
-    total = torch.zeros(counts.numel(), dtype=values.dtype, device=values.device).index_add_(
-        0, position, values
-    )
-    if options.get("divisor_override"):
-        return torch.div(total, options["divisor_override"])
-    counted = windows.count_with_padding if options.get("count_include_pad", True) else windows.count_elements
-    return total / counted(at)
+    window = coordinates_of(keys, shape)[-dims:]
+    if is_max:
+        lowest = values.new_full((counts.numel(),), float("-inf"))
+        pooled = lowest.scatter_reduce(0, position, values, "amax")
+        pooled = torch.where(counts < windows.count_elements(window), pooled.clamp(min=0), pooled)
+    else:
+        pooled = values.new_zeros(counts.numel()).index_add_(0, position, values)
+        with_padding = options.get("count_include_pad", True)
+        divisor = options.get("divisor_override") or windows.count_elements(window, with_padding)
+        pooled = torch.div(pooled, divisor)
+    return from_entries(Entries(keys, pooled.to(input.dtype), shape), format_for(input, shape))
 
 
 _AVERAGE_OPTIONS = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
 _MAX_OPTIONS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-for _number, _average_pool in enumerate((F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)):
-    implements(_average_pool)(_make_pooling(_average_pool, _number + 1, _AVERAGE_OPTIONS))
-for _number, _max_pool in enumerate((F.max_pool1d, F.max_pool2d, F.max_pool3d)):
-    implements(_max_pool)(_make_pooling(_max_pool, _number + 1, _MAX_OPTIONS))
-
-
-# convolutions ----------------------------------------------------------------------------------------
+for _kind, _names in (("avg", _AVERAGE_OPTIONS), ("max", _MAX_OPTIONS)):
+    for _dims in (1, 2, 3):
+        _function = getattr(F, f"{_kind}_pool{_dims}d")
+        implements(_function)(functools.partial(_pool, _function, _dims, _names))
 
 
 _HINT = "leave out the bias, without which it is sparse"
 
 
-def _make_convolution(function: Callable[..., torch.Tensor], dims: int) -> Callable[..., Any]:
-    def convolve(
-        input: Any,
-        weight: Any,
-        bias: Any = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Any:
-        options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        requires_grad = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (weight, bias))
-        is_unsupported = requires_grad or input.dtype != weight.dtype or input.dtype in _HALF_DTYPES
-        if is_unsupported or not _is_sparse_enough(input, MAX_CONV_DENSITY):
-            return _run_torch(function, input, weight, bias, **options)
-        _check_channels(input, weight, dims, groups)
-        shape = _shape(function, input, weight, **options)
-        kernel, steps = tuple(weight.shape[2:]), _tuple(dilation, dims)
-        windows = Windows(
-            tuple(input.shape[-dims:]),
-            shape[-dims:],
-            kernel,
-            _tuple(stride, dims),
-            _padding(padding, kernel, steps),
-            steps,
-        )
-        if isinstance(weight, SparseTensor):
-            weight = run_densely(torch.Tensor.contiguous, (weight,), {})
-        entries_out = _convolve_entries(input, weight, windows, shape, groups)
-        bound = input.nnz * math.prod(kernel) * shape[-dims - 1]
-        if bias is None and math.prod(shape) > 4 * bound:
-            return from_entries(entries_out, format_for(input, shape), in_order=False)
-        check_budget(math.prod(shape) * weight.element_size(), f"a convolution to shape {shape}", _HINT)
-        dense = torch.zeros(shape, dtype=weight.dtype, device=entries_out.values.device)
-        dense.view(-1)[entries_out.keys] = entries_out.values
-        return dense if bias is None else dense + bias.reshape(-1, *(1,) * dims)
-
-    return convolve
+def _convolve(
+    function: Callable[..., torch.Tensor],
+    dims: int,
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    requires_grad = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (weight, bias))
+    is_unsupported = requires_grad or input.dtype != weight.dtype or input.dtype in _HALF_DTYPES
+    if is_unsupported or not _is_sparse_enough(input, MAX_CONV_DENSITY):
+        return run_torch(function, input, weight, bias, **options)
+    _check_channels(input, weight, dims, groups)
+    shape = _shape(function, input, weight, **options)
+    kernel, steps = tuple(weight.shape[2:]), _tuple(dilation, dims)
+    windows = _windows(input, shape, kernel, stride, _padding(padding, kernel, steps), steps)
+    if isinstance(weight, SparseTensor):
+        weight = run_densely(torch.Tensor.contiguous, (weight,), {})
+    entries_out = _convolve_entries(input, weight, windows, shape, groups)
+    bound = input.nnz * math.prod(kernel) * shape[-dims - 1]
+    if bias is None and math.prod(shape) > 4 * bound:
+        return from_entries(entries_out, format_for(input, shape), in_order=False)
+    check_budget(math.prod(shape) * weight.element_size(), f"a convolution to shape {shape}", _HINT)
+    dense = torch.zeros(shape, dtype=weight.dtype, device=entries_out.values.device)
+    dense.view(-1)[entries_out.keys] = entries_out.values
+    return dense if bias is None else dense + bias.reshape(-1, *(1,) * dims)
 
 
 def _check_channels(input: torch.Tensor, weight: torch.Tensor, dims: int, groups: int) -> None:
@@ -285,22 +225,19 @@ def _convolve_entries(
     column = (channel[entry] % per_group) * math.prod(windows.kernel) + offset
     width = per_group * math.prod(windows.kernel)
     lists = from_coordinates([position, column], stored.values[entry], (keys.numel(), width), "csr")
-    window_coordinates = Entries(keys, stored.values.new_zeros(keys.numel()), sizes).coordinates
+    window_coordinates = coordinates_of(keys, sizes)
     channels_per_group = weight.shape[0] // groups
     key_parts, value_parts = [], []
     for number, group_weight in enumerate(weight.reshape(groups, channels_per_group, width)):
         rows = (window_coordinates[len(batch)] == number).nonzero().reshape(-1)
         product = einsum("rw,cw->rc", torch.index_select(lists, 0, rows), group_weight, format="dense")
         channels = number * channels_per_group + torch.arange(channels_per_group, device=rows.device)
-        coordinate_columns = [
-            column[rows].unsqueeze(1)
-            for column in (*window_coordinates[: len(batch)], *window_coordinates[len(batch) + 1 :])
-        ]
-        coordinate_columns.insert(len(batch), channels.unsqueeze(0))
+        coordinate_columns = [column[rows].unsqueeze(1) for column in window_coordinates]
+        coordinate_columns[len(batch)] = channels.unsqueeze(0)
         key_parts.append(keys_of(torch.broadcast_tensors(*coordinate_columns), shape).reshape(-1))
         value_parts.append(product.reshape(-1))
     return Entries(torch.cat(key_parts), torch.cat(value_parts), shape)
 
 
 for _number, _conv in enumerate((F.conv1d, F.conv2d, F.conv3d)):
-    implements(_conv)(_make_convolution(_conv, _number + 1))
+    implements(_conv)(functools.partial(_convolve, _conv, _number + 1))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.ops.fallback import replace_value, run_densely
+from scorch._src.ops.fallback import as_dense, replace_value, run_densely
 from scorch._src.ops.movement.index import index_select
 from scorch._src.ops.products.matmul import mm
 from scorch._src.tensor.check_call import check_call
@@ -31,9 +31,6 @@ class Bags:
     row: torch.Tensor
     weight: torch.Tensor
     count: int
-
-    def select(self, which: torch.Tensor) -> Bags:
-        return Bags(self.bag[which], self.row[which], self.weight[which], self.count)
 
     @property
     def sizes(self) -> torch.Tensor:
@@ -55,7 +52,7 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Any:
     """Sum or average rows of ``weight`` by bags, or take their maximum."""
-    input, offsets = (x.to_dense() if isinstance(x, SparseTensor) else x for x in (input, offsets))
+    input, offsets = as_dense(input), as_dense(offsets)
     args = (input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse)
     options = (per_sample_weights, include_last_offset, padding_idx)
     if not isinstance(offsets, torch.Tensor) or offsets.numel():  # for no bags torch may crash
@@ -63,7 +60,7 @@ def embedding_bag(
     if not any(isinstance(x, SparseTensor) for x in (weight, per_sample_weights)):
         return F.embedding_bag(*args, *options)
     if max_norm is not None:  # rewrites rows of the table
-        table = weight.to_dense() if isinstance(weight, SparseTensor) else weight
+        table = as_dense(weight)
         output = run_densely(F.embedding_bag, (input, table, *args[2:], *options), {})
         if isinstance(weight, SparseTensor):
             replace_value(weight, table, "embedding_bag")
@@ -74,13 +71,12 @@ def embedding_bag(
         raise UnsupportedError(f"per_sample_weights are for mode='sum', not {mode!r}")
     bags = split_bags(input, offsets, include_last_offset, per_sample_weights, weight)
     if padding_idx is not None:
-        bags = bags.select(bags.row != padding_idx % weight.shape[0])
+        kept = bags.row != padding_idx % weight.shape[0]
+        bags = Bags(bags.bag[kept], bags.row[kept], bags.weight[kept], bags.count)
     if mode == "max":
         return _max_of_bags(bags, weight)
-    matrix = from_coordinates(
-        torch.stack([bags.bag, bags.row]), bags.weight, (bags.count, weight.shape[0]), format="csr"
-    )
-    output = mm(matrix, weight)
+    shape = bags.count, weight.shape[0]
+    output = mm(from_coordinates([bags.bag, bags.row], bags.weight, shape, format="csr"), weight)
     if mode == "sum":
         return output
     return output / bags.sizes.clamp(min=1).to(weight.dtype).unsqueeze(1)
@@ -99,14 +95,11 @@ def split_bags(input: Any, offsets: Any, has_last: bool, weights: Any, table: An
             f"per_sample_weights has shape {tuple(weights.shape)}, but input has shape {tuple(input.shape)}"
         )
     if input.dim() == 2:
-        count, bag = (
-            input.shape[0],
-            torch.arange(input.shape[0], device=input.device).repeat_interleave(input.shape[1]),
-        )
+        count, sizes = input.shape
     else:
         begins = _begins(input, offsets, has_last)
-        count = begins.numel() - 1
-        bag = torch.arange(count, device=begins.device).repeat_interleave(begins.diff())
+        count, sizes = begins.numel() - 1, begins.diff()
+    bag = torch.arange(count, device=row.device).repeat_interleave(sizes)
     if isinstance(weights, SparseTensor):
         entries = entries_of(weights)
         return Bags(bag[entries.keys], row[entries.keys], entries.values, count)
@@ -134,10 +127,9 @@ def _max_of_bags(bags: Bags, table: SparseTensor) -> SparseTensor:
     rows = entries_of(index_select(table, 0, bags.row))
     sample, column = rows.coordinates
     bag = bags.bag[sample]
-    keys, position, counts = torch.unique(
-        bag * table.shape[1] + column, return_inverse=True, return_counts=True
-    )
-    largest = torch.full((keys.numel(),), float("-inf"), dtype=table.dtype, device=keys.device)
+    keys = bag * table.shape[1] + column
+    keys, position, counts = torch.unique(keys, return_inverse=True, return_counts=True)
+    largest = rows.values.new_full((keys.numel(),), float("-inf"))
     largest = largest.scatter_reduce(0, position, rows.values, "amax")
     bag_of_key = keys.div(max(table.shape[1], 1), rounding_mode="floor")
     largest = torch.where(counts < bags.sizes[bag_of_key], largest.clamp(min=0), largest)

@@ -8,6 +8,7 @@ anything else              on dense copies, within the dense budget
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,7 +18,6 @@ import torch
 
 from scorch._src.engine.execute import convert
 from scorch._src.events import LISTENERS, emit
-from scorch._src.formats import Format
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.ops.pointwise.elementwise import elementwise, is_elementwise
 from scorch._src.storage.budget import check_budget
@@ -32,9 +32,11 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.views import mark_changed, write_entries
 from scorch._src.torch_internals import (
     DisableTorchDispatch,
+    DisableTorchFunctionSubclass,
     DispatchKey,
     any_requires_grad,
     has_kernel_for_dispatch_key,
+    tree_leaves,
     tree_map,
 )
 from scorch.errors import DeviceError, InPlaceError, UnsupportedError
@@ -153,12 +155,10 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return func.decompose(*args, **kwargs)
     result = run_densely(func, args, kwargs)
     keeps_zeros = func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor)
-    keeps_zeros_of_all = (
-        func.overloadpacket in KEEP_ZEROS_OF_ALL and args[1] is not None and are_all_sparse(args)
-    )
+    if func.overloadpacket in KEEP_ZEROS_OF_ALL:
+        keeps_zeros = args[1] is not None and are_all_sparse(args)
     is_tracked = torch.is_grad_enabled() and any_requires_grad(*args)  # zeros may be there by chance
-    is_fixed = are_patterns_fixed() or is_tracked
-    is_sparse = (keeps_zeros or keeps_zeros_of_all) and not is_fixed
+    is_sparse = keeps_zeros and not are_patterns_fixed() and not is_tracked
     return store_like(result, args[0]) if is_sparse else result
 
 
@@ -200,37 +200,34 @@ def store_like(results: Any, like: SparseTensor) -> Any:
     return tree_map(store, results)
 
 
+def as_dense(value: Any) -> Any:
+    """Return a dense copy of a sparse tensor, and anything else as it is."""
+    return value.to_dense() if isinstance(value, SparseTensor) else value
+
+
 def name_of(func: Any) -> str:
     """Return the name of an operator or function."""
     return str(getattr(func, "overloadpacket", getattr(func, "__name__", func))).removeprefix("aten.")
 
 
+def run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a function as torch decomposes it, into operators that have handlers."""
+    with DisableTorchFunctionSubclass():
+        return function(*args, **kwargs)
+
+
 def run_densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run ``func`` on dense copies; refuse, before anything is allocated, what exceeds the dense budget."""
-    sparse: list[SparseTensor] = []
-
-    def collect(value: Any) -> Any:
-        if isinstance(value, SparseTensor):
-            sparse.append(value)
-        return value
-
-    tree_map(collect, (args, kwargs))
+    sparse = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, SparseTensor)]
     size = sum(tensor.numel() * tensor.storage.values.element_size() for tensor in sparse)
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in sparse)
     hint = "it has no form for sparse tensors and works on a dense copy"
     check_budget(size, f"{name_of(func)} of {shapes}", hint)
-
-    def dense(value: Any) -> Any:
-        return value.to_dense() if isinstance(value, SparseTensor) else value
-
     start = time.perf_counter()
-    result = func(*tree_map(dense, tuple(args)), **tree_map(dense, kwargs))
+    result = func(*tree_map(as_dense, tuple(args)), **tree_map(as_dense, kwargs))
     if LISTENERS:
         emit("dense copy", name_of(func), sparse, result, start)
     return result
-
-
-# in place --------------------------------------------------------------------------------------------
 
 
 def _run_in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -267,10 +264,8 @@ def _add_in_place(self: Any, other: Any, **kwargs: Any) -> Any:
 @registry.implements(aten.copy_.default)
 def _copy_in_place(self: Any, src: Any, non_blocking: bool = False) -> Any:
     """Copy the entries between sparse tensors of one shape, and no zeros beside them."""
-    is_same_shape = (
-        isinstance(self, SparseTensor) and isinstance(src, SparseTensor) and self.shape == src.shape
-    )
-    if is_same_shape and torch.can_cast(src.dtype, self.dtype):
+    are_sparse = isinstance(self, SparseTensor) and isinstance(src, SparseTensor)
+    if are_sparse and self.shape == src.shape and torch.can_cast(src.dtype, self.dtype):
         return replace_value(self, _copy_values(src), "copy_")
     return run_operator(aten.copy_.default, (self, src), {"non_blocking": non_blocking})
 
@@ -293,12 +288,10 @@ def _reshape_in_place(target: SparseTensor, view: Any, name: str) -> SparseTenso
 
 def _writes_sparse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether an argument that the operator writes to is sparse."""
-    for position, argument in enumerate(func._schema.arguments):
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        if is_written and isinstance(value, SparseTensor):
-            return True
-    return False
+    arguments = func._schema.arguments
+    written = [argument.alias_info is not None and argument.alias_info.is_write for argument in arguments]
+    values = (*args, *(kwargs.get(argument.name) for argument in arguments[len(args) :]))
+    return any(isinstance(value, SparseTensor) for value in itertools.compress(values, written))
 
 
 def replace_value(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
@@ -307,28 +300,24 @@ def replace_value(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
         raise InPlaceError(f"{name} gives {result.dtype}, which a tensor of {target.dtype} cannot take")
     if not isinstance(target, SparseTensor):
         refuse_freed(target)
-        return target.copy_(result.to_dense() if isinstance(result, SparseTensor) else result)
+        return target.copy_(as_dense(result))
     if tuple(result.shape) != tuple(target.shape):
         raise InPlaceError(
             f"{name} on a tensor of shape {tuple(target.shape)} gives one of {tuple(result.shape)}"
         )
-    if not isinstance(result, SparseTensor) and are_patterns_fixed():
-        result = _store_all(result, target.format)
+    if not isinstance(result, SparseTensor) and are_patterns_fixed():  # zeros have gradients too
+        keys = torch.arange(result.numel(), device=result.device)
+        result = from_entries(Entries(keys, result.reshape(-1), tuple(result.shape)), target.format)
     source = result.storage if isinstance(result, SparseTensor) else result
     is_same = isinstance(source, Storage) and source.pattern is target.storage.pattern
     converted = source if is_same else convert(source, target.format)
     assert isinstance(converted, Storage)
-    if _has_grad_history(target) and not is_same:
+    base = target if target.view_of is None else target.view_of.parent
+    if not is_same and base.requires_grad and not base.is_leaf:  # was computed: its entries have gradients
         converted = _keep_entries(target, converted)
     write_entries(target.storage, converted.pattern, converted.values.to(target.dtype))
     mark_changed(target)
     return target
-
-
-def _has_grad_history(target: SparseTensor) -> bool:
-    """Whether a tensor, or its base, was computed from tensors that require gradients."""
-    base = target if target.view_of is None else target.view_of.parent
-    return base.requires_grad and not base.is_leaf
 
 
 def _keep_entries(target: SparseTensor, stored: Storage) -> Storage:
@@ -336,12 +325,6 @@ def _keep_entries(target: SparseTensor, stored: Storage) -> Storage:
     entries = entries_of(SparseTensor(stored))
     keys = united([entries, entries_of(target)])
     return from_entries(Entries(keys, entries.at(keys), entries.shape), target.format).storage
-
-
-def _store_all(dense: torch.Tensor, form: Format) -> SparseTensor:
-    """Store a dense tensor with its zeros, which have gradients where torch differentiates."""
-    keys = torch.arange(dense.numel(), device=dense.device)
-    return from_entries(Entries(keys, dense.reshape(-1), tuple(dense.shape)), form)
 
 
 def _run_with_out(out: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -358,7 +341,8 @@ def _run_with_outs(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     """Write results to ``values`` and ``indices`` or such; return None where torch does it itself."""
     names = [argument.name for argument in func._schema.arguments if argument.is_out]
     packet = func.overloadpacket
-    if len(names) < 2 or all(registry.look_up(op).run is None for op in _overloads(packet)):
+    overloads = (packet, *(getattr(packet, name) for name in packet.overloads()))
+    if len(names) < 2 or all(registry.look_up(op).run is None for op in overloads):
         return None
     functional = getattr(packet, _functional_overload(func))
     outs = [kwargs[name] for name in names]
@@ -366,10 +350,6 @@ def _run_with_outs(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     if any(out.dtype != result.dtype for out, result in zip(outs, results, strict=True)):
         return None  # which torch refuses
     return tuple(write_out(out, result, name_of(func)) for out, result in zip(outs, results, strict=True))
-
-
-def _overloads(packet: Any) -> list[Any]:
-    return [packet, *(getattr(packet, name) for name in packet.overloads())]
 
 
 def write_out(out: torch.Tensor, result: Any, name: str) -> torch.Tensor:

@@ -19,6 +19,7 @@ from scorch._src.engine.execute import Task, execute, prepared_step
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_differentiable
 from scorch._src.notation.nodes import Access, Op
+from scorch._src.ops.fallback import as_dense
 from scorch._src.ops.products import matmul, products
 from scorch._src.ops.reduction.reduce import sum_by_fast_path
 from scorch._src.statements.call_cache import keep_call, repeat_call
@@ -37,7 +38,6 @@ from scorch.errors import ArgumentError, CallError, IndexRangeError, OperandErro
 
 aten = torch.ops.aten
 EXTREMES = {"amax": "max", "amin": "min"}
-CSR = as_format("csr", 2)
 _BATCH_INDICES = "abcdefgh"
 
 
@@ -53,9 +53,6 @@ def as_sparse(name: str, tensor: Any) -> SparseTensor:
     raise OperandError(f"{name} takes a sparse tensor here, not {kind}; make one with scorch.from_torch")
 
 
-# products --------------------------------------------------------------------------------------------
-
-
 @implements(torch.sparse.mm, differentiable=True)
 def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
     """Multiply two matrices; ``reduce`` says how the products of a row's stored entries are combined.
@@ -66,13 +63,7 @@ def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
         return matmul.mm(sparse, dense)
     if reduce != "mean" and reduce not in EXTREMES:
         raise ArgumentError(f"reduce is {reduce!r}; it may be 'sum', 'mean', 'amax' or 'amin'")
-    matrix = as_sparse(f"torch.sparse.mm with reduce={reduce!r}", sparse)
-    if isinstance(dense, SparseTensor) or dense.layout is not torch.strided:
-        raise OperandError(f"torch.sparse.mm with reduce={reduce!r} takes a dense matrix on the right")
-    if matrix.dim() != 2 or dense.dim() != 2 or matrix.shape[1] != dense.shape[0]:
-        raise ShapeError(
-            f"torch.sparse.mm takes matrices that fit, not {tuple(matrix.shape)} and {tuple(dense.shape)}"
-        )
+    matrix = _check_factors(f"torch.sparse.mm with reduce={reduce!r}", sparse, dense)
     if reduce == "mean":
         total, count = matmul.mm(matrix, dense), _row_counts(matrix).divisors
         return total / count if total.is_floating_point() or total.is_complex() else total // count
@@ -80,6 +71,18 @@ def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
         return _differentiable_extremes(matrix, dense, reduce)
     extremes, is_empty = _extreme_products(matrix, dense, EXTREMES[reduce]), _row_counts(matrix).empty
     return extremes if is_empty is None else extremes.masked_fill(is_empty, 0)
+
+
+def _check_factors(name: str, mat1: Any, mat2: Any) -> SparseTensor:
+    """Return the left factor as a sparse matrix, if the right one is a dense matrix that fits."""
+    matrix = as_sparse(name, mat1)
+    is_dense = isinstance(mat2, torch.Tensor) and not isinstance(mat2, SparseTensor)
+    if not is_dense or mat2.layout is not torch.strided:
+        raise OperandError(f"{name} takes a dense matrix on the right; torch.mm takes sparse ones too")
+    shapes = tuple(matrix.shape), tuple(mat2.shape)
+    if matrix.dim() != 2 or mat2.dim() != 2 or shapes[0][1] != shapes[1][0]:
+        raise ShapeError(f"{name} takes matrices that fit, not of shapes {shapes[0]} and {shapes[1]}")
+    return matrix
 
 
 def _differentiable_extremes(matrix: SparseTensor, dense: torch.Tensor, how: str) -> torch.Tensor:
@@ -126,9 +129,8 @@ def _row_counts(matrix: SparseTensor) -> RowCounts:
     counts = _cached_row_counts.get(pattern)
     if counts is None:
         count = _count_row_entries(matrix).unsqueeze(1)
-        counts = _cached_row_counts[pattern] = RowCounts(
-            count.clamp(min=1), None if bool(count.all()) else count == 0
-        )
+        is_empty = None if bool(count.all()) else count == 0
+        counts = _cached_row_counts[pattern] = RowCounts(count.clamp(min=1), is_empty)
     return counts
 
 
@@ -154,7 +156,7 @@ def addmm(mat: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> A
 @implements(aten.smm.default)
 def smm(input: Any, mat: Any) -> SparseTensor:
     """Multiply a sparse and a dense matrix, stored sparse, as ``coo``."""
-    return _add_sparse_product("smm", None, input, mat)
+    return _multiply_to_format("smm", input, mat, as_format("coo", 2))
 
 
 @implements(torch.sspaddmm, torch.Tensor.sspaddmm, torch.saddmm, differentiable=True)
@@ -163,45 +165,33 @@ def sspaddmm(
     input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
 ) -> SparseTensor:
     """Compute ``beta * input + alpha * (mat1 @ mat2)`` for sparse ``input`` and ``mat1``, dense ``mat2``."""
-    if out is not None:
-        raise OperandError("sspaddmm does not write to out=; use the result instead")
-    return _add_sparse_product("sspaddmm", as_sparse("sspaddmm", input), mat1, mat2, beta, alpha)
+    _refuse_out("sspaddmm", out)
+    added = as_sparse("sspaddmm", input)
+    product = _multiply_to_format("sspaddmm", mat1, mat2, as_format(added.format, 2))
+    shapes = tuple(product.shape), tuple(added.shape)
+    if shapes[0] != shapes[1]:
+        raise ShapeError(f"sspaddmm adds a product of shape {shapes[0]} to a tensor of shape {shapes[1]}")
+    total = products.add_scaled(added, product, beta, alpha)
+    assert isinstance(total, SparseTensor)
+    return total
 
 
 @implements(torch.hspmm, torch.hsmm, differentiable=True)
 @implements(aten.hspmm.default)
 def hspmm(mat1: Any, mat2: Any, *, out: Any = None) -> SparseTensor:
     """Multiply a sparse and a dense matrix to a hybrid tensor: sparse rows of dense columns."""
-    if out is not None:
-        raise OperandError("hspmm does not write to out=; use the result instead")
+    _refuse_out("hspmm", out)
     return _multiply_to_format("hspmm", mat1, mat2, Format("sd"))
 
 
-def _add_sparse_product(
-    name: str, input: SparseTensor | None, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1
-) -> SparseTensor:
-    form = as_format("coo" if input is None else input.format, 2)
-    product = _multiply_to_format(name, mat1, mat2, form)
-    if input is None:
-        return product
-    if tuple(input.shape) != tuple(product.shape):
-        raise ShapeError(
-            f"{name} adds a product of shape {tuple(product.shape)} to a tensor of shape {tuple(input.shape)}"
-        )
-    total = products.add_scaled(input, product, beta, alpha)
-    assert isinstance(total, SparseTensor)
-    return total
+def _refuse_out(name: str, out: Any) -> None:
+    if out is not None:
+        raise OperandError(f"{name} does not write to out=; use the result instead")
 
 
 def _multiply_to_format(name: str, mat1: Any, mat2: Any, form: Format) -> SparseTensor:
     """Compute ``mat1 @ mat2`` of a sparse and a dense matrix, stored as ``form``."""
-    matrix = as_sparse(name, mat1)
-    is_dense = isinstance(mat2, torch.Tensor) and not isinstance(mat2, SparseTensor)
-    if not is_dense or mat2.layout is not torch.strided:
-        raise OperandError(f"{name} takes a dense matrix on the right; torch.mm takes sparse ones too")
-    shapes = tuple(matrix.shape), tuple(mat2.shape)
-    if matrix.dim() != 2 or mat2.dim() != 2 or shapes[0][1] != shapes[1][0]:
-        raise ShapeError(f"{name} takes matrices that fit, not of shapes {shapes[0]} and {shapes[1]}")
+    matrix = _check_factors(name, mat1, mat2)
     if matrix.dtype != mat2.dtype:
         raise CallError(f"{name} takes matrices of one dtype, not {matrix.dtype} and {mat2.dtype}")
     product = einsum("ij,jk->ik", matrix, mat2, format=form)
@@ -225,25 +215,17 @@ def sampled_addmm(
             f"sampled_addmm: the product of {tuple(mat1.shape)} and {tuple(mat2.shape)} "
             f"does not have the shape {shape} of the sparse tensor"
         )
-    if out is not None:
-        raise OperandError("sampled_addmm does not write to out=; use the result instead")
-    stored = pattern.storage.values
+    _refuse_out("sampled_addmm", out)
+    own_pattern, is_tracked = pattern.storage.pattern, is_differentiable(input, mat1, mat2)
     batch = _BATCH_INDICES[: dims - 2]
-    ones = with_values(pattern, torch.ones_like(stored))
+    ones = with_values(pattern, torch.ones_like(pattern.storage.values))
     product = einsum(f"{batch}ij,{batch}ik,{batch}kj->{batch}ij", ones, mat1, mat2, format=pattern.format)
     assert isinstance(product, SparseTensor)
-    if is_differentiable(input, mat1, mat2):
-        own_pattern = pattern.storage.pattern
-        return sparse_of(own_pattern, values_of(pattern) * beta + values_at(product, own_pattern) * alpha)
-    if product.nnz == pattern.nnz:
-        sampled = product.storage.values * alpha
-        return with_values(pattern, (sampled if beta == 0 else stored * beta + sampled).to(stored.dtype))
-    added = torch.add(with_values(pattern, stored * beta), product, alpha=alpha)
-    assert isinstance(added, SparseTensor)
-    return added
-
-
-# sums ------------------------------------------------------------------------------------------------
+    is_moved = is_tracked or product.nnz != pattern.nnz
+    values = (values_at(product, own_pattern) if is_moved else product.storage.values) * alpha
+    if is_tracked or beta != 0:
+        values = values_of(pattern) * beta + values
+    return sparse_of(own_pattern, values.to(pattern.dtype))
 
 
 @implements(torch_sparse_sum)
@@ -261,10 +243,8 @@ def sum(input: SparseTensor, dim: Any = None, *, dtype: torch.dtype | None = Non
     entries = entries_of(input)
     crd = entries.coordinates
     kept_shape = tuple(shape[d] for d in kept_dims)
-    result_dtype = values.dtype if dtype is None else dtype
-    summed_entries = Entries(
-        keys_of([crd[d] for d in kept_dims], kept_shape), entries.values.to(result_dtype), kept_shape
-    )
+    keys = keys_of([crd[d] for d in kept_dims], kept_shape)
+    summed_entries = Entries(keys, entries.values.to(dtype or values.dtype), kept_shape)
     sparse_kept = len([d for d in kept_dims if d < len(shape) - input.dense_dim()])
     if not sparse_kept:
         return from_entries(summed_entries, Format("s" * len(kept_shape)), in_order=False).to_dense()
@@ -298,7 +278,7 @@ def _sum_by_kernel(input: SparseTensor, reduced: list[int], kept_dims: list[int]
     """Sum by the kernel of ``S.sum``, and store the sums of positions that have entries."""
     shape = tuple(input.storage.pattern.shape[d] for d in kept_dims)
     sums = sum_by_fast_path(input, tuple(reduced))
-    dense = (sums.to_dense() if isinstance(sums, SparseTensor) else sums).reshape(-1)
+    dense = as_dense(sums).reshape(-1)
     keys = _has_entries(input, kept_dims, shape).nonzero().squeeze(1)
     columns = [keys] if len(kept_dims) == 1 else None
     entries = Entries(keys, dense.index_select(0, keys), shape, columns)
@@ -329,9 +309,6 @@ def _check_dims(rank: int, dims: Sequence[int]) -> set[int]:
     return reduced or set(range(rank))
 
 
-# diagonals -------------------------------------------------------------------------------------------
-
-
 def spdiags(
     diagonals: torch.Tensor,
     offsets: torch.Tensor,
@@ -345,7 +322,6 @@ def spdiags(
     >>> scorch.sparse.spdiags(torch.ones(2, 3), torch.tensor([0, 1]), (3, 3), format="csr")
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=5, density=55.56%)
     """
-    dense = diagonals.to_dense() if isinstance(diagonals, SparseTensor) else diagonals
-    return from_torch(
-        torch.sparse.spdiags(dense, torch.as_tensor(offsets, device=dense.device), shape, layout), format
-    )
+    dense = as_dense(diagonals)
+    offsets = torch.as_tensor(offsets, device=dense.device)
+    return from_torch(torch.sparse.spdiags(dense, offsets, shape, layout), format)

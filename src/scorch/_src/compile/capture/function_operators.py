@@ -6,6 +6,7 @@ Dynamo traces a program line by line, and cannot trace Scorch's caches and table
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -138,19 +139,22 @@ def _like_rows(adj: torch.Tensor, x: torch.Tensor, targets: int, *_: Any) -> tor
     return x.new_empty(targets, x.shape[1])
 
 
+_sum_neighbours = inspect.unwrap(neighbours.sum_neighbours)
 operator(
     "sum_neighbours(Tensor adj, Tensor x, SymInt targets, str how, float? loop, Tensor? edge_weight, "
     "Tensor? bias) -> Tensor",
     _like_rows,
-)(neighbours.run_sum)
-operator("max_neighbours(Tensor adj, Tensor x, SymInt targets) -> Tensor", _like_rows)(neighbours.run_max)
+)(_sum_neighbours)
+operator("max_neighbours(Tensor adj, Tensor x, SymInt targets) -> Tensor", _like_rows)(
+    inspect.unwrap(neighbours.max_neighbours)
+)
 operator(
     "attend_neighbours(Tensor adj, Tensor x, Tensor sources, Tensor targets, float slope, float dropout, "
     "bool loops, Tensor? edge_attr, Tensor? edge_weight, str fill, Tensor? filled) -> Tensor",
     lambda adj, x, sources, targets, *_: x.new_empty(targets.shape[0], *x.shape[1:]),
-)(neighbours.run_attention)
+)(inspect.unwrap(neighbours.attend_neighbours))
 
-entry(_einsum).backward_ignores_result = entry(neighbours.run_sum).backward_ignores_result = True
+entry(_einsum).backward_ignores_result = entry(_sum_neighbours).backward_ignores_result = True
 for _name, _masked in {**masked.OPERATIONS, **masked.PER_ENTRY}.items():
     GRAPH_FUNCTIONS[f"scorch.masked.{_name}"] = _masked
     entry(_masked).fake = getattr(torch, {"prod": "sum", "median": "nansum"}.get(_name, _name))

@@ -21,7 +21,7 @@ _MASK_32_BITS = 0xFFFFFFFF
 
 def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, pairs: MaskPairs, heads: Heads) -> torch.Tensor:
     """Compute what ``Routines.attention`` does: a row for each query of each head."""
-    Q, K, V = (expand_heads(tensor, heads.batch) for tensor in (Q, K, V))
+    Q, K, V = (tensor.expand(*heads.batch, *tensor.shape[-2:]) for tensor in (Q, K, V))  # one for each head
     heads_out = []
     for number, (position, rows, columns) in enumerate(entries(pairs, heads)):
         weights = _weights(Q[position], K[position], rows, columns, heads.scale)
@@ -32,11 +32,6 @@ def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, pairs: MaskPairs, 
     if not heads_out:
         return V.new_zeros(*heads.batch, Q.shape[-2], V.shape[-1])
     return torch.stack(heads_out).view(*heads.batch, Q.shape[-2], V.shape[-1])
-
-
-def expand_heads(tensor: torch.Tensor, batch: tuple[int, ...]) -> torch.Tensor:
-    """Expand a tensor to one for each head."""
-    return tensor.expand(*batch, *tensor.shape[-2:])
 
 
 def entries(pairs: MaskPairs, heads: Heads) -> Iterator[tuple[tuple[int, ...], torch.Tensor, torch.Tensor]]:

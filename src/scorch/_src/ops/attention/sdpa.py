@@ -42,7 +42,7 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> torch.Tensor:
+) -> Any:
     """``softmax(query @ key.T * scale) @ value`` over the pairs that ``attn_mask`` allows.
 
     A sparse mask of bools of shape (..., L, S), in any format, says which they are: those stored as True. A
@@ -50,30 +50,30 @@ def scaled_dot_product_attention(
     stored is a bias of zero, so that all pairs attend; that, and sparse queries, keys and values, need dense
     memory, within the dense budget.
     """
-    options = {"scale": scale, "enable_gqa": enable_gqa}
     if is_autocast():
         query, key, value = cast(query, key, value)
     if not _is_pair_mask(attn_mask, query, key):
-        args = (query, key, value, attn_mask, dropout_p, is_causal)
-        return _run_densely(*args, **options)
+        args: Any = (query, key, value, attn_mask, dropout_p, is_causal)
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        return run_densely(F.scaled_dot_product_attention, args, options)
     assert isinstance(attn_mask, SparseTensor)
     query, key, value = (_to_dense(tensor) for tensor in (query, key, value))
     if not 0 <= dropout_p <= 1:
         raise ArgumentError(f"dropout_p is a probability between 0 and 1, not {dropout_p}")
-    _check_dtypes(query, key, value)
+    if not query.dtype == key.dtype == value.dtype or not query.dtype.is_floating_point:
+        raise DtypeError(
+            "query, key and value must have one floating-point dtype, not "
+            f"{query.dtype}, {key.dtype} and {value.dtype}"
+        )
     if enable_gqa:
         key, value = _repeat_heads("key", key, query), _repeat_heads("value", value, query)
     batch = _batch(query, key, value, attn_mask)
     pairs = find_pairs(attn_mask, is_causal)
     if pairs.density > MIN_DENSE_SHARE and is_within_budget(attn_mask.numel()):
         mask = torch.tril(attn_mask) if is_causal else attn_mask
-        return _run_densely(query, key, value, mask, dropout_p, scale=scale)
+        args = (query, key, value, mask, dropout_p)
+        return run_densely(F.scaled_dot_product_attention, args, {"scale": scale})
     return attend(query, key, value, pairs, batch, scale, dropout_p)
-
-
-def _run_densely(*args: Any, **kwargs: Any) -> torch.Tensor:
-    output: torch.Tensor = run_densely(F.scaled_dot_product_attention, args, kwargs)
-    return output
 
 
 def _to_dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -100,14 +100,6 @@ def _is_pair_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Ten
             f"it must end with {pairs}"
         )
     return tuple(mask.shape[-2:]) == pairs
-
-
-def _check_dtypes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-    if not query.dtype == key.dtype == value.dtype or not query.dtype.is_floating_point:
-        raise DtypeError(
-            "query, key and value must have one floating-point dtype, not "
-            f"{query.dtype}, {key.dtype} and {value.dtype}"
-        )
 
 
 def _repeat_heads(name: str, tensor: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
@@ -140,9 +132,6 @@ def _batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: to
     return tuple(batch)
 
 
-# heads -----------------------------------------------------------------------------------------------
-
-
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -157,10 +146,8 @@ def attend(
     with untracked():
         heads = make_heads(pairs, batch, query.shape[-1], scale, dropout, skipped)
     if is_transformed():  # torch.func transforms torch's own operations
-        output_wide = reference.attend(
-            _at_least_float32(query), _at_least_float32(key), _at_least_float32(value), pairs, heads
-        )
-        return output_wide.to(query.dtype)
+        Q, K, V = _at_least_float32(query, key, value)
+        return reference.attend(Q, K, V, pairs, heads).to(query.dtype)
     output: torch.Tensor = _Attention.apply(query, key, value, pairs, heads)
     return output
 
@@ -182,9 +169,10 @@ def make_heads(
     return Heads(pairs.blocks, batch, masks, factor, dropout, (first, second), skipped)
 
 
-def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+def _at_least_float32(*tensors: torch.Tensor) -> Any:
     """Convert to float32 at least, as torch computes attention."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+    wide = (torch.float32, torch.float64)
+    return [tensor if tensor.dtype in wide else tensor.float() for tensor in tensors]
 
 
 class _Attention(torch.autograd.Function):
@@ -195,38 +183,28 @@ class _Attention(torch.autograd.Function):
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pairs: MaskPairs, heads: Heads
     ) -> torch.Tensor:
         ctx.pairs, ctx.heads = pairs, heads
-        Q, K, V = (_at_least_float32(tensor.detach()) for tensor in (query, key, value))
+        Q, K, V = _at_least_float32(query.detach(), key.detach(), value.detach())
         result = routines_for(Q).attention(Q, K, V, heads)
-        ctx.has_state = result is not None
         if result is None:
             ctx.save_for_backward(query, key, value)
             return reference.attend(Q, K, V, pairs, heads).to(query.dtype)
-        output, state = result
-        ctx.save_for_backward(query, key, value, output, state)
-        return output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, *result)
+        return result[0].to(query.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Use the saved maxima and sums of queries, or go pair by pair for double backward."""
-        q, k, v, *saved = ctx.saved_tensors
-        inputs = (q, k, v)
-        if torch.is_grad_enabled() or not ctx.has_state:
+        saved, is_double_backward = ctx.saved_tensors, torch.is_grad_enabled()
+        inputs, state = saved[:3], saved[3:]
+        if is_double_backward or not state:
             with torch.enable_grad():
-                output = reference.attend(
-                    _at_least_float32(q), _at_least_float32(k), _at_least_float32(v), ctx.pairs, ctx.heads
-                )
-            differentiated = [tensor for tensor in inputs if tensor.requires_grad]
-            gradients = iter(
-                torch.autograd.grad(
-                    output, differentiated, gradient.to(output), create_graph=torch.is_grad_enabled()
-                )
-            )
-            return *(next(gradients) if tensor.requires_grad else None for tensor in inputs), None, None
-        out, state = saved
-        Q, K, V = (_at_least_float32(tensor) for tensor in inputs)
-        grads = routines_for(Q).attention_backward(Q, K, V, ctx.heads, out, state, gradient.to(Q))
-        results = (
-            grad.sum_to_size(tensor.shape).to(tensor.dtype)
-            for grad, tensor in zip(grads, inputs, strict=True)
-        )
-        return *results, None, None
+                Q, K, V = _at_least_float32(*inputs)
+                output = reference.attend(Q, K, V, ctx.pairs, ctx.heads)
+            needed = [tensor for tensor in inputs if tensor.requires_grad]
+            grads = torch.autograd.grad(output, needed, gradient.to(output), create_graph=is_double_backward)
+            remaining = iter(grads)
+            return *(next(remaining) if tensor.requires_grad else None for tensor in inputs), None, None
+        Q, K, V = _at_least_float32(*inputs)
+        grads = routines_for(Q).attention_backward(Q, K, V, ctx.heads, state[0], state[1], gradient.to(Q))
+        pairs = zip(grads, inputs, strict=True)
+        return *(grad.sum_to_size(tensor.shape).to(tensor.dtype) for grad, tensor in pairs), None, None

@@ -6,6 +6,7 @@ transposed graph, so that both read rows of features in parallel and write each 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -16,14 +17,14 @@ from scorch._src.backends.base import is_served, routines_for, served_in_words
 from scorch._src.backends.routines import Options, Scores
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
-from scorch._src.ops.graph.edge_weights import WeightedGraph
-from scorch._src.ops.graph.graph import Graph, graph_of, is_tracked
+from scorch._src.ops.graph.graph import Graph, cached_outside_modes, graph_of, is_tracked
 from scorch._src.ops.products import matmul
 from scorch._src.statements.autograd import SKIP_RESULT
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import any_requires_grad
 from scorch.errors import OperandError, ShapeError
 
 Tensor = torch.Tensor
@@ -34,7 +35,32 @@ def to_kernel_dtype(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
 
 
-# sums ------------------------------------------------------------------------------------------------
+class WeightedGraph:
+    """A graph with a number for each entry, as matrices: targets x sources, and transposed.
+
+    ``tracked_values`` are those numbers if they require gradients.
+    """
+
+    def __init__(self, graph: Graph, values: torch.Tensor) -> None:
+        self.graph, self.values = graph, values.detach()
+        self.tracked_values = values if is_tracked(values) else None
+
+    @functools.cached_property
+    def matrix(self) -> SparseTensor:
+        return SparseTensor(Storage(self.graph.pattern, self.values))
+
+    @cached_outside_modes
+    def transposed(self) -> SparseTensor:
+        graph, positions = self.graph.transposed
+        values = self.values[positions]
+        if graph.pos is self.graph.pos and torch.equal(values, self.values):
+            return self.matrix
+        return SparseTensor(Storage(graph.pattern, values))
+
+    def transpose_with(self, values: torch.Tensor) -> SparseTensor:
+        """Return the transposed matrix, connected to ``values``, which are in the order of ``matrix``."""
+        graph, positions = self.graph.transposed
+        return sparse_of(graph.pattern, values[positions])
 
 
 def sum_weighted(weighted: WeightedGraph, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -98,13 +124,13 @@ def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return sum_weighted(weighted, weight.t(), bias)
 
 
-# maxima ----------------------------------------------------------------------------------------------
-
-
 def maximum(graph: Graph, x: Tensor) -> Tensor:
     """Compute the maximum over the neighbours' rows of ``x``; zeros where there are none."""
-    if is_transformed():
-        return _max_composed(graph, x)
+    if is_transformed():  # in functions of torch
+        rows, columns = graph.edge_ends
+        start = x.new_zeros(graph.shape[0], x.shape[1])
+        positions = rows.unsqueeze(1).expand(-1, x.shape[1])
+        return start.scatter_reduce(0, positions, x.index_select(0, columns), "amax", include_self=False)
     needs_grad = torch.is_grad_enabled() and x.requires_grad
     result: Tensor = apply(_NeighbourMax, x.contiguous(), graph, needs_grad)
     return result
@@ -125,19 +151,15 @@ class _NeighbourMax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, maxima, ties = (tensor.detach() for tensor in ctx.saved_tensors)
-        return _sum_where_max(ctx.graph, maxima, x, grad / ties, True), None, None
-
-
-def _sum_where_max(graph: Graph, maxima: Tensor, x: Tensor, flow: Tensor, is_backward: bool) -> Tensor:
-    """Sum rows of ``flow`` along edges by which a source reaches the maximum of a target.
-
-    They go from targets to sources in backward, else from sources to targets.
-    """
-    result: Tensor = apply(_SumWhereMax, flow.contiguous(), graph, maxima, x, is_backward)
-    return result
+        return apply(_SumWhereMax, (grad / ties).contiguous(), ctx.graph, maxima, x, True), None, None
 
 
 class _SumWhereMax(torch.autograd.Function):
+    """The sum of rows of ``flow`` along edges by which a source reaches the maximum of a target.
+
+    They go from targets to sources in backward, else from sources to targets.
+    """
+
     @staticmethod
     def forward(ctx: Any, flow: Tensor, graph: Graph, maxima: Tensor, x: Tensor, is_backward: bool) -> Tensor:
         ctx.inputs = graph, maxima, x, is_backward
@@ -148,74 +170,48 @@ class _SumWhereMax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         graph, maxima, x, is_backward = ctx.inputs
-        return _sum_where_max(graph, maxima, x, grad, not is_backward), None, None, None, None
+        total = apply(_SumWhereMax, grad.contiguous(), graph, maxima, x, not is_backward)
+        return total, None, None, None, None
 
 
-def _max_composed(graph: Graph, x: Tensor) -> Tensor:
-    """Compute ``maximum`` in functions of torch."""
-    rows, columns = graph.edge_ends
-    start = x.new_zeros(graph.shape[0], x.shape[1])
-    positions = rows.unsqueeze(1).expand(-1, x.shape[1])
-    return start.scatter_reduce(0, positions, x.index_select(0, columns), "amax", include_self=False)
-
-
-# attention -------------------------------------------------------------------------------------------
-
-
-def attend(
-    graph: Graph,
-    x: Tensor,
-    sources: Tensor,
-    targets: Tensor,
-    slope: float,
-    dropout: float = 0.0,
-    edges: Tensor | None = None,
-) -> Tensor:
+def attend(graph: Graph, x: Tensor, scores: Scores, slope: float, dropout: float = 0.0) -> Tensor:
     """Sum the rows of ``x`` (sources, heads, features), weighted by a softmax over each target's sources.
 
     Scores are ``leaky_relu(sources[j,h] + targets[i,h] + edges[e,h], slope)``, with e the entry (i, j);
     ``dropout`` drops weights after softmax.
     """
+    sources, targets, edges = scores
     if x.dim() != 3 or sources.shape != x.shape[:2] or targets.shape != (graph.shape[0], x.shape[1]):
         raise ShapeError(
             f"attention takes x (sources, heads, features) and scores (nodes, heads), not {tuple(x.shape)}, "
             f"{tuple(sources.shape)} and {tuple(targets.shape)}"
         )
     if is_transformed():
-        return _attend_composed(graph, x, sources, targets, edges, slope, dropout)
+        return _attend_composed(graph, x, scores, Options(slope, dropout))
     seed = int(torch.randint(-(2**63), 2**63 - 1, (), device=HOST)) if dropout else 0
     inputs = [x.contiguous(), sources.contiguous(), targets.contiguous(), edges]
-    needs_grad = torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in inputs
-    )
-    result: Tensor = apply(_GraphAttention, *inputs, graph, Options(slope, dropout, seed), needs_grad)
+    needs_grad = torch.is_grad_enabled() and any_requires_grad(*inputs)
+    result: Tensor = apply(_GraphAttention, graph, Options(slope, dropout, seed), needs_grad, *inputs)
     return result
 
 
 class _GraphAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        sources: Tensor,
-        targets: Tensor,
-        edges: Tensor | None,
-        graph: Graph,
-        options: Any,
-        needs_grad: bool,
+        ctx: Any, graph: Graph, options: Options, needs_grad: bool, x: Tensor, *scores: Any
     ) -> Tensor:
-        scores = Scores(sources, targets, edges)
-        result, saved = routines_for(x).graph_attention(graph.rows(x.dtype), x, scores, options, needs_grad)
+        rows = graph.rows(x.dtype)
+        result, saved = routines_for(x).graph_attention(rows, x, Scores(*scores), options, needs_grad)
         ctx.graph, ctx.options = graph, options
         if saved is not None:
-            ctx.save_for_backward(x, sources, targets, edges, saved)
+            ctx.save_for_backward(x, *scores, saved)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         *inputs, saved = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_attend_double_backward(ctx, inputs, saved, grad), None, None, None
+            return None, None, None, *_attend_double_backward(ctx, inputs, saved, grad)
         x, graph, grad = inputs[0], ctx.graph, grad.contiguous()
         scores = Scores(*inputs[1:])
         routines, options = routines_for(x), ctx.options
@@ -226,47 +222,39 @@ class _GraphAttention(torch.autograd.Function):
         x_grad, source_grad = routines.graph_attention_features_backward(
             columns, options, saved, edge_grad, grad
         )
-        return x_grad, source_grad, target_grad, None if scores.edges is None else edge_grad, None, None, None
+        gradients = x_grad, source_grad, target_grad, None if scores.edges is None else edge_grad
+        return None, None, None, *gradients
 
 
 def _attend_double_backward(ctx: Any, inputs: Any, saved: Tensor, grad: Tensor) -> list[Tensor | None]:
     """Compute gradients that are differentiable again; the same weights are dropped."""
-    options = ctx.options
-    is_kept = ~saved.signbit() if options.dropout else None
-    x, sources, targets, edges = inputs
-    result = _attend_composed(ctx.graph, x, sources, targets, edges, options.slope, options.dropout, is_kept)
-    needed = ctx.needs_input_grad[: len(inputs)]
+    is_kept = ~saved.signbit() if ctx.options.dropout else None
+    result = _attend_composed(ctx.graph, inputs[0], Scores(*inputs[1:]), ctx.options, is_kept)
+    needed = ctx.needs_input_grad[-len(inputs) :]
     differentiated = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
     gradients = iter(torch.autograd.grad(result, differentiated, grad, create_graph=True))
     return [next(gradients) if is_needed else None for is_needed in needed]
 
 
 def _attend_composed(
-    graph: Graph,
-    x: Tensor,
-    sources: Tensor,
-    targets: Tensor,
-    edges: Tensor | None,
-    slope: float,
-    dropout: float,
-    is_kept: Tensor | None = None,
+    graph: Graph, x: Tensor, scores: Scores, options: Options, is_kept: Tensor | None = None
 ) -> Tensor:
     """Compute ``attend`` in functions that have all derivatives, with numbers for each entry and head."""
-    rows = graph.targets
-    scores = sources.index_select(0, graph.sources) + targets.index_select(0, rows)
-    scores = F.leaky_relu(scores if edges is None else scores + edges, slope)
-    positions = rows.unsqueeze(1).expand(-1, scores.shape[1])
+    rows, (sources, targets, edges) = graph.targets, scores
+    total = sources.index_select(0, graph.sources) + targets.index_select(0, rows)
+    total = F.leaky_relu(total if edges is None else total + edges, options.slope)
+    positions = rows.unsqueeze(1).expand(-1, total.shape[1])
     maxima = targets.detach().new_full(targets.shape, -torch.inf)
-    maxima = maxima.scatter_reduce(0, positions, scores.detach(), "amax")
+    maxima = maxima.scatter_reduce(0, positions, total.detach(), "amax")
     counts = graph.counts_as(x.dtype)
-    weights = (scores - maxima.index_select(0, rows)).exp()
+    weights = (total - maxima.index_select(0, rows)).exp()
     weights = weights if counts is None else weights * counts.unsqueeze(1)
     sums = torch.zeros_like(targets).index_add(0, rows, weights)
     weights = weights / sums.index_select(0, rows)
     if is_kept is not None:
-        weights = weights * is_kept * (1 / (1 - dropout) if dropout < 1 else 0.0)
-    elif dropout:
-        weights = F.dropout(weights, dropout)
+        weights = weights * is_kept * options.scale
+    elif options.dropout:
+        weights = F.dropout(weights, options.dropout)
     coalesced, entry_numbers = graph.coalesced
     if entry_numbers is not None:
         weights = torch.zeros_like(weights[: coalesced.size]).index_add(0, entry_numbers, weights)

@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.base import routines_for
 from scorch._src.engine.execute import convert_cached
 from scorch._src.formats import Format
-from scorch._src.loops.types import LAST_INT32
 from scorch._src.ops.graph.graph import (
     Graph,
     as_matrix_or_edges,
     cached_with,
     graph_of,
     outside_modes,
+    rows_of_keys,
     split_edge_index,
 )
 from scorch._src.storage.storage import Pattern, Storage
@@ -84,10 +83,8 @@ def _split_features(adj: Tensor) -> tuple[SparseTensor, Tensor, int]:
         )
     matrix = _matrices.get(pattern)
     if matrix is None:
-        flat = Format(form.levels[:2], order=form.order[:2])
-        counts = pattern.counts[:2]
-        matrix = Pattern(flat, pattern.shape[:2], pattern.pos[:2], pattern.crd[:2], counts)
-        matrix = _matrices.setdefault(pattern, matrix)
+        flat, arrays = Format(form.levels[:2], order=form.order[:2]), (pattern.pos[:2], pattern.crd[:2])
+        matrix = _matrices[pattern] = Pattern(flat, pattern.shape[:2], *arrays, pattern.counts[:2])
     return SparseTensor(Storage(matrix, matrix.present)), values_of(adj), adj.shape[2]
 
 
@@ -122,20 +119,16 @@ def _sort_edges(
     sources: Tensor, targets: Tensor, numbers: Tensor | None, shape: tuple[int, int], loops: bool
 ) -> tuple[Graph, Tensor]:
     """Sort edges as rows of sources; ``numbers`` are their original numbers, unless they are in order."""
-    rows, columns = shape
     count = sources.numel()
     if numbers is None:
         numbers = torch.arange(count, device=sources.device)
     if loops:
         others = sources != targets
-        nodes = torch.arange(min(rows, columns), device=sources.device)
+        nodes = torch.arange(min(shape), device=sources.device)
         sources, targets = torch.cat([sources[others], nodes]), torch.cat([targets[others], nodes])
         numbers = torch.cat([numbers[others], count + nodes])
-    keys, order = torch.sort(targets * columns + sources, stable=True)
-    row = keys.div(max(columns, 1), rounding_mode="floor")
-    index = torch.int32 if max(rows, columns, keys.numel()) <= LAST_INT32 else torch.int64
-    pos, crd = routines_for(row).row_pointers(row, rows).to(index), (keys - row * columns).to(index)
-    return Graph(shape, pos, crd), numbers[order]
+    keys, order = torch.sort(targets * shape[1] + sources, stable=True)
+    return Graph(shape, *rows_of_keys(keys, shape)), numbers[order]
 
 
 def _fill_loops(
@@ -147,9 +140,8 @@ def _fill_loops(
         return filled.to(features.dtype).expand(count, features.shape[1])
     is_edge = positions < features.shape[0]
     targets, edge_features = graph.targets[is_edge], features.index_select(0, positions[is_edge])
-    start = edge_features.new_ones if fill == "mul" else edge_features.new_zeros
-    start_values = start(graph.shape[0], edge_features.shape[1])
-    index = targets.unsqueeze(1).expand(-1, edge_features.shape[1])
-    return start_values.scatter_reduce(0, index, edge_features, FILLS[fill], include_self=fill == "mul")[
-        :count
-    ]
+    is_product = fill == "mul"
+    start = edge_features.new_full((graph.shape[0], edge_features.shape[1]), float(is_product))
+    index = targets.unsqueeze(1).expand_as(edge_features)
+    total = start.scatter_reduce(0, index, edge_features, FILLS[fill], include_self=is_product)
+    return total[:count]

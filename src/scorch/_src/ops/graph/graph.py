@@ -51,6 +51,10 @@ def outside_modes(make: Callable[..., Result]) -> Callable[..., Result]:
     return run_outside
 
 
+def cached_outside_modes(make: Callable[[Any], Result]) -> functools.cached_property[Result]:
+    return functools.cached_property(outside_modes(make))
+
+
 def is_tracked(weights: torch.Tensor) -> bool:
     """Whether what is computed of ``weights`` must be connected to them, for autograd or ``torch.func``."""
     if isinstance(weights, SparseTensor) and is_wrapped(weights.storage.values):
@@ -87,21 +91,18 @@ class Graph:
     def pattern(self) -> Pattern:
         return Pattern(CSR, self.shape, (None, self.pos), (None, self.crd), (self.shape[0], self.size))
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def targets(self) -> torch.Tensor:
         """The target of each entry."""
         numbers = torch.arange(self.shape[0], device=self.crd.device)
         return numbers.repeat_interleave(self.pos.diff(), output_size=self.size)
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def sources(self) -> torch.Tensor:
         """The source of each entry."""
         return self.crd.to(torch.int64)
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def edge_ends(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Target and source of each edge: entries, as often as they count."""
         if self.counts is None:
@@ -126,16 +127,14 @@ class Graph:
     def rows(self, dtype: torch.dtype) -> Rows:
         return Rows(self.pos, self.crd, self.counts_as(dtype))
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def degrees(self) -> torch.Tensor:
         """The number of edges that end at each target."""
         if self.counts is None:
             return self.pos.diff()
         return self.pos.new_zeros(self.shape[0]).index_add_(0, self.targets, self.counts.to(self.pos.dtype))
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def coalesced(self) -> tuple[Graph, torch.Tensor | None]:
         """The graph with each pair once, and the entry that each becomes part of; None if it is this one."""
         if self.size < 2:
@@ -148,10 +147,7 @@ class Graph:
         pos = routines_for(targets).row_pointers(targets, self.shape[0]).to(self.pos.dtype)
         return Graph(self.shape, pos, self.crd[is_new]), is_new.cumsum(0) - 1
 
-    # derived graphs ----------------------------------------------------------------------------------
-
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def transposed(self) -> tuple[Graph, torch.Tensor]:
         """The graph with all edges reversed, and the entry that each of its entries is here.
 
@@ -170,18 +166,14 @@ class Graph:
         graph, positions = self.transposed
         return Rows(graph.pos, graph.crd, graph.counts_as(dtype), positions)
 
-    @functools.cached_property
-    @outside_modes
+    @cached_outside_modes
     def with_loops(self) -> tuple[Graph, torch.Tensor]:
         """The graph in which each node is its own source, once, and where each entry was; -1 for new ones."""
         rows, columns = self.shape
         added = torch.arange(min(rows, columns), device=self.crd.device)
         is_loop = self.targets == self.sources
-        missing = added[
-            ~torch.zeros(added.numel(), dtype=torch.bool, device=added.device).index_fill_(
-                0, self.sources[is_loop], 1
-            )
-        ]
+        has_loop = torch.zeros_like(added, dtype=torch.bool).index_fill_(0, self.sources[is_loop], 1)
+        missing = added[~has_loop]
         keys = torch.cat([self.targets * columns + self.sources, missing * (columns + 1)])
         keys, order = torch.sort(keys)
         positions = torch.where(order < self.size, order, -1)
@@ -193,8 +185,6 @@ class Graph:
             counts = torch.where(positions < 0, 1, self.counts[positions.clamp(min=0)] if self.size else 1)
             counts = torch.where(targets == crd, 1, counts)
         return Graph(self.shape, pos, crd, counts), positions
-
-    # cached by weights -------------------------------------------------------------------------------
 
     def cached(self, weights: torch.Tensor, key: object, make: Callable[[], Result]) -> Result:
         """Return ``make()`` for ``weights``, cached until they change."""
@@ -315,15 +305,19 @@ def split_edge_index(edges: torch.Tensor, shape: tuple[int, int]) -> tuple[torch
 
 @outside_modes
 def _graph_of_edges(edges: torch.Tensor, shape: tuple[int, int]) -> Graph:
-    rows, columns = shape
     sources, targets = split_edge_index(edges, shape)
-    keys, entry_of_edge, counts = torch.unique(
-        targets * columns + sources, return_inverse=True, return_counts=True
-    )
+    keys = targets * shape[1] + sources
+    keys, entry_of_edge, counts = torch.unique(keys, return_inverse=True, return_counts=True)
+    repeats = counts if keys.numel() < edges.shape[1] else None
+    return Graph(shape, *rows_of_keys(keys, shape), repeats, entry_of_edge)
+
+
+def rows_of_keys(keys: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return row pointers and columns of entries at sorted ``keys``, positions counted row by row."""
+    rows, columns = shape
     row = keys.div(max(columns, 1), rounding_mode="floor")
     index = torch.int32 if max(rows, columns, keys.numel()) <= LAST_INT32 else torch.int64
-    pos, crd = routines_for(row).row_pointers(row, rows).to(index), (keys - row * columns).to(index)
-    return Graph(shape, pos, crd, counts if keys.numel() < edges.shape[1] else None, entry_of_edge)
+    return routines_for(row).row_pointers(row, rows).to(index), (keys - row * columns).to(index)
 
 
 def cached_with(tensor: torch.Tensor, key: object, make: Callable[[], Result]) -> Result:

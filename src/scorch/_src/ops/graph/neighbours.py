@@ -7,28 +7,40 @@ which looks up the graph when it runs.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch.compiler import is_compiling
 
-from scorch._src.ops.graph.aggregate import attend, maximum, sum_weighted
+from scorch._src.backends.routines import Scores
+from scorch._src.ops.graph.aggregate import WeightedGraph, attend, maximum, sum_weighted
 from scorch._src.ops.graph.edge_features import graph_with_features
-from scorch._src.ops.graph.edge_weights import (
-    WeightedGraph,
-    edge_weights,
-    mean_weights,
-    normalise_weights,
-    sum_edge_weights,
-)
 from scorch._src.ops.graph.graph import Graph, graph_of
-from scorch.errors import ShapeError
+from scorch.errors import ArgumentError, ShapeError
 
 Tensor = torch.Tensor
+Run = TypeVar("Run", bound=Callable[..., Tensor])
 
-WEIGHTINGS = ("sum", "mean", "weights", "normalised")  # to weigh edges
+
+def _as_operator(run: Run) -> Run:
+    """Return ``run``, which inside of a traced program is the operator of its name."""
+    name = run.__name__
+    defaults = [(each.name, each.default) for each in inspect.signature(run).parameters.values()]
+
+    @functools.wraps(run)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            others = [kwargs.get(option, default) for option, default in defaults[len(args) :]]
+            return getattr(torch.ops.scorch, name)(*args, *others)
+        return run(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
+@_as_operator
 def sum_neighbours(
     adj: Tensor,
     x: Tensor,
@@ -44,19 +56,82 @@ def sum_neighbours(
     values of ``adj`` or the ``edge_weight`` (``weights``), or these ``normalised`` as in GCN, after loops
     of weight ``loop`` were added.
     """
-    if is_compiling():
-        result = torch.ops.scorch.sum_neighbours(adj, x, targets, how, loop, edge_weight, bias)
-        return result  # type: ignore[no-any-return]
-    return run_sum(adj, x, targets, how, loop, edge_weight, bias)
+    graph, values = graph_of(adj, (targets, x.shape[0]))
+    if how == "sum" or how == "mean":  # of edges, whatever their weights are
+        values = edge_weight = loop = None
+    return sum_weighted(_weighted_graph(graph, values, edge_weight, how, loop, x.dtype), x, bias)
 
 
+def _weighted_graph(
+    graph: Graph,
+    values: Tensor | None,
+    edge_weight: Tensor | None,
+    how: str,
+    loop: float | None,
+    dtype: torch.dtype,
+) -> WeightedGraph:
+    """Return the graph with its weights, perhaps with loops; cached unless the weights require gradients."""
+    source = edge_weight if edge_weight is not None else values
+
+    def make() -> WeightedGraph:
+        weights = values if edge_weight is None else sum_edge_weights(graph, edge_weight)
+        if how == "normalised":
+            normalised = normalise_weights(graph, weights, dtype, loop)
+            return WeightedGraph(graph if loop is None else graph.with_loops[0], normalised)
+        weights = edge_weights(graph, weights, dtype)
+        is_mean = how == "mean"
+        return WeightedGraph(graph, weights / graph.degrees.to(dtype)[graph.targets] if is_mean else weights)
+
+    return graph.cached(graph.crd if source is None else source, (how, loop, dtype), make)
+
+
+def edge_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return a number for each entry: the values, or how often each pair is an edge."""
+    if values is not None:
+        return values.to(dtype)
+    counts = graph.counts_as(dtype)
+    return torch.ones(graph.size, dtype=dtype, device=graph.crd.device) if counts is None else counts
+
+
+def sum_edge_weights(graph: Graph, edge_weight: Tensor) -> Tensor:
+    """Return a number for each entry, from one for each edge; weights of repeated edges add up."""
+    if graph.entry_of_edge is None:
+        raise ArgumentError("edge_weight belongs to an edge_index; a sparse matrix has its weights as values")
+    if edge_weight.shape != graph.entry_of_edge.shape:
+        edges = graph.entry_of_edge.numel()
+        raise ShapeError(
+            f"edge_weight has shape {tuple(edge_weight.shape)}, but edge_index has {edges} "
+            "edges: give one weight for each"
+        )
+    return edge_weight.new_zeros(graph.size).index_add(0, graph.entry_of_edge, edge_weight)
+
+
+def normalise_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype, loop: float | None) -> Tensor:
+    """Compute ``d[i]^-1/2 * w[i,j] * d[j]^-1/2``, d the sum of each row, for each entry of the graph.
+
+    With ``loop``, a weight of loops, for each entry of ``graph.with_loops``; existing loops keep their
+    ``values``.
+    """
+    weights = edge_weights(graph, values, dtype)
+    if loop is not None:
+        with_loops, positions = graph.with_loops
+        is_new = positions < 0
+        if values is None:
+            is_new = with_loops.targets == with_loops.sources
+        padded = torch.cat([weights, weights.new_zeros(1)])  # position -1
+        weights, graph = torch.where(is_new, loop, padded[positions]), with_loops
+    degree = weights.new_zeros(graph.shape[0]).index_add(0, graph.targets, weights)
+    factor = torch.where(degree == 0, 0.0, degree.pow(-0.5))
+    return factor[graph.targets] * weights * factor[graph.sources]
+
+
+@_as_operator
 def max_neighbours(adj: Tensor, x: Tensor, targets: int) -> Tensor:
     """Compute the maximum over the neighbours' rows of ``x``; zeros where there are none."""
-    if is_compiling():
-        return torch.ops.scorch.max_neighbours(adj, x, targets)  # type: ignore[no-any-return]
-    return run_max(adj, x, targets)
+    return maximum(graph_of(adj, (targets, x.shape[0]))[0], x)
 
 
+@_as_operator
 def attend_neighbours(
     adj: Tensor,
     x: Tensor,
@@ -76,79 +151,6 @@ def attend_neighbours(
     each node is its own source once; features of those loops are ``filled``, or the ``fill`` (mean, add, max
     ...) of those of the edges that end there.
     """
-    options = slope, dropout, loops, edge_attr, edge_weight, fill, filled
-    if is_compiling():
-        return torch.ops.scorch.attend_neighbours(adj, x, sources, targets, *options)  # type: ignore[no-any-return]
-    return run_attention(adj, x, sources, targets, *options)
-
-
-# eager -----------------------------------------------------------------------------------------------
-
-
-def run_sum(
-    adj: Tensor,
-    x: Tensor,
-    targets: int,
-    how: str = "sum",
-    loop: float | None = None,
-    edge_weight: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    graph, values = graph_of(adj, (targets, x.shape[0]))
-    if how == "sum" or how == "mean":
-        return sum_weighted(_count_weights(graph, how, x.dtype), x, bias)
-    return sum_weighted(_edge_weighted(graph, values, edge_weight, how, loop, x.dtype), x, bias)
-
-
-def _count_weights(graph: Graph, how: str, dtype: torch.dtype) -> WeightedGraph:
-    """Return the graph whose weighted sums are the ``sum`` or ``mean`` over all edges; cached."""
-
-    def make() -> WeightedGraph:
-        return WeightedGraph(
-            graph, mean_weights(graph, dtype) if how == "mean" else edge_weights(graph, None, dtype)
-        )
-
-    return graph.cached(graph.crd, (how, dtype), make)
-
-
-def _edge_weighted(
-    graph: Graph,
-    values: Tensor | None,
-    edge_weight: Tensor | None,
-    how: str,
-    loop: float | None,
-    dtype: torch.dtype,
-) -> WeightedGraph:
-    """Return the graph with its weights, perhaps with loops; cached unless the weights require gradients."""
-    source = edge_weight if edge_weight is not None else values
-
-    def make() -> WeightedGraph:
-        weights = values if edge_weight is None else sum_edge_weights(graph, edge_weight)
-        if how == "weights":
-            return WeightedGraph(graph, edge_weights(graph, weights, dtype))
-        normalised = normalise_weights(graph, weights, dtype, loop)
-        return WeightedGraph(graph if loop is None else graph.with_loops[0], normalised)
-
-    return graph.cached(graph.crd if source is None else source, (how, loop, dtype), make)
-
-
-def run_max(adj: Tensor, x: Tensor, targets: int) -> Tensor:
-    return maximum(graph_of(adj, (targets, x.shape[0]))[0], x)
-
-
-def run_attention(
-    adj: Tensor,
-    x: Tensor,
-    sources: Tensor,
-    targets: Tensor,
-    slope: float,
-    dropout: float = 0.0,
-    loops: bool = False,
-    edge_attr: Tensor | None = None,
-    edge_weight: Tensor | None = None,
-    fill: str = "mean",
-    filled: Tensor | None = None,
-) -> Tensor:
     shape = targets.shape[0], x.shape[0]
     edges: Any = None
     if edge_weight is None:
@@ -161,4 +163,4 @@ def run_attention(
                 f"edges have {features.shape[1]} features, but edge_dim is {edge_weight.shape[0]}"
             )
         edges = features.to(x.dtype) @ edge_weight
-    return attend(graph, x, sources, targets, slope, dropout, edges)
+    return attend(graph, x, Scores(sources, targets, edges), slope, dropout)

@@ -1,7 +1,9 @@
-"""A few eigenvalues of a large symmetric matrix, and the largest singular value of any matrix.
+"""A few eigenvalues of a large symmetric matrix, and the 2-norm of any matrix, its largest singular value.
 
 With SciPy its ARPACK does it, with products by Scorch's kernels; without, a Lanczos method of our own that
-keeps the best vectors at each restart.
+keeps the best vectors at each restart. All other norms are sums, maxima and minima over the entries, which
+torch decomposes by itself; the nuclear norm and ``ord=-2`` need every singular value and work on dense
+copies, within the budget.
 """
 
 from __future__ import annotations
@@ -12,9 +14,18 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.ops.linalg.linear_operators import Product, as_columns, as_square, is_hermitian
-from scorch._src.ops.linalg.scipy_backend import scipy_linalg
-from scorch._src.ops.products import matmul
+from scorch._src.ops.fallback import run_torch
+from scorch._src.ops.linalg.linear_operators import (
+    Product,
+    adjoint_of,
+    as_columns,
+    as_square,
+    is_hermitian,
+    multiply_by,
+    scipy_linalg,
+)
+from scorch._src.ops.products.matmul import matmul
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ConvergenceError, LinAlgError
 
@@ -57,61 +68,38 @@ def eigsh(
         raise LinAlgError("eigsh: the matrix is not symmetric; use torch.linalg.eig on a dense copy")
     start = None if v0 is None else as_columns("v0 of eigsh", v0, rows, matrix.dtype)
     if rows <= MAX_DENSE_EIGEN_ROWS or 2 * k >= rows:
-        return _run_densely(matrix, k, which, sigma)
+        dense = torch.linalg.eigh(matrix)  # within the dense budget
+        ordered = dense.eigenvalues if sigma is None else 1 / (dense.eigenvalues - sigma)
+        chosen = torch.argsort(_ORDERS[which](ordered), stable=True)[:k].sort().values
+        return dense.eigenvalues[chosen], dense.eigenvectors[:, chosen]
     linalg = scipy_linalg()
     if linalg is not None:
-        return _run_arpack(linalg, matrix, k, which, sigma, start, tol, maxiter)
+        return _run_arpack(linalg, matrix, k, start, which=which, sigma=sigma, tol=tol, maxiter=maxiter)
     if sigma is not None:
         raise ArgumentError("eigsh with sigma= needs SciPy, which is not installed: pip install scipy")
-    return lanczos(_as_product(matrix), rows, matrix.dtype, k, which, start, tol, maxiter)
-
-
-def _as_product(matrix: torch.Tensor) -> Product:
-    return lambda x: matmul.matmul(matrix, x) if isinstance(matrix, SparseTensor) else matrix @ x
-
-
-def _run_densely(
-    matrix: torch.Tensor, k: int, which: str, sigma: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    dense = torch.linalg.eigh(matrix)  # within the dense budget
-    order = _ORDERS[which](dense.eigenvalues)
-    if sigma is not None:
-        order = _ORDERS[which](1 / (dense.eigenvalues - sigma))
-    chosen = torch.argsort(order, stable=True)[:k].sort().values
-    return dense.eigenvalues[chosen], dense.eigenvectors[:, chosen]
+    return lanczos(multiply_by(matrix), rows, matrix.dtype, k, which, start, tol, maxiter)
 
 
 def _run_arpack(
-    linalg: Any,
-    matrix: torch.Tensor,
-    k: int,
-    which: str,
-    sigma: float | None,
-    start: torch.Tensor | None,
-    tol: float,
-    maxiter: int,
+    linalg: Any, matrix: torch.Tensor, k: int, start: torch.Tensor | None, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    times = _as_product(matrix)
+    times = multiply_by(matrix)
     operator: Any = linalg.LinearOperator(
         tuple(matrix.shape),
         matvec=lambda x: times(torch.from_numpy(x).contiguous()).numpy(),
         dtype=torch.zeros((), dtype=matrix.dtype, device=HOST).numpy().dtype,
     )
-    if sigma is not None:
+    if options["sigma"] is not None:
         operator = matrix.to_scipy().tocsc() if isinstance(matrix, SparseTensor) else matrix.numpy()
-    if start is None:
-        start = _start_vector(matrix.shape[0], matrix.dtype)
+    start = _start_vector(matrix.shape[0], matrix.dtype) if start is None else start
     try:
-        values, vectors = linalg.eigsh(
-            operator, k, which=which, sigma=sigma, v0=start.numpy(), tol=tol, maxiter=maxiter
-        )
+        values, vectors = linalg.eigsh(operator, k, v0=start.numpy(), **options)
     except linalg.ArpackNoConvergence as error:
-        raise _no_convergence(k, which, len(error.eigenvalues)) from None
+        raise _no_convergence(k, options["which"], len(error.eigenvalues)) from None
     except RuntimeError as error:
         raise LinAlgError(f"eigsh: {error}; choose another sigma") from None
-    result = torch.from_numpy(values), torch.from_numpy(vectors)
-    order = torch.argsort(result[0])
-    return result[0][order], result[1][:, order]
+    eigenvalues, order = torch.from_numpy(values).sort()
+    return eigenvalues, torch.from_numpy(vectors)[:, order]
 
 
 def _start_vector(rows: int, dtype: torch.dtype) -> torch.Tensor:
@@ -150,10 +138,8 @@ def lanczos(
                 w = w - h @ V[: j + 1]
                 H[: j + 1, j] += h
             residual = float(w.norm())
-            if (
-                residual <= eps * scale or j + 1 == rows
-            ):  # an invariant subspace: continue from a random vector
-                residual = 0.0
+            if residual <= eps * scale or j + 1 == rows:
+                residual = 0.0  # an invariant subspace: continue from a random vector
                 w = torch.randn(rows, dtype=dtype, generator=generator, device=HOST).to(device)
                 for _ in range(2):
                     w = w - (V[: j + 1].conj() @ w) @ V[: j + 1]
@@ -179,3 +165,40 @@ def _no_convergence(k: int, which: str, count: int) -> ConvergenceError:
         f"eigsh found {count} of {k} eigenvalues ({which}); raise maxiter or tol, or with SciPy installed "
         "ask for those next to a number: sigma=0"
     )
+
+
+_FLOATS = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def _define_norm(function: Any, **defaults: Any) -> None:
+    """Register ``function``, a norm of matrices, whose arguments are by default ``defaults``."""
+
+    def norm(A: Any, *args: Any, **kwargs: Any) -> Any:
+        options = {**defaults, **dict(zip(("ord", "dim", "keepdim"), args, strict=False)), **kwargs}
+        is_plain = len(args) <= 3 and kwargs.get("out") is None
+        dim = (-2, -1) if options["dim"] is defaults["dim"] else options["dim"]
+        if not is_plain or not _has_large_spectrum(A, options["ord"], dim):
+            return run_torch(function, A, *args, **kwargs)
+        dtype = options.get("dtype")
+        return _spectral_norm(A if dtype is None else A.to(dtype), options.get("keepdim", False))
+
+    implements(function)(norm)
+
+
+_define_norm(torch.linalg.matrix_norm, ord="fro", dim=(-2, -1))
+_define_norm(torch.linalg.norm, ord=None, dim=None)
+
+
+def _has_large_spectrum(A: Any, ord: Any, dim: Any) -> bool:
+    if not isinstance(A, SparseTensor) or A.dim() != 2 or A.dtype not in _FLOATS or ord != 2:
+        return False
+    is_both = isinstance(dim, (tuple, list)) and sorted(d % 2 for d in dim) == [0, 1]
+    return is_both and min(A.shape) > MAX_DENSE_EIGEN_ROWS
+
+
+def _spectral_norm(A: Any, keepdim: bool) -> torch.Tensor:
+    """Compute the root of the largest eigenvalue of ``A.T @ A``, which is never formed."""
+    first, second = (A, adjoint_of(A)) if A.shape[1] <= A.shape[0] else (adjoint_of(A), A)
+    values, _ = lanczos(lambda x: matmul(second, matmul(first, x)), min(A.shape), A.dtype, 1, "LA")
+    norm = values[0].clamp(min=0).sqrt()
+    return norm.reshape(1, 1) if keepdim else norm

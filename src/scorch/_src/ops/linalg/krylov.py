@@ -6,7 +6,9 @@ not its recurrence, and raises ``ConvergenceError`` when it does not get there.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from scorch._src.ops.linalg.linear_operators import Product, as_columns, as_prod
 from scorch.errors import ConvergenceError, LinAlgError, ShapeError
 
 RESTART_VECTORS = 50  # of gmres
+Checked = tuple[torch.Tensor, torch.Tensor, Product, Product, float, int]
 
 
 def cg(
@@ -37,12 +40,8 @@ def cg(
     >>> scorch.linalg.cg(A, torch.tensor([1.0, 2.0]))
     tensor([0.0909, 0.6364])
     """
-    columns = as_columns("cg", b)
-    times, precondition = as_product("cg", A, b.shape[0]), _preconditioner("cg", M, b.shape[0])
-    limit = tolerance(tol, b.dtype)
+    columns, x, times, precondition, limit, max_steps = _check("cg", A, b, x0, tol, maxiter, M)
     target_norm = limit * columns.norm(dim=0)
-    max_steps = 10 * max(b.shape[0], 10) if maxiter is None else maxiter
-    x = _start("cg", x0, columns)
     steps = 0
     while True:
         residual = columns - times(x) if steps or x0 is not None else columns.clone()
@@ -103,30 +102,27 @@ def gmres(
 
     The arguments are those of ``cg``; ``maxiter`` counts restarts.
     """
-    columns = as_columns("gmres", b)
-    times, precondition = as_product("gmres", A, b.shape[0]), _preconditioner("gmres", M, b.shape[0])
-    limit = tolerance(tol, b.dtype)
-    max_restarts = 10 * max(b.shape[0], 10) if maxiter is None else maxiter
-    start = _start("gmres", x0, columns)
-    solutions = (
-        [
-            _gmres_column(times, precondition, columns[:, k], start[:, k], limit, max_restarts, restart)
-            for k in range(columns.shape[1])
-        ]
-        if columns.dim() == 2
-        else [_gmres_column(times, precondition, columns, start, limit, max_restarts, restart)]
-    )
-    return torch.stack(solutions, 1) if columns.dim() == 2 else solutions[0]
+    columns, start, times, precondition, limit, max_restarts = _check("gmres", A, b, x0, tol, maxiter, M)
+    solve = functools.partial(_gmres_column, times, precondition, limit, max_restarts, restart)
+    return solve_by_column(solve, columns, start)
+
+
+def solve_by_column(solve: Callable[..., torch.Tensor], *sides: torch.Tensor) -> torch.Tensor:
+    """Apply ``solve`` to each column of tensors that have one or several."""
+    if sides[0].dim() == 1:
+        return solve(*sides)
+    columns = zip(*(side.unbind(1) for side in sides), strict=True)
+    return torch.stack([solve(*column) for column in columns], 1)
 
 
 def _gmres_column(
     times: Product,
     precondition: Product,
-    b: torch.Tensor,
-    x: torch.Tensor,
     limit: float,
     max_restarts: int,
     restart: int,
+    b: torch.Tensor,
+    x: torch.Tensor,
 ) -> torch.Tensor:
     target_norm = limit * b.norm()
     residual = b - times(x)
@@ -136,9 +132,8 @@ def _gmres_column(
             return x
         if restarts == max_restarts:
             break
-        x = x + precondition(
-            _least_residual(times, precondition, residual, target_norm, min(restart, b.shape[0]))
-        )
+        max_products = min(restart, b.shape[0])
+        x = x + precondition(_least_residual(times, precondition, residual, target_norm, max_products))
         residual = b - times(x)
         if not bool(residual.norm() < 0.9999 * norm):
             break
@@ -159,6 +154,10 @@ def _least_residual(
     V[0] = residual / norm
     target = residual.new_zeros(max_products + 1)
     target[0] = norm
+
+    def solve_so_far(count: int) -> Any:
+        return torch.linalg.lstsq(H[: count + 1, :count], target[: count + 1, None]).solution[:, 0]
+
     count = 0
     for count in range(1, max_products + 1):
         w = times(precondition(V[count - 1]))
@@ -174,11 +173,10 @@ def _least_residual(
             break  # the space holds the solution
         V[count] = w / length
         if count % 10 == 0:
-            y = torch.linalg.lstsq(H[: count + 1, :count], target[: count + 1, None]).solution
-            if bool((target[: count + 1, None] - H[: count + 1, :count] @ y).norm() <= 0.5 * target_norm):
+            y = solve_so_far(count)
+            if bool((target[: count + 1] - H[: count + 1, :count] @ y).norm() <= 0.5 * target_norm):
                 break
-    y = torch.linalg.lstsq(H[: count + 1, :count], target[: count + 1, None]).solution
-    return torch.mv(V[:count].T, y[:, 0])
+    return torch.mv(V[:count].T, solve_so_far(count))
 
 
 def lsmr(
@@ -233,20 +231,21 @@ def _dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return product.real if product.is_complex() else product
 
 
-def _start(name: str, x0: Any, columns: torch.Tensor) -> torch.Tensor:
-    """Return a copy of ``x0`` to start from, or zeros."""
-    if x0 is None:
-        return torch.zeros_like(columns)
-    start = as_columns(f"x0 of {name}", x0, columns.shape[0], columns.dtype)
+def _check(name: str, A: Any, b: Any, x0: Any, tol: Any, maxiter: int | None, M: Any) -> Checked:
+    """Return the columns, a copy of ``x0`` or zeros, both products, and the limits of residual and steps."""
+    columns = as_columns(name, b)
+    rows = columns.shape[0]
+    times = as_product(name, A, rows)
+    precondition = torch.clone if M is None else as_product(f"M of {name}", M, rows)
+    start = torch.zeros_like(columns)
+    if x0 is not None:
+        start = as_columns(f"x0 of {name}", x0, rows, columns.dtype).clone()
     if start.shape != columns.shape:
         raise ShapeError(
             f"{name}: x0 has shape {tuple(start.shape)}, the right-hand side {tuple(columns.shape)}"
         )
-    return start.clone()
-
-
-def _preconditioner(name: str, M: Any, rows: int) -> Product:
-    return (lambda x: x.clone()) if M is None else as_product(f"M of {name}", M, rows)
+    max_steps = 10 * max(rows, 10) if maxiter is None else maxiter
+    return columns, start, times, precondition, tolerance(tol, columns.dtype), max_steps
 
 
 def _not_converged(

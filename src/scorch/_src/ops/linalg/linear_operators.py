@@ -1,4 +1,7 @@
-"""Matrices as linear operators for iterative methods: products with a few columns, by Scorch's kernels."""
+"""Matrices as linear operators for iterative methods: products with a few columns, by Scorch's kernels.
+
+SciPy's sparse linear algebra is used where it is installed.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,15 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import DtypeError, OperandError, ShapeError
 
 Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def scipy_linalg() -> Any:
+    """Return the module ``scipy.sparse.linalg``, or None."""
+    try:
+        import scipy.sparse.linalg
+    except ImportError:
+        return None
+    return scipy.sparse.linalg
 
 
 def as_matrix(name: str, A: Any) -> torch.Tensor:
@@ -61,16 +73,25 @@ def as_columns(name: str, b: Any, rows: int | None = None, dtype: torch.dtype | 
     return b.detach()
 
 
-def as_product(name: str, A: Any, rows: int | None = None) -> Product:
+def as_product(name: str, A: Any, rows: int) -> Product:
     """Return ``x -> A @ x``; ``A`` may be such a function itself."""
     if callable(A) and not isinstance(A, torch.Tensor):
         return _check_product(name, A)
     matrix = as_square(name, A)
-    if rows is not None and matrix.shape[0] != rows:
+    if matrix.shape[0] != rows:
         raise ShapeError(f"{name}: a matrix of shape {tuple(matrix.shape)} does not go with {rows} rows")
+    return multiply_by(matrix)
+
+
+def multiply_by(matrix: torch.Tensor) -> Product:
     if isinstance(matrix, SparseTensor):
         return lambda x: matmul.matmul(matrix, x)
     return lambda x: matrix @ x
+
+
+def adjoint_of(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the transpose, conjugated where it is complex."""
+    return matrix.T.conj() if matrix.is_complex() else matrix.T
 
 
 def _check_product(name: str, function: Callable[[torch.Tensor], Any]) -> Product:
@@ -113,8 +134,3 @@ def _is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not a.numel():
         return True
     return bool((a - b).abs().max() <= 16 * torch.finfo(a.dtype).eps * a.abs().max())
-
-
-def diagonal_of(A: torch.Tensor) -> torch.Tensor:
-    diagonal = torch.diagonal(A)
-    return diagonal.to_dense() if isinstance(diagonal, SparseTensor) else diagonal

@@ -12,20 +12,25 @@ from typing import Any
 
 import torch
 
-from scorch._src.ops.fallback import run_densely, write_out
-from scorch._src.ops.linalg.krylov import cg, gmres, lsmr
+from scorch._src.grad_state import is_transformed
+from scorch._src.ops.fallback import as_dense, run_densely, write_out
+from scorch._src.ops.linalg.krylov import cg, gmres, lsmr, solve_by_column
 from scorch._src.ops.linalg.linear_operators import (
+    adjoint_of,
     as_columns,
     as_matrix,
     as_square,
-    diagonal_of,
     is_hermitian,
+    multiply_by,
+    scipy_linalg,
     tolerance,
 )
-from scorch._src.ops.linalg.scipy_backend import scipy_linalg
 from scorch._src.ops.products.matmul import matmul
+from scorch._src.statements.einsum import einsum
 from scorch._src.storage.budget import check_budget
-from scorch._src.tensor.registry import implements
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.autograd import apply, by_formula, dense_of, sparse_of, values_of
+from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, LinAlgError, ShapeError
 
@@ -33,11 +38,12 @@ MAX_DENSE_ROWS = 2048  # up to this size a dense factorisation takes a second at
 MAX_DENSE_ELEMENTS = 1 << 22
 
 
-# equations -------------------------------------------------------------------------------------------
+def _run_densely(function: Any, *args: Any, out: Any, **kwargs: Any) -> Any:
+    return run_densely(function, args, kwargs if out is None else {**kwargs, "out": out})
 
 
 @implements(torch.linalg.solve)
-def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> torch.Tensor:
+def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> Any:
     """Solve ``A @ X = B``, or with ``left=False`` ``X @ A = B``, for a dense solution."""
     if out is not None:
         solution = solve(A, B, left=left)
@@ -46,8 +52,7 @@ def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> torch.Tensor
         return write_out(out, solution, "solve")
     is_sparse = isinstance(A, SparseTensor) or A.layout is not torch.strided
     if not is_sparse or A.dim() != 2 or B.dim() > 2:
-        dense: torch.Tensor = run_densely(torch.linalg.solve, (A, B), {"left": left})
-        return dense
+        return run_densely(torch.linalg.solve, (A, B), {"left": left})
     matrix = as_square("solve", A)
     assert isinstance(matrix, SparseTensor)
     if not left and B.dim() == 1:
@@ -64,27 +69,65 @@ def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> torch.Tensor
     if factors is not None:
         return torch.from_numpy(factors.solve(columns.contiguous().numpy()))
     if matrix.shape[0] <= MAX_DENSE_ROWS:
-        dense = run_densely(torch.linalg.solve, (matrix, columns), {})
-        return dense
+        return run_densely(torch.linalg.solve, (matrix, columns), {})
     return _solve_iteratively(matrix, columns)
 
 
 @implements(torch.sparse.spsolve)
-def spsolve(input: Any, other: Any, *, left: bool = True) -> torch.Tensor:
+def spsolve(input: Any, other: Any, *, left: bool = True) -> Any:
     return solve(input, other, left=left)
+
+
+class _Solve(torch.autograd.Function):
+    """The solution as a differentiable function of the matrix's values and the right-hand side."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, right: torch.Tensor, pattern: Pattern) -> Any:
+        solution = solve(SparseTensor(Storage(pattern, values.detach())), right.detach())
+        ctx.save_for_backward(values, right)
+        ctx.solution, ctx.pattern = solution.detach(), pattern
+        return solution
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        values, right = ctx.saved_tensors
+        matrix = sparse_of(ctx.pattern, values)
+        is_double_backward = torch.is_grad_enabled()  # the gradient is differentiated again
+        solution = differentiable_solve(matrix, right) if is_double_backward else ctx.solution
+        right_grad = differentiable_solve(adjoint_of(matrix), gradient)
+        if not ctx.needs_input_grad[0]:
+            return None, right_grad, None
+        factor, columns = right_grad, solution.conj() if solution.is_complex() else solution
+        if factor.dim() == 1:
+            factor, columns = factor.unsqueeze(1), columns.unsqueeze(1)
+        present = SparseTensor(Storage(ctx.pattern, ctx.pattern.present.to(factor.dtype)))
+        sampled = einsum("ij,ik,jk->ij", present, factor, columns)
+        assert isinstance(sampled, SparseTensor)
+        return -values_of(sampled), right_grad, None
+
+
+@implements_differentiable(torch.linalg.solve, torch.sparse.spsolve)
+def differentiable_solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> Any:
+    """Solve a sparse equation; its gradient is the solution of the transposed equation.
+
+    A @ X = B       ->       dB = solve(A.T, dX),   dA = -dB @ X.T  at the entries of A only
+    """
+    if not isinstance(A, SparseTensor) or A.dim() != 2 or B.dim() > 2 or out is not None or is_transformed():
+        return by_formula(torch.linalg.solve, (A, B), {"left": left} if out is None else {"out": out})
+    if not left:
+        return differentiable_solve(A.T, B.T).T if B.dim() == 2 else solve(A, B, left=False)
+    return apply(_Solve, values_of(A), dense_of(B), A.storage.pattern)
 
 
 @implements(torch.linalg.solve_triangular)
 def solve_triangular(
     A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False, out: Any = None
-) -> torch.Tensor:
+) -> Any:
     """Solve ``A @ X = B`` for a triangular ``A``; entries of the other triangle are not read."""
     linalg = scipy_linalg()
     if linalg is None or not isinstance(A, SparseTensor) or A.dim() != 2 or out is not None:
-        kwargs = {"upper": upper, "left": left, "unitriangular": unitriangular}
-        kwargs |= {} if out is None else {"out": out}
-        solution: torch.Tensor = run_densely(torch.linalg.solve_triangular, (A, B), kwargs)
-        return solution
+        options = {"upper": upper, "left": left, "unitriangular": unitriangular}
+        return _run_densely(torch.linalg.solve_triangular, A, B, out=out, **options)
     matrix = as_square("solve_triangular", A)
     if not left:
         transposed = torch.transpose(B, 0, 1)
@@ -96,7 +139,7 @@ def solve_triangular(
     columns = as_columns("solve_triangular", B, matrix.shape[0], matrix.dtype)
     triangle = torch.triu(matrix) if upper else torch.tril(matrix)
     assert isinstance(triangle, SparseTensor)
-    if not unitriangular and not bool(diagonal_of(triangle).all()):
+    if not unitriangular and not bool(as_dense(torch.diagonal(triangle)).all()):
         raise LinAlgError("solve_triangular: the matrix is singular, it has a zero on its diagonal")
     result = linalg.spsolve_triangular(
         triangle.to_scipy().tocsr(), columns.numpy(), lower=not upper, unit_diagonal=unitriangular
@@ -124,7 +167,7 @@ def factorize(matrix: SparseTensor) -> Any:
 
 
 def _solve_iteratively(matrix: SparseTensor, columns: torch.Tensor) -> torch.Tensor:
-    diagonal = diagonal_of(matrix)
+    diagonal = as_dense(torch.diagonal(matrix))
     inverse = torch.where(diagonal == 0, 1, 1 / diagonal)
 
     def precondition(x: torch.Tensor) -> torch.Tensor:
@@ -139,25 +182,19 @@ def _solve_iteratively(matrix: SparseTensor, columns: torch.Tensor) -> torch.Ten
     return gmres(matrix, columns, M=precondition)
 
 
-# inverses and determinants ---------------------------------------------------------------------------
-
-
 @implements(torch.linalg.inv, torch.inverse, torch.Tensor.inverse)
-def inv(A: Any, *, out: Any = None) -> torch.Tensor:
+def inv(A: Any, *, out: Any = None) -> Any:
     """Compute the inverse, which is dense whatever the pattern."""
     if isinstance(A, SparseTensor) and A.dim() == 2:
         size = A.numel() * A.dtype.itemsize
         check_budget(2 * size, f"the inverse of a matrix of shape {tuple(A.shape)}", "use torch.linalg.solve")
-    kwargs = {} if out is None else {"out": out}
-    inverse: torch.Tensor = run_densely(torch.linalg.inv, (A,), kwargs)
-    return inverse
+    return _run_densely(torch.linalg.inv, A, out=out)
 
 
 @implements(torch.linalg.det, torch.det, torch.Tensor.det)
-def det(A: Any, *, out: Any = None) -> torch.Tensor:
+def det(A: Any, *, out: Any = None) -> Any:
     if not _is_factored(A) or out is not None:
-        determinant: torch.Tensor = run_densely(torch.linalg.det, (A,), {} if out is None else {"out": out})
-        return determinant
+        return _run_densely(torch.linalg.det, A, out=out)
     pivots, sign = _pivots(as_square("det", A))
     return torch.prod(pivots) * sign
 
@@ -166,7 +203,7 @@ def det(A: Any, *, out: Any = None) -> torch.Tensor:
 def slogdet(A: Any, *, out: Any = None) -> Any:
     """Compute the sign of the determinant, and the logarithm of its magnitude."""
     if not _is_factored(A) or out is not None:
-        return run_densely(torch.linalg.slogdet, (A,), {} if out is None else {"out": out})
+        return _run_densely(torch.linalg.slogdet, A, out=out)
     pivots, sign = _pivots(as_square("slogdet", A))
     magnitudes = pivots.abs()
     signs = torch.where(magnitudes == 0, 0, pivots / magnitudes)
@@ -188,10 +225,9 @@ def _pivots(matrix: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 @implements(torch.logdet, torch.Tensor.logdet)
-def logdet(A: Any) -> torch.Tensor:
+def logdet(A: Any) -> Any:
     if not _is_factored(A) or A.is_complex():
-        result: torch.Tensor = run_densely(torch.logdet, (A,), {})
-        return result
+        return run_densely(torch.logdet, (A,), {})
     sign, logarithm = slogdet(A)
     return torch.where(sign < 0, math.nan, logarithm)
 
@@ -210,9 +246,6 @@ def _parity(order: Any) -> int:
     return 1 if (count - cycles) % 2 == 0 else -1
 
 
-# least squares ---------------------------------------------------------------------------------------
-
-
 @implements(torch.linalg.lstsq)
 def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = None) -> Any:
     """Find the ``X`` of least norm among those that bring ``A @ X`` closest to ``B``.
@@ -220,34 +253,16 @@ def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = No
     Large matrices are solved iteratively (LSMR, tolerance 1e-10 or in float32 1e-5); then the rank and the
     singular values are not known and left empty.
     """
-    if (
-        not isinstance(A, SparseTensor)
-        or A.dim() != 2
-        or A.numel() <= MAX_DENSE_ELEMENTS
-        or driver is not None
-    ):
+    is_large = isinstance(A, SparseTensor) and A.dim() == 2 and A.numel() > MAX_DENSE_ELEMENTS
+    if not is_large or driver is not None:
         return run_densely(torch.linalg.lstsq, (A, B), {"rcond": rcond, "driver": driver})
     matrix = as_matrix("lstsq", A)
     columns = as_columns("lstsq", B, matrix.shape[0], matrix.dtype)
-    adjoint = matrix.T.conj() if matrix.is_complex() else matrix.T
-    limit = tolerance(None, matrix.dtype)
-    max_steps = 10 * max(100, min(matrix.shape))
-    right_hand_sides = columns.unsqueeze(1) if columns.dim() == 1 else columns
-    solution = torch.stack(
-        [
-            lsmr(
-                lambda x: matmul(matrix, x),
-                lambda x: matmul(adjoint, x),
-                column,
-                matrix.shape[1],
-                limit,
-                max_steps,
-            )
-            for column in right_hand_sides.T.contiguous()
-        ],
-        1,
+    limit, max_steps = tolerance(None, matrix.dtype), 10 * max(100, min(matrix.shape))
+    times, transposed = multiply_by(matrix), multiply_by(adjoint_of(matrix))
+    solution = solve_by_column(
+        lambda column: lsmr(times, transposed, column, matrix.shape[1], limit, max_steps), columns
     )
-    solution = solution[:, 0] if columns.dim() == 1 else solution
     residuals = (matmul(matrix, solution) - columns).abs().square().sum(0)
     if matrix.shape[0] <= matrix.shape[1]:
         residuals = residuals.new_zeros(0)

@@ -6,12 +6,14 @@ dimensions. Every index of a user is checked by ``check_indices``; ``scatter`` w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from scorch._src.ops.fallback import run_densely, store_like
+from scorch._src.ops.fallback import as_dense, run_densely, run_torch, store_like
 from scorch._src.ops.movement.shape import build_from_coordinates, build_from_keys, infer_shape
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.storage.slices import outer_dim, select_rows
@@ -22,6 +24,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, IndexRangeError
 
 aten = torch.ops.aten
+Indices = Sequence[torch.Tensor | None]  # for each dimension; None for those left alone
 
 
 def join(stored: torch.Tensor, requested: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,14 +33,9 @@ def join(stored: torch.Tensor, requested: torch.Tensor) -> tuple[torch.Tensor, t
     first = torch.searchsorted(ordered, stored)
     count = torch.searchsorted(ordered, stored, right=True) - first
     stored_numbers = torch.repeat_interleave(torch.arange(stored.numel(), device=stored.device), count)
-    begin = torch.repeat_interleave(torch.cumsum(count, 0) - count, count)
-    requested_numbers = (
-        first[stored_numbers] + torch.arange(stored_numbers.numel(), device=stored_numbers.device) - begin
-    )
-    return stored_numbers, order[requested_numbers]
-
-
-# reading ---------------------------------------------------------------------------------------------
+    begin = (torch.cumsum(count, 0) - count)[stored_numbers]
+    inside = torch.arange(stored_numbers.numel(), device=stored.device) - begin
+    return stored_numbers, order[first[stored_numbers] + inside]
 
 
 @implements(aten.index_select)
@@ -100,34 +98,31 @@ def run_on_empty(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> An
 
 
 @implements(aten.index.Tensor)
-def index(self: SparseTensor, indices: Sequence[torch.Tensor | None]) -> Any:
+def index(self: SparseTensor, indices: Indices) -> Any:
     """Compute ``self[...]`` with tensors: indices in some dimensions, broadcast together."""
     normalized = normalize_indices(self, indices)
     if not isinstance(self, SparseTensor):
         return aten.index.Tensor(self, normalized)
     if not self.numel():
         return run_on_empty(aten.index.Tensor, self, normalized)
-    dims = [dim for dim, value in enumerate(normalized) if value is not None]
-    tensors = [value for value in normalized if value is not None]
-    if len(tensors) == 1 and tensors[0].dim() == 1:
-        (dim,) = dims
-        if (rows := _select_rows(self, dim, tensors[0])) is not None:
-            return rows
-        return index_select(self, dim, check_indices(tensors[0], self.shape[dim], dim, from_end=True))
+    indexed_dims = [(dim, value) for dim, value in enumerate(normalized) if value is not None]
+    if len(indexed_dims) == 1 and indexed_dims[0][1].dim() == 1:
+        ((dim, rows),) = indexed_dims
+        selected = _select_rows(self, dim, rows)
+        if selected is not None:
+            return selected
+        return index_select(self, dim, check_indices(rows, self.shape[dim], dim, from_end=True))
     indexed = IndexedPositions(self, normalized)
     entries = entries_of(self)
     crd = entries.coordinates
-    stored_numbers, requested_numbers = join(
-        keys_of([crd[dim] for dim in indexed.dims], indexed.sizes), indexed.keys
-    )
-    columns = [crd[d][stored_numbers] for d in indexed.before] + coordinates_of(
-        requested_numbers, indexed.shape
-    )
-    columns += [crd[d][stored_numbers] for d in indexed.after]
-    result = indexed.result
-    if not result:
-        return entries.values[stored_numbers].sum(dtype=entries.values.dtype)
-    return build_from_coordinates(self, columns, entries.values[stored_numbers], result, False)
+    keys = keys_of([crd[dim] for dim in indexed.dims], indexed.sizes)
+    stored_numbers, requested_numbers = join(keys, indexed.keys)
+    values = entries.values[stored_numbers]
+    if not indexed.result:
+        return values.sum(dtype=values.dtype)
+    before, after = ([crd[d][stored_numbers] for d in dims] for dims in (indexed.before, indexed.after))
+    columns = [*before, *coordinates_of(requested_numbers, indexed.shape), *after]
+    return build_from_coordinates(self, columns, values, indexed.result, False)
 
 
 class IndexedPositions:
@@ -137,7 +132,7 @@ class IndexedPositions:
     (``shape``) and those ``after``; indexed dimensions that are not adjacent come first, as in torch.
     """
 
-    def __init__(self, tensor: SparseTensor, indices: Sequence[torch.Tensor | None]) -> None:
+    def __init__(self, tensor: SparseTensor, indices: Indices) -> None:
         full_shape = tuple(tensor.shape)
         self.dims = [dim for dim, value in enumerate(indices) if value is not None]
         self.sizes = tuple(full_shape[dim] for dim in self.dims)
@@ -149,24 +144,19 @@ class IndexedPositions:
             raise IndexRangeError(f"indices of shapes {shapes} do not fit together") from None
         self.shape = tuple(broadcast[0].shape)
         checked = [
-            check_indices(indices_of_dim, full_shape[dim], dim, from_end=True)
-            for indices_of_dim, dim in zip(broadcast, self.dims, strict=True)
+            check_indices(index, full_shape[dim], dim, from_end=True).reshape(-1)
+            for index, dim in zip(broadcast, self.dims, strict=True)
         ]
-        self.keys = keys_of([indices_of_dim.reshape(-1) for indices_of_dim in checked], self.sizes)
+        self.keys = keys_of(checked, self.sizes)
         rest = [dim for dim in range(len(full_shape)) if dim not in self.dims]
         is_adjacent = self.dims == list(range(self.dims[0], self.dims[-1] + 1))
         self.before = [dim for dim in rest if dim < self.dims[0]] if is_adjacent else []
         self.after = [dim for dim in rest if dim not in self.before]
-        self.result = (
-            *(full_shape[d] for d in self.before),
-            *self.shape,
-            *(full_shape[d] for d in self.after),
-        )
+        before, after = ([full_shape[dim] for dim in dims] for dims in (self.before, self.after))
+        self.result = (*before, *self.shape, *after)
 
 
-def normalize_indices(
-    self: torch.Tensor, indices: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
+def normalize_indices(self: torch.Tensor, indices: Indices) -> list[torch.Tensor | None]:
     """Convert masks to the coordinates where they hold, with None for dimensions left alone."""
     normalized: list[torch.Tensor | None] = []
     for value in indices:
@@ -182,7 +172,7 @@ def normalize_indices(
         elif value.dtype not in (torch.int32, torch.int64):
             raise IndexRangeError(f"indices are int64, int32, uint8 or bool, not {value.dtype}")
         else:
-            normalized.append(value.to_dense() if isinstance(value, SparseTensor) else value)
+            normalized.append(as_dense(value))
     return normalized + [None] * (self.dim() - len(normalized))
 
 
@@ -195,16 +185,21 @@ def _gather_at_keys(self: SparseTensor, keys: torch.Tensor, shape: Shape) -> Any
     return from_entries(Entries(stored_positions, values[stored_positions], shape), format_for(self, shape))
 
 
+def keys_along(self: SparseTensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """Return the key in ``self`` of each element of ``index``, its coordinates in ``dim``."""
+    dim %= self.dim()
+    index = check_indices(index if index.dim() else index.reshape(1), self.shape[dim], dim)
+    grid = torch.meshgrid(*(torch.arange(size, device=index.device) for size in index.shape), indexing="ij")
+    columns = [(index if d == dim else column).reshape(-1) for d, column in enumerate(grid)]
+    return keys_of(columns, tuple(self.shape))
+
+
 @implements(aten.gather)
 def gather(self: SparseTensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
     shape = infer_shape(aten.gather.default, self, dim, index.to("meta"))
     if len(shape) != self.dim() or not self.numel():
         return run_on_empty(aten.gather.default, self, dim, index)
-    dim %= self.dim()
-    check_indices(index, self.shape[dim], dim)
-    grid = torch.meshgrid(*(torch.arange(size, device=index.device) for size in shape), indexing="ij")
-    columns = [index if d == dim else column for d, column in enumerate(grid)]
-    return _gather_at_keys(self, keys_of(columns, tuple(self.shape)), shape)
+    return _gather_at_keys(self, keys_along(self, dim, index), shape)
 
 
 @implements(aten.take)
@@ -238,16 +233,55 @@ def nonzero(self: SparseTensor) -> torch.Tensor:
 
 
 @implements(aten.embedding)
-def embedding(
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Any:
-    """Gather rows of ``weight``."""
+def embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any) -> Any:
+    """Gather rows of ``weight``; the other arguments are about its gradient."""
     if weight.dim() != 2:
         raise CallError(f"embedding takes rows of a matrix, but weight has shape {tuple(weight.shape)}")
-    row_numbers = indices.to_dense() if isinstance(indices, SparseTensor) else indices
+    row_numbers = as_dense(indices)
     rows = torch.index_select(weight, 0, row_numbers.reshape(-1))
     return rows.reshape(*row_numbers.shape, *weight.shape[1:])
+
+
+# padding by the tensor's own content: each dimension is indexed again, as the mode says ---------------
+#
+#     reflect      2 1 | 0 1 2 3 | 2 1
+#     replicate    0 0 | 0 1 2 3 | 3 3
+#     circular     2 3 | 0 1 2 3 | 0 1
+
+
+@implements(F.pad)
+def pad(input: SparseTensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
+    """Pad circularly, which torch does in a dense tensor; everything else is an operator of its own."""
+    if mode != "circular":
+        return run_torch(F.pad, input, pad, mode, value)
+    return _pad(mode, input, pad, value)
+
+
+def _pad(mode: str, self: SparseTensor, padding: Sequence[int], value: Any = None) -> Any:
+    infer_shape(F.pad, self, padding, mode, value)  # raises torch's error
+    if not any(padding):
+        return torch.clone(self)
+    for number in range(len(padding) // 2):
+        dim = self.dim() - 1 - number
+        before, after = padding[2 * number], padding[2 * number + 1]
+        if before or after:
+            positions = _padded_indices(self.shape[dim], before, after, mode, self.storage.device)
+            self = index_select(self, dim, positions)
+    return self
+
+
+def _padded_indices(size: int, before: int, after: int, mode: str, device: torch.device) -> torch.Tensor:
+    """Return the indices of a padded dimension; a negative padding crops first."""
+    if mode == "circular":
+        first, last = max(-before, 0), size - max(-after, 0)
+        index = torch.arange(-max(before, 0), last - first + max(after, 0), device=device)
+        return index % (last - first) + first
+    index = torch.arange(-before, size + after, device=device)
+    if mode == "replicate":
+        return index.clamp(0, size - 1)
+    return size - 1 - (size - 1 - index.abs()).abs()
+
+
+for _dims in ("1d", "2d", "3d"):
+    for _kind, _mode in (("reflection", "reflect"), ("replication", "replicate")):
+        implements(getattr(aten, f"{_kind}_pad{_dims}").default)(functools.partial(_pad, _mode))

@@ -13,15 +13,14 @@ from typing import Any
 import torch
 
 from scorch._src.formats import as_format
-from scorch._src.ops.fallback import run_densely
-from scorch._src.ops.movement.shape import build_from_coordinates, split_entries
+from scorch._src.ops.fallback import run_densely, run_torch
+from scorch._src.ops.movement.shape import as_meta, build_from_coordinates, split_entries
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.slices import concat_matrices, concat_outer, outer_dim, shift
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.entries import Shape
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
 aten = torch.ops.aten
 
@@ -35,8 +34,7 @@ def cat_by_fast_path(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         result = _join_if_alike(tensors, dim)
         if result is not None:
             return result
-    with DisableTorchFunctionSubclass():
-        return torch.cat(tensors, *args, **kwargs)
+    return run_torch(torch.cat, tensors, *args, **kwargs)
 
 
 def _join_if_alike(tensors: Sequence[Any], dim: int) -> SparseTensor | None:
@@ -53,11 +51,8 @@ def _join_if_alike(tensors: Sequence[Any], dim: int) -> SparseTensor | None:
     length = 0
     for storage in storages:
         part_shape = storage.pattern.shape
-        if (
-            storage.values.dtype != dtype
-            or part_shape[:dim] != shape[:dim]
-            or part_shape[dim + 1 :] != shape[dim + 1 :]
-        ):
+        is_alike = part_shape[:dim] == shape[:dim] and part_shape[dim + 1 :] == shape[dim + 1 :]
+        if storage.values.dtype != dtype or not is_alike:
             return None
         if storage.pattern.format is not form and storage.pattern.format != form:
             return None
@@ -68,30 +63,18 @@ def _join_if_alike(tensors: Sequence[Any], dim: int) -> SparseTensor | None:
 @implements(aten.cat)
 def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     """Concatenate along ``dim``; sparse unless dense tensors fill most of it."""
-    meta_tensors = [torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta") for tensor in tensors]
-    like = aten.cat.default(meta_tensors, dim)
+    like = aten.cat.default([as_meta(tensor) for tensor in tensors], dim)
     shape, dim = tuple(like.shape), dim % like.dim()
     nonempty = [tensor for tensor in tensors if tuple(tensor.shape) != (0,) or len(shape) == 1]
-    if _is_mostly_dense(nonempty, math.prod(shape)):
-        return run_densely(aten.cat.default, (list(tensors), dim), {})
     sparse = [tensor for tensor in nonempty if isinstance(tensor, SparseTensor)]
+    if sum(tensor.numel() for tensor in sparse) < math.prod(shape) / 2:  # most of it is dense
+        return run_densely(aten.cat.default, (list(tensors), dim), {})
     if len(sparse) == len(nonempty) and len({tensor.format for tensor in sparse}) == 1:
         stored = [Storage(p.storage.pattern, p.storage.values.to(like.dtype)) for p in sparse]
         result = _join_storages(stored, dim, shape)
         if result is not None:
             return result
-    columns: list[list[torch.Tensor]] = [[] for _ in shape]
-    values, start = [], 0
-    for tensor in nonempty:
-        crd, part_values = split_entries(tensor)
-        for number, column in enumerate(crd):
-            columns[number].append(column + start if number == dim else column)
-        values.append(part_values.to(like.dtype))
-        start += tensor.shape[dim]
-    first = next(tensor for tensor in tensors if isinstance(tensor, SparseTensor))
-    return build_from_coordinates(
-        first, [torch.cat(column) for column in columns], torch.cat(values), shape, dim == 0
-    )
+    return _place(tensors, nonempty, (dim,), like, dim == 0)
 
 
 def _join_storages(parts: Sequence[Storage], dim: int, shape: Shape) -> SparseTensor | None:
@@ -122,11 +105,6 @@ def _sum(a: SparseTensor, b: SparseTensor) -> SparseTensor:
     return total
 
 
-def _is_mostly_dense(parts: Sequence[torch.Tensor], elements: int) -> bool:
-    dense_elements = sum(tensor.numel() for tensor in parts if not isinstance(tensor, SparseTensor))
-    return 2 * dense_elements > elements
-
-
 @implements(aten.stack)
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     result = _stack_vectors(tensors) if dim == 0 else None
@@ -153,20 +131,24 @@ def _stack_vectors(vectors: Sequence[Any]) -> SparseTensor | None:
 
 @implements(aten.block_diag)
 def block_diag(tensors: Sequence[torch.Tensor]) -> Any:
-    meta_tensors = [torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta") for tensor in tensors]
-    like = aten.block_diag.default(meta_tensors)
-    shape = tuple(like.shape)
-    first = next(tensor for tensor in tensors if isinstance(tensor, SparseTensor))
-    columns: list[list[torch.Tensor]] = [[], []]
-    values: list[torch.Tensor] = []
-    row = column = 0
-    for tensor in tensors:
-        matrix = tensor.reshape(1, -1) if tensor.dim() < 2 else tensor
-        crd, stored = split_entries(matrix)
-        columns[0].append(crd[0] + row)
-        columns[1].append(crd[1] + column)
+    like = aten.block_diag.default([as_meta(tensor) for tensor in tensors])
+    matrices = [tensor.reshape(1, -1) if tensor.dim() < 2 else tensor for tensor in tensors]
+    return _place(tensors, matrices, (0, 1), like, True)
+
+
+def _place(tensors: Any, parts: Any, dims: Sequence[int], like: torch.Tensor, in_order: bool) -> Any:
+    """Build a tensor like ``like`` of all parts, each of which begins in ``dims`` where the last one ends.
+
+    It has the format of the first sparse one of ``tensors``.
+    """
+    columns: list[list[torch.Tensor]] = [[] for _ in like.shape]
+    values, start = [], dict.fromkeys(dims, 0)
+    for part in parts:
+        crd, stored = split_entries(part)
+        for dim, column in enumerate(crd):
+            columns[dim].append(column + start[dim] if dim in start else column)
         values.append(stored.to(like.dtype))
-        row, column = row + matrix.shape[0], column + matrix.shape[1]
-    return build_from_coordinates(
-        first, [torch.cat(parts) for parts in columns], torch.cat(values), shape, True
-    )
+        start = {dim: begin + part.shape[dim] for dim, begin in start.items()}
+    first = next(tensor for tensor in tensors if isinstance(tensor, SparseTensor))
+    joined = [torch.cat(column) for column in columns]
+    return build_from_coordinates(first, joined, torch.cat(values), tuple(like.shape), in_order)

@@ -7,6 +7,7 @@ gradient goes back the same way, in time and memory of the entries.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,70 +34,46 @@ MOVING_FUNCTIONS = [
     "vsplit", "vstack", "__getitem__",
 ]
 # fmt: on
-JOINING_FUNCTIONS = {  # all their tensor arguments are moved: integers are no indices
-    "cat",
-    "column_stack",
-    "concat",
-    "concatenate",
-    "dstack",
-    "hstack",
-    "row_stack",
-    "stack",
-    "vstack",
-}  # fmt: skip
 
 
-def make_moving_handler(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``func``, which moves entries, for tensors that require gradients."""
-    is_joining = getattr(func, "__name__", "") in JOINING_FUNCTIONS
+def _move(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run ``func``, which moves entries, on tensors that require gradients."""
+    name = getattr(func, "__name__", "")
+    joins = name.endswith("stack") or name in ("cat", "concat", "concatenate")  # integers are no indices
+    leaves, spec = tree_flatten((args, kwargs))
+    sparse = [leaf for leaf in leaves if isinstance(leaf, SparseTensor)]
+    others = [leaf for leaf in leaves if not isinstance(leaf, SparseTensor)]
+    dense = [leaf for leaf in others if isinstance(leaf, torch.Tensor)]
+    is_mixed = any(joins or leaf.is_floating_point() or leaf.is_complex() for leaf in dense)
+    is_unusual = kwargs.get("out") is not None or any(isinstance(leaf, torch.dtype) for leaf in others)
+    if is_mixed or is_unusual or len({leaf.dtype for leaf in sparse}) != 1:
+        return by_torch(func, args, kwargs)
+    with torch.no_grad(), untracked():
+        numbered = _number_entries(sparse)
+        remaining = iter(numbered)
+        new_leaves = [next(remaining) if isinstance(leaf, SparseTensor) else leaf for leaf in leaves]
+        args, kwargs = tree_unflatten(new_leaves, spec)
+        moved = func(*args, **kwargs)
+    values = [values_of(tensor) for tensor in sparse]
+    joined = torch.cat([values[0].new_zeros(1), *values])
 
-    def handler(*args: Any, **kwargs: Any) -> Any:
-        leaves, spec = tree_flatten((args, kwargs))
-        sparse = [leaf for leaf in leaves if isinstance(leaf, SparseTensor)]
-        dense = [
-            leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, SparseTensor)
-        ]
-        is_mixed = any(is_joining or _is_differentiable_dtype(leaf) for leaf in dense)
-        if (
-            not sparse
-            or is_mixed
-            or len({leaf.dtype for leaf in sparse}) > 1
-            or kwargs.get("out") is not None
-            or any(isinstance(leaf, torch.dtype) for leaf in leaves)
-        ):
-            return by_torch(func, args, kwargs)
-        with torch.no_grad(), untracked():
-            numbered = _number_entries(sparse)
-            remaining = iter(numbered)
-            new_leaves = [next(remaining) if isinstance(leaf, SparseTensor) else leaf for leaf in leaves]
-            args, kwargs = tree_unflatten(new_leaves, spec)
-            moved = func(*args, **kwargs)
-        values = [values_of(tensor) for tensor in sparse]
-        joined = torch.cat([values[0].new_zeros(1), *values])
+    def connect(leaf_out: Any) -> Any:
+        if not isinstance(leaf_out, SparseTensor):
+            return joined[leaf_out] if isinstance(leaf_out, torch.Tensor) else leaf_out
+        for numbered_source, source in zip(numbered, sparse, strict=True):
+            if leaf_out is numbered_source:  # the function returned its argument
+                return source
+        picked = _select_values(joined, values, leaf_out.storage.values)
+        steps_by_source = [_view_steps(numbered_source, leaf_out) for numbered_source in numbered]
+        if all(steps is None for steps in steps_by_source) and picked is values[0]:
+            picked = picked.clone()  # no view: it has memory of its own
+        result = sparse_of(leaf_out.storage.pattern, picked)
+        for source, steps in zip(sparse, steps_by_source, strict=True):
+            if steps is not None:
+                link_view(result, source, steps)
+        return result
 
-        def connect(leaf_out: Any) -> Any:
-            if not isinstance(leaf_out, SparseTensor):
-                return joined[leaf_out] if isinstance(leaf_out, torch.Tensor) else leaf_out
-            for numbered_source, source in zip(numbered, sparse, strict=True):
-                if leaf_out is numbered_source:  # the function returned its argument
-                    return source
-            picked = _select_values(joined, values, leaf_out.storage.values)
-            steps_by_source = [_view_steps(numbered_source, leaf_out) for numbered_source in numbered]
-            if all(steps is None for steps in steps_by_source) and picked is values[0]:
-                picked = picked.clone()  # no view: it has memory of its own
-            result = sparse_of(leaf_out.storage.pattern, picked)
-            for source, steps in zip(sparse, steps_by_source, strict=True):
-                if steps is not None:
-                    link_view(result, source, steps)
-            return result
-
-        return tree_map(connect, moved)
-
-    return handler
-
-
-def _is_differentiable_dtype(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+    return tree_map(connect, moved)
 
 
 def _number_entries(tensors: list[SparseTensor]) -> list[SparseTensor]:
@@ -133,19 +110,11 @@ def _select_values(joined: torch.Tensor, values: list[torch.Tensor], positions: 
     return joined[positions]
 
 
-for _name in MOVING_FUNCTIONS:
-    for _home in (torch, torch.Tensor):
-        _function = getattr(_home, _name, None)
-        if _function is not None:
-            implements_differentiable(_function, only_moves_entries=True)(make_moving_handler(_function))
-
-implements_differentiable(torch.linalg.diagonal, only_moves_entries=True)(
-    make_moving_handler(torch.linalg.diagonal)
-)
-
-for _name in ("T", "mT"):
-    _view = getattr(torch.Tensor, _name).__get__
-    implements_differentiable(_view, only_moves_entries=True)(make_moving_handler(_view))
+_functions = [getattr(home, name, None) for name in MOVING_FUNCTIONS for home in (torch, torch.Tensor)]
+_functions += [torch.linalg.diagonal, *(getattr(torch.Tensor, name).__get__ for name in ("T", "mT"))]
+for _function in _functions:
+    if _function is not None:
+        implements_differentiable(_function, only_moves_entries=True)(functools.partial(_move, _function))
 
 
 @implements_differentiable(torch.trace, torch.Tensor.trace)
@@ -157,18 +126,11 @@ def trace(input: Any) -> Any:
 
 @implements_differentiable(F.embedding)
 def embedding(
-    input: torch.Tensor,
-    weight: Any,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
+    input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     """Gather rows of a sparse table."""
     if not isinstance(weight, SparseTensor) or padding_idx is not None or max_norm is not None:
-        args = (input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-        return by_formula(F.embedding, args, {})
+        return by_formula(F.embedding, (input, weight, padding_idx, max_norm, *args), kwargs)
     row_numbers = dense_of(input)
     rows = torch.index_select(weight, 0, row_numbers.reshape(-1))
     return rows.reshape(*row_numbers.shape, weight.shape[1])

@@ -25,9 +25,8 @@ _TOKENS = {  # by whether each letter is a name
     False: re.compile(r"\.\.\.|[A-Za-z_]\w*|\d+|[()]|\S"),
     True: re.compile(r"\.\.\.|[A-Za-z]|\d+|[()]|\S"),
 }
-Group = tuple[
-    str, ...
-]  # the axes that one dimension is made of, outermost first; none: a dimension of size 1
+# The axes that one dimension is made of, outermost first; none: a dimension of size 1.
+Group = tuple[str, ...]
 Side = list[Group | str]  # groups, and '...' for unnamed axes
 
 
@@ -43,12 +42,14 @@ def rearrange(x: Any, pattern: str, /, **sizes: int) -> torch.Tensor:
     """
     tensor = _as_tensor(x)
     shape = tuple(tensor.shape)
-    _check_sizes(sizes, pattern)
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ShapeError(f"{name}={size!r} in rearrange of {pattern!r}; sizes are whole numbers from 0")
     left, right = _expand_ellipsis(*_parse(pattern), shape, pattern)
     lengths = _axis_lengths(left, shape, sizes, pattern)
     old_axes = [axis for group in left for axis in group]
     new_axes = [axis for group in right for axis in group]
-    _check_axes(old_axes, new_axes, lengths, sizes, pattern)
+    _check_axes(old_axes, new_axes, sizes, pattern)
     for axis in new_axes:
         lengths.setdefault(axis, int(axis) if axis.isdigit() else sizes.get(axis, 0))
     kept_axes = [axis for axis in new_axes if axis in old_axes]
@@ -144,15 +145,6 @@ def _expand_ellipsis(
     return expand(left), expand(right)
 
 
-# sizes -----------------------------------------------------------------------------------------------
-
-
-def _check_sizes(sizes: Mapping[str, Any], pattern: str) -> None:
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise ShapeError(f"{name}={size!r} in rearrange of {pattern!r}; sizes are whole numbers from 0")
-
-
 def _axis_lengths(
     left: list[Group], shape: Sequence[int], sizes: Mapping[str, int], pattern: str
 ) -> dict[str, int]:
@@ -163,8 +155,9 @@ def _axis_lengths(
             if axis.isdigit():
                 raise NotationError(f"pattern {pattern!r} has the number {axis} on the left; use a name")
         unknown = [axis for axis in group if axis not in sizes]
-        known_product = math.prod(sizes[axis] for axis in group if axis in sizes)
-        lengths.update({axis: sizes[axis] for axis in group if axis in sizes})
+        known = {axis: sizes[axis] for axis in group if axis in sizes}
+        known_product = math.prod(known.values())
+        lengths |= known
         if len(unknown) > 1:
             raise ShapeError(
                 f"pattern {pattern!r} splits dimension {dim} into {' '.join(group)}: the sizes of "
@@ -172,7 +165,7 @@ def _axis_lengths(
             )
         fits = size % known_product == 0 if known_product and unknown else size == known_product
         if not fits:
-            factors = " * ".join(f"{axis}={sizes[axis]}" for axis in group if axis in sizes) or "1"
+            factors = " * ".join(f"{axis}={length}" for axis, length in known.items()) or "1"
             relation = "is not divided by" if unknown else "is not"
             raise ShapeError(
                 f"dimension {dim} has size {size}, which {relation} {factors} (pattern {pattern!r})"
@@ -182,13 +175,7 @@ def _axis_lengths(
     return lengths
 
 
-def _check_axes(
-    old: Sequence[str],
-    new: Sequence[str],
-    lengths: Mapping[str, int],
-    sizes: Mapping[str, int],
-    pattern: str,
-) -> None:
+def _check_axes(old: Sequence[str], new: Sequence[str], sizes: Mapping[str, int], pattern: str) -> None:
     for axis in old:
         if axis not in new:
             name = "'...'" if axis.startswith(ELLIPSIS) else repr(axis)
@@ -197,7 +184,7 @@ def _check_axes(
                 "to sum over it use scorch.einsum or .sum()"
             )
     for axis in new:
-        if axis not in lengths and axis not in sizes and not axis.isdigit():
+        if axis not in old and axis not in sizes and not axis.isdigit():
             raise ShapeError(f"axis {axis!r} is new in pattern {pattern!r}; say how long it is: {axis}=...")
     for name in sizes:
         if name not in old and name not in new:

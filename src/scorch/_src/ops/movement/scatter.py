@@ -7,22 +7,25 @@ that list, and the list is written back as entries.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from scorch._src.grad_state import are_patterns_fixed
-from scorch._src.ops.fallback import run_densely
+from scorch._src.ops.fallback import as_dense, run_densely
 from scorch._src.ops.movement.index import (
     IndexedPositions,
+    Indices,
     check_indices,
     check_int64,
+    keys_along,
     normalize_indices,
     run_on_empty,
 )
-from scorch._src.ops.movement.shape import infer_shape, split_entries
+from scorch._src.ops.movement.shape import as_meta, infer_shape, split_entries
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.tensor.entries import Entries, Shape, entries_of, from_entries
@@ -31,10 +34,12 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, IndexRangeError, ShapeError
 
 aten = torch.ops.aten
+Tensor = torch.Tensor
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 REDUCE = {"add": "sum", "multiply": "prod"}  # scatter's names of scatter_reduce's reductions
 
 
-def write_at_keys(self: SparseTensor, keys: torch.Tensor, values: torch.Tensor, adds: bool) -> SparseTensor:
+def write_at_keys(self: SparseTensor, keys: Tensor, values: Tensor, adds: bool) -> SparseTensor:
     """Return ``self`` with ``values`` at ``keys``, replaced or added; of several the last stays.
 
     Every function that writes ends here, so that none creates an entry outside of the tensor.
@@ -42,73 +47,63 @@ def write_at_keys(self: SparseTensor, keys: torch.Tensor, values: torch.Tensor, 
     keys = check_indices(keys, self.numel(), 0)
     entries = entries_of(self)
     values = values.to(entries.values.dtype)
-    if adds:
-        merged = torch.cat([entries.keys, keys]), torch.cat([entries.values, values])
-        return from_entries(Entries(*merged, entries.shape), self.format, in_order=False)
-    keys, order = torch.sort(keys, stable=True)
-    is_last = torch.ones_like(keys, dtype=torch.bool)
-    is_last[:-1] = keys[1:] != keys[:-1]
-    keys, values = keys[is_last], values[order][is_last]
-    is_kept = ~torch.isin(entries.keys, keys)
-    merged = torch.cat([entries.keys[is_kept], keys]), torch.cat([entries.values[is_kept], values])
+    if not adds:
+        keys, order = torch.sort(keys, stable=True)
+        is_last = torch.ones_like(keys, dtype=torch.bool)
+        is_last[:-1] = keys[1:] != keys[:-1]
+        keys, values = keys[is_last], values[order][is_last]
+        entries = keep_entries(entries, ~torch.isin(entries.keys, keys))
+    merged = torch.cat([entries.keys, keys]), torch.cat([entries.values, values])
     return from_entries(Entries(*merged, entries.shape), self.format, in_order=False)
 
 
-def source_values(src: Any, shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def keep_entries(entries: Entries, which: Tensor) -> Entries:
+    return Entries(entries.keys[which], entries.values[which], entries.shape)
+
+
+def source_values(src: Any, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the values to write, one for each position, from a number or a tensor."""
-    if not isinstance(src, torch.Tensor):
+    if not isinstance(src, Tensor):
         return torch.full((math.prod(shape),), src, dtype=dtype, device=device)
-    dense = src.to_dense() if isinstance(src, SparseTensor) else src
+    dense: Tensor = as_dense(src)
     if not dense.dim():
         return dense.reshape(1)
     return dense[tuple(slice(size) for size in shape)].reshape(-1)
 
 
-def as_meta(tensor: Any) -> Any:
-    """Return a meta tensor of the same shape and dtype; a number as it is."""
-    if not isinstance(tensor, torch.Tensor):
-        return tensor
-    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
+def _writes(*operators: Any) -> Callable[[Handler], Handler]:
+    """Register a handler that writes to a sparse tensor with elements, after torch has checked the shapes."""
+
+    def register(handler: Handler) -> Handler:
+        for operator in operators:
+            implements(operator)(functools.partial(_check_and_write, operator, handler))
+        return handler
+
+    return register
 
 
-@implements(aten.scatter.src, aten.scatter.value)
-def scatter(self: SparseTensor, dim: int, index: torch.Tensor, src: Any) -> Any:
-    return _scatter(self, dim, index, src, False)
-
-
-@implements(aten.scatter_add)
-def scatter_add(self: SparseTensor, dim: int, index: torch.Tensor, src: Any) -> Any:
-    return _scatter(self, dim, index, src, True)
-
-
-def _scatter(self: SparseTensor, dim: int, index: torch.Tensor, src: Any, adds: bool) -> Any:
-    func = aten.scatter_add.default if adds else aten.scatter.value
-    func = aten.scatter.src if isinstance(src, torch.Tensor) and not adds else func
+def _check_and_write(func: Any, handler: Any, self: Tensor, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(self, SparseTensor):
-        return func(self, dim, index, src.to_dense() if isinstance(src, SparseTensor) else src)
+        return func(self, *map(as_dense, args), **kwargs)
     if not self.numel():
-        return run_on_empty(func, self, dim, index, src)
-    infer_shape(func, self, dim, index.to("meta"), as_meta(src))
+        return run_on_empty(func, self, *args, **kwargs)
+    infer_shape(func, self, *map(as_meta, args), **kwargs)
+    return handler(self, *args, **kwargs)
+
+
+def _scatter(self: SparseTensor, dim: int, index: Tensor, src: Any, adds: bool = False) -> Any:
     if not index.numel():
         return torch.clone(self)
-    keys = find_scatter_keys(self, dim, index)
+    keys = keys_along(self, dim, index)
     return write_at_keys(self, keys, source_values(src, tuple(index.shape), self.dtype, index.device), adds)
 
 
-def find_scatter_keys(self: SparseTensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """Return the key in ``self`` of each element of ``index``, its coordinates in ``dim``."""
-    dim %= self.dim()
-    index = check_indices(index if index.dim() else index.reshape(1), self.shape[dim], dim)
-    grid = torch.meshgrid(*(torch.arange(size, device=index.device) for size in index.shape), indexing="ij")
-    columns = [(index if d == dim else column).reshape(-1) for d, column in enumerate(grid)]
-    return keys_of(columns, tuple(self.shape))
-
-
-# slices and rows -------------------------------------------------------------------------------------
+_writes(aten.scatter.src, aten.scatter.value)(_scatter)
+_writes(aten.scatter_add.default)(functools.partial(_scatter, adds=True))
 
 
 @implements(aten.select_scatter)
-def select_scatter(self: torch.Tensor, src: torch.Tensor, dim: int, index: int) -> Any:
+def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Any:
     if not isinstance(self, SparseTensor):
         return aten.select_scatter(self, src.to_dense(), dim, index)
     rank, size = self.dim(), _size_of(self, dim)
@@ -121,12 +116,7 @@ def select_scatter(self: torch.Tensor, src: torch.Tensor, dim: int, index: int) 
 
 @implements(aten.slice_scatter)
 def slice_scatter(
-    self: torch.Tensor,
-    src: torch.Tensor,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
+    self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
     if not isinstance(self, SparseTensor):
         return aten.slice_scatter(self, src.to_dense(), dim, start, end, step)
@@ -135,9 +125,7 @@ def slice_scatter(
         raise CallError(f"slice_scatter takes a step from 1, not {step}")
     dim %= self.dim()
     positions = range(*slice(start, end, step).indices(size))
-    _check_source(
-        src, [len(positions) if d == dim else extent for d, extent in enumerate(self.shape)], "the slice"
-    )
+    _check_source(src, _with_size(self, dim, len(positions)), "the slice")
     return _replace_along(self, src, dim, positions)
 
 
@@ -148,50 +136,39 @@ def _size_of(self: SparseTensor, dim: int) -> int:
     return self.shape[dim]
 
 
-def _check_source(src: torch.Tensor, shape: Sequence[int], what: str) -> None:
+def _with_size(self: SparseTensor, dim: int, size: int) -> Shape:
+    """Return the shape of a tensor, with another ``size`` of ``dim``."""
+    return tuple(size if d == dim % self.dim() else extent for d, extent in enumerate(self.shape))
+
+
+def _check_source(src: Tensor, shape: Sequence[int], what: str) -> None:
     if tuple(src.shape) != tuple(shape):
         raise CallError(f"{what} has shape {tuple(shape)}, but src has shape {tuple(src.shape)}")
 
 
-def _replace_along(self: SparseTensor, src: torch.Tensor, dim: int, positions: range) -> SparseTensor:
+def _replace_along(self: SparseTensor, src: Tensor, dim: int, positions: range) -> SparseTensor:
     """Return ``self`` with ``src`` at ``positions`` of ``dim``; the cost follows the entries."""
     entries = entries_of(self)
     coordinate = entries.coordinates[dim]
     step = positions.step if len(positions) > 1 else 1
-    end = positions.start + len(positions) * step
-    is_outside = (
-        (coordinate < positions.start) | (coordinate >= end) | ((coordinate - positions.start) % step != 0)
-    )
-    remaining = Entries(entries.keys[is_outside], entries.values[is_outside], entries.shape)
+    offset = coordinate - positions.start
+    is_outside = (offset < 0) | (offset >= len(positions) * step) | (offset % step != 0)
+    remaining = from_entries(keep_entries(entries, is_outside), self.format)
     columns, values = split_entries(src)
     columns[dim] = columns[dim] * step + positions.start
-    return write_at_keys(
-        from_entries(remaining, self.format), keys_of(columns, entries.shape), values, adds=False
-    )
+    return write_at_keys(remaining, keys_of(columns, entries.shape), values, adds=False)
 
 
-@implements(aten.index_add)
-def index_add(
-    self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1
-) -> Any:
-    if not isinstance(self, SparseTensor):
-        return torch.index_add(self, dim, index, source.to_dense(), alpha=alpha)
-    if not self.numel():
-        return run_on_empty(aten.index_add.default, self, dim, index, source, alpha=alpha)
-    infer_shape(aten.index_add.default, self, dim, index.to("meta"), as_meta(source), alpha=alpha)
+@_writes(aten.index_add.default)
+def index_add(self: SparseTensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Any:
     check_slices(self, dim, index, source)
     columns, values = move_entries(self, dim, index, source)
     values = values * alpha if alpha != 1 else values
     return write_at_keys(self, keys_of(columns, tuple(self.shape)), values, adds=True)
 
 
-@implements(aten.index_copy)
-def index_copy(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> Any:
-    if not isinstance(self, SparseTensor):
-        return torch.index_copy(self, dim, index, source.to_dense())
-    if not self.numel():
-        return run_on_empty(aten.index_copy.default, self, dim, index, source)
-    infer_shape(aten.index_copy.default, self, dim, index.to("meta"), as_meta(source))
+@_writes(aten.index_copy.default)
+def index_copy(self: SparseTensor, dim: int, index: Tensor, source: Tensor) -> Any:
     if not source.dim() and self.dim() == 1:
         source = source.reshape(1)  # a scalar is a slice of a vector
     check_slices(self, dim, index, source, kinds=(torch.int64,))
@@ -203,8 +180,8 @@ def index_copy(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.
 def check_slices(
     self: SparseTensor,
     dim: int,
-    index: torch.Tensor,
-    source: torch.Tensor,
+    index: Tensor,
+    source: Tensor,
     kinds: Sequence[torch.dtype] = (torch.int64, torch.int32),
 ) -> tuple[int, ...]:
     """Check that ``source`` has the shape of the slices of ``self`` at ``index`` of ``dim``, and return it.
@@ -217,18 +194,14 @@ def check_slices(
         raise CallError(f"places are {index.dtype}, not {' or '.join(map(str, kinds))}")
     if source.dtype != self.dtype:
         raise CallError(f"the source is {source.dtype}, but the tensor is {self.dtype}; convert one of them")
-    shape = [index.numel() if d == dim % self.dim() else size for d, size in enumerate(self.shape)]
+    shape = _with_size(self, dim, index.numel())
     _check_source(source, shape, "what the places name")
-    return tuple(shape)
+    return shape
 
 
 def move_entries(
-    self: SparseTensor,
-    dim: int,
-    index: torch.Tensor,
-    source: torch.Tensor,
-    only_last: bool = False,
-) -> tuple[list[torch.Tensor], torch.Tensor]:
+    self: SparseTensor, dim: int, index: Tensor, source: Tensor, only_last: bool = False
+) -> tuple[list[Tensor], Tensor]:
     """Move the entries of ``source`` to the positions along ``dim`` that ``index`` names.
 
     With ``only_last``, of slices of the source that go to one position only the last.
@@ -238,9 +211,8 @@ def move_entries(
     columns, values = split_entries(source)
     if only_last and index.numel():
         _, which = torch.unique(index, return_inverse=True)
-        last = torch.zeros_like(index).scatter_reduce_(
-            0, which, torch.arange(index.numel(), device=index.device), "amax"
-        )
+        numbers = torch.arange(index.numel(), device=index.device)
+        last = torch.zeros_like(index).scatter_reduce_(0, which, numbers, "amax")
         is_last = last[which[columns[dim]]] == columns[dim]
         columns, values = [column[is_last] for column in columns], values[is_last]
     columns[dim] = index[columns[dim]]
@@ -248,40 +220,35 @@ def move_entries(
 
 
 @implements(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
-def index_fill(self: SparseTensor, dim: int, index: torch.Tensor, value: Any) -> Any:
+def index_fill(self: SparseTensor, dim: int, index: Tensor, value: Any) -> Any:
     size = _size_of(self, dim)
     if not self.numel():
-        is_number = not isinstance(value, torch.Tensor)
-        func = aten.index_fill.int_Scalar if is_number else aten.index_fill.int_Tensor
+        is_tensor = isinstance(value, Tensor)
+        func = aten.index_fill.int_Tensor if is_tensor else aten.index_fill.int_Scalar
         return run_on_empty(func, self, dim, index, value)
     check_int64("index_fill", index)
     if index.dim() > 1:
         raise CallError(f"index_fill takes a list of places, not a tensor of shape {tuple(index.shape)}")
     dim %= self.dim()
     shape = tuple(self.shape)
-    number = value.item() if isinstance(value, torch.Tensor) else value
+    number = value.item() if isinstance(value, Tensor) else value
     entries = entries_of(self)
     chosen = torch.unique(check_indices(index.reshape(-1), size, dim, from_end=True))
     is_kept = ~torch.isin(entries.coordinates[dim], chosen)
-    remaining = Entries(entries.keys[is_kept], entries.values[is_kept], shape)
-    cleared = from_entries(remaining, self.format)
-    if number == 0 and not (isinstance(value, torch.Tensor) and are_patterns_fixed()):
+    cleared = from_entries(keep_entries(entries, is_kept), self.format)
+    if number == 0 and not (isinstance(value, Tensor) and are_patterns_fixed()):
         return cleared
-    sizes = [
-        chosen if d == dim else torch.arange(extent, device=chosen.device) for d, extent in enumerate(shape)
-    ]
-    grid = torch.meshgrid(*sizes, indexing="ij")
+    axes = [torch.arange(extent, device=chosen.device) for extent in shape]
+    axes[dim] = chosen
+    grid = torch.meshgrid(*axes, indexing="ij")
     keys = keys_of([column.reshape(-1) for column in grid], shape)
-    return write_at_keys(
-        cleared, keys, torch.full(keys.shape, number, dtype=self.dtype, device=keys.device), adds=False
-    )
+    numbers = torch.full(keys.shape, number, dtype=self.dtype, device=keys.device)
+    return write_at_keys(cleared, keys, numbers, adds=False)
 
 
 @implements(aten.index_put)
-def index_put(
-    self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
-) -> Any:
-    dense = values.to_dense() if isinstance(values, SparseTensor) else values
+def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Any:
+    dense = as_dense(values)
     if not isinstance(self, SparseTensor):
         return aten.index_put(self, normalize_indices(self, indices), dense, accumulate)
     if values.dtype != self.dtype:
@@ -301,55 +268,50 @@ def index_put(
     return write_at_keys(self, keys, dense.expand(indexed.result).reshape(-1), accumulate)
 
 
-# reductions ------------------------------------------------------------------------------------------
-
-
 @implements(aten.scatter_reduce.two)
 def scatter_reduce(
-    self: torch.Tensor, dim: int, index: torch.Tensor, src: Any, reduce: str, *, include_self: bool = True
+    self: Tensor, dim: int, index: Tensor, src: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
-    args = (self, dim, index, src, reduce)
+    func, args, options = aten.scatter_reduce.two, (dim, index, src, reduce), {"include_self": include_self}
     if not isinstance(self, SparseTensor) or isinstance(index, SparseTensor) or not self.dim():
-        return run_densely(aten.scatter_reduce.two, args, {"include_self": include_self})
+        return run_densely(func, (self, *args), options)
     if not self.numel():
-        return run_on_empty(aten.scatter_reduce.two, self, *args[1:], include_self=include_self)
-    infer_shape(
-        aten.scatter_reduce.two, self, dim, index.to("meta"), as_meta(src), reduce, include_self=include_self
-    )
+        return run_on_empty(func, self, *args, **options)
+    infer_shape(func, self, *map(as_meta, args), **options)
     if not index.numel():
         return torch.clone(self)
     values = source_values(src, tuple(index.shape), self.dtype, index.device)
-    return _reduce_at_keys(self, find_scatter_keys(self, dim, index), values, reduce, include_self)
+    keys, number = torch.unique(keys_along(self, dim, index), return_inverse=True)
+    before = entries_of(self).at(keys)
+    after = torch.scatter_reduce(before, 0, number, values, reduce, include_self=include_self)
+    return write_at_keys(self, keys, after, adds=False)
 
 
-@implements(aten.scatter.reduce)
-def scatter_with(self: torch.Tensor, dim: int, index: torch.Tensor, src: Any, *, reduce: str) -> Any:
+@implements(aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter_with(self: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str) -> Any:
+    is_number = not isinstance(src, Tensor)
     if reduce not in REDUCE or not isinstance(self, SparseTensor):
-        return run_densely(aten.scatter.reduce, (self, dim, index, src), {"reduce": reduce})
-    return scatter_reduce(self, dim, index, src, REDUCE[reduce])
-
-
-@implements(aten.scatter.value_reduce)
-def scatter_number(self: SparseTensor, dim: int, index: torch.Tensor, value: Any, *, reduce: str) -> Any:
-    if reduce not in REDUCE:
-        return run_densely(aten.scatter.value_reduce, (self, dim, index, value), {"reduce": reduce})
-    size = self.storage.values.element_size() * index.numel()
-    check_budget(size, f"scatter of a number to {index.numel()} places", "use fewer places")
-    src = torch.full(tuple(index.shape), value, dtype=self.dtype, device=index.device)
+        func = aten.scatter.value_reduce if is_number else aten.scatter.reduce
+        return run_densely(func, (self, dim, index, src), {"reduce": reduce})
+    if is_number:
+        size = self.storage.values.element_size() * index.numel()
+        check_budget(size, f"scatter of a number to {index.numel()} places", "use fewer places")
+        src = torch.full(tuple(index.shape), src, dtype=self.dtype, device=index.device)
     return scatter_reduce(self, dim, index, src, REDUCE[reduce])
 
 
 @implements(aten.index_reduce)
 def index_reduce(
-    self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, reduce: str, *, include_self: bool = True
+    self: Tensor, dim: int, index: Tensor, source: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
-    args = (self, dim, index, source, reduce)
-    if not isinstance(self, SparseTensor) or isinstance(index, SparseTensor) or not self.numel():
-        return run_densely(aten.index_reduce.default, args, {"include_self": include_self})
-    meta = as_meta(source)
-    infer_shape(
-        aten.index_reduce.default, self, dim, index.to("meta"), meta, reduce, include_self=include_self
+    func, args, options = (
+        aten.index_reduce.default,
+        (dim, index, source, reduce),
+        {"include_self": include_self},
     )
+    if not isinstance(self, SparseTensor) or isinstance(index, SparseTensor) or not self.numel():
+        return run_densely(func, (self, *args), options)
+    infer_shape(func, self, *map(as_meta, args), **options)
     shape = check_slices(self, dim, index, source)
     if not index.numel():
         return torch.clone(self)
@@ -360,27 +322,21 @@ def index_reduce(
 
 
 @implements(aten.put)
-def put(self: torch.Tensor, index: torch.Tensor, source: Any, accumulate: bool = False) -> Any:
+def put(self: Tensor, index: Tensor, source: Any, accumulate: bool = False) -> Any:
     if not isinstance(self, SparseTensor) or isinstance(index, SparseTensor) or not self.dim():
         return run_densely(aten.put.default, (self, index, source, accumulate), {})
     check_int64("put", index)
     if source.dtype != self.dtype or source.numel() != index.numel():
-        aten.put(
-            torch.zeros(1, dtype=self.dtype, device=index.device),
-            index,
-            torch.zeros(source.shape, dtype=source.dtype, device=index.device),
-        )
+        small = torch.zeros(1, dtype=self.dtype, device=index.device)
+        aten.put(small, index, small.new_zeros(source.shape, dtype=source.dtype))  # raises torch's error
     if not self.numel():
         return run_on_empty(aten.put.default, self, index, source, accumulate)
     positions = check_indices(index, self.numel(), 0, from_end=True).reshape(-1)
-    values = source.to_dense() if isinstance(source, SparseTensor) else source
-    return write_at_keys(self, positions, values.reshape(-1), accumulate)
+    return write_at_keys(self, positions, as_dense(source).reshape(-1), accumulate)
 
 
 @implements(aten.diagonal_scatter)
-def diagonal_scatter(
-    self: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Any:
+def diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """Copy the tensor, and write ``src`` to its diagonal, a view."""
     if not isinstance(self, SparseTensor):
         return run_densely(aten.diagonal_scatter.default, (self, src, offset, dim1, dim2), {})
@@ -390,12 +346,3 @@ def diagonal_scatter(
         raise ShapeError(f"the diagonal has shape {tuple(diagonal.shape)}, but src has {tuple(src.shape)}")
     diagonal.copy_(src)
     return copy
-
-
-def _reduce_at_keys(
-    self: SparseTensor, keys: torch.Tensor, values: torch.Tensor, reduce: str, include_self: bool
-) -> SparseTensor:
-    unique_keys, number = torch.unique(keys, return_inverse=True)
-    before = entries_of(self).at(unique_keys)
-    after = torch.scatter_reduce(before, 0, number, values, reduce, include_self=include_self)
-    return write_at_keys(self, unique_keys, after, adds=False)

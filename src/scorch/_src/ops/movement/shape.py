@@ -8,6 +8,8 @@ stored outermost (``storage.slices``). Everything else is arithmetic on the keys
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,11 +40,17 @@ from scorch.errors import IndexRangeError, UnsupportedError
 aten = torch.ops.aten
 
 
+def as_meta(tensor: Any) -> Any:
+    """Return a meta tensor of the same shape and dtype; anything else as it is."""
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
+
+
 def infer_shape(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Shape:
     """Return the shape of the result as torch infers it, or raise its error."""
-    meta = torch.empty(tuple(tensor.shape), dtype=tensor.storage.values.dtype, device="meta")
     try:
-        return tuple(func(meta, *args, **kwargs).shape)
+        return tuple(func(as_meta(tensor), *args, **kwargs).shape)
     except AssertionError as error:  # of a dimension, before torch 2.13
         raise IndexRangeError(f"Dimension out of range: {error}") from None
 
@@ -80,15 +88,20 @@ def split_entries(tensor: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tenso
 def zeros_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any) -> SparseTensor:
     """Return a tensor of the same shape and format without entries."""
     values = torch.zeros(0, dtype=dtype or self.storage.values.dtype, device=self.storage.device)
-    empty = Entries(torch.zeros(0, dtype=torch.int64, device=self.storage.device), values, tuple(self.shape))
-    return from_entries(empty, self.format)
+    return without_entries(values, tuple(self.shape), self.format)
+
+
+def without_entries(no_values: torch.Tensor, shape: Shape, form: Format) -> SparseTensor:
+    """Return a tensor without entries, with the dtype and on the device of ``no_values``."""
+    no_keys = torch.zeros(0, dtype=torch.int64, device=no_values.device)
+    return from_entries(Entries(no_keys, no_values, shape), form)
 
 
 # reshaping -------------------------------------------------------------------------------------------
 
 
-@implements(aten.view.default, aten._unsafe_view, aten.reshape)
-def view(self: SparseTensor, size: Sequence[int]) -> Any:
+@implements(aten.view.default, aten._unsafe_view, aten.reshape, aten._reshape_alias)
+def view(self: SparseTensor, size: Sequence[int], stride: Any = None) -> Any:
     shape = infer_shape(aten.view.default, self, size)
     if shape == tuple(self.shape):
         return SparseTensor(self.storage)
@@ -98,25 +111,8 @@ def view(self: SparseTensor, size: Sequence[int]) -> Any:
     return build_from_keys(self, entries.keys, entries.values, shape, True)
 
 
-@implements(aten._reshape_alias)
-def reshape_alias(self: SparseTensor, size: Sequence[int], stride: Any) -> Any:
-    return view(self, size)
-
-
-@implements(aten.unsqueeze)
-def unsqueeze(self: SparseTensor, dim: int) -> Any:
-    return view(self, infer_shape(aten.unsqueeze.default, self, dim))
-
-
-@implements(aten.squeeze.default)
-def squeeze(self: SparseTensor) -> Any:
-    return view(self, infer_shape(aten.squeeze.default, self))
-
-
-@implements(aten.squeeze.dim, aten.squeeze.dims)
-def squeeze_dims(self: SparseTensor, dim: Any) -> Any:
-    func = aten.squeeze.dim if isinstance(dim, int) else aten.squeeze.dims
-    return view(self, infer_shape(func, self, dim))
+for _func in (aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims):
+    implements(_func)(lambda self, *dim, func=_func: view(self, infer_shape(func, self, *dim)))
 
 
 @implements(aten.permute)
@@ -177,9 +173,7 @@ def repeat(self: SparseTensor, repeats: Sequence[int]) -> Any:
     shape = infer_shape(aten.repeat.default, self, repeats)
     shape_of_self = (1,) * (len(repeats) - self.dim()) + tuple(self.shape)
     entries = entries_of(self)
-    source_shape = tuple(
-        size for pair in zip((1,) * len(shape_of_self), shape_of_self, strict=True) for size in pair
-    )
+    source_shape = tuple(size for extent in shape_of_self for size in (1, extent))
     target_shape = tuple(size for pair in zip(repeats, shape_of_self, strict=True) for size in pair)
     wide = expanded(Entries(entries.keys, entries.values, source_shape), target_shape)
     is_copy = not shares_memory(wide.values, self.storage.values)
@@ -222,11 +216,7 @@ def select(self: SparseTensor, dim: int, index: int) -> Any:
         selected = select_outer(self.storage, index)
         if selected is not None:
             return SparseTensor(selected)
-        no_entries = (
-            torch.zeros(0, dtype=torch.int64, device=self.storage.device),
-            self.storage.values.new_zeros(0),
-        )
-        return from_entries(Entries(*no_entries, shape), inner_format(self.format))
+        return without_entries(self.storage.values.new_zeros(0), shape, inner_format(self.format))
     entries = entries_of(self)
     crd = entries.coordinates
     is_kept = crd.pop(dim) == index
@@ -252,12 +242,8 @@ def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
         inside = format_for(self, shape)
         order = (dim, *(d + (d >= dim) for d in inside.order))
         storage = convert(storage, Format((Compressed(), *inside.levels), order=order))
-    inner = inner_format(storage.pattern.format)
-    no_entries = (
-        torch.zeros(0, dtype=torch.int64, device=self.storage.device),
-        self.storage.values.new_zeros(0),
-    )
-    empty = from_entries(Entries(*no_entries, shape), inner).storage
+    no_values = self.storage.values.new_zeros(0)
+    empty = without_entries(no_values, shape, inner_format(storage.pattern.format)).storage
     return [
         SparseTensor(slice_storage or Storage(empty.pattern, empty.values))
         for slice_storage in unbind_outer(storage)
@@ -273,29 +259,20 @@ def split(self: SparseTensor, split_size: int, dim: int = 0) -> list[Any]:
 @implements(aten.split_with_sizes)
 def split_with_sizes(self: SparseTensor, split_sizes: Sequence[int], dim: int = 0) -> list[Any]:
     aten.split_with_sizes(torch.empty(tuple(self.shape), device="meta"), split_sizes, dim)
-    slices, start = [], 0
-    for size in split_sizes:
-        slices.append(slice_(self, dim, start, start + size))
-        start += size
-    return slices
+    ends = itertools.accumulate(split_sizes)
+    return [slice_(self, dim, end - size, end) for size, end in zip(split_sizes, ends, strict=True)]
 
 
-@implements(aten.tril)
-def tril(self: SparseTensor, diagonal: int = 0) -> Any:
-    return _triangle(aten.tril.default, self, diagonal, lambda rows, columns: columns - rows <= diagonal)
-
-
-@implements(aten.triu)
-def triu(self: SparseTensor, diagonal: int = 0) -> Any:
-    return _triangle(aten.triu.default, self, diagonal, lambda rows, columns: columns - rows >= diagonal)
-
-
-def _triangle(func: Any, self: SparseTensor, diagonal: int, is_kept: Any) -> Any:
+def _triangle(func: Any, is_kept: Any, self: SparseTensor, diagonal: int = 0) -> Any:
     shape = infer_shape(func, self, diagonal)
     entries = entries_of(self)
-    crd = entries.coordinates
-    mask = is_kept(crd[-2], crd[-1])
+    rows, columns = entries.coordinates[-2:]
+    mask = is_kept(columns - rows, diagonal)
     return build_from_keys(self, entries.keys[mask], entries.values[mask], shape, True)
+
+
+implements(aten.tril)(functools.partial(_triangle, aten.tril.default, operator.le))
+implements(aten.triu)(functools.partial(_triangle, aten.triu.default, operator.ge))
 
 
 @implements(aten.diagonal)
@@ -331,20 +308,10 @@ def diag_embed(self: SparseTensor, offset: int = 0, dim1: int = -2, dim2: int = 
     shape = infer_shape(aten.diag_embed.default, self, offset, dim1, dim2)
     dim1, dim2 = dim1 % len(shape), dim2 % len(shape)
     entries = entries_of(self)
-    *outer, along = entries.coordinates
-    columns: list[torch.Tensor] = []
-    remaining = iter(outer)
-    for dim in range(len(shape)):
-        if dim == dim1:
-            columns.append(along + max(-offset, 0))
-        elif dim == dim2:
-            columns.append(along + max(offset, 0))
-        else:
-            columns.append(next(remaining))
+    *columns, along = entries.coordinates
+    for dim, shift in sorted([(dim1, max(-offset, 0)), (dim2, max(offset, 0))]):
+        columns.insert(dim, along + shift)
     return build_from_coordinates(self, columns, entries.values, shape, False)
-
-
-# shifts ----------------------------------------------------------------------------------------------
 
 
 @implements(aten.flip)
@@ -362,14 +329,12 @@ def roll(self: SparseTensor, shifts: Any, dims: Any = ()) -> Any:
     if not self.numel():  # torch ignores dims then
         return self.clone()
     shape = infer_shape(aten.roll.default, self, shifts, dims)
-    shifts_list = [shifts] if isinstance(shifts, int) else list(shifts)
-    dims_list = [dims] if isinstance(dims, int) else list(dims)
-    if not dims_list:
-        flat = view(self, [self.numel()])
-        return view(roll(flat, shifts_list, [0]), shape)
+    shifts, dims = ([each] if isinstance(each, int) else each for each in (shifts, dims))
+    if not dims:
+        return view(roll(view(self, [self.numel()]), shifts, [0]), shape)
     entries = entries_of(self)
     crd = entries.coordinates
-    for shift, dim in zip(shifts_list, dims_list, strict=True):
+    for shift, dim in zip(shifts, dims, strict=True):
         if shape[dim]:
             crd[dim] = (crd[dim] + shift) % shape[dim]
     return build_from_coordinates(self, crd, entries.values, shape, False)

@@ -19,12 +19,10 @@ from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 aten = torch.ops.aten
 
 
-def _apply_to_values(input: SparseTensor, function: Callable[[torch.Tensor], torch.Tensor]) -> SparseTensor:
-    return sparse_of(input.storage.pattern, function(values_of(input)))
-
-
-def _mark_copied(result: SparseTensor, name: str) -> SparseTensor:
-    result.copied_by = name
+def _part(input: SparseTensor, function: Callable[[torch.Tensor], torch.Tensor]) -> SparseTensor:
+    """Apply ``function`` to the values; it is a view of a dense tensor, of which this is a copy."""
+    result = sparse_of(input.storage.pattern, function(values_of(input)))
+    result.copied_by = function.__name__
     return result
 
 
@@ -36,52 +34,38 @@ def lazy_conj(input: SparseTensor) -> SparseTensor:
 @implements(torch.conj, torch.Tensor.conj, differentiable=True)
 def conj(input: SparseTensor) -> SparseTensor:
     """Compute the complex conjugate; of a real tensor return the tensor itself."""
-    return _mark_copied(conj_physical(input), "conj") if input.is_complex() else input
+    return _part(input, torch.conj) if input.is_complex() else input
 
 
 @implements(torch.conj_physical, torch.Tensor.conj_physical, differentiable=True)
 def conj_physical(input: SparseTensor) -> SparseTensor:
-    return _apply_to_values(input, torch.conj) if input.is_complex() else input
+    return sparse_of(input.storage.pattern, torch.conj(values_of(input))) if input.is_complex() else input
 
 
 @implements(torch.real, torch.Tensor.real.__get__, differentiable=True)  # type: ignore[attr-defined]
 def real(input: SparseTensor) -> SparseTensor:
-    if not input.is_complex():
-        return input
-    return _mark_copied(_apply_to_values(input, torch.real), "real")
+    return _part(input, torch.real) if input.is_complex() else input
 
 
 @implements(torch.imag, torch.Tensor.imag.__get__, differentiable=True)  # type: ignore[attr-defined]
 def imag(input: SparseTensor) -> SparseTensor:
-    return _mark_copied(_apply_to_values(input, torch.imag), "imag")
+    return _part(input, torch.imag)
 
 
-def set_real(input: SparseTensor, value: Any) -> None:
-    """``S.real = value``."""
-    part = torch.as_tensor(
-        value,
-        dtype=None if isinstance(value, torch.Tensor) else input.real.dtype,
-        device=input.storage.device,
-    )
-    input.copy_(torch.complex(_broadcast(part, input), input.imag) if input.is_complex() else part)
-
-
-def set_imag(input: SparseTensor, value: Any) -> None:
-    """``S.imag = value``."""
-    imaginary = input.imag  # raises for real tensors
-    part = torch.as_tensor(
-        value, dtype=None if isinstance(value, torch.Tensor) else imaginary.dtype, device=input.storage.device
-    )
-    input.copy_(torch.complex(input.real, _broadcast(part, input)))
-
-
-def _broadcast(part: torch.Tensor, input: SparseTensor) -> torch.Tensor:
-    return part.to(input.real.dtype).expand(input.shape)
+def set_part(input: SparseTensor, value: Any, is_imag: bool) -> None:
+    """Run ``S.real = value`` or ``S.imag = value``."""
+    old = input.imag if is_imag else input.real  # raises for the imaginary part of real tensors
+    dtype = None if isinstance(value, torch.Tensor) else old.dtype
+    part = torch.as_tensor(value, dtype=dtype, device=input.storage.device)
+    if input.is_complex():
+        wide = part.to(old.dtype).expand(input.shape)
+        part = torch.complex(input.real, wide) if is_imag else torch.complex(wide, input.imag)
+    input.copy_(part)
 
 
 # torch does not dispatch assignments to these.
-SparseTensor.real = property(lambda input: torch.real(input), set_real)  # type: ignore[assignment]
-SparseTensor.imag = property(lambda input: torch.imag(input), set_imag)  # type: ignore[assignment]
+SparseTensor.real = property(lambda S: torch.real(S), lambda S, value: set_part(S, value, False))  # type: ignore[assignment]
+SparseTensor.imag = property(lambda S: torch.imag(S), lambda S, value: set_part(S, value, True))  # type: ignore[assignment]
 
 
 @implements(torch.Tensor.H.__get__, differentiable=True)  # type: ignore[attr-defined]

@@ -31,6 +31,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.torch_internals import is_functorch_wrapped_tensor
 
 aten = torch.ops.aten
+Position = int | str  # of an argument, or its name
 
 # Arguments whose zeros make the result zero, whatever the others are (except infinities and NaN).
 ANNIHILATORS: dict[Any, tuple[int, ...]] = {
@@ -47,14 +48,11 @@ ANNIHILATORS: dict[Any, tuple[int, ...]] = {
     aten.polar: (0,),
 }
 
-
 # As the first argument of these, but 0 / 0 is not zero.
 DIVISIONS = (aten.div, aten.floor_divide, aten.fmod, aten.remainder)
 
-
 # Of two tensors on one pattern these are on it too.
 LINEAR = (aten.add.Tensor, aten.sub.Tensor)
-
 
 # Elementwise too, though torch, or some release of it, does not tag them.
 UNTAGGED_POINTWISE = (
@@ -84,10 +82,12 @@ def is_elementwise(func: Any) -> bool:
 @implements(torch.Tensor.__rdiv__, torch.Tensor.__rtruediv__)
 def rdiv(self: torch.Tensor, other: Any) -> Any:
     """Compute ``other / self``; torch multiplies by the reciprocal, infinite at implicit zeros."""
-    wide = torch.float64 if isinstance(other, float) else None  # all digits; as a number it does not widen
-    return torch.div(
-        other if isinstance(other, torch.Tensor) else torch.as_tensor(other, dtype=wide, device=HOST), self
-    )
+    if not isinstance(other, torch.Tensor):
+        wide = (
+            torch.float64 if isinstance(other, float) else None
+        )  # all digits; it does not widen, as a number
+        other = torch.as_tensor(other, dtype=wide, device=HOST)
+    return torch.div(other, self)
 
 
 def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -106,6 +106,10 @@ def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return call.run_general()
 
 
+def _zeros(shape: tuple[int, ...], like: SparseTensor) -> torch.Tensor:
+    return torch.zeros(shape, dtype=like.dtype, device=like.storage.device)
+
+
 class _Call:
     """One call: its tensors, and the function with others in their place."""
 
@@ -113,17 +117,13 @@ class _Call:
         self.func = func
         self.args = list(args)
         self.kwargs = kwargs
-        positions: list[int | str] = [n for n, value in enumerate(args) if isinstance(value, torch.Tensor)]
-        positions += [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
-        self.tensors = {position: self._value(position) for position in positions}
+        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        self.tensors = {p: value for p, value in arguments.items() if isinstance(value, torch.Tensor)}
         self.sparse = {p: t for p, t in self.tensors.items() if isinstance(t, SparseTensor)}
         self.shape = tuple(torch.broadcast_shapes(*(tensor.shape for tensor in self.tensors.values())))
         dense = {p: t for p, t in self.tensors.items() if p not in self.sparse and t.dim() > 0}
-        self.dense = {position: undo_expand(tensor) for position, tensor in dense.items()}
+        self.dense = {p: undo_expand(tensor) for p, tensor in dense.items()}
         self.first = next(iter(self.sparse.values()))
-
-    def _value(self, position: int | str) -> Any:
-        return self.args[position] if isinstance(position, int) else self.kwargs[position]
 
     @property
     def is_unary(self) -> bool:
@@ -131,9 +131,9 @@ class _Call:
         pattern = self.first.storage.pattern
         return not self.dense and all(t.storage.pattern is pattern for t in self.sparse.values())
 
-    def call_with(self, replaced: dict[int | str, torch.Tensor]) -> torch.Tensor:
+    def call_with(self, replaced: dict[Position, torch.Tensor]) -> torch.Tensor:
         """Call the function with other tensors."""
-        others: dict[int | str, torch.Tensor] = {**self.dense, **replaced}
+        others: dict[Position, torch.Tensor] = {**self.dense, **replaced}
         args = [others.get(position, value) for position, value in enumerate(self.args)]
         kwargs = {name: others.get(name, value) for name, value in self.kwargs.items()}
         result: torch.Tensor = self.func(*args, **kwargs)
@@ -141,11 +141,10 @@ class _Call:
 
     def background(self) -> torch.Tensor:
         """Return the function's value at implicit zeros; with dense operands a tensor of their shape."""
-        zeros = {
-            p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype, device=t.storage.device)
-            for p, t in self.sparse.items()
-        }
-        return self.call_with(zeros)
+        return self.call_with(self._zeros())
+
+    def _zeros(self) -> dict[Position, torch.Tensor]:
+        return {p: _zeros((1,) * max(tensor.dim(), 1), tensor) for p, tensor in self.sparse.items()}
 
     def is_sparse(self, fill: torch.Tensor) -> bool:
         """Whether implicit zeros stay implicit where ``fill`` is the background.
@@ -155,30 +154,18 @@ class _Call:
         """
         if not _is_zero(fill):
             return False
-        dense = {**{p: t for p, t in self.tensors.items() if p not in self.sparse}, **self.dense}
-        others = {
-            position: tensor * 1.25 + 0.75 for position, tensor in dense.items() if tensor.is_floating_point()
-        }
+        dense = {p: self.dense.get(p, t) for p, t in self.tensors.items() if p not in self.sparse}
+        others = {p: tensor * 1.25 + 0.75 for p, tensor in dense.items() if tensor.is_floating_point()}
         if not others or not are_patterns_fixed():
             return True
-        zeros = {
-            p: torch.zeros((1,) * max(t.dim(), 1), dtype=t.dtype, device=t.storage.device)
-            for p, t in self.sparse.items()
-        }
-        return _is_zero(self.call_with({**others, **zeros}))
+        return _is_zero(self.call_with({**others, **self._zeros()}))
 
     def run_empty(self) -> torch.Tensor:
         """Return a result without elements; the function determines its dtype, and must not divide by 0."""
-        ones = {
-            p: torch.zeros((), dtype=t.dtype, device=t.storage.device).expand(t.shape)
-            for p, t in self.sparse.items()
-        }
-        result = self.call_with(ones)
-        shape = tuple(result.shape)
-        no_entries = Entries(
-            torch.zeros(0, dtype=torch.int64, device=result.device), result.reshape(-1), shape
-        )
-        return from_entries(no_entries, format_for(self.first, shape))
+        zeros = {p: _zeros((), tensor).expand(tensor.shape) for p, tensor in self.sparse.items()}
+        result = self.call_with(zeros)
+        shape, no_keys = tuple(result.shape), torch.zeros(0, dtype=torch.int64, device=result.device)
+        return from_entries(Entries(no_keys, result.reshape(-1), shape), format_for(self.first, shape))
 
     def run_unary(self) -> torch.Tensor:
         values = self.call_with({position: tensor.storage.values for position, tensor in self.sparse.items()})
@@ -194,20 +181,19 @@ class _Call:
         if len(annihilators) == 2:
             shared_keys = common_keys(operands[annihilators[0]], operands[annihilators[1]], shape)
             if shared_keys is not None:
-                return self.as_sparse_at(shared_keys, operands, shape, annihilators[0])
+                return self.as_sparse_at(shared_keys, operands, annihilators[0])
         wide = {position: expanded(entries, shape) for position, entries in operands.items()}
         if annihilators:
             keys = common([wide[position] for position in annihilators])
-            return self.as_sparse_at(keys, wide, shape, annihilators[0])
+            return self.as_sparse_at(keys, wide, annihilators[0])
         keys = united(list(wide.values()))
         if keys.numel() == math.prod(shape):  # and a division may have no zero to divide by
-            return self.as_sparse_at(keys, wide, shape, next(iter(wide)))
+            return self.as_sparse_at(keys, wide, next(iter(wide)))
         fill = self.background()
         if self.is_sparse(fill):
-            return self.as_sparse_at(keys, wide, shape, next(iter(wide)))
-        return self.as_dense(
-            fill.expand(shape) if fill.dim() <= len(shape) else fill, self.evaluate_at(keys, wide, shape)
-        )
+            return self.as_sparse_at(keys, wide, next(iter(wide)))
+        fill = fill.expand(shape) if fill.dim() <= len(shape) else fill
+        return self.as_dense(fill, self.evaluate_at(keys, wide))
 
     def _annihilators(self) -> tuple[int, ...]:
         packet = self.func.overloadpacket
@@ -220,21 +206,18 @@ class _Call:
             return ()  # 0 * inf is NaN
         return zeroing
 
-    def evaluate_at(
-        self, keys: torch.Tensor, wide: dict[int | str, Entries], shape: tuple[int, ...]
-    ) -> Entries:
+    def evaluate_at(self, keys: torch.Tensor, wide: dict[Position, Entries]) -> Entries:
         """Evaluate the function at some keys."""
+        shape = self.shape
         crd = coordinates_of(keys, shape)
         values = {position: values_at(entries, keys, crd, shape) for position, entries in wide.items()}
         for position, tensor in self.dense.items():
             values[position] = tensor.expand(shape)[tuple(crd)]
         return Entries(keys, self.call_with(values), shape)
 
-    def as_sparse_at(
-        self, keys: torch.Tensor, wide: dict[int | str, Entries], shape: tuple[int, ...], position: int | str
-    ) -> SparseTensor:
-        """Return a sparse result at ``keys``, in the format of the operand at ``position``."""
-        return from_entries(self.evaluate_at(keys, wide, shape), format_for(self.sparse[position], shape))
+    def as_sparse_at(self, keys: torch.Tensor, wide: dict[Position, Entries], like: Position) -> SparseTensor:
+        """Return a sparse result at ``keys``, in the format of the operand ``like``."""
+        return from_entries(self.evaluate_at(keys, wide), format_for(self.sparse[like], self.shape))
 
     def as_dense(self, fill: torch.Tensor, entries: Entries) -> torch.Tensor:
         """Return a dense result: ``fill`` everywhere but at ``entries``."""

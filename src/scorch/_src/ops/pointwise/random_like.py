@@ -13,11 +13,13 @@ initialising one, take the time and memory of its entries.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.ops.fallback import replace_value, run_densely
@@ -36,26 +38,21 @@ ROWS_PER_CHUNK = 1024
 
 def on_pattern(self: SparseTensor, fill: Callable[[torch.Tensor], torch.Tensor]) -> SparseTensor:
     """Return the pattern of ``self`` with the values of ``fill``; the padding of blocks stays zero."""
-    pattern = self.storage.pattern
-    values = fill(self.storage.values.clone())
-    return with_values(self, clear_padding(values, pattern))
+    return with_values(self, clear_padding(fill(self.storage.values.clone()), self.storage.pattern))
 
 
 # on the same pattern ---------------------------------------------------------------------------------
 
 
-def _make_like_handler(function: Callable[..., torch.Tensor]) -> Callable[..., SparseTensor]:
-    def handler(self: SparseTensor, *args: Any, dtype: Any = None, **kwargs: Any) -> SparseTensor:
-        options = {name: kwargs[name] for name in ("generator",) if kwargs.get(name) is not None}
-        return on_pattern(
-            self, lambda values: function(values, *args, dtype=dtype or values.dtype, **options)
-        )
-
-    return handler
+def _draw_like(
+    function: Any, self: SparseTensor, *args: Any, dtype: Any = None, **kwargs: Any
+) -> SparseTensor:
+    options = {name: kwargs[name] for name in ("generator",) if kwargs.get(name) is not None}
+    return on_pattern(self, lambda values: function(values, *args, dtype=dtype or values.dtype, **options))
 
 
 for _packet in (aten.rand_like, aten.randn_like, aten.randint_like):
-    implements(_packet)(_make_like_handler(_packet))
+    implements(_packet)(functools.partial(_draw_like, _packet))
 
 
 @implements(aten.empty_like)
@@ -64,15 +61,11 @@ def empty_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any
     return with_values(self, torch.zeros_like(self.storage.values, dtype=dtype))
 
 
-def _make_in_place_handler(func: Any) -> Callable[..., torch.Tensor]:
-    def handler(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not isinstance(self, SparseTensor) or any(isinstance(value, SparseTensor) for value in args):
-            result: torch.Tensor = run_densely(func, (self, *args), kwargs)
-            return result
-        filled = on_pattern(self, lambda values: func(values, *args, **kwargs))
-        return replace_value(self, filled, func.overloadpacket.__name__)
-
-    return handler
+def _draw_in_place(func: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(self, SparseTensor) or any(isinstance(value, SparseTensor) for value in args):
+        return run_densely(func, (self, *args), kwargs)
+    filled = on_pattern(self, lambda values: func(values, *args, **kwargs))
+    return replace_value(self, filled, func.overloadpacket.__name__)
 
 
 for _func in (
@@ -83,18 +76,16 @@ for _func in (
     aten.random_.to,
     aten.bernoulli_.float,
 ):
-    implements(_func)(_make_in_place_handler(_func))
+    implements(_func)(functools.partial(_draw_in_place, _func))
 
 
-@implements(aten.bernoulli.default)
-def bernoulli(self: SparseTensor, generator: Any = None) -> SparseTensor:
-    """Draw 1 with the stored probability: 0 at implicit zeros."""
-    return on_pattern(self, lambda values: torch.bernoulli(values, generator=generator))
+def _draw(func: Any, self: SparseTensor, generator: Any = None) -> SparseTensor:
+    """Draw by the stored probabilities or rates: 0 at implicit zeros."""
+    return on_pattern(self, lambda values: func(values, generator=generator))
 
 
-@implements(aten.poisson)
-def poisson(self: SparseTensor, generator: Any = None) -> SparseTensor:
-    return on_pattern(self, lambda values: torch.poisson(values, generator=generator))
+for _func in (aten.bernoulli.default, aten.poisson.default):
+    implements(_func)(functools.partial(_draw, _func))
 
 
 @implements(aten.native_dropout)
@@ -104,28 +95,66 @@ def native_dropout(input: SparseTensor, p: float, train: bool | None) -> tuple[S
     return with_values(input, values), with_values(input, is_kept)
 
 
-# filled ----------------------------------------------------------------------------------------------
+@implements(F.dropout)
+def dropout(input: SparseTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Set some stored values to zero and scale the others; the pattern stays."""
+    values = input.storage.values
+    dropped = F.dropout(values, p, training)  # raises torch's errors
+    if dropped is values:
+        return input
+    result = with_values(input, dropped)
+    return replace_value(input, result, "dropout_") if inplace else result
 
 
-def _full(
-    name: str, shape: Sequence[int], value: Any, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    size = math.prod(shape) * dtype.itemsize
+implements(torch.dropout)(lambda input, p, train: dropout(input, p, train))
+implements(torch.dropout_)(lambda input, p, train: dropout(input, p, train, inplace=True))
+
+
+def _make_dropout(function: Callable[..., torch.Tensor], spatial: int | None) -> Callable[..., Any]:
+    """Return ``function``, which drops whole channels: one factor for all ``spatial`` dimensions.
+
+    With ``spatial`` None it changes zeros too: the result is dense.
+    """
+
+    def drop(
+        input: SparseTensor, p: float = 0.5, training: bool = spatial is not None, inplace: bool = False
+    ) -> Any:
+        is_single = spatial is None or (input.dim() == spatial + 1 and spatial != 2)  # torch reads (N, C, L)
+        kept_dims = 1 if is_single else 2
+        shape = (*input.shape[:kept_dims], *(1,) * (input.dim() - kept_dims))
+        ones = torch.ones(shape if spatial else (0,), dtype=input.dtype, device=input.storage.device)
+        factors = function(ones, p, training)  # raises torch's errors
+        if not training or p == 0:
+            return input
+        result = torch.mul(input, factors) if spatial else run_densely(function, (input, p, True), {})
+        return replace_value(input, result, function.__name__) if inplace else result
+
+    return drop
+
+
+for _spatial, _dropout in enumerate((F.dropout1d, F.dropout2d, F.dropout3d), 1):
+    implements(_dropout)(_make_dropout(_dropout, _spatial))
+for _dropout in (F.alpha_dropout, F.feature_alpha_dropout):
+    implements(_dropout)(_make_dropout(_dropout, None))
+
+
+def _full(name: str, like: SparseTensor, shape: Sequence[int], value: Any, dtype: Any = None) -> torch.Tensor:
+    dtype = dtype or like.dtype
     hint = "its result is dense; scorch.zeros and its like take format= for sparse ones"
-    check_budget(size, f"{name} of shape {tuple(shape)}", hint)
-    return torch.full(tuple(shape), value, dtype=dtype, device=device)
+    check_budget(math.prod(shape) * dtype.itemsize, f"{name} of shape {tuple(shape)}", hint)
+    return torch.full(tuple(shape), value, dtype=dtype, device=like.storage.device)
 
 
 @implements(aten.full_like)
 def full_like(self: SparseTensor, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     if fill_value == 0:
         return zeros_like(self, dtype=dtype)
-    return _full("full_like", self.shape, fill_value, dtype or self.dtype, self.storage.device)
+    return _full("full_like", self, self.shape, fill_value, dtype)
 
 
 @implements(aten.ones_like)
 def ones_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    return _full("ones_like", self.shape, 1, dtype or self.dtype, self.storage.device)
+    return _full("ones_like", self, self.shape, 1, dtype)
 
 
 @implements(aten.fill.Scalar, aten.fill.Tensor)
@@ -135,34 +164,28 @@ def fill(self: SparseTensor, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return full_like(self, value)
     if are_patterns_fixed():  # a zero of a tensor has a gradient
-        return _full("fill_", self.shape, value.item(), self.dtype, self.storage.device)
+        return _full("fill_", self, self.shape, value.item())
     return full_like(self, value.item())
 
 
-@implements(aten.zero)
-def zero(self: SparseTensor) -> SparseTensor:
-    return zeros_like(self)
-
-
-@implements(aten.new_zeros, aten.new_empty)
-def new_zeros(
-    self: SparseTensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
-) -> torch.Tensor:
-    return _full("new_zeros", size, 0, dtype or self.dtype, self.storage.device)
-
-
-@implements(aten.new_ones)
-def new_ones(
-    self: SparseTensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
-) -> torch.Tensor:
-    return _full("new_ones", size, 1, dtype or self.dtype, self.storage.device)
+implements(aten.zero)(zeros_like)
 
 
 @implements(aten.new_full)
 def new_full(
-    self: SparseTensor, size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any
+    self: SparseTensor,
+    size: Sequence[int],
+    fill_value: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    name: str = "new_full",
+    **_: Any,
 ) -> torch.Tensor:
-    return _full("new_full", size, fill_value, dtype or self.dtype, self.storage.device)
+    return _full(name, self, size, fill_value, dtype)
+
+
+implements(aten.new_zeros, aten.new_empty)(functools.partial(new_full, fill_value=0, name="new_zeros"))
+implements(aten.new_ones)(functools.partial(new_full, fill_value=1, name="new_ones"))
 
 
 # Python protocols ------------------------------------------------------------------------------------
@@ -185,24 +208,17 @@ setattr(SparseTensor, "__iter__", iterate)  # noqa: B010 - torch types it as a p
 @implements(torch.Tensor.apply_)
 def apply_(self: SparseTensor, callable: Callable[[Any], Any]) -> torch.Tensor:
     """Apply a Python function to every element, zeros included."""
-    check_budget(
-        self.numel() * self.element_size(), f"apply_ of {tuple(self.shape)}", "apply it to .values()"
-    )
+    size = self.numel() * self.element_size()
+    check_budget(size, f"apply_ of {tuple(self.shape)}", "apply it to .values()")
     return replace_value(self, self.to_dense().apply_(callable), "apply_")
 
 
 @implements(aten.allclose)
-def allclose(
-    self: torch.Tensor,
-    other: torch.Tensor,
-    rtol: float = 1e-05,
-    atol: float = 1e-08,
-    equal_nan: bool = False,
-) -> bool:
+def allclose(self: torch.Tensor, other: torch.Tensor, *tolerances: Any) -> bool:
     """Whether all elements are close, by the entries where both tensors are sparse."""
     if not isinstance(self, SparseTensor) or not isinstance(other, SparseTensor):
-        return bool(torch.isclose(self, other, rtol=rtol, atol=atol, equal_nan=equal_nan).all())
+        return bool(torch.isclose(self, other, *tolerances).all())
     shape = tuple(torch.broadcast_shapes(self.shape, other.shape))
     pair = [expanded(entries_of(tensor), shape) for tensor in (self, other)]
     keys = united(pair)
-    return torch.allclose(pair[0].at(keys), pair[1].at(keys), rtol=rtol, atol=atol, equal_nan=equal_nan)
+    return torch.allclose(pair[0].at(keys), pair[1].at(keys), *tolerances)

@@ -6,48 +6,40 @@ broadcasting take the general rule for elementwise functions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from scorch._src.ops.fallback import run_torch
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
 _LETTERS = "abcdefghijklmnop"
 
 
-@implements(torch.logical_or, torch.Tensor.logical_or)
-def logical_or(input: Any, other: Any, **kwargs: Any) -> Any:
-    return _merge(torch.logical_or, "+", input, other, kwargs)
-
-
-@implements(torch.logical_and, torch.Tensor.logical_and)
-def logical_and(input: Any, other: Any, **kwargs: Any) -> Any:
-    return _merge(torch.logical_and, "*", input, other, kwargs)
-
-
-@implements(torch.bitwise_or, torch.Tensor.bitwise_or, torch.Tensor.__or__, torch.Tensor.__ror__)
-def bitwise_or(input: Any, other: Any, **kwargs: Any) -> Any:
-    return _merge(torch.bitwise_or, "+", input, other, kwargs)
-
-
-@implements(torch.bitwise_and, torch.Tensor.bitwise_and, torch.Tensor.__and__, torch.Tensor.__rand__)
-def bitwise_and(input: Any, other: Any, **kwargs: Any) -> Any:
-    return _merge(torch.bitwise_and, "*", input, other, kwargs)
-
-
-def _merge(function: Callable[..., Any], sign: str, a: Any, b: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute ``a sign b``, the function on bools, where both are sparse and their entries can be merged."""
-    if kwargs or not _is_mask(a) or not _is_mask(b) or a.shape != b.shape:
-        with DisableTorchFunctionSubclass():
-            return function(a, b, **kwargs)
-    indices = ",".join(_LETTERS[: a.dim()])
-    return evaluate(f"C[{indices}] = A[{indices}] {sign} B[{indices}]", A=a, B=b, format=a.format)
+def _merge(function: Callable[..., Any], sign: str, input: Any, other: Any, **kwargs: Any) -> Any:
+    """Compute ``input sign other``, the function on bools, where the entries of both can be merged."""
+    if kwargs or not _is_mask(input) or not _is_mask(other) or input.shape != other.shape:
+        return run_torch(function, input, other, **kwargs)
+    indices = ",".join(_LETTERS[: input.dim()])
+    text = f"C[{indices}] = A[{indices}] {sign} B[{indices}]"
+    return evaluate(text, A=input, B=other, format=input.format)
 
 
 def _is_mask(tensor: Any) -> bool:
     is_sparse = isinstance(tensor, SparseTensor) and tensor.dtype == torch.bool
     return is_sparse and 0 < tensor.dim() <= len(_LETTERS) and not tensor.format.is_blocked
+
+
+for _name, _sign, _operators in (
+    ("logical_or", "+", ()),
+    ("logical_and", "*", ()),
+    ("bitwise_or", "+", ("__or__", "__ror__")),
+    ("bitwise_and", "*", ("__and__", "__rand__")),
+):
+    _methods = (getattr(torch.Tensor, method) for method in (_name, *_operators))
+    _function = getattr(torch, _name)
+    implements(_function, *_methods)(functools.partial(_merge, _function, _sign))

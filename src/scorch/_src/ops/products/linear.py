@@ -8,19 +8,23 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.grad_state import is_differentiable
-from scorch._src.ops.fallback import are_all_sparse, replace_value, run_densely, store_like, write_out
+from scorch._src.ops.fallback import (
+    are_all_sparse,
+    as_dense,
+    replace_value,
+    run_densely,
+    run_torch,
+    store_like,
+    write_out,
+)
 from scorch._src.ops.products.matmul import matmul, prefers_transpose, transpose_contiguous
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.check_call import check_call
-from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import DisableTorchFunctionSubclass
-from scorch.errors import CallError, ShapeError
-
-aten = torch.ops.aten
+from scorch.errors import CallError
 
 
 @implements(F.linear, differentiable=True)
@@ -36,12 +40,10 @@ def linear(input: Any, weight: Any, bias: Any = None, *, out: Any = None) -> Any
     is_rows = isinstance(weight, SparseTensor) and not isinstance(input, SparseTensor) and input.dim()
     if is_rows and len(weight.storage.pattern.shape) == 2:  # asking the tensor itself takes longer
         product = _rows_by_weight(input, weight)
-    elif weight.dim() == 1:
-        product = matmul(input, weight)
-    elif isinstance(weight, SparseTensor) and input.dim() == 1:
+    elif isinstance(weight, SparseTensor) and input.dim() == 1 and weight.dim() != 1:
         product = matmul(weight, input)
     else:
-        product = matmul(input, torch.transpose(weight, 0, 1))
+        product = matmul(input, weight if weight.dim() == 1 else torch.transpose(weight, 0, 1))
     return product if bias is None else (product + bias).reshape(product.shape)
 
 
@@ -76,20 +78,6 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     return product if bias is None else product + bias
 
 
-@implements(aten.glu)
-def glu(self: SparseTensor, dim: int = -1) -> SparseTensor:
-    """``a * sigmoid(b)`` of both halves, at the entries of ``a``."""
-    if not self.dim() or self.shape[dim] % 2:
-        raise ShapeError(f"glu halves dimension {dim}, whose size must be even, of shape {tuple(self.shape)}")
-    a, b = torch.chunk(self, 2, dim)
-    assert isinstance(a, SparseTensor) and isinstance(b, SparseTensor)
-    entries = entries_of(a)
-    gates = torch.sigmoid(entries_of(b).at(entries.keys))
-    return from_entries(
-        Entries(entries.keys, entries.values * gates, entries.shape), format_for(a, entries.shape)
-    )
-
-
 @implements(torch.stft, torch.Tensor.stft, differentiable=True)
 def stft(input: Any, *args: Any, **kwargs: Any) -> Any:
     """The transform of every window, which fills it; torch cuts windows by strides."""
@@ -112,13 +100,11 @@ def rrelu(
 @implements(F.multi_head_attention_forward)
 def multi_head_attention_forward(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     """The result is sparse if all tensors are, above all the weights of the last projection."""
-    with DisableTorchFunctionSubclass():
-        found, weights = F.multi_head_attention_forward(query, key, value, *args, **kwargs)
-    given = (query, key, value, *args, *kwargs.values())
-    floats = [tensor for tensor in given if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
-    return (
-        store_like(found, query) if are_all_sparse(floats) and found.dtype == query.dtype else found
-    ), weights
+    output, weights = run_torch(F.multi_head_attention_forward, query, key, value, *args, **kwargs)
+    inputs = (query, key, value, *args, *kwargs.values())
+    floats = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
+    is_sparse = are_all_sparse(floats) and output.dtype == query.dtype
+    return store_like(output, query) if is_sparse else output, weights
 
 
 @implements(F.one_hot)
@@ -131,5 +117,22 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
             raise CallError(f"one_hot: classes are counted from 0, but there is {least}")
         if -1 != num_classes <= most:
             raise CallError(f"one_hot: class {most} is not one of {num_classes} classes")
-    with DisableTorchFunctionSubclass():
-        return F.one_hot(tensor, num_classes)
+    return run_torch(F.one_hot, tensor, num_classes)
+
+
+@implements(torch.ops.aten.native_batch_norm.default)
+def native_batch_norm(
+    input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *numbers: float
+) -> Any:
+    """Normalise; in training the running mean and variance change in place, sparse ones too.
+
+    A result scaled by a sparse weight is sparse, and so is one that is moved by a sparse mean.
+    """
+    func, statistics = torch.ops.aten.native_batch_norm.default, (running_mean, running_var)
+    dense = [as_dense(statistic) for statistic in statistics]
+    result = run_densely(func, (input, weight, bias, *dense, training, *numbers), {})
+    for statistic, changed in zip(statistics, dense, strict=True):
+        if training and isinstance(statistic, SparseTensor):
+            replace_value(statistic, changed, "batch_norm")
+    is_sparse = are_all_sparse((input, weight, bias, *statistics)) and not (training and weight is None)
+    return store_like(result, input) if is_sparse else result

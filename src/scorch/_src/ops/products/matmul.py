@@ -39,18 +39,21 @@ def matmul(input: Any, other: Any, *, out: Any = None) -> Result:
 
 
 @implements(torch.mm, torch.Tensor.mm, differentiable=True)
+@implements(torch.ops.aten.mm.default)
 def mm(input: Any, mat2: Any, *, out: Any = None) -> Result:
     """The product of two matrices."""
     return _product(torch.mm, input, mat2, out)
 
 
 @implements(torch.mv, torch.Tensor.mv, differentiable=True)
+@implements(torch.ops.aten.mv.default)
 def mv(input: Any, vec: Any, *, out: Any = None) -> Result:
     """The product of a matrix and a vector."""
     return _product(torch.mv, input, vec, out)
 
 
 @implements(torch.bmm, torch.Tensor.bmm, differentiable=True)
+@implements(torch.ops.aten.bmm.default)
 def bmm(input: Any, mat2: Any, *, out: Any = None) -> Result:
     """The products of two batches of matrices."""
     return _product(torch.bmm, input, mat2, out)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from scorch._src.ops.fallback import write_out
+from scorch._src.ops.fallback import run_torch, write_out
 from scorch._src.ops.products import matmul
 from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.autograd import placed, sparse_of, values_of
@@ -16,7 +16,6 @@ from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.entries import Entries, format_for, from_entries
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
 aten = torch.ops.aten
 
@@ -36,37 +35,23 @@ def add_scaled(self: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any)
     return _scale(self, beta) + _scale(product, alpha)
 
 
-@implements_differentiable(torch.addmm, torch.Tensor.addmm)
-@implements(aten.addmm.default)
-def addmm(self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    check_call(torch.addmm, self, mat1, mat2, beta=beta, alpha=alpha)
-    return add_scaled(self, matmul.mm(mat1, mat2), beta, alpha)
+def _define_added(name: str, product: Callable[..., Any], first: str, second: str) -> Callable[..., Any]:
+    """Define ``beta * self + alpha * product(first, second)``, with torch's names of the factors."""
+    function = getattr(torch, name)
+
+    def added(self: Any, *factors: Any, beta: Any = 1, alpha: Any = 1, **named: Any) -> Any:
+        check_call(function, self, *factors, beta=beta, alpha=alpha, **named)
+        factors += tuple(named[factor] for factor in (first, second)[len(factors) :])
+        return add_scaled(self, product(*factors), beta, alpha)
+
+    implements(getattr(aten, name).default)(added)
+    return implements_differentiable(function, getattr(torch.Tensor, name))(added)
 
 
-@implements_differentiable(torch.addmv, torch.Tensor.addmv)
-@implements(aten.addmv.default)
-def addmv(self: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    check_call(torch.addmv, self, mat, vec, beta=beta, alpha=alpha)
-    return add_scaled(self, matmul.mv(mat, vec), beta, alpha)
-
-
-@implements_differentiable(torch.baddbmm, torch.Tensor.baddbmm)
-@implements(aten.baddbmm.default)
-def baddbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    check_call(torch.baddbmm, self, batch1, batch2, beta=beta, alpha=alpha)
-    return add_scaled(self, matmul.bmm(batch1, batch2), beta, alpha)
-
-
-@implements_differentiable(torch.addbmm, torch.Tensor.addbmm)
-@implements(aten.addbmm.default)
-def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    check_call(torch.addbmm, self, batch1, batch2, beta=beta, alpha=alpha)
-    return add_scaled(self, einsum("bij,bjk->ik", batch1, batch2), beta, alpha)
-
-
-implements(aten.mm.default)(matmul.mm)
-implements(aten.mv.default)(matmul.mv)
-implements(aten.bmm.default)(matmul.bmm)
+addmm = _define_added("addmm", matmul.mm, "mat1", "mat2")
+_define_added("addmv", matmul.mv, "mat", "vec")
+_define_added("baddbmm", matmul.bmm, "batch1", "batch2")
+_define_added("addbmm", functools.partial(einsum, "bij,bjk->ik"), "batch1", "batch2")
 
 
 @implements(torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power)
@@ -80,8 +65,7 @@ def matrix_power(input: Any, n: int, *, out: Any = None) -> Any:
         return from_entries(places, format_for(input, (size, size)))
     if out is not None and isinstance(n, int) and n >= 0:
         check_call(torch.matrix_power, input, n, out=out)
-    with DisableTorchFunctionSubclass():
-        return torch.matrix_power(input, n) if out is None else torch.matrix_power(input, n, out=out)
+    return run_torch(torch.matrix_power, input, n, **({} if out is None else {"out": out}))
 
 
 @implements_differentiable(torch.dot, torch.Tensor.dot)

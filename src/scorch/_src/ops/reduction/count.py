@@ -6,13 +6,13 @@ large as torch's, whatever the shape of the tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from typing import Any
 
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.ops.fallback import run_densely
+from scorch._src.ops.fallback import as_dense, run_densely
 from scorch._src.storage.budget import check_budget
 from scorch._src.tensor.entries import Entries, entries_of
 from scorch._src.tensor.registry import implements
@@ -30,16 +30,15 @@ def _split_zeros(self: SparseTensor) -> tuple[Entries, int]:
     return nonzeros, self.numel() - nonzeros.values.numel()
 
 
-def _append_zero(values: torch.Tensor, zeros: int) -> torch.Tensor:
-    return torch.cat([values, values.new_zeros(1)]) if zeros else values
+def _sample(self: SparseTensor) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """Return all values that are not zero and one zero for all others, the number of those, and all keys."""
+    entries, zeros = _split_zeros(self)
+    return torch.cat([entries.values, entries.values.new_zeros(min(zeros, 1))]), zeros, entries.keys
 
 
 def _check_inverse_budget(self: SparseTensor, name: str) -> None:
-    check_budget(
-        8 * self.numel(),
-        f"return_inverse in {name} of {tuple(self.shape)}",
-        "values and counts need none",
-    )
+    what = f"return_inverse in {name} of {tuple(self.shape)}"
+    check_budget(8 * self.numel(), what, "values and counts need none")
 
 
 @implements(aten._unique2.default)
@@ -56,8 +55,7 @@ def unique(
         values = torch.cat([values[:negatives], values.new_zeros(1), values[negatives:]])
         counts = torch.cat([counts[:negatives], counts.new_tensor([zeros]), counts[negatives:]])
         inverse_of_entry = torch.where(inverse_of_entry >= negatives, inverse_of_entry + 1, inverse_of_entry)
-    empty = torch.zeros(0, dtype=torch.int64, device=entries.keys.device)
-    inverse = empty
+    inverse = empty = entries.keys.new_zeros(0)
     if return_inverse:
         inverse = torch.full(tuple(self.shape), negatives, dtype=torch.int64, device=entries.keys.device)
         inverse.view(-1)[entries.keys] = inverse_of_entry
@@ -83,8 +81,7 @@ def unique_consecutive(
     lengths[::2] = gaps
     runs, lengths = runs[lengths > 0], lengths[lengths > 0]
     values, run_number, counts = aten.unique_consecutive.default(runs, True, True)
-    empty = torch.zeros(0, dtype=torch.int64, device=entries.keys.device)
-    inverse = empty
+    inverse = empty = entries.keys.new_zeros(0)
     if return_inverse:
         inverse = torch.repeat_interleave(run_number, lengths).reshape(tuple(self.shape))
     if return_counts:
@@ -95,8 +92,7 @@ def unique_consecutive(
 @implements(aten.histc.default)
 def histc(self: SparseTensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
     """Count the elements in each of ``bins`` equal parts of the range."""
-    entries, zeros = _split_zeros(self)
-    sample = _append_zero(entries.values, zeros)
+    sample, zeros, _ = _sample(self)
     counts = aten.histc.default(sample, bins, min, max)
     if zeros < 2:
         return counts
@@ -108,36 +104,20 @@ def histc(self: SparseTensor, bins: int = 100, min: Any = 0, max: Any = 0) -> An
     return counts + (zeros - 1) * aten.histc.default(sample[-1:], bins, min, max)
 
 
-@implements(aten.histogram.bin_ct)
-def histogram(
-    self: SparseTensor,
-    bins: int = 100,
-    *,
-    range: Sequence[float] | None = None,
-    weight: torch.Tensor | None = None,
-    density: bool = False,
-) -> Any:
+def _histogram(func: Any, self: Any, bins: Any = 100, *, weight: Any = None, **options: Any) -> Any:
     """Count the elements in each bin, and return the edges; with weights on a dense copy."""
-    return _histogram(aten.histogram.bin_ct, self, bins, {"range": range}, weight, density)
-
-
-@implements(aten.histogram.bins_tensor)
-def histogram_of_edges(
-    self: Any, bins: torch.Tensor, *, weight: torch.Tensor | None = None, density: bool = False
-) -> Any:
-    edges = bins.to_dense() if isinstance(bins, SparseTensor) else bins
-    return _histogram(aten.histogram.bins_tensor, self, edges, {}, weight, density)
-
-
-def _histogram(func: Any, self: Any, bins: Any, options: Any, weight: Any, density: bool) -> Any:
+    bins = as_dense(bins)
     if weight is not None or not isinstance(self, SparseTensor):
-        return run_densely(func, (self, bins), {**options, "weight": weight, "density": density})
-    entries, zeros = _split_zeros(self)
-    sample = _append_zero(entries.values, zeros)
+        return run_densely(func, (self, bins), {**options, "weight": weight})
+    sample, zeros, _ = _sample(self)
     counts = torch.ones_like(sample)
     if zeros:
         counts[-1] = zeros
-    return func(sample, bins, **options, weight=counts, density=density)
+    return func(sample, bins, **options, weight=counts)
+
+
+for _func in (aten.histogram.bin_ct, aten.histogram.bins_tensor):
+    implements(_func)(functools.partial(_histogram, _func))
 
 
 @implements(aten.bincount.default)
@@ -145,14 +125,12 @@ def bincount(self: Any, weights: Any = None, minlength: int = 0) -> Any:
     """Count each integer, or sum the ``weights`` where it is."""
     if not isinstance(self, SparseTensor):
         return run_densely(aten.bincount.default, (self, weights, minlength), {})
-    aten.bincount.default(
-        torch.zeros((1,) * self.dim(), dtype=self.dtype, device=HOST)
-    )  # raises torch's error
+    small = torch.zeros((1,) * self.dim(), dtype=self.dtype, device=HOST)
+    aten.bincount.default(small)  # raises torch's error
     if weights is not None and self.numel() and tuple(weights.shape) != tuple(self.shape):
         weights_shape = tuple(weights.shape)
         raise ShapeError(f"bincount: weights have shape {weights_shape}, but the numbers {tuple(self.shape)}")
-    entries, zeros = _split_zeros(self)
-    sample = _append_zero(entries.values, zeros)
+    sample, zeros, keys = _sample(self)
     length = max(int(sample.max()) + 1 if sample.numel() else 0, minlength)
     check_budget(8 * length, f"bincount with {length} bins", "use unique(return_counts=True)")
     if weights is None:
@@ -160,19 +138,17 @@ def bincount(self: Any, weights: Any = None, minlength: int = 0) -> Any:
         if zeros:
             counts[0] += zeros - 1
         return counts
-    entry_weights, zero_weight = _split_weights(weights, entries.keys)
-    return aten.bincount.default(
-        sample, torch.cat([entry_weights, zero_weight.reshape(1)]) if zeros else entry_weights, minlength
-    )
+    return aten.bincount.default(sample, _weights_of_sample(weights, keys, zeros), minlength)
 
 
-def _split_weights(weights: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _weights_of_sample(weights: torch.Tensor, keys: torch.Tensor, zeros: int) -> torch.Tensor:
     """Return the weights at ``keys``, and the sum of all others, in a dtype that bincount adds in."""
     weights = weights if weights.dtype == torch.float32 else weights.double()
     if isinstance(weights, SparseTensor):
-        weight_entries = entries_of(weights)
-        others = weight_entries.values[~torch.isin(weight_entries.keys, keys)]
-        return weight_entries.at(keys), others.sum()
-    is_other = torch.ones(weights.numel(), dtype=torch.bool, device=keys.device)
-    is_other[keys] = False
-    return weights[keys], weights[is_other].sum()
+        stored = entries_of(weights)
+        at_keys, others = stored.at(keys), stored.values[~torch.isin(stored.keys, keys)]
+    else:
+        is_other = torch.ones(weights.numel(), dtype=torch.bool, device=keys.device)
+        is_other[keys] = False
+        at_keys, others = weights[keys], weights[is_other]
+    return torch.cat([at_keys, others.sum().reshape(1)]) if zeros else at_keys

@@ -41,24 +41,21 @@ class Groups:
         self.reduced = reduced
         self.kept_shape = tuple(shape[dim] for dim in kept_dims)
         self.length = math.prod(shape[dim] for dim in reduced)
-        inside = keys_of(
-            [columns[dim] for dim in reduced], tuple(shape[dim] for dim in reduced), listed.keys.device
-        )
-        self.inside = inside.expand(count)
-        keys = keys_of([columns[dim] for dim in kept_dims], self.kept_shape, listed.keys.device).expand(count)
-        is_sorted = kept_dims == list(
-            range(len(kept_dims))
-        )  # as entries are, if the last dimensions are reduced
+
+        def keys_in(dims: Sequence[int]) -> torch.Tensor:
+            sizes = tuple(shape[dim] for dim in dims)
+            return keys_of([columns[dim] for dim in dims], sizes, listed.keys.device).expand(count)
+
+        self.inside, keys = keys_in(reduced), keys_in(kept_dims)
+        is_sorted = kept_dims == list(range(len(kept_dims)))  # as entries are, if the last ones are reduced
         find_unique: Any = torch.unique_consecutive if is_sorted else torch.unique
         self.keys, self.group, self.stored = find_unique(keys, return_inverse=True, return_counts=True)
         self.elements: int | torch.Tensor = self.length
-        self.zeros = self.length - self.stored
+        self.zeros: torch.Tensor = self.length - self.stored
         self.has_zeros = self.zeros > 0
         self.is_masked = False
-        is_in_order = count == size and torch.equal(
-            listed.values, torch.arange(size, device=listed.values.device)
-        )
-        self.numbers = None if is_in_order else listed.values
+        numbers = torch.arange(size, device=listed.values.device)
+        self.numbers = None if torch.equal(listed.values, numbers) else listed.values
 
     def masked(self) -> Groups:
         """Return the same groups without implicit zeros."""
@@ -82,8 +79,7 @@ class Groups:
 
     def sum_of_zeros(self, each: torch.Tensor) -> torch.Tensor:
         """Return what the implicit zeros add to a sum if each adds ``each``."""
-        total: torch.Tensor = self.zeros * torch.where(self.has_zeros, each, 0)
-        return total
+        return self.zeros * torch.where(self.has_zeros, each, 0)
 
     def reduce(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """Reduce the values of each group by ``amax``, ``amin`` or ``prod``."""

@@ -16,21 +16,19 @@ import torch
 
 from scorch._src.grad_state import is_differentiable, is_plain_inference
 from scorch._src.ops.fallback import run_densely
-from scorch._src.ops.reduction.direct import direct
 from scorch._src.ops.reduction.groups import Dims, Groups
 from scorch._src.ops.reduction.reduction import (
     Function,
     Reduced,
     Reduction,
     as_operator,
+    direct,
     reduction,
     run_on_sample,
     sum_by_kernel,
 )
 from scorch._src.statements.call_cache import repeat_call
 from scorch._src.storage.budget import is_within_budget
-from scorch._src.storage.coordinates import coordinates_of
-from scorch._src.tensor.entries import entries_of
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.saved_versions import differentiate
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -38,7 +36,11 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 aten = torch.ops.aten
 
 
-# sums ------------------------------------------------------------------------------------------------
+def _forms(name: str, *overloads: str) -> list[Function]:
+    """Return a function of torch, the method, and the operators of ATen of that name."""
+    packet = getattr(aten, name)
+    operators = (getattr(packet, overload) for overload in overloads or ("default",))
+    return [getattr(torch, name), getattr(torch.Tensor, name), *operators]
 
 
 @reduction(aten.sum.default, aten.sum.dim_IntList, of_sum=lambda total, _: total)
@@ -61,19 +63,12 @@ def sum_by_fast_path(input: Any, *args: Any, **kwargs: Any) -> Any:
     return differentiate(torch.sum, (input, *args), kwargs)
 
 
-@reduction(
-    torch.mean,
-    torch.Tensor.mean,
-    aten.mean.default,
-    aten.mean.dim,
-    differentiable=True,
-    of_sum=lambda total, count: total / count,
-)
+@reduction(*_forms("mean", "default", "dim"), differentiable=True, of_sum=lambda total, count: total / count)
 def mean(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.sum(values) / groups.elements, 0.0
 
 
-@reduction(torch.nansum, torch.Tensor.nansum, aten.nansum.default, differentiable=True)
+@reduction(*_forms("nansum"), differentiable=True)
 def nansum(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.sum(torch.where(values.isnan(), 0, values)), 0.0
 
@@ -91,22 +86,20 @@ def prod(groups: Groups, values: torch.Tensor) -> Reduced:
     return torch.where(groups.has_zeros, with_zeros, product), 0.0
 
 
-@reduction(torch.any, torch.Tensor.any, aten.any.default, aten.any.dim, aten.any.dims, takes="dim keepdim")
+@reduction(*_forms("any", "default", "dim", "dims"), takes="dim keepdim")
 def any(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.reduce((values != 0).to(torch.uint8), "amax"), 0.0
 
 
-@reduction(torch.all, torch.Tensor.all, aten.all.default, aten.all.dim, aten.all.dims, takes="dim keepdim")
+@reduction(*_forms("all", "default", "dim", "dims"), takes="dim keepdim")
 def all(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.reduce((values != 0).to(torch.uint8), "amin").masked_fill(groups.has_zeros, 0), 0.0
 
 
-# variances -------------------------------------------------------------------------------------------
-
 _VARIANCE_OPTIONS = "dim unbiased keepdim correction"
 
 
-@reduction(torch.var, torch.Tensor.var, aten.var.correction, takes=_VARIANCE_OPTIONS, differentiable=True)
+@reduction(*_forms("var", "correction"), takes=_VARIANCE_OPTIONS, differentiable=True)
 def var(
     groups: Groups, values: torch.Tensor, unbiased: bool | None = None, correction: float | None = None
 ) -> Reduced | None:
@@ -136,7 +129,7 @@ def _variance(groups: Groups, values: torch.Tensor, subtracted: float) -> torch.
     return torch.where(freedom > 0, squares / torch.where(freedom > 0, freedom, 1), undefined)
 
 
-@reduction(torch.std, torch.Tensor.std, aten.std.correction, takes=_VARIANCE_OPTIONS, differentiable=True)
+@reduction(*_forms("std", "correction"), takes=_VARIANCE_OPTIONS, differentiable=True)
 def std(groups: Groups, values: torch.Tensor, **options: Any) -> Reduced | None:
     reduced = var.body(groups, values, **options)
     return None if reduced is None else (_power(reduced[0], 0.5), reduced[1])
@@ -170,9 +163,6 @@ for _function, _operator, _spread in (
 ):
     direct(_function, takes=_VARIANCE_OPTIONS, differentiable=True)(_with_mean(_spread))
     implements(_operator)(as_operator(_operator, _with_mean(_spread), _VARIANCE_OPTIONS))
-
-
-# extremes --------------------------------------------------------------------------------------------
 
 
 class _Change(torch.autograd.Function):
@@ -212,36 +202,22 @@ def _extreme(groups: Groups, values: torch.Tensor, how: str) -> torch.Tensor:
     return best + groups.sum(_Change.apply(values) * (is_best / count[groups.group]))
 
 
-@reduction(
-    torch.amax,
-    torch.Tensor.amax,
-    aten.amax.default,
-    aten.max.default,
-    takes="dim keepdim",
-    differentiable=True,
-)
+@reduction(*_forms("amax"), aten.max.default, takes="dim keepdim", differentiable=True)
 def amax(groups: Groups, values: torch.Tensor) -> Reduced:
     return _extreme(groups, values, "amax"), 0.0
 
 
-@reduction(
-    torch.amin,
-    torch.Tensor.amin,
-    aten.amin.default,
-    aten.min.default,
-    takes="dim keepdim",
-    differentiable=True,
-)
+@reduction(*_forms("amin"), aten.min.default, takes="dim keepdim", differentiable=True)
 def amin(groups: Groups, values: torch.Tensor) -> Reduced:
     return _extreme(groups, values, "amin"), 0.0
 
 
-@reduction(torch.argmax, torch.Tensor.argmax, aten.argmax.default, takes="dim keepdim", dense=True)
+@reduction(*_forms("argmax"), takes="dim keepdim", dense=True)
 def argmax(groups: Groups, values: torch.Tensor) -> Reduced:
     return _extreme_position(groups, values, "amax"), 0
 
 
-@reduction(torch.argmin, torch.Tensor.argmin, aten.argmin.default, takes="dim keepdim", dense=True)
+@reduction(*_forms("argmin"), takes="dim keepdim", dense=True)
 def argmin(groups: Groups, values: torch.Tensor) -> Reduced:
     return _extreme_position(groups, values, "amin"), 0
 
@@ -260,42 +236,29 @@ def _extreme_position(groups: Groups, values: torch.Tensor, how: str) -> torch.T
     return torch.where(~groups.has_zeros | beats, stored, ties)
 
 
-@implements(aten.max.dim)
-def max_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
-    return torch.return_types.max(_with_position(aten.max.dim, amax, argmax, self, dim, keepdim))
+def _define_along(name: str, *parts: Reduction) -> None:
+    """Register ``max`` or ``min``: the value of ``parts``, or along a dimension that and its position."""
+    operator, kind = getattr(aten, name).dim, getattr(torch.return_types, name)
 
-
-@implements(aten.min.dim)
-def min_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
-    return torch.return_types.min(_with_position(aten.min.dim, amin, argmin, self, dim, keepdim))
-
-
-def _with_position(
-    operator: Any, extreme: Reduction, position: Reduction, self: SparseTensor, dim: int, keepdim: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return extremes along a dimension and their positions, checked as a call of ``operator``."""
-    if not self.numel():
-        result: tuple[torch.Tensor, torch.Tensor] = run_densely(operator, (self, dim, keepdim), {})
-        return result
-
-    def select(number: int, small: torch.Tensor, **options: Any) -> Any:
+    def check_part(number: int, small: torch.Tensor, **options: Any) -> Any:
         return operator(small, **options)[number]
 
-    options = {"dim": dim, "keepdim": keepdim}
-    with torch.no_grad():
-        values = extreme.run(functools.partial(select, 0), self, **options)
-        return values, position.run(functools.partial(select, 1), self, **options)
+    @implements(operator)
+    def along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
+        if not self.numel():
+            return kind(run_densely(operator, (self, dim, keepdim), {}))
+        with torch.no_grad():
+            checked = (functools.partial(check_part, number) for number in range(2))
+            runs = zip(parts, checked, strict=True)
+            return kind([part.run(check, self, dim=dim, keepdim=keepdim) for part, check in runs])
+
+    @direct(getattr(torch, name), getattr(torch.Tensor, name), takes="dim keepdim")
+    def run(input: SparseTensor, dim: int | None = None, **options: bool) -> Any:
+        return parts[0](input, **options) if dim is None else along(input, dim, **options)
 
 
-@direct(torch.max, torch.Tensor.max, takes="dim keepdim")
-def largest(input: SparseTensor, dim: int | None = None, **options: bool) -> Any:
-    """Return the largest element, or with its position along a dimension."""
-    return amax(input, **options) if dim is None else max_along(input, dim, **options)
-
-
-@direct(torch.min, torch.Tensor.min, takes="dim keepdim")
-def smallest(input: SparseTensor, dim: int | None = None, **options: bool) -> Any:
-    return amin(input, **options) if dim is None else min_along(input, dim, **options)
+_define_along("max", amax, argmax)
+_define_along("min", amin, argmin)
 
 
 @implements(aten.aminmax.default)
@@ -345,14 +308,7 @@ def norm(
     return vector_norm(input, ord=2 if is_fro else p, dim=dim, keepdim=keepdim)
 
 
-@reduction(
-    torch.logsumexp,
-    torch.Tensor.logsumexp,
-    torch.special.logsumexp,
-    aten.logsumexp.default,
-    takes="dim keepdim",
-    differentiable=True,
-)
+@reduction(*_forms("logsumexp"), torch.special.logsumexp, takes="dim keepdim", differentiable=True)
 def logsumexp(groups: Groups, values: torch.Tensor) -> Reduced:
     fixed = values.detach()
     magnitudes = fixed.real if values.is_complex() else fixed
@@ -360,9 +316,6 @@ def logsumexp(groups: Groups, values: torch.Tensor) -> Reduced:
     maxima = torch.where(maxima.isinf(), 0.0, maxima)
     total = groups.sum(torch.exp(values - maxima[groups.group])) + groups.sum_of_zeros(torch.exp(-maxima))
     return torch.log(total) + maxima, math.log(groups.length)
-
-
-# comparisons -----------------------------------------------------------------------------------------
 
 
 @implements(aten.equal)
@@ -376,6 +329,4 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
 @implements(aten.trace)
 def trace(self: SparseTensor) -> Any:
     like = run_on_sample(aten.trace.default, self)
-    entries = entries_of(self)
-    rows, columns = coordinates_of(entries.keys, entries.shape)
-    return entries.values[rows == columns].sum(dtype=like.dtype)
+    return torch.diagonal(self).sum(dtype=like.dtype)

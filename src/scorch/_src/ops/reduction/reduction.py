@@ -1,6 +1,10 @@
 """What all reductions share: how they are checked, run and registered.
 
 A reduction is a body: what becomes of the values of each group of entries (``groups.py``, ``reduce.py``).
+
+Calls with usual arguments bypass torch's dispatcher (``direct``). That saves its time, and for the first call
+of a process more than a second: torch imports its distributed tensors and sympy before it dispatches an
+operator to Python.
 """
 
 from __future__ import annotations
@@ -9,30 +13,75 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.grad_state import is_plain_inference
+from scorch._src.grad_state import is_differentiable, is_plain_inference
 from scorch._src.ops.fallback import run_densely
-from scorch._src.ops.reduction.direct import bind, direct
 from scorch._src.ops.reduction.groups import Dims, groups_of
 from scorch._src.statements.call_cache import keep_as
 from scorch._src.statements.evaluate import evaluate
-from scorch._src.tensor.autograd import values_of
-from scorch._src.tensor.registry import implements
+from scorch._src.tensor.autograd import by_formula, values_of
+from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
 aten = torch.ops.aten
 LETTERS = "abcdefghijklmnop"
 MAX_SAMPLE_DIMS = 10  # of size 2, so that a sample stays small
+_PLAIN = (int, float, bool, str, type(None), torch.dtype)
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 
 Function = Callable[..., Any]
 Reduced = tuple[torch.Tensor, float]  # a value for every group, and the one of groups without entries
 Body = Callable[..., Reduced | None]
 OfSum = Callable[[torch.Tensor, int], torch.Tensor]
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    is_dims = kind in (tuple, list, torch.Size) and all(type(item) is int for item in value)
+    return is_dims or kind in _PLAIN
+
+
+def bind(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """Bind arguments to names; None where some are unknown, repeated or of unusual types."""
+    bound = {**dict(zip(names, args, strict=False)), **kwargs}
+    is_valid = len(bound) == len(args) + len(kwargs) and all(name in names for name in bound)
+    return bound if is_valid and all(map(_is_plain, bound.values())) else None
+
+
+def direct(*functions: Function, takes: str, differentiable: bool = False) -> Callable[[Function], Function]:
+    """Register ``run`` for functions of a sparse tensor with elements; ``takes`` names other arguments.
+
+    Where it returns None, and for other arguments, torch's own function is called. What is
+    ``differentiable`` computes on connected values and serves tensors that require gradients as well.
+    """
+    names = tuple(takes.split())
+
+    def register(run: Function) -> Function:
+        for function in functions:
+
+            def handler(input: Any, *args: Any, function: Function = function, **kwargs: Any) -> Any:
+                is_served = isinstance(input, SparseTensor) and input.dim() and input.numel()
+                bound = bind(names, args, kwargs) if is_served else None
+                result = None if bound is None else run(input, **bound)
+                if result is not None:
+                    return result
+                if is_differentiable(input, *args, **kwargs):
+                    return by_formula(function, (input, *args), kwargs)
+                with DisableTorchFunctionSubclass():
+                    return function(input, *args, **kwargs)
+
+            implements(function)(handler)
+            if differentiable:
+                implements_differentiable(function)(handler)
+        return run
+
+    return register
 
 
 def run_on_sample(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any:
@@ -60,6 +109,7 @@ def to_computing_dtype(
     return values.to(_WIDE.get(computing_dtype, computing_dtype))
 
 
+@dataclass(frozen=True)
 class Reduction:
     """A reduction of tensors by its ``body``, a function of the values of each group of entries.
 
@@ -67,11 +117,10 @@ class Reduction:
     kernel has the sum.
     """
 
-    def __init__(self, body: Body, function: Function, dense: bool, of_sum: OfSum | None) -> None:
-        self.body = body
-        self.function = function
-        self.dense = dense
-        self.of_sum = of_sum
+    body: Body
+    function: Function
+    dense: bool
+    of_sum: OfSum | None
 
     def __call__(self, input: SparseTensor, **options: Any) -> Any:
         """Reduce a tensor with elements; None where that is not supported."""

@@ -13,8 +13,8 @@ import torch
 
 from scorch._src.devices import HOST
 from scorch._src.ops.fallback import run_densely
-from scorch._src.ops.reduction.direct import direct
 from scorch._src.ops.reduction.groups import Groups, groups_of
+from scorch._src.ops.reduction.reduction import direct
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.tensor.entries import Entries, format_for, from_entries
@@ -36,20 +36,14 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
     order = torch.argsort(groups.group, stable=True)
     group, along = groups.group[order], groups.inside[order]
     total = scan_segments(torch.cumsum, groups.values(self)[order].to(like.dtype), groups.stored)
-    is_first = torch.ones_like(group, dtype=torch.bool)
-    is_first[1:] = group[1:] != group[:-1]
     next_entry = torch.full_like(along, shape[dim])
-    next_entry[:-1] = torch.where(is_first[1:], shape[dim], along[1:])
+    next_entry[:-1] = torch.where(group[1:] != group[:-1], shape[dim], along[1:])
     length = next_entry - along
-    check_budget(
-        (64 + 16 * len(shape)) * int(length.sum()),
-        f"cumsum of {shape}",
-        "it fills every line from its first entry on",
-    )
+    size = (64 + 16 * len(shape)) * int(length.sum())
+    check_budget(size, f"cumsum of {shape}", "it fills every line from its first entry on")
     entry_number = torch.repeat_interleave(torch.arange(group.numel(), device=group.device), length)
-    offset = torch.arange(entry_number.numel(), device=entry_number.device) - torch.repeat_interleave(
-        torch.cumsum(length, 0) - length, length
-    )
+    begin = (torch.cumsum(length, 0) - length)[entry_number]
+    offset = torch.arange(entry_number.numel(), device=entry_number.device) - begin
     keys = _keys(groups, shape, group[entry_number], along[entry_number] + offset)
     return from_entries(Entries(keys, total[entry_number], shape), format_for(self, shape), in_order=False)
 
@@ -64,13 +58,9 @@ def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -
     order = torch.argsort(groups.group, stable=True)
     group, along = groups.group[order], groups.inside[order]
     first = (torch.cumsum(groups.stored, 0) - groups.stored)[group]
-    has_no_gap = (
-        along == torch.arange(group.numel(), device=group.device) - first
-    )  # stored without a gap from the first place on
-    values = groups.values(self)[order][has_no_gap].to(like.dtype)
-    values = scan_segments(
-        torch.cumprod, values, torch.unique_consecutive(group[has_no_gap], return_counts=True)[1]
-    )
+    has_no_gap = along == torch.arange(group.numel(), device=group.device) - first  # from the first place on
+    lengths = torch.unique_consecutive(group[has_no_gap], return_counts=True)[1]
+    values = scan_segments(torch.cumprod, groups.values(self)[order][has_no_gap].to(like.dtype), lengths)
     if not bool(values.isfinite().all()):  # times zero, at the first gap, it is not a number
         return run_densely(aten.cumprod.default, (self, dim), {"dtype": dtype})
     entries = Entries(_keys(groups, shape, group[has_no_gap], along[has_no_gap]), values, shape)
@@ -103,7 +93,4 @@ def scan_segments(
         positions.append(position[is_filled])
     if not scanned_parts:
         return values
-    result: torch.Tensor = torch.empty_like(values).index_put(
-        (torch.cat(positions),), torch.cat(scanned_parts)
-    )
-    return result
+    return torch.empty_like(values).index_put((torch.cat(positions),), torch.cat(scanned_parts))

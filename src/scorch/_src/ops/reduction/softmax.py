@@ -10,7 +10,7 @@ For a matrix and ``dim=1`` these are the steps, the first and third over stored 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ from scorch._src.engine.execute import Task, copy_step, prepared_step, run_store
 from scorch._src.grad_state import is_transformed
 from scorch._src.notation.nodes import Access, Expr, Op
 from scorch._src.ops.fallback import run_densely
-from scorch._src.ops.reduction.direct import direct
 from scorch._src.ops.reduction.groups import groups_of_pattern, reduced_dims
+from scorch._src.ops.reduction.reduction import direct
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
 from scorch._src.tensor.registry import implements, implements_differentiable
@@ -34,9 +34,7 @@ from scorch.settings import current
 aten = torch.ops.aten
 MAX_CACHED_CALLS = 1024
 Kernels = list[tuple[str, Prepared]]
-_cached_kernels: BoundedCache[Hashable, Kernels] = BoundedCache(
-    MAX_CACHED_CALLS, "softmax"
-)  # of earlier calls
+_cached_kernels: BoundedCache[Hashable, Kernels] = BoundedCache(MAX_CACHED_CALLS, "softmax")
 
 
 def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: str) -> SparseTensor:
@@ -56,35 +54,37 @@ def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: st
         for target, prepared in kernels:
             tensors_by_name[target] = prepared([tensors_by_name[source] for source, _ in prepared.sources])
         return SparseTensor(_as_storage(tensors_by_name["R"]))
-    indices = copy_step(len(shape)).target.indices
-    summed_indices = (indices[dim],)
-    sizes = dict(zip(indices, shape, strict=True))
-    kept_indices = tuple(index for index in indices if index not in summed_indices)
-    a, m, e, s = (
-        Access("A", indices),
-        Access("m", kept_indices),
-        Access("E", indices),
-        Access("s", kept_indices),
-    )
-
-    def on_pattern(access: Access, value: Expr) -> Expr:
-        return Op("mul", (Op("present", (access,)), value))
-
+    indices, kept_indices, summed, sizes = _indices(shape, dim)
+    a, e = Access("A", indices), Access("E", indices)
+    m, s = Access("m", kept_indices), Access("s", kept_indices)
     tensors: dict[str, Storage | torch.Tensor] = {"A": storage}
     shifted = Op("sub", (a, m))
-    last = on_pattern(e, Op("div", (e, s)))
+    last = _on_pattern(e, Op("div", (e, s)))
     if name == "log_softmax":
-        last = on_pattern(a, Op("sub", (shifted, Op("log", (s,)))))
+        last = _on_pattern(a, Op("sub", (shifted, Op("log", (s,)))))
     steps = (
-        Step(m, a, "max", summed_indices),
-        Step(e, on_pattern(a, Op("exp", (shifted,))), "sum", ()),
-        Step(s, e, "sum", summed_indices),
+        Step(m, a, "max", summed),
+        Step(e, _on_pattern(a, Op("exp", (shifted,))), "sum", ()),
+        Step(s, e, "sum", summed),
         Step(Access("R", indices), last, "sum", ()),
     )
     for step in steps:
         tensors[step.target.tensor] = run_stored(Task(step, tensors, sizes))
-    _cache_kernels(key, steps, tensors, sizes)
+    if not isinstance(tensors["m"], Storage) and not current().debug:  # else it depends on the stored rows
+        tasks = (Task(step, tensors, sizes).narrowed() for step in steps)
+        _cached_kernels[key] = [(task.step.target.tensor, prepared_step(task)) for task in tasks]
     return SparseTensor(_as_storage(tensors["R"]))
+
+
+def _indices(shape: tuple[int, ...], dim: int) -> tuple[Any, ...]:
+    """Return all indices of a tensor, those but for ``dim``, that of ``dim``, and the size of each."""
+    indices = copy_step(len(shape)).target.indices
+    kept_indices = tuple(index for index in indices if index != indices[dim])
+    return indices, kept_indices, (indices[dim],), dict(zip(indices, shape, strict=True))
+
+
+def _on_pattern(access: Access, value: Expr) -> Expr:
+    return Op("mul", (Op("present", (access,)), value))
 
 
 def _as_storage(tensor: Storage | torch.Tensor) -> Storage:
@@ -92,35 +92,13 @@ def _as_storage(tensor: Storage | torch.Tensor) -> Storage:
     return tensor
 
 
-def _cache_kernels(
-    key: Hashable,
-    steps: Sequence[Step],
-    tensors: Mapping[str, Storage | torch.Tensor],
-    sizes: Mapping[str, int],
-) -> None:
-    """Cache the kernels of a call, unless some depend on how many rows are stored."""
-    if isinstance(tensors["m"], Storage) or current().debug:
-        return
-    _cached_kernels[key] = [
-        (step.target.tensor, prepared_step(Task(step, tensors, sizes).narrowed())) for step in steps
-    ]
-
-
-# over all elements, dense ----------------------------------------------------------------------------
-
-
-def _make_dense_handler(function: Any) -> Any:
-    def run(input: SparseTensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Any:
-        return None if dim is None else run_densely(function, (input, dim), {"dtype": dtype})
-
-    return run
+def _run_densely(function: Any, input: SparseTensor, dim: int | None = None, dtype: Any = None) -> Any:
+    """Compute a softmax over all elements, which is dense."""
+    return None if dim is None else run_densely(function, (input, dim), {"dtype": dtype})
 
 
 for _function in (torch.softmax, torch.Tensor.softmax, torch.log_softmax, torch.Tensor.log_softmax):
-    direct(_function, takes="dim dtype")(_make_dense_handler(_function))
-
-
-# gradients -------------------------------------------------------------------------------------------
+    direct(_function, takes="dim dtype")(functools.partial(_run_densely, _function))
 
 
 def _differentiable_softmax(
@@ -186,14 +164,11 @@ class _Totals(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, pattern: Pattern, dim: int) -> torch.Tensor:
         ctx.pattern, ctx.dim = pattern, dim
-        indices = copy_step(len(pattern.shape)).target.indices
-        summed = (indices[dim],)
-        kept_indices = tuple(index for index in indices if index not in summed)
-        sizes = dict(zip(indices, pattern.shape, strict=True))
+        indices, kept_indices, summed, sizes = _indices(pattern.shape, dim)
         a, s = Access("A", indices), Access("s", kept_indices)
         tensors: dict[str, Storage | torch.Tensor] = {"A": Storage(pattern, values.detach().contiguous())}
         tensors["s"] = run_stored(Task(Step(s, a, "sum", summed), tensors, sizes))
-        broadcast = Step(Access("R", indices), Op("mul", (Op("present", (a,)), s)), "sum", ())
+        broadcast = Step(Access("R", indices), _on_pattern(a, s), "sum", ())
         return _as_storage(run_stored(Task(broadcast, tensors, sizes))).values
 
     @staticmethod

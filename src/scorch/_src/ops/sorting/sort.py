@@ -8,7 +8,8 @@ are dense: a segment without entries has indices too.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,7 +22,9 @@ from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 MAX_FLOAT32_INTEGER = 1 << 24  # torch takes no quantile of longer segments
+COUNTING = ("kthvalue", "topk")  # their first argument is a number of elements
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes these names too
 
 
@@ -29,37 +32,64 @@ def _is_empty(self: SparseTensor) -> bool:
     return not self.numel() or not self.dim()
 
 
-def _check(func: Any, self: SparseTensor, args: tuple[Any, ...], small: tuple[Any, ...] | None = None) -> Any:
-    """Raise what torch raises for such arguments; ``small`` are those for a tensor of one element.
+def _check(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> None:
+    """Raise what torch raises for such arguments.
 
-    Meta tensors check shapes, but only tensors with memory refuse dtypes.
+    Meta tensors check shapes, but only tensors with memory refuse dtypes: one of a single element, of which
+    the first is the only one to select.
     """
-    dtype = self.storage.values.dtype
-    func(torch.zeros((1,) * self.dim(), dtype=dtype, device=HOST), *(args if small is None else small))
-    func(torch.empty(tuple(self.shape), dtype=dtype, device="meta"), *args)
+    dtype, name = self.storage.values.dtype, func.overloadpacket.__name__
+    small = (min(args[0], 1), *args[1:]) if name in COUNTING else args
+    func(torch.zeros((1,) * self.dim(), dtype=dtype, device=HOST), *small, **kwargs)
+    func(torch.empty(tuple(self.shape), dtype=dtype, device="meta"), *args, **kwargs)
 
 
-# sorting ---------------------------------------------------------------------------------------------
+def _run_densely(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+    return store_like(run_densely(func, (self, *args), kwargs), self)
 
 
-@implements(aten.sort.default)
+def _selects(func: Any) -> Callable[[Handler], Handler]:
+    """Register a handler of sparse tensors with elements and arguments that torch accepts."""
+
+    def register(handler: Handler) -> Handler:
+        @implements(func)
+        def run(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+            if _is_empty(self):
+                return _run_densely(func, self, *args, **kwargs)
+            _check(func, self, *args, **kwargs)
+            return handler(self, *args, **kwargs)
+
+        return handler
+
+    return register
+
+
+@_selects(aten.sort.default)
 def sort(self: SparseTensor, dim: int = -1, descending: bool = False) -> Any:
     """Return sorted values, and the indices that they had."""
-    if _is_empty(self):
-        return store_like(run_densely(aten.sort.default, (self, dim, descending), {}), self)
-    _check(aten.sort.default, self, (dim, descending))
     size = self.shape[dim]
     hint = "the values alone are torch.msort(S), for rows torch.msort(S.T).T, and S.topk(k) has the first k"
-    _check_index_memory(self, dim, size, f"the places of all elements in sort of {tuple(self.shape)}", hint)
+    what = f"the places of all elements in sort of {tuple(self.shape)}"
+    return _select_first(self, size, dim, descending, what, hint)
+
+
+_selects(aten.sort.stable)(lambda self, *, stable=None, **options: sort(self, **options))  # stable anyway
+
+
+@_selects(aten.topk.default)
+def topk(self: SparseTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """Return the ``k`` largest or smallest elements of each segment, and their indices."""
+    what = f"the places of the first {k} elements in topk of {tuple(self.shape)}"
+    return _select_first(self, k, dim, largest, what, "take a smaller k, or fewer lines")
+
+
+def _select_first(self: SparseTensor, k: int, dim: int, descending: bool, what: str, hint: str) -> Any:
+    """Return the first ``k`` elements of each segment, and their indices, which need dense memory."""
+    count = self.numel() // self.shape[dim] * k
+    is_last = dim % self.dim() == self.dim() - 1
+    check_budget(8 * count * (1 if is_last else 2), what, hint)
     segments = SortedSegments(self, dim, descending)
-    return segments.first_values(size), segments.first_positions(size)
-
-
-@implements(aten.sort.stable)
-def sort_stable(
-    self: SparseTensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> Any:
-    return sort(self, dim, descending)  # stable anyway
+    return segments.first_values(k), segments.first_positions(k)
 
 
 @implements(torch.msort, torch.Tensor.msort)
@@ -68,79 +98,40 @@ def msort(input: Any, *, out: Any = None) -> Any:
     if not isinstance(input, SparseTensor) or _is_empty(input):
         result = store_like(run_densely(torch.msort, (input,), {}), input)
     else:
-        _check(aten.msort.default, input, ())
+        _check(aten.msort.default, input)
         result = SortedSegments(input, 0).first_values(input.shape[0])
     return result if out is None else write_out(out, result, "msort")
-
-
-@implements(aten.topk.default)
-def topk(self: SparseTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """Return the ``k`` largest or smallest elements of each segment, and their indices."""
-    if _is_empty(self):
-        return store_like(run_densely(aten.topk.default, (self, k, dim, largest, sorted), {}), self)
-    _check(aten.topk.default, self, (k, dim, largest, sorted), (min(k, 1), dim, largest, sorted))
-    what = f"the places of the first {k} elements in topk of {tuple(self.shape)}"
-    _check_index_memory(self, dim, k, what, "take a smaller k, or fewer lines")
-    segments = SortedSegments(self, dim, descending=largest)
-    return segments.first_values(k), segments.first_positions(k)
-
-
-def _check_index_memory(self: SparseTensor, dim: int, k: int, what: str, hint: str) -> None:
-    count = self.numel() // self.shape[dim] * k
-    is_last = dim % self.dim() == self.dim() - 1
-    check_budget(8 * count * (1 if is_last else 2), what, hint)
 
 
 # one element of each segment -------------------------------------------------------------------------
 
 
-@implements(aten.kthvalue.default)
+@_selects(aten.kthvalue.default)
 def kthvalue(self: SparseTensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """Return the ``k``-th smallest element of each segment, counted from 1, and its index."""
-    if _is_empty(self):
-        return store_like(run_densely(aten.kthvalue.default, (self, k, dim, keepdim), {}), self)
-    _check(aten.kthvalue.default, self, (k, dim, keepdim), (1, dim, keepdim))
     segments = SortedSegments(self, dim)
     return segments.select_rank(torch.full_like(segments.stored, k - 1), keepdim, k - 1)
 
 
-@implements(aten.median.default)
-def median(self: SparseTensor) -> Any:
-    return _median(aten.median.default, self, None, ())
-
-
-@implements(aten.median.dim)
-def median_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
-    return _median(aten.median.dim, self, dim, (dim, keepdim))
-
-
-@implements(aten.nanmedian.default)
-def nanmedian(self: SparseTensor) -> Any:
-    return _median(aten.nanmedian.default, self, None, ())
-
-
-@implements(aten.nanmedian.dim)
-def nanmedian_along(self: SparseTensor, dim: int, keepdim: bool = False) -> Any:
-    return _median(aten.nanmedian.dim, self, dim, (dim, keepdim))
-
-
-def _median(func: Any, self: SparseTensor, dim: int | None, args: tuple[Any, ...]) -> Any:
+def _median(skips_nan: bool, self: SparseTensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return the lower of two in the middle; ``nanmedian`` has NaN only if all elements are."""
-    if _is_empty(self):
-        return store_like(run_densely(func, (self, *args), {}), self)
-    _check(func, self, args)
     segments = SortedSegments(self, dim)
     nans = segments.count_in_segments(segments.values.isnan())
     middle = (segments.size - 1) // 2
-    if func.overloadpacket is aten.nanmedian:
+    if skips_nan:
         rank = (segments.size - nans - 1).clamp(min=0) // 2
     else:
         rank = torch.where(nans > 0, segments.size - 1, middle)
-    result = segments.select_rank(rank, bool(args and args[1]), middle)
+    result = segments.select_rank(rank, keepdim, middle)
     return result[0] if dim is None else result
 
 
-@implements(aten.mode.default)
+for _packet in (aten.median, aten.nanmedian):
+    for _operator in (_packet.default, _packet.dim):
+        _selects(_operator)(functools.partial(_median, _packet is aten.nanmedian))
+
+
+@_selects(aten.mode.default)
 def mode(self: SparseTensor, dim: int = -1, keepdim: bool = False) -> Any:
     """Return the most frequent element of each segment, of several the smallest, and its last index.
 
@@ -148,9 +139,8 @@ def mode(self: SparseTensor, dim: int = -1, keepdim: bool = False) -> Any:
     """
     values = self.storage.values
     has_order = bool(values.isnan().any()) and is_within_budget(self.numel() * values.element_size())
-    if _is_empty(self) or has_order:
-        return store_like(run_densely(aten.mode.default, (self, dim, keepdim), {}), self)
-    _check(aten.mode.default, self, (dim, keepdim))
+    if has_order:
+        return _run_densely(aten.mode.default, self, dim, keepdim)
     segments = SortedSegments(self, dim)
     begins = torch.ones_like(segments.segment, dtype=torch.bool)  # of a run of equal entries
     is_same = (segments.segment[1:] == segments.segment[:-1]) & (segments.values[1:] == segments.values[:-1])
@@ -168,9 +158,6 @@ def mode(self: SparseTensor, dim: int = -1, keepdim: bool = False) -> Any:
     return segments.select_rank(last, keepdim, segments.size - 1)
 
 
-# quantiles -------------------------------------------------------------------------------------------
-
-
 def _differentiable_quantile(func: Any, input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
     """Differentiate a single quantile as one of several, since torch would squeeze it in place."""
     is_several = isinstance(q, torch.Tensor) and q.dim() > 0
@@ -180,21 +167,7 @@ def _differentiable_quantile(func: Any, input: Any, q: Any, *args: Any, **kwargs
     return by_formula(func, (input, quantiles, *args), kwargs)[0]
 
 
-for _func in (torch.quantile, torch.Tensor.quantile, torch.nanquantile, torch.Tensor.nanquantile):
-    implements_differentiable(_func)(functools.partial(_differentiable_quantile, _func))
-
-
-@implements(torch.quantile, torch.Tensor.quantile)
-def quantile(input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
-    return _quantile(torch.quantile, input, q, args, kwargs)
-
-
-@implements(torch.nanquantile, torch.Tensor.nanquantile)
-def nanquantile(input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
-    return _quantile(torch.nanquantile, input, q, args, kwargs)
-
-
-def _quantile(func: Any, input: Any, q: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _quantile(func: Any, input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
     options = {NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
     options.update(zip(("dim", "keepdim"), args, strict=False))
     out = options.pop("out", None)
@@ -203,11 +176,16 @@ def _quantile(func: Any, input: Any, q: Any, args: tuple[Any, ...], kwargs: dict
         result = run_densely(func, (input, q), options)
         result = store_like(result, input) if isinstance(input, SparseTensor) else result
     else:
-        func(
-            torch.zeros((1,) * input.dim(), dtype=input.dtype, device=input.storage.device), q, **options
-        )  # raises torch's error
+        small = torch.zeros((1,) * input.dim(), dtype=input.dtype, device=input.storage.device)
+        func(small, q, **options)  # raises torch's error
         result = _compute_quantiles(func is torch.nanquantile, input, q, **options)
     return result if out is None else write_out(out, result, func.__name__)
+
+
+for _quantiles in (torch.quantile, torch.nanquantile):
+    for _function in (_quantiles, getattr(torch.Tensor, _quantiles.__name__)):
+        implements(_function)(functools.partial(_quantile, _quantiles))
+        implements_differentiable(_function)(functools.partial(_differentiable_quantile, _function))
 
 
 @functools.cache
@@ -231,9 +209,8 @@ def _compute_quantiles(
     segments = SortedSegments(input, dim)
     quantiles = torch.as_tensor(q, dtype=input.dtype, device=input.storage.device)
     fractions = quantiles.reshape(-1, 1)
-    fractions = (
-        fractions.double() if segments.size > MAX_FLOAT32_INTEGER or _has_double_ranks() else fractions
-    )
+    if segments.size > MAX_FLOAT32_INTEGER or _has_double_ranks():
+        fractions = fractions.double()
     size = 8 * fractions.numel() * segments.keys.numel()
     check_budget(size, f"{fractions.numel()} quantiles of each line", "ask for fewer")
     nans = segments.count_in_segments(segments.values.isnan())
@@ -249,10 +226,8 @@ def _compute_quantiles(
         above = segments.values_at(segment, ranks.ceil().long())
         share = ranks - ranks.floor() if interpolation == "linear" else torch.full_like(ranks, 0.5)
         result = torch.lerp(result, above, share.to(result.dtype))
-    keys = (
-        torch.arange(fractions.numel(), device=segments.keys.device).unsqueeze(1) * segments.count
-        + segments.keys
-    )
+    numbers = torch.arange(fractions.numel(), device=segments.keys.device).unsqueeze(1)
+    keys = numbers * segments.count + segments.keys
     result_shape: tuple[int, ...] = segments.shape
     if keepdim:
         result_shape = tuple(1 if dim is None or d == segments.dim else n for d, n in enumerate(input.shape))

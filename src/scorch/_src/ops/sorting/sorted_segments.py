@@ -44,9 +44,8 @@ class SortedSegments:
         values, order = torch.sort(entries.values[is_nonzero], stable=True, descending=descending)
         segment = torch.zeros_like(position)
         if self.dim is not None:
-            segment, by_segment = torch.sort(
-                keys_of(crd, self.shape).expand(position.shape)[order], stable=True
-            )
+            segments = keys_of(crd, self.shape).expand(position.shape)
+            segment, by_segment = torch.sort(segments[order], stable=True)
             values, order = values[by_segment], order[by_segment]
         self.values, self.position = values, position[order]
         is_last = self.dim is None or self.dim == len(self.shape)
@@ -93,16 +92,13 @@ class SortedSegments:
     @functools.cached_property
     def _zeros_before(self) -> torch.Tensor:
         """For every entry, by position, the zeros of its segment before it, offset by its segment."""
-        positions = self.segment * self.size + (
-            self.position if self._by_position is None else self._by_position
-        )
-        positions = torch.sort(positions).values if self._by_position is None else positions
-        inside: torch.Tensor = (
-            torch.arange(positions.numel(), device=positions.device) - self.first[self.segment]
-        )
+        begin, count = self.segment * self.size, self.segment.numel()
+        if self._by_position is None:
+            positions = torch.sort(begin + self.position).values
+        else:
+            positions = begin + self._by_position
+        inside: torch.Tensor = torch.arange(count, device=positions.device) - self.first[self.segment]
         return positions - inside
-
-    # results -----------------------------------------------------------------------------------------
 
     def select_rank(self, rank: torch.Tensor, keepdim: bool, empty: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Select the element of one rank in each segment: ``rank``, or ``empty`` without entries."""
@@ -147,9 +143,8 @@ class SortedSegments:
             result[:, 0] = 0
             result[self.keys, 0] = -self.front
             steps, row = result.view(-1), self.keys[self.segment] * k
-            after = (
-                self.front[self.segment] + self._zeros_before - self.segment * self.size
-            )  # the rank of a zero
+            zeros_before = self._zeros_before - self.segment * self.size
+            after = self.front[self.segment] + zeros_before  # the rank of a zero
             steps.index_add_(0, (row + after)[after < k], torch.ones_like(after[after < k]))
             torch.cumsum(result, 1, out=result)
             rank = self.rank_of(torch.arange(row.numel(), device=row.device), self.segment)

@@ -48,7 +48,7 @@ def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) ->
         raise ArgumentError(f"k is a number from 0 to {size}, the size of dimension {dim}, not {k!r}")
     if dim % h.dim() != h.dim() - 1:
         return topk_sparse(h.movedim(dim, -1), k, abs=abs).movedim(-1, dim)  # type: ignore[return-value]
-    if not is_dynamo_compiling() and _is_batched(h):
+    if not is_dynamo_compiling() and _unwrap(h)[1]:
         return _topk_of_batch(h, k, abs)
     positions = find_largest(h, k, abs)
     return from_positions(positions, h.gather(-1, positions), tuple(h.shape))
@@ -59,43 +59,6 @@ def find_largest(h: torch.Tensor, k: int, abs: bool = False) -> torch.Tensor:
     score = h.detach().abs() if abs else h.detach()
     with contextlib.nullcontext() if is_dynamo_compiling() else untracked():
         return _find_largest(score, k).sort().values
-
-
-def from_positions(positions: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> SparseTensor:
-    """Build a tensor with these values at ``positions``, as many in every row and in order."""
-    with contextlib.nullcontext() if is_dynamo_compiling() else untracked():
-        pos, crd = _csr_arrays(positions, shape, positions.shape[-1])
-    return rows_tensor(pos, crd, values.reshape(-1), shape)
-
-
-def _is_batched(h: torch.Tensor) -> bool:
-    """Whether ``torch.vmap`` batches it, at any level."""
-    while is_functorch_wrapped_tensor(h):
-        if is_batchedtensor(h):
-            return True
-        h = get_unwrapped(h)
-    return False
-
-
-def _topk_of_batch(h: torch.Tensor, k: int, abs: bool) -> SparseTensor:
-    """Select inside of ``torch.vmap``, where one pattern serves all: the union of all, with zeros."""
-    score = h.detach().abs() if abs else h.detach()
-    is_kept = torch.zeros_like(score, dtype=torch.bool).scatter(-1, score.topk(k, sorted=False).indices, True)
-    union, batches = is_kept, []
-    while is_functorch_wrapped_tensor(union):
-        if is_batchedtensor(union):
-            batches.append(maybe_get_bdim(union))
-        union = get_unwrapped(union)
-    with untracked():
-        for dim in reversed(batches):  # the innermost was wrapped first
-            union = union.any(dim)
-        flat = union.reshape(-1, h.shape[-1])
-        rows, columns = flat.nonzero(as_tuple=True)
-        dtype = torch.int32 if max(*h.shape, rows.numel()) <= LAST_INT32 else torch.int64
-        pos = torch.cat([torch.zeros(1, dtype=torch.int64, device=flat.device), flat.sum(1).cumsum(0)])
-        pos, columns = pos.to(dtype), columns.to(dtype)
-        positions = rows * h.shape[-1] + columns
-    return rows_tensor(pos, columns, torch.where(is_kept, h, 0).reshape(-1)[positions], tuple(h.shape))
 
 
 def _find_largest(score: torch.Tensor, k: int) -> torch.Tensor:
@@ -117,15 +80,43 @@ def _find_largest(score: torch.Tensor, k: int) -> torch.Tensor:
     return positions.gather(-1, score.gather(-1, positions).topk(k, sorted=False).indices)
 
 
-def _csr_arrays(positions: torch.Tensor, shape: tuple[int, ...], k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return row pointers and columns: ``k`` in every row, which ``positions`` has in order."""
-    rows = 1
+def from_positions(positions: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> SparseTensor:
+    """Build a tensor with these values at ``positions``, as many in every row and in order."""
+    rows, k, device = 1, positions.shape[-1], positions.device
     for size in shape[:-1]:
         rows = rows * size
-    dtype = torch.int32 if max(*shape, rows * k, 1) <= LAST_INT32 else torch.int64
-    pos = (
-        torch.arange(0, rows * k + 1, k, dtype=dtype, device=positions.device)
-        if k
-        else torch.zeros(rows + 1, dtype=dtype, device=positions.device)
-    )
-    return pos, positions.reshape(-1).to(dtype)
+    with contextlib.nullcontext() if is_dynamo_compiling() else untracked():
+        dtype = torch.int32 if max(*shape, rows * k, 1) <= LAST_INT32 else torch.int64
+        if k:
+            pos = torch.arange(0, rows * k + 1, k, dtype=dtype, device=device)
+        else:
+            pos = torch.zeros(rows + 1, dtype=dtype, device=device)
+        crd = positions.reshape(-1).to(dtype)
+    return rows_tensor(pos, crd, values.reshape(-1), shape)
+
+
+def _unwrap(h: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """Return the tensor that ``torch.func`` has wrapped, and the dimensions that ``torch.vmap`` batches."""
+    batches = []
+    while is_functorch_wrapped_tensor(h):
+        if is_batchedtensor(h):
+            batches.append(maybe_get_bdim(h))
+        h = get_unwrapped(h)
+    return h, batches
+
+
+def _topk_of_batch(h: torch.Tensor, k: int, abs: bool) -> SparseTensor:
+    """Select inside of ``torch.vmap``, where one pattern serves all: the union of all, with zeros."""
+    score = h.detach().abs() if abs else h.detach()
+    is_kept = torch.zeros_like(score, dtype=torch.bool).scatter(-1, score.topk(k, sorted=False).indices, True)
+    union, batches = _unwrap(is_kept)
+    with untracked():
+        for dim in reversed(batches):  # the innermost was wrapped first
+            union = union.any(dim)
+        flat = union.reshape(-1, h.shape[-1])
+        rows, columns = flat.nonzero(as_tuple=True)
+        dtype = torch.int32 if max(*h.shape, rows.numel()) <= LAST_INT32 else torch.int64
+        pos = torch.cat([torch.zeros(1, dtype=torch.int64, device=flat.device), flat.sum(1).cumsum(0)])
+        pos, columns = pos.to(dtype), columns.to(dtype)
+        positions = rows * h.shape[-1] + columns
+    return rows_tensor(pos, columns, torch.where(is_kept, h, 0).reshape(-1)[positions], tuple(h.shape))
