@@ -158,7 +158,13 @@ def test_malformed_expression_points_at_the_place() -> None:
 
 
 def test_what_is_no_string() -> None:
-    refused(NotationError, "an index expression is a string such as 'y[i] = A[i,j] * x[j]', not 7", scorch.evaluate, 7, A=A)
+    refused(
+        NotationError,
+        "an index expression is a string such as 'y[i] = A[i,j] * x[j]', not 7",
+        scorch.evaluate,
+        7,
+        A=A,
+    )
     refused(NotationError, "follow operand 0 with its subscripts", scorch.einsum, 3)
     refused(NotationError, "pass one tensor per term", scorch.einsum)
 

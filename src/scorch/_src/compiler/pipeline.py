@@ -56,9 +56,7 @@ class Planned:
 
     def kernel(self) -> Kernel:
         """The loops, simplified."""
-        found = simplify(lower(self.plan))
-        assert isinstance(found, Kernel)
-        return found
+        return simplify(lower(self.plan))
 
 
 def plan_step(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from scorch._src.loops.nodes import (
     Allocate,
     Array,
     Assign,
+    Block,
     Call,
     Copy,
     Declare,
@@ -19,8 +21,8 @@ from scorch._src.loops.nodes import (
     Fill,
     For,
     Function,
-    If,
     KeepArray,
+    Kernel,
     Lanes,
     Parallel,
     Resize,
@@ -33,31 +35,43 @@ from scorch._src.loops.nodes import (
 )
 from scorch._src.loops.routines import ROUTINES
 
-Node = Expr | Stmt | Array | Function
-
-
-def children_by_field(node: Node) -> Iterator[tuple[str, Any]]:
-    """The fields of ``node`` that hold expressions, statements and arrays, or tuples of them."""
-    for name in _fields_with_nodes(type(node)):  # type: ignore[arg-type]
-        yield name, getattr(node, name)
+Node = Expr | Stmt | Array | Function | Kernel
+SameNode = TypeVar("SameNode", bound=Node)
 
 
 def children(node: Node) -> Iterator[Expr | Stmt | Array]:
     """The expressions, statements and arrays directly inside ``node``, in order."""
-    for _, value in children_by_field(node):
+    for name in _fields_with_nodes(type(node)):  # type: ignore[arg-type]
+        value = getattr(node, name)
         if isinstance(value, tuple):
             yield from value
         else:
             yield value
 
 
+def with_children(node: SameNode, change: Callable[[Any], Any]) -> SameNode:
+    """``node`` with ``change`` applied to each of its children; ``node`` itself if none changes."""
+    changes: dict[str, Any] = {}
+    for name in _fields_with_nodes(type(node)):  # type: ignore[arg-type]
+        old = getattr(node, name)
+        if isinstance(old, tuple):
+            new = tuple(map(change, old))
+            is_same = all(map(operator.is_, old, new))
+        else:
+            new = change(old)
+            is_same = new is old
+        if not is_same:
+            changes[name] = new
+    return replace(node, **changes) if changes else node  # type: ignore[type-var]
+
+
 @functools.cache
-def _fields_with_nodes(kind: type) -> tuple[str, ...]:
+def _fields_with_nodes(kind: type[Any]) -> tuple[str, ...]:
     """The fields of a kind of node that hold nodes, by their annotations; asked at every turn of a walk."""
     return tuple(field.name for field in fields(kind) if _NODE.search(str(field.type)))
 
 
-_NODE = re.compile(r"\b(Expr|Stmt|Array|Var|Call)\b")
+_NODE = re.compile(r"\b(Expr|Stmt|Array|Var|Call|Function)\b")
 
 
 def walk(node: Node) -> list[Node]:
@@ -118,70 +132,51 @@ def written(node: Node, functions: Mapping[str, Function]) -> set[str]:
     return names
 
 
+def declared_by(node: Node) -> Var | Array | None:
+    """The name that ``node`` adds to the scope it stands in; None if it is no declaration."""
+    match node:
+        case Declare(var):
+            return var
+        case Allocate(array) | SlotArray(array) | Tile(array):
+            return array
+    return None
+
+
 def captured(parallel: Parallel) -> tuple[Var | Array, ...]:
     """What the workers of ``parallel`` use from outside, in order of first use."""
-    found: dict[str, Var | Array] = {}
+    names: dict[str, Var | Array] = {}
+
+    def visit_work(loop: Parallel, scope: set[str]) -> None:
+        visit(loop.prologue, scope)
+        visit(loop.body, scope | {loop.var.name})
+        visit(loop.epilogue, scope)
 
     def visit(node: Expr | Stmt | Array, bound: set[str]) -> None:
         """Visit in order; declarations add to ``bound`` for what follows in the same scope."""
-        match node:
-            case Var(name, _) | Array(name, _):
-                if name not in bound:
-                    found.setdefault(name, node)
-            case Declare(var, value):
-                visit(value, bound)
-                bound.add(var.name)
-            case Allocate(array, count, _):
-                visit(count, bound)
-                bound.add(array.name)
-            case SlotArray(array, table, index):
-                visit(table, bound)
-                visit(index, bound)
-                bound.add(array.name)
-            case For(var, start, stop, body):
-                visit(start, bound)
-                visit(stop, bound)
-                visit(body, bound | {var.name})
-            case Tile(array, _, _):
-                bound.add(array.name)
-            case Lanes(var, start, _, _, body):
-                visit(start, bound)
-                visit(body, bound | {var.name})
-            case While(condition, body):
-                visit(condition, bound)
-                visit(body, set(bound))
-            case If(condition, then, otherwise):
-                visit(condition, bound)
-                visit(then, set(bound))
-                visit(otherwise, set(bound))
-            case Parallel(var, count, threads, prologue, body, epilogue):
-                visit(Var("parallel_for"), bound)
-                visit(count, bound)
-                visit(threads, bound)
-                scope = set(bound)
-                visit(prologue, scope)
-                visit(body, scope | {var.name})
-                visit(epilogue, scope)
-            case _:
-                for child in children(node):
-                    visit(child, bound)
+        if isinstance(node, Var | Array):
+            if node.name not in bound:
+                names.setdefault(node.name, node)
+            return
+        if isinstance(node, Parallel):
+            for outside in (Var("parallel_for"), node.count, node.threads):
+                visit(outside, bound)
+            visit_work(node, set(bound))
+            return
+        own = node.var if isinstance(node, For | Lanes) else declared_by(node)
+        inside = set() if own is None else {own.name}
+        for child in children(node):
+            if child is not own:
+                opens_scope = isinstance(child, Stmt) and not isinstance(node, Block)
+                visit(child, bound | inside if opens_scope else bound)
+        if not isinstance(node, For | Lanes):
+            bound |= inside
 
-    scope: set[str] = set()
-    visit(parallel.prologue, scope)
-    visit(parallel.body, scope | {parallel.var.name})
-    visit(parallel.epilogue, scope)
-    return tuple(found.values())
+    visit_work(parallel, set())
+    return tuple(names.values())
 
 
 def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
     """``expr`` with variables replaced by name."""
     if isinstance(expr, Var):
         return values.get(expr.name, expr)
-    changes = {}
-    for field in fields(expr):  # type: ignore[arg-type]
-        old = getattr(expr, field.name)
-        if isinstance(old, Expr):
-            new = substitute(old, values)
-            if new is not old:
-                changes[field.name] = new
-    return replace(expr, **changes) if changes else expr  # type: ignore[type-var]
+    return with_children(expr, lambda part: substitute(part, values))

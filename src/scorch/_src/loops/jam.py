@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from scorch._src.loops.analysis import children_by_field, walk
+from scorch._src.loops.analysis import assigned, walk, with_children
 from scorch._src.loops.nodes import (
     Array,
     Assign,
@@ -66,13 +66,7 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
     """``node`` with variables and arrays called otherwise."""
     if isinstance(node, Var | Array):
         return replace(node, name=names.get(node.name, node.name))
-    changes: dict[str, object] = {}
-    for field, value in children_by_field(node):
-        if isinstance(value, tuple):
-            changes[field] = tuple(renamed(part, names) for part in value)
-        else:
-            changes[field] = renamed(value, names)
-    return replace(node, **changes) if changes else node  # type: ignore[type-var]
+    return with_children(node, lambda part: renamed(part, names))
 
 
 def _varying(loop: For) -> tuple[set[str], set[str]]:
@@ -101,8 +95,7 @@ def _varying(loop: For) -> tuple[set[str], set[str]]:
 
 def _changed(node: Stmt) -> set[str]:
     """The variables and arrays that ``node`` writes."""
-    found = {part.var.name for part in walk(node) if isinstance(part, Assign)}
-    return found | {part.array.name for part in walk(node) if isinstance(part, Store)}
+    return assigned(node) | {part.array.name for part in walk(node) if isinstance(part, Store)}
 
 
 def _mentions(node: Expr | Stmt, names: set[str]) -> bool:

@@ -10,16 +10,14 @@ so calls, which may have effects, are never dropped.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, overload
+from typing import Any, TypeVar
 
 import numpy as np
 
-from scorch._src.loops.analysis import walk
+from scorch._src.loops.analysis import declared_by, walk, with_children
 from scorch._src.loops.nodes import (
     FALSE,
     TRUE,
-    Allocate,
     Array,
     Assign,
     Binary,
@@ -35,21 +33,9 @@ from scorch._src.loops.nodes import (
     For,
     Function,
     If,
-    KeepArray,
     Kernel,
-    Lanes,
-    Load,
-    Parallel,
-    Perform,
-    Prefetch,
-    Put,
-    Resize,
-    Return,
     Select,
-    SlotArray,
     Stmt,
-    Store,
-    Tile,
     Total,
     Unary,
     Var,
@@ -59,26 +45,12 @@ from scorch._src.loops.nodes import (
 from scorch._src.loops.types import BOOL, Type
 from scorch._src.loops.values import binary, convert, unary
 
+Node = TypeVar("Node", Expr, Stmt, Function, Kernel)
+
 _NEGATED = {"<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "=="}
 
 
-@overload
-def simplify(node: Expr) -> Expr: ...
-
-
-@overload
-def simplify(node: Stmt) -> Stmt: ...
-
-
-@overload
-def simplify(node: Function) -> Function: ...
-
-
-@overload
-def simplify(node: Kernel) -> Kernel: ...
-
-
-def simplify(node: Expr | Stmt | Function | Kernel) -> Expr | Stmt | Function | Kernel:
+def simplify(node: Node) -> Node:
     """``node`` with constants folded and what does nothing removed.
 
     >>> from scorch._src.loops.nodes import Var, Binary, Const
@@ -86,35 +58,39 @@ def simplify(node: Expr | Stmt | Function | Kernel) -> Expr | Stmt | Function | 
     >>> simplify(Binary("+", Var("i"), Binary("*", Const(0), Var("n"), INT64), INT64))
     Var(name='i', type=int64)
     """
-    if isinstance(node, Expr):
-        return _expr(node)
-    if isinstance(node, Stmt):
-        return _stmt(node)
-    if isinstance(node, Function):
-        return replace(node, body=_stmt(node.body))
-    return replace(node, functions=tuple(simplify(function) for function in node.functions))
+    simple: Node = _rewritten(node if isinstance(node, Block) else with_children(node, simplify))
+    return simple
+
+
+def _rewritten(node: Any) -> Any:
+    """``node``, whose parts are simple, in its simplest form."""
+    match node:
+        case Block():
+            return _block(node)
+        case Unary(op, x, t):
+            return _unary(op, x, t)
+        case Binary(op, a, b, t):
+            return _binary(op, a, b, t)
+        case Cast(x, t):
+            return _cast(x, t)
+        case Select(Const(value), a, b):
+            return a if value else b
+        case If(condition, then, otherwise):
+            return _if(condition, then, otherwise)
+        case For():
+            return _for(node)
+        case While(condition) if _is_constant(condition, FALSE):
+            return Block(())
+        case Assign(var, value) if value == var:
+            return Block(())
+        case Fill(_, start, stop) if start == stop:
+            return Block(())
+        case Copy(count=count) if count == Const(0):
+            return Block(())
+    return node
 
 
 # Expressions
-
-
-def _expr(e: Expr) -> Expr:
-    match e:
-        case Const() | Var() | Total():
-            return e
-        case Load(array, index):
-            return Load(array, _expr(index))
-        case Unary(op, x, t):
-            return _unary(op, _expr(x), t)
-        case Binary(op, a, b, t):
-            return _binary(op, _expr(a), _expr(b), t)
-        case Select(condition, a, b, both):
-            return _select(_expr(condition), _expr(a), _expr(b), both)
-        case Cast(x, t):
-            return _cast(_expr(x), t)
-        case Call(function, arguments, t):
-            return Call(function, tuple(_expr(a) if isinstance(a, Expr) else a for a in arguments), t)
-    raise AssertionError(f"cannot simplify {e!r}")
 
 
 def _constant(value: Any, t: Type) -> Const:
@@ -193,12 +169,6 @@ def _is_constant(e: Expr, truth: Const) -> bool:
     return isinstance(e, Const) and e.type == BOOL and bool(e.value) == truth.value
 
 
-def _select(condition: Expr, a: Expr, b: Expr, both: bool) -> Expr:
-    if isinstance(condition, Const):
-        return a if condition.value else b
-    return Select(condition, a, b, both)
-
-
 def _cast(x: Expr, t: Type) -> Expr:
     match x:
         case _ if x.type == t:
@@ -227,58 +197,6 @@ def _is_widening(narrow: Type, wide: Type) -> bool:
 # Statements
 
 
-def _stmt(stmt: Stmt) -> Stmt:
-    match stmt:
-        case Block():
-            return _block(stmt)
-        case If(condition, then, otherwise):
-            return _if(_expr(condition), _stmt(then), _stmt(otherwise))
-        case For(var, start, stop, body, sums):
-            return _for(var, _expr(start), _expr(stop), _stmt(body), sums)
-        case Lanes(var, start, count, lanes, body):
-            return Lanes(var, _expr(start), count, lanes, _stmt(body))
-        case Prefetch(array, index, count):
-            return Prefetch(array, _expr(index), count)
-        case While(condition, body):
-            condition = _expr(condition)
-            return Block(()) if _is_constant(condition, FALSE) else While(condition, _stmt(body))
-        case Declare(var, value):
-            return Declare(var, _expr(value))
-        case Assign(var, value):
-            value = _expr(value)
-            return Block(()) if value == var else Assign(var, value)
-        case Store(array, index, value):
-            return Store(array, _expr(index), _expr(value))
-        case Allocate(array, count, zero):
-            return Allocate(array, _expr(count), zero)
-        case Resize(array, count):
-            return Resize(array, _expr(count))
-        case Fill(array, start, stop, value):
-            start, stop = _expr(start), _expr(stop)
-            return Block(()) if start == stop else Fill(array, start, stop, _expr(value))
-        case Copy(target, target_start, source, source_start, count):
-            count = _expr(count)
-            if count == Const(0):
-                return Block(())
-            return Copy(target, _expr(target_start), source, _expr(source_start), count)
-        case Perform(Call() as call):
-            simple = _expr(call)
-            assert isinstance(simple, Call)
-            return Perform(simple)
-        case Return(value):
-            return Return(_expr(value))
-        case Put(slot, value):
-            return Put(slot, _expr(value))
-        case SlotArray(array, table, index):
-            return SlotArray(array, table, _expr(index))
-        case KeepArray(table, index, array):
-            return KeepArray(table, _expr(index), array)
-        case Parallel(var, count, threads, prologue, body, epilogue):
-            parts = _stmt(prologue), _stmt(body), _stmt(epilogue)
-            return Parallel(var, _expr(count), _expr(threads), *parts)
-    return stmt  # Comment, Free, Fail, PutArray have nothing inside
-
-
 def _if(condition: Expr, then: Stmt, otherwise: Stmt) -> Stmt:
     if isinstance(condition, Const):
         taken = then if condition.value else otherwise
@@ -292,8 +210,7 @@ def _if(condition: Expr, then: Stmt, otherwise: Stmt) -> Stmt:
 
 def _block(stmt: Block) -> Block:
     """Open nested blocks, and branches always taken unless names that they declare could clash."""
-    flat = _flatten(stmt)
-    statements = _flatten(Block(tuple(_stmt(s) for s in flat)))
+    statements = _flatten(Block(tuple(map(simplify, _flatten(stmt)))))
     body: list[Stmt] = []
     for position, s in enumerate(statements):
         if isinstance(s, If) and s.condition == TRUE:
@@ -325,27 +242,18 @@ def _flatten(stmt: Block) -> list[Stmt]:
 
 def _declared(stmt: Stmt) -> set[str]:
     """Names that ``stmt`` declares in the scope it stands in."""
-    match stmt:
-        case Block(body):
-            return {name for s in body for name in _declared(s)}
-        case Declare(var, _):
-            return {var.name}
-        case Allocate(array, _, _) | SlotArray(array, _, _) | Tile(array, _, _):
-            return {array.name}
-    return set()
+    return {own.name for s in _flatten(Block((stmt,))) if (own := declared_by(s)) is not None}
 
 
-def _for(var: Var, start: Expr, stop: Expr, body: Stmt, sums: int) -> Stmt:
+def _for(loop: For) -> Stmt:
+    start, stop = loop.start, loop.stop
     calls = _has_call(start) or _has_call(stop)
-    if _is_empty(body) and not calls:
+    if not calls and (_is_empty(loop.body) or start == stop):
         return Block(())
     match start, stop:
-        case (Const(first, _), Const(last, _)) if not isinstance(first, complex) and not isinstance(
-            last, complex
-        ):
-            if last <= first:
-                return Block(())
-    return Block(()) if start == stop and not calls else For(var, start, stop, body, sums)
+        case Const(int() | float() as first), Const(int() | float() as last) if last <= first:
+            return Block(())
+    return loop
 
 
 def _is_empty(stmt: Stmt) -> bool:

@@ -28,7 +28,6 @@ from scorch._src.compiler.plan import Operand, Plan, Step
 from scorch._src.compiler.schedule.convert_operands import Conversion
 from scorch._src.compiler.schedule.infer_format import support_of
 from scorch._src.formats import dense_format
-from scorch._src.loops.nodes import Kernel
 from scorch._src.loops.simplify import simplify
 from scorch._src.loops.types import INT32, Type
 from scorch._src.notation import nodes as notation
@@ -43,10 +42,8 @@ def fuse(group: Group) -> Fused:
     planned = apply_in_registers(group, [_planned(group, step) for step in group.steps])
     group = replace(group, steps=tuple(each.plan.step for each in planned))
     loops, in_strip = joined(group, planned)
-    kernel = simplify(loops)
-    assert isinstance(kernel, Kernel)
     work = sum(each.choice.chosen.total for each in planned)
-    return Fused(group, kernel, tuple(inputs_of(group, planned).items()), in_strip, work)
+    return Fused(group, simplify(loops), tuple(inputs_of(group, planned).items()), in_strip, work)
 
 
 # steps that become part of others --------------------------------------------------------------------
