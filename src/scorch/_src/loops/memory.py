@@ -147,6 +147,9 @@ class Buffer:
         if writer != turn:
             raise BoundsError(f"{turn} {action} {self.name}[{index}], which {writer} wrote")
 
+    def __len__(self) -> int:
+        return len(self.data)
+
     def __getitem__(self, index: int) -> Any:
         self.check(index)
         if self.written is not None and not self.written[index]:

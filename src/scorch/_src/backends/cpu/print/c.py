@@ -30,6 +30,7 @@ from scorch._src.backends.cpu.print.lanes import (
 from scorch._src.backends.cpu.print.totals import (
     needed_lanes,
     neighbours_helper,
+    pairwise_sum,
     print_total,
     print_totals,
     runs,
@@ -393,7 +394,7 @@ class _Scope(ExpressionPrinter):
             f"for (; {name} < {last}; {name}++) {{",
             *once,
             "}",
-            f"{total} += {_pairs([*others])};",
+            f"{total} += {pairwise_sum(others)};",
         ]
 
     def branch(self, stmt: If) -> list[str]:
@@ -439,14 +440,6 @@ def _summed(body: Stmt) -> Var | None:
             if var.type.kind == "float" and not any(isinstance(node, Call) for node in nodes):
                 return var if var not in list(walk(term)) else None
     return None
-
-
-def _pairs(names: list[str]) -> str:
-    """A sum of several, two by two."""
-    while len(names) > 1:
-        added = [f"({a} + {b})" for a, b in zip(names[::2], names[1::2], strict=False)]
-        names = [*added, *names[2 * len(added) :]]
-    return names[0]
 
 
 def _returns(stmt: Stmt) -> bool:
