@@ -136,23 +136,14 @@ def store_aside(key: str, library: bytes, source: str) -> Path:
     return place / f"{key}.so"
 
 
-def store_source(key: str, source: str) -> Path:
-    """Store a source that did not compile, for the error message to point at."""
-    return _store_text(f"{key}.c", source)
-
-
-def store_log(key: str, text: str) -> Path:
-    """Store the output of a compiler, for a warning to point at."""
-    return _store_text(f"{key}.log", text)
-
-
-def _store_text(name: str, text: str) -> Path:
+def store_text(key: str, suffix: str, text: str) -> Path:
+    """Store a source that did not compile, or what the compiler said of it, for messages to point at."""
     place = directory()
     try:
-        return _write_file(place, name, text.encode())
+        return _write_file(place, key + suffix, text.encode())
     except OSError as error:
         warn_unusable(place, error)
-        return _write_file(_spare_directory(), name, text.encode())
+        return _write_file(_spare_directory(), key + suffix, text.encode())
 
 
 def read_note(key: str) -> bytes | None:

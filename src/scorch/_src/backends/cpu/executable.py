@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +23,10 @@ from scorch._src.backends.cpu.launch import (
 )
 from scorch._src.backends.cpu.print.scalar import print_scalar
 from scorch._src.backends.launcher import Launcher
+from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.plan import VALUES
 from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.loops.nodes import Kernel
 from scorch.errors import CompilationError, KernelError, warn
 from scorch.settings import DEFAULT, current
 
@@ -68,43 +71,63 @@ class Native:
         return self.call_back(self.addresses[function], slots)
 
 
-class CpuExecutable(Launcher):
-    """A kernel in C; compiled when it is first called."""
+class Compiled:
+    """A kernel in C, compiled when it is first called."""
 
-    def __init__(self, schedule: Schedule, sizes: Mapping[str, int]) -> None:
-        super().__init__(schedule, sizes)
-        self.work = schedule.planned.choice.chosen.total
-        self.least_work = SERIAL_WORK * (MERGE_WORK_FACTOR if self.plan.slots else 1)
-        self.is_serial = not self.plan.parallel or self.work < self.least_work
+    source: str
+    label: str
+    parallel_for: int
+
+    def __init__(
+        self, functions: Sequence[str], work: float, least_work: float, can_share: bool = True
+    ) -> None:
+        self.functions, self.work, self.least_work = functions, work, least_work
+        self.is_serial = not can_share or work < least_work
         self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
-        self._failure: CompilationError | None = None
-        self._headers: dict[int, bytes] = {}  # by the number of threads
+        self._has_failed = False
+
+    @abstractmethod
+    def loops(self) -> Kernel:
+        """Return the kernel, to print it without vectors for compilers that fail at them."""
 
     @functools.cached_property
     def engine(self) -> Native:
         build_together([self.source])
-        library = jit.load(self.source, self.label, self._scalar_source)
-        return Native({name: library.address(name) for name in self.schedule.functions})
+        library = jit.load(self.source, self.label, lambda: print_scalar(self.loops()))
+        return Native({name: library.address(name) for name in self.functions})
 
     def is_ready(self) -> bool:
         if "engine" in self.__dict__:
             return True
-        if self._failure is not None or not toolchain.has_compiler():
+        if self._has_failed or not toolchain.has_compiler():
             return False
         try:
             return bool(self.engine.addresses)
         except CompilationError as error:
-            self._failure = error
+            self._has_failed = True
             warn_not_compiled(error)
             return False
-
-    def _scalar_source(self) -> str:
-        """Print the kernel without vectors, for compilers that fail at them."""
-        return print_scalar(self.schedule.planned.kernel())
 
     def workers(self) -> int:
         """Return how many threads a call uses now: as many as there is work for."""
         return 1 if self.is_serial else invoke.threads_for(self.work, self.least_work)
+
+    def out_of_memory(self, error: MemoryError) -> KernelError:
+        """Return the error to raise when a builtin runs out of memory."""
+        return KernelError(f"{error} while computing {self.label}")
+
+
+class CpuExecutable(Compiled, Launcher):
+    def __init__(self, schedule: Schedule, sizes: Mapping[str, int]) -> None:
+        Launcher.__init__(self, schedule, sizes)
+        work, least_work = schedule.planned.choice.chosen.total, SERIAL_WORK
+        if self.plan.slots:
+            least_work *= MERGE_WORK_FACTOR
+        Compiled.__init__(self, schedule.functions, work, least_work, self.plan.parallel)
+        self._headers: dict[int, bytes] = {}  # by the number of threads
+
+    def loops(self) -> Kernel:
+        return self.schedule.planned.kernel()
 
     def header(self) -> list[Any]:
         return [self.parallel_for, self.workers(), *self.sizes]
@@ -128,10 +151,6 @@ class CpuExecutable(Launcher):
             return DirectCall(self)
         return None
 
-    def out_of_memory(self, error: MemoryError) -> KernelError:
-        """Return the error to raise when a builtin runs out of memory."""
-        return KernelError(f"{error} while computing {self.label}")
-
 
 class DirectCall:
     """A compiled kernel called through a builtin."""
@@ -139,7 +158,7 @@ class DirectCall:
     def __init__(self, executable: CpuExecutable) -> None:
         self.executable = executable
         self.plan = executable.plan
-        self._outputs: dict[int, bytes] = {}
+        self._outputs: BoundedCache[int, bytes] = BoundedCache(MAX_CACHED_OUTPUTS)
 
     @functools.cached_property
     def builtin(self) -> Callable[..., Any]:
@@ -177,8 +196,6 @@ class DirectCall:
             known = result_descriptor(self.plan.element, (count,), not self.executable.writes_everything)
             if is_usual:
                 self._outputs[count] = known
-            if len(self._outputs) > MAX_CACHED_OUTPUTS:
-                self._outputs.clear()
         return known
 
     def _place_of_crd(self, tensor: str, level: int) -> int:

@@ -272,12 +272,12 @@ class _FailedError(CompilationError):
 
     def __init__(self, reason: str, said: str, tools: Toolchain, source: str, key: str, label: str) -> None:
         self.reason, self.tools, self.vanished = reason, tools, False
-        path = cache.store_source(key, source)
+        path = cache.store_text(key, ".c", source)
         command = shlex.join(tools.compile_command(str(path), "kernel.so"))
         lines = said.splitlines()
         if len(lines) > _SHOWN_LINES:
             lines = [*lines[:_SHOWN_LINES], f"... and {len(lines) - _SHOWN_LINES} more lines"]
-        self.log = cache.store_log(key, f"{command}\n{reason} by {tools.version}\n{said}\n")
+        self.log = cache.store_text(key, ".log", f"{command}\n{reason} by {tools.version}\n{said}\n")
         super().__init__(
             f"{reason} by the C compiler{f' for {label}' if label else ''}\n"
             f"command: {command}\n"

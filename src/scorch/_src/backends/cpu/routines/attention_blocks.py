@@ -58,7 +58,7 @@ def find_blocks(
     pos: torch.Tensor, crd: torch.Tensor, matrices: int, queries: int, keys: int
 ) -> Blocks | None:
     """Compute the blocks of ``matrices`` masks; None without a compiler, or where keys are too many."""
-    name = f"scorch_blocks_{'i32' if pos.dtype == torch.int32 else 'i64'}"
+    name = f"scorch_blocks_i{8 * pos.element_size()}"
     address = jit.function_address(SOURCE, "the blocks of an attention mask", name)
     if not address or keys > LAST_INT32:
         return None

@@ -42,5 +42,5 @@ def _header(rows: int, entries: int) -> bytes:
 
 
 def _address(what: str, dtype: torch.dtype) -> int:
-    name = f"scorch_{what}_{'i32' if dtype == torch.int32 else 'i64'}"
+    name = f"scorch_{what}_i{8 * dtype.itemsize}"
     return jit.function_address(SOURCE, "rows and pointers from each other", name)
