@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scorch._src.compiler import lattice
 from scorch._src.compiler.at_zero import mark_vanishing
 from scorch._src.compiler.describe import describe_assembly
 from scorch._src.compiler.lattice import EVERYWHERE
@@ -31,7 +30,7 @@ from scorch._src.compiler.schedule.convert_operands import (
     unblock,
 )
 from scorch._src.compiler.schedule.cost import Problem
-from scorch._src.compiler.schedule.infer_format import Inferred, infer_format
+from scorch._src.compiler.schedule.infer_format import Inferred, infer_format, support_of
 from scorch._src.compiler.schedule.insert_workspace import insert_workspace, shared_pattern
 from scorch._src.compiler.schedule.order_loops import Choice, order_loops, stored_order
 from scorch._src.compiler.vector.parallelize import parallelize
@@ -119,12 +118,8 @@ def _visit_divisors(body: Expr, operands: Mapping[Access, Operand]) -> Expr:
     Inside the loops this could not be seen: there a divisor that was found absent is out of sight.
     """
     parts = tuple(_visit_divisors(part, operands) for part in children(body))
-    if isinstance(body, Op) and body.name == "div":
-        where = lattice.support(
-            body.args[1], lambda a: lattice.stored(a) if operands[a].is_sparse else EVERYWHERE
-        )
-        if where != EVERYWHERE:
-            return Op("div", (Op("everywhere", parts[:1]), parts[1]))
+    if isinstance(body, Op) and body.name == "div" and support_of(body.args[1], operands) != EVERYWHERE:
+        return Op("div", (Op("everywhere", parts[:1]), parts[1]))
     return with_children(body, parts)
 
 
@@ -157,20 +152,8 @@ def _assemble(
         index=index_type(shape),
         splits=splits,
         order=order,
-        assembly="dense",
-        pattern=None,
-        prefix=0,
-        prefix_levels=0,
-        workspace=None,
-        bitmap=False,
-        slots=(),
-        words=(),
-        workspace_words=(),
-        parallel=False,
-        balance=None,
         skip_zeros=skip_zeros,
         searched=searched,
-        header="",
     )
     if not result.is_dense:
         shared = None if skip_zeros or unsorted else shared_pattern(step, operands, result)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from scorch._src.loops.types import BOOL, INT64, Type
 
-MOST_TURNS = 4  # parts of a sum that are variables of their own
+MAX_SUM_TURNS = 4  # parts of a sum that are variables of their own
 
 
 class Expr:
@@ -197,7 +197,7 @@ class For(Stmt):
     """``for var in start..stop-1``; ``start`` and ``stop`` are evaluated once.
 
     A loop that does nothing but add to one variable may add in ``sums`` parts, in any order: up to
-    ``MOST_TURNS`` are variables that take turns, more are vector lanes as the compiler sees fit.
+    ``MAX_SUM_TURNS`` are variables that take turns, more are vector lanes as the compiler sees fit.
     """
 
     var: Var

@@ -1,8 +1,8 @@
 """How a result is built: where the value of a point goes, and what becomes of it at the end.
 
-An assembly is asked by ``lower`` at fixed places: before and after everything, around each depth of the
-loops, and at the leaf. It keeps an accumulator where reductions are innermost, a workspace where results
-come out of order (``formats.scratch``), and hands finished entries, in order, to a collector:
+An assembly and its collector are asked by ``lower`` at fixed places: before and after everything, around
+each depth of the loops, and at the leaf. The assembly keeps an accumulator where reductions are innermost, a
+workspace where results come out of order (``formats.scratch``), and hands finished entries, in order, to:
 
     Values   the place is known: a dense result, or the pattern of an operand
     Rows     append coordinate and value below dense levels, one array per chunk of the outer loop
@@ -19,7 +19,7 @@ from __future__ import annotations
 from scorch._src.compiler.lower.collect import Collector, Entries, Rows, Values
 from scorch._src.compiler.lower.collect_in_place import Buckets, Slots
 from scorch._src.compiler.lower.express import combine, converted, value_of
-from scorch._src.compiler.plan import LevelUse, Plan, Vectors
+from scorch._src.compiler.plan import Plan, Vectors
 from scorch._src.formats.scratch import DenseScratch, ListScratch, Scratch, join_key
 from scorch._src.loops.nodes import (
     FALSE,
@@ -66,19 +66,14 @@ Factor = tuple[Stmt | None, Expr | None]  # what is declared to know it, and wha
 
 
 def make_assembly(plan: Plan) -> Assembly:
-    collector: Collector
-    match plan.assembly:
-        case "dense" | "shared":
-            collector = Values(plan)
-        case "rows":
-            collector = Slots(plan) if plan.slots else Rows(plan)
-        case "buckets":
-            collector = Buckets(plan)
-        case "list":
-            collector = Entries(plan)
-        case _:
-            raise AssertionError(f"cannot assemble {plan.assembly!r}")
-    return Assembly(plan, collector)
+    collectors: dict[str, type[Collector]] = {
+        "dense": Values,
+        "shared": Values,
+        "rows": Slots if plan.slots else Rows,
+        "buckets": Buckets,
+        "list": Entries,
+    }
+    return Assembly(plan, collectors[plan.assembly](plan))
 
 
 class Assembly:
@@ -88,9 +83,8 @@ class Assembly:
         self.plan = plan
         self.collector = collector
         self.uses = plan.result_uses
-        needed = {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
-        self.ready = max((plan.order.index(loop) + 1 for loop in needed), default=0)
-        self.tile = plan.vectors if plan.vectors is not None and plan.vectors.kind == "rows" else None
+        self.ready = max((plan.order.index(loop) + 1 for loop in plan.result_loops), default=0)
+        self.tile = plan.row_vectors
         if self.tile is not None:
             self.ready = self.tile.depth
         self.accumulates = self.ready < len(plan.order)
@@ -113,33 +107,10 @@ class Assembly:
                 )
                 self.scratch = ListScratch("w", names, sizes, words, plan.element, self.join)
 
-    # slots -------------------------------------------------------------------------------------------
-
-    @property
-    def inputs(self) -> tuple[Var | Array, ...]:
-        return self.collector.inputs
-
-    @property
-    def outputs(self) -> tuple[Var | Array, ...]:
-        return self.collector.outputs
-
-    @property
-    def finish_inputs(self) -> tuple[Var | Array, ...]:
-        return self.collector.finish_inputs
-
     def helpers(self) -> tuple[Function, ...]:
         return (*(self.scratch.helpers() if self.scratch else ()), *self.collector.helpers())
 
-    def finish(self, sizes: tuple[Var, ...]) -> Function | None:
-        return self.collector.finish(sizes)
-
     # before and after --------------------------------------------------------------------------------
-
-    def before(self) -> Stmt:
-        return self.collector.before()
-
-    def after(self) -> Stmt:
-        return self.collector.after()
 
     def before_worker(self) -> Stmt:
         return self.scratch.allocate() if self.scratch else block()
@@ -154,27 +125,6 @@ class Assembly:
         """
         inside = self.scratch.limits(in_row, in_row) if self.scratch else {}
         return self.collector.limits(entries, inserted) | inside
-
-    def counting(self, loops: Stmt) -> Stmt:
-        """The first of two turns of the loops, or something shorter with the same effect."""
-        return self.collector.counting(loops)
-
-    def next_pass(self) -> Stmt | None:
-        """What comes between this turn of the loops and the next one; None if there is no other."""
-        return self.collector.next_pass()
-
-    @property
-    def chunks_per_thread(self) -> int:
-        return self.collector.chunks_per_thread
-
-    def before_chunks(self, chunks: Expr) -> Stmt:
-        return self.collector.before_chunks(chunks)
-
-    def before_chunk(self, chunk: Expr) -> Stmt:
-        return self.collector.before_chunk(chunk)
-
-    def after_chunk(self, chunk: Expr) -> Stmt:
-        return self.collector.after_chunk(chunk)
 
     # inside the loops --------------------------------------------------------------------------------
 
@@ -265,7 +215,7 @@ class Assembly:
             if access == total:
                 return value
             operand = plan.operand(access.tensor)
-            uses = plan.uses_of(operand.format, access, operand.index)
+            uses = plan.uses(access)
             place = join_key([use.coordinate for use in uses], [use.arrays.size for use in uses])
             return Load(Array(f"{access.tensor}_vals", operand.element), place)
 
@@ -280,8 +230,5 @@ class Assembly:
         return self.collector.place(coordinates, value, position)
 
     def _drained(self, coordinates: list[Expr], value: Expr) -> Stmt:
-        outer = [use.coordinate for use in self._outer_uses()]
+        outer = [use.coordinate for use in self.uses[: self.plan.prefix_levels]]
         return self.collector.place([*outer, *coordinates], value, None)
-
-    def _outer_uses(self) -> tuple[LevelUse, ...]:
-        return self.uses[: self.plan.prefix_levels]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scorch._src.compiler import lattice
-from scorch._src.compiler.lower.pack import Packer
+from scorch._src.compiler.lower.pack import Packer, running_total
 from scorch._src.compiler.plan import LevelUse, Plan
 from scorch._src.formats.scratch import FIRST_CAPACITY, ListScratch, join_key, not_zero
 from scorch._src.loops.nodes import (
@@ -135,12 +135,11 @@ def writes_everything(plan: Plan) -> bool:
         return False
     if plan.pattern is not None:
         return all(access != plan.pattern for access, _ in plan.searched)
-    result = _result_loops(plan)
+    result = plan.result_loops
     for access in plan.step.accesses:
-        operand = plan.operand(access.tensor)
-        for use in plan.splits.uses(operand.format, access.indices, access.tensor, operand.index):
-            if use.needs <= result and not operand.format.levels[use.level].is_full:
-                return False
+        form = plan.operand(access.tensor).format
+        if any(use.needs <= result and not form.levels[use.level].is_full for use in plan.uses(access)):
+            return False
     return True
 
 
@@ -149,15 +148,11 @@ def _writes_once(plan: Plan) -> bool:
 
     A stretch of a row that stays in registers is complete when it is stored.
     """
-    if plan.vectors is not None and plan.vectors.kind == "rows":
+    if plan.row_vectors is not None:
         return True
-    result = _result_loops(plan)
+    result = plan.result_loops
     last = max((plan.order.index(loop) for loop in result), default=-1)
     return all(loop in result for loop in plan.order[: last + 1])
-
-
-def _result_loops(plan: Plan) -> set[str]:
-    return {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
 
 
 class Rows(Collector):
@@ -227,39 +222,24 @@ class Rows(Collector):
         """Room for ``entries`` more, which are then placed without asking."""
         self.has_room = True
         needed = self.count + entries
-        return If(
-            self.capacity < needed,
-            block(
-                Assign(self.capacity, Binary("max", self.capacity * 2, needed, INT64)),
-                Resize(self.crd, self.capacity),
-                Resize(self.values, self.capacity),
-            ),
-        )
+        return self._grow(self.capacity < needed, Binary("max", self.capacity * 2, needed, INT64))
+
+    def _grow(self, is_full: Expr, capacity: Expr) -> Stmt:
+        arrays = [Resize(array, self.capacity) for array in (self.crd, self.values)]
+        return If(is_full, block(Assign(self.capacity, capacity), *arrays))
 
     def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
         append = block(
-            None if self.has_room else self.make_room_for_one(),
+            None if self.has_room else self._grow(self.count.equals(self.capacity), self.capacity * 2),
             self.plan.result.levels[-1].append(self.uses[-1].arrays, self.count, coordinates[-1]),
             Store(self.values, self.count, value),
             Assign(self.count, self.count + 1),
         )
         return If(not_zero(value), append) if self.plan.skip_zeros else append
 
-    def make_room_for_one(self) -> Stmt:
-        return If(
-            self.count.equals(self.capacity),
-            block(
-                Assign(self.capacity, self.capacity * 2),
-                Resize(self.crd, self.capacity),
-                Resize(self.values, self.capacity),
-            ),
-        )
-
     def after(self) -> Stmt:
-        r = Var("r")
         rows = row_count(self.uses)
-        total = Store(self.pos, r + 1, Load(self.pos, r + 1) + Load(self.pos, r))
-        return block(For(r, Const(0), rows, total), Put(self.nnz.name, Load(self.pos, rows)))
+        return block(running_total(self.pos, rows), Put(self.nnz.name, Load(self.pos, rows)))
 
     def finish(self, sizes: tuple[Var, ...]) -> Function:
         """Put the arrays of the chunks one after another (or only free them)."""

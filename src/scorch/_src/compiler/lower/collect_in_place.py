@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scorch._src.compiler.lower.collect import Collector, row_count
+from scorch._src.compiler.lower.pack import running_total
 from scorch._src.compiler.plan import Plan
 from scorch._src.formats.scratch import join_key
 from scorch._src.loops.nodes import (
@@ -166,13 +167,12 @@ class Buckets(InPlace):
         """The rows of all entries of a lone operand, which lie in one array, need no loops to be counted."""
         access = self.plan.step.accesses[0]
         is_copy = self.plan.step.body == access and len(set(access.indices)) == len(access.indices)
-        operand = self.plan.operand(access.tensor)
-        form = operand.format
+        form = self.plan.operand(access.tensor).format
         full = form.dense_levels
         is_run = full < len(form) and form.run_from(full) == len(form)
         if self.rows != 1 or not is_copy or not is_run or form.is_finished:
             return loops
-        uses = self.plan.splits.uses(form, access.indices, operand.name, operand.index)
+        uses = self.plan.uses(access)
         for use in uses[full:]:
             if use.loop == self.uses[0].loop:
                 p = Var("p")
@@ -183,9 +183,7 @@ class Buckets(InPlace):
 
     def next_pass(self) -> Stmt:
         self.counts = False
-        r = Var("r")
-        total = Store(self.pos, r + 1, wide(Load(self.pos, r + 1)) + wide(Load(self.pos, r)))
-        return For(r, Const(0), self.row_count, total)
+        return running_total(self.pos, self.row_count)
 
     def after(self) -> Stmt:
         return block(

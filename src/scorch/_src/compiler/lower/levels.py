@@ -41,12 +41,7 @@ class Levels:
         self.plan = plan
         self.accesses = plan.step.accesses
         self.labels = self._label()
-        self.uses = {
-            access: plan.uses_of(
-                plan.operand(access.tensor).format, access, plan.operand(access.tensor).index
-            )
-            for access in self.accesses
-        }
+        self.uses = {access: plan.uses(access) for access in self.accesses}
 
     def _label(self) -> dict[Access, str]:
         """A name for each access: the tensor's, numbered where a tensor is used several times."""
@@ -134,17 +129,12 @@ class Levels:
             return None
         return Declare(Var(index), Var(f"{index}_out") * block_size + Var(f"{index}_in"))
 
-    def open(self, cursor: Cursor, states: States) -> Stmt:
+    def open(self, cursor: Cursor, states: States, begin: Expr | None = None) -> Stmt:
+        """Open a level; ``begin`` is where a chunk of the loop begins that it follows."""
         start, stop = self.entries(cursor.access, states[cursor.access])
+        if begin is not None and begin != Const(0):
+            start = cursor.kind.locate(cursor.use.arrays, cursor.parent, begin, start, stop)
         return block(Declare(cursor.position, start), Declare(cursor.end, stop))
-
-    def open_follower(self, cursor: Cursor, states: States, begin: Expr | None) -> Stmt:
-        """Open a level that follows; ``begin`` is where a chunk of the loop begins."""
-        start, stop = self.entries(cursor.access, states[cursor.access])
-        if begin is None or begin == Const(0):
-            return block(Declare(cursor.position, start), Declare(cursor.end, stop))
-        first = cursor.kind.locate(cursor.use.arrays, cursor.parent, begin, start, stop)
-        return block(Declare(cursor.position, first), Declare(cursor.end, stop))
 
     def follow(self, loop: Loop) -> tuple[Stmt, dict[Access, State]]:
         """Move followers up to x and set their flags."""
@@ -171,16 +161,14 @@ class Levels:
                 use, level = uses[state.level], form.levels[state.level]
                 if not use.needs <= bound:
                     break
-                position = Var(f"p{self.labels[access]}{state.level + 1}")
+                cursor = self._cursor(access, state)
                 if level.is_full:
                     at = level.insert(use.arrays, state.start, use.coordinate)
-                    if isinstance(at, Const | Var):
-                        found[access] = State(state.level + 1, at, None, state.present)
-                        continue
-                    statements.append(Declare(position, at))
-                    found[access] = State(state.level + 1, position, None, state.present)
+                    if not isinstance(at, Const | Var):
+                        statements.append(Declare(cursor.position, at))
+                        at = cursor.position
+                    found[access] = State(state.level + 1, at, None, state.present)
                     continue
-                cursor = self._cursor(access, state)
                 statements.append(self._locate(cursor, state))
                 found[access] = cursor.resolved(state.level, cursor.flag)
         return block(*statements), found

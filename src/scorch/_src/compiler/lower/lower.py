@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE, Support
-from scorch._src.compiler.lower.assemble import Assembly, make_assembly
+from scorch._src.compiler.lower.assemble import make_assembly
 from scorch._src.compiler.lower.levels import Levels
 from scorch._src.compiler.lower.merge import merged
 from scorch._src.compiler.lower.walk import Check, Cursor, Flags, Loop, State, States, formula
@@ -61,7 +61,8 @@ class Lowering:
         self.order = plan.order
         self.accesses = plan.step.accesses
         self.levels = Levels(plan)
-        self.assembly: Assembly = make_assembly(plan)
+        self.assembly = make_assembly(plan)
+        self.collector = self.assembly.collector
 
     # the kernel --------------------------------------------------------------------------------------
 
@@ -70,29 +71,29 @@ class Lowering:
         states = {access: State(0, Const(0), None, TRUE) for access in self.accesses}
         inner = self._loops(0, states, frozenset(), None)
         outer = self.assembly.around(0, inner, *delivery(self.levels, 0, states, frozenset()))
-        if (between := self.assembly.next_pass()) is not None:  # in scopes of their own
+        if (between := self.collector.next_pass()) is not None:  # in scopes of their own
             again = self._loops(0, states, frozenset(), None)
-            outer = block(If(TRUE, self.assembly.counting(outer)), between, If(TRUE, again))
+            outer = block(If(TRUE, self.collector.counting(outer)), between, If(TRUE, again))
         if self.plan.parallel and self.order:
-            body: Stmt = block(self.assembly.before(), outer, self.assembly.after())
+            body: Stmt = block(self.collector.before(), outer, self.collector.after())
         else:
             body = block(
-                self.assembly.before(),
+                self.collector.before(),
                 self.assembly.before_worker(),
-                self.assembly.before_chunks(Const(1)),
-                self.assembly.before_chunk(Const(0)),
+                self.collector.before_chunks(Const(1)),
+                self.collector.before_chunk(Const(0)),
                 outer,
-                self.assembly.after_chunk(Const(0)),
+                self.collector.after_chunk(Const(0)),
                 self.assembly.after_worker(),
-                self.assembly.after(),
+                self.collector.after(),
             )
-        compute_params = (*inputs, *self.assembly.inputs)
+        compute_params = (*inputs, *self.collector.inputs)
         slots = list(compute_params)
-        for slot in (*self.assembly.outputs, *self.assembly.finish_inputs):
+        for slot in (*self.collector.outputs, *self.collector.finish_inputs):
             if slot.name not in {other.name for other in slots}:
                 slots.append(slot)
         compute = Function("scorch_compute", tuple(compute_params), body, exported=True)
-        finish = self.assembly.finish(tuple(p for p in inputs if isinstance(p, Var)))
+        finish = self.collector.finish(tuple(p for p in inputs if isinstance(p, Var)))
         functions = (*self.assembly.helpers(), compute, *((finish,) if finish else ()))
         return Kernel(self.plan.header, tuple(slots), functions)
 
@@ -141,7 +142,7 @@ class Lowering:
         """``for x in 0..size``, with the stored levels following."""
         size = self.levels.extent(loop.x.name)
         begin, stop = (Var("chunk_start"), Var("chunk_stop")) if chunked else (Const(0), size)
-        opening = block(*(self.levels.open_follower(c, loop.states, begin) for c in loop.followers))
+        opening = block(*(self.levels.open(c, loop.states, begin) for c in loop.followers))
         moves, states = self.levels.follow(loop)
         body = block(moves, self._inside(loop, states))
         counted = For(loop.x, begin, stop, body, self._sums(loop))
@@ -157,7 +158,7 @@ class Lowering:
         begin, end = start, stop
         if chunked:
             begin, end = Var("chunk_start"), Var("chunk_stop")
-        opening = block(*(self.levels.open_follower(c, loop.states, None) for c in loop.followers))
+        opening = block(*(self.levels.open(c, loop.states) for c in loop.followers))
         moves, states = self.levels.follow(loop)
         level = loop.states[driver.access].level
         states = {**states, driver.access: driver.resolved(level, TRUE)}

@@ -44,23 +44,21 @@ def merged(levels: Levels, loop: Loop, drivers: list[Cursor], where: Support, in
         is_innermost = loop.depth == len(levels.plan.order) - 1 and not loop.followers
         if is_innermost and all(len(clause) == 1 for clause in where):
             return _either_of_two(levels, loop, drivers, inside)
-    opening: list[Stmt | None] = [levels.open(c, loop.states) for c in drivers]
-    opening += [levels.open_follower(c, loop.states, None) for c in loop.followers]
+    opening = [levels.open(c, loop.states) for c in (*drivers, *loop.followers)]
     required = lattice.required(where)
     alive = formula(where, {c.access: c.has_more for c in drivers})
     fronts = []
     states: dict[Access, State] = dict(loop.states)
     for cursor in drivers:
-        front = Var(f"{cursor.position.name}_front")
         always = len(where) == 1 and cursor.access in required
         value = cursor.front if always else Select(cursor.has_more, cursor.front, LAST)
-        fronts.append(Declare(front, value))
+        fronts.append(Declare(cursor.front_var, value))
         present = TRUE if cursor.access in required else cursor.flag
         states[cursor.access] = cursor.resolved(loop.states[cursor.access].level, present)
-    smallest: Expr = Var(f"{drivers[0].position.name}_front")
+    smallest: Expr = drivers[0].front_var
     for cursor in drivers[1:]:
-        smallest = Binary("min", smallest, Var(f"{cursor.position.name}_front"), INT64)
-    flags = [Declare(c.flag, Var(f"{c.position.name}_front").equals(loop.x)) for c in drivers]
+        smallest = Binary("min", smallest, cursor.front_var, INT64)
+    flags = [Declare(c.flag, c.front_var.equals(loop.x)) for c in drivers]
     runs = [c.find_run_end(loop.x) for c in drivers]
     moves, followed = levels.follow(replace(loop, states=states))
     action = inside(followed)
@@ -77,7 +75,7 @@ def merged(levels: Levels, loop: Loop, drivers: list[Cursor], where: Support, in
 def _both_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Inside) -> Stmt:
     """The coordinates that two levels have in common; no branch depends on which is behind."""
     first, second = drivers
-    fronts = [Var(f"{c.position.name}_front") for c in drivers]
+    fronts = [c.front_var for c in drivers]
     states = {**loop.states, **{c.access: _here(loop, c) for c in drivers}}
     moves, followed = levels.follow(replace(loop, states=states))
     meet = block(
@@ -92,12 +90,11 @@ def _both_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Insi
         Assign(second.position, second.position + Cast(Unary("!", first.flag, BOOL), INT64)),
     )
     return block(
-        *(levels.open(c, loop.states) for c in drivers),
-        *(levels.open_follower(c, loop.states, None) for c in loop.followers),
+        *(levels.open(c, loop.states) for c in (*drivers, *loop.followers)),
         While(
             both(first.has_more, second.has_more),
             block(
-                *(Declare(front, c.front) for front, c in zip(fronts, drivers, strict=True)),
+                *(Declare(c.front_var, c.front) for c in drivers),
                 If(fronts[0].equals(fronts[1]), meet, behind),
             ),
         ),
@@ -111,7 +108,7 @@ def _either_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: In
     coordinates are read before it is known which level goes on.
     """
     first, second = drivers
-    fronts = [Var(f"{c.position.name}_front") for c in drivers]
+    fronts = [c.front_var for c in drivers]
     together = {**loop.states, **{c.access: _here(loop, c) for c in drivers}}
 
     def turn(front: Var, states: States, moved: list[Cursor]) -> Stmt:
@@ -130,7 +127,7 @@ def _either_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: In
         *(levels.open(c, loop.states) for c in drivers),
         While(
             both(first.has_more, second.has_more),
-            block(*(Declare(f, c.front) for f, c in zip(fronts, drivers, strict=True)), merge),
+            block(*(Declare(c.front_var, c.front) for c in drivers), merge),
         ),
         *tails,
     )

@@ -28,8 +28,16 @@ from scorch._src.loops.nodes import (
     Var,
     block,
     either,
+    wide,
 )
 from scorch._src.loops.types import BOOL, INT64
+
+
+def running_total(pos: Array, positions: Expr) -> Stmt:
+    """From the number of children of each position to where they begin."""
+    r = Var("r")
+    total = wide(Load(pos, r + 1)) + wide(Load(pos, r))
+    return For(r, Const(0), positions, Store(pos, r + 1, total))
 
 
 class Packer:
@@ -70,7 +78,7 @@ class Packer:
     def fill(self) -> Stmt:
         filled = {level: Var(f"filled{level + 1}") for level in self.pos}
         declared = [Declare(var, Const(0)) for var in filled.values()]
-        totals = [self._running_total(level) for level in self.pos]
+        totals = [running_total(self.pos[level], self._positions_above(level)) for level in self.pos]
         return block(*declared, self._walk(filled, self.values), *totals)
 
     def _walk(self, counters: dict[int, Var], values: Array | None) -> Stmt:
@@ -93,7 +101,7 @@ class Packer:
                 continue
             if not self.form.starts_run(level):
                 continue
-            run = self._run(level)
+            run = range(level, self.form.run_from(level))  # and the coordinate levels in step with it
             differs: Expr = FALSE
             for member in run:
                 differs = either(differs, here[member].differs(before[member]))
@@ -108,26 +116,12 @@ class Packer:
         starts = [Declare(before[level], Const(-1)) for level in before]
         return block(*starts, For(e, Const(0), self.entries.count, block(*statements)))
 
-    def _run(self, level: int) -> list[int]:
-        """``level`` and the coordinate levels in step with it."""
-        return list(range(level, self.form.run_from(level)))
-
-    def _write(self, level: int, run: list[int], here: dict[int, Var], counter: Var, parent: Expr) -> Stmt:
-        pos = self.pos[level]
-        return block(
-            *(self._append(member, counter, here[member]) for member in run),
-            Store(pos, parent + 1, Load(pos, parent + 1) + 1),
-        )
-
-    def _append(self, level: int, counter: Var, coordinate: Expr) -> Stmt:
-        arrays = replace(self.uses[level].arrays, crd=self.crd[level])
-        return self.form.levels[level].append(arrays, counter, coordinate)
-
-    def _running_total(self, level: int) -> Stmt:
-        """From the number of children of each position to where they begin."""
-        r, pos = Var("r"), self.pos[level]
-        total = Store(pos, r + 1, Load(pos, r + 1) + Load(pos, r))
-        return For(r, Const(0), self._positions_above(level), total)
+    def _write(self, level: int, run: range, here: dict[int, Var], counter: Var, parent: Expr) -> Stmt:
+        pos, appended = self.pos[level], []
+        for member in run:
+            arrays = replace(self.uses[member].arrays, crd=self.crd[member])
+            appended.append(self.form.levels[member].append(arrays, counter, here[member]))
+        return block(*appended, Store(pos, parent + 1, Load(pos, parent + 1) + 1))
 
     def _positions_above(self, level: int) -> Expr:
         """How many positions the level above ``level`` has."""

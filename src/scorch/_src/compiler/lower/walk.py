@@ -65,6 +65,11 @@ class Cursor:
         return self.kind.coordinate(self.use.arrays, self.position, self.parent)
 
     @property
+    def front_var(self) -> Var:
+        """The variable that ``front`` is read into."""
+        return Var(f"{self.position.name}_front")
+
+    @property
     def run_end(self) -> Var:
         return Var(f"{self.position.name}_next")
 

@@ -28,7 +28,7 @@ def assign_slots(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
     rows = plan.row_levels
     if rows is None or plan.skip_zeros or plan.splits.blocks:
         return plan
-    where = support_of(plan.step, operands)
+    where = support_of(plan.step.body, operands)
     if plan.prefix_levels < len(plan.result):
         may_count = enabled("buckets") and rows > 0 and _rows_come_in_order(plan, rows)
         slots = _bounds(plan, operands, where, VALUES) if may_count else None
@@ -72,7 +72,7 @@ def _every_row_is_visited(plan: Plan, operands: Mapping[Access, Operand], rows: 
     """Whether the loops over the rows of the result skip none: no operand stores coordinates of them."""
     loops = {loop for use in plan.result_uses[:rows] for loop in use.loops}
     for access, operand in operands.items():
-        for use in plan.splits.uses(operand.format, access.indices, access.tensor, operand.index):
+        for use in plan.uses(access):
             if use.needs <= loops and not operand.format.levels[use.level].is_full:
                 return False
     return True
@@ -86,7 +86,7 @@ def _has_all_indices(plan: Plan, access: Access, operand: Operand) -> bool:
 def _has_rows_of_result(plan: Plan, access: Access, operand: Operand) -> bool:
     """Whether the entries of ``access`` are listed below the rows of the result, in their order."""
     result, form = plan.result_uses, operand.format
-    uses = plan.splits.uses(form, access.indices, access.tensor, operand.index)
+    uses = plan.uses(access)
     if not operand.is_sparse or len(uses) < len(result):
         return False
     if any(not form.levels[level].is_full for level in range(len(result) - 1)):

@@ -52,7 +52,7 @@ class Problem:
     @functools.cached_property
     def sparse_support(self) -> Support:
         """Where the body can differ from zero, as a formula over the sparse operands."""
-        return support_of(self.step, self.operands)
+        return support_of(self.step.body, self.operands)
 
     @functools.cached_property
     def pattern(self) -> Access | None:
@@ -72,7 +72,7 @@ class Problem:
     @functools.cached_property
     def result_loops(self) -> frozenset[str]:
         """The loops over indices of the result."""
-        return frozenset(loop for index in self.step.target.indices for loop in self.splits.loops_of(index))
+        return self.splits.loops(self.step.target.indices)
 
     def extent(self, loop: str) -> int:
         index, part = self.splits.origin(loop)
@@ -100,8 +100,7 @@ class Problem:
         key = frozenset(filters)
         found = self._supports.get(key)
         if found is None:
-            found = lattice.support(self.step.body, lambda a: lattice.stored(a) if a in key else EVERYWHERE)
-            self._supports[key] = found
+            found = self._supports[key] = lattice.support_by(self.step.body, key)
         return found
 
     @functools.cached_property

@@ -14,7 +14,7 @@ from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, Support
 from scorch._src.compiler.plan import Operand, Step
 from scorch._src.formats import Format, dense_format
-from scorch._src.notation.nodes import Access
+from scorch._src.notation.nodes import Access, Expr
 
 SPARSE_WORTH = 4  # a dense result may be this many times larger than the bound of the sparse one
 
@@ -25,9 +25,9 @@ class Inferred:
     reasons: tuple[str, ...]
 
 
-def support_of(step: Step, operands: Mapping[Access, Operand]) -> Support:
-    """Where the body of ``step`` can differ from zero, as a formula over the sparse operands."""
-    return lattice.support(step.body, lambda a: lattice.stored(a) if operands[a].is_sparse else EVERYWHERE)
+def support_of(body: Expr, operands: Mapping[Access, Operand]) -> Support:
+    """Where ``body`` can differ from zero, as a formula over the sparse operands."""
+    return lattice.support_by(body, {access for access, operand in operands.items() if operand.is_sparse})
 
 
 def carried_format(access: Access, form: Format, target: Access) -> Format | None:
@@ -66,7 +66,7 @@ def infer_format(step: Step, operands: Mapping[Access, Operand], sizes: Mapping[
     """The format of the result of ``step``, with the reason for each level."""
     target = step.target
     sparse = [access for access in step.accesses if operands[access].is_sparse]
-    everywhere = support_of(step, operands)
+    everywhere = support_of(step.body, operands)
     if not target.indices:
         return Inferred(dense_format(0), ("a scalar",))
     carried = {access: carried_format(access, operands[access].format, target) for access in sparse}
@@ -96,7 +96,7 @@ def _by_index(
     reasons: dict[str, str] = {}
     for index in target.indices:
         filters = [a for a in sparse if _filters(a, operands[a].format, index)]
-        where = lattice.support(step.body, lambda a, f=filters: lattice.stored(a) if a in f else EVERYWHERE)  # type: ignore[misc]
+        where = lattice.support_by(step.body, filters)
         kinds[index] = "dense" if where == EVERYWHERE else "sparse"
         names = ", ".join(dict.fromkeys(a.tensor for a in filters))
         reasons[index] = (
@@ -108,7 +108,7 @@ def _by_index(
         expected = _expected_entries(step, operands, sizes)
         is_smaller = room > SPARSE_WORTH * max(expected, 1)
         # Sums of sparse stay sparse: csr + csc, A + A.T.
-        if (is_smaller or not step.reduced) and lattice.mentioned(support_of(step, operands)):
+        if (is_smaller or not step.reduced) and lattice.mentioned(support_of(step.body, operands)):
             last = target.indices[-1]
             kinds[last] = "sparse"
             reasons[last] = f"{last} sparse: every term is"
@@ -194,7 +194,7 @@ def _bound(
 def _expected_entries(step: Step, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> int:
     """About how many entries the result has if those of the operands lie anywhere."""
     total = 0.0
-    for clause in support_of(step, operands):
+    for clause in support_of(step.body, operands):
         entries = float(math.prod(max(1, operands[access].nnz) for access in clause))
         for index in step.indices:
             uses = sum(index in access.indices for access in clause)

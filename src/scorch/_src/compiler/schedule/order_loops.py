@@ -18,8 +18,8 @@ from scorch._src.compiler import lattice
 from scorch._src.compiler.schedule.cost import Cost, Problem, cost
 from scorch.settings import enabled
 
-MOST_LOOPS = 5  # all orders are tried up to this number
-MOST_PUSHED = 10  # and filters are pushed down up to this one: each push prices the whole nest
+MAX_PERMUTED_LOOPS = 5  # all orders are tried up to this number
+MAX_PUSHED_LOOPS = 10  # and filters are pushed down up to this one: each push prices the whole nest
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def order_loops(problem: Problem) -> Choice:
     if is_alone and paper.transposed:  # a lone operand is sorted on its way into the result instead
         paper = stored_order(problem).chosen
     loops = problem.loops
-    if len(loops) > MOST_LOOPS or not enabled("order"):
+    if len(loops) > MAX_PERMUTED_LOOPS or not enabled("order"):
         return Choice(paper, paper, ())
     orders = [order for order in itertools.permutations(loops) if is_legal(problem, order)]
     costs = sorted((cost(problem, order) for order in orders), key=lambda c: c.total)
@@ -124,7 +124,7 @@ def _push_filters_down(
     order: list[str], candidates: Sequence[str], price: Callable[[Sequence[str]], float], problem: Problem
 ) -> list[str]:
     """Lines 6 to 10: move each index inwards as long as the net cost is negative."""
-    if len(order) > MOST_PUSHED:
+    if len(order) > MAX_PUSHED_LOOPS:
         return order
     best = price(order)
     for loop in candidates:

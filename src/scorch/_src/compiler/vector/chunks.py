@@ -29,9 +29,10 @@ def in_chunks(
     plan: Plan, assembly: Assembly, inner: Stmt, length: Expr, offset: Expr, run: Cursor | None = None
 ) -> Stmt:
     """The outermost loop cut into chunks of equal work that threads take in turns."""
+    collector = assembly.collector
     chunk, chunks, span = Var("chunk"), Var("chunks"), Var("span")
     start, stop = Var("chunk_start"), Var("chunk_stop")
-    wanted = Select(Var("threads") <= 1, Const(1), Var("threads") * assembly.chunks_per_thread)
+    wanted = Select(Var("threads") <= 1, Const(1), Var("threads") * collector.chunks_per_thread)
     limits: list[Stmt | None]
     if plan.balance is not None:
         tensor, level = plan.balance
@@ -55,13 +56,13 @@ def in_chunks(
     return block(
         Declare(span, length),
         Declare(chunks, Binary("max", Const(1), Binary("min", wanted, span, INT64), INT64)),
-        assembly.before_chunks(chunks),
+        collector.before_chunks(chunks),
         Parallel(
             chunk,
             chunks,
             Var("threads"),
             assembly.before_worker(),
-            block(*limits, assembly.before_chunk(chunk), inner, assembly.after_chunk(chunk)),
+            block(*limits, collector.before_chunk(chunk), inner, collector.after_chunk(chunk)),
             assembly.after_worker(),
         ),
     )

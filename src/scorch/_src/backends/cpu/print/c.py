@@ -43,7 +43,7 @@ from scorch._src.backends.cpu.print.workers import print_parallel
 from scorch._src.loops.analysis import assigned, loop_depth, walk, written
 from scorch._src.loops.jam import renamed
 from scorch._src.loops.nodes import (
-    MOST_TURNS,
+    MAX_SUM_TURNS,
     Allocate,
     Array,
     Assign,
@@ -367,7 +367,7 @@ class _Scope(ExpressionPrinter):
                 first, last = f"{first}, {hoisted} = {last}", hoisted
             else:  # the pragma wants a loop with one variable
                 before, last = [f"const {t} {hoisted} = {last};"], hoisted
-        if summed is not None and stmt.sums <= MOST_TURNS:
+        if summed is not None and stmt.sums <= MAX_SUM_TURNS:
             return ["{", *indent([*before, *self.in_turns(stmt, summed, first, last)]), "}"]
         if summed is not None:
             before.append(f"#pragma omp simd reduction(+:{safe_name(summed.name)})")
