@@ -9,37 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from scorch._src.loops.nodes import (
-    Allocate,
-    Array,
-    Assign,
-    Block,
-    Call,
-    Copy,
-    Declare,
-    Expr,
-    Fill,
-    For,
-    Function,
-    KeepArray,
-    Kernel,
-    Lanes,
-    Parallel,
-    Resize,
-    SlotArray,
-    Stmt,
-    Store,
-    Tile,
-    Var,
-    While,
-)
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.routines import ROUTINES
 
-Node = Expr | Stmt | Array | Function | Kernel
+Node = ir.Expr | ir.Stmt | ir.Array | ir.Function | ir.Kernel
 SameNode = TypeVar("SameNode", bound=Node)
 
 
-def children(node: Node) -> Iterator[Expr | Stmt | Array]:
+def children(node: Node) -> Iterator[ir.Expr | ir.Stmt | ir.Array]:
     """The expressions, statements and arrays directly inside ``node``, in order."""
     for name in _fields_with_nodes(type(node)):  # type: ignore[arg-type]
         value = getattr(node, name)
@@ -99,84 +76,89 @@ def loop_depth(node: Node) -> int:
     left: list[tuple[Node, int]] = [(node, 0)]
     while left:
         node, depth = left.pop()
-        depth += isinstance(node, For | While | Tile | Parallel)
+        depth += isinstance(node, ir.For | ir.While | ir.Tile | ir.Parallel)
         deepest = max(deepest, depth)
-        left += ((part, depth) for part in children(node) if isinstance(part, Stmt))
+        left += ((part, depth) for part in children(node) if isinstance(part, ir.Stmt))
     return deepest
 
 
 def assigned(node: Node) -> set[str]:
     """Names of variables that change after they are declared."""
-    return {n.var.name for n in walk(node) if isinstance(n, Assign)}
+    return {n.var.name for n in walk(node) if isinstance(n, ir.Assign)}
 
 
-def written(node: Node, functions: Mapping[str, Function]) -> set[str]:
+def written(node: Node, functions: Mapping[str, ir.Function]) -> set[str]:
     """Names of arrays whose elements or address change in ``node`` or in what it calls."""
     names = set()
     for n in walk(node):
         match n:
-            case Store(array, _, _) | Resize(array, _) | Allocate(array, _, _) | Fill(array, _, _, _):
+            case (
+                ir.Store(array, _, _)
+                | ir.Resize(array, _)
+                | ir.Allocate(array, _, _)
+                | ir.Fill(array, _, _, _)
+            ):
                 names.add(array.name)
-            case Copy(target, _, _, _, _):
+            case ir.Copy(target, _, _, _, _):
                 names.add(target.name)
-            case KeepArray(table, _, _):
+            case ir.KeepArray(table, _, _):
                 names.add(table.name)
-            case Call(function, arguments, _):
+            case ir.Call(function, arguments, _):
                 if function in functions:
                     callee = functions[function]
                     inside = written(callee.body, {k: v for k, v in functions.items() if k != function})
                     changed = {p for p, param in enumerate(callee.params) if param.name in inside}
                 else:
                     changed = set(ROUTINES[function].writes)
-                names |= {a.name for p, a in enumerate(arguments) if isinstance(a, Array) and p in changed}
+                names |= {a.name for p, a in enumerate(arguments) if isinstance(a, ir.Array) and p in changed}
     return names
 
 
-def declared_by(node: Node) -> Var | Array | None:
+def declared_by(node: Node) -> ir.Var | ir.Array | None:
     """The name that ``node`` adds to the scope it stands in; None if it is no declaration."""
     match node:
-        case Declare(var):
+        case ir.Declare(var):
             return var
-        case Allocate(array) | SlotArray(array) | Tile(array):
+        case ir.Allocate(array) | ir.SlotArray(array) | ir.Tile(array):
             return array
     return None
 
 
-def captured(parallel: Parallel) -> tuple[Var | Array, ...]:
+def captured(parallel: ir.Parallel) -> tuple[ir.Var | ir.Array, ...]:
     """What the workers of ``parallel`` use from outside, in order of first use."""
-    names: dict[str, Var | Array] = {}
+    names: dict[str, ir.Var | ir.Array] = {}
 
-    def visit_work(loop: Parallel, scope: set[str]) -> None:
+    def visit_work(loop: ir.Parallel, scope: set[str]) -> None:
         visit(loop.prologue, scope)
         visit(loop.body, scope | {loop.var.name})
         visit(loop.epilogue, scope)
 
-    def visit(node: Expr | Stmt | Array, bound: set[str]) -> None:
+    def visit(node: ir.Expr | ir.Stmt | ir.Array, bound: set[str]) -> None:
         """Visit in order; declarations add to ``bound`` for what follows in the same scope."""
-        if isinstance(node, Var | Array):
+        if isinstance(node, ir.Var | ir.Array):
             if node.name not in bound:
                 names.setdefault(node.name, node)
             return
-        if isinstance(node, Parallel):
-            for outside in (Var("parallel_for"), node.count, node.threads):
+        if isinstance(node, ir.Parallel):
+            for outside in (ir.Var("parallel_for"), node.count, node.threads):
                 visit(outside, bound)
             visit_work(node, set(bound))
             return
-        own = node.var if isinstance(node, For | Lanes) else declared_by(node)
+        own = node.var if isinstance(node, ir.For | ir.Lanes) else declared_by(node)
         inside = set() if own is None else {own.name}
         for child in children(node):
             if child is not own:
-                opens_scope = isinstance(child, Stmt) and not isinstance(node, Block)
+                opens_scope = isinstance(child, ir.Stmt) and not isinstance(node, ir.Block)
                 visit(child, bound | inside if opens_scope else bound)
-        if not isinstance(node, For | Lanes):
+        if not isinstance(node, ir.For | ir.Lanes):
             bound |= inside
 
     visit_work(parallel, set())
     return tuple(names.values())
 
 
-def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
+def substitute(expr: ir.Expr, values: Mapping[str, ir.Expr]) -> ir.Expr:
     """``expr`` with variables replaced by name."""
-    if isinstance(expr, Var):
+    if isinstance(expr, ir.Var):
         return values.get(expr.name, expr)
     return with_children(expr, lambda part: substitute(part, values))

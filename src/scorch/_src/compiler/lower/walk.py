@@ -8,19 +8,7 @@ from dataclasses import dataclass
 from scorch._src.compiler.lattice import Support
 from scorch._src.compiler.plan import LevelUse
 from scorch._src.formats import Level
-from scorch._src.loops.nodes import (
-    FALSE,
-    TRUE,
-    Assign,
-    Declare,
-    Expr,
-    Stmt,
-    Var,
-    While,
-    block,
-    both,
-    either,
-)
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import BOOL
 from scorch._src.notation.nodes import Access
 
@@ -34,13 +22,13 @@ class State:
     """
 
     level: int
-    start: Expr
-    stop: Expr | None
-    present: Expr
+    start: ir.Expr
+    stop: ir.Expr | None
+    present: ir.Expr
 
 
 States = Mapping[Access, State]
-Flags = Mapping[Access, Expr]
+Flags = Mapping[Access, ir.Expr]
 Check = tuple[Support, Flags]  # a condition, and the flags it is about
 
 
@@ -51,44 +39,44 @@ class Cursor:
     access: Access
     use: LevelUse
     kind: Level
-    parent: Expr
-    position: Var
-    end: Var
+    parent: ir.Expr
+    position: ir.Var
+    end: ir.Var
     is_unique: bool
 
     @property
-    def has_more(self) -> Expr:
+    def has_more(self) -> ir.Expr:
         return self.position < self.end
 
     @property
-    def front(self) -> Expr:
+    def front(self) -> ir.Expr:
         return self.kind.coordinate(self.use.arrays, self.position, self.parent)
 
     @property
-    def front_var(self) -> Var:
+    def front_var(self) -> ir.Var:
         """The variable that ``front`` is read into."""
-        return Var(f"{self.position.name}_front")
+        return ir.Var(f"{self.position.name}_front")
 
     @property
-    def run_end(self) -> Var:
-        return Var(f"{self.position.name}_next")
+    def run_end(self) -> ir.Var:
+        return ir.Var(f"{self.position.name}_next")
 
     @property
-    def flag(self) -> Var:
-        return Var(f"{self.position.name}_here", BOOL)
+    def flag(self) -> ir.Var:
+        return ir.Var(f"{self.position.name}_here", BOOL)
 
-    def find_run_end(self, x: Expr) -> Stmt | None:
+    def find_run_end(self, x: ir.Expr) -> ir.Stmt | None:
         """Set ``run_end`` behind the entries with coordinate ``x`` at the front (levels with repeats)."""
         if self.is_unique:
             return None
         there = self.kind.coordinate(self.use.arrays, self.run_end, self.parent)
-        more = both(self.run_end < self.end, there.equals(x))
-        return block(
-            Declare(self.run_end, self.position),
-            While(more, Assign(self.run_end, self.run_end + 1)),
+        more = ir.both(self.run_end < self.end, there.equals(x))
+        return ir.block(
+            ir.Declare(self.run_end, self.position),
+            ir.While(more, ir.Assign(self.run_end, self.run_end + 1)),
         )
 
-    def resolved(self, level: int, present: Expr) -> State:
+    def resolved(self, level: int, present: ir.Expr) -> State:
         return State(level + 1, self.position, None if self.is_unique else self.run_end, present)
 
 
@@ -100,20 +88,20 @@ class Loop:
     """
 
     depth: int
-    x: Var
+    x: ir.Var
     states: States
     bound: frozenset[str]
     known: Check | None
     followers: list[Cursor]
 
 
-def formula(where: Support, flags: Mapping[Access, Expr]) -> Expr:
+def formula(where: Support, flags: Mapping[Access, ir.Expr]) -> ir.Expr:
     """``where`` as a condition over ``flags``, in a stable order."""
-    found: Expr = FALSE
+    found: ir.Expr = ir.FALSE
     order = list(flags)
     for clause in sorted(where, key=lambda c: sorted(order.index(a) for a in c)):
-        term: Expr = TRUE
+        term: ir.Expr = ir.TRUE
         for access in sorted(clause, key=order.index):
-            term = both(term, flags[access])
-        found = either(found, term)
+            term = ir.both(term, flags[access])
+        found = ir.either(found, term)
     return found
