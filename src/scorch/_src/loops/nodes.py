@@ -447,20 +447,18 @@ FALSE = Const(False, BOOL)
 
 def both(a: Expr, b: Expr) -> Expr:
     """``a && b`` with constants folded."""
-    if a == TRUE or b == FALSE:
-        return b
-    if b == TRUE or a == FALSE:
-        return a
-    return Binary("&&", a, b, BOOL)
+    return _logical("&&", a, b, TRUE, FALSE)
 
 
 def either(a: Expr, b: Expr) -> Expr:
     """``a || b`` with constants folded."""
-    if a == FALSE or b == TRUE:
+    return _logical("||", a, b, FALSE, TRUE)
+
+
+def _logical(op: str, a: Expr, b: Expr, neutral: Const, decided: Const) -> Expr:
+    if a == neutral or b == decided:
         return b
-    if b == FALSE or a == TRUE:
-        return a
-    return Binary("||", a, b, BOOL)
+    return a if b == neutral or a == decided else Binary(op, a, b, BOOL)
 
 
 def block(*statements: Stmt | None) -> Block:

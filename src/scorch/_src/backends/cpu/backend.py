@@ -16,8 +16,7 @@ from scorch._src.backends.base import (
 )
 from scorch._src.backends.cpu import memory, toolchain
 from scorch._src.backends.cpu.cpu_routines import CpuRoutines
-from scorch._src.backends.cpu.executable import CpuExecutable, build_together
-from scorch._src.backends.cpu.group_executable import CpuGroup
+from scorch._src.backends.cpu.executable import CpuExecutable, CpuGroup, build_together
 from scorch._src.backends.cpu.print.c import print_kernel
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.pipeline import Planned

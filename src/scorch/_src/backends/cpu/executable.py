@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.base import Schedule
+from scorch._src.backends.base import GroupExecutable, Schedule
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
 from scorch._src.backends.cpu.launch import (
     MAX_DIMS,
@@ -21,9 +21,13 @@ from scorch._src.backends.cpu.launch import (
     slot_descriptor,
     tensor_descriptor,
 )
+from scorch._src.backends.cpu.memory import empty
+from scorch._src.backends.cpu.print.c import print_kernel
 from scorch._src.backends.cpu.print.scalar import print_scalar
 from scorch._src.backends.launcher import Launcher
 from scorch._src.bounded import BoundedCache
+from scorch._src.compiler.fuse.group import Fused
+from scorch._src.compiler.names import safe_tensor
 from scorch._src.compiler.plan import VALUES
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.loops.nodes import Kernel
@@ -33,6 +37,8 @@ from scorch.settings import DEFAULT, current
 SERIAL_WORK = 50_000  # operations below which two threads cost more than they give, more for more
 MERGE_WORK_FACTOR = 4  # times as many where entries only move: memory is the limit, and parts move once more
 MAX_CACHED_OUTPUTS = 64  # descriptors of results, for each kernel
+
+Packed = BoundedCache[tuple[int, ...], bytes]
 
 _has_warned = False
 
@@ -200,19 +206,9 @@ class DirectCall:
 
     def _place_of_crd(self, tensor: str, level: int) -> int:
         """Return which of the arrays that the builtin takes has the coordinates of a level of an operand."""
-        place = 0
-        for name in dict.fromkeys(access.tensor for access in self.plan.step.accesses):
-            form = self.plan.operand(name).format
-            for at in range(len(form)):
-                if not form.levels[at].is_full:
-                    place += int(form.starts_run(at))
-                    if (name, at) == (tensor, level):
-                        return place
-                    place += 1
-            if (name, level) == (tensor, VALUES):
-                return place
-            place += 1
-        raise AssertionError(f"operand {tensor} keeps no coordinates in level {level}")
+        array = "_vals" if level == VALUES else f"{level + 1}_crd"
+        executable = self.executable
+        return executable.schedule.slots.index(safe_tensor(tensor) + array) - len(executable.header())
 
     def guard(self, operands: Sequence[int | tuple[torch.Tensor, tuple[int, ...]]]) -> bytes:
         guard = b""
@@ -236,3 +232,41 @@ class DirectCall:
                 raise executable.out_of_memory(error) from error
 
         return call
+
+
+class CpuGroup(Compiled, GroupExecutable):
+    """The kernel of a group in C."""
+
+    def __init__(self, fused: Fused) -> None:
+        GroupExecutable.__init__(self, fused)
+        Compiled.__init__(self, ["scorch_compute"], fused.work, SERIAL_WORK)
+        self.source = print_kernel(fused.kernel)
+        self._headers: Packed = BoundedCache(MAX_CACHED_OUTPUTS)  # by threads and sizes
+        self._outputs: Packed = BoundedCache(MAX_CACHED_OUTPUTS)  # of the last result, by its shape
+
+    def loops(self) -> Kernel:
+        return self.fused.kernel
+
+    def run(
+        self, arrays: Sequence[torch.Tensor], sizes: Sequence[int], shapes: Sequence[tuple[int, ...]]
+    ) -> list[torch.Tensor]:
+        results = [empty(shape, self.dtype) for shape in shapes[:-1]]
+        functions, engine = builtins(), self.engine
+        if functions is None or 2 + len(sizes) + len(arrays) + len(results) >= MAX_SLOTS:
+            results.append(torch.empty(shapes[-1], dtype=self.dtype, device="cpu"))
+            slots = [self.parallel_for, self.workers(), *sizes, *map(engine.slot, (*arrays, *results))]
+            if engine.call("scorch_compute", slots):
+                raise KernelError(f"memory ran out while computing {self.label}")
+            return results
+        numbers, last = (self.workers(), *sizes), shapes[-1]
+        header, output = self._headers.get(numbers), self._outputs.get(last)
+        if header is None:
+            header = self._headers[numbers] = pack([self.parallel_for, *numbers])
+        if output is None:
+            output = self._outputs[last] = result_descriptor(self.fused.group.element, last, zero=False)
+        compute = engine.addresses["scorch_compute"]
+        try:
+            results.append(functions.fill(compute, header, output, None, *arrays, *results))
+        except MemoryError as error:
+            raise self.out_of_memory(error) from error
+        return results

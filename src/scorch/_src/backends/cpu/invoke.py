@@ -75,8 +75,6 @@ def parallel_runtime() -> int:
     Kernels share torch's threads instead of starting their own: two pools spinning on the same cores make
     both slow, and ``torch.set_num_threads`` is obeyed for free.
     """
-    import torch
-
     name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))

@@ -27,7 +27,8 @@ from typing import Literal
 
 from scorch._src.backends import cache
 from scorch._src.backends.cpu import toolchain
-from scorch._src.backends.cpu.toolchain import Toolchain, find_toolchain, run_compiler
+from scorch._src.backends.cpu.run_compiler import run_compiler
+from scorch._src.backends.cpu.toolchain import Toolchain, find_toolchain
 from scorch._src.backends.private_files import NotPrivateError, temporary_folder
 from scorch._src.bounded import BoundedCache
 from scorch.errors import CompilationError, CompilerNotFoundError, warn

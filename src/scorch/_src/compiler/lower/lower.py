@@ -21,9 +21,8 @@ from dataclasses import replace
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE, Support
 from scorch._src.compiler.lower.assemble import make_assembly
-from scorch._src.compiler.lower.levels import Levels
+from scorch._src.compiler.lower.levels import Check, Cursor, Flags, Levels, Loop, State, States, formula
 from scorch._src.compiler.lower.merge import merged
-from scorch._src.compiler.lower.walk import Check, Cursor, Flags, Loop, State, States, formula
 from scorch._src.compiler.names import with_safe_names
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.vector.chunks import in_chunks

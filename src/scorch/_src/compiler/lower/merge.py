@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import Support
-from scorch._src.compiler.lower.levels import Levels
-from scorch._src.compiler.lower.walk import Cursor, Loop, State, States, formula
+from scorch._src.compiler.lower.levels import Cursor, Levels, Loop, State, States, formula
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import BOOL, INT64
 from scorch._src.notation.nodes import Access

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, Support
@@ -48,6 +48,8 @@ class Problem:
     result: Format
     splits: Splits
     sizes: Mapping[str, int]
+    costs: dict[tuple[str, ...], Cost] = field(default_factory=dict)  # of the orders priced so far
+    _supports: dict[frozenset[Access], Support] = field(default_factory=dict)
 
     @functools.cached_property
     def sparse_support(self) -> Support:
@@ -81,11 +83,8 @@ class Problem:
             return self.sizes[index]
         return -(-self.sizes[index] // block) if part == "outer" else block
 
-    def uses(self, access: Access) -> tuple[LevelUse, ...]:
-        return self._uses[access]
-
     @functools.cached_property
-    def _uses(self) -> dict[Access, tuple[LevelUse, ...]]:
+    def uses(self) -> dict[Access, tuple[LevelUse, ...]]:
         return {
             access: self.splits.uses(operand.format, access.indices, access.tensor, INT64)
             for access, operand in self.operands.items()
@@ -102,15 +101,6 @@ class Problem:
         if found is None:
             found = self._supports[key] = lattice.support_by(self.step.body, key)
         return found
-
-    @functools.cached_property
-    def _supports(self) -> dict[frozenset[Access], Support]:
-        return {}
-
-    @functools.cached_property
-    def costs(self) -> dict[tuple[str, ...], Cost]:
-        """The orders priced so far: Algorithm 1 and the search over all orders ask for the same ones."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -215,7 +205,7 @@ class _Walk:
         self.searched: list[tuple[Access, int]] = []
         self.transposition = 0.0
         for access, operand in problem.operands.items():
-            form, uses, counts = operand.format, problem.uses(access), operand.counts
+            form, uses, counts = operand.format, problem.uses[access], operand.counts
             if is_against(order, form, uses):
                 form = transposed_format(order, access, operand, problem.splits)
                 uses = problem.splits.uses(form, access.indices, access.tensor, INT64)

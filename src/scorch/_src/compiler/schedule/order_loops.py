@@ -53,7 +53,7 @@ def order_loops(problem: Problem) -> Choice:
 def stored_order(problem: Problem) -> Choice:
     """The order in which the only operand is stored."""
     (access,) = problem.operands
-    loops = [loop for use in problem.uses(access) for loop in use.loops]
+    loops = [loop for use in problem.uses[access] for loop in use.loops]
     only = cost(problem, tuple(dict.fromkeys(loops)))
     return Choice(only, only, ())
 
@@ -72,7 +72,7 @@ def is_inner_product(problem: Problem, order: Sequence[str]) -> bool:
     factors = lattice.required(problem.sparse_support)
     if len(factors) < 2:
         return False
-    loops = {a: {loop for use in problem.uses(a) for loop in use.loops} for a in factors}
+    loops = {a: {loop for use in problem.uses[a] for loop in use.loops} for a in factors}
     for place, x in enumerate(order):
         index, part = problem.splits.origin(x)
         if index not in step.reduced or part == "inner":
@@ -107,7 +107,7 @@ def _sort_by_sparsity(problem: Problem) -> list[str]:
     filters = {loop: 0 for loop in problem.loops}
     shared = {loop: 0 for loop in problem.loops}
     for access, operand in problem.operands.items():
-        for use in problem.uses(access):
+        for use in problem.uses[access]:
             for loop in use.loops:
                 shared[loop] += 1
                 filters[loop] += not operand.format.levels[use.level].is_full
@@ -150,7 +150,7 @@ def _legal(order: list[str], problem: Problem) -> list[str]:
 def _order_edges(problem: Problem) -> dict[tuple[str, str], float]:
     """Lines 11 to 15: an edge from each level's loop to the next, priced by what breaking it costs."""
     edges: dict[tuple[str, str], float] = {}
-    tensors = [(problem.uses(a), float(o.nnz)) for a, o in problem.operands.items() if o.is_sparse]
+    tensors = [(problem.uses[a], float(o.nnz)) for a, o in problem.operands.items() if o.is_sparse]
     if not problem.result.is_dense:
         sizes = [o.nnz for o in problem.operands.values() if o.is_sparse]
         tensors.append((problem.result_uses, float(max(sizes, default=1))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scorch._src.compiler.lower.assemble import Assembly
-from scorch._src.compiler.lower.walk import Cursor
+from scorch._src.compiler.lower.levels import Cursor
 from scorch._src.compiler.plan import Plan
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT64

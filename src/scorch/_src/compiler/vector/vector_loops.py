@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from scorch._src.compiler.lower.assemble import Assembly, Factor
-from scorch._src.compiler.lower.levels import Levels
-from scorch._src.compiler.lower.walk import Cursor, Loop, States
+from scorch._src.compiler.lower.levels import Cursor, Levels, Loop, States
 from scorch._src.compiler.plan import Plan, Vectors
 from scorch._src.formats.scratch import join_key
 from scorch._src.loops import nodes as ir

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from scorch._src.compiler.lattice import required
-from scorch._src.compiler.plan import LevelUse, Operand, Plan, Splits, Vectors
+from scorch._src.compiler.plan import Operand, Plan, Splits, Vectors
 from scorch._src.compiler.schedule.contract import factors_of
 from scorch._src.compiler.schedule.infer_format import support_of
 from scorch._src.compiler.target import Target, target
@@ -132,14 +132,11 @@ def _lies_along(plan: Plan, operands: Mapping[Access, Operand], x: str) -> bool:
     for access, operand in operands.items():
         uses = plan.uses(access)
         touching = [use for use in uses if x in use.needs]
-        if touching and not (len(touching) == 1 and _is_last(touching[0], operand, uses)):
+        is_last = [use.level == len(uses) - 1 and operand.format.levels[-1].is_full for use in touching]
+        if touching and is_last != [True]:
             return False
         found = found or bool(touching)
     return found
-
-
-def _is_last(use: LevelUse, operand: Operand, uses: tuple[LevelUse, ...]) -> bool:
-    return use.level == len(uses) - 1 and operand.format.levels[use.level].is_full
 
 
 def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Vectors | None:
@@ -230,10 +227,9 @@ def _fits_in_stretches(plan: Plan, operands: Mapping[Access, Operand], x: str, w
     if not enabled("tiles"):
         return False
     machine = target()
-    dense = [o for a, o in operands.items() if x in a.indices and not o.is_sparse]
     entries = max((o.nnz for o in operands.values() if o.is_sparse), default=0)
-    total = sum(o.nnz * o.element.bytes for o in dense)
-    rows = sum(o.nnz // size for o in dense)
+    total = _bytes_along(operands, {x})
+    rows = sum(o.nnz // size for a, o in operands.items() if x in a.indices and not o.is_sparse)
     is_large, fits = total > machine.shared_cache_bytes, total * width // size <= machine.cache_bytes // 2
     return is_large and fits and entries >= REUSED * rows
 
