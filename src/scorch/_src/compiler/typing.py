@@ -236,23 +236,16 @@ def argument_type(name: str, args: list[Typed]) -> Type:
 
 
 def _type_of_op(name: str, args: list[Typed]) -> Typed:
-    operator = OPERATORS[name]
-    rank = max(arg.rank for arg in args)
-    joined = _join(args[1:] if operator.dtype == "where" else args)
-    if operator.ordered and joined.kind == "complex":
-        raise DtypeError(f"{name}() has no meaning for {joined.name}; complex numbers have no order")
-    if name in ("sub", "neg") and joined == BOOL:
+    operator, element = OPERATORS[name], argument_type(name, args)
+    if operator.ordered and element.kind == "complex":
+        raise DtypeError(f"{name}() has no meaning for {element.name}; complex numbers have no order")
+    if name in ("sub", "neg") and element == BOOL:
         raise DtypeError(f"{name} has no meaning for bool; use != or convert with .to(torch.int8)")
-    match operator.dtype:
-        case "bool":
-            return Typed(BOOL, rank)
-        case "float" if joined.is_integer:
-            return Typed(default_float(), rank)
-        case "promote" if name == "square":
-            return Typed(argument_type(name, args), rank)
-        case "real" if joined.kind == "complex":
-            return Typed(TYPES["float32"] if joined.bytes == 8 else TYPES["float64"], rank)
-    return Typed(joined, rank)
+    if operator.dtype == "bool":
+        element = BOOL
+    elif operator.dtype == "real" and element.kind == "complex":
+        element = FLOAT32 if element.bytes == 8 else FLOAT64
+    return Typed(element, max(arg.rank for arg in args))
 
 
 def _join(args: list[Typed]) -> Type:

@@ -21,11 +21,10 @@ from typing import Any, Literal
 import torch
 
 from scorch._src.backends.cpu import jit, openmp
-from scorch._src.backends.cpu.sources import read_source
 from scorch.errors import CompilationError, CompilerNotFoundError, FreedError
 from scorch.settings import applied, in_block
 
-_TRAMPOLINE = read_source("trampoline.c")
+_TRAMPOLINE = jit.read_source("trampoline.c")
 SOURCES = (_TRAMPOLINE,)
 _METH_FASTCALL = 0x0080
 

@@ -65,6 +65,11 @@ class Library:
         return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
+def read_source(name: str) -> str:
+    """Read a file of C that is written by hand."""
+    return (Path(__file__).parent / "c" / name).read_text(encoding="utf-8")
+
+
 def load(source: str, label: str = "", scalar: Callable[[], str] | None = None) -> Library:
     """Load the library of a C source; compile it if neither this process nor the disk has it.
 
@@ -206,9 +211,8 @@ def _find_or_compile(tools: Toolchain, source: str, label: str) -> Library:
         path, handle = _store_and_open(key, library, source)
     except OSError as error:
         cache.remove(key)
-        raise _FailedError(
-            "a compiled kernel cannot be loaded", str(error), tools, source, key, label
-        ) from error
+        reason = "a compiled kernel cannot be loaded"
+        raise _FailedError(reason, str(error), tools, source, key, label) from error
     return Library(path, "compiled", time.perf_counter() - begin, handle)
 
 

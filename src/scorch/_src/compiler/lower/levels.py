@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from scorch._src.compiler import lattice
@@ -161,10 +161,15 @@ class Levels:
             form.is_unique(state.level),
         )
 
-    def stored_at(self, access: Access, states: States, cursors: Mapping[Access, Cursor]) -> Support:
-        if states[access].present == ir.FALSE:
-            return NOWHERE
-        return lattice.stored(access) if access in cursors else EVERYWHERE
+    def support(self, states: States, among: Container[Access]) -> Support:
+        """Where the body can differ from zero if ``among`` may be absent, beside those that are known to be."""
+
+        def stored(access: Access) -> Support:
+            if states[access].present == ir.FALSE:
+                return NOWHERE
+            return lattice.stored(access) if access in among else EVERYWHERE
+
+        return lattice.support(self.plan.step.body, stored)
 
     def entries(self, access: Access, state: State) -> tuple[ir.Expr, ir.Expr]:
         """The entries of the next level; none if the access is absent."""

@@ -28,7 +28,6 @@ from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.vector.chunks import in_chunks
 from scorch._src.compiler.vector.vector_loops import delivery, in_vectors, prefetch, side_by_side
 from scorch._src.loops import nodes as ir
-from scorch._src.notation.nodes import Access
 
 
 def lower(plan: Plan) -> ir.Kernel:
@@ -102,9 +101,7 @@ class Lowering:
             return self._leaf(states)
         x = self.order[depth]
         cursors = self.levels.cursors(x, states)
-        where = lattice.support(
-            self.plan.step.body, lambda access: self.levels.stored_at(access, states, cursors)
-        )
+        where = self.levels.support(states, cursors)
         if where == NOWHERE:
             return ir.Block(())
         drivers = [cursors[a] for a in self.accesses if a in cursors and a in lattice.mentioned(where)]
@@ -195,22 +192,13 @@ class Lowering:
     def _condition(self, states: States) -> Check:
         """Where the body can differ from zero, by the flags of the accesses that may be absent."""
         flags = {a: states[a].present for a in self.accesses if states[a].present not in (ir.TRUE, ir.FALSE)}
-
-        def stored(access: Access) -> Support:
-            if access in flags:
-                return lattice.stored(access)
-            return NOWHERE if states[access].present == ir.FALSE else EVERYWHERE
-
-        return lattice.support(self.plan.step.body, stored), flags
+        return self.levels.support(states, flags), flags
 
     def _is_certain(self, here: Support, flags: Flags, loop: Loop) -> bool:
         """Whether the loop itself has made sure of ``here``, by the flags that its own levels set."""
         cursors = self.levels.cursors(loop.x.name, loop.states)
-        where = lattice.support(
-            self.plan.step.body, lambda access: self.levels.stored_at(access, loop.states, cursors)
-        )
         own = all(a in cursors and flag == cursors[a].flag for a, flag in flags.items())
-        return here == where and own
+        return own and here == self.levels.support(loop.states, cursors)
 
     def _leaf(self, states: States) -> ir.Stmt:
         return self.assembly.leaf(self.levels.value(states), self.levels.pattern_position(states))

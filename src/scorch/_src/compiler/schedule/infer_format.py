@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scorch._src.compiler import lattice
-from scorch._src.compiler.lattice import EVERYWHERE, Support
+from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE, Support
 from scorch._src.compiler.plan import Operand, Step
 from scorch._src.formats import Format, dense_format
 from scorch._src.notation.nodes import Access, Expr
@@ -75,17 +75,12 @@ def infer_format(step: Step, operands: Mapping[Access, Operand], sizes: Mapping[
         if everywhere == lattice.stored(access) and form is not None:
             return Inferred(form, (f"nonzero only where {access.tensor} is: shares its pattern",))
     forms = set(carried.values())
-    if everywhere != EVERYWHERE and len(forms) == 1 and None not in forms and _is_closed(everywhere, sparse):
+    if everywhere not in (EVERYWHERE, NOWHERE) and len(forms) == 1 and None not in forms:
         names = ", ".join(dict.fromkeys(access.tensor for access in sparse))
         (common,) = forms
         assert common is not None
         return Inferred(common, (f"{names} all have this format",))
     return _by_index(step, operands, sizes, sparse)
-
-
-def _is_closed(where: Support, sparse: list[Access]) -> bool:
-    """Whether sparse operands decide by themselves, with no dense term beside them."""
-    return bool(where) and all(clause for clause in where) and bool(sparse)
 
 
 def _by_index(
@@ -102,7 +97,7 @@ def _by_index(
         reasons[index] = (
             f"{index} sparse: stored in {names}" if kinds[index] == "sparse" else f"{index} dense"
         )
-    bound = _bound(step, operands, sparse, [i for i in target.indices if kinds[i] == "sparse"], sizes)
+    bound = _bound(operands, sparse, [i for i in target.indices if kinds[i] == "sparse"], sizes)
     room = math.prod(sizes[index] for index in target.indices)
     if all(kind == "dense" for kind in kinds.values()) and len(sparse) > 1:
         expected = _expected_entries(step, operands, sizes)
@@ -171,7 +166,6 @@ def _stored_order(
 
 
 def _bound(
-    step: Step,
     operands: Mapping[Access, Operand],
     sparse: list[Access],
     indices: list[str],

@@ -62,10 +62,10 @@ def _parts(plan: Plan, operands: Mapping[Access, Operand]) -> int:
     gathers = any(x in access.indices and not operand.is_sparse for access, operand in operands.items())
     if rows and gathers and min(rows) < LONG_ROW:
         return 2
-    return MAX_SUM_TURNS if not rows and _jumps(plan, operands, x) else LANES
+    return MAX_SUM_TURNS if not rows and _jumps(operands, x) else LANES
 
 
-def _jumps(plan: Plan, operands: Mapping[Access, Operand], x: str) -> bool:
+def _jumps(operands: Mapping[Access, Operand], x: str) -> bool:
     """Whether a dense operand has an index inside ``x`` in memory."""
     return any(
         not operand.is_sparse and x in access.indices and access.indices[operand.format.order[-1]] != x
@@ -159,7 +159,7 @@ def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
     most = _accumulators(machine) // turns * machine.vector_bytes // plan.element.bytes
     pieces = -(-size // most)
     width = -(-size // pieces)
-    opens = 0 if pieces > 1 and _fits_in_stretches(plan, operands, x, width, size) else depth
+    opens = 0 if pieces > 1 and _fits_in_stretches(operands, x, width, size) else depth
     return Vectors("rows", x, width, _lanes(plan, width), 0, width == size, 0, depth, opens, turns)
 
 
@@ -218,7 +218,7 @@ def _bytes_along(operands: Mapping[Access, Operand], loops: set[str]) -> int:
     return sum(o.nnz * o.element.bytes for o in dense)
 
 
-def _fits_in_stretches(plan: Plan, operands: Mapping[Access, Operand], x: str, width: int, size: int) -> bool:
+def _fits_in_stretches(operands: Mapping[Access, Operand], x: str, width: int, size: int) -> bool:
     """Whether stretches go outermost (Algorithm 3): the dense operands fit the cache only stretch by stretch.
 
     The loops over stored entries are then run once for each stretch, which pays where every row of the

@@ -21,8 +21,8 @@ from scorch._src.backends.cpu.print.expressions import (
 )
 from scorch._src.backends.cpu.print.functions import EXTERNS, TYPEDEFS, helpers, needed_by
 from scorch._src.backends.cpu.print.lanes import (
+    LanePrinter,
     in_lanes,
-    print_lanes,
     print_prefetch,
     print_tile,
     vector_typedef,
@@ -243,7 +243,7 @@ class _Scope(ExpressionPrinter):
             case ir.For():
                 return self.loop(stmt)
             case ir.Lanes():
-                return print_lanes(self, stmt)
+                return LanePrinter(self, stmt).lines()
             case ir.Tile():
                 return print_tile(self, stmt)
             case ir.Prefetch():

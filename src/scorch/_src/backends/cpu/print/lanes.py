@@ -77,11 +77,7 @@ def print_prefetch(scope: _Scope, prefetch: ir.Prefetch) -> list[str]:
     ]
 
 
-def print_lanes(scope: _Scope, stmt: ir.Lanes) -> list[str]:
-    return _LanePrinter(scope, stmt).lines()
-
-
-class _LanePrinter:
+class LanePrinter:
     """One ``Lanes`` being printed: the pointers and scalars set up before its registers."""
 
     def __init__(self, scope: _Scope, stmt: ir.Lanes) -> None:

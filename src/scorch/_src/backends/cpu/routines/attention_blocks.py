@@ -15,13 +15,12 @@ import torch
 
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.routines.attention_tiles import ROWS
-from scorch._src.backends.cpu.sources import read_source
 from scorch._src.loops.types import LAST_INT32
 
 SINGLE_PAIR_COST = 3  # times the cost of a pair of a block, for one that a query computes by itself
 MIN_ENTRIES_PER_THREAD = 1 << 16
 
-SOURCE = read_source("attention_blocks.c").replace("ROWS", str(ROWS), 1)
+SOURCE = jit.read_source("attention_blocks.c").replace("ROWS", str(ROWS), 1)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import functools
 
+from scorch._src.backends.cpu.jit import read_source
 from scorch._src.backends.cpu.routines.attention_tiles import products
-from scorch._src.backends.cpu.sources import read_source
 
 # in the order of the call; those that end in _AT hold a number for each head
 ARGUMENTS = """

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cpu import invoke, jit
-from scorch._src.backends.cpu.sources import read_source
 from scorch._src.compiler.target import target
 
 MIN_ELEMENTS_PER_THREAD = 1 << 14  # that are read
 
-PRELUDE = read_source("by_rows.c")
+PRELUDE = jit.read_source("by_rows.c")
 
 
 def address(source: str, what: str, name: str, dtype: torch.dtype, index: torch.dtype) -> int:

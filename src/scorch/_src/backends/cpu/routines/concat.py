@@ -11,10 +11,9 @@ import torch
 
 from scorch._src.backends.cpu import jit
 from scorch._src.backends.cpu.launch import BITS, MAX_SLOTS, builtins, pack, result_descriptor
-from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import emits
 
-SOURCE = read_source("concat.c")
+SOURCE = jit.read_source("concat.c")
 
 MIN_BYTES = 1 << 18  # from which on torch's own cat, which allocates anew, is slower
 

@@ -12,11 +12,10 @@ import torch
 
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.launch import BITS, MAX_SLOTS, builtins, pack, slot_descriptor
-from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import emits
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
 
-SOURCE = read_source("join_matrices.c")
+SOURCE = jit.read_source("join_matrices.c")
 
 MIN_ENTRIES_PER_THREAD = {"below": 1 << 17, "beside": 1 << 13}
 _INDEX = {torch.int32: INT32, torch.int64: INT64}

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import torch
 
+from scorch._src.backends.cpu.jit import read_source
 from scorch._src.backends.cpu.memory import empty
 from scorch._src.backends.cpu.routines import by_rows
 from scorch._src.backends.cpu.routines.by_rows import address
-from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import emits
 
 _SOURCE = read_source("neighbour_max.c")

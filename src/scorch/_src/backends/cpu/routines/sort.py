@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cpu import invoke, jit
-from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 
-_SORT = read_source("sort.c")
+_SORT = jit.read_source("sort.c")
 
 SOURCE = "typedef long long i64;\ntypedef unsigned u32;\ntypedef int i32;\n\n" + "\n".join(
     _SORT.replace("INDEX##", index).replace("INDEX", index) for index in ("i32", "i64")

@@ -14,12 +14,11 @@ import torch
 
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.launch import BITS, builtins, pack, result_descriptor
-from scorch._src.backends.cpu.sources import read_source
 
 MIN_ELEMENTS = 1 << 13  # from which on it pays to copy them here
 MIN_ELEMENTS_PER_THREAD = 1 << 15
 
-SOURCE = read_source("transpose.c")
+SOURCE = jit.read_source("transpose.c")
 
 
 def laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
