@@ -32,13 +32,7 @@ from typing import NamedTuple
 
 import platformdirs
 
-from scorch._src.backends.private_files import (
-    NotPrivateError,
-    make_private,
-    make_temporary,
-    read_private,
-    resolve_private,
-)
+from scorch._src.backends import private_files
 from scorch.errors import warn
 from scorch.settings import current
 
@@ -80,8 +74,8 @@ def directory() -> Path:
     """
     place = _chosen_directory()
     try:
-        return resolve_private(place)
-    except NotPrivateError as error:
+        return private_files.resolve_private(place)
+    except private_files.NotPrivateError as error:
         _warn_refused(place, error)
         return _spare_directory()
     except OSError:  # a write there raises a better error
@@ -149,7 +143,7 @@ def store_text(key: str, suffix: str, text: str) -> Path:
 def read_note(key: str) -> bytes | None:
     """Read the note stored under ``key``; None where there is none or it is damaged."""
     try:
-        content = read_private(directory() / f"{key}.note")
+        content = private_files.read_private(directory() / f"{key}.note")
     except OSError:
         return None
     checksum, note = content[:_CHECKSUM], content[_CHECKSUM:]
@@ -184,7 +178,7 @@ def warn_unusable(place: Path, error: OSError) -> None:
     )
 
 
-def _warn_refused(place: Path, error: NotPrivateError) -> None:
+def _warn_refused(place: Path, error: private_files.NotPrivateError) -> None:
     _warn_once(
         place,
         f"compiled kernels in {place} are not used, because they are code and {error}. This process keeps "
@@ -223,8 +217,8 @@ def clear() -> int:
 
 def _is_sound(place: Path, key: str) -> bool:
     try:
-        manifest = json.loads(read_private(place / f"{key}.json"))
-        library = read_private(place / f"{key}.so")
+        manifest = json.loads(private_files.read_private(place / f"{key}.json"))
+        library = private_files.read_private(place / f"{key}.so")
     except (OSError, ValueError):
         return False
     return bool(manifest == _manifest(key, library))
@@ -243,7 +237,7 @@ def _write_entry(place: Path, key: str, library: bytes, source: str) -> int:
 
 
 def _write_file(place: Path, name: str, content: bytes) -> Path:
-    place = make_private(place)
+    place = private_files.make_private(place)
     descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=place)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -262,7 +256,7 @@ def _spare_directory() -> Path:
     global _spare
     with _lock:
         if _spare is None or not _spare.is_dir():
-            _spare = make_temporary()
+            _spare = private_files.make_temporary()
             atexit.register(_remove_spare, _spare, os.getpid())
         return _spare
 

@@ -20,15 +20,8 @@ from scorch._src.compiler.describe import describe_assembly
 from scorch._src.compiler.lattice import EVERYWHERE
 from scorch._src.compiler.lower.lower import lower
 from scorch._src.compiler.plan import Operand, Plan, Splits, Step
+from scorch._src.compiler.schedule import convert_operands as convert
 from scorch._src.compiler.schedule.assign_slots import assign_slots
-from scorch._src.compiler.schedule.convert_operands import (
-    Conversion,
-    lay_out,
-    renamed_searches,
-    split_blocks,
-    transpose,
-    unblock,
-)
 from scorch._src.compiler.schedule.cost import Problem
 from scorch._src.compiler.schedule.infer_format import Inferred, infer_format, support_of
 from scorch._src.compiler.schedule.insert_workspace import insert_workspace, shared_pattern
@@ -49,7 +42,7 @@ class Planned:
     """A plan, the conversions it needs, and how it was chosen."""
 
     plan: Plan
-    conversions: tuple[Conversion, ...]
+    conversions: tuple[convert.Conversion, ...]
     inferred: Inferred
     choice: Choice
 
@@ -76,15 +69,15 @@ def plan_step(
     inferred = infer_format(step, operands, sizes)
     if requested is not None:
         inferred = Inferred(requested, ("asked for",))
-    conversions: list[Conversion] = []
-    step, operands = unblock(step, operands, conversions)
-    splits = split_blocks(operands)
+    conversions: list[convert.Conversion] = []
+    step, operands = convert.unblock(step, operands, conversions)
+    splits = convert.split_blocks(operands)
     problem = Problem(step, operands, inferred.format, splits, sizes)
     choice = stored_order(problem) if unsorted else order_loops(problem)
     order = choice.chosen.order
-    step, operands = transpose(step, operands, order, splits, conversions)
-    step, operands = lay_out(step, operands, order, choice.chosen.laid_out, conversions)
-    searched = renamed_searches(choice.chosen.searched, operands, conversions)
+    step, operands = convert.transpose(step, operands, order, splits, conversions)
+    step, operands = convert.lay_out(step, operands, order, choice.chosen.laid_out, conversions)
+    searched = convert.renamed_searches(choice.chosen.searched, operands, conversions)
     plan = _assemble(
         step, operands, order, splits, inferred.format, sizes, element, skip_zeros, unsorted, searched
     )

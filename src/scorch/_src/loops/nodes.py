@@ -8,6 +8,7 @@ each slot a 64-bit integer or a pointer, which is the whole calling convention (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scorch._src.loops.types import BOOL, INT64, Type
@@ -15,37 +16,28 @@ from scorch._src.loops.types import BOOL, INT64, Type
 MAX_SUM_TURNS = 4  # parts of a sum that are variables of their own
 
 
+def _arithmetic(op: str) -> Callable[[Expr, Expr | int], Expr]:
+    return lambda a, b: arithmetic(op, a, as_expr(b))
+
+
+def _comparison(op: str) -> Callable[[Expr, Expr | int], Expr]:
+    return lambda a, b: Binary(op, a, as_expr(b), BOOL)
+
+
 class Expr:
     """A typed value without effects. Index arithmetic may be written with Python's operators."""
 
     type: Type
 
-    def __add__(self, other: Expr | int) -> Expr:
-        return arithmetic("+", self, as_expr(other))
-
-    def __sub__(self, other: Expr | int) -> Expr:
-        return arithmetic("-", self, as_expr(other))
-
-    def __mul__(self, other: Expr | int) -> Expr:
-        return arithmetic("*", self, as_expr(other))
-
-    def __floordiv__(self, other: Expr | int) -> Expr:
-        return arithmetic("/", self, as_expr(other))
-
-    def __mod__(self, other: Expr | int) -> Expr:
-        return arithmetic("%", self, as_expr(other))
-
-    def __lt__(self, other: Expr | int) -> Expr:
-        return Binary("<", self, as_expr(other), BOOL)
-
-    def __le__(self, other: Expr | int) -> Expr:
-        return Binary("<=", self, as_expr(other), BOOL)
-
-    def equals(self, other: Expr | int) -> Expr:
-        return Binary("==", self, as_expr(other), BOOL)
-
-    def differs(self, other: Expr | int) -> Expr:
-        return Binary("!=", self, as_expr(other), BOOL)
+    __add__ = _arithmetic("+")
+    __sub__ = _arithmetic("-")
+    __mul__ = _arithmetic("*")
+    __floordiv__ = _arithmetic("/")
+    __mod__ = _arithmetic("%")
+    __lt__ = _comparison("<")
+    __le__ = _comparison("<=")
+    equals = _comparison("==")
+    differs = _comparison("!=")
 
 
 @dataclass(frozen=True)

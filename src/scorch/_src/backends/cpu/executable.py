@@ -11,16 +11,6 @@ import torch
 
 from scorch._src.backends.base import GroupExecutable, Schedule
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
-from scorch._src.backends.cpu.launch import (
-    MAX_DIMS,
-    MAX_SLOTS,
-    builtins,
-    pack,
-    result_descriptor,
-    row_descriptor,
-    slot_descriptor,
-    tensor_descriptor,
-)
 from scorch._src.backends.cpu.memory import empty
 from scorch._src.backends.cpu.print.c import print_kernel
 from scorch._src.backends.cpu.print.scalar import print_scalar
@@ -142,12 +132,12 @@ class CpuExecutable(Compiled, Launcher):
         threads = 1 if self.is_serial else invoke.threads_for(self.work, self.least_work)
         header = self._headers.get(threads)
         if header is None:
-            header = self._headers[threads] = pack([self.parallel_for, threads, *self.sizes])
+            header = self._headers[threads] = launch.pack([self.parallel_for, threads, *self.sizes])
         return header
 
     @functools.cached_property
     def direct(self) -> DirectCall | None:
-        if self.slots > MAX_SLOTS or len(self.shape) > MAX_DIMS or builtins() is None:
+        if self.slots > launch.MAX_SLOTS or len(self.shape) > launch.MAX_DIMS or launch.builtins() is None:
             return None
         if not self.is_ready():
             return None
@@ -168,7 +158,7 @@ class DirectCall:
 
     @functools.cached_property
     def builtin(self) -> Callable[..., Any]:
-        functions = builtins()
+        functions = launch.builtins()
         assert functions is not None
         if self.plan.slots:
             return functions.slots
@@ -187,19 +177,21 @@ class DirectCall:
         plan, executable = self.plan, self.executable
         if plan.assembly == "dense":
             stored = [executable.shape[dim] for dim in plan.result.order]
-            return result_descriptor(plan.element, stored, not executable.writes_everything)
+            return launch.result_descriptor(plan.element, stored, not executable.writes_everything)
         rows = (executable.row_counts() or [1])[-1]
         if not plan.slots:
-            return row_descriptor(rows, plan.index, plan.element)
+            return launch.row_descriptor(rows, plan.index, plan.element)
         bounds = [self._place_of_crd(name, level) for name, level in plan.slots]
         crds = len(plan.result) - (plan.row_levels or 0)
-        return slot_descriptor(rows, plan.index, plan.element, crds, bounds)
+        return launch.slot_descriptor(rows, plan.index, plan.element, crds, bounds)
 
     def output_of(self, count: int, is_usual: bool = False) -> bytes:
         is_usual = is_usual or current() is DEFAULT  # where results lie is a setting
         known = self._outputs.get(count) if is_usual else None
         if known is None:
-            known = result_descriptor(self.plan.element, (count,), not self.executable.writes_everything)
+            known = launch.result_descriptor(
+                self.plan.element, (count,), not self.executable.writes_everything
+            )
             if is_usual:
                 self._outputs[count] = known
         return known
@@ -214,10 +206,10 @@ class DirectCall:
         guard = b""
         for operand in operands:
             if isinstance(operand, int):
-                guard += tensor_descriptor() * operand
+                guard += launch.tensor_descriptor() * operand
             else:
                 tensor, order = operand
-                guard += tensor_descriptor(type_of_dtype(tensor.dtype), tensor.shape, order)
+                guard += launch.tensor_descriptor(type_of_dtype(tensor.dtype), tensor.shape, order)
         return guard
 
     def bind(self, guard: bytes | None) -> Callable[..., Any]:
@@ -251,8 +243,8 @@ class CpuGroup(Compiled, GroupExecutable):
         self, arrays: Sequence[torch.Tensor], sizes: Sequence[int], shapes: Sequence[tuple[int, ...]]
     ) -> list[torch.Tensor]:
         results = [empty(shape, self.dtype) for shape in shapes[:-1]]
-        functions, engine = builtins(), self.engine
-        if functions is None or 2 + len(sizes) + len(arrays) + len(results) >= MAX_SLOTS:
+        functions, engine = launch.builtins(), self.engine
+        if functions is None or 2 + len(sizes) + len(arrays) + len(results) >= launch.MAX_SLOTS:
             results.append(torch.empty(shapes[-1], dtype=self.dtype, device="cpu"))
             slots = [self.parallel_for, self.workers(), *sizes, *map(engine.slot, (*arrays, *results))]
             if engine.call("scorch_compute", slots):
@@ -261,9 +253,11 @@ class CpuGroup(Compiled, GroupExecutable):
         numbers, last = (self.workers(), *sizes), shapes[-1]
         header, output = self._headers.get(numbers), self._outputs.get(last)
         if header is None:
-            header = self._headers[numbers] = pack([self.parallel_for, *numbers])
+            header = self._headers[numbers] = launch.pack([self.parallel_for, *numbers])
         if output is None:
-            output = self._outputs[last] = result_descriptor(self.fused.group.element, last, zero=False)
+            output = self._outputs[last] = launch.result_descriptor(
+                self.fused.group.element, last, zero=False
+            )
         compute = engine.addresses["scorch_compute"]
         try:
             results.append(functions.fill(compute, header, output, None, *arrays, *results))

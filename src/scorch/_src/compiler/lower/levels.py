@@ -162,7 +162,7 @@ class Levels:
         )
 
     def support(self, states: States, among: Container[Access]) -> Support:
-        """Where the body can differ from zero if ``among`` may be absent, beside those that are known to be."""
+        """Where the body can differ from zero if ``among`` may be absent; some may be known to be."""
 
         def stored(access: Access) -> Support:
             if states[access].present == ir.FALSE:

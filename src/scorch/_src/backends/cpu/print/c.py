@@ -11,6 +11,7 @@ integers happens in ``int``, so its result is cast back to wrap where the loops 
 
 from __future__ import annotations
 
+from scorch._src.backends.cpu.print import totals
 from scorch._src.backends.cpu.print.expressions import (
     ATOM,
     ExpressionPrinter,
@@ -26,18 +27,6 @@ from scorch._src.backends.cpu.print.lanes import (
     print_prefetch,
     print_tile,
     vector_typedef,
-)
-from scorch._src.backends.cpu.print.totals import (
-    needed_lanes,
-    neighbours_helper,
-    pairwise_sum,
-    print_total,
-    print_totals,
-    runs,
-    total_helper,
-    totals_helper,
-    totals_name,
-    vector_name,
 )
 from scorch._src.backends.cpu.print.workers import print_parallel
 from scorch._src.loops import nodes as ir
@@ -79,10 +68,10 @@ def print_kernel(kernel: ir.Kernel) -> str:
     parts.append('#ifdef __cplusplus\n#define restrict __restrict__\nextern "C" {\n#endif')
     if externs:
         parts.append("\n".join(externs))
-    static += [total_helper(element, lanes) for element, lanes in printer.totals]
+    static += [totals.total_helper(element, lanes) for element, lanes in printer.totals]
     paired = dict.fromkeys((element, count) for element, _, count in printer.joint)
-    static += [neighbours_helper(element, lanes) for element, lanes in paired]
-    static += [totals_helper(*joint) for joint in printer.joint]
+    static += [totals.neighbours_helper(element, lanes) for element, lanes in paired]
+    static += [totals.totals_helper(*joint) for joint in printer.joint]
     static += [in_lanes(*function) for function in printer.of_vectors]
     parts += [*static, *bodies, "#ifdef __cplusplus\n}\n#endif"]
     return "\n\n".join(parts) + "\n"
@@ -171,7 +160,7 @@ class _Scope(ExpressionPrinter):
         """The name of a vector type, which is then declared."""
         if lanes > 1:
             self.printer.vectors.add((element, lanes))
-        return vector_name(element, lanes)
+        return totals.vector_name(element, lanes)
 
     def of_vectors(self, name: str, element: Type, lanes: int) -> str:
         """The name of a function of vectors, which is then declared."""
@@ -182,21 +171,21 @@ class _Scope(ExpressionPrinter):
 
     def total(self, element: Type, lanes: int) -> str:
         """The name of the function that adds the lanes of a register."""
-        for width in needed_lanes(lanes):
+        for width in totals.needed_lanes(lanes):
             self.printer.totals[element, width] = None
             self.vector(element, width)
-        return f"total_{vector_name(element, lanes)}"
+        return f"total_{totals.vector_name(element, lanes)}"
 
     def totals(self, element: Type, lanes: int, count: int) -> str:
         """The name of the function that adds the lanes of ``count`` registers at once."""
-        for width in needed_lanes(lanes, count):
+        for width in totals.needed_lanes(lanes, count):
             self.printer.joint[element, width, count] = None
             self.vector(element, width)
-        return totals_name(element, lanes, count)
+        return totals.totals_name(element, lanes, count)
 
     def term(self, e: ir.Expr) -> tuple[str, int]:
         if isinstance(e, ir.Total):
-            return print_total(self, e), ATOM
+            return totals.print_total(self, e), ATOM
         return super().term(e)
 
     def unpack(self, params: tuple[ir.Var | ir.Array, ...], kernel: ir.Kernel) -> list[str]:
@@ -230,7 +219,7 @@ class _Scope(ExpressionPrinter):
     def statement(self, stmt: ir.Stmt) -> list[str]:
         match stmt:
             case ir.Block(body):
-                return [line for run in runs(body) for line in self.in_order(run)]
+                return [line for run in totals.runs(body) for line in self.in_order(run)]
             case ir.Comment(text):
                 return [_comment(line) for line in text.splitlines()]
             case ir.Declare(var, value):
@@ -303,7 +292,7 @@ class _Scope(ExpressionPrinter):
                 return [f"{self.element(table, index)} = (i64){safe_name(array.name)};"]
 
     def in_order(self, run: list[ir.Stmt]) -> list[str]:
-        return print_totals(self, run) if len(run) > 1 else self.statement(run[0])
+        return totals.print_totals(self, run) if len(run) > 1 else self.statement(run[0])
 
     def assignment(self, target: str, place: ir.Expr, value: ir.Expr) -> str:
         """``x += y`` for ``x = x + y`` where C's operator does the same."""
@@ -357,7 +346,7 @@ class _Scope(ExpressionPrinter):
             f"for (; {name} < {last}; {name}++) {{",
             *once,
             "}",
-            f"{total} += {pairwise_sum(others)};",
+            f"{total} += {totals.pairwise_sum(others)};",
         ]
 
     def branch(self, stmt: ir.If) -> list[str]:
