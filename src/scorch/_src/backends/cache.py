@@ -76,7 +76,12 @@ def directory() -> Path:
     try:
         return private_files.resolve_private(place)
     except private_files.NotPrivateError as error:
-        _warn_refused(place, error)
+        _warn_once(
+            place,
+            f"compiled kernels in {place} are not used, because they are code and {error}. This process "
+            f"keeps kernels in a private temporary directory and the next one compiles them again. Set "
+            f"SCORCH_CACHE_DIR to a directory of your own that nobody else can write to or replace.",
+        )
         return _spare_directory()
     except OSError:  # a write there raises a better error
         return place
@@ -175,15 +180,6 @@ def warn_unusable(place: Path, error: OSError) -> None:
         f"compiled kernels cannot be kept in {place} ({error.strerror or error}); this process keeps them in "
         f"a temporary directory and the next one compiles them again. Set SCORCH_CACHE_DIR to a directory "
         f"that can be written.",
-    )
-
-
-def _warn_refused(place: Path, error: private_files.NotPrivateError) -> None:
-    _warn_once(
-        place,
-        f"compiled kernels in {place} are not used, because they are code and {error}. This process keeps "
-        f"kernels in a private temporary directory and the next one compiles them again. Set "
-        f"SCORCH_CACHE_DIR to a directory of your own that nobody else can write to or replace.",
     )
 
 

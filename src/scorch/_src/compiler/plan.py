@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from scorch._src.formats import Format, LevelArrays
@@ -271,6 +271,14 @@ class Plan:
     def result_loops(self) -> frozenset[str]:
         """The loops over indices of the result."""
         return self.splits.loops(self.step.target.indices)
+
+    def skips(self, loops: Collection[str]) -> bool:
+        """Whether an operand stores coordinates of ``loops`` alone, so that these may leave some out."""
+        return any(
+            use.needs <= set(loops) and not self.operand(access.tensor).format.levels[use.level].is_full
+            for access in self.step.accesses
+            for use in self.uses(access)
+        )
 
     @property
     def row_vectors(self) -> Vectors | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from scorch._src.backends import base
-from scorch._src.backends.cpu import memory, toolchain
+from scorch._src.backends.cpu import launch, toolchain
 from scorch._src.backends.cpu.cpu_routines import CpuRoutines
 from scorch._src.backends.cpu.executable import CpuExecutable, CpuGroup, build_together
 from scorch._src.backends.cpu.print.c import print_kernel
@@ -43,7 +43,7 @@ class CpuBackend(base.Backend):
         return None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return memory.empty(shape, dtype)
+        return launch.empty(shape, dtype)
 
 
 base.register_backend("cpu", CpuBackend(), "kernels in C, compiled on this machine")

@@ -11,7 +11,6 @@ import torch
 
 from scorch._src.backends.base import GroupExecutable, Schedule
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
-from scorch._src.backends.cpu.memory import empty
 from scorch._src.backends.cpu.print.c import print_kernel
 from scorch._src.backends.cpu.print.scalar import print_scalar
 from scorch._src.backends.launcher import Launcher
@@ -242,7 +241,7 @@ class CpuGroup(Compiled, GroupExecutable):
     def run(
         self, arrays: Sequence[torch.Tensor], sizes: Sequence[int], shapes: Sequence[tuple[int, ...]]
     ) -> list[torch.Tensor]:
-        results = [empty(shape, self.dtype) for shape in shapes[:-1]]
+        results = [launch.empty(shape, self.dtype) for shape in shapes[:-1]]
         functions, engine = launch.builtins(), self.engine
         if functions is None or 2 + len(sizes) + len(arrays) + len(results) >= launch.MAX_SLOTS:
             results.append(torch.empty(shapes[-1], dtype=self.dtype, device="cpu"))

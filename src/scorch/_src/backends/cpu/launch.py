@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import struct
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ import torch
 
 from scorch._src.backends.cpu import invoke, jit, toolchain
 from scorch._src.compiler.bounds import HUGE_PAGE
+from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.loops.types import INT8, INT16, INT32, INT64, Type
 from scorch.errors import CompilerNotFoundError
 from scorch.settings import enabled
@@ -104,6 +106,23 @@ def max_pooled_bytes() -> int:
         return MAX_POOLED_BYTES // 4
 
 
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialized tensor: a large one in pooled pages of earlier results, if there are some."""
+    functions = builtins()
+    if functions is None or math.prod(shape) * dtype.itemsize < HUGE_PAGE:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    descriptor = result_descriptor(type_of_dtype(dtype), shape, zero=False)
+    tensor: torch.Tensor = functions.fill(_nothing(), pack([]), descriptor, None)
+    return tensor
+
+
+@functools.cache
+def _nothing() -> int:
+    """Return the address of a kernel that leaves its result as it is."""
+    source = "long long scorch_compute(long long *args) { (void)args; return 0; }\n"
+    return jit.load(source, label="nothing").address("scorch_compute")
+
+
 def release_memory() -> int:
     """Return the pooled memory of freed results to the system; return its bytes."""
     functions = builtins()
@@ -123,9 +142,7 @@ def pack(numbers: Sequence[int]) -> bytes:
 
 def result_descriptor(element: Type, shape: Sequence[int], zero: bool = True) -> bytes:
     """Describe the result for ``fill``; with ``zero`` it begins as zero."""
-    size = element.bytes if zero else 0
-    for extent in shape:
-        size *= extent
+    size = element.bytes * math.prod(shape) if zero else 0
     return pack([_uses_pool(), _CODES[element.kind], 8 * element.bytes, size, len(shape), *shape])
 
 

@@ -110,12 +110,7 @@ def writes_everything(plan: Plan) -> bool:
         return False
     if plan.pattern is not None:
         return all(access != plan.pattern for access, _ in plan.searched)
-    result = plan.result_loops
-    for access in plan.step.accesses:
-        form = plan.operand(access.tensor).format
-        if any(use.needs <= result and not form.levels[use.level].is_full for use in plan.uses(access)):
-            return False
-    return True
+    return not plan.skips(plan.result_loops)
 
 
 def _writes_once(plan: Plan) -> bool:

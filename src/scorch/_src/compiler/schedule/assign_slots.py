@@ -36,7 +36,8 @@ def assign_slots(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
             return plan
         plan = replace(plan, prefix=0, prefix_levels=0, workspace=None, bitmap=False, workspace_words=())
         return replace(plan, assembly="buckets", slots=slots)
-    if plan.workspace is not None or not enabled("slots") or not _every_row_is_visited(plan, operands, rows):
+    row_loops = {loop for use in plan.result_uses[:rows] for loop in use.loops}
+    if plan.workspace is not None or not enabled("slots") or plan.skips(row_loops):
         return plan
     slots = _bounds(plan, operands, where, rows if len(plan.result) == rows + 1 else VALUES)
     return plan if slots is None else replace(plan, assembly="rows", slots=slots)
@@ -66,16 +67,6 @@ def _rows_come_in_order(plan: Plan, rows: int) -> bool:
     inner = [use.loop for use in plan.result_uses[rows:]]
     all_loops = {use.loop for use in plan.result_uses}
     return set(plan.order) == all_loops and [loop for loop in plan.order if loop in inner] == inner
-
-
-def _every_row_is_visited(plan: Plan, operands: Mapping[Access, Operand], rows: int) -> bool:
-    """Whether the loops over the rows of the result skip none: no operand stores coordinates of them."""
-    loops = {loop for use in plan.result_uses[:rows] for loop in use.loops}
-    for access, operand in operands.items():
-        for use in plan.uses(access):
-            if use.needs <= loops and not operand.format.levels[use.level].is_full:
-                return False
-    return True
 
 
 def _has_all_indices(plan: Plan, access: Access, operand: Operand) -> bool:

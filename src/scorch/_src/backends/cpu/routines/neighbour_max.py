@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from scorch._src.backends.cpu.jit import read_source
-from scorch._src.backends.cpu.memory import empty
+from scorch._src.backends.cpu.launch import empty
 from scorch._src.backends.cpu.routines import by_rows
 from scorch._src.backends.cpu.routines.by_rows import address
 from scorch._src.events import emits
