@@ -25,10 +25,10 @@ def value_at_zero(body: Expr, operands: Mapping[Access, Operand]) -> float | Non
     types = {access.tensor: operands[access].element for access in used}
     try:
         with np.errstate(all="ignore"):
-            found = Evaluator({}, _no_function).expr(value_of(body, types, lambda access: None))([])
+            value = Evaluator({}, _no_function).expr(value_of(body, types, lambda access: None))([])
     except BoundsError:  # integers divided by zero
         return None
-    number = complex(found)
+    number = complex(value)
     return None if number.imag else number.real
 
 

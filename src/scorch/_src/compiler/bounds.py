@@ -66,12 +66,12 @@ def workspace(
 ) -> Workspace:
     """The most that ``kernel`` allocates at any one time; ``limits`` are those of its assembly."""
     bounds: dict[str, float] = {f"{safe_index(index)}_size": size for index, size in sizes.items()}
-    found = _Walk(kernel.functions, {**bounds, "threads": threads}, limits)
+    memory = _Walk(kernel.functions, {**bounds, "threads": threads}, limits)
     for function in kernel.functions:
         if function.exported:
-            found.visit(function.body)
-    once = found.peak - found.each_thread * threads
-    return Workspace(found.each_thread, once)
+            memory.visit(function.body)
+    once = memory.peak - memory.each_thread * threads
+    return Workspace(memory.each_thread, once)
 
 
 class _Walk:
@@ -211,15 +211,15 @@ def array_bytes(
     form: Format, shape: Sequence[int], counts: Sequence[int], index: Type, element: Type
 ) -> list[int]:
     """What each array takes of a tensor with ``counts`` positions on its levels; the values come last."""
-    found, parents = [], 1
+    sizes, parents = [], 1
     for level, count in enumerate(counts):
         kind = form.levels[level]
         if not kind.is_full:
             if form.starts_run(level):
-                found.append((parents + 1) * index.bytes)
-            found.append(kind.length(parents, form.level_size(level, shape), count) * index.bytes)
+                sizes.append((parents + 1) * index.bytes)
+            sizes.append(kind.length(parents, form.level_size(level, shape), count) * index.bytes)
         parents = count
-    return [*found, parents * element.bytes]
+    return [*sizes, parents * element.bytes]
 
 
 def most_counts(form: Format, shape: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:

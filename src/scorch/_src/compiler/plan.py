@@ -25,8 +25,8 @@ VALUES = -1  # in place of a level: as many as there are values
 def fullness(entries: int, shape: Sequence[int]) -> int:
     """How full a tensor is, in 32nds, which is as exactly as schedules depend on it; 0 below a quarter."""
     places = math.prod(shape)
-    found = 32 * entries // places if places else 0
-    return min(found, 32) if found >= 8 else 0
+    share = 32 * entries // places if places else 0
+    return min(share, 32) if share >= 8 else 0
 
 
 @dataclass(frozen=True)

@@ -56,18 +56,18 @@ def walk(node: Node) -> list[Node]:
 
     Kernels are walked many times before they are printed: this is the hottest loop of a cold call.
     """
-    found: list[Node] = []
+    nodes: list[Node] = []
     left: list[Node] = [node]
     while left:
         node = left.pop()
-        found.append(node)
+        nodes.append(node)
         for name in reversed(_fields_with_nodes(type(node))):  # type: ignore[arg-type]
             value = getattr(node, name)
             if isinstance(value, tuple):
                 left += value[::-1]
             else:
                 left.append(value)
-    return found
+    return nodes
 
 
 def loop_depth(node: Node) -> int:

@@ -60,21 +60,21 @@ def _varying(loop: ir.For) -> tuple[set[str], set[str]]:
     own = {node.array.name for node in nodes if isinstance(node, ir.Tile)}
     own |= {node.var.name for node in nodes if isinstance(node, ir.Declare)}
     while True:
-        found = set(names)
+        more = set(names)
         for node in nodes:
             match node:
                 case ir.Declare(var, value) | ir.Assign(var, value) if _mentions(value, names):
-                    found.add(var.name)
+                    more.add(var.name)
                 case ir.Store(array, index, value) if _mentions(index, names) or _mentions(value, names):
-                    found.add(array.name)
+                    more.add(array.name)
                 case ir.If(condition) | ir.While(condition) if _mentions(condition, names):
-                    found |= _changed(node)
+                    more |= _changed(node)
                 case ir.For(_, start, stop) if _mentions(start, names) or _mentions(stop, names):
-                    found |= _changed(node)
-        found &= {*own, loop.var.name}
-        if found == names:
+                    more |= _changed(node)
+        more &= {*own, loop.var.name}
+        if more == names:
             return names, own
-        names = found
+        names = more
 
 
 def _changed(node: ir.Stmt) -> set[str]:

@@ -85,9 +85,9 @@ def apply_in_registers(group: Group, planned: Sequence[Planned]) -> list[Planned
         if total.tensor in group.outputs or len(readers) != 1 or not each.plan.step.reduced:
             continue
         (reader,) = readers
-        found = _applied(each, reader)
-        if found is not None:
-            left[left.index(reader)] = found
+        applied = _applied(each, reader)
+        if applied is not None:
+            left[left.index(reader)] = applied
             left.remove(each)
     return left
 

@@ -82,11 +82,11 @@ def inputs_of(group: Group, planned: Sequence[Planned]) -> dict[str, Format | No
 def read_by(plan: Plan) -> list[notation.Access]:
     """All that the loops of a plan read."""
     assert plan.value is not None
-    found = list(accesses(plan.value))
+    reads = list(accesses(plan.value))
     if plan.applied is not None:
         total, value = plan.applied
-        found += [access for access in accesses(value) if access != total]
-    return found
+        reads += [access for access in accesses(value) if access != total]
+    return reads
 
 
 # phases ----------------------------------------------------------------------------------------------
@@ -218,12 +218,12 @@ def _strip_array(group: Group, step: Step) -> tuple[ir.Array, ir.Expr]:
 def _written(plan: Plan) -> notation.Assign:
     """What the plan computes, as it was given."""
     assert plan.value is not None
-    found = as_statement(replace(plan.step, body=plan.value))
+    statement = as_statement(replace(plan.step, body=plan.value))
     if plan.applied is None:
-        return found
+        return statement
     total, value = plan.applied
-    assert isinstance(found.value, Reduce)
-    return notation.Assign(found.target, substitute(value, {total: found.value}))
+    assert isinstance(statement.value, Reduce)
+    return notation.Assign(statement.target, substitute(value, {total: statement.value}))
 
 
 def _header(group: Group, planned: Sequence[Planned], first: int, in_strip: frozenset[str]) -> str:

@@ -102,14 +102,14 @@ class Loop:
 
 def formula(where: Support, flags: Mapping[Access, ir.Expr]) -> ir.Expr:
     """``where`` as a condition over ``flags``, in a stable order."""
-    found: ir.Expr = ir.FALSE
+    condition: ir.Expr = ir.FALSE
     order = list(flags)
     for clause in sorted(where, key=lambda c: sorted(order.index(a) for a in c)):
         term: ir.Expr = ir.TRUE
         for access in sorted(clause, key=order.index):
             term = ir.both(term, flags[access])
-        found = ir.either(found, term)
-    return found
+        condition = ir.either(condition, term)
+    return condition
 
 
 class Levels:
@@ -234,11 +234,11 @@ class Levels:
     def resolve(self, states: States, bound: frozenset[str]) -> tuple[ir.Stmt, dict[Access, State]]:
         """Go down all levels whose coordinate is known: locate full ones, search the others."""
         statements: list[ir.Stmt | None] = []
-        found = dict(states)
+        resolved = dict(states)
         for access in self.accesses:
             form, uses = self.plan.operand(access.tensor).format, self.uses[access]
             while True:
-                state = found[access]
+                state = resolved[access]
                 if state.level == len(uses) or state.present == ir.FALSE:
                     break
                 use, level = uses[state.level], form.levels[state.level]
@@ -250,11 +250,11 @@ class Levels:
                     if not isinstance(at, ir.Const | ir.Var):
                         statements.append(ir.Declare(cursor.position, at))
                         at = cursor.position
-                    found[access] = State(state.level + 1, at, None, state.present)
+                    resolved[access] = State(state.level + 1, at, None, state.present)
                     continue
                 statements.append(self._locate(cursor, state))
-                found[access] = cursor.resolved(state.level, cursor.flag)
-        return ir.block(*statements), found
+                resolved[access] = cursor.resolved(state.level, cursor.flag)
+        return ir.block(*statements), resolved
 
     def _locate(self, cursor: Cursor, state: State) -> ir.Stmt:
         """Look for a coordinate that is known in a level that may not have it."""

@@ -126,8 +126,8 @@ class Lowering:
         moves, states = self.levels.follow(loop)
         body = ir.block(moves, self._inside(loop, states))
         counted = ir.For(loop.x, begin, stop, body, self._sums(loop))
-        found = ir.block(opening, side_by_side(self.plan, loop, counted))
-        return in_chunks(self.plan, self.assembly, found, size, ir.Const(0)) if chunked else found
+        loops = ir.block(opening, side_by_side(self.plan, loop, counted))
+        return in_chunks(self.plan, self.assembly, loops, size, ir.Const(0)) if chunked else loops
 
     def _sums(self, loop: Loop) -> int:
         return self.plan.sums if loop.depth == len(self.order) - 1 else 1
@@ -148,9 +148,9 @@ class Lowering:
             last, fetch = prefetch(self.levels, loop, driver)
             body = ir.block(bind, fetch, moves, inside)
             entries = ir.For(driver.position, begin, end, body, self._sums(loop))
-            found = ir.block(opening, last, side_by_side(self.plan, loop, entries))
+            loops = ir.block(opening, last, side_by_side(self.plan, loop, entries))
         else:
-            found = ir.block(
+            loops = ir.block(
                 opening,
                 ir.Declare(driver.position, begin),
                 ir.Declare(driver.end, end),
@@ -166,9 +166,9 @@ class Lowering:
                 ),
             )
         if not chunked:
-            return found
+            return loops
         return in_chunks(
-            self.plan, self.assembly, found, stop - start, start, None if driver.is_unique else driver
+            self.plan, self.assembly, loops, stop - start, start, None if driver.is_unique else driver
         )
 
     def _inside(self, loop: Loop, states: States) -> ir.Stmt:

@@ -47,19 +47,19 @@ def _bounds(
     plan: Plan, operands: Mapping[Access, Operand], where: lattice.Support, level: int
 ) -> tuple[tuple[str, int], ...] | None:
     """The tensors with as many entries in ``level`` together as there may be; None if there are none."""
-    found: dict[str, int] = {}
+    bounds: dict[str, int] = {}
     for clause in sorted(where, key=lambda clause: sorted(map(repr, clause))):
         fits = _has_all_indices if level == VALUES else _has_rows_of_result
         fitting = [access for access in clause if fits(plan, access, operands[access])]
         if not fitting:
             return None
-        if not any(access.tensor in found for access in fitting):
+        if not any(access.tensor in bounds for access in fitting):
             shortest = min(fitting, key=lambda access: (operands[access].counts[level], access.tensor))
-            found[shortest.tensor] = level
-    counts = [plan.operand(name).counts[level] for name in found]
+            bounds[shortest.tensor] = level
+    counts = [plan.operand(name).counts[level] for name in bounds]
     most = sum(2 ** count.bit_length() - 1 for count in counts)  # for all counts of this magnitude
     fits_index = plan.index != INT32 or most <= LAST_INT32
-    return tuple(found.items()) if found and fits_index else None
+    return tuple(bounds.items()) if bounds and fits_index else None
 
 
 def _rows_come_in_order(plan: Plan, rows: int) -> bool:

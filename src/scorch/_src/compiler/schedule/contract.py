@@ -43,10 +43,10 @@ def contract(
 
     ``element`` is the dtype of the result; 16-bit results are never split: partial ones would be rounded.
     """
-    found = ways(step, operands, sizes, element)
-    if found is None:
+    choices = ways(step, operands, sizes, element)
+    if choices is None:
         return (step,)
-    fused, best = found
+    fused, best = choices
     return best.steps if best.total < CLEARLY * fused else (step,)
 
 

@@ -55,15 +55,15 @@ def unblock(
     step: Step, operands: Mapping[Access, Operand], conversions: list[Conversion]
 ) -> tuple[Step, dict[Access, Operand]]:
     """Convert blocked operands whose blocks do not fit the other operands of the same index."""
-    found = dict(operands)
+    converted = dict(operands)
     for access in step.accesses:
-        form = found[access].format
-        clash = next((index for index in access.indices if _clashes(index, access, found)), None)
+        form = converted[access].format
+        clash = next((index for index in access.indices if _clashes(index, access, converted)), None)
         if clash is not None and form.is_blocked:
             reason = f"blocks over {clash} do not fit the other operands"
             new_form = unblocked_format(form)
-            step, found = _convert(step, found, access, new_form, "_unblocked", reason, conversions)
-    return step, found
+            step, converted = _convert(step, converted, access, new_form, "_unblocked", reason, conversions)
+    return step, converted
 
 
 def _clashes(index: str, access: Access, operands: Mapping[Access, Operand]) -> bool:
@@ -121,17 +121,17 @@ def transpose(
     conversions: list[Conversion],
 ) -> tuple[Step, dict[Access, Operand]]:
     """Convert the operands whose stored order conflicts with the order of loops."""
-    found = dict(operands)
+    converted = dict(operands)
     for access in step.accesses:
-        operand = found[access]
+        operand = converted[access]
         uses = splits.uses(operand.format, access.indices, access.tensor, operand.index)
         if not operand.is_sparse or not is_against(order, operand.format, uses):
             continue
         form = transposed_format(order, access, operand, splits)
         stored = ", ".join(access.indices[dim] for dim in operand.format.order)
         reason = f"stored by {stored}, but the loops run {', '.join(order)}"
-        step, found = _convert(step, found, access, form, "_t", reason, conversions)
-    return step, found
+        step, converted = _convert(step, converted, access, form, "_t", reason, conversions)
+    return step, converted
 
 
 def lay_out(
@@ -142,14 +142,14 @@ def lay_out(
     conversions: list[Conversion],
 ) -> tuple[Step, dict[Access, Operand]]:
     """Copy dense operands so that the innermost loop runs along memory."""
-    found = dict(operands)
+    converted = dict(operands)
     for access in laid_out:
         x, _ = split_blocks(operands).origin(order[-1])
         last = access.indices.index(x)
-        dims = (*(dim for dim in found[access].format.order if dim != last), last)
+        dims = (*(dim for dim in converted[access].format.order if dim != last), last)
         form, reason = dense_format(len(dims), dims), f"the innermost loop, over {x}, jumps in it"
-        step, found = _convert(step, found, access, form, "_t", reason, conversions)
-    return step, found
+        step, converted = _convert(step, converted, access, form, "_t", reason, conversions)
+    return step, converted
 
 
 def renamed_searches(
@@ -158,9 +158,9 @@ def renamed_searches(
     conversions: Sequence[Conversion],
 ) -> frozenset[tuple[Access, int]]:
     """Searched levels, by the names that accesses have after conversion."""
-    found = set()
+    searches = set()
     for access, level in searched:
         names = [access.tensor, *(c.name for c in conversions if c.tensor == access.tensor)]
         renamed = (Access(name, access.indices) for name in names)
-        found |= {(new, level) for new in renamed if new in operands}
-    return frozenset(found)
+        searches |= {(new, level) for new in renamed if new in operands}
+    return frozenset(searches)

@@ -161,12 +161,12 @@ def branching(form: Format, shape: Sequence[int], counts: Sequence[int]) -> list
     A run of coordinate levels has as many positions as entries on every level; how many coordinates differ
     is taken to be as many as fit.
     """
-    found, above = [], 1.0
+    ratios, above = [], 1.0
     for level, count in enumerate(counts):
         here = min(float(count), above * form.level_size(level, shape))
-        found.append(here / max(above, 1.0))
+        ratios.append(here / max(above, 1.0))
         above = here
-    return found
+    return ratios
 
 
 def prefix_of(order: Sequence[str], uses: Sequence[LevelUse]) -> tuple[int, int]:

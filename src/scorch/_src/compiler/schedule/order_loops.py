@@ -137,14 +137,14 @@ def _push_filters_down(
 
 
 def _legal(order: list[str], problem: Problem) -> list[str]:
-    found: list[str] = []
+    legal: list[str] = []
     for loop in order:
         index, part = problem.splits.origin(loop)
-        if part == "inner" and f"{index}_out" not in found:
-            found.append(f"{index}_out")
-        if loop not in found:
-            found.append(loop)
-    return found
+        if part == "inner" and f"{index}_out" not in legal:
+            legal.append(f"{index}_out")
+        if loop not in legal:
+            legal.append(loop)
+    return legal
 
 
 def _order_edges(problem: Problem) -> dict[tuple[str, str], float]:
@@ -193,11 +193,11 @@ def _find_cycle(edges: dict[tuple[str, str], float]) -> list[tuple[str, str]] | 
 
 def _topological(order: Sequence[str], edges: dict[tuple[str, str], float]) -> list[str]:
     """The order closest to ``order`` that keeps every edge."""
-    left, found = list(order), []
+    left, ordered = list(order), []
     while left:
         ready = next(
             loop for loop in left if not any(second == loop and first in left for first, second in edges)
         )
         left.remove(ready)
-        found.append(ready)
-    return found
+        ordered.append(ready)
+    return ordered

@@ -92,12 +92,12 @@ def _prefetched(
     most = FETCHED // plan.element.bytes
     count = vectors.width if vectors.kind == "rows" else min(sizes[vectors.loop], most)
     share = 2 if vectors.kind == "rows" else 16  # sums wait for every row, also for those in the second cache
-    found = []
+    prefetched = []
     for access, operand in operands.items():
         is_large = operand.nnz * operand.element.bytes > target().cache_bytes // share
         if not operand.is_sparse and {x, vectors.loop} <= set(access.indices) and is_large:
-            found.append((access, count))
-    return tuple(found)
+            prefetched.append((access, count))
+    return tuple(prefetched)
 
 
 def _walks(plan: Plan, access: Access, operand: Operand, x: str) -> bool:
@@ -128,15 +128,15 @@ def _is_plain(plan: Plan, operands: Mapping[Access, Operand]) -> bool:
 
 def _lies_along(plan: Plan, operands: Mapping[Access, Operand], x: str) -> bool:
     """Whether all operands that have index ``x`` lie in memory along it, and some do."""
-    found = False
+    some_do = False
     for access, operand in operands.items():
         uses = plan.uses(access)
         touching = [use for use in uses if x in use.needs]
         is_last = [use.level == len(uses) - 1 and operand.format.levels[-1].is_full for use in touching]
         if touching and is_last != [True]:
             return False
-        found = found or bool(touching)
-    return found
+        some_do = some_do or bool(touching)
+    return some_do
 
 
 def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Vectors | None:
@@ -284,10 +284,10 @@ def _factors(plan: Plan) -> tuple[tuple[Access, int], ...]:
     needed = [order.index(loop) + 1 for loop in results - free]
     outermost = max(needed, default=0)
     innermost = len(order) - len(free)
-    found = []
+    outer_factors = []
     for access in dict.fromkeys(factors):
         loops = {loop for index in access.indices for loop in plan.splits.loops_of(index)} - free
         depth = max([outermost, *(order.index(loop) + 1 for loop in loops)])
         if depth < innermost and factors.count(access) == 1:
-            found.append((access, depth))
-    return tuple(found)
+            outer_factors.append((access, depth))
+    return tuple(outer_factors)
