@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from scorch._src.backends.cpu import invoke, jit
-from scorch._src.backends.cpu.routines.attention_tiles import ROWS
+from scorch._src.backends.cpu.routines.attention_source import ROWS
 from scorch._src.loops.types import LAST_INT32
 
 SINGLE_PAIR_COST = 3  # times the cost of a pair of a block, for one that a query computes by itself
