@@ -36,7 +36,7 @@ FORMATS = ("csr", "csc", "coo", "dcsr", "bsr(4,4)")
 @pytest.fixture(params=TARGETS)
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
     target = TARGETS[request.param]
-    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_tiles"):
+    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_source"):
         monkeypatch.setattr(f"scorch._src.{module}.target", lambda: target)
     schedules.forget()
     yield target
@@ -127,7 +127,7 @@ CROSS = next(
 @pytest.mark.parametrize("march", ["armv8-a", "armv8.2-a+sve"])
 def test_gcc_for_aarch64_takes_them(march: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = TARGETS[16]
-    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_tiles"):
+    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_source"):
         monkeypatch.setattr(f"scorch._src.{module}.target", lambda: target)
     schedules.forget()
     flags = [f"-march={march}", "-O3", "-shared", "-nostdlib", "-fPIC", "-std=gnu11", "-w", "-fopenmp-simd"]

@@ -137,7 +137,7 @@ def test_gradients_of_gradients():
 def test_registers_of_other_processors(registers, dtype, monkeypatch):
     """Compilers split vectors that are wider than the machine's, so that this runs anywhere."""
     machine = dataclasses.replace(target(), vector_bytes=registers[0], vector_registers=registers[1])
-    monkeypatch.setattr("scorch._src.backends.cpu.routines.attention_tiles.target", lambda: machine)
+    monkeypatch.setattr("scorch._src.backends.cpu.routines.attention_source.target", lambda: machine)
     source.cache_clear()
     try:
         for kind in ("mixed", "full"):

@@ -123,7 +123,7 @@ def test_unusable_directory_warns_once_and_work_goes_on(tmp_path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             cache.store(key_of("b"), b"library", SOURCE)
-            cache.store_source(key_of("c"), SOURCE)
+            cache.store_text(key_of("c"), ".c", SOURCE)
         assert cache.find(key_of("a")) == path
         assert cache.statistics() == (place, 0, 0)
         assert cache.clear() == 0
@@ -150,7 +150,7 @@ def test_statistics_count_entries_and_bytes(kernels: Path) -> None:
 def test_clear_removes_everything_and_counts(kernels: Path) -> None:
     cache.store(key_of("a"), b"library", SOURCE)
     cache.store(key_of("b"), b"library", SOURCE)
-    cache.store_source(key_of("failed"), SOURCE)
+    cache.store_text(key_of("failed"), ".c", SOURCE)
     (kernels / ".writing-half").write_bytes(b"lib")
     (kernels / "zig").mkdir()
     assert cache.clear() == 2

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import scorch
-from scorch._src.backends.cpu.allocate import max_pooled_bytes
-from scorch._src.backends.cpu.launch import builtins, pooled_memory, release_memory
+from scorch._src.backends.cpu.launch import builtins, max_pooled_bytes, pooled_memory, release_memory
 from scorch.settings import enabled
 
 MIB = 1 << 20

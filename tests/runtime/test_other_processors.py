@@ -49,7 +49,7 @@ def sources() -> list[str]:
 @pytest.mark.parametrize("name", SETS)
 def test_kernels_compile_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, triple, cpu = SETS[name]
-    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_tiles"):
+    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_source"):
         monkeypatch.setattr(f"scorch._src.{module}.target", lambda: machine)
     schedules.forget()
     texts = sources() + [attention_source.source.__wrapped__(element) for element in ("float", "double")]

@@ -32,25 +32,13 @@ from typing import NamedTuple
 
 import platformdirs
 
-from scorch._src.backends.private_files import (
-    NotPrivateError,
-    make_private,
-    make_temporary,
-    read_private,
-    resolve_private,
-)
+from scorch._src.backends import private_files
 from scorch.errors import warn
 from scorch.settings import current
 
 LAYOUT = "1"  # part of every key: raise it when the files or the way of calling kernels change
 
-_SUFFIXES = (
-    ".json",
-    ".so",
-    ".c",
-    ".log",
-    ".note",
-)  # the manifest goes first, so that half a removal is no entry
+_SUFFIXES = (".json", ".so", ".c", ".log", ".note")  # manifest first: half a removal leaves no entry
 _CHECKSUM = hashlib.sha256().digest_size  # bytes at the beginning of a note
 _TEMPORARY = ".writing-"
 _ABANDONED_SECONDS = 3600.0
@@ -86,9 +74,14 @@ def directory() -> Path:
     """
     place = _chosen_directory()
     try:
-        return resolve_private(place)
-    except NotPrivateError as error:
-        _warn_refused(place, error)
+        return private_files.resolve_private(place)
+    except private_files.NotPrivateError as error:
+        _warn_once(
+            place,
+            f"compiled kernels in {place} are not used, because they are code and {error}. This process "
+            f"keeps kernels in a private temporary directory and the next one compiles them again. Set "
+            f"SCORCH_CACHE_DIR to a directory of your own that nobody else can write to or replace.",
+        )
         return _spare_directory()
     except OSError:  # a write there raises a better error
         return place
@@ -142,29 +135,20 @@ def store_aside(key: str, library: bytes, source: str) -> Path:
     return place / f"{key}.so"
 
 
-def store_source(key: str, source: str) -> Path:
-    """Store a source that did not compile, for the error message to point at."""
-    return _store_text(f"{key}.c", source)
-
-
-def store_log(key: str, text: str) -> Path:
-    """Store the output of a compiler, for a warning to point at."""
-    return _store_text(f"{key}.log", text)
-
-
-def _store_text(name: str, text: str) -> Path:
+def store_text(key: str, suffix: str, text: str) -> Path:
+    """Store a source that did not compile, or what the compiler said of it, for messages to point at."""
     place = directory()
     try:
-        return _write_file(place, name, text.encode())
+        return _write_file(place, key + suffix, text.encode())
     except OSError as error:
         warn_unusable(place, error)
-        return _write_file(_spare_directory(), name, text.encode())
+        return _write_file(_spare_directory(), key + suffix, text.encode())
 
 
 def read_note(key: str) -> bytes | None:
     """Read the note stored under ``key``; None where there is none or it is damaged."""
     try:
-        content = read_private(directory() / f"{key}.note")
+        content = private_files.read_private(directory() / f"{key}.note")
     except OSError:
         return None
     checksum, note = content[:_CHECKSUM], content[_CHECKSUM:]
@@ -199,15 +183,6 @@ def warn_unusable(place: Path, error: OSError) -> None:
     )
 
 
-def _warn_refused(place: Path, error: NotPrivateError) -> None:
-    _warn_once(
-        place,
-        f"compiled kernels in {place} are not used, because they are code and {error}. This process keeps "
-        f"kernels in a private temporary directory and the next one compiles them again. Set "
-        f"SCORCH_CACHE_DIR to a directory of your own that nobody else can write to or replace.",
-    )
-
-
 def _warn_once(place: Path, message: str) -> None:
     with _lock:
         if place in _warned:
@@ -238,8 +213,8 @@ def clear() -> int:
 
 def _is_sound(place: Path, key: str) -> bool:
     try:
-        manifest = json.loads(read_private(place / f"{key}.json"))
-        library = read_private(place / f"{key}.so")
+        manifest = json.loads(private_files.read_private(place / f"{key}.json"))
+        library = private_files.read_private(place / f"{key}.so")
     except (OSError, ValueError):
         return False
     return bool(manifest == _manifest(key, library))
@@ -258,7 +233,7 @@ def _write_entry(place: Path, key: str, library: bytes, source: str) -> int:
 
 
 def _write_file(place: Path, name: str, content: bytes) -> Path:
-    place = make_private(place)
+    place = private_files.make_private(place)
     descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=place)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -277,7 +252,7 @@ def _spare_directory() -> Path:
     global _spare
     with _lock:
         if _spare is None or not _spare.is_dir():
-            _spare = make_temporary()
+            _spare = private_files.make_temporary()
             atexit.register(_remove_spare, _spare, os.getpid())
         return _spare
 

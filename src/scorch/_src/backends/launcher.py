@@ -7,10 +7,11 @@ run on any *engine*: the machine, or the interpreter that checks every access.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -19,6 +20,17 @@ from scorch._src.compiler.names import safe_tensor
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.loops.types import INT32, LAST_INT32
 from scorch.errors import DensityError, KernelError
+
+
+@contextlib.contextmanager
+def _allocating() -> Iterator[None]:
+    """Say that there is no memory for the result where torch finds none."""
+    try:
+        yield
+    except DensityError:  # a refusal, though a RuntimeError
+        raise
+    except (RuntimeError, MemoryError) as error:
+        raise KernelError(f"no memory for the result: {error}") from error
 
 
 class Engine(Protocol):
@@ -60,8 +72,7 @@ class Launcher(Executable):
         else:
             values = torch.full((count,), self.identity, dtype=self.dtype, device="cpu")
         engine = self.engine
-        if engine.call("scorch_compute", [*self._inputs(engine, arrays), engine.slot(values)]):
-            self._fail()
+        self._call(engine, "scorch_compute", [*self._inputs(engine, arrays), engine.slot(values)])
         return values
 
     def build(self, arrays: Sequence[torch.Tensor], check: Check, bound: int = 0) -> Arrays:
@@ -87,15 +98,13 @@ class Launcher(Executable):
     def _build_slots(self, engine: Engine, slots: list[Any], bound: int) -> Arrays:
         name = safe_tensor(self.plan.step.target.tensor)
         index, counts, levels = dtype_of_type(self.plan.index), self.row_counts(), len(self.plan.result)
-        try:
+        with _allocating():
             pos = self._empty((counts or [1])[-1] + 1, index)
             crds = [self._empty(bound, index) for _ in range(len(counts), levels)]
             values = self._empty(bound, self.dtype)
-        except (RuntimeError, MemoryError) as error:
-            raise KernelError(f"no memory for the result: {error}") from error
         slots += [engine.slot(array) for array in (pos, *crds, values)]
         slots += [0] * (self.slots - len(slots))
-        self._check(engine.call("scorch_compute", slots))
+        self._call(engine, "scorch_compute", slots)
         nnz = int(slots[self._place[f"{name}_nnz"]])
         if nnz < bound:
             crds, values = [crd[:nnz].clone() for crd in crds], values[:nnz].clone()
@@ -111,7 +120,7 @@ class Launcher(Executable):
         pos = torch.zeros(rows + 1, dtype=torch.int64, device="cpu")
         slots.append(engine.slot(pos))
         slots += [0] * (self.slots - len(slots))
-        self._check(engine.call("scorch_compute", slots))
+        self._call(engine, "scorch_compute", slots)
         nnz = int(slots[self._place[f"{name}_nnz"]])
         crd, values = self._finish(
             engine,
@@ -135,7 +144,7 @@ class Launcher(Executable):
             return make(count, dtype=dtype, device="cpu")
 
         slots += [0] * (self.slots - len(slots))
-        self._check(engine.call("scorch_compute", slots))
+        self._call(engine, "scorch_compute", slots)
         counts: list[int] = []
         parents = entries = 1
         wanted: dict[str, Callable[[], torch.Tensor]] = {}
@@ -165,19 +174,18 @@ class Launcher(Executable):
         """Allocate ``wanted`` and have the kernel fill it; it frees its own memory in any case."""
         arrays: list[torch.Tensor] = []
         try:
-            for name, make in wanted.items():
-                arrays.append(make())
-                slots[self._place[name]] = engine.slot(arrays[-1])
-        except (RuntimeError, MemoryError) as error:
+            with _allocating():
+                for name, make in wanted.items():
+                    arrays.append(make())
+                    slots[self._place[name]] = engine.slot(arrays[-1])
+        except (DensityError, KernelError):
             slots[self._place["discard"]] = 1
             for name in wanted:
                 if isinstance(slots[self._place[name]], int):
                     slots[self._place[name]] = engine.slot(torch.empty(0))
             engine.call("scorch_finish", slots)
-            if isinstance(error, DensityError):
-                raise
-            raise KernelError(f"no memory for the result: {error}") from error
-        self._check(engine.call("scorch_finish", slots))
+            raise
+        self._call(engine, "scorch_finish", slots)
         return arrays
 
     def _arrays(
@@ -190,18 +198,13 @@ class Launcher(Executable):
         """Convert all index arrays to one dtype: int32 while coordinates and positions fit."""
         wide = self.plan.index != INT32 or max(counts, default=0) > LAST_INT32
         dtype = torch.int64 if wide else torch.int32
-        try:
+        with _allocating():
             pos, crd = (
                 tuple([None if array is None else array.to(dtype) for array in arrays])
                 for arrays in (pos, crd)
             )
-        except (RuntimeError, MemoryError) as error:
-            raise KernelError(f"no memory for the result: {error}") from error
         return Arrays(pos, crd, counts, values)
 
-    def _check(self, status: int) -> None:
-        if status != 0:
-            self._fail()
-
-    def _fail(self) -> NoReturn:
-        raise KernelError(f"memory ran out while computing {self.label}")
+    def _call(self, engine: Engine, function: str, slots: list[Any]) -> None:
+        if engine.call(function, slots) != 0:
+            raise KernelError(f"memory ran out while computing {self.label}")

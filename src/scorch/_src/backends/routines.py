@@ -12,11 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from scorch._src.backends.reference import rows as reference
 from scorch._src.torch_internals import row_pointers_of
 
 Tensor = torch.Tensor
 Matrix = tuple[Tensor, ...]  # of compressed rows: pos, crd, values
+
+
+def rows_of(pos: Tensor, entries: int) -> Tensor:
+    """Return the row of each entry."""
+    rows = torch.arange(pos.numel() - 1, device=pos.device)
+    return rows.repeat_interleave(pos.diff().to(torch.int64), output_size=entries)
 
 
 class Rows(NamedTuple):
@@ -44,8 +49,9 @@ class Options(NamedTuple):
         return 1.0 / (1.0 - self.dropout) if self.dropout != 1.0 else 0.0
 
     @property
-    def draws(self) -> reference.Draws:
-        return reference.Draws(int(self.dropout * 2.0**32), self.seed)
+    def drop_below(self) -> int:
+        """What 32 random bits of a dropped entry are below."""
+        return int(self.dropout * 2.0**32)
 
 
 class Scores(NamedTuple):
@@ -57,7 +63,7 @@ class Scores(NamedTuple):
 
     def of_entries(self, rows: Rows) -> Tensor:
         """Return the sum of the scores of each entry and head."""
-        row = reference.rows_of(rows.pos, rows.crd.numel())
+        row = rows_of(rows.pos, rows.crd.numel())
         total = self.sources[rows.crd.long()] + self.targets[row]
         return total if self.edges is None else total + self.edges
 
@@ -101,7 +107,7 @@ class Routines:
     def row_numbers(self, pos: Tensor, crd: Tensor) -> tuple[Tensor, Tensor]:
         """Compute where the list of all entries begins and ends, and the row of each entry ``crd``."""
         ends = torch.tensor([0, crd.numel()], dtype=pos.dtype, device=pos.device)
-        return ends, reference.rows_of(pos, crd.numel()).to(pos.dtype)
+        return ends, rows_of(pos, crd.numel()).to(pos.dtype)
 
     def sort_entries(
         self, columns: Sequence[Tensor], sizes: Sequence[int]
@@ -132,7 +138,7 @@ class Routines:
             return None
         begin, counts = pos[picked].long(), pos.diff()[picked].long()
         new = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        row = reference.rows_of(new, int(new[-1]))
+        row = rows_of(new, int(new[-1]))
         source = begin[row] + torch.arange(row.numel(), device=row.device) - new[row]
         return new.to(pos.dtype), crd[source], values[source]
 
@@ -156,7 +162,7 @@ class Routines:
         self, matrices: Sequence[Matrix], widths: Sequence[int], rows: int, entries: int
     ) -> Matrix | None:
         """Concatenate matrices of as many rows and ``widths`` columns along columns; None as above."""
-        numbers = torch.cat([reference.rows_of(pos, crd.numel()) for pos, crd, _ in matrices])
+        numbers = torch.cat([rows_of(pos, crd.numel()) for pos, crd, _ in matrices])
         order = torch.argsort(numbers, stable=True)
         starts = [0]
         for width in widths:
@@ -178,38 +184,64 @@ class Routines:
         self, rows: tuple[Tensor, Tensor, Tensor | None], x: Tensor, with_ties: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the maximum of the rows of ``x`` that each row picks, and perhaps how many reach it."""
-        return reference.largest(*rows, x, with_ties)
+        pos, crd, counts = rows
+        count, row, picked = pos.numel() - 1, rows_of(pos, crd.numel()), x[crd.long()]
+        out = _maxima(row, picked, count)
+        is_empty = (pos.diff() == 0).unsqueeze(1)
+        ties = None
+        if with_ties:
+            reached = (picked == out[row]).to(x.dtype)
+            ties = _sums(row, reached if counts is None else reached * counts.unsqueeze(1), count)
+            ties = ties.masked_fill_(is_empty, 1)
+        return out.masked_fill_(is_empty, 0), ties
 
     def neighbour_max_backward(
         self, rows: tuple[Tensor, Tensor, Tensor | None], x: Tensor, out: Tensor, shared: Tensor
     ) -> Tensor:
         """Compute the gradient of ``x``; ``rows`` are transposed, ``shared`` is a share for each tie."""
-        return reference.largest_backward(*rows, x, out, shared)
+        pos, crd, counts = rows
+        row, column = rows_of(pos, crd.numel()), crd.long()
+        flow = torch.where(x[row] == out[column], shared[column], x.new_zeros(()))
+        return _sums(row, flow if counts is None else flow * counts.unsqueeze(1), x.shape[0])
 
     def graph_attention(
         self, rows: Rows, x: Tensor, scores: Scores, options: Options, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Return ``out`` (targets, heads, features), and with ``keep`` the probabilities (entries, heads).
 
-        ``x`` is (sources, heads, features).
+        ``x`` is (sources, heads, features); the probability of a dropped entry is negative.
         """
-        args = (x, scores.of_entries(rows), options.slope, options.draws, options.scale)
-        return reference.attend(rows.pos, rows.crd, rows.counts, *args)
+        count, row, total = rows.pos.numel() - 1, rows_of(rows.pos, rows.crd.numel()), scores.of_entries(rows)
+        score = torch.where(total > 0, total, total * options.slope)
+        weight = torch.exp(score - _maxima(row, score, count)[row])
+        if rows.counts is not None:
+            weight = weight * rows.counts.unsqueeze(1)
+        P = weight / _sums(row, weight, count)[row]
+        if options.drop_below:
+            P = torch.where(_random_bits(options.seed, P).view_as(P) < options.drop_below, -P, P)
+        return _sums(row, _positive(P).unsqueeze(2) * x[rows.crd.long()], count) * options.scale, P
 
     def graph_attention_scores_backward(
         self, rows: Rows, x: Tensor, scores: Scores, options: Options, probabilities: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Compute the gradient of each score, (entries, heads), and its sum for each target."""
-        args = (scores.of_entries(rows), options.slope, options.scale, probabilities, grad)
-        return reference.scores_backward(rows.pos, rows.crd, x, *args)
+        count, row = rows.pos.numel() - 1, rows_of(rows.pos, rows.crd.numel())
+        dots = (grad[row] * x[rows.crd.long()]).sum(2)
+        flow = torch.where(probabilities.signbit(), x.new_zeros(()), dots * options.scale)
+        change = flow - _sums(row, probabilities * flow, count)[row]
+        slope = torch.where(scores.of_entries(rows) > 0, change, options.slope * change)
+        each = slope * probabilities.abs()
+        return each, _sums(row, each, count)
 
     def graph_attention_features_backward(
         self, columns: Rows, options: Options, probabilities: Tensor, each: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Compute the gradient of ``x``, and the sum of those of scores for each source."""
         assert columns.places is not None
-        args = (columns.places, options.scale, probabilities, each, grad)
-        return reference.features_backward(columns.pos, columns.crd, *args)
+        count, row = columns.pos.numel() - 1, rows_of(columns.pos, columns.crd.numel())
+        place = columns.places.long()
+        flow = _positive(probabilities)[place].unsqueeze(2) * grad[columns.crd.long()]
+        return _sums(row, flow, count) * options.scale, _sums(row, each[place], count)
 
     # attention ---------------------------------------------------------------------------------------
 
@@ -232,6 +264,42 @@ class Routines:
         out: Tensor,
         state: Tensor,
         gradient: Tensor,
+        /,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the gradients of queries, keys and values, for each head."""
         raise NotImplementedError("there is no attention without blocks")
+
+
+def _sums(row: Tensor, values: Tensor, count: int) -> Tensor:
+    """Sum the values of each row."""
+    out = values.new_zeros(count, *values.shape[1:])
+    return out.index_add_(0, row, values)
+
+
+def _maxima(row: Tensor, values: Tensor, count: int) -> Tensor:
+    """Compute the maximum of the values of each row; minus infinity for a row without entries."""
+    out = values.new_full((count, *values.shape[1:]), float("-inf"))
+    places = row.view(-1, *(1,) * (values.dim() - 1)).expand_as(values)
+    return out.scatter_reduce_(0, places, values, "amax")
+
+
+def _positive(probabilities: Tensor) -> Tensor:
+    return torch.where(probabilities < 0, probabilities.new_zeros(()), probabilities)
+
+
+def _random_bits(seed: int, like: Tensor) -> Tensor:
+    """Draw 32 random bits for each entry by splitmix64, as the routine in C does."""
+    z = _signed(seed) + (torch.arange(like.numel(), device=like.device) + 1) * _signed(0x9E3779B97F4A7C15)
+    z = (z ^ _right(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _right(z, 27)) * _signed(0x94D049BB133111EB)
+    return _right(z ^ _right(z, 31), 32)
+
+
+def _right(bits: Tensor, by: int) -> Tensor:
+    """Shift right as if there were no sign."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(bits: int) -> int:
+    bits &= 2**64 - 1
+    return bits - 2**64 if bits >= 2**63 else bits

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from scorch._src.compiler import lattice
-from scorch._src.compiler.lattice import EVERYWHERE, Support
+from scorch._src.compiler.lattice import EVERYWHERE
 from scorch._src.compiler.lower.express import value_of
 from scorch._src.compiler.plan import Operand
+from scorch._src.compiler.schedule.infer_format import support_of
 from scorch._src.loops.evaluate import Evaluator
 from scorch._src.loops.memory import BoundsError
 from scorch._src.loops.operators import OPERATORS
@@ -25,10 +25,10 @@ def value_at_zero(body: Expr, operands: Mapping[Access, Operand]) -> float | Non
     types = {access.tensor: operands[access].element for access in used}
     try:
         with np.errstate(all="ignore"):
-            found = Evaluator({}, _no_function).expr(value_of(body, types, lambda access: None))([])
+            value = Evaluator({}, _no_function).expr(value_of(body, types, lambda access: None))([])
     except BoundsError:  # integers divided by zero
         return None
-    number = complex(found)
+    number = complex(value)
     return None if number.imag else number.real
 
 
@@ -47,13 +47,9 @@ def mark_vanishing(body: Expr, operands: Mapping[Access, Operand]) -> Expr:
 
     ``lattice.support`` looks at one operator at a time and cannot know that relu is given a negative number.
     """
-
-    def stored(access: Access) -> Support:
-        return lattice.stored(access) if operands[access].is_sparse else EVERYWHERE
-
     marked = with_children(body, tuple(mark_vanishing(part, operands) for part in children(body)))
     if not isinstance(marked, Op) or marked.name not in OPERATORS or not accesses(marked):
         return marked
-    if lattice.support(marked, stored) != EVERYWHERE or value_at_zero(body, operands) != 0:
+    if support_of(marked, operands) != EVERYWHERE or value_at_zero(body, operands) != 0:
         return marked
     return Op("vanishing", (body,))

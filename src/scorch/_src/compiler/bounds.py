@@ -15,30 +15,8 @@ from dataclasses import dataclass
 from scorch._src.compiler.names import safe_index
 from scorch._src.compiler.plan import Operand, Plan
 from scorch._src.formats import Format
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk
-from scorch._src.loops.nodes import (
-    Allocate,
-    Array,
-    Binary,
-    Block,
-    Call,
-    Cast,
-    Const,
-    Declare,
-    Expr,
-    For,
-    Free,
-    Function,
-    If,
-    KeepArray,
-    Kernel,
-    Parallel,
-    Resize,
-    Select,
-    Stmt,
-    Var,
-    While,
-)
 from scorch._src.loops.routines import ROUTINES
 from scorch._src.loops.types import INT64, LAST_INT32, Type
 
@@ -83,22 +61,24 @@ class Workspace:
     once: int
 
 
-def workspace(kernel: Kernel, sizes: Mapping[str, int], threads: int, limits: Mapping[str, int]) -> Workspace:
+def workspace(
+    kernel: ir.Kernel, sizes: Mapping[str, int], threads: int, limits: Mapping[str, int]
+) -> Workspace:
     """The most that ``kernel`` allocates at any one time; ``limits`` are those of its assembly."""
     bounds: dict[str, float] = {f"{safe_index(index)}_size": size for index, size in sizes.items()}
-    found = _Walk(kernel.functions, {**bounds, "threads": threads}, limits)
+    memory = _Walk(kernel.functions, {**bounds, "threads": threads}, limits)
     for function in kernel.functions:
         if function.exported:
-            found.visit(function.body)
-    once = found.peak - found.each_thread * threads
-    return Workspace(found.each_thread, once)
+            memory.visit(function.body)
+    once = memory.peak - memory.each_thread * threads
+    return Workspace(memory.each_thread, once)
 
 
 class _Walk:
     """The arrays that are alive while loops are walked; ``bounds`` has the most a variable may be."""
 
     def __init__(
-        self, functions: Iterable[Function], bounds: Mapping[str, float], limits: Mapping[str, int]
+        self, functions: Iterable[ir.Function], bounds: Mapping[str, float], limits: Mapping[str, int]
     ) -> None:
         self.functions = {function.name: function for function in functions}
         self.bounds = dict(bounds)
@@ -112,54 +92,54 @@ class _Walk:
         self.growing = 0  # and the most that one of them takes twice while it grows
         self.turns = 1
 
-    def visit(self, node: Stmt) -> None:
+    def visit(self, node: ir.Stmt) -> None:
         match node:
-            case Block(body):
+            case ir.Block(body):
                 for statement in body:
                     self.visit(statement)
-            case For(_, _, _, body) | While(_, body):
+            case ir.For(_, _, _, body) | ir.While(_, body):
                 self.visit(body)
-            case If(condition, then, otherwise):
+            case ir.If(condition, then, otherwise):
                 self._calls(condition)
                 self.visit(then)
                 self.visit(otherwise)
-            case Declare(var, value):
+            case ir.Declare(var, value):
                 self._calls(value)
                 if var.name in self.limits:
                     self.firsts[var.name] = self.most(value)
                 else:
                     self.bounds[var.name] = self.most(value)
-            case Allocate(array, count, _) if array.name in self.keeps:
+            case ir.Allocate(array, count, _) if array.name in self.keeps:
                 self.kept[array.name] = self._kept_bytes(array, count)
-            case Allocate(array, count, _):
+            case ir.Allocate(array, count, _):
                 self.alive[array.name] = self._bytes(array, self.most(count))
                 self._note()
-            case Resize(array, count) if array.name in self.keeps:
+            case ir.Resize(array, count) if array.name in self.keeps:
                 self.growing = max(self.growing, self._bytes(array, self.most(count)) // 2)
-            case Resize(array, count):  # by doubling: the old array is at most half as long
+            case ir.Resize(array, count):  # by doubling: the old array is at most half as long
                 self._note(self._bytes(array, self.most(count)) // 2)
-            case Free(array):
+            case ir.Free(array):
                 self.alive.pop(array.name, None)
-            case Parallel():
+            case ir.Parallel():
                 self._workers(node)
             case _:
                 self._calls(node)
 
-    def _bytes(self, array: Array, length: float) -> int:
+    def _bytes(self, array: ir.Array, length: float) -> int:
         assert length < math.inf, f"nothing bounds the length of {array.name}"
         return array.element.bytes * max(int(length), 1)
 
-    def _kept_bytes(self, array: Array, count: Expr) -> int:
+    def _kept_bytes(self, array: ir.Array, count: ir.Expr) -> int:
         """Arrays of all turns: their counters reach their limit together, and each has its first length."""
-        first = self.firsts[count.name] if isinstance(count, Var) else self.most(count)
+        first = self.firsts[count.name] if isinstance(count, ir.Var) else self.most(count)
         return self._bytes(array, self.most(count) + first * self.turns)
 
     def _note(self, more: int = 0) -> None:
         self.peak = max(self.peak, sum(self.alive.values()) + more)
 
-    def _workers(self, parallel: Parallel) -> None:
+    def _workers(self, parallel: ir.Parallel) -> None:
         worker = _Walk(self.functions.values(), self.bounds, self.limits)
-        worker.keeps = frozenset(n.array.name for n in walk(parallel.body) if isinstance(n, KeepArray))
+        worker.keeps = frozenset(n.array.name for n in walk(parallel.body) if isinstance(n, ir.KeepArray))
         worker.turns = int(self.most(parallel.count))
         for part in (parallel.prologue, parallel.body, parallel.epilogue):
             worker.visit(part)
@@ -168,14 +148,14 @@ class _Walk:
         self.each_thread = worker.peak
         self._note(worker.growing + worker.peak * int(self.most(parallel.threads)))
 
-    def _calls(self, node: Expr | Stmt) -> None:
+    def _calls(self, node: ir.Expr | ir.Stmt) -> None:
         """What functions called in ``node`` allocate and free again."""
         for call in walk(node):
-            if isinstance(call, Call):
+            if isinstance(call, ir.Call):
                 self._note(self._called(call))
 
-    def _called(self, call: Call) -> int:
-        arguments = [0.0 if isinstance(value, Array) else self.most(value) for value in call.arguments]
+    def _called(self, call: ir.Call) -> int:
+        arguments = [0.0 if isinstance(value, ir.Array) else self.most(value) for value in call.arguments]
         if call.function not in self.functions:
             memory = ROUTINES[call.function].memory
             return 0 if memory is None else int(memory(*arguments))
@@ -185,23 +165,23 @@ class _Walk:
         inside.visit(function.body)
         return inside.peak
 
-    def most(self, expr: Expr) -> float:
+    def most(self, expr: ir.Expr) -> float:
         """An upper bound of a number that is not negative."""
         match expr:
-            case Const(value):
+            case ir.Const(value):
                 assert not isinstance(value, complex), "a length is a number"
                 return value
-            case Var(name, _):
+            case ir.Var(name, _):
                 return self.limits.get(name, self.bounds.get(name, math.inf))
-            case Cast(value, _):
+            case ir.Cast(value, _):
                 return self.most(value)
-            case Select(_, then, otherwise):
+            case ir.Select(_, then, otherwise):
                 return max(self.most(then), self.most(otherwise))
-            case Binary(op, a, b, _):
+            case ir.Binary(op, a, b, _):
                 return self._joined(op, self.most(a), self.most(b), b)
         return math.inf
 
-    def _joined(self, op: str, x: float, y: float, divisor: Expr) -> float:
+    def _joined(self, op: str, x: float, y: float, divisor: ir.Expr) -> float:
         match op:
             case "+":
                 return x + y
@@ -210,7 +190,7 @@ class _Walk:
             case "*":
                 return x * y if x and y else 0
             case "/":
-                return x // y if isinstance(divisor, Const) and x < math.inf else x
+                return x // y if isinstance(divisor, ir.Const) and x < math.inf else x
             case "max":
                 return max(x, y)
             case "min":
@@ -231,15 +211,15 @@ def array_bytes(
     form: Format, shape: Sequence[int], counts: Sequence[int], index: Type, element: Type
 ) -> list[int]:
     """What each array takes of a tensor with ``counts`` positions on its levels; the values come last."""
-    found, parents = [], 1
+    sizes, parents = [], 1
     for level, count in enumerate(counts):
         kind = form.levels[level]
         if not kind.is_full:
             if form.starts_run(level):
-                found.append((parents + 1) * index.bytes)
-            found.append(kind.length(parents, form.level_size(level, shape), count) * index.bytes)
+                sizes.append((parents + 1) * index.bytes)
+            sizes.append(kind.length(parents, form.level_size(level, shape), count) * index.bytes)
         parents = count
-    return [*found, parents * element.bytes]
+    return [*sizes, parents * element.bytes]
 
 
 def most_counts(form: Format, shape: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from scorch._src.compiler.plan import Plan, Vectors
 from scorch._src.compiler.schedule.convert_operands import Conversion
 from scorch._src.compiler.schedule.cost import SERIAL, Cost, prefix_of
 from scorch._src.formats import Format
-from scorch._src.loops.nodes import MOST_TURNS
+from scorch._src.loops.nodes import MAX_SUM_TURNS
 
 
 def describe_inner(plan: Plan) -> str:
@@ -25,8 +25,7 @@ def describe_inner(plan: Plan) -> str:
 
 def _innermost(plan: Plan) -> int:
     """How many loops are summed over outside the vectors."""
-    in_rows = plan.vectors is not None and plan.vectors.kind == "rows"
-    return len(plan.order) - in_rows
+    return len(plan.order) - (plan.row_vectors is not None)
 
 
 def _vectors_in_words(plan: Plan, vectors: Vectors) -> str:
@@ -46,7 +45,7 @@ def _vectors_in_words(plan: Plan, vectors: Vectors) -> str:
 
 def _scalar_in_words(plan: Plan) -> str:
     x = plan.order[-1]
-    if 1 < plan.sums <= MOST_TURNS:
+    if 1 < plan.sums <= MAX_SUM_TURNS:
         return f"{x} one by one, sums in {plan.sums} parts"
     return f"{x} one by one, or as the C compiler sees fit"
 
@@ -111,7 +110,7 @@ def describe_dearer(cost: Cost, chosen: Cost, plan: Plan) -> str:
         reasons.append(f"{cost.work / max(chosen.work, 1.0):.1f} x the loop work")
     if cost.assembly > 1.5 * chosen.assembly:
         reasons.append(_assembly_in_words(cost, plan))
-    if cost.order[0] not in _result_loops(plan) and chosen.order[0] in _result_loops(plan):
+    if cost.order[0] not in plan.result_loops and chosen.order[0] in plan.result_loops:
         reasons.append("first loop serial")
     elif is_short:
         reasons.append("first loop too short for threads")
@@ -135,14 +134,10 @@ def describe_threads(plan: Plan, used: int, available: int) -> str:
     if not plan.parallel:
         if plan.assembly == "list":
             return "one thread: entries are collected in one list"
-        if first not in _result_loops(plan):
+        if first not in plan.result_loops:
             return f"one thread: turns of {first} add to the same places"
         return f"one thread: turns of {first} cannot be shared out"
     balance = f", by the number of entries of {plan.balance[0]}" if plan.balance else ""
     if used == 1 and available > 1:
         return f"one thread: too little work to share {first}"
     return f"{used} thread{'s' if used > 1 else ''} share {first}{balance}"
-
-
-def _result_loops(plan: Plan) -> set[str]:
-    return {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}

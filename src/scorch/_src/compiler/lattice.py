@@ -10,7 +10,7 @@ lattice of TACO and Algorithm 4 of the paper are special cases for + and *.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from scorch._src.loops.operators import OPERATORS
 from scorch._src.notation.nodes import Access, Expr, Literal, Op, Reduce
@@ -82,6 +82,11 @@ def support(expr: Expr, of: Callable[[Access], Support]) -> Support:
         case Op(name, args):
             return _support_of_op(name, args, of)
     raise AssertionError(f"no support for {expr!r}")
+
+
+def support_by(expr: Expr, filters: Container[Access]) -> Support:
+    """Where ``expr`` can differ from zero if only ``filters`` leave anything out."""
+    return support(expr, lambda access: stored(access) if access in filters else EVERYWHERE)
 
 
 def _support_of_op(name: str, args: tuple[Expr, ...], of: Callable[[Access], Support]) -> Support:

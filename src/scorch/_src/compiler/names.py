@@ -14,22 +14,8 @@ from scorch._src.notation.nodes import Access, Expr
 from scorch._src.notation.trees import accesses, rename, substitute
 
 # Generated names are these words or have an underscore or a digit; k_1 is how fresh indices are called.
-_WORDS = frozenset(
-    [
-        "acc",
-        "at",
-        "chunk",
-        "chunks",
-        "count",
-        "discard",
-        "found",
-        "fresh",
-        "length",
-        "order",
-        "span",
-        "threads",
-    ]
-)
+_WORDS = {"acc", "at", "chunk", "chunks", "count", "discard", "found", "fresh", "length", "order"}
+_WORDS |= {"span", "threads"}
 _FRESH = re.compile(r"[A-Za-z]+_[0-9]+")
 _TENSORS = frozenset(("chunk", "entry", "part", "sorted", "w"))
 _NUMBERED = re.compile(r".*_[0-9]+_")  # as a tensor's second access is called

@@ -15,23 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scorch._src.compiler import lattice
 from scorch._src.compiler.at_zero import mark_vanishing
 from scorch._src.compiler.describe import describe_assembly
 from scorch._src.compiler.lattice import EVERYWHERE
 from scorch._src.compiler.lower.lower import lower
 from scorch._src.compiler.plan import Operand, Plan, Splits, Step
+from scorch._src.compiler.schedule import convert_operands as convert
 from scorch._src.compiler.schedule.assign_slots import assign_slots
-from scorch._src.compiler.schedule.convert_operands import (
-    Conversion,
-    lay_out,
-    renamed_searches,
-    split_blocks,
-    transpose,
-    unblock,
-)
 from scorch._src.compiler.schedule.cost import Problem
-from scorch._src.compiler.schedule.infer_format import Inferred, infer_format
+from scorch._src.compiler.schedule.infer_format import Inferred, infer_format, support_of
 from scorch._src.compiler.schedule.insert_workspace import insert_workspace, shared_pattern
 from scorch._src.compiler.schedule.order_loops import Choice, order_loops, stored_order
 from scorch._src.compiler.vector.parallelize import parallelize
@@ -50,15 +42,13 @@ class Planned:
     """A plan, the conversions it needs, and how it was chosen."""
 
     plan: Plan
-    conversions: tuple[Conversion, ...]
+    conversions: tuple[convert.Conversion, ...]
     inferred: Inferred
     choice: Choice
 
     def kernel(self) -> Kernel:
         """The loops, simplified."""
-        found = simplify(lower(self.plan))
-        assert isinstance(found, Kernel)
-        return found
+        return simplify(lower(self.plan))
 
 
 def plan_step(
@@ -79,15 +69,15 @@ def plan_step(
     inferred = infer_format(step, operands, sizes)
     if requested is not None:
         inferred = Inferred(requested, ("asked for",))
-    conversions: list[Conversion] = []
-    step, operands = unblock(step, operands, conversions)
-    splits = split_blocks(operands)
+    conversions: list[convert.Conversion] = []
+    step, operands = convert.unblock(step, operands, conversions)
+    splits = convert.split_blocks(operands)
     problem = Problem(step, operands, inferred.format, splits, sizes)
     choice = stored_order(problem) if unsorted else order_loops(problem)
     order = choice.chosen.order
-    step, operands = transpose(step, operands, order, splits, conversions)
-    step, operands = lay_out(step, operands, order, choice.chosen.laid_out, conversions)
-    searched = renamed_searches(choice.chosen.searched, operands, conversions)
+    step, operands = convert.transpose(step, operands, order, splits, conversions)
+    step, operands = convert.lay_out(step, operands, order, choice.chosen.laid_out, conversions)
+    searched = convert.renamed_searches(choice.chosen.searched, operands, conversions)
     plan = _assemble(
         step, operands, order, splits, inferred.format, sizes, element, skip_zeros, unsorted, searched
     )
@@ -121,12 +111,8 @@ def _visit_divisors(body: Expr, operands: Mapping[Access, Operand]) -> Expr:
     Inside the loops this could not be seen: there a divisor that was found absent is out of sight.
     """
     parts = tuple(_visit_divisors(part, operands) for part in children(body))
-    if isinstance(body, Op) and body.name == "div":
-        where = lattice.support(
-            body.args[1], lambda a: lattice.stored(a) if operands[a].is_sparse else EVERYWHERE
-        )
-        if where != EVERYWHERE:
-            return Op("div", (Op("everywhere", parts[:1]), parts[1]))
+    if isinstance(body, Op) and body.name == "div" and support_of(body.args[1], operands) != EVERYWHERE:
+        return Op("div", (Op("everywhere", parts[:1]), parts[1]))
     return with_children(body, parts)
 
 
@@ -159,20 +145,8 @@ def _assemble(
         index=index_type(shape),
         splits=splits,
         order=order,
-        assembly="dense",
-        pattern=None,
-        prefix=0,
-        prefix_levels=0,
-        workspace=None,
-        bitmap=False,
-        slots=(),
-        words=(),
-        workspace_words=(),
-        parallel=False,
-        balance=None,
         skip_zeros=skip_zeros,
         searched=searched,
-        header="",
     )
     if not result.is_dense:
         shared = None if skip_zeros or unsorted else shared_pattern(step, operands, result)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from scorch._src.formats import Format, LevelArrays
@@ -25,8 +25,8 @@ VALUES = -1  # in place of a level: as many as there are values
 def fullness(entries: int, shape: Sequence[int]) -> int:
     """How full a tensor is, in 32nds, which is as exactly as schedules depend on it; 0 below a quarter."""
     places = math.prod(shape)
-    found = 32 * entries // places if places else 0
-    return min(found, 32) if found >= 8 else 0
+    share = 32 * entries // places if places else 0
+    return min(share, 32) if share >= 8 else 0
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,10 @@ class Splits:
 
     def loops_of(self, index: str) -> tuple[str, ...]:
         return (index,) if self.block(index) is None else (f"{index}_out", f"{index}_in")
+
+    def loops(self, indices: Iterable[str]) -> frozenset[str]:
+        """The loops over ``indices``."""
+        return frozenset(loop for index in indices for loop in self.loops_of(index))
 
     def origin(self, loop: str) -> tuple[str, str]:
         """The index a loop belongs to and which part of it it runs over."""
@@ -222,20 +226,20 @@ class Plan:
     index: Type
     splits: Splits
     order: tuple[str, ...]
-    assembly: str
-    pattern: Access | None
-    prefix: int
-    prefix_levels: int
-    workspace: str | None
-    bitmap: bool
-    slots: tuple[tuple[str, int], ...]
-    words: tuple[tuple[int, ...], ...]
-    workspace_words: tuple[tuple[int, ...], ...]
-    parallel: bool
-    balance: tuple[str, int] | None
-    skip_zeros: bool
-    searched: frozenset[tuple[Access, int]]
-    header: str
+    assembly: str = "dense"
+    pattern: Access | None = None
+    prefix: int = 0
+    prefix_levels: int = 0
+    workspace: str | None = None
+    bitmap: bool = False
+    slots: tuple[tuple[str, int], ...] = ()
+    words: tuple[tuple[int, ...], ...] = ()
+    workspace_words: tuple[tuple[int, ...], ...] = ()
+    parallel: bool = False
+    balance: tuple[str, int] | None = None
+    skip_zeros: bool = False
+    searched: frozenset[tuple[Access, int]] = frozenset()
+    header: str = ""
     pattern_levels: int = 0
     sums: int = 1
     vectors: Vectors | None = None
@@ -264,12 +268,34 @@ class Plan:
         return rows if rows < len(self.result) and self.result.run_from(rows) == len(self.result) else None
 
     @property
-    def result_uses(self) -> tuple[LevelUse, ...]:
-        target = self.step.target
-        return self.uses_of(self.result, target, self.index)
+    def result_loops(self) -> frozenset[str]:
+        """The loops over indices of the result."""
+        return self.splits.loops(self.step.target.indices)
 
-    def uses_of(self, form: Format, access: Access, index: Type) -> tuple[LevelUse, ...]:
-        """How each level under ``access`` gets its coordinate; rows of a strip are counted from its first."""
+    def skips(self, loops: Collection[str]) -> bool:
+        """Whether an operand stores coordinates of ``loops`` alone, so that these may leave some out."""
+        return any(
+            use.needs <= set(loops) and not self.operand(access.tensor).format.levels[use.level].is_full
+            for access in self.step.accesses
+            for use in self.uses(access)
+        )
+
+    @property
+    def row_vectors(self) -> Vectors | None:
+        """How a row of the result stays in registers, if it does."""
+        return self.vectors if self.vectors is not None and self.vectors.kind == "rows" else None
+
+    @property
+    def result_uses(self) -> tuple[LevelUse, ...]:
+        return self._uses(self.result, self.step.target, self.index)
+
+    def uses(self, access: Access) -> tuple[LevelUse, ...]:
+        """How each level under ``access`` gets its coordinate."""
+        operand = self.operand(access.tensor)
+        return self._uses(operand.format, access, operand.index)
+
+    def _uses(self, form: Format, access: Access, index: Type) -> tuple[LevelUse, ...]:
+        """The uses of ``access``; rows of a strip are counted from its first."""
         uses = self.splits.uses(form, access.indices, access.tensor, index)
         if access.tensor not in self.in_strip or not form.is_dense:
             return uses

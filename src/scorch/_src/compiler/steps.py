@@ -16,12 +16,14 @@ The same serves sums of what is not zero where nothing is stored, so that their 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from scorch._src.compiler.plan import Step
 from scorch._src.loops.types import Type
 from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
-from scorch._src.notation.trees import free_indices
+from scorch._src.notation.trees import accesses, children, free_indices, with_children
 
 
 def split(statement: Assign) -> tuple[Step, ...]:
@@ -54,23 +56,20 @@ def _fresh(name: str, taken: set[str]) -> str:
 
 
 def _without_reductions(expr: Expr, temporary: Callable[[Reduce], Access]) -> Expr:
-    match expr:
-        case Reduce():
-            return temporary(expr)
-        case Op(name, args):
-            return Op(name, tuple(_without_reductions(arg, temporary) for arg in args))
-    return expr
+    if isinstance(expr, Reduce):
+        return temporary(expr)
+    return with_children(expr, tuple(_without_reductions(part, temporary) for part in children(expr)))
 
 
 def _tensors(expr: Expr) -> set[str]:
-    match expr:
-        case Access(tensor, _):
-            return {tensor}
-        case Op(_, args):
-            return {name for arg in args for name in _tensors(arg)}
-        case Reduce(_, _, body):
-            return _tensors(body)
-    return set()
+    return {access.tensor for access in accesses(expr)}
+
+
+def _over_stored(step: Step) -> tuple[Access, Access]:
+    """Tensors for the reduction over what is stored, and for the number of entries that took part."""
+    name, taken = step.target.tensor, _tensors(step.body)
+    stored, number = (_fresh(f"{name}_{part}", taken) for part in ("stored", "number"))
+    return Access(stored, step.target.indices), Access(number, step.target.indices)
 
 
 def correct_for_implicit_zeros(step: Step, total: int, element: Type) -> tuple[Step, Step, Step]:
@@ -78,28 +77,17 @@ def correct_for_implicit_zeros(step: Step, total: int, element: Type) -> tuple[S
 
     ``total`` is the number of coordinates reduced over. The three steps give V, N and the result.
     """
-    name, indices = step.target.tensor, step.target.indices
-    taken = _tensors(step.body)
-    stored = Access(_fresh(f"{name}_stored", taken), indices)
-    number = Access(_fresh(f"{name}_number", taken), indices)
-    zero = Literal(False) if element.kind == "bool" else Literal(0)
-    mended: Expr = {
-        "max": Op("maximum", (stored, zero)),
-        "min": Op("minimum", (stored, zero)),
-        "prod": Op("mul", (stored, zero)),
-    }[step.reduction]
+    stored, number = _over_stored(step)
+    zero, one = (Literal(False), Literal(True)) if element.kind == "bool" else (Literal(0), Literal(1))
+    operator = {"max": "maximum", "min": "minimum", "prod": "mul"}[step.reduction]
     some_missing = Op("lt", (number, Literal(total)))
+    result = Op("where", (some_missing, Op(operator, (stored, zero)), stored))
     if total == 0:  # an empty product is 1 everywhere
-        one = Literal(True) if element.kind == "bool" else Literal(1)
-        return (
-            Step(stored, step.body, step.reduction, step.reduced),
-            Step(number, Op("present", (step.body,)), "sum", step.reduced),
-            Step(step.target, Op("add", (Op("mul", (stored, zero)), one)), "sum", ()),
-        )
+        result = Op("add", (Op("mul", (stored, zero)), one))
     return (
         Step(stored, step.body, step.reduction, step.reduced),
         Step(number, Op("present", (step.body,)), "sum", step.reduced),
-        Step(step.target, Op("where", (some_missing, mended, stored)), "sum", ()),
+        Step(step.target, result, "sum", ()),
     )
 
 
@@ -111,13 +99,8 @@ def correct_for_implicit_constant(
     ``sparse`` are the accesses that decide where something is stored. None for reductions by which a repeated
     ``fill`` has no short form.
     """
-    name, indices = step.target.tensor, step.target.indices
-    taken = _tensors(step.body)
-    stored = Access(_fresh(f"{name}_stored", taken), indices)
-    number = Access(_fresh(f"{name}_number", taken), indices)
-    union: Expr = sparse[0]
-    for access in sparse[1:]:
-        union = Op("add", (union, access))
+    stored, number = _over_stored(step)
+    union = functools.reduce(lambda a, b: Op("add", (a, b)), sparse[1:], cast(Expr, sparse[0]))
     here = Op("present", (union,))
     is_bool = element.kind == "bool"
     constant = Literal(bool(fill)) if is_bool else Literal(int(fill) if element.is_integer else float(fill))

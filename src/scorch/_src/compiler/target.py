@@ -7,8 +7,10 @@ Widths are in bytes. ``SCORCH_TARGET`` names another instruction set than the ma
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import platform
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,17 +54,42 @@ def target() -> Target:
     return Target(named, *facts, *caches)
 
 
+@functools.cache
+def processor() -> str:
+    """Describe the processor and its instruction sets: machine code for one may not run on another."""
+    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
+    facts = _first_core()
+    descriptions = [platform.machine(), *(f"{name}: {facts[name]}" for name in facts if name in wanted)]
+    if not facts:
+        descriptions += [platform.processor(), _mac_processor()]
+    return "; ".join(description for description in descriptions if description)
+
+
 def _native() -> str:
     if platform.machine().lower() in ("aarch64", "arm64"):
         return "aarch64"
-    try:
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return "x86-64-v2"  # 16 bytes are right everywhere, if not the fastest
-    flags = next((line for line in text.splitlines() if line.startswith("flags")), "").split()
-    if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= set(flags):
+    flags = set(_first_core().get("flags", "").split())  # without any: 16 bytes are right everywhere
+    if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags:
         return "x86-64-v4"
-    return "x86-64-v3" if {"avx2", "fma"} <= set(flags) else "x86-64-v2"
+    return "x86-64-v3" if {"avx2", "fma"} <= flags else "x86-64-v2"
+
+
+def _first_core() -> dict[str, str]:
+    """What Linux says of the first core; nothing elsewhere."""
+    try:
+        with open("/proc/cpuinfo", errors="replace") as lines:  # all of it takes long where cores are many
+            facts = [line.partition(":") for line in itertools.takewhile(str.strip, lines)]
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in facts}
+
+
+def _mac_processor() -> str:
+    try:
+        said = subprocess.check_output(["sysctl", "-n", "machdep.cpu.brand_string"], text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.strip()
 
 
 def _cache_bytes(level: int, usual: int) -> int:

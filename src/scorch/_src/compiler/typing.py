@@ -34,13 +34,13 @@ class Typed:
 
 def type_of_dtype(dtype: torch.dtype) -> Type:
     """Scorch's type for a torch dtype."""
-    found = TYPES.get(str(dtype).removeprefix("torch."))
-    if found is None:
+    element = TYPES.get(str(dtype).removeprefix("torch."))
+    if element is None:
         wide = "complex64" if dtype.is_complex else "float32"
         raise DtypeError(
             f"dtype {dtype} is not supported; there are {', '.join(TYPES)}; convert with .to(torch.{wide})"
         )
-    return found
+    return element
 
 
 @functools.cache
@@ -90,8 +90,8 @@ def settle(expr: Expr, types: Mapping[str, Type]) -> Expr:
     sum(k, sum(j, T[i,j,k] * B[j,r]) * C[k,r])   ->   sum(k, j, T[i,j,k] * B[j,r] * C[k,r])
     """
     parts = tuple(settle(part, types) for part in children(expr))
-    found = with_children(expr, parts)
-    match found:
+    settled = with_children(expr, parts)
+    match settled:
         case Op(name, args) if name in OPERATORS:
             wanted = argument_type(name, [type_of(part, types) for part in args])
             first = 1 if name == "where" else 0
@@ -99,16 +99,16 @@ def settle(expr: Expr, types: Mapping[str, Type]) -> Expr:
                 return Op(name, (*args[:first], *(_fitted(part, wanted) for part in args[first:])))
         case Reduce(op, outer, Reduce(same, inner, body)) if op == same:
             joined = Reduce(op, (*outer, *inner), body)
-            if type_of(joined, types) == type_of(found, types):
+            if type_of(joined, types) == type_of(settled, types):
                 return joined
         case Reduce("sum", outer, Op("mul", (left, right))):
             (before, factors), (after, more) = _contraction(left), _contraction(right)
             if factors and more and (before or after):
                 whole = functools.reduce(lambda a, b: Op("mul", (a, b)), (*factors, *more))
                 joined = Reduce("sum", (*outer, *before, *after), whole)
-                if type_of(joined, types) == type_of(found, types):
+                if type_of(joined, types) == type_of(settled, types):
                     return joined
-    return found
+    return settled
 
 
 def _contraction(expr: Expr) -> tuple[tuple[str, ...], tuple[Expr, ...]]:
@@ -156,12 +156,12 @@ def widened(expr: Expr, types: Mapping[str, Type], all_tensors: bool = False) ->
     }
 
 
-def _widen(expr: Expr, types: Mapping[str, Type], all_tensors: bool, found: list[tuple[str, Type]]) -> None:
-    """Add the factors of each product that has to be computed in one dtype, and that dtype, to ``found``."""
+def _widen(expr: Expr, types: Mapping[str, Type], all_tensors: bool, wider: list[tuple[str, Type]]) -> None:
+    """Add the factors of each product that has to be computed in one dtype, and that dtype, to ``wider``."""
     product = _factors(expr)
     if product is None:
         for part in children(expr):
-            _widen(part, types, all_tensors, found)
+            _widen(part, types, all_tensors, wider)
         return
     factors, has_partial = product
     own = [types[factor.tensor] for factor in factors]
@@ -173,7 +173,7 @@ def _widen(expr: Expr, types: Mapping[str, Type], all_tensors: bool, found: list
     if has_partial:
         partial |= set(own)
     if inferred != wanted or partial - {BOOL, wanted}:
-        found += [(factor.tensor, wanted) for factor in factors]
+        wider += [(factor.tensor, wanted) for factor in factors]
 
 
 def _factors(expr: Expr) -> tuple[list[Access], bool] | None:
@@ -236,23 +236,16 @@ def argument_type(name: str, args: list[Typed]) -> Type:
 
 
 def _type_of_op(name: str, args: list[Typed]) -> Typed:
-    operator = OPERATORS[name]
-    rank = max(arg.rank for arg in args)
-    joined = _join(args[1:] if operator.dtype == "where" else args)
-    if operator.ordered and joined.kind == "complex":
-        raise DtypeError(f"{name}() has no meaning for {joined.name}; complex numbers have no order")
-    if name in ("sub", "neg") and joined == BOOL:
+    operator, element = OPERATORS[name], argument_type(name, args)
+    if operator.ordered and element.kind == "complex":
+        raise DtypeError(f"{name}() has no meaning for {element.name}; complex numbers have no order")
+    if name in ("sub", "neg") and element == BOOL:
         raise DtypeError(f"{name} has no meaning for bool; use != or convert with .to(torch.int8)")
-    match operator.dtype:
-        case "bool":
-            return Typed(BOOL, rank)
-        case "float" if joined.is_integer:
-            return Typed(default_float(), rank)
-        case "promote" if name == "square":
-            return Typed(argument_type(name, args), rank)
-        case "real" if joined.kind == "complex":
-            return Typed(TYPES["float32"] if joined.bytes == 8 else TYPES["float64"], rank)
-    return Typed(joined, rank)
+    if operator.dtype == "bool":
+        element = BOOL
+    elif operator.dtype == "real" and element.kind == "complex":
+        element = FLOAT32 if element.bytes == 8 else FLOAT64
+    return Typed(element, max(arg.rank for arg in args))
 
 
 def _join(args: list[Typed]) -> Type:

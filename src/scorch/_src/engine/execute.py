@@ -303,7 +303,7 @@ def _correct_for_implicit_zeros(task: Task) -> tuple[Step, ...] | None:
     if total == 0 and step.reduction in ("max", "min"):
         empty = [index for index in step.reduced if sizes[index] == 0]
         raise ShapeError(f"{step.reduction} over index {empty[0]!r} of size 0 has no value")
-    if total > 0 and support_of(step, operands) == EVERYWHERE:
+    if total > 0 and support_of(step.body, operands) == EVERYWHERE:
         fill = value_at_zero(step.body, operands)
         if fill == 0 and REDUCTIONS[step.reduction].skips_zero:
             return None

@@ -49,7 +49,7 @@ def bound_result(plan: Plan, tensors: Mapping[str, Tensor], sizes: Mapping[str, 
     shape = [sizes[index] for index in target]
     values = in_row = 0
     places = [0] * len(form)
-    for clause in support_of(plan.step, {a: plan.operand(a.tensor) for a in plan.step.accesses}):
+    for clause in support_of(plan.step.body, {a: plan.operand(a.tensor) for a in plan.step.accesses}):
         product = _Clause(sorted(clause, key=repr), tensors, sizes)
         left = math.prod(sizes[i] for i in dict.fromkeys(plan.step.indices) if i not in product.indices)
         most = product.points()

@@ -9,7 +9,7 @@ from typing import Any
 
 from scorch._src.compiler.bounds import HUGE_PAGE, Footprint
 from scorch._src.compiler.describe import describe_format
-from scorch._src.compiler.schedule.order_loops import MOST_LOOPS
+from scorch._src.compiler.schedule.order_loops import MAX_PERMUTED_LOOPS
 from scorch._src.explain import html as page
 from scorch._src.explain.render import WIDTH, format_bytes, to_plain, wrap_lines
 from scorch._src.formats import Format
@@ -241,8 +241,8 @@ def _format_memory(memory: Footprint) -> str:
 
 
 def _format_paper_order(cost: OrderCost, paper: OrderCost, loops: int) -> str:
-    if loops > MOST_LOOPS:
-        return f"Algorithm 1 decided; with more than {MOST_LOOPS} loops not all orders are tried"
+    if loops > MAX_PERMUTED_LOOPS:
+        return f"Algorithm 1 decided; with more than {MAX_PERMUTED_LOOPS} loops not all orders are tried"
     if paper.order == cost.order:
         return "Algorithm 1 takes the same order"
     return f"Algorithm 1 takes {', '.join(paper.order)}, {_format_number(paper.total)}: {paper.reason}"

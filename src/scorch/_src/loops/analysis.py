@@ -3,61 +3,52 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from scorch._src.loops.nodes import (
-    Allocate,
-    Array,
-    Assign,
-    Call,
-    Copy,
-    Declare,
-    Expr,
-    Fill,
-    For,
-    Function,
-    If,
-    KeepArray,
-    Lanes,
-    Parallel,
-    Resize,
-    SlotArray,
-    Stmt,
-    Store,
-    Tile,
-    Var,
-    While,
-)
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.routines import ROUTINES
 
-Node = Expr | Stmt | Array | Function
+Node = ir.Expr | ir.Stmt | ir.Array | ir.Function | ir.Kernel
+SameNode = TypeVar("SameNode", bound=Node)
 
 
-def children_by_field(node: Node) -> Iterator[tuple[str, Any]]:
-    """The fields of ``node`` that hold expressions, statements and arrays, or tuples of them."""
-    for name in _fields_with_nodes(type(node)):  # type: ignore[arg-type]
-        yield name, getattr(node, name)
-
-
-def children(node: Node) -> Iterator[Expr | Stmt | Array]:
+def children(node: Node) -> Iterator[ir.Expr | ir.Stmt | ir.Array]:
     """The expressions, statements and arrays directly inside ``node``, in order."""
-    for _, value in children_by_field(node):
+    for name in _fields_with_nodes(type(node)):  # type: ignore[arg-type]
+        value = getattr(node, name)
         if isinstance(value, tuple):
             yield from value
         else:
             yield value
 
 
+def with_children(node: SameNode, change: Callable[[Any], Any]) -> SameNode:
+    """``node`` with ``change`` applied to each of its children; ``node`` itself if none changes."""
+    changes: dict[str, Any] = {}
+    for name in _fields_with_nodes(type(node)):  # type: ignore[arg-type]
+        old = getattr(node, name)
+        if isinstance(old, tuple):
+            new = tuple(map(change, old))
+            is_same = all(map(operator.is_, old, new))
+        else:
+            new = change(old)
+            is_same = new is old
+        if not is_same:
+            changes[name] = new
+    return replace(node, **changes) if changes else node  # type: ignore[type-var]
+
+
 @functools.cache
-def _fields_with_nodes(kind: type) -> tuple[str, ...]:
+def _fields_with_nodes(kind: type[Any]) -> tuple[str, ...]:
     """The fields of a kind of node that hold nodes, by their annotations; asked at every turn of a walk."""
     return tuple(field.name for field in fields(kind) if _NODE.search(str(field.type)))
 
 
-_NODE = re.compile(r"\b(Expr|Stmt|Array|Var|Call)\b")
+_NODE = re.compile(r"\b(Expr|Stmt|Array|Var|Call|Function)\b")
 
 
 def walk(node: Node) -> list[Node]:
@@ -65,18 +56,18 @@ def walk(node: Node) -> list[Node]:
 
     Kernels are walked many times before they are printed: this is the hottest loop of a cold call.
     """
-    found: list[Node] = []
+    nodes: list[Node] = []
     left: list[Node] = [node]
     while left:
         node = left.pop()
-        found.append(node)
+        nodes.append(node)
         for name in reversed(_fields_with_nodes(type(node))):  # type: ignore[arg-type]
             value = getattr(node, name)
             if isinstance(value, tuple):
                 left += value[::-1]
             else:
                 left.append(value)
-    return found
+    return nodes
 
 
 def loop_depth(node: Node) -> int:
@@ -85,103 +76,89 @@ def loop_depth(node: Node) -> int:
     left: list[tuple[Node, int]] = [(node, 0)]
     while left:
         node, depth = left.pop()
-        depth += isinstance(node, For | While | Tile | Parallel)
+        depth += isinstance(node, ir.For | ir.While | ir.Tile | ir.Parallel)
         deepest = max(deepest, depth)
-        left += ((part, depth) for part in children(node) if isinstance(part, Stmt))
+        left += ((part, depth) for part in children(node) if isinstance(part, ir.Stmt))
     return deepest
 
 
 def assigned(node: Node) -> set[str]:
     """Names of variables that change after they are declared."""
-    return {n.var.name for n in walk(node) if isinstance(n, Assign)}
+    return {n.var.name for n in walk(node) if isinstance(n, ir.Assign)}
 
 
-def written(node: Node, functions: Mapping[str, Function]) -> set[str]:
+def written(node: Node, functions: Mapping[str, ir.Function]) -> set[str]:
     """Names of arrays whose elements or address change in ``node`` or in what it calls."""
     names = set()
     for n in walk(node):
         match n:
-            case Store(array, _, _) | Resize(array, _) | Allocate(array, _, _) | Fill(array, _, _, _):
+            case (
+                ir.Store(array, _, _)
+                | ir.Resize(array, _)
+                | ir.Allocate(array, _, _)
+                | ir.Fill(array, _, _, _)
+            ):
                 names.add(array.name)
-            case Copy(target, _, _, _, _):
+            case ir.Copy(target, _, _, _, _):
                 names.add(target.name)
-            case KeepArray(table, _, _):
+            case ir.KeepArray(table, _, _):
                 names.add(table.name)
-            case Call(function, arguments, _):
+            case ir.Call(function, arguments, _):
                 if function in functions:
                     callee = functions[function]
                     inside = written(callee.body, {k: v for k, v in functions.items() if k != function})
                     changed = {p for p, param in enumerate(callee.params) if param.name in inside}
                 else:
                     changed = set(ROUTINES[function].writes)
-                names |= {a.name for p, a in enumerate(arguments) if isinstance(a, Array) and p in changed}
+                names |= {a.name for p, a in enumerate(arguments) if isinstance(a, ir.Array) and p in changed}
     return names
 
 
-def captured(parallel: Parallel) -> tuple[Var | Array, ...]:
+def declared_by(node: Node) -> ir.Var | ir.Array | None:
+    """The name that ``node`` adds to the scope it stands in; None if it is no declaration."""
+    match node:
+        case ir.Declare(var):
+            return var
+        case ir.Allocate(array) | ir.SlotArray(array) | ir.Tile(array):
+            return array
+    return None
+
+
+def captured(parallel: ir.Parallel) -> tuple[ir.Var | ir.Array, ...]:
     """What the workers of ``parallel`` use from outside, in order of first use."""
-    found: dict[str, Var | Array] = {}
+    names: dict[str, ir.Var | ir.Array] = {}
 
-    def visit(node: Expr | Stmt | Array, bound: set[str]) -> None:
+    def visit_work(loop: ir.Parallel, scope: set[str]) -> None:
+        visit(loop.prologue, scope)
+        visit(loop.body, scope | {loop.var.name})
+        visit(loop.epilogue, scope)
+
+    def visit(node: ir.Expr | ir.Stmt | ir.Array, bound: set[str]) -> None:
         """Visit in order; declarations add to ``bound`` for what follows in the same scope."""
-        match node:
-            case Var(name, _) | Array(name, _):
-                if name not in bound:
-                    found.setdefault(name, node)
-            case Declare(var, value):
-                visit(value, bound)
-                bound.add(var.name)
-            case Allocate(array, count, _):
-                visit(count, bound)
-                bound.add(array.name)
-            case SlotArray(array, table, index):
-                visit(table, bound)
-                visit(index, bound)
-                bound.add(array.name)
-            case For(var, start, stop, body):
-                visit(start, bound)
-                visit(stop, bound)
-                visit(body, bound | {var.name})
-            case Tile(array, _, _):
-                bound.add(array.name)
-            case Lanes(var, start, _, _, body):
-                visit(start, bound)
-                visit(body, bound | {var.name})
-            case While(condition, body):
-                visit(condition, bound)
-                visit(body, set(bound))
-            case If(condition, then, otherwise):
-                visit(condition, bound)
-                visit(then, set(bound))
-                visit(otherwise, set(bound))
-            case Parallel(var, count, threads, prologue, body, epilogue):
-                visit(Var("parallel_for"), bound)
-                visit(count, bound)
-                visit(threads, bound)
-                scope = set(bound)
-                visit(prologue, scope)
-                visit(body, scope | {var.name})
-                visit(epilogue, scope)
-            case _:
-                for child in children(node):
-                    visit(child, bound)
+        if isinstance(node, ir.Var | ir.Array):
+            if node.name not in bound:
+                names.setdefault(node.name, node)
+            return
+        if isinstance(node, ir.Parallel):
+            for outside in (ir.Var("parallel_for"), node.count, node.threads):
+                visit(outside, bound)
+            visit_work(node, set(bound))
+            return
+        own = node.var if isinstance(node, ir.For | ir.Lanes) else declared_by(node)
+        inside = set() if own is None else {own.name}
+        for child in children(node):
+            if child is not own:
+                opens_scope = isinstance(child, ir.Stmt) and not isinstance(node, ir.Block)
+                visit(child, bound | inside if opens_scope else bound)
+        if not isinstance(node, ir.For | ir.Lanes):
+            bound |= inside
 
-    scope: set[str] = set()
-    visit(parallel.prologue, scope)
-    visit(parallel.body, scope | {parallel.var.name})
-    visit(parallel.epilogue, scope)
-    return tuple(found.values())
+    visit_work(parallel, set())
+    return tuple(names.values())
 
 
-def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
+def substitute(expr: ir.Expr, values: Mapping[str, ir.Expr]) -> ir.Expr:
     """``expr`` with variables replaced by name."""
-    if isinstance(expr, Var):
+    if isinstance(expr, ir.Var):
         return values.get(expr.name, expr)
-    changes = {}
-    for field in fields(expr):  # type: ignore[arg-type]
-        old = getattr(expr, field.name)
-        if isinstance(old, Expr):
-            new = substitute(old, values)
-            if new is not old:
-                changes[field.name] = new
-    return replace(expr, **changes) if changes else expr  # type: ignore[type-var]
+    return with_children(expr, lambda part: substitute(part, values))

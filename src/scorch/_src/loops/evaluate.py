@@ -10,21 +10,8 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.memory import BoundsError
-from scorch._src.loops.nodes import (
-    Array,
-    Binary,
-    Call,
-    Cast,
-    Const,
-    Expr,
-    Function,
-    Load,
-    Select,
-    Total,
-    Unary,
-    Var,
-)
 from scorch._src.loops.routines import ROUTINES
 from scorch._src.loops.types import INT64, Type
 from scorch._src.loops.values import COMPARISONS, binary_meaning, convert, unary
@@ -39,7 +26,9 @@ class Evaluator:
     ``run`` calls another of the ``functions`` of the kernel.
     """
 
-    def __init__(self, functions: Mapping[str, Function], run: Callable[[Function, list[Any]], int]) -> None:
+    def __init__(
+        self, functions: Mapping[str, ir.Function], run: Callable[[ir.Function, list[Any]], int]
+    ) -> None:
         self.functions = functions
         self.run = run
         self.scopes: list[dict[str, tuple[int, Type]]] = [{}]
@@ -47,19 +36,19 @@ class Evaluator:
 
     # Names
 
-    def declare(self, name: Var | Array) -> int:
+    def declare(self, name: ir.Var | ir.Array) -> int:
         if name.name in self.scopes[-1]:
             raise BoundsError(f"{name.name} is declared twice")
-        kind = name.element if isinstance(name, Array) else name.type
+        kind = name.element if isinstance(name, ir.Array) else name.type
         self.scopes[-1][name.name] = self.size, kind
         self.size += 1
         return self.size - 1
 
-    def place(self, name: Var | Array) -> int:
+    def place(self, name: ir.Var | ir.Array) -> int:
         for scope in reversed(self.scopes):
             if name.name in scope:
                 place, kind = scope[name.name]
-                want = name.element if isinstance(name, Array) else name.type
+                want = name.element if isinstance(name, ir.Array) else name.type
                 if kind != want:
                     raise BoundsError(f"{name.name} is used as {want} but was declared as {kind}")
                 return place
@@ -67,48 +56,48 @@ class Evaluator:
 
     # Expressions
 
-    def index(self, e: Expr) -> Value:
+    def index(self, e: ir.Expr) -> Value:
         """An index, bound or count, in which int64 overflow is a mistake."""
         if not e.type.is_integer:
             raise BoundsError(f"an index is of type {e.type}")
         return self.expr(e, checked=True)
 
-    def expr(self, e: Expr, checked: bool = False) -> Value:
+    def expr(self, e: ir.Expr, checked: bool = False) -> Value:
         match e:
-            case Const(value, t):
+            case ir.Const(value, t):
                 constant = convert(value, t)
                 if t.is_integer and constant != value:
                     raise BoundsError(f"{value} does not fit {t}")
                 return lambda frame: constant
-            case Var():
+            case ir.Var():
                 return operator.itemgetter(self.place(e))
-            case Load(array, index):
+            case ir.Load(array, index):
                 into, at = self.place(array), self.index(index)
                 return lambda frame: frame[into][at(frame)]
-            case Total(array, _, _):
+            case ir.Total(array, _, _):
                 into, t = self.place(array), array.element
                 return lambda frame: convert(sum(frame[into]), t)
-            case Unary(op, x, t):
+            case ir.Unary(op, x, t):
                 get, operand = self.expr(x), x.type
                 return lambda frame: unary(op, get(frame), operand, t)
-            case Binary(op, a, b, t):
+            case ir.Binary(op, a, b, t):
                 return self.binary(op, a, b, t, checked)
-            case Select(condition, a, b):
+            case ir.Select(condition, a, b):
                 self.same(a, b, "?:")
                 test, yes, no = self.expr(condition), self.expr(a, checked), self.expr(b, checked)
                 return lambda frame: yes(frame) if test(frame) else no(frame)
-            case Cast(x, t):
+            case ir.Cast(x, t):
                 get = self.expr(x, checked)
                 return lambda frame: convert(get(frame), t)
-            case Call(function, arguments, t):
+            case ir.Call(function, arguments, t):
                 return self.call(function, arguments, t)
         raise AssertionError(f"cannot interpret {e!r}")
 
-    def same(self, a: Expr, b: Expr, op: str) -> None:
+    def same(self, a: ir.Expr, b: ir.Expr, op: str) -> None:
         if a.type != b.type:
             raise BoundsError(f"operands of {op} have types {a.type} and {b.type}: {a!r}, {b!r}")
 
-    def binary(self, op: str, a: Expr, b: Expr, t: Type, checked: bool) -> Value:
+    def binary(self, op: str, a: ir.Expr, b: ir.Expr, t: Type, checked: bool) -> Value:
         self.same(a, b, op)
         left, right = self.expr(a, checked), self.expr(b, checked)
         if op == "&&":
@@ -138,17 +127,17 @@ class Evaluator:
             return position
         return lambda frame: convert(apply(left(frame), right(frame)), t)
 
-    def call(self, function: str, arguments: tuple[Expr | Array, ...], t: Type) -> Value:
+    def call(self, function: str, arguments: tuple[ir.Expr | ir.Array, ...], t: Type) -> Value:
         values: list[Value] = [
-            operator.itemgetter(self.place(a)) if isinstance(a, Array) else self.expr(a) for a in arguments
+            operator.itemgetter(self.place(a)) if isinstance(a, ir.Array) else self.expr(a) for a in arguments
         ]
         target = self.functions.get(function)
         if target is not None:
             if len(arguments) != len(target.params):
                 raise BoundsError(f"{function} takes {len(target.params)} arguments, not {len(arguments)}")
             for a, p in zip(arguments, target.params, strict=True):
-                if isinstance(a, Array) != isinstance(p, Array) or (
-                    isinstance(a, Array) and isinstance(p, Array) and a.element != p.element
+                if isinstance(a, ir.Array) != isinstance(p, ir.Array) or (
+                    isinstance(a, ir.Array) and isinstance(p, ir.Array) and a.element != p.element
                 ):
                     raise BoundsError(f"{function} takes {p!r}, not {a!r}")
             run = self.run
@@ -158,6 +147,6 @@ class Evaluator:
             raise BoundsError(f"there is no function {function}")
         for position, a in enumerate(arguments):
             want = routine.arrays.get(position)
-            if (a.element if isinstance(a, Array) else None) != want:
+            if (a.element if isinstance(a, ir.Array) else None) != want:
                 raise BoundsError(f"argument {position} of {function} is {a!r}")
         return lambda frame: convert(routine.twin(*[get(frame) for get in values]), t)

@@ -19,111 +19,88 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from scorch._src.loops.analysis import children_by_field, walk
-from scorch._src.loops.nodes import (
-    Array,
-    Assign,
-    Block,
-    Comment,
-    Const,
-    Declare,
-    Expr,
-    For,
-    If,
-    Lanes,
-    Prefetch,
-    Stmt,
-    Store,
-    Tile,
-    Var,
-    While,
-    block,
-)
+from scorch._src.loops import nodes as ir
+from scorch._src.loops.analysis import assigned, walk, with_children
 
-Node = TypeVar("Node", bound=Expr | Stmt | Array)
+Node = TypeVar("Node", bound=ir.Expr | ir.Stmt | ir.Array)
 
 
-def jammed(loop: For, turns: int) -> Stmt:
+def jammed(loop: ir.For, turns: int) -> ir.Stmt:
     """``loop`` with ``turns`` of its turns side by side, and one by one what is left at its end.
 
     A loop with a ``while`` inside stays as it is: what that moves along, every turn would have to itself.
     """
-    if any(isinstance(node, While) for node in walk(loop.body)):
+    if any(isinstance(node, ir.While) for node in walk(loop.body)):
         return loop
     names, own = _varying(loop)
-    number = Var(f"{loop.var.name}_turn")
+    number = ir.Var(f"{loop.var.name}_turn")
     copies = [{name: f"{name}_t{turn}" for name in names} for turn in range(turns)]
     begins = [
-        Declare(replace(loop.var, name=copy[loop.var.name]), loop.start + number * turns + turn)
+        ir.Declare(replace(loop.var, name=copy[loop.var.name]), loop.start + number * turns + turn)
         for turn, copy in enumerate(copies)
     ]
     count = loop.stop - loop.start
-    together = For(number, Const(0), count // turns, block(*begins, _together(loop.body, copies, own)))
-    return block(together, replace(loop, start=loop.stop - count % turns))
+    together = ir.For(
+        number, ir.Const(0), count // turns, ir.block(*begins, _together(loop.body, copies, own))
+    )
+    return ir.block(together, replace(loop, start=loop.stop - count % turns))
 
 
 def renamed(node: Node, names: Mapping[str, str]) -> Node:
     """``node`` with variables and arrays called otherwise."""
-    if isinstance(node, Var | Array):
+    if isinstance(node, ir.Var | ir.Array):
         return replace(node, name=names.get(node.name, node.name))
-    changes: dict[str, object] = {}
-    for field, value in children_by_field(node):
-        if isinstance(value, tuple):
-            changes[field] = tuple(renamed(part, names) for part in value)
-        else:
-            changes[field] = renamed(value, names)
-    return replace(node, **changes) if changes else node  # type: ignore[type-var]
+    return with_children(node, lambda part: renamed(part, names))
 
 
-def _varying(loop: For) -> tuple[set[str], set[str]]:
+def _varying(loop: ir.For) -> tuple[set[str], set[str]]:
     """The names declared inside ``loop`` that stand for something else at every turn, and all it declares."""
     names = {loop.var.name}
     nodes = walk(loop.body)
-    own = {node.array.name for node in nodes if isinstance(node, Tile)}
-    own |= {node.var.name for node in nodes if isinstance(node, Declare)}
+    own = {node.array.name for node in nodes if isinstance(node, ir.Tile)}
+    own |= {node.var.name for node in nodes if isinstance(node, ir.Declare)}
     while True:
-        found = set(names)
+        more = set(names)
         for node in nodes:
             match node:
-                case Declare(var, value) | Assign(var, value) if _mentions(value, names):
-                    found.add(var.name)
-                case Store(array, index, value) if _mentions(index, names) or _mentions(value, names):
-                    found.add(array.name)
-                case If(condition) | While(condition) if _mentions(condition, names):
-                    found |= _changed(node)
-                case For(_, start, stop) if _mentions(start, names) or _mentions(stop, names):
-                    found |= _changed(node)
-        found &= {*own, loop.var.name}
-        if found == names:
+                case ir.Declare(var, value) | ir.Assign(var, value) if _mentions(value, names):
+                    more.add(var.name)
+                case ir.Store(array, index, value) if _mentions(index, names) or _mentions(value, names):
+                    more.add(array.name)
+                case ir.If(condition) | ir.While(condition) if _mentions(condition, names):
+                    more |= _changed(node)
+                case ir.For(_, start, stop) if _mentions(start, names) or _mentions(stop, names):
+                    more |= _changed(node)
+        more &= {*own, loop.var.name}
+        if more == names:
             return names, own
-        names = found
+        names = more
 
 
-def _changed(node: Stmt) -> set[str]:
+def _changed(node: ir.Stmt) -> set[str]:
     """The variables and arrays that ``node`` writes."""
-    found = {part.var.name for part in walk(node) if isinstance(part, Assign)}
-    return found | {part.array.name for part in walk(node) if isinstance(part, Store)}
+    return assigned(node) | {part.array.name for part in walk(node) if isinstance(part, ir.Store)}
 
 
-def _mentions(node: Expr | Stmt, names: set[str]) -> bool:
-    return any(isinstance(part, Var | Array) and part.name in names for part in walk(node))
+def _mentions(node: ir.Expr | ir.Stmt, names: set[str]) -> bool:
+    return any(isinstance(part, ir.Var | ir.Array) and part.name in names for part in walk(node))
 
 
-def _together(stmt: Stmt, copies: list[dict[str, str]], own: set[str]) -> Stmt:
+def _together(stmt: ir.Stmt, copies: list[dict[str, str]], own: set[str]) -> ir.Stmt:
     names = set(copies[0])
     match stmt:
-        case Block(body):
-            return block(*(_together(part, copies, own) for part in body))
-        case For(_, start, stop, body) if not _mentions(start, names) and not _mentions(stop, names):
+        case ir.Block(body):
+            return ir.block(*(_together(part, copies, own) for part in body))
+        case ir.For(_, start, stop, body) if not _mentions(start, names) and not _mentions(stop, names):
             return replace(stmt, body=_together(body, copies, own))
-        case If(condition, then, otherwise) if not _mentions(condition, names):
-            return If(condition, _together(then, copies, own), _together(otherwise, copies, own))
-        case Declare() | Tile() | Prefetch() | Comment() if not _mentions(stmt, names):
+        case ir.If(condition, then, otherwise) if not _mentions(condition, names):
+            return ir.If(condition, _together(then, copies, own), _together(otherwise, copies, own))
+        case ir.Declare() | ir.Tile() | ir.Prefetch() | ir.Comment() if not _mentions(stmt, names):
             return stmt
-        case Assign(var) if var.name in own and not _mentions(stmt, names):
+        case ir.Assign(var) if var.name in own and not _mentions(stmt, names):
             return stmt
-        case Lanes() if _changed(stmt) <= own and not _mentions(stmt, names):
+        case ir.Lanes() if _changed(stmt) <= own and not _mentions(stmt, names):
             return stmt
-        case Lanes(_, start, body=body) if not _mentions(start, names):
+        case ir.Lanes(_, start, body=body) if not _mentions(start, names):
             return replace(stmt, body=_together(body, copies, own))
-    return block(*(renamed(stmt, copy) for copy in copies))  # whatever it does is done by every turn
+    return ir.block(*(renamed(stmt, copy) for copy in copies))  # whatever it does is done by every turn

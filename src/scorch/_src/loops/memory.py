@@ -7,7 +7,9 @@ real threads.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -98,14 +100,14 @@ class OutOfMemory(Exception):  # noqa: N818
     """The kernel asked for more than there is."""
 
 
+@dataclass
 class _Fate:
     """What became of an array, shared by all names for it."""
 
-    def __init__(self) -> None:
-        self.freed = False
-        self.given = False
-        self.writers: dict[int, Hashable] = {}
-        self.loop = 0
+    freed: bool = False
+    given: bool = False
+    writers: dict[int, Hashable] = field(default_factory=dict)
+    loop: int = 0
 
 
 class Buffer:
@@ -126,9 +128,8 @@ class Buffer:
         self.table: Buffer | None = None
 
     def renamed(self, name: str) -> Buffer:
-        other = Buffer(self.memory, name, self.element, self.data, self.written)
-        other.shared, other.is_heap, other.home = self.shared, self.is_heap, self.home
-        other.address, other.table = self.address, self.table
+        other = copy.copy(self)
+        other.name = name
         return other
 
     def check(self, index: int) -> None:
@@ -146,6 +147,9 @@ class Buffer:
         writer = fate.writers.setdefault(index, turn) if action == "writes" else fate.writers.get(index, turn)
         if writer != turn:
             raise BoundsError(f"{turn} {action} {self.name}[{index}], which {writer} wrote")
+
+    def __len__(self) -> int:
+        return len(self.data)
 
     def __getitem__(self, index: int) -> Any:
         self.check(index)

@@ -8,11 +8,20 @@ each slot a 64-bit integer or a pointer, which is the whole calling convention (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scorch._src.loops.types import BOOL, INT64, Type
 
-MOST_TURNS = 4  # parts of a sum that are variables of their own
+MAX_SUM_TURNS = 4  # parts of a sum that are variables of their own
+
+
+def _arithmetic(op: str) -> Callable[[Expr, Expr | int], Expr]:
+    return lambda a, b: arithmetic(op, a, as_expr(b))
+
+
+def _comparison(op: str) -> Callable[[Expr, Expr | int], Expr]:
+    return lambda a, b: Binary(op, a, as_expr(b), BOOL)
 
 
 class Expr:
@@ -20,32 +29,15 @@ class Expr:
 
     type: Type
 
-    def __add__(self, other: Expr | int) -> Expr:
-        return arithmetic("+", self, as_expr(other))
-
-    def __sub__(self, other: Expr | int) -> Expr:
-        return arithmetic("-", self, as_expr(other))
-
-    def __mul__(self, other: Expr | int) -> Expr:
-        return arithmetic("*", self, as_expr(other))
-
-    def __floordiv__(self, other: Expr | int) -> Expr:
-        return arithmetic("/", self, as_expr(other))
-
-    def __mod__(self, other: Expr | int) -> Expr:
-        return arithmetic("%", self, as_expr(other))
-
-    def __lt__(self, other: Expr | int) -> Expr:
-        return Binary("<", self, as_expr(other), BOOL)
-
-    def __le__(self, other: Expr | int) -> Expr:
-        return Binary("<=", self, as_expr(other), BOOL)
-
-    def equals(self, other: Expr | int) -> Expr:
-        return Binary("==", self, as_expr(other), BOOL)
-
-    def differs(self, other: Expr | int) -> Expr:
-        return Binary("!=", self, as_expr(other), BOOL)
+    __add__ = _arithmetic("+")
+    __sub__ = _arithmetic("-")
+    __mul__ = _arithmetic("*")
+    __floordiv__ = _arithmetic("/")
+    __mod__ = _arithmetic("%")
+    __lt__ = _comparison("<")
+    __le__ = _comparison("<=")
+    equals = _comparison("==")
+    differs = _comparison("!=")
 
 
 @dataclass(frozen=True)
@@ -197,7 +189,7 @@ class For(Stmt):
     """``for var in start..stop-1``; ``start`` and ``stop`` are evaluated once.
 
     A loop that does nothing but add to one variable may add in ``sums`` parts, in any order: up to
-    ``MOST_TURNS`` are variables that take turns, more are vector lanes as the compiler sees fit.
+    ``MAX_SUM_TURNS`` are variables that take turns, more are vector lanes as the compiler sees fit.
     """
 
     var: Var
@@ -447,20 +439,18 @@ FALSE = Const(False, BOOL)
 
 def both(a: Expr, b: Expr) -> Expr:
     """``a && b`` with constants folded."""
-    if a == TRUE or b == FALSE:
-        return b
-    if b == TRUE or a == FALSE:
-        return a
-    return Binary("&&", a, b, BOOL)
+    return _logical("&&", a, b, TRUE, FALSE)
 
 
 def either(a: Expr, b: Expr) -> Expr:
     """``a || b`` with constants folded."""
-    if a == FALSE or b == TRUE:
+    return _logical("||", a, b, FALSE, TRUE)
+
+
+def _logical(op: str, a: Expr, b: Expr, neutral: Const, decided: Const) -> Expr:
+    if a == neutral or b == decided:
         return b
-    if b == FALSE or a == TRUE:
-        return a
-    return Binary("||", a, b, BOOL)
+    return a if b == neutral or a == decided else Binary(op, a, b, BOOL)
 
 
 def block(*statements: Stmt | None) -> Block:

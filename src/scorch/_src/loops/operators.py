@@ -79,10 +79,10 @@ class Operator:
         """The result for Python's numbers, as one of them."""
         try:
             with np.errstate(all="ignore"):
-                found = self.compute(*numbers)
+                result = self.compute(*numbers)
         except (OverflowError, TypeError, ValueError):  # a whole number that no float holds
             return math.nan
-        number: float = found.item() if isinstance(found, np.generic) else found
+        number: float = result.item() if isinstance(result, np.generic) else result
         return number
 
 

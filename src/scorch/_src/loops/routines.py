@@ -7,6 +7,7 @@ so the interpreter passes arrays that check every access.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 from string import Template
@@ -17,6 +18,8 @@ from scorch._src.loops.types import INT32, INT64, Type
 
 class Indexed(Protocol):
     """What a Python twin needs of an array."""
+
+    def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> int: ...
 
@@ -211,29 +214,19 @@ static i64 sort_places(i32 *restrict list, i64 n, i64 *restrict bits, i64 *restr
 
 def lower_bound(crd: Indexed, lo: int, hi: int, c: int) -> int:
     """The first position in ``lo..hi`` whose coordinate is at least ``c``."""
-    while lo < hi:
-        mid = (lo + hi) // 2
-        lo, hi = (mid + 1, hi) if crd[mid] < c else (lo, mid)
-    return lo
+    return bisect.bisect_left(crd, c, lo, hi)
 
 
 def upper_bound(crd: Indexed, lo: int, hi: int, c: int) -> int:
     """The first position in ``lo..hi`` whose coordinate is more than ``c``."""
-    while lo < hi:
-        mid = (lo + hi) // 2
-        lo, hi = (mid + 1, hi) if crd[mid] <= c else (lo, mid)
-    return lo
+    return bisect.bisect_right(crd, c, lo, hi)
 
 
 def balance(pos: Indexed, n: int, part: int, parts: int) -> int:
     """The first row before which lie ``part/parts`` of all rows and entries together."""
     first = int(pos[0])
     goal = (int(pos[n]) - first + n) * part // parts
-    lo, hi = 0, n
-    while lo < hi:
-        mid = (lo + hi) // 2
-        lo, hi = (mid + 1, hi) if int(pos[mid]) - first + mid < goal else (lo, mid)
-    return lo
+    return bisect.bisect_left(range(n), goal, key=lambda row: int(pos[row]) - first + row)
 
 
 def sort_keys(key: Indexed, perm: Indexed, n: int, bound: int) -> int:
@@ -268,15 +261,15 @@ def sort_places(places: Indexed, n: int, bits: Indexed, tops: Indexed, words: in
 
 def _memory_of_keys(key: float, perm: float, n: float, bound: float) -> float:
     """Keys and places once more, and the histogram of a digit."""
-    return 8 * (2 * n + _MOST_BUCKETS)
+    return 8 * (2 * n + _MAX_BUCKETS)
 
 
 def _memory_of_list(values: float, n: float, bound: float) -> float:
     """A set of bits; or the list once more, if it is short beside ``bound``, and the histogram of a digit."""
-    return 8 * max(bound // 64 + 1, min(n, bound // 128) + _MOST_BUCKETS)
+    return 8 * max(bound // 64 + 1, min(n, bound // 128) + _MAX_BUCKETS)
 
 
-_MOST_BUCKETS = 2**11
+_MAX_BUCKETS = 2**11
 _MEMORY = ("malloc", "free", "memset", "memcpy")
 
 ROUTINES: dict[str, Routine] = {
@@ -285,12 +278,7 @@ ROUTINES: dict[str, Routine] = {
     "sort_list": Routine(_SORT_LIST, sort_list, {0: INT64}, (0,), (*_MEMORY, "calloc"), _memory_of_list),
 }
 for _type, _t in ((INT32, "i32"), (INT64, "i64")):
-    ROUTINES |= {
-        f"lower_bound_{_t}": Routine(
-            _BOUND.substitute(name="lower", t=_t, before="<"), lower_bound, {0: _type}
-        ),
-        f"upper_bound_{_t}": Routine(
-            _BOUND.substitute(name="upper", t=_t, before="<="), upper_bound, {0: _type}
-        ),
-        f"balance_{_t}": Routine(_BALANCE.substitute(t=_t), balance, {0: _type}),
-    }
+    for _name, _before, _twin in (("lower", "<", lower_bound), ("upper", "<=", upper_bound)):
+        _text = _BOUND.substitute(name=_name, t=_t, before=_before)
+        ROUTINES[f"{_name}_bound_{_t}"] = Routine(_text, _twin, {0: _type})
+    ROUTINES[f"balance_{_t}"] = Routine(_BALANCE.substitute(t=_t), balance, {0: _type})

@@ -43,22 +43,8 @@ FLOAT64 = Type("float64", "float", 8)
 COMPLEX64 = Type("complex64", "complex", 8)
 COMPLEX128 = Type("complex128", "complex", 16)
 
-TYPES = {
-    t.name: t
-    for t in (
-        BOOL,
-        UINT8,
-        INT8,
-        INT16,
-        INT32,
-        INT64,
-        FLOAT16,
-        BFLOAT16,
-        FLOAT32,
-        FLOAT64,
-        COMPLEX64,
-        COMPLEX128,
-    )
-}
+_INTEGERS = (BOOL, UINT8, INT8, INT16, INT32, INT64)
+_FLOATS = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64, COMPLEX64, COMPLEX128)
+TYPES = {t.name: t for t in (*_INTEGERS, *_FLOATS)}
 
 LAST_INT32 = 2**31 - 1

@@ -6,36 +6,28 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from scorch._src.backends.base import (
-    Backend,
-    Executable,
-    GroupExecutable,
-    Schedule,
-    register_backend,
-    schedule_of,
-)
-from scorch._src.backends.cpu import memory, toolchain
+from scorch._src.backends import base
+from scorch._src.backends.cpu import launch, toolchain
 from scorch._src.backends.cpu.cpu_routines import CpuRoutines
-from scorch._src.backends.cpu.executable import CpuExecutable, build_together
-from scorch._src.backends.cpu.group_executable import CpuGroup
+from scorch._src.backends.cpu.executable import CpuExecutable, CpuGroup, build_together
 from scorch._src.backends.cpu.print.c import print_kernel
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.pipeline import Planned
 from scorch.errors import CompilerNotFoundError
 
 
-class CpuBackend(Backend):
+class CpuBackend(base.Backend):
     name = "cpu"
     routines = CpuRoutines()
 
-    def write(self, planned: Planned) -> Schedule:
+    def write(self, planned: Planned) -> base.Schedule:
         kernel = planned.kernel()
-        return schedule_of(planned, kernel, print_kernel(kernel))
+        return base.schedule_of(planned, kernel, print_kernel(kernel))
 
-    def build(self, schedule: Schedule, sizes: Mapping[str, int]) -> Executable:
+    def build(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> base.Executable:
         return CpuExecutable(schedule, sizes)
 
-    def build_group(self, fused: Fused) -> GroupExecutable:
+    def build_group(self, fused: Fused) -> base.GroupExecutable:
         return CpuGroup(fused)
 
     def build_ahead(self, sources: Sequence[str]) -> None:
@@ -51,7 +43,7 @@ class CpuBackend(Backend):
         return None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return memory.empty(shape, dtype)
+        return launch.empty(shape, dtype)
 
 
-register_backend("cpu", CpuBackend(), "kernels in C, compiled on this machine")
+base.register_backend("cpu", CpuBackend(), "kernels in C, compiled on this machine")

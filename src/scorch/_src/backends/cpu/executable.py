@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from scorch._src.backends.base import Schedule
+from scorch._src.backends.base import GroupExecutable, Schedule
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
-from scorch._src.backends.cpu.launch import (
-    MAX_DIMS,
-    MAX_SLOTS,
-    builtins,
-    pack,
-    result_descriptor,
-    row_descriptor,
-    slot_descriptor,
-    tensor_descriptor,
-)
+from scorch._src.backends.cpu.print.c import print_kernel
 from scorch._src.backends.cpu.print.scalar import print_scalar
 from scorch._src.backends.launcher import Launcher
+from scorch._src.bounded import BoundedCache
+from scorch._src.compiler.fuse.group import Fused
+from scorch._src.compiler.names import safe_tensor
 from scorch._src.compiler.plan import VALUES
 from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.loops.nodes import Kernel
 from scorch.errors import CompilationError, KernelError, warn
 from scorch.settings import DEFAULT, current
 
 SERIAL_WORK = 50_000  # operations below which two threads cost more than they give, more for more
 MERGE_WORK_FACTOR = 4  # times as many where entries only move: memory is the limit, and parts move once more
 MAX_CACHED_OUTPUTS = 64  # descriptors of results, for each kernel
+
+Packed = BoundedCache[tuple[int, ...], bytes]
 
 _has_warned = False
 
@@ -68,43 +66,63 @@ class Native:
         return self.call_back(self.addresses[function], slots)
 
 
-class CpuExecutable(Launcher):
-    """A kernel in C; compiled when it is first called."""
+class Compiled:
+    """A kernel in C, compiled when it is first called."""
 
-    def __init__(self, schedule: Schedule, sizes: Mapping[str, int]) -> None:
-        super().__init__(schedule, sizes)
-        self.work = schedule.planned.choice.chosen.total
-        self.least_work = SERIAL_WORK * (MERGE_WORK_FACTOR if self.plan.slots else 1)
-        self.is_serial = not self.plan.parallel or self.work < self.least_work
+    source: str
+    label: str
+    parallel_for: int
+
+    def __init__(
+        self, functions: Sequence[str], work: float, least_work: float, can_share: bool = True
+    ) -> None:
+        self.functions, self.work, self.least_work = functions, work, least_work
+        self.is_serial = not can_share or work < least_work
         self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
-        self._failure: CompilationError | None = None
-        self._headers: dict[int, bytes] = {}  # by the number of threads
+        self._has_failed = False
+
+    @abstractmethod
+    def loops(self) -> Kernel:
+        """Return the kernel, to print it without vectors for compilers that fail at them."""
 
     @functools.cached_property
     def engine(self) -> Native:
         build_together([self.source])
-        library = jit.load(self.source, self.label, self._scalar_source)
-        return Native({name: library.address(name) for name in self.schedule.functions})
+        library = jit.load(self.source, self.label, lambda: print_scalar(self.loops()))
+        return Native({name: library.address(name) for name in self.functions})
 
     def is_ready(self) -> bool:
         if "engine" in self.__dict__:
             return True
-        if self._failure is not None or not toolchain.has_compiler():
+        if self._has_failed or not toolchain.has_compiler():
             return False
         try:
             return bool(self.engine.addresses)
         except CompilationError as error:
-            self._failure = error
+            self._has_failed = True
             warn_not_compiled(error)
             return False
-
-    def _scalar_source(self) -> str:
-        """Print the kernel without vectors, for compilers that fail at them."""
-        return print_scalar(self.schedule.planned.kernel())
 
     def workers(self) -> int:
         """Return how many threads a call uses now: as many as there is work for."""
         return 1 if self.is_serial else invoke.threads_for(self.work, self.least_work)
+
+    def out_of_memory(self, error: MemoryError) -> KernelError:
+        """Return the error to raise when a builtin runs out of memory."""
+        return KernelError(f"{error} while computing {self.label}")
+
+
+class CpuExecutable(Compiled, Launcher):
+    def __init__(self, schedule: Schedule, sizes: Mapping[str, int]) -> None:
+        Launcher.__init__(self, schedule, sizes)
+        work, least_work = schedule.planned.choice.chosen.total, SERIAL_WORK
+        if self.plan.slots:
+            least_work *= MERGE_WORK_FACTOR
+        Compiled.__init__(self, schedule.functions, work, least_work, self.plan.parallel)
+        self._headers: dict[int, bytes] = {}  # by the number of threads
+
+    def loops(self) -> Kernel:
+        return self.schedule.planned.kernel()
 
     def header(self) -> list[Any]:
         return [self.parallel_for, self.workers(), *self.sizes]
@@ -113,12 +131,12 @@ class CpuExecutable(Launcher):
         threads = 1 if self.is_serial else invoke.threads_for(self.work, self.least_work)
         header = self._headers.get(threads)
         if header is None:
-            header = self._headers[threads] = pack([self.parallel_for, threads, *self.sizes])
+            header = self._headers[threads] = launch.pack([self.parallel_for, threads, *self.sizes])
         return header
 
     @functools.cached_property
     def direct(self) -> DirectCall | None:
-        if self.slots > MAX_SLOTS or len(self.shape) > MAX_DIMS or builtins() is None:
+        if self.slots > launch.MAX_SLOTS or len(self.shape) > launch.MAX_DIMS or launch.builtins() is None:
             return None
         if not self.is_ready():
             return None
@@ -128,10 +146,6 @@ class CpuExecutable(Launcher):
             return DirectCall(self)
         return None
 
-    def out_of_memory(self, error: MemoryError) -> KernelError:
-        """Return the error to raise when a builtin runs out of memory."""
-        return KernelError(f"{error} while computing {self.label}")
-
 
 class DirectCall:
     """A compiled kernel called through a builtin."""
@@ -139,11 +153,11 @@ class DirectCall:
     def __init__(self, executable: CpuExecutable) -> None:
         self.executable = executable
         self.plan = executable.plan
-        self._outputs: dict[int, bytes] = {}
+        self._outputs: BoundedCache[int, bytes] = BoundedCache(MAX_CACHED_OUTPUTS)
 
     @functools.cached_property
     def builtin(self) -> Callable[..., Any]:
-        functions = builtins()
+        functions = launch.builtins()
         assert functions is not None
         if self.plan.slots:
             return functions.slots
@@ -162,49 +176,39 @@ class DirectCall:
         plan, executable = self.plan, self.executable
         if plan.assembly == "dense":
             stored = [executable.shape[dim] for dim in plan.result.order]
-            return result_descriptor(plan.element, stored, not executable.writes_everything)
+            return launch.result_descriptor(plan.element, stored, not executable.writes_everything)
         rows = (executable.row_counts() or [1])[-1]
         if not plan.slots:
-            return row_descriptor(rows, plan.index, plan.element)
+            return launch.row_descriptor(rows, plan.index, plan.element)
         bounds = [self._place_of_crd(name, level) for name, level in plan.slots]
         crds = len(plan.result) - (plan.row_levels or 0)
-        return slot_descriptor(rows, plan.index, plan.element, crds, bounds)
+        return launch.slot_descriptor(rows, plan.index, plan.element, crds, bounds)
 
     def output_of(self, count: int, is_usual: bool = False) -> bytes:
         is_usual = is_usual or current() is DEFAULT  # where results lie is a setting
         known = self._outputs.get(count) if is_usual else None
         if known is None:
-            known = result_descriptor(self.plan.element, (count,), not self.executable.writes_everything)
+            known = launch.result_descriptor(
+                self.plan.element, (count,), not self.executable.writes_everything
+            )
             if is_usual:
                 self._outputs[count] = known
-            if len(self._outputs) > MAX_CACHED_OUTPUTS:
-                self._outputs.clear()
         return known
 
     def _place_of_crd(self, tensor: str, level: int) -> int:
         """Return which of the arrays that the builtin takes has the coordinates of a level of an operand."""
-        place = 0
-        for name in dict.fromkeys(access.tensor for access in self.plan.step.accesses):
-            form = self.plan.operand(name).format
-            for at in range(len(form)):
-                if not form.levels[at].is_full:
-                    place += int(form.starts_run(at))
-                    if (name, at) == (tensor, level):
-                        return place
-                    place += 1
-            if (name, level) == (tensor, VALUES):
-                return place
-            place += 1
-        raise AssertionError(f"operand {tensor} keeps no coordinates in level {level}")
+        array = "_vals" if level == VALUES else f"{level + 1}_crd"
+        executable = self.executable
+        return executable.schedule.slots.index(safe_tensor(tensor) + array) - len(executable.header())
 
     def guard(self, operands: Sequence[int | tuple[torch.Tensor, tuple[int, ...]]]) -> bytes:
         guard = b""
         for operand in operands:
             if isinstance(operand, int):
-                guard += tensor_descriptor() * operand
+                guard += launch.tensor_descriptor() * operand
             else:
                 tensor, order = operand
-                guard += tensor_descriptor(type_of_dtype(tensor.dtype), tensor.shape, order)
+                guard += launch.tensor_descriptor(type_of_dtype(tensor.dtype), tensor.shape, order)
         return guard
 
     def bind(self, guard: bytes | None) -> Callable[..., Any]:
@@ -219,3 +223,43 @@ class DirectCall:
                 raise executable.out_of_memory(error) from error
 
         return call
+
+
+class CpuGroup(Compiled, GroupExecutable):
+    """The kernel of a group in C."""
+
+    def __init__(self, fused: Fused) -> None:
+        GroupExecutable.__init__(self, fused)
+        Compiled.__init__(self, ["scorch_compute"], fused.work, SERIAL_WORK)
+        self.source = print_kernel(fused.kernel)
+        self._headers: Packed = BoundedCache(MAX_CACHED_OUTPUTS)  # by threads and sizes
+        self._outputs: Packed = BoundedCache(MAX_CACHED_OUTPUTS)  # of the last result, by its shape
+
+    def loops(self) -> Kernel:
+        return self.fused.kernel
+
+    def run(
+        self, arrays: Sequence[torch.Tensor], sizes: Sequence[int], shapes: Sequence[tuple[int, ...]]
+    ) -> list[torch.Tensor]:
+        results = [launch.empty(shape, self.dtype) for shape in shapes[:-1]]
+        functions, engine = launch.builtins(), self.engine
+        if functions is None or 2 + len(sizes) + len(arrays) + len(results) >= launch.MAX_SLOTS:
+            results.append(torch.empty(shapes[-1], dtype=self.dtype, device="cpu"))
+            slots = [self.parallel_for, self.workers(), *sizes, *map(engine.slot, (*arrays, *results))]
+            if engine.call("scorch_compute", slots):
+                raise KernelError(f"memory ran out while computing {self.label}")
+            return results
+        numbers, last = (self.workers(), *sizes), shapes[-1]
+        header, output = self._headers.get(numbers), self._outputs.get(last)
+        if header is None:
+            header = self._headers[numbers] = launch.pack([self.parallel_for, *numbers])
+        if output is None:
+            output = self._outputs[last] = launch.result_descriptor(
+                self.fused.group.element, last, zero=False
+            )
+        compute = engine.addresses["scorch_compute"]
+        try:
+            results.append(functions.fill(compute, header, output, None, *arrays, *results))
+        except MemoryError as error:
+            raise self.out_of_memory(error) from error
+        return results

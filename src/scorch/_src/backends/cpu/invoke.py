@@ -21,11 +21,10 @@ from typing import Any, Literal
 import torch
 
 from scorch._src.backends.cpu import jit, openmp
-from scorch._src.backends.cpu.sources import read_source
 from scorch.errors import CompilationError, CompilerNotFoundError, FreedError
 from scorch.settings import applied, in_block
 
-_TRAMPOLINE = read_source("trampoline.c")
+_TRAMPOLINE = jit.read_source("trampoline.c")
 SOURCES = (_TRAMPOLINE,)
 _METH_FASTCALL = 0x0080
 
@@ -75,8 +74,6 @@ def parallel_runtime() -> int:
     Kernels share torch's threads instead of starting their own: two pools spinning on the same cores make
     both slow, and ``torch.set_num_threads`` is obeyed for free.
     """
-    import torch
-
     name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))

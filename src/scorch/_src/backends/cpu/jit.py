@@ -27,7 +27,8 @@ from typing import Literal
 
 from scorch._src.backends import cache
 from scorch._src.backends.cpu import toolchain
-from scorch._src.backends.cpu.toolchain import Toolchain, find_toolchain, run_compiler
+from scorch._src.backends.cpu.run_compiler import run_compiler
+from scorch._src.backends.cpu.toolchain import Toolchain, find_toolchain
 from scorch._src.backends.private_files import NotPrivateError, temporary_folder
 from scorch._src.bounded import BoundedCache
 from scorch.errors import CompilationError, CompilerNotFoundError, warn
@@ -62,6 +63,11 @@ class Library:
             source = self.path.with_suffix(".c")
             raise CompilationError(f"there is no function {name!r} in the kernel {source}") from None
         return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def read_source(name: str) -> str:
+    """Read a file of C that is written by hand."""
+    return (Path(__file__).parent / "c" / name).read_text(encoding="utf-8")
 
 
 def load(source: str, label: str = "", scalar: Callable[[], str] | None = None) -> Library:
@@ -205,9 +211,8 @@ def _find_or_compile(tools: Toolchain, source: str, label: str) -> Library:
         path, handle = _store_and_open(key, library, source)
     except OSError as error:
         cache.remove(key)
-        raise _FailedError(
-            "a compiled kernel cannot be loaded", str(error), tools, source, key, label
-        ) from error
+        reason = "a compiled kernel cannot be loaded"
+        raise _FailedError(reason, str(error), tools, source, key, label) from error
     return Library(path, "compiled", time.perf_counter() - begin, handle)
 
 
@@ -272,12 +277,12 @@ class _FailedError(CompilationError):
 
     def __init__(self, reason: str, said: str, tools: Toolchain, source: str, key: str, label: str) -> None:
         self.reason, self.tools, self.vanished = reason, tools, False
-        path = cache.store_source(key, source)
+        path = cache.store_text(key, ".c", source)
         command = shlex.join(tools.compile_command(str(path), "kernel.so"))
         lines = said.splitlines()
         if len(lines) > _SHOWN_LINES:
             lines = [*lines[:_SHOWN_LINES], f"... and {len(lines) - _SHOWN_LINES} more lines"]
-        self.log = cache.store_log(key, f"{command}\n{reason} by {tools.version}\n{said}\n")
+        self.log = cache.store_text(key, ".log", f"{command}\n{reason} by {tools.version}\n{said}\n")
         super().__init__(
             f"{reason} by the C compiler{f' for {label}' if label else ''}\n"
             f"command: {command}\n"

@@ -5,12 +5,19 @@ tensors are read and created through torch's DLPack exchange table, a struct of 
 product takes a few microseconds in all. ``fill`` is for results of known size, ``rows`` for those appended
 row by row, ``slots`` for those written in place, up to a bound. They take plain torch tensors only. Without
 the table (an older torch) there are none and callers do without.
+
+Results are tensors of our own making, handed to torch with a function that frees them. A small one is one
+block of memory with its description in front. A large one lies in pages of its own, aligned for huge pages;
+fresh pages cost more than most kernels, so blocks that were freed last stay in a pool, up to a limit, and
+serve the next result of about their size. An array that turns out shorter than it might have been is cut
+in place: what it does not use is returned if that is much.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import struct
 from collections.abc import Callable, Sequence
@@ -19,17 +26,19 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.cpu import allocate, invoke, jit, toolchain
-from scorch._src.backends.cpu.sources import read_source
+from scorch._src.backends.cpu import invoke, jit, toolchain
+from scorch._src.compiler.bounds import HUGE_PAGE
+from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.loops.types import INT8, INT16, INT32, INT64, Type
 from scorch.errors import CompilerNotFoundError
 from scorch.settings import enabled
 
-_TYPES = read_source("launch_types.c")
+MAX_POOLED_BYTES = 1 << 29
 
-_SOURCE = read_source("launch.c")
-
-SOURCES = (_TYPES + allocate.SOURCE + _SOURCE,)
+_LARGE = f"#define LARGE {HUGE_PAGE}ul /* from here on pages of its own, and the size of a huge page */\n"
+SOURCES = (
+    jit.read_source("launch_types.c") + _LARGE + jit.read_source("allocate.c") + jit.read_source("launch.c"),
+)
 MAX_SLOTS = 96
 MAX_DIMS = 16
 BITS: dict[int, Type] = {1: INT8, 2: INT16, 4: INT32, 8: INT64}  # for what is only moved, by its bytes
@@ -74,9 +83,7 @@ def _builtins() -> Builtins | None:
         version = ctypes.cast(table, ctypes.POINTER(ctypes.c_uint32))[0]
         if version != 1:
             return None
-        invoke.builtin(b"set_table", library.address("scorch_set_table"))(
-            table, None, allocate.max_pooled_bytes()
-        )
+        invoke.builtin(b"set_table", library.address("scorch_set_table"))(table, None, max_pooled_bytes())
         names = ("fill", "rows", "slots", "pool")
         functions = Builtins(*(invoke.builtin(n.encode(), library.address(f"scorch_{n}")) for n in names))
     except CompilerNotFoundError:
@@ -89,6 +96,31 @@ def _builtins() -> Builtins | None:
         after_in_child=functools.partial(functions.pool, 3),
     )
     return functions
+
+
+def max_pooled_bytes() -> int:
+    """Return the limit of the pool of freed results: a sixteenth of the memory, up to 512 MiB."""
+    try:
+        return min(MAX_POOLED_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 16)
+    except (ValueError, OSError, AttributeError):
+        return MAX_POOLED_BYTES // 4
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialized tensor: a large one in pooled pages of earlier results, if there are some."""
+    functions = builtins()
+    if functions is None or math.prod(shape) * dtype.itemsize < HUGE_PAGE:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    descriptor = result_descriptor(type_of_dtype(dtype), shape, zero=False)
+    tensor: torch.Tensor = functions.fill(_nothing(), pack([]), descriptor, None)
+    return tensor
+
+
+@functools.cache
+def _nothing() -> int:
+    """Return the address of a kernel that leaves its result as it is."""
+    source = "long long scorch_compute(long long *args) { (void)args; return 0; }\n"
+    return jit.load(source, label="nothing").address("scorch_compute")
 
 
 def release_memory() -> int:
@@ -110,9 +142,7 @@ def pack(numbers: Sequence[int]) -> bytes:
 
 def result_descriptor(element: Type, shape: Sequence[int], zero: bool = True) -> bytes:
     """Describe the result for ``fill``; with ``zero`` it begins as zero."""
-    size = element.bytes if zero else 0
-    for extent in shape:
-        size *= extent
+    size = element.bytes * math.prod(shape) if zero else 0
     return pack([_uses_pool(), _CODES[element.kind], 8 * element.bytes, size, len(shape), *shape])
 
 

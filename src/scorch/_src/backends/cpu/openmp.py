@@ -9,9 +9,8 @@ from __future__ import annotations
 import ctypes
 
 from scorch._src.backends.cpu import jit
-from scorch._src.backends.cpu.sources import read_source
 
-_SOURCE = read_source("openmp.c")
+_SOURCE = jit.read_source("openmp.c")
 SOURCES = (_SOURCE,)
 
 # In the order of the structure. libgomp has these, and LLVM's libomp, which answers to its names.

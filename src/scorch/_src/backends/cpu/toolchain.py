@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import importlib.util
-import itertools
 import json
 import os
 import platform
-import select
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -30,11 +26,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from scorch._src.backends import cache
-from scorch._src.backends.private_files import make_private, temporary_folder
-from scorch._src.compiler.target import target
+from scorch._src.backends.cpu.run_compiler import is_zig, run_compiler
+from scorch._src.backends.private_files import temporary_folder
+from scorch._src.compiler.target import processor, target
 from scorch.errors import ArgumentError, CompilerNotFoundError
-from scorch.settings import current
 
 _PROBE = """\
 void *malloc(unsigned long);
@@ -56,7 +54,7 @@ probe.restype, probe.argtypes = ctypes.c_longlong, [ctypes.c_void_p]
 assert (probe(args), args[1]) == (42, 42), "the library computes something else"
 """
 _PROBE_SECONDS = 120
-_OUTPUT_BYTES = 1 << 20  # of what a compiler says
+_KINDS = ("gcc", "clang", "zig")
 
 _lock = threading.Lock()
 _toolchain: Toolchain | None = None
@@ -102,7 +100,7 @@ def has_compiler() -> bool:
     try:
         find_toolchain()
     except CompilerNotFoundError:
-        if os.environ.get("SCORCH_CXX", "").strip():
+        if _named():
             raise
         return False
     return True
@@ -144,86 +142,8 @@ def forget() -> None:
     _stuck.clear()
 
 
-def run_compiler(command: list[str], folder: str, seconds: float | None = None) -> tuple[int, str]:
-    """Run a compiler inside ``folder``; return its exit status and output.
-
-    ``subprocess.TimeoutExpired`` is raised after so many seconds (``settings(compiler_seconds=...)``); what
-    the compiler has started ends with it.
-    """
-    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}  # what it writes beside is as private
-    if _is_zig(
-        command
-    ):  # it wants caches of its own, which go where `scorch._src.backends.cache.clear` finds them
-        environment.setdefault("ZIG_LOCAL_CACHE_DIR", os.path.join(folder, "zig"))
-        environment.setdefault("ZIG_GLOBAL_CACHE_DIR", _zig_directory(folder))
-    # A file, not a pipe, which a process left behind could hold open for ever.
-    with open(os.path.join(folder, "output"), "w+b") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            status = _wait(process, current().compiler_seconds if seconds is None else seconds)
-        except BaseException:
-            _end(process)
-            raise
-        output.seek(0)
-        return status, output.read(_OUTPUT_BYTES).decode(errors="replace").strip()
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> int:
-    """Wait for a process to end, and hear of it at once: ``Popen.wait`` looks after pauses of up to 50 ms."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except (AttributeError, OSError):  # no Linux, or an old one
-        return process.wait(seconds)
-    try:
-        has_ended, _, _ = select.select([descriptor], [], [], seconds)
-    except ValueError:  # more files are open than select can name
-        return process.wait(seconds)
-    finally:
-        os.close(descriptor)
-    if not has_ended:
-        raise subprocess.TimeoutExpired(process.args, seconds)
-    return process.wait()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and those it has started."""
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.wait()
-
-
-@functools.cache
-def processor() -> str:
-    """Describe the processor and its instruction sets: machine code for one may not run on another."""
-    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
-    descriptions = [platform.machine()]
-    try:
-        with open("/proc/cpuinfo", errors="replace") as lines:  # all of it takes long where cores are many
-            first = list(itertools.takewhile(str.strip, lines))
-        for line in first:
-            name, _, value = line.partition(":")
-            if name.strip() in wanted:
-                descriptions.append(f"{name.strip()}: {value.strip()}")
-    except OSError:
-        descriptions.append(platform.processor())
-        descriptions.append(_mac_processor())
-    return "; ".join(description for description in descriptions if description)
-
-
 def describe() -> dict[str, str]:
     """Describe this machine for a bug report, for ``python -m scorch env``."""
-    import torch
-
     try:
         tools = find_toolchain()
         report = {
@@ -273,7 +193,7 @@ def _from_note(note: bytes) -> Toolchain | None:
         known = json.loads(note)
         command, kind, version, flags = (known[name] for name in ("command", "kind", "version", "flags"))
         commands = [_named_command()] if _named() else [command for _, command in _candidates()]
-        is_ours = command in commands and kind in ("gcc", "clang", "zig") and isinstance(version, str)
+        is_ours = command in commands and kind in _KINDS and isinstance(version, str)
         if is_ours and command and tuple(flags) in _flag_sets(kind):
             return Toolchain(tuple(command), kind, version, tuple(flags))
     except (ValueError, KeyError, TypeError, OSError, RecursionError):
@@ -302,13 +222,7 @@ def _program(command: tuple[str, ...]) -> tuple[str, ...]:
 def _descriptor() -> list[str]:
     """Return what the search depends on: the candidates as files, their flags, the processor."""
     named = _named()
-    descriptor = [
-        named,
-        processor(),
-        _PROBE,
-        _LOAD,
-        *(repr(_flag_sets(kind)) for kind in ("gcc", "clang", "zig")),
-    ]
+    descriptor = [named, processor(), _PROBE, _LOAD, *(repr(_flag_sets(kind)) for kind in _KINDS)]
     if named:
         try:
             commands = [shlex.split(named)]
@@ -328,7 +242,10 @@ def _descriptor() -> list[str]:
 def _try_candidates() -> Toolchain:
     named = _named()
     if named:
-        outcome = _probe_named()
+        try:
+            outcome = _probe(_named_command())
+        except (ValueError, OSError) as error:  # a quotation that does not end, or no such program
+            outcome = str(error)
         if isinstance(outcome, Toolchain):
             return outcome
         raise CompilerNotFoundError(
@@ -347,13 +264,6 @@ def _try_candidates() -> Toolchain:
         + "\nTo get one: `apt install gcc` (or your system's equivalent), or `pip install ziglang`, which "
         "needs no administrator rights; or set SCORCH_CXX to the command of a C compiler."
     )
-
-
-def _probe_named() -> Toolchain | str:
-    try:
-        return _probe(_named_command())
-    except (ValueError, OSError) as error:  # a quotation that does not end, or no such program
-        return str(error)
 
 
 def _candidates() -> list[tuple[str, list[str]]]:
@@ -385,7 +295,7 @@ def _probe(command: list[str]) -> Toolchain | str:
             if status:
                 return f"`{shlex.join(command)} --version` failed: {_shorten(said)}"
             version = said.partition("\n")[0]
-            kind = _kind(command, said)
+            kind = "zig" if is_zig(command) else "clang" if "clang" in said else "gcc"
             Path(folder, "probe.c").write_text(_PROBE)
             for flags in _flag_sets(kind):
                 candidate = Toolchain(tuple(command), kind, version, flags)
@@ -420,16 +330,6 @@ def _load_probe(folder: str) -> str:
     return f"what it made cannot be loaded and called: {last}"
 
 
-def _kind(command: list[str], version: str) -> str:
-    if _is_zig(command):
-        return "zig"
-    return "clang" if "clang" in version else "gcc"
-
-
-def _is_zig(command: list[str]) -> bool:
-    return any(Path(word).name in ("zig", "ziglang") for word in command)
-
-
 def _flag_sets(kind: str) -> list[tuple[str, ...]]:
     """Return the flags to try, best first: compilers differ in those that select this very processor."""
     base = ["-x", "c", f"-O{_effort()}", "-fPIC", "-shared", "-fwrapv", "-fopenmp-simd", "-std=gnu11", "-w"]
@@ -458,23 +358,6 @@ def _effort() -> str:
     if said not in ("0", "1", "2", "3"):
         raise ArgumentError(f"SCORCH_OPTIMIZE is {said!r}; it is 0, 1, 2 or 3")
     return said
-
-
-def _zig_directory(folder: str) -> str:
-    place = cache.directory() / "zig"
-    try:
-        make_private(place)
-    except OSError:
-        return os.path.join(folder, "zig")
-    return str(place)
-
-
-def _mac_processor() -> str:
-    try:
-        said = subprocess.check_output(["sysctl", "-n", "machdep.cpu.brand_string"], text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return said.strip()
 
 
 def _shorten(text: str, lines: int = 6) -> str:

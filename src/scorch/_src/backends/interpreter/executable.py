@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scorch._src.backends.base import (
-    Backend,
-    Executable,
-    GroupExecutable,
-    Schedule,
-    register_backend,
-    schedule_of,
-)
+from scorch._src.backends import base
 from scorch._src.backends.interpreter import interpret
 from scorch._src.backends.launcher import Launcher
 from scorch._src.compiler.fuse.group import Fused
@@ -57,7 +50,7 @@ class InterpretedExecutable(Launcher):
         return True
 
 
-class InterpretedGroup(GroupExecutable):
+class InterpretedGroup(base.GroupExecutable):
     def is_ready(self) -> bool:
         return True
 
@@ -72,18 +65,18 @@ class InterpretedGroup(GroupExecutable):
         return results
 
 
-class InterpreterBackend(Backend):
+class InterpreterBackend(base.Backend):
     name = "interpreter"
 
-    def write(self, planned: Planned) -> Schedule:
-        return schedule_of(planned, planned.kernel(), "")
+    def write(self, planned: Planned) -> base.Schedule:
+        return base.schedule_of(planned, planned.kernel(), "")
 
-    def build(self, schedule: Schedule, sizes: Mapping[str, int]) -> Executable:
+    def build(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> base.Executable:
         return InterpretedExecutable(schedule, sizes)
 
-    def build_group(self, fused: Fused) -> GroupExecutable:
+    def build_group(self, fused: Fused) -> base.GroupExecutable:
         return InterpretedGroup(fused)
 
 
 INTERPRETER = InterpreterBackend()
-register_backend("interpreter", INTERPRETER, "kernels in Python, every access checked: slow")
+base.register_backend("interpreter", INTERPRETER, "kernels in Python, every access checked: slow")

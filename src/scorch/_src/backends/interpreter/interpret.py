@@ -8,46 +8,15 @@ expressions in ``loops.evaluate``.
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.evaluate import Evaluator, Frame
 from scorch._src.loops.memory import BoundsError, Buffer, Memory, OutOfMemory
-from scorch._src.loops.nodes import (
-    Allocate,
-    Array,
-    Assign,
-    Block,
-    Comment,
-    Copy,
-    Declare,
-    Fail,
-    Fill,
-    For,
-    Free,
-    Function,
-    If,
-    KeepArray,
-    Kernel,
-    Lanes,
-    Parallel,
-    Perform,
-    Prefetch,
-    Put,
-    PutArray,
-    Resize,
-    Return,
-    SlotArray,
-    Stmt,
-    Store,
-    Tile,
-    Var,
-    While,
-)
 from scorch._src.loops.values import convert
 
 __all__ = ["BoundsError", "Memory", "run"]
@@ -55,7 +24,7 @@ __all__ = ["BoundsError", "Memory", "run"]
 Action = Callable[[Frame], None]
 
 
-def run(kernel: Kernel, function: str, slots: list[Any], memory: Memory | None = None) -> int:
+def run(kernel: ir.Kernel, function: str, slots: list[Any], memory: Memory | None = None) -> int:
     """Run an exported function on ``slots``, a list of integers and numpy arrays.
 
     Returns what the C function would; arrays and values that the kernel puts replace those in
@@ -67,7 +36,7 @@ def run(kernel: Kernel, function: str, slots: list[Any], memory: Memory | None =
     arguments = []
     for param in target.params:
         value = slots[kernel.slot(param.name)]
-        if isinstance(param, Array):
+        if isinstance(param, ir.Array):
             arguments.append(machine.memory.from_slot(param.name, param.element, value))
         else:
             arguments.append(convert(value, param.type))
@@ -86,26 +55,27 @@ class _Return(Exception):  # noqa: N818
 class _Registers(list[Any]):
     """The elements of a tile."""
 
-    def __getitem__(self, index: Any) -> Any:
+    def _checked(self, index: Any) -> Any:
         if not 0 <= index < len(self):
             raise BoundsError(f"element {index} of a tile of {len(self)}")
-        return super().__getitem__(index)
+        return index
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(self._checked(index))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if not 0 <= index < len(self):
-            raise BoundsError(f"element {index} of a tile of {len(self)}")
-        super().__setitem__(index, value)
+        super().__setitem__(self._checked(index), value)
 
 
 class _Machine:
-    def __init__(self, kernel: Kernel, memory: Memory, slots: list[Any]) -> None:
+    def __init__(self, kernel: ir.Kernel, memory: Memory, slots: list[Any]) -> None:
         self.kernel = kernel
         self.memory = memory
         self.slots = slots
         self.functions = {function.name: function for function in kernel.functions}
         self.compiled: dict[str, tuple[Action, int]] = {}
 
-    def call(self, function: Function, arguments: list[Any]) -> int:
+    def call(self, function: ir.Function, arguments: list[Any]) -> int:
         if function.name not in self.compiled:
             compiler = _Compiler(self)
             for param in function.params:
@@ -132,7 +102,7 @@ class _Compiler(Evaluator):
         self.memory = machine.memory
         self.fixed: set[int] = set()  # loop variables and what workers have captured
 
-    def inside(self, *bodies: Stmt) -> list[Action]:
+    def inside(self, *bodies: ir.Stmt) -> list[Action]:
         """Compile ``bodies`` in one new scope."""
         self.scopes.append({})
         actions = [self.statement(body) for body in bodies]
@@ -141,14 +111,13 @@ class _Compiler(Evaluator):
 
     # Statements
 
-    @functools.singledispatchmethod
-    def statement(self, stmt: Stmt) -> Action:
-        """What a node does to a frame; each kind has a method below."""
-        raise AssertionError(f"cannot interpret {stmt!r}")
+    def statement(self, stmt: ir.Stmt) -> Action:
+        """What a node does to a frame; each kind has a method of its name below."""
+        compile: Callable[[ir.Stmt], Action] = getattr(self, f"run_{type(stmt).__name__}")
+        return compile(stmt)
 
-    @statement.register(Block)
-    def block(self, stmt: Block) -> Action:
-        actions = [self.statement(s) for s in stmt.body if not isinstance(s, Comment)]
+    def run_Block(self, stmt: ir.Block) -> Action:
+        actions = [self.statement(s) for s in stmt.body if not isinstance(s, ir.Comment)]
 
         def run_block(frame: Frame) -> None:
             for action in actions:
@@ -156,40 +125,34 @@ class _Compiler(Evaluator):
 
         return run_block
 
-    @statement.register(Comment)
-    def comment(self, stmt: Comment) -> Action:
+    def run_Comment(self, stmt: ir.Comment) -> Action:
         return lambda frame: None
 
     # Statements that set variables and elements
 
-    @statement.register(Declare)
-    def declaration(self, stmt: Declare) -> Action:
+    def run_Declare(self, stmt: ir.Declare) -> Action:
         get, t = self.expr(stmt.value), stmt.var.type
         put = self.declare(stmt.var)
         return lambda frame: operator.setitem(frame, put, convert(get(frame), t))
 
-    @statement.register(Assign)
-    def assignment(self, stmt: Assign) -> Action:
+    def run_Assign(self, stmt: ir.Assign) -> Action:
         get, put, t = self.expr(stmt.value), self.place(stmt.var), stmt.var.type
         if put in self.fixed:
             raise BoundsError(f"{stmt.var.name} is a loop variable or captured and may not be assigned")
         return lambda frame: operator.setitem(frame, put, convert(get(frame), t))
 
-    @statement.register(Store)
-    def store(self, stmt: Store) -> Action:
+    def run_Store(self, stmt: ir.Store) -> Action:
         into, at, get = self.place(stmt.array), self.index(stmt.index), self.expr(stmt.value)
         name, holds, value_type = stmt.array.name, stmt.array.element, stmt.value.type
         if holds != value_type and not (holds.is_integer and value_type.is_integer):
             raise BoundsError(f"{value_type} is stored to {name} of {holds}")
         return lambda frame: operator.setitem(frame[into], at(frame), get(frame))
 
-    @statement.register(Tile)
-    def tile(self, stmt: Tile) -> Action:
+    def run_Tile(self, stmt: ir.Tile) -> Action:
         put, zero, count = self.declare(stmt.array), convert(0, stmt.array.element), stmt.count
         return lambda frame: operator.setitem(frame, put, _Registers([zero] * count))
 
-    @statement.register(Fill)
-    def fill(self, stmt: Fill) -> Action:
+    def run_Fill(self, stmt: ir.Fill) -> Action:
         into, get = self.place(stmt.array), self.expr(stmt.value)
         first, last = self.index(stmt.start), self.index(stmt.stop)
 
@@ -201,8 +164,7 @@ class _Compiler(Evaluator):
 
         return set_all
 
-    @statement.register(Copy)
-    def copy(self, stmt: Copy) -> Action:
+    def run_Copy(self, stmt: ir.Copy) -> Action:
         target, source = stmt.target, stmt.source
         to, what, number = self.place(target), self.place(source), self.index(stmt.count)
         first, last = self.index(stmt.target_start), self.index(stmt.source_start)
@@ -210,48 +172,41 @@ class _Compiler(Evaluator):
             raise BoundsError(f"{source.name} is copied to {target.name} of another type")
         return lambda frame: frame[to].copy_from(first(frame), frame[what], last(frame), number(frame))
 
-    @statement.register(Prefetch)
-    def prefetch(self, stmt: Prefetch) -> Action:
+    def run_Prefetch(self, stmt: ir.Prefetch) -> Action:
         into, at = self.place(stmt.array), self.index(stmt.index)
         return lambda frame: (frame[into][at(frame)], None)[1]
 
-    @statement.register(Perform)
-    def perform(self, stmt: Perform) -> Action:
+    def run_Perform(self, stmt: ir.Perform) -> Action:
         get = self.expr(stmt.call)
         return lambda frame: (get(frame), None)[1]
 
     # Statements that allocate
 
-    @statement.register(Allocate)
-    def allocate(self, stmt: Allocate) -> Action:
+    def run_Allocate(self, stmt: ir.Allocate) -> Action:
         memory, array, zero = self.memory, stmt.array, stmt.zero
         number, put = self.index(stmt.count), self.declare(array)
         return lambda frame: operator.setitem(
             frame, put, memory.allocate(array.name, array.element, number(frame), zero)
         )
 
-    @statement.register(Resize)
-    def resize(self, stmt: Resize) -> Action:
+    def run_Resize(self, stmt: ir.Resize) -> Action:
         number, put = self.index(stmt.count), self.place(stmt.array)
         if put in self.fixed:
             raise BoundsError(f"{stmt.array.name} is captured and may not be resized")
         return lambda frame: operator.setitem(frame, put, frame[put].resized(number(frame)))
 
-    @statement.register(Free)
-    def free(self, stmt: Free) -> Action:
+    def run_Free(self, stmt: ir.Free) -> Action:
         put = self.place(stmt.array)
         return lambda frame: frame[put].free()
 
     # Statements that speak to the caller
 
-    @statement.register(Put)
-    def put(self, stmt: Put) -> Action:
+    def run_Put(self, stmt: ir.Put) -> Action:
         machine = self.machine
         get, at_slot = self.expr(stmt.value), machine.kernel.slot(stmt.slot)
         return lambda frame: operator.setitem(machine.slots, at_slot, int(get(frame)))
 
-    @statement.register(PutArray)
-    def put_array(self, stmt: PutArray) -> Action:
+    def run_PutArray(self, stmt: ir.PutArray) -> Action:
         memory, machine = self.memory, self.machine
         put, at_slot = self.place(stmt.array), machine.kernel.slot(stmt.slot)
 
@@ -265,16 +220,14 @@ class _Compiler(Evaluator):
 
         return give
 
-    @statement.register(SlotArray)
-    def slot_array(self, stmt: SlotArray) -> Action:
+    def run_SlotArray(self, stmt: ir.SlotArray) -> Action:
         memory, array = self.memory, stmt.array
         row, at, put = self.place(stmt.table), self.index(stmt.index), self.declare(array)
         return lambda frame: operator.setitem(
             frame, put, memory.find(array.name, array.element, frame[row][at(frame)])
         )
 
-    @statement.register(KeepArray)
-    def keep_array(self, stmt: KeepArray) -> Action:
+    def run_KeepArray(self, stmt: ir.KeepArray) -> Action:
         memory = self.memory
         row, at, put = self.place(stmt.table), self.index(stmt.index), self.place(stmt.array)
 
@@ -286,8 +239,7 @@ class _Compiler(Evaluator):
 
         return keep
 
-    @statement.register(Return)
-    def leave(self, stmt: Return) -> Action:
+    def run_Return(self, stmt: ir.Return) -> Action:
         get = self.expr(stmt.value)
 
         def end(frame: Frame) -> None:
@@ -295,8 +247,7 @@ class _Compiler(Evaluator):
 
         return end
 
-    @statement.register(Fail)
-    def fail(self, stmt: Fail) -> Action:
+    def run_Fail(self, stmt: ir.Fail) -> Action:
         def end(frame: Frame) -> None:
             raise OutOfMemory
 
@@ -304,8 +255,7 @@ class _Compiler(Evaluator):
 
     # Loops and branches
 
-    @statement.register(For)
-    def loop(self, stmt: For) -> Action:
+    def run_For(self, stmt: ir.For) -> Action:
         first, last = self.index(stmt.start), self.index(stmt.stop)
         self.scopes.append({})
         put = self.declare(stmt.var)
@@ -320,12 +270,10 @@ class _Compiler(Evaluator):
 
         return run_loop
 
-    @statement.register(Lanes)
-    def lanes(self, stmt: Lanes) -> Action:
-        return self.statement(For(stmt.var, stmt.start, stmt.start + stmt.count, stmt.body))
+    def run_Lanes(self, stmt: ir.Lanes) -> Action:
+        return self.statement(ir.For(stmt.var, stmt.start, stmt.start + stmt.count, stmt.body))
 
-    @statement.register(While)
-    def repetition(self, stmt: While) -> Action:
+    def run_While(self, stmt: ir.While) -> Action:
         test = self.expr(stmt.condition)
         (turn,) = self.inside(stmt.body)
 
@@ -335,18 +283,16 @@ class _Compiler(Evaluator):
 
         return repeat
 
-    @statement.register(If)
-    def branch(self, stmt: If) -> Action:
+    def run_If(self, stmt: ir.If) -> Action:
         test = self.expr(stmt.condition)
         (yes,), (no,) = self.inside(stmt.then), self.inside(stmt.otherwise)
         return lambda frame: yes(frame) if test(frame) else no(frame)
 
-    @statement.register(Parallel)
-    def parallel(self, stmt: Parallel) -> Action:
+    def run_Parallel(self, stmt: ir.Parallel) -> Action:
         """Two workers that take alternate turns, as a worst case that is still repeatable."""
         memory = self.memory
         count, threads = self.index(stmt.count), self.index(stmt.threads)
-        self.place(Var("parallel_for"))
+        self.place(ir.Var("parallel_for"))
         fixed = self.fixed
         self.fixed = fixed | {place for scope in self.scopes for place, _ in scope.values()}
         self.scopes.append({})

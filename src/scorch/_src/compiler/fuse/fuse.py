@@ -16,7 +16,9 @@ them, however many a step reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import operator
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scorch._src.compiler import lattice
@@ -28,13 +30,12 @@ from scorch._src.compiler.plan import Operand, Plan, Step
 from scorch._src.compiler.schedule.convert_operands import Conversion
 from scorch._src.compiler.schedule.infer_format import support_of
 from scorch._src.formats import dense_format
-from scorch._src.loops.nodes import Kernel
 from scorch._src.loops.simplify import simplify
 from scorch._src.loops.types import INT32, Type
 from scorch._src.notation import nodes as notation
 from scorch._src.notation.nodes import Access, Literal, Op
 from scorch._src.notation.show import show
-from scorch._src.notation.trees import accesses, substitute
+from scorch._src.notation.trees import accesses, substitute, walk
 
 
 def fuse(group: Group) -> Fused:
@@ -43,10 +44,8 @@ def fuse(group: Group) -> Fused:
     planned = apply_in_registers(group, [_planned(group, step) for step in group.steps])
     group = replace(group, steps=tuple(each.plan.step for each in planned))
     loops, in_strip = joined(group, planned)
-    kernel = simplify(loops)
-    assert isinstance(kernel, Kernel)
     work = sum(each.choice.chosen.total for each in planned)
-    return Fused(group, kernel, tuple(inputs_of(group, planned).items()), in_strip, work)
+    return Fused(group, simplify(loops), tuple(inputs_of(group, planned).items()), in_strip, work)
 
 
 # steps that become part of others --------------------------------------------------------------------
@@ -60,7 +59,9 @@ def inline(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]:
     left = list(steps)
     for step in steps:
         name = step.target.tensor
-        readers = [other for other in left for access in _all_accesses(other) if access.tensor == name]
+        readers = [
+            o for o in left for node in walk(o.body) if isinstance(node, Access) and node.tensor == name
+        ]
         if step.reduced or name in outputs or len(readers) != 1 or readers[0].reduced:
             continue
         place = left.index(readers[0])
@@ -68,17 +69,6 @@ def inline(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]:
         left[place] = replace(readers[0], body=substitute(readers[0].body, {step.target: body}))
         left = [other for other in left if other.target != step.target]
     return tuple(left)
-
-
-def _all_accesses(step: Step) -> Iterator[Access]:
-    """Every access as often as it stands in the body."""
-    left = [step.body]
-    while left:
-        expr = left.pop()
-        if isinstance(expr, Access):
-            yield expr
-        elif isinstance(expr, Op):
-            left += expr.args
 
 
 def apply_in_registers(group: Group, planned: Sequence[Planned]) -> list[Planned]:
@@ -95,9 +85,9 @@ def apply_in_registers(group: Group, planned: Sequence[Planned]) -> list[Planned
         if total.tensor in group.outputs or len(readers) != 1 or not each.plan.step.reduced:
             continue
         (reader,) = readers
-        found = _applied(each, reader)
-        if found is not None:
-            left[left.index(reader)] = found
+        applied = _applied(each, reader)
+        if applied is not None:
+            left[left.index(reader)] = applied
             left.remove(each)
     return left
 
@@ -115,22 +105,19 @@ def _applied(each: Planned, reader: Planned) -> Planned | None:
     operands = {operand.name: operand for operand in reader.plan.operands}
     if any(operands[access.tensor].is_sparse for access in others):
         return None
-    if plan.vectors is not None and plan.vectors.kind == "rows":
-        along = plan.vectors.loop
+    if plan.row_vectors is not None:
+        along = plan.row_vectors.loop
         lies = all(
             along not in access.indices or access.indices[operands[access.tensor].format.order[-1]] == along
             for access in others
         )
         if not lies or not _is_in_vectors(value):
             return None
-    new = [operands[access.tensor] for access in others if access.tensor not in map(_name, plan.operands)]
+    known = {operand.name for operand in plan.operands}
+    new = [operands[access.tensor] for access in others if access.tensor not in known]
     step = replace(plan.step, target=target)
     plan = replace(plan, step=step, applied=(total, value), operands=(*plan.operands, *new))
     return replace(each, plan=plan)
-
-
-def _name(operand: Operand) -> str:
-    return operand.name
 
 
 def _is_in_vectors(value: notation.Expr) -> bool:
@@ -150,11 +137,8 @@ def _is_in_vectors(value: notation.Expr) -> bool:
 
 def dense_operand(name: str, shape: Sequence[int], element: Type) -> Operand:
     """A dense tensor that lies in memory row by row."""
-    counts, places = [], 1
-    for size in shape:
-        places *= size
-        counts.append(places)
-    return Operand(name, dense_format(len(shape)), element, INT32, tuple(shape), tuple(counts))
+    counts = tuple(itertools.accumulate(shape, operator.mul))
+    return Operand(name, dense_format(len(shape)), element, INT32, tuple(shape), counts)
 
 
 def _planned(group: Group, step: Step) -> Planned:
@@ -172,7 +156,7 @@ def _planned(group: Group, step: Step) -> Planned:
         reads = {access: walked for access in step.accesses if access.tensor in group.stored}
         body = substitute(step.body, dict(reads))
         operands = {access: tensors[access.tensor] for access in replace(step, body=body).accesses}
-        where = support_of(replace(step, body=body), operands)
+        where = support_of(body, operands)
         if step.target.tensor in group.stored and where != lattice.stored(walked):
             body = Op("mul", (walked if step.reduced else Op("present", (walked,)), body))
     _check_rows(group, step)

@@ -19,46 +19,22 @@ from scorch._src.compiler.pipeline import Planned, as_statement
 from scorch._src.compiler.plan import STRIP_START, Plan, Step
 from scorch._src.compiler.target import target
 from scorch._src.formats import Format
-from scorch._src.loops.nodes import (
-    TRUE,
-    Allocate,
-    Array,
-    Assign,
-    Binary,
-    Block,
-    Comment,
-    Const,
-    Declare,
-    Expr,
-    For,
-    Free,
-    Function,
-    If,
-    Kernel,
-    Load,
-    Parallel,
-    Stmt,
-    Var,
-    While,
-    block,
-    both,
-    wide,
-)
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT64
 from scorch._src.notation import nodes as notation
 from scorch._src.notation.nodes import Reduce
 from scorch._src.notation.show import show
 from scorch._src.notation.trees import accesses, substitute
 
-LONGEST = Var("longest")  # entries of a strip: those of the longest row, if that is longer than others get
-STRIP_STOP = Var("strip_stop")
+LONGEST = ir.Var("longest")  # entries of a strip: those of the longest row, if that is longer than others get
+STRIP_STOP = ir.Var("strip_stop")
 ENTRIES = 2048  # of a strip: four results of so many stay in the first cache
 ROWS = 16  # of a strip
 FLAT = 1024  # elements of a strip, where rows are single elements
 LONG = 16  # a vector of this part of a core's cache does not stay there beside rows of other tensors
 
 
-def joined(group: Group, planned: Sequence[Planned]) -> tuple[Kernel, frozenset[str]]:
+def joined(group: Group, planned: Sequence[Planned]) -> tuple[ir.Kernel, frozenset[str]]:
     """One kernel that does for each row what all plans do, and the results that it keeps for a strip only."""
     first = _first_phase(group, planned)
     phases = [part for part in (planned[:first], planned[first:]) if part]
@@ -69,22 +45,24 @@ def joined(group: Group, planned: Sequence[Planned]) -> tuple[Kernel, frozenset[
     for phase in phases:
         plans = [replace(each.plan, in_strip=in_strip) for each in phase]
         bodies.append(_phase(group, plans))
-    temporaries = [Array(f"{name}_vals", group.element) for name in whole]
-    before: list[Stmt] = [Allocate(array, _entries_of_all(group)) for array in temporaries]
+    temporaries = [ir.Array(f"{name}_vals", group.element) for name in whole]
+    before: list[ir.Stmt] = [ir.Allocate(array, _entries_of_all(group)) for array in temporaries]
     if any(name in group.stored for name in in_strip):
-        pos, r = _pos(group), Var("r")
-        longer = Binary("max", LONGEST, _entries(pos, r, r + 1), INT64)
-        before.append(Declare(LONGEST, Const(ENTRIES)))
-        before.append(For(r, Const(0), Var(f"{group.outermost}_size"), Assign(LONGEST, longer)))
-    params: list[Var | Array] = [Var("parallel_for"), Var("threads")]
-    params += [Var(f"{index}_size") for index, _ in group.sizes]
+        pos, r = _pos(group), ir.Var("r")
+        longer = ir.Binary("max", LONGEST, _entries(pos, r, r + 1), INT64)
+        before.append(ir.Declare(LONGEST, ir.Const(ENTRIES)))
+        before.append(ir.For(r, ir.Const(0), ir.Var(f"{group.outermost}_size"), ir.Assign(LONGEST, longer)))
+    params: list[ir.Var | ir.Array] = [ir.Var("parallel_for"), ir.Var("threads")]
+    params += [ir.Var(f"{index}_size") for index, _ in group.sizes]
     if group.pattern is not None:
-        params += [Array(f"{group.pattern.name}2_{part}", group.pattern.index) for part in ("pos", "crd")]
-    params += [Array(f"{name}_vals", group.element) for name in (*inputs_of(group, planned), *group.outputs)]
-    scopes = bodies if len(bodies) == 1 else [If(TRUE, body) for body in bodies]
-    body = block(*before, *scopes, *(Free(array) for array in temporaries))
-    compute = Function("scorch_compute", tuple(params), body, exported=True)
-    return Kernel(_header(group, planned, first, in_strip), tuple(params), (compute,)), in_strip
+        params += [ir.Array(f"{group.pattern.name}2_{part}", group.pattern.index) for part in ("pos", "crd")]
+    params += [
+        ir.Array(f"{name}_vals", group.element) for name in (*inputs_of(group, planned), *group.outputs)
+    ]
+    scopes = bodies if len(bodies) == 1 else [ir.If(ir.TRUE, body) for body in bodies]
+    body = ir.block(*before, *scopes, *(ir.Free(array) for array in temporaries))
+    compute = ir.Function("scorch_compute", tuple(params), body, exported=True)
+    return ir.Kernel(_header(group, planned, first, in_strip), tuple(params), (compute,)), in_strip
 
 
 def inputs_of(group: Group, planned: Sequence[Planned]) -> dict[str, Format | None]:
@@ -104,11 +82,11 @@ def inputs_of(group: Group, planned: Sequence[Planned]) -> dict[str, Format | No
 def read_by(plan: Plan) -> list[notation.Access]:
     """All that the loops of a plan read."""
     assert plan.value is not None
-    found = list(accesses(plan.value))
+    reads = list(accesses(plan.value))
     if plan.applied is not None:
         total, value = plan.applied
-        found += [access for access in accesses(value) if access != total]
-    return found
+        reads += [access for access in accesses(value) if access != total]
+    return reads
 
 
 # phases ----------------------------------------------------------------------------------------------
@@ -139,40 +117,44 @@ def _is_long_vector(group: Group, plan: Plan, access: notation.Access) -> bool:
     return plan.operand(access.tensor).nnz * plan.element.bytes > target().cache_bytes // LONG
 
 
-def _phase(group: Group, plans: Sequence[Plan]) -> Stmt:
+def _phase(group: Group, plans: Sequence[Plan]) -> ir.Stmt:
     """One loop over all rows, shared by threads."""
     loops = [_loop_of(group, lower(plan)) for plan in plans]
     balanced = next((place for place, plan in enumerate(plans) if plan.balance is not None), 0)
     shell = loops[balanced][0]
-    inner: list[Stmt] = [Comment(show(_written(plans[0]))), loops[0][1]]
+    inner: list[ir.Stmt] = [ir.Comment(show(_written(plans[0]))), loops[0][1]]
     if len(plans) > 1:
         inner = []
         for plan, (_, loop) in zip(plans, loops, strict=True):
-            inner += [Comment(show(_written(plan))), replace(loop, start=STRIP_START, stop=STRIP_STOP)]
+            inner += [ir.Comment(show(_written(plan))), replace(loop, start=STRIP_START, stop=STRIP_STOP)]
         inner = [_strips(group, inner)]
     own = {plan.step.target.tensor: plan.step for plan in plans}
     scratch = [_strip_array(group, step) for name, step in own.items() if name in plans[0].in_strip]
-    head = block(lower(plans[balanced]).functions[0].body).body[:2]
+    head = ir.block(lower(plans[balanced]).functions[0].body).body[:2]
     shared = replace(
         shell,
-        prologue=block(*(Allocate(array, count) for array, count in scratch)),
-        body=Block((*block(shell.body).body[:2], *inner)),
-        epilogue=block(*(Free(array) for array, _ in scratch)),
+        prologue=ir.block(*(ir.Allocate(array, count) for array, count in scratch)),
+        body=ir.Block((*ir.block(shell.body).body[:2], *inner)),
+        epilogue=ir.block(*(ir.Free(array) for array, _ in scratch)),
     )
-    return block(*head, shared)
+    return ir.block(*head, shared)
 
 
-def _loop_of(group: Group, kernel: Kernel) -> tuple[Parallel, For]:
+def _loop_of(group: Group, kernel: ir.Kernel) -> tuple[ir.Parallel, ir.For]:
     """The parallel loop of a kernel and the loop over rows inside it, if there is nothing else."""
     (function,) = kernel.functions
-    match list(block(function.body).body):
+    match list(ir.block(function.body).body):
         case [
-            Declare(Var("span")),
-            Declare(),
-            Parallel(_, _, _, Block(()), Block(body), Block(())) as parallel,
+            ir.Declare(ir.Var("span")),
+            ir.Declare(),
+            ir.Parallel(_, _, _, ir.Block(()), ir.Block(body), ir.Block(())) as parallel,
         ]:
             match body:
-                case [Declare(), Declare(), For(Var(name), Var("chunk_start"), Var("chunk_stop")) as loop]:
+                case [
+                    ir.Declare(),
+                    ir.Declare(),
+                    ir.For(ir.Var(name), ir.Var("chunk_start"), ir.Var("chunk_stop")) as loop,
+                ]:
                     if name == group.outermost:
                         return parallel, loop
     raise FusionError(f"the loops of {kernel.header.splitlines()[0]} are not one loop over rows")
@@ -181,52 +163,52 @@ def _loop_of(group: Group, kernel: Kernel) -> tuple[Parallel, For]:
 # strips ----------------------------------------------------------------------------------------------
 
 
-def _strips(group: Group, loops: Sequence[Stmt]) -> Stmt:
+def _strips(group: Group, loops: Sequence[ir.Stmt]) -> ir.Stmt:
     """``loops`` for a few rows at a time: as many as have ``ENTRIES`` entries, or one."""
     most = FLAT if group.pattern is None else ROWS
-    room = both(Var("chunk_stop") > STRIP_STOP, Const(most) > STRIP_STOP - STRIP_START)
-    begin: Stmt | None = None
+    room = ir.both(ir.Var("chunk_stop") > STRIP_STOP, ir.Const(most) > STRIP_STOP - STRIP_START)
+    begin: ir.Stmt | None = None
     if group.pattern is not None:
         pos = _pos(group)
-        room = both(room, _entries(pos, STRIP_START, STRIP_STOP + 1) <= ENTRIES)
-        begin = Declare(STRIP_BEGIN, wide(Load(pos, STRIP_START)))
-    return block(
-        Declare(STRIP_START, Var("chunk_start")),
-        While(
-            Var("chunk_stop") > STRIP_START,
-            block(
-                Declare(STRIP_STOP, STRIP_START + 1),
-                While(room, Assign(STRIP_STOP, STRIP_STOP + 1)),
+        room = ir.both(room, _entries(pos, STRIP_START, STRIP_STOP + 1) <= ENTRIES)
+        begin = ir.Declare(STRIP_BEGIN, ir.wide(ir.Load(pos, STRIP_START)))
+    return ir.block(
+        ir.Declare(STRIP_START, ir.Var("chunk_start")),
+        ir.While(
+            ir.Var("chunk_stop") > STRIP_START,
+            ir.block(
+                ir.Declare(STRIP_STOP, STRIP_START + 1),
+                ir.While(room, ir.Assign(STRIP_STOP, STRIP_STOP + 1)),
                 begin,
                 *loops,
-                Assign(STRIP_START, STRIP_STOP),
+                ir.Assign(STRIP_START, STRIP_STOP),
             ),
         ),
     )
 
 
-def _pos(group: Group) -> Array:
+def _pos(group: Group) -> ir.Array:
     assert group.pattern is not None
-    return Array(f"{group.pattern.name}2_pos", group.pattern.index)
+    return ir.Array(f"{group.pattern.name}2_pos", group.pattern.index)
 
 
-def _entries(pos: Array, start: Expr, stop: Expr) -> Expr:
+def _entries(pos: ir.Array, start: ir.Expr, stop: ir.Expr) -> ir.Expr:
     """How many entries the rows from ``start`` to ``stop`` have."""
-    return wide(Load(pos, stop)) - wide(Load(pos, start))
+    return ir.wide(ir.Load(pos, stop)) - ir.wide(ir.Load(pos, start))
 
 
-def _entries_of_all(group: Group) -> Expr:
-    return wide(Load(_pos(group), Var(f"{group.outermost}_size")))
+def _entries_of_all(group: Group) -> ir.Expr:
+    return ir.wide(ir.Load(_pos(group), ir.Var(f"{group.outermost}_size")))
 
 
-def _strip_array(group: Group, step: Step) -> tuple[Array, Expr]:
+def _strip_array(group: Group, step: Step) -> tuple[ir.Array, ir.Expr]:
     """Room for the rows at hand of a result."""
-    array = Array(f"{step.target.tensor}_vals", group.element)
+    array = ir.Array(f"{step.target.tensor}_vals", group.element)
     if step.target.tensor in group.stored:
         return array, LONGEST
-    count: Expr = Const(FLAT if group.pattern is None else ROWS)
+    count: ir.Expr = ir.Const(FLAT if group.pattern is None else ROWS)
     for index in step.target.indices[1:]:
-        count = count * Var(f"{index}_size")
+        count = count * ir.Var(f"{index}_size")
     return array, count
 
 
@@ -236,12 +218,12 @@ def _strip_array(group: Group, step: Step) -> tuple[Array, Expr]:
 def _written(plan: Plan) -> notation.Assign:
     """What the plan computes, as it was given."""
     assert plan.value is not None
-    found = as_statement(replace(plan.step, body=plan.value))
+    statement = as_statement(replace(plan.step, body=plan.value))
     if plan.applied is None:
-        return found
+        return statement
     total, value = plan.applied
-    assert isinstance(found.value, Reduce)
-    return notation.Assign(found.target, substitute(value, {total: found.value}))
+    assert isinstance(statement.value, Reduce)
+    return notation.Assign(statement.target, substitute(value, {total: statement.value}))
 
 
 def _header(group: Group, planned: Sequence[Planned], first: int, in_strip: frozenset[str]) -> str:

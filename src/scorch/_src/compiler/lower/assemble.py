@@ -1,8 +1,8 @@
 """How a result is built: where the value of a point goes, and what becomes of it at the end.
 
-An assembly is asked by ``lower`` at fixed places: before and after everything, around each depth of the
-loops, and at the leaf. It keeps an accumulator where reductions are innermost, a workspace where results
-come out of order (``formats.scratch``), and hands finished entries, in order, to a collector:
+An assembly and its collector are asked by ``lower`` at fixed places: before and after everything, around
+each depth of the loops, and at the leaf. The assembly keeps an accumulator where reductions are innermost, a
+workspace where results come out of order (``formats.scratch``), and hands finished entries, in order, to:
 
     Values   the place is known: a dense result, or the pattern of an operand
     Rows     append coordinate and value below dense levels, one array per chunk of the outer loop
@@ -19,29 +19,9 @@ from __future__ import annotations
 from scorch._src.compiler.lower.collect import Collector, Entries, Rows, Values
 from scorch._src.compiler.lower.collect_in_place import Buckets, Slots
 from scorch._src.compiler.lower.express import combine, converted, value_of
-from scorch._src.compiler.plan import LevelUse, Plan, Vectors
+from scorch._src.compiler.plan import Plan, Vectors
 from scorch._src.formats.scratch import DenseScratch, ListScratch, Scratch, join_key
-from scorch._src.loops.nodes import (
-    FALSE,
-    TRUE,
-    Array,
-    Assign,
-    Binary,
-    Const,
-    Declare,
-    Expr,
-    For,
-    Function,
-    If,
-    Lanes,
-    Load,
-    Stmt,
-    Store,
-    Tile,
-    Var,
-    block,
-    lane,
-)
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.operators import REDUCTIONS
 from scorch._src.loops.types import BOOL, INT64, Type
 from scorch._src.notation.nodes import Access
@@ -62,23 +42,18 @@ def identity_of(reduction: str, element: Type) -> int | float | bool:
     return low if reduction == "max" else high
 
 
-Factor = tuple[Stmt | None, Expr | None]  # what is declared to know it, and what it is
+Factor = tuple[ir.Stmt | None, ir.Expr | None]  # what is declared to know it, and what it is
 
 
 def make_assembly(plan: Plan) -> Assembly:
-    collector: Collector
-    match plan.assembly:
-        case "dense" | "shared":
-            collector = Values(plan)
-        case "rows":
-            collector = Slots(plan) if plan.slots else Rows(plan)
-        case "buckets":
-            collector = Buckets(plan)
-        case "list":
-            collector = Entries(plan)
-        case _:
-            raise AssertionError(f"cannot assemble {plan.assembly!r}")
-    return Assembly(plan, collector)
+    collectors: dict[str, type[Collector]] = {
+        "dense": Values,
+        "shared": Values,
+        "rows": Slots if plan.slots else Rows,
+        "buckets": Buckets,
+        "list": Entries,
+    }
+    return Assembly(plan, collectors[plan.assembly](plan))
 
 
 class Assembly:
@@ -88,9 +63,8 @@ class Assembly:
         self.plan = plan
         self.collector = collector
         self.uses = plan.result_uses
-        needed = {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
-        self.ready = max((plan.order.index(loop) + 1 for loop in needed), default=0)
-        self.tile = plan.vectors if plan.vectors is not None and plan.vectors.kind == "rows" else None
+        self.ready = max((plan.order.index(loop) + 1 for loop in plan.result_loops), default=0)
+        self.tile = plan.row_vectors
         if self.tile is not None:
             self.ready = self.tile.depth
         self.accumulates = self.ready < len(plan.order)
@@ -99,7 +73,7 @@ class Assembly:
         for depth in sorted({depth for _, depth in plan.factors} - {self.ready}):
             self.sums[depth] = f"part_{depth}"
         self.join = REDUCTIONS[plan.step.reduction].loop
-        self.identity = Const(identity_of(plan.step.reduction, plan.element), plan.element)
+        self.identity = ir.Const(identity_of(plan.step.reduction, plan.element), plan.element)
         self.scratch: Scratch | None = None
         if plan.workspace is not None:
             left = self.uses[plan.prefix_levels :]
@@ -113,39 +87,16 @@ class Assembly:
                 )
                 self.scratch = ListScratch("w", names, sizes, plan.element, self.join, words)
 
-    # slots -------------------------------------------------------------------------------------------
-
-    @property
-    def inputs(self) -> tuple[Var | Array, ...]:
-        return self.collector.inputs
-
-    @property
-    def outputs(self) -> tuple[Var | Array, ...]:
-        return self.collector.outputs
-
-    @property
-    def finish_inputs(self) -> tuple[Var | Array, ...]:
-        return self.collector.finish_inputs
-
-    def helpers(self) -> tuple[Function, ...]:
+    def helpers(self) -> tuple[ir.Function, ...]:
         return (*(self.scratch.helpers() if self.scratch else ()), *self.collector.helpers())
-
-    def finish(self, sizes: tuple[Var, ...]) -> Function | None:
-        return self.collector.finish(sizes)
 
     # before and after --------------------------------------------------------------------------------
 
-    def before(self) -> Stmt:
-        return self.collector.before()
+    def before_worker(self) -> ir.Stmt:
+        return self.scratch.allocate() if self.scratch else ir.block()
 
-    def after(self) -> Stmt:
-        return self.collector.after()
-
-    def before_worker(self) -> Stmt:
-        return self.scratch.allocate() if self.scratch else block()
-
-    def after_worker(self) -> Stmt:
-        return self.scratch.free() if self.scratch else block()
+    def after_worker(self) -> ir.Stmt:
+        return self.scratch.free() if self.scratch else ir.block()
 
     def limits(self, entries: int, inserted: int, in_row: int) -> dict[str, int]:
         """How far the counters get that arrays grow with, if ``inserted`` values have ``entries`` places.
@@ -155,30 +106,9 @@ class Assembly:
         inside = self.scratch.limits(in_row, in_row) if self.scratch else {}
         return self.collector.limits(entries, inserted) | inside
 
-    def counting(self, loops: Stmt) -> Stmt:
-        """The first of two turns of the loops, or something shorter with the same effect."""
-        return self.collector.counting(loops)
-
-    def next_pass(self) -> Stmt | None:
-        """What comes between this turn of the loops and the next one; None if there is no other."""
-        return self.collector.next_pass()
-
-    @property
-    def chunks_per_thread(self) -> int:
-        return self.collector.chunks_per_thread
-
-    def before_chunks(self, chunks: Expr) -> Stmt:
-        return self.collector.before_chunks(chunks)
-
-    def before_chunk(self, chunk: Expr) -> Stmt:
-        return self.collector.before_chunk(chunk)
-
-    def after_chunk(self, chunk: Expr) -> Stmt:
-        return self.collector.after_chunk(chunk)
-
     # inside the loops --------------------------------------------------------------------------------
 
-    def around(self, depth: int, inner: Stmt, position: Expr | None, factor: Factor) -> Stmt:
+    def around(self, depth: int, inner: ir.Stmt, position: ir.Expr | None, factor: Factor) -> ir.Stmt:
         """``inner``, all that happens inside the first ``depth`` loops, with what belongs around it.
 
         ``factor`` is what the sum inside is multiplied by, and what must be declared to know it.
@@ -188,28 +118,28 @@ class Assembly:
             name = self.sums[depth]
             value = self._sum(name) if by is None else combine("*", self._sum(name), by)
             if depth == self.ready:
-                done = self._in_lanes(block(before, self._deliver(self._applied(value), position)))
+                done = self._in_lanes(ir.block(before, self._deliver(self._applied(value), position)))
             else:
-                done = self._in_lanes(block(before, self._add(self._around(depth), value)))
-            found = Var("found", BOOL)
+                done = self._in_lanes(ir.block(before, self._add(self._around(depth), value)))
+            found = ir.Var("found", BOOL)
             if depth == self.ready and self.collector.appends:
-                inner = block(self._start(name), Declare(found, FALSE), inner, If(found, done))
+                inner = ir.block(self._start(name), ir.Declare(found, ir.FALSE), inner, ir.If(found, done))
             else:
-                inner = block(self._start(name), inner, done)
+                inner = ir.block(self._start(name), inner, done)
         if self.tile is not None and depth == self.tile.opens:
             inner = self._stretches(self.tile, inner)
         if self.scratch is not None and depth == self.plan.prefix:
             room = self.collector.make_room(self.scratch.count) if self.scratch.counts_exactly else None
-            inner = block(self.scratch.open(), inner, room, self.scratch.drain(self._drained))
+            inner = ir.block(self.scratch.open(), inner, room, self.scratch.drain(self._drained))
         return self.collector.around(depth, inner)
 
-    def leaf(self, value: Expr, position: Expr | None) -> Stmt:
+    def leaf(self, value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
         """What happens to the value of one point."""
         value = converted(value, self.plan.element)
         if not self.accumulates:
             return self._deliver(value, position)
-        mark = Assign(Var("found", BOOL), TRUE) if self.collector.appends else None
-        return block(self._add(list(self.sums.values())[-1], value), mark)
+        mark = ir.Assign(ir.Var("found", BOOL), ir.TRUE) if self.collector.appends else None
+        return ir.block(self._add(list(self.sums.values())[-1], value), mark)
 
     # sums --------------------------------------------------------------------------------------------
 
@@ -217,71 +147,68 @@ class Assembly:
         """The name of the sum outside the one at ``depth``."""
         return self.sums[max(other for other in self.sums if other < depth)]
 
-    def _start(self, name: str) -> Stmt:
+    def _start(self, name: str) -> ir.Stmt:
         if self.tile is not None:
-            return Tile(Array(name, self.plan.element), self.tile.width, self.tile.lanes)
-        return Declare(Var(name, self.plan.element), self.identity)
+            return ir.Tile(ir.Array(name, self.plan.element), self.tile.width, self.tile.lanes)
+        return ir.Declare(ir.Var(name, self.plan.element), self.identity)
 
-    def _sum(self, name: str) -> Expr:
+    def _sum(self, name: str) -> ir.Expr:
         if self.tile is not None:
-            return Load(Array(name, self.plan.element), self.lane)
-        return Var(name, self.plan.element)
+            return ir.Load(ir.Array(name, self.plan.element), self.lane)
+        return ir.Var(name, self.plan.element)
 
-    def _add(self, name: str, value: Expr) -> Stmt:
+    def _add(self, name: str, value: ir.Expr) -> ir.Stmt:
         joined = combine(self.join, self._sum(name), value)
         if self.tile is not None:
-            return Store(Array(name, self.plan.element), self.lane, joined)
-        return Assign(Var(name, self.plan.element), joined)
+            return ir.Store(ir.Array(name, self.plan.element), self.lane, joined)
+        return ir.Assign(ir.Var(name, self.plan.element), joined)
 
     @property
-    def lane(self) -> Expr:
+    def lane(self) -> ir.Expr:
         """The place in a stretch of the result that a turn of the innermost loop owns."""
         assert self.tile is not None
-        return lane(Var(self.tile.loop), self.tile.start, self.tile.width, self.tile.width)
+        return ir.lane(ir.Var(self.tile.loop), self.tile.start, self.tile.width, self.tile.width)
 
-    def _in_lanes(self, body: Stmt) -> Stmt:
+    def _in_lanes(self, body: ir.Stmt) -> ir.Stmt:
         """``body`` for every element of a stretch."""
         if self.tile is None:
             return body
-        return Lanes(Var(self.tile.loop), self.tile.start, self.tile.width, self.tile.lanes, body)
+        return ir.Lanes(ir.Var(self.tile.loop), self.tile.start, self.tile.width, self.tile.lanes, body)
 
-    def _stretches(self, tile: Vectors, inner: Stmt) -> Stmt:
+    def _stretches(self, tile: Vectors, inner: ir.Stmt) -> ir.Stmt:
         """``inner`` for each stretch of the result's row; the last one ends where the row does."""
         start, size = tile.start, self.plan.splits.size(tile.loop)
-        if not isinstance(start, Var):
+        if not isinstance(start, ir.Var):
             return inner
-        number = Var(f"{tile.loop}_stretch")
-        first = Declare(start, Binary("min", number * tile.width, size - tile.width, INT64))
-        return For(number, Const(0), (size + (tile.width - 1)) // tile.width, block(first, inner))
+        number = ir.Var(f"{tile.loop}_stretch")
+        first = ir.Declare(start, ir.Binary("min", number * tile.width, size - tile.width, INT64))
+        return ir.For(number, ir.Const(0), (size + (tile.width - 1)) // tile.width, ir.block(first, inner))
 
-    def _applied(self, value: Expr) -> Expr:
+    def _applied(self, value: ir.Expr) -> ir.Expr:
         """What is stored of a sum: the sum itself, or a function of it and of dense tensors."""
         plan = self.plan
         if plan.applied is None:
             return value
         total, function = plan.applied
 
-        def read(access: Access) -> Expr:
+        def read(access: Access) -> ir.Expr:
             if access == total:
                 return value
             operand = plan.operand(access.tensor)
-            uses = plan.uses_of(operand.format, access, operand.index)
+            uses = plan.uses(access)
             place = join_key([use.coordinate for use in uses], [use.arrays.size for use in uses])
-            return Load(Array(f"{access.tensor}_vals", operand.element), place)
+            return ir.Load(ir.Array(f"{access.tensor}_vals", operand.element), place)
 
         types = {total.tensor: plan.element} | {operand.name: operand.element for operand in plan.operands}
         return converted(value_of(function, types, read), plan.element)
 
-    def _deliver(self, value: Expr, position: Expr | None) -> Stmt:
+    def _deliver(self, value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
         if self.scratch is not None:
             left = [use.coordinate for use in self.uses[self.plan.prefix_levels :]]
             return self.scratch.insert(left, value)
         coordinates = [use.coordinate for use in self.uses]
         return self.collector.place(coordinates, value, position)
 
-    def _drained(self, coordinates: list[Expr], value: Expr) -> Stmt:
-        outer = [use.coordinate for use in self._outer_uses()]
+    def _drained(self, coordinates: list[ir.Expr], value: ir.Expr) -> ir.Stmt:
+        outer = [use.coordinate for use in self.uses[: self.plan.prefix_levels]]
         return self.collector.place([*outer, *coordinates], value, None)
-
-    def _outer_uses(self) -> tuple[LevelUse, ...]:
-        return self.uses[: self.plan.prefix_levels]

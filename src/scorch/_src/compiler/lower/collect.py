@@ -11,35 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scorch._src.compiler import lattice
-from scorch._src.compiler.lower.pack import Packer
+from scorch._src.compiler.lower.pack import Packer, running_total
 from scorch._src.compiler.plan import LevelUse, Plan
 from scorch._src.formats.scratch import FIRST_CAPACITY, ListScratch, join_key, not_zero
-from scorch._src.loops.nodes import (
-    Allocate,
-    Array,
-    Assign,
-    Binary,
-    Const,
-    Copy,
-    Declare,
-    Expr,
-    For,
-    Free,
-    Function,
-    If,
-    KeepArray,
-    Load,
-    Put,
-    PutArray,
-    Resize,
-    Return,
-    SlotArray,
-    Stmt,
-    Store,
-    Var,
-    block,
-    both,
-)
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.operators import REDUCTIONS
 from scorch._src.loops.types import INT64
 
@@ -49,57 +24,57 @@ class Collector:
 
     appends = True  # entries that were never found must not be placed
     chunks_per_thread = 16
-    inputs: tuple[Var | Array, ...] = ()
-    outputs: tuple[Var | Array, ...] = ()
-    finish_inputs: tuple[Var | Array, ...] = ()
+    inputs: tuple[ir.Var | ir.Array, ...] = ()
+    outputs: tuple[ir.Var | ir.Array, ...] = ()
+    finish_inputs: tuple[ir.Var | ir.Array, ...] = ()
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.name = plan.step.target.tensor
         self.uses = plan.result_uses
-        self.values = Array(f"{self.name}_vals", plan.element)
+        self.values = ir.Array(f"{self.name}_vals", plan.element)
 
-    def helpers(self) -> tuple[Function, ...]:
+    def helpers(self) -> tuple[ir.Function, ...]:
         return ()
 
-    def before(self) -> Stmt:
-        return block()
+    def before(self) -> ir.Stmt:
+        return ir.block()
 
-    def after(self) -> Stmt:
-        return block()
+    def after(self) -> ir.Stmt:
+        return ir.block()
 
-    def before_chunks(self, chunks: Expr) -> Stmt:
-        return block()
+    def before_chunks(self, chunks: ir.Expr) -> ir.Stmt:
+        return ir.block()
 
-    def before_chunk(self, chunk: Expr) -> Stmt:
-        return block()
+    def before_chunk(self, chunk: ir.Expr) -> ir.Stmt:
+        return ir.block()
 
-    def after_chunk(self, chunk: Expr) -> Stmt:
-        return block()
+    def after_chunk(self, chunk: ir.Expr) -> ir.Stmt:
+        return ir.block()
 
     def limits(self, entries: int, inserted: int) -> dict[str, int]:
         """How far the counters get that arrays grow with, by name; as ``Scratch.limits``."""
         return {}
 
-    def make_room(self, entries: Expr) -> Stmt:
+    def make_room(self, entries: ir.Expr) -> ir.Stmt:
         """Before ``entries`` are placed that are known to come."""
-        return block()
+        return ir.block()
 
-    def counting(self, loops: Stmt) -> Stmt:
+    def counting(self, loops: ir.Stmt) -> ir.Stmt:
         """The first of two turns of ``loops``, or something shorter with the same effect."""
         return loops
 
-    def next_pass(self) -> Stmt | None:
+    def next_pass(self) -> ir.Stmt | None:
         """What comes between this turn of the loops and the next one; None if there is no other."""
         return None
 
-    def around(self, depth: int, inner: Stmt) -> Stmt:
+    def around(self, depth: int, inner: ir.Stmt) -> ir.Stmt:
         return inner
 
-    def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
+    def place(self, coordinates: list[ir.Expr], value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
         raise NotImplementedError
 
-    def finish(self, sizes: tuple[Var, ...]) -> Function | None:
+    def finish(self, sizes: tuple[ir.Var, ...]) -> ir.Function | None:
         return None
 
 
@@ -113,15 +88,15 @@ class Values(Collector):
         self.inputs = (self.values,)
         self.writes_once = _writes_once(plan)
 
-    def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
+    def place(self, coordinates: list[ir.Expr], value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
         if position is None:
             assert self.plan.pattern is None, "the place in a shared pattern is not known"
             position = join_key(coordinates, [use.arrays.size for use in self.uses])
         if self.writes_once:
-            return Store(self.values, position, value)
+            return ir.Store(self.values, position, value)
         join = REDUCTIONS[self.plan.step.reduction].loop
-        joined = Binary(join, Load(self.values, position), value, self.plan.element)
-        return Store(self.values, position, joined)
+        joined = ir.Binary(join, ir.Load(self.values, position), value, self.plan.element)
+        return ir.Store(self.values, position, joined)
 
 
 def writes_everything(plan: Plan) -> bool:
@@ -135,13 +110,7 @@ def writes_everything(plan: Plan) -> bool:
         return False
     if plan.pattern is not None:
         return all(access != plan.pattern for access, _ in plan.searched)
-    result = _result_loops(plan)
-    for access in plan.step.accesses:
-        operand = plan.operand(access.tensor)
-        for use in plan.splits.uses(operand.format, access.indices, access.tensor, operand.index):
-            if use.needs <= result and not operand.format.levels[use.level].is_full:
-                return False
-    return True
+    return not plan.skips(plan.result_loops)
 
 
 def _writes_once(plan: Plan) -> bool:
@@ -149,15 +118,11 @@ def _writes_once(plan: Plan) -> bool:
 
     A stretch of a row that stays in registers is complete when it is stored.
     """
-    if plan.vectors is not None and plan.vectors.kind == "rows":
+    if plan.row_vectors is not None:
         return True
-    result = _result_loops(plan)
+    result = plan.result_loops
     last = max((plan.order.index(loop) for loop in result), default=-1)
     return all(loop in result for loop in plan.order[: last + 1])
-
-
-def _result_loops(plan: Plan) -> set[str]:
-    return {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
 
 
 class Rows(Collector):
@@ -166,40 +131,40 @@ class Rows(Collector):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         last = len(self.uses)
-        self.pos = Array(f"{self.name}{last}_pos", INT64)
-        self.crd = Array(f"{self.name}{last}_crd", plan.index)
-        self.count, self.capacity = Var(f"{self.name}_count"), Var(f"{self.name}_capacity")
-        self.row_start = Var(f"{self.name}_row_start")
-        self.tables = [Array(f"chunk_{part}", INT64) for part in ("crd", "vals", "count")]
-        self.chunks = Var("chunk_total")
-        self.nnz = Var(f"{self.name}_nnz")
+        self.pos = ir.Array(f"{self.name}{last}_pos", INT64)
+        self.crd = ir.Array(f"{self.name}{last}_crd", plan.index)
+        self.count, self.capacity = ir.Var(f"{self.name}_count"), ir.Var(f"{self.name}_capacity")
+        self.row_start = ir.Var(f"{self.name}_row_start")
+        self.tables = [ir.Array(f"chunk_{part}", INT64) for part in ("crd", "vals", "count")]
+        self.chunks = ir.Var("chunk_total")
+        self.nnz = ir.Var(f"{self.name}_nnz")
         self.inputs = (self.pos,)
         self.outputs = (self.nnz, self.chunks, *self.tables)
-        self.finish_inputs = (Var("discard"), self.crd, self.values)
+        self.finish_inputs = (ir.Var("discard"), self.crd, self.values)
         outer = [loop for use in self.uses[:-1] for loop in use.loops]
         self.row_depth = len(outer)
         self.has_room = False
 
-    def before_chunks(self, chunks: Expr) -> Stmt:
-        allocated = [Allocate(table, chunks, zero=True) for table in self.tables]
-        kept = [PutArray(table.name, table) for table in self.tables]
-        return block(*allocated, *kept, Put(self.chunks.name, chunks))
+    def before_chunks(self, chunks: ir.Expr) -> ir.Stmt:
+        allocated = [ir.Allocate(table, chunks, zero=True) for table in self.tables]
+        kept = [ir.PutArray(table.name, table) for table in self.tables]
+        return ir.block(*allocated, *kept, ir.Put(self.chunks.name, chunks))
 
-    def before_chunk(self, chunk: Expr) -> Stmt:
-        return block(
-            Declare(self.capacity, Const(FIRST_CAPACITY)),
-            Declare(self.count, Const(0)),
-            Allocate(self.crd, self.capacity),
-            Allocate(self.values, self.capacity),
+    def before_chunk(self, chunk: ir.Expr) -> ir.Stmt:
+        return ir.block(
+            ir.Declare(self.capacity, ir.Const(FIRST_CAPACITY)),
+            ir.Declare(self.count, ir.Const(0)),
+            ir.Allocate(self.crd, self.capacity),
+            ir.Allocate(self.values, self.capacity),
         )
 
-    def after_chunk(self, chunk: Expr) -> Stmt:
+    def after_chunk(self, chunk: ir.Expr) -> ir.Stmt:
         crd, values, count = self.tables
-        return block(
-            KeepArray(crd, chunk, self.crd),
-            KeepArray(values, chunk, self.values),
-            Store(count, chunk, self.count),
-            Store(self.pos, Const(1), self.count) if self.is_vector else None,
+        return ir.block(
+            ir.KeepArray(crd, chunk, self.crd),
+            ir.KeepArray(values, chunk, self.values),
+            ir.Store(count, chunk, self.count),
+            ir.Store(self.pos, ir.Const(1), self.count) if self.is_vector else None,
         )
 
     def limits(self, entries: int, inserted: int) -> dict[str, int]:
@@ -211,84 +176,69 @@ class Rows(Collector):
         """A single row, which is never cut into chunks."""
         return len(self.uses) == 1
 
-    def around(self, depth: int, inner: Stmt) -> Stmt:
+    def around(self, depth: int, inner: ir.Stmt) -> ir.Stmt:
         if depth != self.row_depth or self.is_vector:
             return inner
         row = join_key(
             [use.coordinate for use in self.uses[:-1]], [use.arrays.size for use in self.uses[:-1]]
         )
-        return block(
-            Declare(self.row_start, self.count),
+        return ir.block(
+            ir.Declare(self.row_start, self.count),
             inner,
-            Store(self.pos, row + 1, self.count - self.row_start),
+            ir.Store(self.pos, row + 1, self.count - self.row_start),
         )
 
-    def make_room(self, entries: Expr) -> Stmt:
+    def make_room(self, entries: ir.Expr) -> ir.Stmt:
         """Room for ``entries`` more, which are then placed without asking."""
         self.has_room = True
         needed = self.count + entries
-        return If(
-            self.capacity < needed,
-            block(
-                Assign(self.capacity, Binary("max", self.capacity * 2, needed, INT64)),
-                Resize(self.crd, self.capacity),
-                Resize(self.values, self.capacity),
-            ),
-        )
+        return self._grow(self.capacity < needed, ir.Binary("max", self.capacity * 2, needed, INT64))
 
-    def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
-        append = block(
-            None if self.has_room else self.make_room_for_one(),
+    def _grow(self, is_full: ir.Expr, capacity: ir.Expr) -> ir.Stmt:
+        arrays = [ir.Resize(array, self.capacity) for array in (self.crd, self.values)]
+        return ir.If(is_full, ir.block(ir.Assign(self.capacity, capacity), *arrays))
+
+    def place(self, coordinates: list[ir.Expr], value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
+        append = ir.block(
+            None if self.has_room else self._grow(self.count.equals(self.capacity), self.capacity * 2),
             self.plan.result.levels[-1].append(self.uses[-1].arrays, self.count, coordinates[-1]),
-            Store(self.values, self.count, value),
-            Assign(self.count, self.count + 1),
+            ir.Store(self.values, self.count, value),
+            ir.Assign(self.count, self.count + 1),
         )
-        return If(not_zero(value), append) if self.plan.skip_zeros else append
+        return ir.If(not_zero(value), append) if self.plan.skip_zeros else append
 
-    def make_room_for_one(self) -> Stmt:
-        return If(
-            self.count.equals(self.capacity),
-            block(
-                Assign(self.capacity, self.capacity * 2),
-                Resize(self.crd, self.capacity),
-                Resize(self.values, self.capacity),
-            ),
-        )
-
-    def after(self) -> Stmt:
-        r = Var("r")
+    def after(self) -> ir.Stmt:
         rows = row_count(self.uses)
-        total = Store(self.pos, r + 1, Load(self.pos, r + 1) + Load(self.pos, r))
-        return block(For(r, Const(0), rows, total), Put(self.nnz.name, Load(self.pos, rows)))
+        return ir.block(running_total(self.pos, rows), ir.Put(self.nnz.name, ir.Load(self.pos, rows)))
 
-    def finish(self, sizes: tuple[Var, ...]) -> Function:
+    def finish(self, sizes: tuple[ir.Var, ...]) -> ir.Function:
         """Put the arrays of the chunks one after another (or only free them)."""
-        chunk, at, discard = Var("chunk"), Var("at"), Var("discard")
-        crd, values = Array("part_crd", self.crd.element), Array("part_vals", self.values.element)
-        length = Var("length")
-        join = block(
-            SlotArray(crd, self.tables[0], chunk),
-            SlotArray(values, self.tables[1], chunk),
-            Declare(length, Load(self.tables[2], chunk)),
-            If(  # arrays of no length have no address
-                both(discard.equals(0), Const(0) < length),
-                block(
-                    Copy(self.crd, at, crd, Const(0), length),
-                    Copy(self.values, at, values, Const(0), length),
+        chunk, at, discard = ir.Var("chunk"), ir.Var("at"), ir.Var("discard")
+        crd, values = ir.Array("part_crd", self.crd.element), ir.Array("part_vals", self.values.element)
+        length = ir.Var("length")
+        join = ir.block(
+            ir.SlotArray(crd, self.tables[0], chunk),
+            ir.SlotArray(values, self.tables[1], chunk),
+            ir.Declare(length, ir.Load(self.tables[2], chunk)),
+            ir.If(  # arrays of no length have no address
+                ir.both(discard.equals(0), ir.Const(0) < length),
+                ir.block(
+                    ir.Copy(self.crd, at, crd, ir.Const(0), length),
+                    ir.Copy(self.values, at, values, ir.Const(0), length),
                 ),
             ),
-            Assign(at, at + length),
-            Free(crd),
-            Free(values),
+            ir.Assign(at, at + length),
+            ir.Free(crd),
+            ir.Free(values),
         )
-        body = block(
-            Declare(at, Const(0)),
-            For(chunk, Const(0), self.chunks, join),
-            *(Free(table) for table in self.tables),
-            Return(Const(0)),
+        body = ir.block(
+            ir.Declare(at, ir.Const(0)),
+            ir.For(chunk, ir.Const(0), self.chunks, join),
+            *(ir.Free(table) for table in self.tables),
+            ir.Return(ir.Const(0)),
         )
-        params: tuple[Var | Array, ...] = (self.chunks, *self.tables, discard, self.crd, self.values)
-        return Function("scorch_finish", params, body, exported=True)
+        params: tuple[ir.Var | ir.Array, ...] = (self.chunks, *self.tables, discard, self.crd, self.values)
+        return ir.Function("scorch_finish", params, body, exported=True)
 
 
 class Entries(Collector):
@@ -303,33 +253,33 @@ class Entries(Collector):
         self.list = ListScratch("entry", names, sizes, plan.element, join, plan.words, self.comes_sorted)
         self.packer = Packer(plan, self.list)
         self.outputs = (*self.packer.counts, self.list.count, *self.list.keys, self.list.values)
-        self.finish_inputs = (Var("discard"), *self.packer.arrays)
+        self.finish_inputs = (ir.Var("discard"), *self.packer.arrays)
 
-    def helpers(self) -> tuple[Function, ...]:
+    def helpers(self) -> tuple[ir.Function, ...]:
         return () if self.comes_sorted else self.list.helpers()
 
-    def before(self) -> Stmt:
+    def before(self) -> ir.Stmt:
         return self.list.allocate()
 
     def limits(self, entries: int, inserted: int) -> dict[str, int]:
         return self.list.limits(entries, inserted)
 
-    def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
+    def place(self, coordinates: list[ir.Expr], value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
         insert = self.list.insert(coordinates, value)
-        return If(not_zero(value), insert) if self.plan.skip_zeros else insert
+        return ir.If(not_zero(value), insert) if self.plan.skip_zeros else insert
 
-    def after(self) -> Stmt:
+    def after(self) -> ir.Stmt:
         arrays = [*self.list.keys, self.list.values]
-        return block(
+        return ir.block(
             None if self.comes_sorted else self.list.settle(),
             self.packer.count(),
-            *(Put(count.name, count) for count in (*self.packer.counts, self.list.count)),
-            *(PutArray(array.name, array) for array in arrays),
+            *(ir.Put(count.name, count) for count in (*self.packer.counts, self.list.count)),
+            *(ir.PutArray(array.name, array) for array in arrays),
         )
 
-    def finish(self, sizes: tuple[Var, ...]) -> Function:
-        discard = Var("discard")
-        params: tuple[Var | Array, ...] = (
+    def finish(self, sizes: tuple[ir.Var, ...]) -> ir.Function:
+        discard = ir.Var("discard")
+        params: tuple[ir.Var | ir.Array, ...] = (
             *sizes,
             discard,
             self.list.count,
@@ -338,17 +288,17 @@ class Entries(Collector):
             self.list.values,
             *self.packer.arrays,
         )
-        body = block(
-            If(discard.equals(0), self.packer.fill()),
+        body = ir.block(
+            ir.If(discard.equals(0), self.packer.fill()),
             self.list.free(),
-            Return(Const(0)),
+            ir.Return(ir.Const(0)),
         )
-        return Function("scorch_finish", params, body, exported=True)
+        return ir.Function("scorch_finish", params, body, exported=True)
 
 
-def row_count(uses: Sequence[LevelUse]) -> Expr:
+def row_count(uses: Sequence[LevelUse]) -> ir.Expr:
     """How many rows lie below the levels before the last of ``uses``."""
-    rows: Expr = Const(1)
+    rows: ir.Expr = ir.Const(1)
     for use in uses[:-1]:
         rows = rows * use.arrays.size
     return rows

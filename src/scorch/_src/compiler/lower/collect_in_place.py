@@ -9,28 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scorch._src.compiler.lower.collect import Collector, row_count
+from scorch._src.compiler.lower.pack import running_total
 from scorch._src.compiler.plan import Plan
 from scorch._src.formats.scratch import join_key
-from scorch._src.loops.nodes import (
-    Allocate,
-    Array,
-    Assign,
-    Const,
-    Copy,
-    Declare,
-    Expr,
-    Fill,
-    For,
-    Free,
-    If,
-    Load,
-    Put,
-    Stmt,
-    Store,
-    Var,
-    block,
-    wide,
-)
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT64
 
 
@@ -41,28 +23,28 @@ class InPlace(Collector):
         super().__init__(plan)
         assert plan.row_levels is not None
         self.rows = plan.row_levels
-        self.pos = Array(f"{self.name}{self.rows + 1}_pos", plan.index)
-        self.crd = [Array(f"{self.name}{use.level + 1}_crd", plan.index) for use in self.uses[self.rows :]]
-        self.nnz = Var(f"{self.name}_nnz")
+        self.pos = ir.Array(f"{self.name}{self.rows + 1}_pos", plan.index)
+        self.crd = [ir.Array(f"{self.name}{use.level + 1}_crd", plan.index) for use in self.uses[self.rows :]]
+        self.nnz = ir.Var(f"{self.name}_nnz")
         self.inputs = (self.pos, *self.crd, self.values)
         self.outputs = (self.nnz,)
 
-    def row(self, coordinates: Sequence[Expr]) -> Expr:
+    def row(self, coordinates: Sequence[ir.Expr]) -> ir.Expr:
         """The number of the row that an entry belongs to."""
         above = self.uses[: self.rows]
         return join_key(coordinates[: self.rows], [use.arrays.size for use in above])
 
-    def write(self, at: Expr, coordinates: list[Expr], value: Expr) -> Stmt:
+    def write(self, at: ir.Expr, coordinates: list[ir.Expr], value: ir.Expr) -> ir.Stmt:
         entry = zip(self.uses[self.rows :], coordinates[self.rows :], strict=True)
         levels = self.plan.result.levels
         appended = [levels[use.level].append(use.arrays, at, x) for use, x in entry]
-        return block(*appended, Store(self.values, at, value))
+        return ir.block(*appended, ir.Store(self.values, at, value))
 
-    def tell_nnz(self) -> Stmt:
-        return Put(self.nnz.name, wide(Load(self.pos, self.row_count)))
+    def tell_nnz(self) -> ir.Stmt:
+        return ir.Put(self.nnz.name, ir.wide(ir.Load(self.pos, self.row_count)))
 
     @property
-    def row_count(self) -> Expr:
+    def row_count(self) -> ir.Expr:
         return row_count(self.uses[: self.rows + 1])
 
 
@@ -77,63 +59,67 @@ class Slots(InPlace):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
-        self.count, self.first = Var(f"{self.name}_count"), Var(f"{self.name}_first")
+        self.count, self.first = ir.Var(f"{self.name}_count"), ir.Var(f"{self.name}_first")
         self.is_shared = plan.parallel
-        self.table = Array("chunk_table", INT64)  # first row, row behind the last, first entry, entries
+        self.table = ir.Array("chunk_table", INT64)  # first row, row behind the last, first entry, entries
 
-    def before(self) -> Stmt:
-        return Store(self.pos, Const(0), Const(0))
+    def before(self) -> ir.Stmt:
+        return ir.Store(self.pos, ir.Const(0), ir.Const(0))
 
-    def before_chunks(self, chunks: Expr) -> Stmt:
-        return Allocate(self.table, chunks * 4) if self.is_shared else block()
+    def before_chunks(self, chunks: ir.Expr) -> ir.Stmt:
+        return ir.Allocate(self.table, chunks * 4) if self.is_shared else ir.block()
 
-    def before_chunk(self, chunk: Expr) -> Stmt:
+    def before_chunk(self, chunk: ir.Expr) -> ir.Stmt:
         if not self.is_shared:
-            return Declare(self.count, Const(0))
-        row, before = Var("chunk_row"), Const(0) + 0
+            return ir.Declare(self.count, ir.Const(0))
+        row, before = ir.Var("chunk_row"), ir.Const(0) + 0
         for name, level in self.plan.slots:
-            pos = Array(f"{name}{level + 1}_pos", self.plan.operand(name).index)
-            before = before + wide(Load(pos, row))
-        return block(
-            Declare(row, Var("chunk_start") * row_count(self.uses[1:])),
-            Declare(self.first, before),
-            Declare(self.count, self.first),
+            pos = ir.Array(f"{name}{level + 1}_pos", self.plan.operand(name).index)
+            before = before + ir.wide(ir.Load(pos, row))
+        return ir.block(
+            ir.Declare(row, ir.Var("chunk_start") * row_count(self.uses[1:])),
+            ir.Declare(self.first, before),
+            ir.Declare(self.count, self.first),
         )
 
-    def after_chunk(self, chunk: Expr) -> Stmt:
+    def after_chunk(self, chunk: ir.Expr) -> ir.Stmt:
         if not self.is_shared:
-            return block() if self.rows else Store(self.pos, Const(1), self.count)
-        stop = Var("chunk_stop") * row_count(self.uses[1:])
-        facts = (Var("chunk_row"), stop, self.first, self.count - self.first)
-        return block(*(Store(self.table, chunk * 4 + place, fact) for place, fact in enumerate(facts)))
+            return ir.block() if self.rows else ir.Store(self.pos, ir.Const(1), self.count)
+        stop = ir.Var("chunk_stop") * row_count(self.uses[1:])
+        facts = (ir.Var("chunk_row"), stop, self.first, self.count - self.first)
+        return ir.block(*(ir.Store(self.table, chunk * 4 + place, fact) for place, fact in enumerate(facts)))
 
-    def around(self, depth: int, inner: Stmt) -> Stmt:
+    def around(self, depth: int, inner: ir.Stmt) -> ir.Stmt:
         if depth != self.rows or depth == 0:
             return inner
         row = self.row([use.coordinate for use in self.uses])
         count = self.count - self.first if self.is_shared else self.count
-        return block(inner, Store(self.pos, row + 1, count))
+        return ir.block(inner, ir.Store(self.pos, row + 1, count))
 
-    def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
-        return block(self.write(self.count, coordinates, value), Assign(self.count, self.count + 1))
+    def place(self, coordinates: list[ir.Expr], value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
+        return ir.block(self.write(self.count, coordinates, value), ir.Assign(self.count, self.count + 1))
 
-    def after(self) -> Stmt:
-        return block(self._close_gaps() if self.is_shared else None, self.tell_nnz())
+    def after(self) -> ir.Stmt:
+        return ir.block(self._close_gaps() if self.is_shared else None, self.tell_nnz())
 
-    def _close_gaps(self) -> Stmt:
+    def _close_gaps(self) -> ir.Stmt:
         """Move what the chunks have written together, and count ``pos`` from the very first row."""
-        chunk, at, r = Var("chunk"), Var("at"), Var("r")
-        row, stop, first, length = (Load(self.table, chunk * 4 + place) for place in range(4))
-        start = Var("chunk_from")
-        moves = [Copy(array, at, array, start, length) for array in (*self.crd, self.values)]
-        later = Store(self.pos, r + 1, wide(Load(self.pos, r + 1)) + at)
-        step = block(
-            Declare(start, first),
-            If(at < start, block(*moves)),
-            If(Const(0) < at, For(r, row, stop, later)),
-            Assign(at, at + length),
+        chunk, at, r = ir.Var("chunk"), ir.Var("at"), ir.Var("r")
+        row, stop, first, length = (ir.Load(self.table, chunk * 4 + place) for place in range(4))
+        start = ir.Var("chunk_from")
+        moves = [ir.Copy(array, at, array, start, length) for array in (*self.crd, self.values)]
+        later = ir.Store(self.pos, r + 1, ir.wide(ir.Load(self.pos, r + 1)) + at)
+        step = ir.block(
+            ir.Declare(start, first),
+            ir.If(at < start, ir.block(*moves)),
+            ir.If(ir.Const(0) < at, ir.For(r, row, stop, later)),
+            ir.Assign(at, at + length),
         )
-        return block(Declare(at, Const(0)), For(chunk, Const(0), Var("chunks"), step), Free(self.table))
+        return ir.block(
+            ir.Declare(at, ir.Const(0)),
+            ir.For(chunk, ir.Const(0), ir.Var("chunks"), step),
+            ir.Free(self.table),
+        )
 
 
 class Buckets(InPlace):
@@ -147,49 +133,48 @@ class Buckets(InPlace):
         super().__init__(plan)
         self.counts = True  # until the loops have been lowered once
 
-    def before(self) -> Stmt:
-        return Fill(self.pos, Const(0), self.row_count + 1, Const(0))
+    def before(self) -> ir.Stmt:
+        return ir.Fill(self.pos, ir.Const(0), self.row_count + 1, ir.Const(0))
 
-    def place(self, coordinates: list[Expr], value: Expr, position: Expr | None) -> Stmt:
+    def place(self, coordinates: list[ir.Expr], value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
         row = self.row(coordinates)
         if self.counts:
-            return Store(self.pos, row + 1, wide(Load(self.pos, row + 1)) + 1)
-        at, here = Var(f"{self.name}_at"), Var(f"{self.name}_row")
-        return block(
-            Declare(here, row),
-            Declare(at, wide(Load(self.pos, here))),
+            return ir.Store(self.pos, row + 1, ir.wide(ir.Load(self.pos, row + 1)) + 1)
+        at, here = ir.Var(f"{self.name}_at"), ir.Var(f"{self.name}_row")
+        return ir.block(
+            ir.Declare(here, row),
+            ir.Declare(at, ir.wide(ir.Load(self.pos, here))),
             self.write(at, coordinates, value),
-            Store(self.pos, here, at + 1),
+            ir.Store(self.pos, here, at + 1),
         )
 
-    def counting(self, loops: Stmt) -> Stmt:
+    def counting(self, loops: ir.Stmt) -> ir.Stmt:
         """The rows of all entries of a lone operand, which lie in one array, need no loops to be counted."""
         access = self.plan.step.accesses[0]
         is_copy = self.plan.step.body == access and len(set(access.indices)) == len(access.indices)
-        operand = self.plan.operand(access.tensor)
-        form = operand.format
+        form = self.plan.operand(access.tensor).format
         full = form.dense_levels
         is_run = full < len(form) and form.run_from(full) == len(form)
         if self.rows != 1 or not is_copy or not is_run or form.is_finished:
             return loops
-        uses = self.plan.splits.uses(form, access.indices, operand.name, operand.index)
+        uses = self.plan.uses(access)
         for use in uses[full:]:
             if use.loop == self.uses[0].loop:
-                p = Var("p")
-                entries = wide(Load(uses[full].arrays.pos, row_count(uses[: full + 1])))
-                row = wide(Load(use.arrays.crd, p)) + 1
-                return For(p, Const(0), entries, Store(self.pos, row, wide(Load(self.pos, row)) + 1))
+                p = ir.Var("p")
+                entries = ir.wide(ir.Load(uses[full].arrays.pos, row_count(uses[: full + 1])))
+                row = ir.wide(ir.Load(use.arrays.crd, p)) + 1
+                return ir.For(
+                    p, ir.Const(0), entries, ir.Store(self.pos, row, ir.wide(ir.Load(self.pos, row)) + 1)
+                )
         return loops
 
-    def next_pass(self) -> Stmt:
+    def next_pass(self) -> ir.Stmt:
         self.counts = False
-        r = Var("r")
-        total = Store(self.pos, r + 1, wide(Load(self.pos, r + 1)) + wide(Load(self.pos, r)))
-        return For(r, Const(0), self.row_count, total)
+        return running_total(self.pos, self.row_count)
 
-    def after(self) -> Stmt:
-        return block(
-            Copy(self.pos, Const(1), self.pos, Const(0), self.row_count),
-            Store(self.pos, Const(0), Const(0)),
+    def after(self) -> ir.Stmt:
+        return ir.block(
+            ir.Copy(self.pos, ir.Const(1), self.pos, ir.Const(0), self.row_count),
+            ir.Store(self.pos, ir.Const(0), ir.Const(0)),
             self.tell_nnz(),
         )

@@ -7,36 +7,17 @@ from dataclasses import replace
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import Support
-from scorch._src.compiler.lower.levels import Levels
-from scorch._src.compiler.lower.walk import Cursor, Loop, State, States, formula
-from scorch._src.loops.nodes import (
-    FALSE,
-    TRUE,
-    Assign,
-    Binary,
-    Cast,
-    Const,
-    Declare,
-    Expr,
-    For,
-    If,
-    Select,
-    Stmt,
-    Unary,
-    Var,
-    While,
-    block,
-    both,
-)
+from scorch._src.compiler.lower.levels import Cursor, Levels, Loop, State, States, formula
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import BOOL, INT64
 from scorch._src.notation.nodes import Access
 
-LAST = Const(2**63 - 1)  # a coordinate after all others
+LAST = ir.Const(2**63 - 1)  # a coordinate after all others
 
-Inside = Callable[[States], Stmt]  # what is done at a coordinate
+Inside = Callable[[States], ir.Stmt]  # what is done at a coordinate
 
 
-def merged(levels: Levels, loop: Loop, drivers: list[Cursor], where: Support, inside: Inside) -> Stmt:
+def merged(levels: Levels, loop: Loop, drivers: list[Cursor], where: Support, inside: Inside) -> ir.Stmt:
     """``while``: take the smallest coordinate in front and see which accesses store it."""
     if len(drivers) == 2 and all(c.is_unique for c in drivers):
         if len(where) == 1:
@@ -44,103 +25,101 @@ def merged(levels: Levels, loop: Loop, drivers: list[Cursor], where: Support, in
         is_innermost = loop.depth == len(levels.plan.order) - 1 and not loop.followers
         if is_innermost and all(len(clause) == 1 for clause in where):
             return _either_of_two(levels, loop, drivers, inside)
-    opening: list[Stmt | None] = [levels.open(c, loop.states) for c in drivers]
-    opening += [levels.open_follower(c, loop.states, None) for c in loop.followers]
+    opening = [levels.open(c, loop.states) for c in (*drivers, *loop.followers)]
     required = lattice.required(where)
     alive = formula(where, {c.access: c.has_more for c in drivers})
     fronts = []
     states: dict[Access, State] = dict(loop.states)
     for cursor in drivers:
-        front = Var(f"{cursor.position.name}_front")
         always = len(where) == 1 and cursor.access in required
-        value = cursor.front if always else Select(cursor.has_more, cursor.front, LAST)
-        fronts.append(Declare(front, value))
-        present = TRUE if cursor.access in required else cursor.flag
+        value = cursor.front if always else ir.Select(cursor.has_more, cursor.front, LAST)
+        fronts.append(ir.Declare(cursor.front_var, value))
+        present = ir.TRUE if cursor.access in required else cursor.flag
         states[cursor.access] = cursor.resolved(loop.states[cursor.access].level, present)
-    smallest: Expr = Var(f"{drivers[0].position.name}_front")
+    smallest: ir.Expr = drivers[0].front_var
     for cursor in drivers[1:]:
-        smallest = Binary("min", smallest, Var(f"{cursor.position.name}_front"), INT64)
-    flags = [Declare(c.flag, Var(f"{c.position.name}_front").equals(loop.x)) for c in drivers]
+        smallest = ir.Binary("min", smallest, cursor.front_var, INT64)
+    flags = [ir.Declare(c.flag, c.front_var.equals(loop.x)) for c in drivers]
     runs = [c.find_run_end(loop.x) for c in drivers]
     moves, followed = levels.follow(replace(loop, states=states))
     action = inside(followed)
     is_union = all(frozenset({c.access}) in where for c in drivers)
     if not is_union:
-        action = If(formula(where, {c.access: c.flag for c in drivers}), action)
+        action = ir.If(formula(where, {c.access: c.flag for c in drivers}), action)
     advance = [
-        Assign(c.position, c.position + Cast(c.flag, INT64) if c.is_unique else c.run_end) for c in drivers
+        ir.Assign(c.position, c.position + ir.Cast(c.flag, INT64) if c.is_unique else c.run_end)
+        for c in drivers
     ]
-    body = block(*fronts, Declare(loop.x, smallest), *flags, *runs, moves, action, *advance)
-    return block(*opening, While(alive, body))
+    body = ir.block(*fronts, ir.Declare(loop.x, smallest), *flags, *runs, moves, action, *advance)
+    return ir.block(*opening, ir.While(alive, body))
 
 
-def _both_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Inside) -> Stmt:
+def _both_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Inside) -> ir.Stmt:
     """The coordinates that two levels have in common; no branch depends on which is behind."""
     first, second = drivers
-    fronts = [Var(f"{c.position.name}_front") for c in drivers]
+    fronts = [c.front_var for c in drivers]
     states = {**loop.states, **{c.access: _here(loop, c) for c in drivers}}
     moves, followed = levels.follow(replace(loop, states=states))
-    meet = block(
-        Declare(loop.x, fronts[0]),
+    meet = ir.block(
+        ir.Declare(loop.x, fronts[0]),
         moves,
         inside(followed),
-        *(Assign(c.position, c.position + 1) for c in drivers),
+        *(ir.Assign(c.position, c.position + 1) for c in drivers),
     )
-    behind = block(
-        Declare(first.flag, fronts[0] < fronts[1]),
-        Assign(first.position, first.position + Cast(first.flag, INT64)),
-        Assign(second.position, second.position + Cast(Unary("!", first.flag, BOOL), INT64)),
+    behind = ir.block(
+        ir.Declare(first.flag, fronts[0] < fronts[1]),
+        ir.Assign(first.position, first.position + ir.Cast(first.flag, INT64)),
+        ir.Assign(second.position, second.position + ir.Cast(ir.Unary("!", first.flag, BOOL), INT64)),
     )
-    return block(
-        *(levels.open(c, loop.states) for c in drivers),
-        *(levels.open_follower(c, loop.states, None) for c in loop.followers),
-        While(
-            both(first.has_more, second.has_more),
-            block(
-                *(Declare(front, c.front) for front, c in zip(fronts, drivers, strict=True)),
-                If(fronts[0].equals(fronts[1]), meet, behind),
+    return ir.block(
+        *(levels.open(c, loop.states) for c in (*drivers, *loop.followers)),
+        ir.While(
+            ir.both(first.has_more, second.has_more),
+            ir.block(
+                *(ir.Declare(c.front_var, c.front) for c in drivers),
+                ir.If(fronts[0].equals(fronts[1]), meet, behind),
             ),
         ),
     )
 
 
-def _either_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Inside) -> Stmt:
+def _either_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Inside) -> ir.Stmt:
     """The coordinates of two levels in the innermost loop: three branches, then what is left of one.
 
     Patterns have more order than chance, and a branch that is foretold is faster than none: the next
     coordinates are read before it is known which level goes on.
     """
     first, second = drivers
-    fronts = [Var(f"{c.position.name}_front") for c in drivers]
+    fronts = [c.front_var for c in drivers]
     together = {**loop.states, **{c.access: _here(loop, c) for c in drivers}}
 
-    def turn(front: Var, states: States, moved: list[Cursor]) -> Stmt:
-        steps = (Assign(c.position, c.position + 1) for c in moved)
-        return block(Declare(loop.x, front), inside(states), *steps)
+    def turn(front: ir.Var, states: States, moved: list[Cursor]) -> ir.Stmt:
+        steps = (ir.Assign(c.position, c.position + 1) for c in moved)
+        return ir.block(ir.Declare(loop.x, front), inside(states), *steps)
 
     alone = [turn(fronts[k], _alone(levels, loop, drivers[k], drivers[1 - k]), [drivers[k]]) for k in (0, 1)]
     equal = turn(fronts[0], together, drivers)
-    merge = If(fronts[0] < fronts[1], alone[0], If(fronts[1] < fronts[0], alone[1], equal))
+    merge = ir.If(fronts[0] < fronts[1], alone[0], ir.If(fronts[1] < fronts[0], alone[1], equal))
     tails = []
     for cursor, other in ((first, second), (second, first)):
-        rest = replace(cursor, position=Var(f"{cursor.position.name}_rest"))
-        body = block(Declare(loop.x, rest.front), inside(_alone(levels, loop, rest, other)))
-        tails.append(For(rest.position, cursor.position, cursor.end, body))
-    return block(
+        rest = replace(cursor, position=ir.Var(f"{cursor.position.name}_rest"))
+        body = ir.block(ir.Declare(loop.x, rest.front), inside(_alone(levels, loop, rest, other)))
+        tails.append(ir.For(rest.position, cursor.position, cursor.end, body))
+    return ir.block(
         *(levels.open(c, loop.states) for c in drivers),
-        While(
-            both(first.has_more, second.has_more),
-            block(*(Declare(f, c.front) for f, c in zip(fronts, drivers, strict=True)), merge),
+        ir.While(
+            ir.both(first.has_more, second.has_more),
+            ir.block(*(ir.Declare(c.front_var, c.front) for c in drivers), merge),
         ),
         *tails,
     )
 
 
 def _here(loop: Loop, cursor: Cursor) -> State:
-    return cursor.resolved(loop.states[cursor.access].level, TRUE)
+    return cursor.resolved(loop.states[cursor.access].level, ir.TRUE)
 
 
 def _alone(levels: Levels, loop: Loop, cursor: Cursor, other: Cursor) -> States:
     """One of two levels stores the coordinate, the other does not."""
-    absent = State(len(levels.uses[other.access]), Const(0), None, FALSE)
+    absent = State(len(levels.uses[other.access]), ir.Const(0), None, ir.FALSE)
     return {**loop.states, cursor.access: _here(loop, cursor), other.access: absent}

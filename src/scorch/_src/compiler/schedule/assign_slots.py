@@ -28,7 +28,7 @@ def assign_slots(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
     rows = plan.row_levels
     if rows is None or plan.skip_zeros or plan.splits.blocks:
         return plan
-    where = support_of(plan.step, operands)
+    where = support_of(plan.step.body, operands)
     if plan.prefix_levels < len(plan.result):
         may_count = enabled("buckets") and rows > 0 and _rows_come_in_order(plan, rows)
         slots = _bounds(plan, operands, where, VALUES) if may_count else None
@@ -36,7 +36,8 @@ def assign_slots(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
             return plan
         plan = replace(plan, prefix=0, prefix_levels=0, workspace=None, bitmap=False, workspace_words=())
         return replace(plan, assembly="buckets", slots=slots)
-    if plan.workspace is not None or not enabled("slots") or not _every_row_is_visited(plan, operands, rows):
+    row_loops = {loop for use in plan.result_uses[:rows] for loop in use.loops}
+    if plan.workspace is not None or not enabled("slots") or plan.skips(row_loops):
         return plan
     slots = _bounds(plan, operands, where, rows if len(plan.result) == rows + 1 else VALUES)
     return plan if slots is None else replace(plan, assembly="rows", slots=slots)
@@ -46,19 +47,19 @@ def _bounds(
     plan: Plan, operands: Mapping[Access, Operand], where: lattice.Support, level: int
 ) -> tuple[tuple[str, int], ...] | None:
     """The tensors with as many entries in ``level`` together as there may be; None if there are none."""
-    found: dict[str, int] = {}
+    bounds: dict[str, int] = {}
     for clause in sorted(where, key=lambda clause: sorted(map(repr, clause))):
         fits = _has_all_indices if level == VALUES else _has_rows_of_result
         fitting = [access for access in clause if fits(plan, access, operands[access])]
         if not fitting:
             return None
-        if not any(access.tensor in found for access in fitting):
+        if not any(access.tensor in bounds for access in fitting):
             shortest = min(fitting, key=lambda access: (operands[access].counts[level], access.tensor))
-            found[shortest.tensor] = level
-    counts = [plan.operand(name).counts[level] for name in found]
+            bounds[shortest.tensor] = level
+    counts = [plan.operand(name).counts[level] for name in bounds]
     most = sum(2 ** count.bit_length() - 1 for count in counts)  # for all counts of this magnitude
     fits_index = plan.index != INT32 or most <= LAST_INT32
-    return tuple(found.items()) if found and fits_index else None
+    return tuple(bounds.items()) if bounds and fits_index else None
 
 
 def _rows_come_in_order(plan: Plan, rows: int) -> bool:
@@ -66,16 +67,6 @@ def _rows_come_in_order(plan: Plan, rows: int) -> bool:
     inner = [use.loop for use in plan.result_uses[rows:]]
     all_loops = {use.loop for use in plan.result_uses}
     return set(plan.order) == all_loops and [loop for loop in plan.order if loop in inner] == inner
-
-
-def _every_row_is_visited(plan: Plan, operands: Mapping[Access, Operand], rows: int) -> bool:
-    """Whether the loops over the rows of the result skip none: no operand stores coordinates of them."""
-    loops = {loop for use in plan.result_uses[:rows] for loop in use.loops}
-    for access, operand in operands.items():
-        for use in plan.splits.uses(operand.format, access.indices, access.tensor, operand.index):
-            if use.needs <= loops and not operand.format.levels[use.level].is_full:
-                return False
-    return True
 
 
 def _has_all_indices(plan: Plan, access: Access, operand: Operand) -> bool:
@@ -86,7 +77,7 @@ def _has_all_indices(plan: Plan, access: Access, operand: Operand) -> bool:
 def _has_rows_of_result(plan: Plan, access: Access, operand: Operand) -> bool:
     """Whether the entries of ``access`` are listed below the rows of the result, in their order."""
     result, form = plan.result_uses, operand.format
-    uses = plan.splits.uses(form, access.indices, access.tensor, operand.index)
+    uses = plan.uses(access)
     if not operand.is_sparse or len(uses) < len(result):
         return False
     if any(not form.levels[level].is_full for level in range(len(result) - 1)):

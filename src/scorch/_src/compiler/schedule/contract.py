@@ -10,20 +10,22 @@ split only if that is clearly cheaper.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from scorch._src.compiler.plan import Operand, Splits, Step
 from scorch._src.compiler.schedule.cost import Problem, cost, estimated_counts
 from scorch._src.compiler.schedule.infer_format import infer_format
 from scorch._src.compiler.schedule.order_loops import algorithm_1
 from scorch._src.loops.types import Type
-from scorch._src.notation.nodes import Access, Expr, Op
+from scorch._src.notation.nodes import Access, Expr, Literal, Op
 
 CLEARLY = 0.5  # the share of the fused cost that splitting may reach
 STEP_CALL = 20_000.0  # the call of one more kernel
-MOST_FACTORS = 6
+MAX_FACTORS = 6
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,10 @@ def contract(
 
     ``element`` is the dtype of the result; 16-bit results are never split: partial ones would be rounded.
     """
-    found = ways(step, operands, sizes, element)
-    if found is None:
+    choices = ways(step, operands, sizes, element)
+    if choices is None:
         return (step,)
-    fused, best = found
+    fused, best = choices
     return best.steps if best.total < CLEARLY * fused else (step,)
 
 
@@ -53,7 +55,7 @@ def ways(
 ) -> tuple[float, Way] | None:
     """What one kernel costs, and the cheapest way two at a time; None where there is no choice."""
     factors = factors_of(step.body)
-    if factors is None or not 3 <= len(factors) <= MOST_FACTORS or step.reduction != "sum":
+    if factors is None or not 3 <= len(factors) <= MAX_FACTORS or step.reduction != "sum":
         return None
     if element.computes_in != element or any(o.format.is_blocked for o in operands.values()):
         return None
@@ -64,22 +66,23 @@ def ways(
     return _price(step, operands, sizes), Way(best.steps, total)
 
 
-def factors_of(expr: Expr) -> list[Access] | None:
-    """The factors of a plain product, else None."""
+def factors_of(expr: Expr, with_numbers: bool = False) -> list[Access] | None:
+    """The factors of a plain product, or of one by numbers as well, else None."""
     match expr:
         case Access():
             return [expr]
+        case Literal() if with_numbers:
+            return []
+        case Op("neg", (part,)) if with_numbers:
+            return factors_of(part, with_numbers)
         case Op("mul", (a, b)):
-            left, right = factors_of(a), factors_of(b)
+            left, right = factors_of(a, with_numbers), factors_of(b, with_numbers)
             return None if left is None or right is None else left + right
     return None
 
 
 def _product(factors: tuple[Access, ...]) -> Expr:
-    found: Expr = factors[0]
-    for factor in factors[1:]:
-        found = Op("mul", (found, factor))
-    return found
+    return functools.reduce(lambda a, b: Op("mul", (a, b)), factors[1:], cast(Expr, factors[0]))
 
 
 def _price(step: Step, operands: Mapping[str, Operand], sizes: Mapping[str, int]) -> float:
@@ -119,9 +122,7 @@ def _pairwise(
             inner = _pairwise(after, (partial.target, *rest), known, sizes, names[1:])
             if best is None or price + inner.total < best.total:
                 best = Way((partial, *inner.steps), price + inner.total)
-    if best is None:
-        return Way((step,), float("inf"))
-    return best
+    return Way((step,), math.inf) if best is None else best
 
 
 def _partial(step: Step, pair: tuple[Access, Access], rest: tuple[Access, ...], name: str) -> Step:

@@ -29,55 +29,41 @@ class Conversion:
     reason: str
 
 
-def _renamed(
-    step: Step, operands: Mapping[Access, Operand], access: Access, conversion: Conversion
+def _convert(
+    step: Step,
+    operands: dict[Access, Operand],
+    access: Access,
+    form: Format,
+    suffix: str,
+    reason: str,
+    conversions: list[Conversion],
 ) -> tuple[Step, dict[Access, Operand]]:
-    """``step`` reading ``access`` from its converted operand."""
-    old = operands[access]
-    counts = estimated_counts(conversion.format, old.shape, old.nnz)
-    new = Operand(conversion.name, conversion.format, old.element, old.index, old.shape, counts)
-    fresh = Access(conversion.name, access.indices)
-    body = substitute(step.body, {access: fresh})
-    found = {fresh if a == access else a: new if a == access else o for a, o in operands.items()}
-    return replace(step, body=body), found
-
-
-def _fresh_name(
-    tensor: str, suffix: str, operands: Mapping[Access, Operand], conversions: Sequence[Conversion]
-) -> str:
-    """A name that no operand has, nor had before it was converted."""
-    taken = {operand.name for operand in operands.values()}
+    """``step`` reading ``access`` from an operand in format ``form``, and the operands with that one."""
+    taken = {operand.name for operand in operands.values()}  # a name that no operand has, nor had before
     taken |= {name for conversion in conversions for name in (conversion.tensor, conversion.name)}
-    name = f"{tensor}{suffix}"
+    name = f"{access.tensor}{suffix}"
     while name in taken:
         name += suffix[-1]
-    return name
+    conversions.append(Conversion(access.tensor, name, form, reason))
+    old, fresh = operands[access], Access(name, access.indices)
+    new = replace(old, name=name, format=form, counts=estimated_counts(form, old.shape, old.nnz))
+    operands = {fresh if a == access else a: new if a == access else o for a, o in operands.items()}
+    return replace(step, body=substitute(step.body, {access: fresh})), operands
 
 
 def unblock(
     step: Step, operands: Mapping[Access, Operand], conversions: list[Conversion]
 ) -> tuple[Step, dict[Access, Operand]]:
     """Convert blocked operands whose blocks do not fit the other operands of the same index."""
-    found = dict(operands)
+    converted = dict(operands)
     for access in step.accesses:
-        operand = found[access]
-        clash = next(
-            (
-                index
-                for index in access.indices
-                if _clashes(index, access, found) and operand.format.is_blocked
-            ),
-            None,
-        )
-        if clash is None:
-            continue
-        form = unblocked_format(operand.format)
-        name = _fresh_name(access.tensor, "_unblocked", found, conversions)
-        reason = f"blocks over {clash} do not fit the other operands"
-        conversion = Conversion(access.tensor, name, form, reason)
-        conversions.append(conversion)
-        step, found = _renamed(step, found, access, conversion)
-    return step, found
+        form = converted[access].format
+        clash = next((index for index in access.indices if _clashes(index, access, converted)), None)
+        if clash is not None and form.is_blocked:
+            reason = f"blocks over {clash} do not fit the other operands"
+            new_form = unblocked_format(form)
+            step, converted = _convert(step, converted, access, new_form, "_unblocked", reason, conversions)
+    return step, converted
 
 
 def _clashes(index: str, access: Access, operands: Mapping[Access, Operand]) -> bool:
@@ -135,20 +121,17 @@ def transpose(
     conversions: list[Conversion],
 ) -> tuple[Step, dict[Access, Operand]]:
     """Convert the operands whose stored order conflicts with the order of loops."""
-    found = dict(operands)
+    converted = dict(operands)
     for access in step.accesses:
-        operand = found[access]
+        operand = converted[access]
         uses = splits.uses(operand.format, access.indices, access.tensor, operand.index)
         if not operand.is_sparse or not is_against(order, operand.format, uses):
             continue
         form = transposed_format(order, access, operand, splits)
-        name = _fresh_name(access.tensor, "_t", found, conversions)
         stored = ", ".join(access.indices[dim] for dim in operand.format.order)
         reason = f"stored by {stored}, but the loops run {', '.join(order)}"
-        conversion = Conversion(access.tensor, name, form, reason)
-        conversions.append(conversion)
-        step, found = _renamed(step, found, access, conversion)
-    return step, found
+        step, converted = _convert(step, converted, access, form, "_t", reason, conversions)
+    return step, converted
 
 
 def lay_out(
@@ -159,19 +142,14 @@ def lay_out(
     conversions: list[Conversion],
 ) -> tuple[Step, dict[Access, Operand]]:
     """Copy dense operands so that the innermost loop runs along memory."""
-    found = dict(operands)
+    converted = dict(operands)
     for access in laid_out:
-        operand = found[access]
         x, _ = split_blocks(operands).origin(order[-1])
         last = access.indices.index(x)
-        form = dense_format(
-            len(access.indices), (*(dim for dim in operand.format.order if dim != last), last)
-        )
-        name = _fresh_name(access.tensor, "_t", found, conversions)
-        conversion = Conversion(access.tensor, name, form, f"the innermost loop, over {x}, jumps in it")
-        conversions.append(conversion)
-        step, found = _renamed(step, found, access, conversion)
-    return step, found
+        dims = (*(dim for dim in converted[access].format.order if dim != last), last)
+        form, reason = dense_format(len(dims), dims), f"the innermost loop, over {x}, jumps in it"
+        step, converted = _convert(step, converted, access, form, "_t", reason, conversions)
+    return step, converted
 
 
 def renamed_searches(
@@ -180,11 +158,9 @@ def renamed_searches(
     conversions: Sequence[Conversion],
 ) -> frozenset[tuple[Access, int]]:
     """Searched levels, by the names that accesses have after conversion."""
-    found = set()
+    searches = set()
     for access, level in searched:
-        renamed = [
-            access,
-            *(Access(c.name, access.indices) for c in conversions if c.tensor == access.tensor),
-        ]
-        found |= {(name, level) for name in renamed if name in operands}
-    return frozenset(found)
+        names = [access.tensor, *(c.name for c in conversions if c.tensor == access.tensor)]
+        renamed = (Access(name, access.indices) for name in names)
+        searches |= {(new, level) for new in renamed if new in operands}
+    return frozenset(searches)

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, Support
@@ -48,11 +48,13 @@ class Problem:
     result: Format
     splits: Splits
     sizes: Mapping[str, int]
+    costs: dict[tuple[str, ...], Cost] = field(default_factory=dict)  # of the orders priced so far
+    _supports: dict[frozenset[Access], Support] = field(default_factory=dict)
 
     @functools.cached_property
     def sparse_support(self) -> Support:
         """Where the body can differ from zero, as a formula over the sparse operands."""
-        return support_of(self.step, self.operands)
+        return support_of(self.step.body, self.operands)
 
     @functools.cached_property
     def pattern(self) -> Access | None:
@@ -72,7 +74,7 @@ class Problem:
     @functools.cached_property
     def result_loops(self) -> frozenset[str]:
         """The loops over indices of the result."""
-        return frozenset(loop for index in self.step.target.indices for loop in self.splits.loops_of(index))
+        return self.splits.loops(self.step.target.indices)
 
     def extent(self, loop: str) -> int:
         index, part = self.splits.origin(loop)
@@ -81,11 +83,8 @@ class Problem:
             return self.sizes[index]
         return -(-self.sizes[index] // block) if part == "outer" else block
 
-    def uses(self, access: Access) -> tuple[LevelUse, ...]:
-        return self._uses[access]
-
     @functools.cached_property
-    def _uses(self) -> dict[Access, tuple[LevelUse, ...]]:
+    def uses(self) -> dict[Access, tuple[LevelUse, ...]]:
         return {
             access: self.splits.uses(operand.format, access.indices, access.tensor, INT64)
             for access, operand in self.operands.items()
@@ -100,18 +99,8 @@ class Problem:
         key = frozenset(filters)
         found = self._supports.get(key)
         if found is None:
-            found = lattice.support(self.step.body, lambda a: lattice.stored(a) if a in key else EVERYWHERE)
-            self._supports[key] = found
+            found = self._supports[key] = lattice.support_by(self.step.body, key)
         return found
-
-    @functools.cached_property
-    def _supports(self) -> dict[frozenset[Access], Support]:
-        return {}
-
-    @functools.cached_property
-    def costs(self) -> dict[tuple[str, ...], Cost]:
-        """The orders priced so far: Algorithm 1 and the search over all orders ask for the same ones."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -172,12 +161,12 @@ def branching(form: Format, shape: Sequence[int], counts: Sequence[int]) -> list
     A run of coordinate levels has as many positions as entries on every level; how many coordinates differ
     is taken to be as many as fit.
     """
-    found, above = [], 1.0
+    ratios, above = [], 1.0
     for level, count in enumerate(counts):
         here = min(float(count), above * form.level_size(level, shape))
-        found.append(here / max(above, 1.0))
+        ratios.append(here / max(above, 1.0))
         above = here
-    return found
+    return ratios
 
 
 def prefix_of(order: Sequence[str], uses: Sequence[LevelUse]) -> tuple[int, int]:
@@ -216,7 +205,7 @@ class _Walk:
         self.searched: list[tuple[Access, int]] = []
         self.transposition = 0.0
         for access, operand in problem.operands.items():
-            form, uses, counts = operand.format, problem.uses(access), operand.counts
+            form, uses, counts = operand.format, problem.uses[access], operand.counts
             if is_against(order, form, uses):
                 form = transposed_format(order, access, operand, problem.splits)
                 uses = problem.splits.uses(form, access.indices, access.tensor, INT64)

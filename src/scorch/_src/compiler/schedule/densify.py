@@ -17,7 +17,7 @@ from scorch.settings import enabled
 
 DENSE_PRODUCT = 0.42  # a multiply-add of the dense product
 MADE_DENSE = 3.0  # a place of the operand written as zero or value
-LEAST_WORK = 100_000  # multiply-adds below which calls cost more than products
+MIN_MULTIPLY_ADDS = 100_000  # multiply-adds below which calls cost more than products
 
 
 def nearly_full(step: Step, operands: Mapping[str, Operand], sizes: Mapping[str, int]) -> str | None:
@@ -38,7 +38,7 @@ def nearly_full(step: Step, operands: Mapping[str, Operand], sizes: Mapping[str,
         return None
     columns = math.prod(sizes[index] for index in step.indices if index not in mine[0].indices)
     sparse_work, dense_work = prices(operand, columns)
-    return operand.name if sparse_work >= LEAST_WORK and dense_work < sparse_work else None
+    return operand.name if sparse_work >= MIN_MULTIPLY_ADDS and dense_work < sparse_work else None
 
 
 def prices(operand: Operand, columns: int) -> tuple[float, float]:

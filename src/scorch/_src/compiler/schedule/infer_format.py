@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scorch._src.compiler import lattice
-from scorch._src.compiler.lattice import EVERYWHERE, Support
+from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE, Support
 from scorch._src.compiler.plan import Operand, Step
 from scorch._src.formats import Format, dense_format
-from scorch._src.notation.nodes import Access
+from scorch._src.notation.nodes import Access, Expr
 
 SPARSE_WORTH = 4  # a dense result may be this many times larger than the bound of the sparse one
 
@@ -25,9 +25,9 @@ class Inferred:
     reasons: tuple[str, ...]
 
 
-def support_of(step: Step, operands: Mapping[Access, Operand]) -> Support:
-    """Where the body of ``step`` can differ from zero, as a formula over the sparse operands."""
-    return lattice.support(step.body, lambda a: lattice.stored(a) if operands[a].is_sparse else EVERYWHERE)
+def support_of(body: Expr, operands: Mapping[Access, Operand]) -> Support:
+    """Where ``body`` can differ from zero, as a formula over the sparse operands."""
+    return lattice.support_by(body, {access for access, operand in operands.items() if operand.is_sparse})
 
 
 def carried_format(access: Access, form: Format, target: Access) -> Format | None:
@@ -66,7 +66,7 @@ def infer_format(step: Step, operands: Mapping[Access, Operand], sizes: Mapping[
     """The format of the result of ``step``, with the reason for each level."""
     target = step.target
     sparse = [access for access in step.accesses if operands[access].is_sparse]
-    everywhere = support_of(step, operands)
+    everywhere = support_of(step.body, operands)
     if not target.indices:
         return Inferred(dense_format(0), ("a scalar",))
     carried = {access: carried_format(access, operands[access].format, target) for access in sparse}
@@ -75,17 +75,12 @@ def infer_format(step: Step, operands: Mapping[Access, Operand], sizes: Mapping[
         if everywhere == lattice.stored(access) and form is not None:
             return Inferred(form, (f"nonzero only where {access.tensor} is: shares its pattern",))
     forms = set(carried.values())
-    if everywhere != EVERYWHERE and len(forms) == 1 and None not in forms and _is_closed(everywhere, sparse):
+    if everywhere not in (EVERYWHERE, NOWHERE) and len(forms) == 1 and None not in forms:
         names = ", ".join(dict.fromkeys(access.tensor for access in sparse))
         (common,) = forms
         assert common is not None
         return Inferred(common, (f"{names} all have this format",))
     return _by_index(step, operands, sizes, sparse)
-
-
-def _is_closed(where: Support, sparse: list[Access]) -> bool:
-    """Whether sparse operands decide by themselves, with no dense term beside them."""
-    return bool(where) and all(clause for clause in where) and bool(sparse)
 
 
 def _by_index(
@@ -96,19 +91,19 @@ def _by_index(
     reasons: dict[str, str] = {}
     for index in target.indices:
         filters = [a for a in sparse if _filters(a, operands[a].format, index)]
-        where = lattice.support(step.body, lambda a, f=filters: lattice.stored(a) if a in f else EVERYWHERE)  # type: ignore[misc]
+        where = lattice.support_by(step.body, filters)
         kinds[index] = "dense" if where == EVERYWHERE else "sparse"
         names = ", ".join(dict.fromkeys(a.tensor for a in filters))
         reasons[index] = (
             f"{index} sparse: stored in {names}" if kinds[index] == "sparse" else f"{index} dense"
         )
-    bound = _bound(step, operands, sparse, [i for i in target.indices if kinds[i] == "sparse"], sizes)
+    bound = _bound(operands, sparse, [i for i in target.indices if kinds[i] == "sparse"], sizes)
     room = math.prod(sizes[index] for index in target.indices)
     if all(kind == "dense" for kind in kinds.values()) and len(sparse) > 1:
         expected = _expected_entries(step, operands, sizes)
         is_smaller = room > SPARSE_WORTH * max(expected, 1)
         # Sums of sparse stay sparse: csr + csc, A + A.T.
-        if (is_smaller or not step.reduced) and lattice.mentioned(support_of(step, operands)):
+        if (is_smaller or not step.reduced) and lattice.mentioned(support_of(step.body, operands)):
             last = target.indices[-1]
             kinds[last] = "sparse"
             reasons[last] = f"{last} sparse: every term is"
@@ -171,7 +166,6 @@ def _stored_order(
 
 
 def _bound(
-    step: Step,
     operands: Mapping[Access, Operand],
     sparse: list[Access],
     indices: list[str],
@@ -194,7 +188,7 @@ def _bound(
 def _expected_entries(step: Step, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> int:
     """About how many entries the result has if those of the operands lie anywhere."""
     total = 0.0
-    for clause in support_of(step, operands):
+    for clause in support_of(step.body, operands):
         entries = float(math.prod(max(1, operands[access].nnz) for access in clause))
         for index in step.indices:
             uses = sum(index in access.indices for access in clause)

@@ -21,15 +21,15 @@ from scorch._src.notation.nodes import Access
 from scorch.settings import enabled
 
 LARGEST_KEY = 2**63 - 1
-ALWAYS_DENSE = 2**16  # a workspace up to this many places is dense
-MOST_DENSE = 2**25  # and never beyond this many
+SMALL_WORKSPACE_PLACES = 2**16  # a workspace up to this many places is dense
+MAX_DENSE_PLACES = 2**25  # and never beyond this many
 
 
 def shared_pattern(
     step: Step, operands: Mapping[Access, Operand], result: Format
 ) -> tuple[Access, int] | None:
     """The access whose pattern, or the first levels of it, is the result's: it alone supports the body."""
-    where = support_of(step, operands)
+    where = support_of(step.body, operands)
     for access, operand in operands.items():
         if operand.is_sparse and where == lattice.stored(access):
             levels = shared_levels(access, operand.format, step.target, result)
@@ -47,7 +47,9 @@ def insert_workspace(plan: Plan, shape: Sequence[int]) -> Plan:
     if covered < levels:
         left = math.prod(extents[covered:])
         entries = sum(operand.nnz for operand in plan.operands if operand.is_sparse)
-        is_small = left <= ALWAYS_DENSE or (prefix > 0 and left <= min(MOST_DENSE, 8 * entries))
+        is_small = left <= SMALL_WORKSPACE_PLACES or (
+            prefix > 0 and left <= min(MAX_DENSE_PLACES, 8 * entries)
+        )
         workspace = "dense" if is_small else "list" if prefix > 0 else None
         if workspace is None:
             prefix = covered = 0

@@ -18,8 +18,8 @@ from scorch._src.compiler import lattice
 from scorch._src.compiler.schedule.cost import Cost, Problem, cost
 from scorch.settings import enabled
 
-MOST_LOOPS = 5  # all orders are tried up to this number
-MOST_PUSHED = 10  # and filters are pushed down up to this one: each push prices the whole nest
+MAX_PERMUTED_LOOPS = 5  # all orders are tried up to this number
+MAX_PUSHED_LOOPS = 10  # and filters are pushed down up to this one: each push prices the whole nest
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def order_loops(problem: Problem) -> Choice:
     if is_alone and paper.transposed:  # a lone operand is sorted on its way into the result instead
         paper = stored_order(problem).chosen
     loops = problem.loops
-    if len(loops) > MOST_LOOPS or not enabled("order"):
+    if len(loops) > MAX_PERMUTED_LOOPS or not enabled("order"):
         return Choice(paper, paper, ())
     orders = [order for order in itertools.permutations(loops) if is_legal(problem, order)]
     costs = sorted((cost(problem, order) for order in orders), key=lambda c: c.total)
@@ -53,7 +53,7 @@ def order_loops(problem: Problem) -> Choice:
 def stored_order(problem: Problem) -> Choice:
     """The order in which the only operand is stored."""
     (access,) = problem.operands
-    loops = [loop for use in problem.uses(access) for loop in use.loops]
+    loops = [loop for use in problem.uses[access] for loop in use.loops]
     only = cost(problem, tuple(dict.fromkeys(loops)))
     return Choice(only, only, ())
 
@@ -72,7 +72,7 @@ def is_inner_product(problem: Problem, order: Sequence[str]) -> bool:
     factors = lattice.required(problem.sparse_support)
     if len(factors) < 2:
         return False
-    loops = {a: {loop for use in problem.uses(a) for loop in use.loops} for a in factors}
+    loops = {a: {loop for use in problem.uses[a] for loop in use.loops} for a in factors}
     for place, x in enumerate(order):
         index, part = problem.splits.origin(x)
         if index not in step.reduced or part == "inner":
@@ -107,7 +107,7 @@ def _sort_by_sparsity(problem: Problem) -> list[str]:
     filters = {loop: 0 for loop in problem.loops}
     shared = {loop: 0 for loop in problem.loops}
     for access, operand in problem.operands.items():
-        for use in problem.uses(access):
+        for use in problem.uses[access]:
             for loop in use.loops:
                 shared[loop] += 1
                 filters[loop] += not operand.format.levels[use.level].is_full
@@ -124,7 +124,7 @@ def _push_filters_down(
     order: list[str], candidates: Sequence[str], price: Callable[[Sequence[str]], float], problem: Problem
 ) -> list[str]:
     """Lines 6 to 10: move each index inwards as long as the net cost is negative."""
-    if len(order) > MOST_PUSHED:
+    if len(order) > MAX_PUSHED_LOOPS:
         return order
     best = price(order)
     for loop in candidates:
@@ -137,20 +137,20 @@ def _push_filters_down(
 
 
 def _legal(order: list[str], problem: Problem) -> list[str]:
-    found: list[str] = []
+    legal: list[str] = []
     for loop in order:
         index, part = problem.splits.origin(loop)
-        if part == "inner" and f"{index}_out" not in found:
-            found.append(f"{index}_out")
-        if loop not in found:
-            found.append(loop)
-    return found
+        if part == "inner" and f"{index}_out" not in legal:
+            legal.append(f"{index}_out")
+        if loop not in legal:
+            legal.append(loop)
+    return legal
 
 
 def _order_edges(problem: Problem) -> dict[tuple[str, str], float]:
     """Lines 11 to 15: an edge from each level's loop to the next, priced by what breaking it costs."""
     edges: dict[tuple[str, str], float] = {}
-    tensors = [(problem.uses(a), float(o.nnz)) for a, o in problem.operands.items() if o.is_sparse]
+    tensors = [(problem.uses[a], float(o.nnz)) for a, o in problem.operands.items() if o.is_sparse]
     if not problem.result.is_dense:
         sizes = [o.nnz for o in problem.operands.values() if o.is_sparse]
         tensors.append((problem.result_uses, float(max(sizes, default=1))))
@@ -193,11 +193,11 @@ def _find_cycle(edges: dict[tuple[str, str], float]) -> list[tuple[str, str]] | 
 
 def _topological(order: Sequence[str], edges: dict[tuple[str, str], float]) -> list[str]:
     """The order closest to ``order`` that keeps every edge."""
-    left, found = list(order), []
+    left, ordered = list(order), []
     while left:
         ready = next(
             loop for loop in left if not any(second == loop and first in left for first, second in edges)
         )
         left.remove(ready)
-        found.append(ready)
-    return found
+        ordered.append(ready)
+    return ordered

@@ -3,65 +3,55 @@
 from __future__ import annotations
 
 from scorch._src.compiler.lower.assemble import Assembly
-from scorch._src.compiler.lower.walk import Cursor
+from scorch._src.compiler.lower.levels import Cursor
 from scorch._src.compiler.plan import Plan
-from scorch._src.loops.nodes import (
-    Array,
-    Assign,
-    Binary,
-    Call,
-    Const,
-    Declare,
-    Expr,
-    Load,
-    Parallel,
-    Select,
-    Stmt,
-    Var,
-    While,
-    block,
-    both,
-)
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT64
 
 
 def in_chunks(
-    plan: Plan, assembly: Assembly, inner: Stmt, length: Expr, offset: Expr, run: Cursor | None = None
-) -> Stmt:
+    plan: Plan,
+    assembly: Assembly,
+    inner: ir.Stmt,
+    length: ir.Expr,
+    offset: ir.Expr,
+    run: Cursor | None = None,
+) -> ir.Stmt:
     """The outermost loop cut into chunks of equal work that threads take in turns."""
-    chunk, chunks, span = Var("chunk"), Var("chunks"), Var("span")
-    start, stop = Var("chunk_start"), Var("chunk_stop")
-    wanted = Select(Var("threads") <= 1, Const(1), Var("threads") * assembly.chunks_per_thread)
-    limits: list[Stmt | None]
+    collector = assembly.collector
+    chunk, chunks, span = ir.Var("chunk"), ir.Var("chunks"), ir.Var("span")
+    start, stop = ir.Var("chunk_start"), ir.Var("chunk_stop")
+    wanted = ir.Select(ir.Var("threads") <= 1, ir.Const(1), ir.Var("threads") * collector.chunks_per_thread)
+    limits: list[ir.Stmt | None]
     if plan.balance is not None:
         tensor, level = plan.balance
-        pos = Array(f"{tensor}{level + 1}_pos", plan.operand(tensor).index)
+        pos = ir.Array(f"{tensor}{level + 1}_pos", plan.operand(tensor).index)
         name = "balance_i32" if pos.element.bytes == 4 else "balance_i64"
         limits = [
-            Declare(start, Call(name, (pos, span, chunk, chunks))),
-            Declare(stop, Call(name, (pos, span, chunk + 1, chunks))),
+            ir.Declare(start, ir.Call(name, (pos, span, chunk, chunks))),
+            ir.Declare(stop, ir.Call(name, (pos, span, chunk + 1, chunks))),
         ]
     else:
         limits = [
-            Declare(start, offset + span * chunk // chunks),
-            Declare(stop, offset + span * (chunk + 1) // chunks),
+            ir.Declare(start, offset + span * chunk // chunks),
+            ir.Declare(stop, offset + span * (chunk + 1) // chunks),
         ]
     if run is not None:  # chunks of entries begin where a coordinate does
         crd = run.use.arrays.crd
         for limit in (start, stop):
-            inside = both(Const(0) + offset < limit, limit < offset + span)
-            repeats = Load(crd, limit).equals(Load(crd, limit - 1))
-            limits.append(While(both(inside, repeats), Assign(limit, limit + 1)))
-    return block(
-        Declare(span, length),
-        Declare(chunks, Binary("max", Const(1), Binary("min", wanted, span, INT64), INT64)),
-        assembly.before_chunks(chunks),
-        Parallel(
+            inside = ir.both(ir.Const(0) + offset < limit, limit < offset + span)
+            repeats = ir.Load(crd, limit).equals(ir.Load(crd, limit - 1))
+            limits.append(ir.While(ir.both(inside, repeats), ir.Assign(limit, limit + 1)))
+    return ir.block(
+        ir.Declare(span, length),
+        ir.Declare(chunks, ir.Binary("max", ir.Const(1), ir.Binary("min", wanted, span, INT64), INT64)),
+        collector.before_chunks(chunks),
+        ir.Parallel(
             chunk,
             chunks,
-            Var("threads"),
+            ir.Var("threads"),
             assembly.before_worker(),
-            block(*limits, assembly.before_chunk(chunk), inner, assembly.after_chunk(chunk)),
+            ir.block(*limits, collector.before_chunk(chunk), inner, collector.after_chunk(chunk)),
             assembly.after_worker(),
         ),
     )

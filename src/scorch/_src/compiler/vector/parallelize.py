@@ -19,16 +19,15 @@ def parallelize(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
     if any(level == VALUES for _, level in plan.slots):  # nobody knows where rows begin
         return plan
     x = plan.order[0]
-    owners = {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
-    if x not in owners or (plan.assembly == "rows" and (plan.prefix == 0 or len(plan.result) < 2)):
+    if x not in plan.result_loops or (plan.assembly == "rows" and (plan.prefix == 0 or len(plan.result) < 2)):
         return plan
     first = {}
     for access, operand in operands.items():
-        uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+        uses = plan.uses(access)
         is_walked = bool(uses) and uses[0].loop == x and (access, 0) not in plan.searched
         if is_walked and operand.format.levels[0].is_iterable and not operand.format.levels[0].is_full:
             first[access] = operand
-    where = lattice.support(plan.step.body, lambda a: lattice.stored(a) if a in first else EVERYWHERE)
+    where = lattice.support_by(plan.step.body, first)
     if where != EVERYWHERE and not (len(where) == 1 and len(next(iter(where))) == 1):
         return plan
     if not enabled("balance"):
@@ -45,7 +44,7 @@ def _balance(plan: Plan, operands: Mapping[Access, Operand], x: str) -> tuple[st
     """The largest operand whose rows lie under the outermost loop."""
     best: tuple[int, str] | None = None
     for access, operand in operands.items():
-        uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+        uses = plan.uses(access)
         has_rows = len(uses) > 1 and uses[0].loop == x and operand.format.levels[0].is_full
         if has_rows and operand.format.starts_run(1) and (best is None or operand.nnz > best[0]):
             best = (operand.nnz, operand.name)

@@ -3,66 +3,47 @@
 from __future__ import annotations
 
 from scorch._src.compiler.lower.assemble import Assembly, Factor
-from scorch._src.compiler.lower.levels import Levels
-from scorch._src.compiler.lower.walk import Cursor, Loop, States
+from scorch._src.compiler.lower.levels import Cursor, Levels, Loop, States
 from scorch._src.compiler.plan import Plan, Vectors
 from scorch._src.formats.scratch import join_key
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import substitute
 from scorch._src.loops.jam import jammed
-from scorch._src.loops.nodes import (
-    Array,
-    Binary,
-    Const,
-    Declare,
-    Expr,
-    For,
-    Lanes,
-    Load,
-    Prefetch,
-    Stmt,
-    Store,
-    Tile,
-    Total,
-    Var,
-    block,
-    lane,
-    wide,
-)
 from scorch._src.loops.types import INT64
 
 AHEAD = 8  # entries between fetching a row and using it
 
 
-def in_vectors(levels: Levels, assembly: Assembly, loop: Loop, vectors: Vectors) -> Stmt:
+def in_vectors(levels: Levels, assembly: Assembly, loop: Loop, vectors: Vectors) -> ir.Stmt:
     """The innermost loop in vector registers."""
     bound = loop.bound | {loop.x.name}
     resolving, states = levels.resolve(loop.states, bound)
     if vectors.kind == "rows":
-        body = block(resolving, assembly.leaf(levels.value(states), levels.pattern_position(states)))
-        return Lanes(loop.x, vectors.start, vectors.width, vectors.lanes, body)
+        body = ir.block(resolving, assembly.leaf(levels.value(states), levels.pattern_position(states)))
+        return ir.Lanes(loop.x, vectors.start, vectors.width, vectors.lanes, body)
     element = levels.plan.element
-    sums = Array("sums", element)
+    sums = ir.Array("sums", element)
     count = vectors.sums * vectors.lanes
     start = vectors.start
-    place = lane(loop.x, start, vectors.width, count)
-    added = Binary("+", Load(sums, place), levels.value(states), element)
-    turn: Stmt = Lanes(
-        loop.x, start, vectors.width, vectors.lanes, block(resolving, Store(sums, place, added))
+    place = ir.lane(loop.x, start, vectors.width, count)
+    added = ir.Binary("+", ir.Load(sums, place), levels.value(states), element)
+    turn: ir.Stmt = ir.Lanes(
+        loop.x, start, vectors.width, vectors.lanes, ir.block(resolving, ir.Store(sums, place, added))
     )
     size = levels.extent(loop.x.name)
-    if isinstance(start, Var):
-        number = Var(f"{loop.x.name}_stretch")
-        begin = Declare(start, number * vectors.width)
-        turn = For(number, Const(0), size // vectors.width, block(begin, turn))
-    total = assembly.leaf(Total(sums, count, vectors.lanes), levels.pattern_position(states))
-    rest: Stmt | None = None
+    if isinstance(start, ir.Var):
+        number = ir.Var(f"{loop.x.name}_stretch")
+        begin = ir.Declare(start, number * vectors.width)
+        turn = ir.For(number, ir.Const(0), size // vectors.width, ir.block(begin, turn))
+    total = assembly.leaf(ir.Total(sums, count, vectors.lanes), levels.pattern_position(states))
+    rest: ir.Stmt | None = None
     if vectors.rest:
-        body = block(resolving, assembly.leaf(levels.value(states), levels.pattern_position(states)))
-        rest = For(loop.x, size - size % vectors.width, size, body)
-    return block(Tile(sums, count, vectors.lanes), turn, total, rest)
+        body = ir.block(resolving, assembly.leaf(levels.value(states), levels.pattern_position(states)))
+        rest = ir.For(loop.x, size - size % vectors.width, size, body)
+    return ir.block(ir.Tile(sums, count, vectors.lanes), turn, total, rest)
 
 
-def side_by_side(plan: Plan, loop: Loop, counted: For) -> Stmt:
+def side_by_side(plan: Plan, loop: Loop, counted: ir.For) -> ir.Stmt:
     """``counted`` with several turns at a time, if it is the loop around the registers."""
     vectors = plan.vectors
     if vectors is None or vectors.jam == 1 or loop.depth != vectors.depth - 1:
@@ -70,34 +51,36 @@ def side_by_side(plan: Plan, loop: Loop, counted: For) -> Stmt:
     return jammed(counted, vectors.jam)
 
 
-def delivery(levels: Levels, depth: int, states: States, bound: frozenset[str]) -> tuple[Expr | None, Factor]:
+def delivery(
+    levels: Levels, depth: int, states: States, bound: frozenset[str]
+) -> tuple[ir.Expr | None, Factor]:
     """Where the sum inside ``depth`` loops goes, if that is known, and what it is multiplied by."""
     vectors = levels.plan.vectors
-    before: Stmt | None = None
+    before: ir.Stmt | None = None
     if vectors is not None and vectors.kind == "rows" and depth >= vectors.depth:
         before, states = levels.resolve(states, bound | {vectors.loop})
-    value: Expr | None = None
+    value: ir.Expr | None = None
     for access, place in levels.plan.factors:
         if place == depth and (load := levels.factor(access, states)) is not None:
-            value = load if value is None else Binary("*", value, load, levels.plan.element)
+            value = load if value is None else ir.Binary("*", value, load, levels.plan.element)
     return levels.pattern_position(states), (before, value)
 
 
-def prefetch(levels: Levels, loop: Loop, driver: Cursor) -> tuple[Stmt | None, Stmt | None]:
+def prefetch(levels: Levels, loop: Loop, driver: Cursor) -> tuple[ir.Stmt | None, ir.Stmt | None]:
     """What is declared before the loop over ``driver``, and what fetches rows ahead inside it."""
     if not levels.plan.prefetched or loop.depth != len(levels.plan.order) - 2:
         return None, None
     assert levels.plan.vectors is not None
-    last, ahead = Var(f"{driver.position.name}_last"), Var(f"{loop.x.name}_ahead")
+    last, ahead = ir.Var(f"{driver.position.name}_last"), ir.Var(f"{loop.x.name}_ahead")
     entries = levels.count(driver.access, driver.use.level)
-    place = Binary("min", driver.position + AHEAD, last, INT64)
+    place = ir.Binary("min", driver.position + AHEAD, last, INT64)
     crd = driver.use.arrays.crd
-    fetches: list[Stmt] = [Declare(ahead, wide(Load(crd, place)))]
-    there: dict[str, Expr] = {loop.x.name: ahead, levels.plan.vectors.loop: levels.plan.vectors.start}
+    fetches: list[ir.Stmt] = [ir.Declare(ahead, ir.wide(ir.Load(crd, place)))]
+    there: dict[str, ir.Expr] = {loop.x.name: ahead, levels.plan.vectors.loop: levels.plan.vectors.start}
     if levels.plan.vectors.kind == "sums":
-        there[levels.plan.vectors.loop] = Const(0)
+        there[levels.plan.vectors.loop] = ir.Const(0)
     for access, count in levels.plan.prefetched:
         uses = levels.uses[access]
         at = join_key([use.coordinate for use in uses], [use.arrays.size for use in uses])
-        fetches.append(Prefetch(levels.values(access), substitute(at, there), count))
-    return Declare(last, entries - 1), block(*fetches)
+        fetches.append(ir.Prefetch(levels.values(access), substitute(at, there), count))
+    return ir.Declare(last, entries - 1), ir.block(*fetches)

@@ -17,12 +17,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from scorch._src.compiler.lattice import required
-from scorch._src.compiler.plan import LevelUse, Operand, Plan, Splits, Vectors
+from scorch._src.compiler.plan import Operand, Plan, Splits, Vectors
+from scorch._src.compiler.schedule.contract import factors_of
 from scorch._src.compiler.schedule.infer_format import support_of
 from scorch._src.compiler.target import Target, target
-from scorch._src.loops.nodes import MOST_TURNS
+from scorch._src.loops.nodes import MAX_SUM_TURNS
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
-from scorch._src.notation.nodes import Access, Expr, Literal, Op
+from scorch._src.notation.nodes import Access, Op
+from scorch._src.notation.trees import walk
 from scorch.settings import enabled
 
 FETCHED = 1024  # at most so many bytes of a row are fetched ahead
@@ -31,6 +33,7 @@ LONG_LOOP = 1024  # turns from which on the extent of a loop does not go into it
 JAMMED = (4, 3, 2)  # turns that run side by side, the first that divide a block
 SHORT_ROW = 4  # entries of a row below which they run one by one
 LANES = 16  # the most lanes that compilers may make of a sum
+POLYNOMIAL = ("add", "sub", "mul", "neg")  # what vectors are computed by
 REUSED = 4  # uses of each row of a dense operand that make it worth keeping it in the cache
 
 
@@ -59,10 +62,10 @@ def _parts(plan: Plan, operands: Mapping[Access, Operand]) -> int:
     gathers = any(x in access.indices and not operand.is_sparse for access, operand in operands.items())
     if rows and gathers and min(rows) < LONG_ROW:
         return 2
-    return MOST_TURNS if not rows and _jumps(plan, operands, x) else LANES
+    return MAX_SUM_TURNS if not rows and _jumps(operands, x) else LANES
 
 
-def _jumps(plan: Plan, operands: Mapping[Access, Operand], x: str) -> bool:
+def _jumps(operands: Mapping[Access, Operand], x: str) -> bool:
     """Whether a dense operand has an index inside ``x`` in memory."""
     return any(
         not operand.is_sparse and x in access.indices and access.indices[operand.format.order[-1]] != x
@@ -89,17 +92,17 @@ def _prefetched(
     most = FETCHED // plan.element.bytes
     count = vectors.width if vectors.kind == "rows" else min(sizes[vectors.loop], most)
     share = 2 if vectors.kind == "rows" else 16  # sums wait for every row, also for those in the second cache
-    found = []
+    prefetched = []
     for access, operand in operands.items():
         is_large = operand.nnz * operand.element.bytes > target().cache_bytes // share
         if not operand.is_sparse and {x, vectors.loop} <= set(access.indices) and is_large:
-            found.append((access, count))
-    return tuple(found)
+            prefetched.append((access, count))
+    return tuple(prefetched)
 
 
 def _walks(plan: Plan, access: Access, operand: Operand, x: str) -> bool:
     """Whether a stored level of ``access`` gives the coordinates of ``x``, each once."""
-    uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+    uses = plan.uses(access)
     return any(
         use.loop == x
         and not operand.format.levels[use.level].is_full
@@ -113,49 +116,33 @@ def _walks(plan: Plan, access: Access, operand: Operand, x: str) -> bool:
 def _is_plain(plan: Plan, operands: Mapping[Access, Operand]) -> bool:
     """Whether every point visited has all operands, of one type that vectors come in."""
     sparse = {access for access, operand in operands.items() if operand.is_sparse}
-    where = support_of(plan.step, operands)
+    where = support_of(plan.step.body, operands)
     return (
         plan.element in (FLOAT32, FLOAT64, INT32, INT64)
         and all(operand.element == plan.element for operand in operands.values())
         and len(where) == 1
         and sparse <= set(required(where))
-        and _is_polynomial(plan.step.body)
+        and all(not isinstance(node, Op) or node.name in POLYNOMIAL for node in walk(plan.step.body))
     )
-
-
-def _is_polynomial(body: Expr) -> bool:
-    match body:
-        case Access() | Literal():
-            return True
-        case Op("add" | "sub" | "mul" | "neg", args):
-            return all(map(_is_polynomial, args))
-    return False
-
-
-def _result_loops(plan: Plan) -> set[str]:
-    return {loop for index in plan.step.target.indices for loop in plan.splits.loops_of(index)}
 
 
 def _lies_along(plan: Plan, operands: Mapping[Access, Operand], x: str) -> bool:
     """Whether all operands that have index ``x`` lie in memory along it, and some do."""
-    found = False
+    some_do = False
     for access, operand in operands.items():
-        uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+        uses = plan.uses(access)
         touching = [use for use in uses if x in use.needs]
-        if touching and not (len(touching) == 1 and _is_last(touching[0], operand, uses)):
+        is_last = [use.level == len(uses) - 1 and operand.format.levels[-1].is_full for use in touching]
+        if touching and is_last != [True]:
             return False
-        found = found or bool(touching)
-    return found
-
-
-def _is_last(use: LevelUse, operand: Operand, uses: tuple[LevelUse, ...]) -> bool:
-    return use.level == len(uses) - 1 and operand.format.levels[use.level].is_full
+        some_do = some_do or bool(touching)
+    return some_do
 
 
 def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Vectors | None:
     """A stretch of the result in registers: dense, along the innermost loop, summed over loops outside it."""
     x, size = plan.order[-1], sizes.get(plan.order[-1], 0)
-    results, order = _result_loops(plan), plan.order
+    results, order = plan.result_loops, plan.order
     is_placed = plan.assembly in ("dense", "shared")
     if x not in results or size < 1 or not is_placed or not enabled("registers"):
         return None
@@ -172,7 +159,7 @@ def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
     most = _accumulators(machine) // turns * machine.vector_bytes // plan.element.bytes
     pieces = -(-size // most)
     width = -(-size // pieces)
-    opens = 0 if pieces > 1 and _fits_in_stretches(plan, operands, x, width, size) else depth
+    opens = 0 if pieces > 1 and _fits_in_stretches(operands, x, width, size) else depth
     return Vectors("rows", x, width, _lanes(plan, width), 0, width == size, 0, depth, opens, turns)
 
 
@@ -191,7 +178,7 @@ def _turns(plan: Plan, operands: Mapping[Access, Operand], depth: int) -> int:
     shared = False
     walked: list[str | None] = []
     for access, operand in operands.items():
-        uses = plan.splits.uses(operand.format, access.indices, access.tensor, operand.index)
+        uses = plan.uses(access)
         walked += [use.loop for use in uses if not operand.format.levels[use.level].is_full]
         first = min((use.level for use in uses if loop in use.needs), default=len(uses))
         for use in uses:
@@ -231,7 +218,7 @@ def _bytes_along(operands: Mapping[Access, Operand], loops: set[str]) -> int:
     return sum(o.nnz * o.element.bytes for o in dense)
 
 
-def _fits_in_stretches(plan: Plan, operands: Mapping[Access, Operand], x: str, width: int, size: int) -> bool:
+def _fits_in_stretches(operands: Mapping[Access, Operand], x: str, width: int, size: int) -> bool:
     """Whether stretches go outermost (Algorithm 3): the dense operands fit the cache only stretch by stretch.
 
     The loops over stored entries are then run once for each stretch, which pays where every row of the
@@ -240,10 +227,9 @@ def _fits_in_stretches(plan: Plan, operands: Mapping[Access, Operand], x: str, w
     if not enabled("tiles"):
         return False
     machine = target()
-    dense = [o for a, o in operands.items() if x in a.indices and not o.is_sparse]
     entries = max((o.nnz for o in operands.values() if o.is_sparse), default=0)
-    total = sum(o.nnz * o.element.bytes for o in dense)
-    rows = sum(o.nnz // size for o in dense)
+    total = _bytes_along(operands, {x})
+    rows = sum(o.nnz // size for a, o in operands.items() if x in a.indices and not o.is_sparse)
     is_large, fits = total > machine.shared_cache_bytes, total * width // size <= machine.cache_bytes // 2
     return is_large and fits and entries >= REUSED * rows
 
@@ -251,7 +237,7 @@ def _fits_in_stretches(plan: Plan, operands: Mapping[Access, Operand], x: str, w
 def _sums(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Vectors | None:
     """Partial sums over the innermost loop, which the result does not have."""
     x, size = plan.order[-1], sizes.get(plan.order[-1], 0)
-    if x in _result_loops(plan) or not enabled("sums") or not _lies_along(plan, operands, x):
+    if x in plan.result_loops or not enabled("sums") or not _lies_along(plan, operands, x):
         return None
     machine = target()
     lanes = machine.vector_bytes // plan.element.bytes
@@ -290,33 +276,18 @@ def _lanes(plan: Plan, width: int) -> int:
 
 def _factors(plan: Plan) -> tuple[tuple[Access, int], ...]:
     """For each factor of a product that is taken out of inner sums, how many loops it stands in."""
-    factors = _product(plan.step.body)
+    factors = factors_of(plan.step.body, with_numbers=True)
     if factors is None:
         return ()
-    results, order = _result_loops(plan), plan.order
-    free = {plan.vectors.loop} if plan.vectors is not None and plan.vectors.kind == "rows" else set()
+    results, order = plan.result_loops, plan.order
+    free = {plan.row_vectors.loop} if plan.row_vectors is not None else set()
     needed = [order.index(loop) + 1 for loop in results - free]
     outermost = max(needed, default=0)
     innermost = len(order) - len(free)
-    found = []
+    outer_factors = []
     for access in dict.fromkeys(factors):
         loops = {loop for index in access.indices for loop in plan.splits.loops_of(index)} - free
         depth = max([outermost, *(order.index(loop) + 1 for loop in loops)])
         if depth < innermost and factors.count(access) == 1:
-            found.append((access, depth))
-    return tuple(found)
-
-
-def _product(body: Expr) -> list[Access] | None:
-    """The accesses of a product; None if it is anything else."""
-    match body:
-        case Access():
-            return [body]
-        case Literal():
-            return []
-        case Op("neg", (part,)):
-            return _product(part)
-        case Op("mul", (a, b)):
-            left, right = _product(a), _product(b)
-            return None if left is None or right is None else left + right
-    return None
+            outer_factors.append((access, depth))
+    return tuple(outer_factors)

@@ -11,6 +11,7 @@ integers happens in ``int``, so its result is cast back to wrap where the loops 
 
 from __future__ import annotations
 
+from scorch._src.backends.cpu.print import totals
 from scorch._src.backends.cpu.print.expressions import (
     ATOM,
     ExpressionPrinter,
@@ -21,64 +22,16 @@ from scorch._src.backends.cpu.print.expressions import (
 )
 from scorch._src.backends.cpu.print.functions import EXTERNS, TYPEDEFS, helpers, needed_by
 from scorch._src.backends.cpu.print.lanes import (
+    LanePrinter,
     in_lanes,
-    print_lanes,
     print_prefetch,
     print_tile,
     vector_typedef,
 )
-from scorch._src.backends.cpu.print.totals import (
-    needed_lanes,
-    neighbours_helper,
-    print_total,
-    print_totals,
-    runs,
-    total_helper,
-    totals_helper,
-    totals_name,
-    vector_name,
-)
 from scorch._src.backends.cpu.print.workers import print_parallel
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import assigned, loop_depth, walk, written
 from scorch._src.loops.jam import renamed
-from scorch._src.loops.nodes import (
-    MOST_TURNS,
-    Allocate,
-    Array,
-    Assign,
-    Binary,
-    Block,
-    Call,
-    Comment,
-    Const,
-    Copy,
-    Declare,
-    Expr,
-    Fail,
-    Fill,
-    For,
-    Free,
-    Function,
-    If,
-    KeepArray,
-    Kernel,
-    Lanes,
-    Load,
-    Parallel,
-    Perform,
-    Prefetch,
-    Put,
-    PutArray,
-    Resize,
-    Return,
-    SlotArray,
-    Stmt,
-    Store,
-    Tile,
-    Total,
-    Var,
-    While,
-)
 from scorch._src.loops.routines import ROUTINES
 from scorch._src.loops.types import INT64, Type
 
@@ -91,7 +44,7 @@ QUICKLY = """#if defined(__GNUC__) && !defined(__clang__)
 #endif"""
 
 
-def print_kernel(kernel: Kernel) -> str:
+def print_kernel(kernel: ir.Kernel) -> str:
     """The C source of ``kernel``."""
     printer = _Printer(kernel)
     bodies = [printer.function(function) for function in kernel.functions]
@@ -115,10 +68,10 @@ def print_kernel(kernel: Kernel) -> str:
     parts.append('#ifdef __cplusplus\n#define restrict __restrict__\nextern "C" {\n#endif')
     if externs:
         parts.append("\n".join(externs))
-    static += [total_helper(element, lanes) for element, lanes in printer.totals]
+    static += [totals.total_helper(element, lanes) for element, lanes in printer.totals]
     paired = dict.fromkeys((element, count) for element, _, count in printer.joint)
-    static += [neighbours_helper(element, lanes) for element, lanes in paired]
-    static += [totals_helper(*joint) for joint in printer.joint]
+    static += [totals.neighbours_helper(element, lanes) for element, lanes in paired]
+    static += [totals.totals_helper(*joint) for joint in printer.joint]
     static += [in_lanes(*function) for function in printer.of_vectors]
     parts += [*static, *bodies, "#ifdef __cplusplus\n}\n#endif"]
     return "\n\n".join(parts) + "\n"
@@ -127,7 +80,7 @@ def print_kernel(kernel: Kernel) -> str:
 class _Printer:
     """Prints functions and remembers what they call."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: ir.Kernel) -> None:
         self.kernel = kernel
         self.functions = {function.name: function for function in kernel.functions}
         self.used: set[str] = set()
@@ -139,11 +92,11 @@ class _Printer:
         self.joint: dict[tuple[Type, int, int], None] = {}
         self.of_vectors: dict[tuple[str, Type, int], None] = {}
 
-    def function(self, function: Function) -> str:
+    def function(self, function: ir.Function) -> str:
         self.outlined = []
         self.declared.add(function.name)
         nodes = walk(function)
-        names = {n.name for n in nodes if isinstance(n, Var | Array)}
+        names = {n.name for n in nodes if isinstance(n, ir.Var | ir.Array)}
         scope = _Scope(
             self,
             names,
@@ -153,7 +106,7 @@ class _Printer:
         )
         early = [
             f"{self.signature(self.functions[node.function])};"
-            for node in dict.fromkeys(n for n in nodes if isinstance(n, Call))
+            for node in dict.fromkeys(n for n in nodes if isinstance(n, ir.Call))
             if node.function in self.functions and node.function not in self.declared
         ]
         lines = scope.unpack(function.params, self.kernel) if function.exported else []
@@ -163,13 +116,13 @@ class _Printer:
         definition = "\n".join([f"{self.signature(function)} {{", *indent(lines), "}"])
         return "\n\n".join([*dict.fromkeys(early), *self.outlined, definition])
 
-    def signature(self, function: Function) -> str:
+    def signature(self, function: ir.Function) -> str:
         if function.exported:
             return f"long long {function.name}(long long *args)"
         changed, fixed = written(function.body, self.functions), assigned(function.body)
         params = [
             f"{pointer_to(p, p.name in changed)}{safe_name(p.name)}"
-            if isinstance(p, Array)
+            if isinstance(p, ir.Array)
             else f"{'' if p.name in fixed else 'const '}{c_name(p.type)} {safe_name(p.name)}"
             for p in function.params
         ]
@@ -207,7 +160,7 @@ class _Scope(ExpressionPrinter):
         """The name of a vector type, which is then declared."""
         if lanes > 1:
             self.printer.vectors.add((element, lanes))
-        return vector_name(element, lanes)
+        return totals.vector_name(element, lanes)
 
     def of_vectors(self, name: str, element: Type, lanes: int) -> str:
         """The name of a function of vectors, which is then declared."""
@@ -218,28 +171,28 @@ class _Scope(ExpressionPrinter):
 
     def total(self, element: Type, lanes: int) -> str:
         """The name of the function that adds the lanes of a register."""
-        for width in needed_lanes(lanes):
+        for width in totals.needed_lanes(lanes):
             self.printer.totals[element, width] = None
             self.vector(element, width)
-        return f"total_{vector_name(element, lanes)}"
+        return f"total_{totals.vector_name(element, lanes)}"
 
     def totals(self, element: Type, lanes: int, count: int) -> str:
         """The name of the function that adds the lanes of ``count`` registers at once."""
-        for width in needed_lanes(lanes, count):
+        for width in totals.needed_lanes(lanes, count):
             self.printer.joint[element, width, count] = None
             self.vector(element, width)
-        return totals_name(element, lanes, count)
+        return totals.totals_name(element, lanes, count)
 
-    def term(self, e: Expr) -> tuple[str, int]:
-        if isinstance(e, Total):
-            return print_total(self, e), ATOM
+    def term(self, e: ir.Expr) -> tuple[str, int]:
+        if isinstance(e, ir.Total):
+            return totals.print_total(self, e), ATOM
         return super().term(e)
 
-    def unpack(self, params: tuple[Var | Array, ...], kernel: Kernel) -> list[str]:
+    def unpack(self, params: tuple[ir.Var | ir.Array, ...], kernel: ir.Kernel) -> list[str]:
         lines = []
         for p in params:
             slot = f"args[{kernel.slot(p.name)}]"
-            if isinstance(p, Array):
+            if isinstance(p, ir.Array):
                 lines.append(self.pointer(p, slot))
             else:
                 assert p.type.is_integer, f"slot {p.name} is not an integer"
@@ -247,11 +200,11 @@ class _Scope(ExpressionPrinter):
                 lines.append(f"{self.variable(p)} = {value};")
         return lines
 
-    def variable(self, var: Var) -> str:
+    def variable(self, var: ir.Var) -> str:
         const = "" if var.name in self.assigned else "const "
         return f"{const}{c_name(var.type)} {safe_name(var.name)}"
 
-    def pointer(self, array: Array, value: str) -> str:
+    def pointer(self, array: ir.Array, value: str) -> str:
         changed = array.name in self.written
         kind = pointer_to(array, changed, restrict=False).rstrip()
         return f"{pointer_to(array, changed)}{safe_name(array.name)} = ({kind}){value};"
@@ -263,101 +216,101 @@ class _Scope(ExpressionPrinter):
 
     # Statements
 
-    def statement(self, stmt: Stmt) -> list[str]:
+    def statement(self, stmt: ir.Stmt) -> list[str]:
         match stmt:
-            case Block(body):
-                return [line for run in runs(body) for line in self.in_order(run)]
-            case Comment(text):
+            case ir.Block(body):
+                return [line for run in totals.runs(body) for line in self.in_order(run)]
+            case ir.Comment(text):
                 return [_comment(line) for line in text.splitlines()]
-            case Declare(var, value):
+            case ir.Declare(var, value):
                 return [f"{self.variable(var)} = {self.converted(value)};"]
-            case Assign(var, value):
+            case ir.Assign(var, value):
                 return [self.assignment(safe_name(var.name), var, value)]
-            case Store(array, index, value):
+            case ir.Store(array, index, value):
                 assert array.element.computes_in == array.element, f"store to {array}"
-                return [self.assignment(self.element(array, index), Load(array, index), value)]
-            case For():
+                return [self.assignment(self.element(array, index), ir.Load(array, index), value)]
+            case ir.For():
                 return self.loop(stmt)
-            case Lanes():
-                return print_lanes(self, stmt)
-            case Tile():
+            case ir.Lanes():
+                return LanePrinter(self, stmt).lines()
+            case ir.Tile():
                 return print_tile(self, stmt)
-            case Prefetch():
+            case ir.Prefetch():
                 return print_prefetch(self, stmt)
-            case While(condition, body):
+            case ir.While(condition, body):
                 return [f"while ({self.expr(condition)}) {{", *indent(self.statement(body)), "}"]
-            case If():
+            case ir.If():
                 return self.branch(stmt)
-            case Allocate() | Resize() | Free() | Fill() | Copy():
+            case ir.Allocate() | ir.Resize() | ir.Free() | ir.Fill() | ir.Copy():
                 return self.memory(stmt)
-            case Perform(call):
+            case ir.Perform(call):
                 return [f"{self.expr(call)};"]
-            case Return(value):
+            case ir.Return(value):
                 assert not self.in_worker, "a parallel loop cannot return"
                 return [f"return {self.converted(value)};"]
-            case Fail():
+            case ir.Fail():
                 return [self.fail]
-            case Put() | PutArray() | SlotArray() | KeepArray():
+            case ir.Put() | ir.PutArray() | ir.SlotArray() | ir.KeepArray():
                 return self.slots(stmt)
-            case Parallel():
+            case ir.Parallel():
                 return print_parallel(self, stmt)
         raise AssertionError(f"cannot print {stmt!r}")
 
-    def memory(self, stmt: Allocate | Resize | Free | Fill | Copy) -> list[str]:
+    def memory(self, stmt: ir.Allocate | ir.Resize | ir.Free | ir.Fill | ir.Copy) -> list[str]:
         """Arrays that begin, grow, end, or are written at once."""
         match stmt:
-            case Allocate(array, count, zero):
+            case ir.Allocate(array, count, zero):
                 call = self.use("allocate_zero" if zero else "allocate")
                 memory = f"{call}({self.converted(count)}, sizeof({c_name(array.element)}))"
                 return [self.pointer(array, memory), f"if (!{safe_name(array.name)}) {self.fail}"]
-            case Resize(array, count):
+            case ir.Resize(array, count):
                 name, t = safe_name(array.name), c_name(array.element)
                 call = f"{self.use('resize')}({name}, {self.converted(count)}, sizeof({t}))"
                 return [f"{name} = ({t} *){call};", f"if (!{name}) {self.fail}"]
-            case Free(array):
+            case ir.Free(array):
                 return [f"{self.use('free')}((void *){safe_name(array.name)});"]
-            case Fill(array, start, stop, value):
+            case ir.Fill(array, start, stop, value):
                 return self.fill(array, start, stop, value)
-            case Copy(target, target_start, source, source_start, count):
+            case ir.Copy(target, target_start, source, source_start, count):
                 call = self.use("memmove" if target == source else "memcpy")
                 to, what = self.address(target, target_start), self.address(source, source_start)
                 return [f"{call}({to}, {what}, {self.size(count, target)});"]
 
-    def slots(self, stmt: Put | PutArray | SlotArray | KeepArray) -> list[str]:
+    def slots(self, stmt: ir.Put | ir.PutArray | ir.SlotArray | ir.KeepArray) -> list[str]:
         """What passes between a kernel and its caller, and arrays kept in tables."""
         match stmt:
-            case Put() | PutArray() if self.in_worker:
+            case ir.Put() | ir.PutArray() if self.in_worker:
                 raise AssertionError("a parallel loop cannot put results")
-            case Put(slot, value):
+            case ir.Put(slot, value):
                 assert value.type.is_integer, f"slot {slot} is not an integer"
                 return [f"args[{self.printer.kernel.slot(slot)}] = {self.converted(value)};"]
-            case PutArray(slot, array):
+            case ir.PutArray(slot, array):
                 return [f"args[{self.printer.kernel.slot(slot)}] = (i64){safe_name(array.name)};"]
-            case SlotArray(array, table, index):
+            case ir.SlotArray(array, table, index):
                 return [self.pointer(array, self.element(table, index))]
-            case KeepArray(table, index, array):
+            case ir.KeepArray(table, index, array):
                 return [f"{self.element(table, index)} = (i64){safe_name(array.name)};"]
 
-    def in_order(self, run: list[Stmt]) -> list[str]:
-        return print_totals(self, run) if len(run) > 1 else self.statement(run[0])
+    def in_order(self, run: list[ir.Stmt]) -> list[str]:
+        return totals.print_totals(self, run) if len(run) > 1 else self.statement(run[0])
 
-    def assignment(self, target: str, place: Expr, value: Expr) -> str:
+    def assignment(self, target: str, place: ir.Expr, value: ir.Expr) -> str:
         """``x += y`` for ``x = x + y`` where C's operator does the same."""
         t = place.type
         match value:
-            case Binary(op, a, b, _) if a == place and op in ("+", "-", "*", "/"):
+            case ir.Binary(op, a, b, _) if a == place and op in ("+", "-", "*", "/"):
                 if t.kind in ("int", "uint", "float"):
-                    if b == Const(1, t) and t.is_integer and op in "+-":
+                    if b == ir.Const(1, t) and t.is_integer and op in "+-":
                         return f"{target}{op}{op};"
                     return f"{target} {op}= {self.converted(b)};"
         return f"{target} = {self.converted(value)};"
 
-    def loop(self, stmt: For) -> list[str]:
+    def loop(self, stmt: ir.For) -> list[str]:
         var, start, stop, body = stmt.var, stmt.start, stmt.stop, stmt.body
-        assert var.name not in {n.name for e in (start, stop) for n in walk(e) if isinstance(n, Var)}
+        assert var.name not in {n.name for e in (start, stop) for n in walk(e) if isinstance(n, ir.Var)}
         name, t = safe_name(var.name), c_name(var.type)
         first, last = f"{t} {name} = {self.converted(start)}", self.converted(stop)
-        once = isinstance(stop, Const) or (isinstance(stop, Var) and stop.name not in assigned(body))
+        once = isinstance(stop, ir.Const) or (isinstance(stop, ir.Var) and stop.name not in assigned(body))
         summed = _summed(body) if stmt.sums > 1 else None
         before: list[str] = []
         if not once:
@@ -366,14 +319,14 @@ class _Scope(ExpressionPrinter):
                 first, last = f"{first}, {hoisted} = {last}", hoisted
             else:  # the pragma wants a loop with one variable
                 before, last = [f"const {t} {hoisted} = {last};"], hoisted
-        if summed is not None and stmt.sums <= MOST_TURNS:
+        if summed is not None and stmt.sums <= ir.MAX_SUM_TURNS:
             return ["{", *indent([*before, *self.in_turns(stmt, summed, first, last)]), "}"]
         if summed is not None:
             before.append(f"#pragma omp simd reduction(+:{safe_name(summed.name)})")
         lines = indent(self.statement(body))
         return [*before, f"for ({first}; {name} < {last}; {name}++) {{", *lines, "}"]
 
-    def in_turns(self, stmt: For, summed: Var, first: str, last: str) -> list[str]:
+    def in_turns(self, stmt: ir.For, summed: ir.Var, first: str, last: str) -> list[str]:
         """A sum in several variables, so that an addition need not wait for the one before it."""
         name, total, kind = safe_name(stmt.var.name), safe_name(summed.name), c_name(summed.type)
         once = indent(self.statement(stmt.body))
@@ -393,23 +346,23 @@ class _Scope(ExpressionPrinter):
             f"for (; {name} < {last}; {name}++) {{",
             *once,
             "}",
-            f"{total} += {_pairs([*others])};",
+            f"{total} += {totals.pairwise_sum(others)};",
         ]
 
-    def branch(self, stmt: If) -> list[str]:
+    def branch(self, stmt: ir.If) -> list[str]:
         lines = [f"if ({self.expr(stmt.condition)}) {{", *indent(self.statement(stmt.then))]
         otherwise = stmt.otherwise
-        if isinstance(otherwise, Block) and len(otherwise.body) == 1:
+        if isinstance(otherwise, ir.Block) and len(otherwise.body) == 1:
             otherwise = otherwise.body[0]
-        if otherwise == Block(()):
+        if otherwise == ir.Block(()):
             return [*lines, "}"]
-        if isinstance(otherwise, If):
+        if isinstance(otherwise, ir.If):
             chain = self.branch(otherwise)
             return [*lines, f"}} else {chain[0]}", *chain[1:]]
         return [*lines, "} else {", *indent(self.statement(otherwise)), "}"]
 
-    def fill(self, array: Array, start: Expr, stop: Expr, value: Expr) -> list[str]:
-        if isinstance(value, Const) and value.value == 0 and not str(value.value).startswith("-"):
+    def fill(self, array: ir.Array, start: ir.Expr, stop: ir.Expr, value: ir.Expr) -> list[str]:
+        if isinstance(value, ir.Const) and value.value == 0 and not str(value.value).startswith("-"):
             place = self.address(array, start)
             return [f"{self.use('memset')}({place}, 0, {self.size(stop - start, array)});"]
         at = self.fresh(f"{array.name}_at")
@@ -424,34 +377,26 @@ class _Scope(ExpressionPrinter):
         ]
 
 
-def _summed(body: Stmt) -> Var | None:
+def _summed(body: ir.Stmt) -> ir.Var | None:
     """The variable of a loop that does nothing but add to it: its terms may be added in vector lanes.
 
     Compilers must keep the order of floating-point sums unless told otherwise; this tells them for one sum,
     where ``-ffast-math`` would tell them for everything, and for the whole process.
     """
-    statements = body.body if isinstance(body, Block) else (body,)
-    if not statements or not all(isinstance(s, Declare) for s in statements[:-1]):
+    statements = body.body if isinstance(body, ir.Block) else (body,)
+    if not statements or not all(isinstance(s, ir.Declare) for s in statements[:-1]):
         return None
     match statements[-1]:
-        case Assign(Var() as var, Binary("+", Var() as same, term, _)) if var == same:
+        case ir.Assign(ir.Var() as var, ir.Binary("+", ir.Var() as same, term, _)) if var == same:
             nodes = [node for s in statements for node in walk(s)]
-            if var.type.kind == "float" and not any(isinstance(node, Call) for node in nodes):
+            if var.type.kind == "float" and not any(isinstance(node, ir.Call) for node in nodes):
                 return var if var not in list(walk(term)) else None
     return None
 
 
-def _pairs(names: list[str]) -> str:
-    """A sum of several, two by two."""
-    while len(names) > 1:
-        added = [f"({a} + {b})" for a, b in zip(names[::2], names[1::2], strict=False)]
-        names = [*added, *names[2 * len(added) :]]
-    return names[0]
-
-
-def _returns(stmt: Stmt) -> bool:
-    return isinstance(stmt, Return) or (
-        isinstance(stmt, Block) and bool(stmt.body) and _returns(stmt.body[-1])
+def _returns(stmt: ir.Stmt) -> bool:
+    return isinstance(stmt, ir.Return) or (
+        isinstance(stmt, ir.Block) and bool(stmt.body) and _returns(stmt.body[-1])
     )
 
 

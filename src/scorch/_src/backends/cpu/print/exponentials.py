@@ -55,36 +55,25 @@ static inline $t tanh_$t($t x) {
 }""")
 
 
+_NUMBERS = {  # for 32 and for 64 bits
+    "bias": ("127", "1023"),
+    "digits": ("23", "52"),
+    "log2e": ("1.44269504089f", "1.44269504088896338700"),
+    "large": ("12582912.0f", "6755399441055744.0"),
+    "large_bits": ("0x4b400000u", "0x4338000000000000u"),
+    "high": ("0.693359375f", "0.693147180369123816490"),
+    "low": ("-2.12194440e-4f", "1.90821492927058770002e-10"),
+    "most": ("110", "800"),
+    "least": ("20", "40"),
+    "flat": ("10", "20"),
+}
+
+
 def _text(bits: int) -> str:
     f, order = ("f", 7) if bits == 32 else ("", 13)
     factors = [f"{1 / math.factorial(k)!r}{f}" for k in range(order, 0, -1)]
     terms = "\n".join(f"  p = p * r + {factor};" for factor in factors[1:])
-    numbers = {
-        32: {
-            "bias": "127",
-            "digits": "23",
-            "log2e": "1.44269504089f",
-            "large": "12582912.0f",
-            "large_bits": "0x4b400000u",
-            "high": "0.693359375f",
-            "low": "-2.12194440e-4f",
-            "most": "110",
-            "least": "20",
-            "flat": "10",
-        },
-        64: {
-            "bias": "1023",
-            "digits": "52",
-            "log2e": "1.44269504088896338700",
-            "large": "6755399441055744.0",
-            "large_bits": "0x4338000000000000u",
-            "high": "0.693147180369123816490",
-            "low": "1.90821492927058770002e-10",
-            "most": "800",
-            "least": "40",
-            "flat": "20",
-        },
-    }[bits]
+    numbers = {name: texts[bits == 64] for name, texts in _NUMBERS.items()}
     types = {"t": f"f{bits}", "i": f"i{bits}", "u": f"u{bits}"}
     return _TEXT.substitute(numbers, first=factors[0], terms=terms, **types)
 

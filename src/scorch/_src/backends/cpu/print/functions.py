@@ -16,20 +16,8 @@ from scorch._src.backends.cpu.print import exponentials
 from scorch._src.loops.operators import IN_LOOPS
 from scorch._src.loops.types import TYPES, Type
 
-C_NAMES = {
-    "bool": "u8",
-    "uint8": "u8",
-    "int8": "i8",
-    "int16": "i16",
-    "int32": "i32",
-    "int64": "i64",
-    "float16": "u16",
-    "bfloat16": "u16",
-    "float32": "f32",
-    "float64": "f64",
-    "complex64": "c64",
-    "complex128": "c128",
-}
+C_NAMES = {t.name: f"{t.kind[0]}{8 * t.bytes}" for t in TYPES.values()}
+C_NAMES |= {"bool": "u8", "float16": "u16", "bfloat16": "u16"}  # as they lie in memory
 
 TYPEDEFS = """\
 typedef signed char i8;

@@ -22,23 +22,8 @@ from typing import TYPE_CHECKING
 from scorch._src.backends.cpu.print.expressions import ATOM, PRECEDENCE, PREFIX, TERNARY, c_name
 from scorch._src.backends.cpu.print.totals import in_memory, offsets, register, vector_name
 from scorch._src.compiler.target import LINE
+from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import substitute, walk
-from scorch._src.loops.nodes import (
-    Array,
-    Binary,
-    Block,
-    Const,
-    Declare,
-    Expr,
-    Lanes,
-    Load,
-    Prefetch,
-    Select,
-    Store,
-    Tile,
-    Unary,
-    Var,
-)
 from scorch._src.loops.simplify import simplify
 from scorch._src.loops.types import Type
 
@@ -71,7 +56,7 @@ def in_lanes(name: str, element: Type, lanes: int) -> str:
     )
 
 
-def print_tile(scope: _Scope, tile: Tile) -> list[str]:
+def print_tile(scope: _Scope, tile: ir.Tile) -> list[str]:
     kind = scope.vector(tile.array.element, tile.lanes)
     zero = "0" if tile.lanes == 1 else "{0}"
     names = [register(tile.array, slot) for slot in range(len(offsets(tile.count, tile.lanes)))]
@@ -79,7 +64,7 @@ def print_tile(scope: _Scope, tile: Tile) -> list[str]:
     return [f"{kind} {', '.join(f'{name} = {zero}' for name in names)};"]
 
 
-def print_prefetch(scope: _Scope, prefetch: Prefetch) -> list[str]:
+def print_prefetch(scope: _Scope, prefetch: ir.Prefetch) -> list[str]:
     step = LINE // prefetch.array.element.bytes
     name = scope.fresh(f"{prefetch.array.name}_ahead")
     places = [f"{name} + {line}" if line else name for line in range(0, prefetch.count, step)]
@@ -92,30 +77,26 @@ def print_prefetch(scope: _Scope, prefetch: Prefetch) -> list[str]:
     ]
 
 
-def print_lanes(scope: _Scope, stmt: Lanes) -> list[str]:
-    return _LanePrinter(scope, stmt).lines()
-
-
-class _LanePrinter:
+class LanePrinter:
     """One ``Lanes`` being printed: the pointers and scalars set up before its registers."""
 
-    def __init__(self, scope: _Scope, stmt: Lanes) -> None:
+    def __init__(self, scope: _Scope, stmt: ir.Lanes) -> None:
         self.scope = scope
         self.stmt = stmt
-        self.known: dict[str, Expr] = {}  # indices declared in the body
+        self.known: dict[str, ir.Expr] = {}  # indices declared in the body
         self.setup: list[str] = []
-        self.pointers: dict[tuple[str, Expr], str] = {}
-        self.scalars: dict[Expr, str] = {}
+        self.pointers: dict[tuple[str, ir.Expr], str] = {}
+        self.scalars: dict[ir.Expr, str] = {}
 
     def lines(self) -> list[str]:
         body = self.stmt.body
         stores: list[list[str]] = []
-        for s in body.body if isinstance(body, Block) else (body,):
+        for s in body.body if isinstance(body, ir.Block) else (body,):
             match s:
-                case Declare(var, value):
+                case ir.Declare(var, value):
                     assert var.type.is_integer, f"{var} is declared in lanes"
                     self.known[var.name] = substitute(value, self.known)
-                case Store(array, index, value):
+                case ir.Store(array, index, value):
                     stores.append(self.store(array, index, substitute(value, self.known)))
                 case _:
                     raise AssertionError(f"{s!r} in lanes")
@@ -124,7 +105,7 @@ class _LanePrinter:
             return ["{", *(f"  {line}" for line in (*self.setup, *lines)), "}"]
         return lines
 
-    def store(self, array: Array, index: Expr, value: Expr) -> list[str]:
+    def store(self, array: ir.Array, index: ir.Expr, value: ir.Expr) -> list[str]:
         places = list(enumerate(offsets(self.stmt.count, self.stmt.lanes)))
         if array.name not in self.scope.tiles:
             kind = self.in_memory(array)
@@ -137,21 +118,21 @@ class _LanePrinter:
         for slot, offset in places:
             name = self.tile(array, slot)
             match value:
-                case Binary("+", Load(same, _), term, _) if same == array:
+                case ir.Binary("+", ir.Load(same, _), term, _) if same == array:
                     lines.append(f"{name} += {self.text(term, slot, offset)[0]};")
                 case _:
                     lines.append(f"{name} = {self.whole(value, slot, offset)};")
         return lines
 
-    def in_memory(self, array: Array) -> str:
+    def in_memory(self, array: ir.Array) -> str:
         """The name of the type of elements of ``array`` where they lie."""
         self.scope.vector(array.element, self.stmt.lanes)
         return in_memory(array.element, self.stmt.lanes)
 
-    def tile(self, array: Array, slot: int) -> str:
+    def tile(self, array: ir.Array, slot: int) -> str:
         return register(array, slot % self.scope.tiles[array.name])
 
-    def whole(self, value: Expr, slot: int, offset: int) -> str:
+    def whole(self, value: ir.Expr, slot: int, offset: int) -> str:
         """``value`` as a vector also where all lanes are the same."""
         text, _ = self.text(value, slot, offset)
         if self.stmt.lanes == 1 or self.varies(value):
@@ -159,22 +140,22 @@ class _LanePrinter:
         kind = self.scope.vector(value.type, self.stmt.lanes)
         return f"({kind}){{{', '.join([text] * self.stmt.lanes)}}}"
 
-    def varies(self, value: Expr) -> bool:
-        names = {n.name for n in walk(value) if isinstance(n, Var | Array)}
+    def varies(self, value: ir.Expr) -> bool:
+        names = {n.name for n in walk(value) if isinstance(n, ir.Var | ir.Array)}
         return self.stmt.var.name in names or bool(names & self.scope.tiles.keys())
 
-    def text(self, value: Expr, slot: int, offset: int) -> tuple[str, int]:
+    def text(self, value: ir.Expr, slot: int, offset: int) -> tuple[str, int]:
         """``value`` in one register, with C's precedence."""
         if not self.varies(value):
             return self.scalar(value)
         match value:
-            case Load(array, _) if array.name in self.scope.tiles:
+            case ir.Load(array, _) if array.name in self.scope.tiles:
                 return self.tile(array, slot), ATOM
-            case Load(array, index):
+            case ir.Load(array, index):
                 assert array.element.computes_in == array.element, f"{array} is widened in lanes"
                 pointer = self.pointer(array, index, changed=False)
                 return _at(pointer, self.in_memory(array), offset), PREFIX
-            case Binary("+" | "-" | "*" | "/" as op, a, b, _):
+            case ir.Binary("+" | "-" | "*" | "/" as op, a, b, _):
                 level = PRECEDENCE[op]
                 left, right = self.text(a, slot, offset), self.text(b, slot, offset)
                 texts = [
@@ -182,13 +163,13 @@ class _LanePrinter:
                     for place, (text, precedence) in enumerate((left, right))
                 ]
                 return f"{texts[0]} {op} {texts[1]}", level
-            case Unary("-", x, _):
+            case ir.Unary("-", x, _):
                 text, precedence = self.text(x, slot, offset)
                 return f"-{text}" if precedence > PREFIX else f"-({text})", PREFIX
-            case Unary("relu", x, t):
+            case ir.Unary("relu", x, t):
                 name = self.scope.of_vectors("relu", t, self.stmt.lanes)
                 return f"{name}({self.whole(x, slot, offset)})", ATOM
-            case Select(Binary("<" | ">" | "<=" | ">=" as op, a, b, _), x, y):
+            case ir.Select(ir.Binary("<" | ">" | "<=" | ">=" as op, a, b, _), x, y):
                 parts = [self.whole(part, slot, offset) for part in (a, b, x, y)]
                 if self.stmt.lanes == 1:
                     return f"({parts[0]}) {op} ({parts[1]}) ? {parts[2]} : {parts[3]}", TERNARY
@@ -196,9 +177,9 @@ class _LanePrinter:
                 return f"{name}(({parts[0]}) {op} ({parts[1]}), {parts[2]}, {parts[3]})", ATOM
         raise AssertionError(f"{value!r} in lanes")
 
-    def scalar(self, value: Expr) -> tuple[str, int]:
+    def scalar(self, value: ir.Expr) -> tuple[str, int]:
         """What is the same in all lanes, computed once."""
-        if isinstance(value, Var | Const):
+        if isinstance(value, ir.Var | ir.Const):
             return self.scope.term(value)
         if value not in self.scalars:
             name = self.scope.fresh("same" if not self.scalars else f"same_{len(self.scalars)}")
@@ -206,7 +187,7 @@ class _LanePrinter:
             self.setup.append(f"const {c_name(value.type)} {name} = {self.scope.converted(value)};")
         return self.scalars[value], ATOM
 
-    def pointer(self, array: Array, index: Expr, changed: bool) -> str:
+    def pointer(self, array: ir.Array, index: ir.Expr, changed: bool) -> str:
         """The name of a pointer to the element of the first lane."""
         index = substitute(index, self.known)
         assert stride(index, self.stmt.var) == 1, f"lanes jump in {array.name}[{index!r}]"
@@ -227,14 +208,14 @@ def _at(pointer: str, kind: str, offset: int) -> str:
     return f"*({kind} *){place}"
 
 
-def stride(index: Expr, var: Var) -> int | None:
+def stride(index: ir.Expr, var: ir.Var) -> int | None:
     """How far ``index`` moves when ``var`` does by one; None where that is not the same everywhere."""
     match index:
-        case Binary("+" | "-" as op, a, b, _):
+        case ir.Binary("+" | "-" as op, a, b, _):
             left, right = stride(a, var), stride(b, var)
             if left is None or right is None:
                 return None
             return left + right if op == "+" else left - right
-        case Var() if index == var:
+        case ir.Var() if index == var:
             return 1
     return None if var in walk(index) else 0

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from scorch._src.backends.cpu.print.c import print_kernel
-from scorch._src.loops.analysis import children_by_field
-from scorch._src.loops.nodes import Array, Expr, For, Function, Kernel, Lanes, Stmt, Tile, Total
+from scorch._src.loops.analysis import Node, with_children
+from scorch._src.loops.nodes import For, Kernel, Lanes, Tile, Total
 
-Node = TypeVar("Node", bound=Expr | Stmt | Array | Function)
+SameNode = TypeVar("SameNode", bound=Node)
 
 _HEAD = """\
 #if defined(__GNUC__) && !defined(__clang__)
@@ -26,20 +26,12 @@ _HEAD = """\
 
 def print_scalar(kernel: Kernel) -> str:
     """The C source of ``kernel`` in scalar form."""
-    functions = tuple(without_vectors(function) for function in kernel.functions)
-    return _HEAD + print_kernel(replace(kernel, functions=functions))
+    return _HEAD + print_kernel(without_vectors(kernel))
 
 
-def without_vectors(node: Node) -> Node:
+def without_vectors(node: SameNode) -> SameNode:
     """``node`` with one lane in every register, and sums added in order."""
-    changes: dict[str, object] = {}
+    node = with_children(node, without_vectors)
     if isinstance(node, Lanes | Tile | Total):
-        changes["lanes"] = 1
-    if isinstance(node, For):
-        changes["sums"] = 1
-    for field, value in children_by_field(node):
-        if isinstance(value, tuple):
-            changes[field] = tuple(without_vectors(part) for part in value)
-        else:
-            changes[field] = without_vectors(value)
-    return replace(node, **changes) if changes else node  # type: ignore[type-var]
+        return replace(node, lanes=1)
+    return replace(node, sums=1) if isinstance(node, For) else node

@@ -55,10 +55,15 @@ def print_total(scope: _Scope, total: Total) -> str:
 def _registers(total: Total) -> str:
     """The registers of a tile, added into one."""
     parts = [register(total.array, slot) for slot in range(len(offsets(total.count, total.lanes)))]
-    while len(parts) > 1:
-        pairs = [f"({a} + {b})" for a, b in zip(parts[::2], parts[1::2], strict=False)]
-        parts = [*pairs, *(parts[-1:] if len(parts) % 2 else [])]
-    return parts[0].removeprefix("(").removesuffix(")")
+    return pairwise_sum(parts).removeprefix("(").removesuffix(")")
+
+
+def pairwise_sum(names: list[str]) -> str:
+    """A sum of several, two by two."""
+    while len(names) > 1:
+        added = [f"({a} + {b})" for a, b in zip(names[::2], names[1::2], strict=False)]
+        names = [*added, *names[2 * len(added) :]]
+    return names[0]
 
 
 def runs(body: tuple[Stmt, ...]) -> Iterator[list[Stmt]]:

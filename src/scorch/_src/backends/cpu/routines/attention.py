@@ -16,8 +16,7 @@ import torch
 
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.routines.attention_blocks import Blocks
-from scorch._src.backends.cpu.routines.attention_source import source
-from scorch._src.backends.cpu.routines.attention_tiles import CHUNK, ROWS
+from scorch._src.backends.cpu.routines.attention_source import CHUNK, ROWS, source
 from scorch._src.backends.routines import Heads
 from scorch._src.events import emits
 

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 import torch
 
 from scorch._src.backends.cpu import invoke, jit
-from scorch._src.backends.cpu.routines.attention_tiles import ROWS
-from scorch._src.backends.cpu.sources import read_source
+from scorch._src.backends.cpu.routines.attention_source import ROWS
 from scorch._src.loops.types import LAST_INT32
 
 SINGLE_PAIR_COST = 3  # times the cost of a pair of a block, for one that a query computes by itself
 MIN_ENTRIES_PER_THREAD = 1 << 16
 
-SOURCE = read_source("attention_blocks.c").replace("ROWS", str(ROWS), 1)
+SOURCE = jit.read_source("attention_blocks.c").replace("ROWS", str(ROWS), 1)
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def find_blocks(
     pos: torch.Tensor, crd: torch.Tensor, matrices: int, queries: int, keys: int
 ) -> Blocks | None:
     """Compute the blocks of ``matrices`` masks; None without a compiler, or where keys are too many."""
-    name = f"scorch_blocks_{'i32' if pos.dtype == torch.int32 else 'i64'}"
+    name = f"scorch_blocks_i{8 * pos.element_size()}"
     address = jit.function_address(SOURCE, "the blocks of an attention mask", name)
     if not address or keys > LAST_INT32:
         return None

@@ -1,4 +1,4 @@
-"""What routines over the rows of a compressed matrix share: chunks of rows for threads, memory for results.
+"""What routines over the rows of a compressed matrix share: chunks of rows for threads.
 
 A routine is C text whose first arguments are those of ``PRELUDE``. Threads take chunks of about as many
 entries each, one after the other, so that a few long rows hold nobody up. Rows of a result are written by
@@ -13,17 +13,11 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cpu import invoke, jit
-from scorch._src.backends.cpu.launch import builtins, pack, result_descriptor
-from scorch._src.backends.cpu.sources import read_source
 from scorch._src.compiler.target import target
-from scorch._src.loops.types import FLOAT32, FLOAT64
 
 MIN_ELEMENTS_PER_THREAD = 1 << 14  # that are read
 
-PRELUDE = read_source("by_rows.c")
-
-_NOTHING = "long long scorch_nothing(long long *args) { return 0; }\n"
-_TYPES = {torch.float32: FLOAT32, torch.float64: FLOAT64}
+PRELUDE = jit.read_source("by_rows.c")
 
 
 def address(source: str, what: str, name: str, dtype: torch.dtype, index: torch.dtype) -> int:
@@ -31,7 +25,7 @@ def address(source: str, what: str, name: str, dtype: torch.dtype, index: torch.
 
     ``source`` ends with the macro ``ROUTINES(T, I)``, of which just the types that are used are compiled.
     """
-    number, integer = "f32" if dtype == torch.float32 else "f64", "i32" if index == torch.int32 else "i64"
+    number, integer = f"f{8 * dtype.itemsize}", f"i{8 * index.itemsize}"
     return jit.function_address(text_of(source, number, integer), what, f"scorch_{name}_{number}_{integer}")
 
 
@@ -52,12 +46,3 @@ def run(at: int, work: int, rows: int, arrays: Sequence[torch.Tensor | None], nu
 def max_threads() -> int:
     """Return how many threads ``run`` may use, for memory that each has for itself."""
     return invoke.shared_by(1 << 62, 1)[1]
-
-
-def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Return an uninitialized tensor, in pooled memory where there is some."""
-    functions, element = builtins(), _TYPES.get(dtype)
-    place = jit.function_address(_NOTHING, "memory of results", "scorch_nothing")
-    if functions is None or element is None or not place:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    return functions.fill(place, pack([]), result_descriptor(element, shape, zero=False), None)

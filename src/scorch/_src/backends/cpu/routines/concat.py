@@ -11,10 +11,9 @@ import torch
 
 from scorch._src.backends.cpu import jit
 from scorch._src.backends.cpu.launch import BITS, MAX_SLOTS, builtins, pack, result_descriptor
-from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import emits
 
-SOURCE = read_source("concat.c")
+SOURCE = jit.read_source("concat.c")
 
 MIN_BYTES = 1 << 18  # from which on torch's own cat, which allocates anew, is slower
 
@@ -23,15 +22,13 @@ MIN_BYTES = 1 << 18  # from which on torch's own cat, which allocates anew, is s
 def joined(arrays: Sequence[torch.Tensor], offsets: Sequence[int] | None = None) -> torch.Tensor | None:
     size, count = arrays[0].element_size(), sum([array.numel() for array in arrays])
     is_small = size * count < MIN_BYTES or 3 * len(arrays) + 8 >= MAX_SLOTS
-    functions, address = (None, 0) if is_small else (builtins(), _address())
-    if not address or functions is None or size not in BITS:
+    if is_small or size not in BITS or (functions := builtins()) is None:
+        return None
+    address = jit.function_address(SOURCE, "the joining of arrays", "scorch_concat")
+    if not address:
         return None
     offsets = offsets if offsets is not None else [0] * len(arrays)
     parts = [number for array, more in zip(arrays, offsets, strict=True) for number in (array.numel(), more)]
     descriptor = result_descriptor(BITS[size], (count,), zero=False)
     result = functions.fill(address, pack([len(arrays), size, *parts]), descriptor, None, *arrays)
     return result if result.dtype == arrays[0].dtype else result.view(arrays[0].dtype)
-
-
-def _address() -> int:
-    return jit.function_address(SOURCE, "the joining of arrays", "scorch_concat")

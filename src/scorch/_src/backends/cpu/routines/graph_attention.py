@@ -18,9 +18,10 @@ import struct
 
 import torch
 
+from scorch._src.backends.cpu.jit import read_source
+from scorch._src.backends.cpu.launch import empty
 from scorch._src.backends.cpu.routines import by_rows
-from scorch._src.backends.cpu.routines.by_rows import address, empty
-from scorch._src.backends.cpu.sources import read_source
+from scorch._src.backends.cpu.routines.by_rows import address
 from scorch._src.backends.routines import Options, Rows, Scores
 from scorch._src.compiler.target import target
 from scorch._src.events import emits
@@ -37,8 +38,8 @@ def attend(
     at = _address("attend", x, rows.crd)
     if not at:
         return None
-    out = empty(x.dtype, count, heads, width)
-    probabilities = empty(x.dtype, entries, heads) if keep else None
+    out = empty((count, heads, width), x.dtype)
+    probabilities = empty((entries, heads), x.dtype) if keep else None
     longest = 0 if keep or not count else int(rows.pos.diff().max())
     own = heads * longest  # of each thread: the scores of a row
     scratch = torch.empty(by_rows.max_threads() * own, dtype=x.dtype, device="cpu")
@@ -61,7 +62,7 @@ def scores_backward(
     at = _address("scores", x, rows.crd)
     if not at:
         return None
-    each, total = empty(x.dtype, entries, heads), empty(x.dtype, count, heads)
+    each, total = empty((entries, heads), x.dtype), empty((count, heads), x.dtype)
     arrays = (rows.pos, rows.crd, x, *scores, probabilities, grad, each, total)
     work = (entries + count) * heads * (width + 4)
     by_rows.run(at, work, count, arrays, _numbers(options))
@@ -77,7 +78,7 @@ def features_backward(
     at = _address("features", grad, columns.crd)
     if not at:
         return None
-    dx, total = empty(grad.dtype, count, heads, width), empty(grad.dtype, count, heads)
+    dx, total = empty((count, heads, width), grad.dtype), empty((count, heads), grad.dtype)
     arrays = (columns.pos, columns.crd, columns.places, probabilities, each, grad, dx, total)
     work = (entries + count) * heads * (width + 4)
     by_rows.run(at, work, count, arrays, _numbers(options))
@@ -93,7 +94,7 @@ def _address(name: str, x: torch.Tensor, crd: torch.Tensor) -> int:
 
 
 def _numbers(options: Options) -> list[int]:
-    return [_bits(options.slope), options.draws.below, options.seed, _bits(options.scale)]
+    return [_bits(options.slope), options.drop_below, options.seed, _bits(options.scale)]
 
 
 def _bits(number: float) -> int:

@@ -12,11 +12,10 @@ import torch
 
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.launch import BITS, MAX_SLOTS, builtins, pack, slot_descriptor
-from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import emits
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
 
-SOURCE = read_source("join_matrices.c")
+SOURCE = jit.read_source("join_matrices.c")
 
 MIN_ENTRIES_PER_THREAD = {"below": 1 << 17, "beside": 1 << 13}
 _INDEX = {torch.int32: INT32, torch.int64: INT64}
@@ -41,7 +40,8 @@ def _run(
     count, (pos, _, values) = len(matrices), matrices[0]
     index, dtype = pos.dtype, values.dtype
     bytes = dtype.itemsize
-    functions, address = builtins(), _address(what, index)
+    name = f"scorch_{what}_i{8 * index.itemsize}"
+    functions, address = builtins(), jit.function_address(SOURCE, "matrices put together", name)
     if 4 * count + 12 > MAX_SLOTS or bytes not in BITS or functions is None or not address:
         return None
     threads = invoke.shared_by(rows + entries, MIN_ENTRIES_PER_THREAD[what])
@@ -51,8 +51,3 @@ def _run(
     arrays = [array for matrix in matrices for array in matrix]
     pos, crd, values, _ = functions.slots(address, first, descriptor, None, *arrays)
     return pos, crd, values if element is not None else values.view(dtype)
-
-
-def _address(what: str, index: torch.dtype) -> int:
-    name = f"scorch_{what}_{'i32' if index == torch.int32 else 'i64'}"
-    return jit.function_address(SOURCE, "matrices put together", name)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import torch
 
+from scorch._src.backends.cpu.jit import read_source
+from scorch._src.backends.cpu.launch import empty
 from scorch._src.backends.cpu.routines import by_rows
-from scorch._src.backends.cpu.routines.by_rows import address, empty
-from scorch._src.backends.cpu.sources import read_source
+from scorch._src.backends.cpu.routines.by_rows import address
 from scorch._src.events import emits
 
 _SOURCE = read_source("neighbour_max.c")
@@ -30,8 +31,8 @@ def largest(
     at = address(_SOURCE, _WHAT, "largest", x.dtype, crd.dtype)
     if not at:
         return None
-    out = empty(x.dtype, count, width)
-    ties = empty(x.dtype, count, width) if with_ties else None
+    out = empty((count, width), x.dtype)
+    ties = empty((count, width), x.dtype) if with_ties else None
     by_rows.run(at, (crd.numel() + count) * width, count, (pos, crd, counts, x, out, ties), [width])
     return out, ties
 
@@ -44,7 +45,7 @@ def largest_backward(
     at = address(_SOURCE, _WHAT, "back", x.dtype, crd.dtype)
     if not at:
         return None
-    dx = empty(x.dtype, *x.shape)
+    dx = empty(x.shape, x.dtype)
     width = x.shape[1]
     work = 2 * crd.numel() * width + x.numel()
     by_rows.run(at, work, x.shape[0], (pos, crd, counts, x, out, shared, dx), [width])

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from scorch._src.backends.cpu import invoke, jit
-from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 
@@ -23,7 +22,7 @@ _BLANK = 2
 MIN_BYTES_PER_THREAD = 1 << 18
 MIN_POWER, MAX_POWER = -342, 308  # beyond, every number of 19 digits is zero or infinite
 
-SOURCE = read_source("parse_table.c")
+SOURCE = jit.read_source("parse_table.c")
 
 
 @emits("a file read")

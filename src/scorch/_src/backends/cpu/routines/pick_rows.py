@@ -12,10 +12,9 @@ import torch
 
 from scorch._src.backends.cpu import jit
 from scorch._src.backends.cpu.launch import BITS, builtins, pack, row_descriptor
-from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import emits
 
-SOURCE = read_source("pick_rows.c")
+SOURCE = jit.read_source("pick_rows.c")
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

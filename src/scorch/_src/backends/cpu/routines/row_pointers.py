@@ -6,11 +6,10 @@ import torch
 
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.launch import builtins, pack, result_descriptor, slot_descriptor
-from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import emits
 from scorch._src.loops.types import INT32, INT64
 
-SOURCE = read_source("row_pointers.c")
+SOURCE = jit.read_source("row_pointers.c")
 
 MIN_ENTRIES_PER_THREAD = 1 << 14
 _TYPES = {torch.int32: INT32, torch.int64: INT64}
@@ -42,5 +41,5 @@ def _header(rows: int, entries: int) -> bytes:
 
 
 def _address(what: str, dtype: torch.dtype) -> int:
-    name = f"scorch_{what}_{'i32' if dtype == torch.int32 else 'i64'}"
+    name = f"scorch_{what}_i{8 * dtype.itemsize}"
     return jit.function_address(SOURCE, "rows and pointers from each other", name)

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cpu import invoke, jit
-from scorch._src.backends.cpu.sources import read_source
 from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 
-_SORT = read_source("sort.c")
+_SORT = jit.read_source("sort.c")
 
 SOURCE = "typedef long long i64;\ntypedef unsigned u32;\ntypedef int i32;\n\n" + "\n".join(
     _SORT.replace("INDEX##", index).replace("INDEX", index) for index in ("i32", "i64")
@@ -26,7 +25,8 @@ SOURCE = "typedef long long i64;\ntypedef unsigned u32;\ntypedef int i32;\n\n" +
 def sort_entries(
     columns: Sequence[torch.Tensor], sizes: Sequence[int]
 ) -> tuple[torch.Tensor, list[torch.Tensor]] | bool | None:
-    address, count = _address(columns[0].dtype), columns[0].numel()
+    name, count = f"scorch_sort_i{8 * columns[0].element_size()}", columns[0].numel()
+    address = jit.function_address(SOURCE, "the order of entries", name)
     if not address or count > LAST_INT32:
         return None
     orders = torch.empty(2, count, dtype=torch.int32, device="cpu")
@@ -38,9 +38,3 @@ def sort_entries(
     places = (addresses.data_ptr(), extents.data_ptr(), orders[0].data_ptr(), orders[1].data_ptr())
     status = call(address, count, len(columns), *places, new.data_ptr(), begins.data_ptr())
     return status == 0 if status != 1 else (orders[0], moved)
-
-
-def _address(dtype: torch.dtype) -> int:
-    """Return the address of the routine for coordinates of this dtype; 0 if no compiler can build it."""
-    name = {torch.int32: "i32", torch.int64: "i64"}[dtype]
-    return jit.function_address(SOURCE, "the order of entries", f"scorch_sort_{name}")

@@ -14,12 +14,11 @@ import torch
 
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.launch import BITS, builtins, pack, result_descriptor
-from scorch._src.backends.cpu.sources import read_source
 
 MIN_ELEMENTS = 1 << 13  # from which on it pays to copy them here
 MIN_ELEMENTS_PER_THREAD = 1 << 15
 
-SOURCE = read_source("transpose.c")
+SOURCE = jit.read_source("transpose.c")
 
 
 def laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -37,7 +36,8 @@ def laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
         or tensor.is_neg()
     ):
         return wanted.contiguous()
-    address, functions = _address(size), builtins()
+    name, what = f"scorch_transpose_bits{8 * size}", "the copy of a dense operand laid out anew"
+    address, functions = jit.function_address(SOURCE, what, name), builtins()
     if not address or functions is None:
         return wanted.contiguous()
     header = pack([*invoke.shared_by(tensor.numel(), MIN_ELEMENTS_PER_THREAD), *transposed])
@@ -66,9 +66,3 @@ def transposition(wanted: torch.Tensor) -> tuple[int, int, int] | None:
         case [batch, columns, rows], [apart, 1, across] if across == columns and apart == rows * columns:
             return batch, rows, columns
     return None
-
-
-def _address(size: int) -> int:
-    """Return the address of the function for elements of ``size`` bytes."""
-    what = "the copy of a dense operand laid out anew"
-    return jit.function_address(SOURCE, what, f"scorch_transpose_bits{8 * size}")

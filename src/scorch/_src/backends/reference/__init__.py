@@ -1,1 +1,0 @@
-"""Routines in torch operations, which run anywhere."""
