@@ -51,8 +51,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "_src/statements/operands.py": {"data_ptr": FREED},
     "_src/tensor/create/check.py": {"data_ptr": FREED},
     "_src/tensor/metadata.py": {"data_ptr": f"{METHOD}, and is refused"},
-    "compat/torch_sparse/casts.py": {"cuda": METHOD},
-    "compat/torch_sparse/facts.py": {"is_cuda": METHOD},
+    "compat/torch_sparse/forms.py": {"cuda": METHOD},
+    "compat/torch_sparse/tensor.py": {"is_cuda": METHOD},
 }
 
 # Functions of torch that make a tensor on the default device, unless they are told another.

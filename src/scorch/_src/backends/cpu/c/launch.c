@@ -15,7 +15,7 @@ int PyTuple_SetItem(object *, long, object *);
 object *PyLong_FromLongLong(long long);
 void *calloc(unsigned long, unsigned long);
 
-#define SLOTS 112 /* MOST_SLOTS and the few that rows adds */
+#define SLOTS 112 /* MAX_SLOTS and the few that rows adds */
 typedef long long (*kernel_t)(long long *);
 static table_t *table;
 static object *none;
