@@ -127,11 +127,13 @@ class Contestant:
         self.process.stdout.close()
 
 
-def compare(before: Path, after: Path, rounds: int, core: int) -> list[tuple[str, float, float, float]]:
+def compare(
+    before: Path, after: Path, rounds: int, core: int, cache: str | None = None
+) -> list[tuple[str, float, float, float]]:
     """The medians of each call before and after, in microseconds, and the median ratio."""
     rows = []
-    with tempfile.TemporaryDirectory() as old_cache, tempfile.TemporaryDirectory() as new_cache:
-        contestants = [Contestant(before, core, old_cache), Contestant(after, core, new_cache)]
+    with tempfile.TemporaryDirectory() as folder:
+        contestants = [Contestant(source, core, cache or folder) for source in (before, after)]
         names = [name for name in contestants[1].names if name in contestants[0].names]
         times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in names}
         for _ in range(rounds):

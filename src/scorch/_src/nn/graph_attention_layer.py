@@ -113,7 +113,8 @@ class GATConv(Module):
             return ()
         if edge_attr is None and not isinstance(adj, SparseTensor):
             return ()
-        if isinstance(edge_attr, SparseTensor) or (edge_attr is not None and not isinstance(edge_attr, Tensor)):
+        is_sparse = isinstance(edge_attr, SparseTensor)
+        if is_sparse or (edge_attr is not None and not isinstance(edge_attr, Tensor)):
             raise OperandError("edge_attr is a dense tensor of features for each edge")
         weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
         project = (weight * self.att_edge.view(self.heads, self.out_channels, 1)).sum(1).t()
