@@ -389,12 +389,8 @@ def test_overhead_of_calls_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_two_source_trees_are_compared() -> None:
     source = compare.HERE / "src"
-    rows = compare.compare(
-        source,
-        source,
-        rounds=1,
-        core=min(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0]),
-    )
+    core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    rows = compare.compare(source, source, rounds=1, core=core, cache=os.environ.get("SCORCH_CACHE_DIR"))
     assert [name for name, *_ in rows] == list(compare.cases())
     assert all(before > 0 and after > 0 for _, before, after, _ in rows)
     with pytest.raises(SystemExit):

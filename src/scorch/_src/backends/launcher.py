@@ -19,7 +19,7 @@ from scorch._src.backends.base import Arrays, Check, Executable, Schedule
 from scorch._src.compiler.names import safe_tensor
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.loops.types import INT32, LAST_INT32
-from scorch.errors import DensityError, KernelError
+from scorch.errors import DensityError, FreedError, KernelError
 
 
 @contextlib.contextmanager
@@ -31,6 +31,17 @@ def _allocating() -> Iterator[None]:
         raise
     except (RuntimeError, MemoryError) as error:
         raise KernelError(f"no memory for the result: {error}") from error
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return the address of the elements of ``tensor``; raise where its memory was freed."""
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        raise FreedError(
+            f"an operand of shape {tuple(tensor.shape)} has no memory: its storage was resized or freed; "
+            "make it anew"
+        )
+    return address
 
 
 class Engine(Protocol):

@@ -207,7 +207,7 @@ class Prepared:
             if self.is_cast:
                 values = values.to(self.dtype)
             if len(self.shape) != 1:
-                values = values.view(self.stored_shape)
+                values = values.resize_(self.stored_shape)  # no view: autograd refuses writes to those
             return values.permute(self.back) if self.back else values
         if self.assembly == "shared":
             source = operands[self.pattern_source]

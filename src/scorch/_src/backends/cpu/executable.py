@@ -13,7 +13,7 @@ from scorch._src.backends.base import GroupExecutable, Schedule
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
 from scorch._src.backends.cpu.print.c import print_kernel
 from scorch._src.backends.cpu.print.scalar import print_scalar
-from scorch._src.backends.launcher import Launcher
+from scorch._src.backends.launcher import Launcher, address_of
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.names import safe_tensor
@@ -60,7 +60,7 @@ class Native:
         self.call_back = invoke.make_caller().call_back
 
     def slot(self, tensor: torch.Tensor) -> int:
-        return invoke.address_of(tensor)
+        return address_of(tensor)
 
     def call(self, function: str, slots: list[Any]) -> int:
         return self.call_back(self.addresses[function], slots)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 
 from scorch._src.backends.cpu import jit, openmp
-from scorch.errors import CompilationError, CompilerNotFoundError, FreedError
+from scorch.errors import CompilationError, CompilerNotFoundError
 from scorch.settings import applied, in_block
 
 _TRAMPOLINE = jit.read_source("trampoline.c")
@@ -82,17 +82,6 @@ def parallel_runtime() -> int:
         return openmp.parallel_for(library)
     except (OSError, AttributeError, CompilationError):
         return 0
-
-
-def address_of(tensor: torch.Tensor) -> int:
-    """Return the address of the elements of ``tensor``; raise where its memory was freed."""
-    address = tensor.data_ptr()
-    if not address and tensor.numel():
-        raise FreedError(
-            f"an operand of shape {tuple(tensor.shape)} has no memory: its storage was resized or freed; "
-            "make it anew"
-        )
-    return address
 
 
 def threads_for(work: float, least: float) -> int:

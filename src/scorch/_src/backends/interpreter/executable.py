@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from scorch._src.backends import base
 from scorch._src.backends.interpreter import interpret
-from scorch._src.backends.launcher import Launcher
+from scorch._src.backends.launcher import Launcher, address_of
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.pipeline import Planned
 from scorch._src.loops.nodes import Kernel
@@ -27,10 +28,15 @@ class Interpreted:
         self.memory = interpret.Memory()
 
     def slot(self, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+        """Return the elements by their address: torch lets nobody resize a tensor after ``numpy()``."""
         flat = tensor.detach().reshape(-1)
-        if flat.dtype in (torch.bfloat16, torch.float16):
-            return flat.view(torch.int16).numpy().view(np.uint16)
-        return flat.numpy()
+        is_half = flat.dtype in (torch.bfloat16, torch.float16)
+        dtype = np.dtype("uint16" if is_half else str(flat.dtype).removeprefix("torch."))
+        if not flat.numel():
+            return np.empty(0, dtype)
+        memory: Any = (ctypes.c_char * (flat.numel() * dtype.itemsize)).from_address(address_of(flat))
+        memory.tensor = flat  # alive as long as the array
+        return np.frombuffer(memory, dtype)
 
     def call(self, function: str, slots: list[Any]) -> int:
         return interpret.run(self.kernel, function, slots, self.memory)

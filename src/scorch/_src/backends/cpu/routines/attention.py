@@ -17,6 +17,7 @@ import torch
 from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.cpu.routines.attention_blocks import Blocks
 from scorch._src.backends.cpu.routines.attention_source import CHUNK, ROWS, source
+from scorch._src.backends.launcher import address_of
 from scorch._src.backends.routines import Heads
 from scorch._src.events import emits
 
@@ -130,7 +131,7 @@ def _call(
     slots += [numbers.buffer_info()[0], *heads.seed, math.ceil(heads.dropout * 2**32)]
     slots += [0 if skips is None else skips.data_ptr(), key_at]
     for tensor, places in zip((Q, K, V), heads_at, strict=True):
-        slots += [invoke.address_of(tensor), places, tensor.stride(-2)]
+        slots += [address_of(tensor), places, tensor.stride(-2)]
     slots += [outputs[0].data_ptr(), outputs[1].data_ptr(), scratch.data_ptr(), size]
     slots += [*(tensor.data_ptr() for tensor in outputs[2:]), own_at] if own else [0] * 5
     invoke.make_caller().call(_address(Q.dtype, what), *slots)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cpu import invoke, jit
+from scorch._src.backends.launcher import address_of
 from scorch._src.compiler.target import target
 
 MIN_ELEMENTS_PER_THREAD = 1 << 14  # that are read
@@ -39,7 +40,7 @@ def text_of(source: str, number: str, integer: str) -> str:
 def run(at: int, work: int, rows: int, arrays: Sequence[torch.Tensor | None], numbers: Sequence[int]) -> None:
     """Call the function at an address: ``arrays`` begin with pos and crd, ``numbers`` follow them."""
     parallel, threads = invoke.shared_by(work, MIN_ELEMENTS_PER_THREAD)
-    places = [0 if array is None else invoke.address_of(array) for array in arrays]
+    places = [0 if array is None else address_of(array) for array in arrays]
     invoke.make_caller().call(at, parallel, threads, rows, *places, *numbers)
 
 
