@@ -32,7 +32,7 @@ from scorch._src.engine import execute as running
 from scorch._src.engine.executable import Prepared
 from scorch._src.engine.footprint import footprint
 from scorch._src.explain.explain_statement import explain
-from scorch._src.loops.routines import ROUTINES
+from scorch._src.loops.intrinsics import INTRINSICS
 from scorch._src.storage.coordinates import coordinates
 from scorch._src.storage.storage import Storage
 from torch_has import needs_builtins
@@ -301,7 +301,7 @@ def test_any_kernel_allocates_at_most_what_is_named(
 
 
 def test_routines_that_allocate_say_how_much() -> None:
-    for routine in ROUTINES.values():
+    for routine in INTRINSICS.values():
         assert ("malloc(" in routine.text) == (routine.memory is not None)
 
 

@@ -72,7 +72,7 @@ def routines(machine: Target) -> Iterator[str]:
     known = "#define KNOWN_HEADS 8\n#define KNOWN_WIDTH 16\n#define TURNS 2\n"
     for number in ("f32", "f64"):
         for text in (known + graph_attention.SOURCE, neighbour_max._SOURCE):
-            whole = f"{by_rows.PRELUDE}{text}ROUTINES({number}, i32)\n"
+            whole = f"{by_rows.PRELUDE}{text}INTRINSICS({number}, i32)\n"
             yield whole.replace("$VECTOR", str(machine.vector_bytes))
 
 

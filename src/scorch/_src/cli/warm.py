@@ -37,7 +37,7 @@ from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64, Type
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.parse_einsum import parse_einsum
 
-ROUTINES = (transpose, tables, sort, pick_rows, row_pointers, concat, join_matrices, attention_blocks)
+INTRINSICS = (transpose, tables, sort, pick_rows, row_pointers, concat, join_matrices, attention_blocks)
 ROWS_AND_ENTRIES_PER_ROW = ((500, 5), (3_000, 7), (20_000, 7), (20_000, 3))  # of square matrices
 DENSE_COLUMNS = 32
 FORMATS = ("csr", "csc", "coo")
@@ -82,7 +82,7 @@ def print_progress(done: int, total: int) -> None:
 def usual_sources() -> Iterable[str]:
     """Return the sources of the usual kernels, each once, and of the functions that call kernels."""
     kernels = (source for problem in usual_problems() for source in _generate_sources(problem))
-    routines = [module.SOURCE for module in ROUTINES]
+    routines = [module.SOURCE for module in INTRINSICS]
     routines += [attention_source(element) for element in ("float", "double")]
     return dict.fromkeys([*invoke.SOURCES, *openmp.SOURCES, *launch.SOURCES, *routines, *kernels])
 

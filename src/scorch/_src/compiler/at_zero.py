@@ -10,7 +10,7 @@ from scorch._src.compiler.lattice import EVERYWHERE
 from scorch._src.compiler.lower.express import value_of
 from scorch._src.compiler.plan import Operand
 from scorch._src.compiler.schedule.infer_format import support_of
-from scorch._src.loops.evaluate import Evaluator
+from scorch._src.loops.closures import Evaluator
 from scorch._src.loops.memory import BoundsError
 from scorch._src.loops.operators import OPERATORS
 from scorch._src.notation.nodes import Access, Expr, Op

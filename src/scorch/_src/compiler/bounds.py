@@ -1,7 +1,7 @@
 """The memory a kernel needs beside its operands and its result, read off its loops.
 
 Nothing is listed by hand: every array that a kernel allocates is an ``Allocate`` in its loops, and every
-routine that allocates says how much (``loops.routines``). The loops are walked in order with an upper bound
+routine that allocates says how much (``loops.intrinsics``). The loops are walked in order with an upper bound
 for each variable. Lengths follow from the sizes; for counters that grow with the data, collectors and
 workspaces state beside their declaration how far (``limits``). A length that nothing bounds is an error.
 """
@@ -17,7 +17,7 @@ from scorch._src.compiler.plan import Operand, Plan
 from scorch._src.formats import Format
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk
-from scorch._src.loops.routines import ROUTINES
+from scorch._src.loops.intrinsics import INTRINSICS
 from scorch._src.loops.types import INT64, LAST_INT32, Type
 
 HUGE_PAGE = 2 << 20  # results from this size on lie in pages of their own, which are as large
@@ -157,7 +157,7 @@ class _Walk:
     def _called(self, call: ir.Call) -> int:
         arguments = [0.0 if isinstance(value, ir.Array) else self.most(value) for value in call.arguments]
         if call.function not in self.functions:
-            memory = ROUTINES[call.function].memory
+            memory = INTRINSICS[call.function].memory
             return 0 if memory is None else int(memory(*arguments))
         function = self.functions[call.function]
         names = (param.name for param in function.params)

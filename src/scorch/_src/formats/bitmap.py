@@ -12,8 +12,8 @@ from string import Template
 import torch
 
 from scorch._src.formats.level import Level, LevelArrays, suffix
+from scorch._src.loops.intrinsics import INTRINSICS, Indexed, Intrinsic
 from scorch._src.loops.nodes import Call, Expr
-from scorch._src.loops.routines import ROUTINES, Indexed, Routine
 from scorch._src.loops.types import INT32, INT64
 
 BITS = 32
@@ -81,5 +81,5 @@ def bit_at(words: Indexed, place: int) -> int:
 
 
 for _type, _t in ((INT32, "i32"), (INT64, "i64")):
-    ROUTINES[f"bits_before_{_t}"] = Routine(_BITS_BEFORE.substitute(t=_t), bits_before, {0: _type})
-    ROUTINES[f"bit_at_{_t}"] = Routine(_BIT_AT.substitute(t=_t), bit_at, {0: _type})
+    INTRINSICS[f"bits_before_{_t}"] = Intrinsic(_BITS_BEFORE.substitute(t=_t), bits_before, {0: _type})
+    INTRINSICS[f"bit_at_{_t}"] = Intrinsic(_BIT_AT.substitute(t=_t), bit_at, {0: _type})

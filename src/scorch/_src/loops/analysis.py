@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from scorch._src.loops import nodes as ir
-from scorch._src.loops.routines import ROUTINES
+from scorch._src.loops.intrinsics import INTRINSICS
 
 Node = ir.Expr | ir.Stmt | ir.Array | ir.Function | ir.Kernel
 SameNode = TypeVar("SameNode", bound=Node)
@@ -109,7 +109,7 @@ def written(node: Node, functions: Mapping[str, ir.Function]) -> set[str]:
                     inside = written(callee.body, {k: v for k, v in functions.items() if k != function})
                     changed = {p for p, param in enumerate(callee.params) if param.name in inside}
                 else:
-                    changed = set(ROUTINES[function].writes)
+                    changed = set(INTRINSICS[function].writes)
                 names |= {a.name for p, a in enumerate(arguments) if isinstance(a, ir.Array) and p in changed}
     return names
 

@@ -122,7 +122,7 @@ class Cast(Expr):
 
 @dataclass(frozen=True)
 class Call(Expr):
-    """A call of a routine (``loops.routines``) or of a function of the same kernel.
+    """A call of an intrinsic (``loops.intrinsics``) or of a function of the same kernel.
 
     Arguments are expressions or arrays.
     """

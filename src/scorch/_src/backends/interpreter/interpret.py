@@ -3,7 +3,7 @@
 Kernels run twice in the tests: as C, fast and silent about mistakes, and here, where an access
 outside an array, a read of memory that was never written, a leak or a race becomes an error that
 names the array and the index. Trees are compiled to closures over a list of values: statements here,
-expressions in ``loops.evaluate``.
+expressions in ``loops.closures``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scorch._src.loops import nodes as ir
-from scorch._src.loops.evaluate import Evaluator, Frame
+from scorch._src.loops.closures import Evaluator, Frame
 from scorch._src.loops.memory import BoundsError, Buffer, Memory, OutOfMemory
 from scorch._src.loops.values import convert
 

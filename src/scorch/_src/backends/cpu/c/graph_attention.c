@@ -156,7 +156,7 @@ static inline void sums_##T##_##I(const I *crd, i64 n, i64 left, const I *places
     } \
 }
 
-#define ROUTINES(T, I) \
+#define INTRINSICS(T, I) \
 EXPONENTIALS(T) \
 SUMS_OF_ROWS(T, I) \
 static void attend_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \

@@ -65,7 +65,7 @@ static void back_##T##_##I##_##N(const I *crd, const T *counts, i64 n, i64 left,
     UNROLL for (int v = 0; v < N; v++) *(T##v_at *)(dx + v * LANES) = sum[v]; \
 }
 
-#define ROUTINES(T, I) \
+#define INTRINSICS(T, I) \
 LARGEST(T, I, 16, 0) LARGEST(T, I, 4, 0) LARGEST(T, I, 1, 0) \
 LARGEST(T, I, 8, 1) LARGEST(T, I, 4, 1) LARGEST(T, I, 1, 1) \
 BACK(T, I, 8) BACK(T, I, 4) BACK(T, I, 1) \

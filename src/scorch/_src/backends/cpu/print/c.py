@@ -31,8 +31,8 @@ from scorch._src.backends.cpu.print.lanes import (
 from scorch._src.backends.cpu.print.workers import print_parallel
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import assigned, loop_depth, walk, written
+from scorch._src.loops.intrinsics import INTRINSICS
 from scorch._src.loops.jam import renamed
-from scorch._src.loops.routines import ROUTINES
 from scorch._src.loops.types import INT64, Type
 
 __all__ = ["print_kernel"]
@@ -54,12 +54,12 @@ def print_kernel(kernel: ir.Kernel) -> str:
     while frontier:
         name = frontier.pop()
         text = helpers().get(name)
-        needs = needed_by(text) if text else set(ROUTINES[name].externs) if name in ROUTINES else set()
+        needs = needed_by(text) if text else set(INTRINSICS[name].externs) if name in INTRINSICS else set()
         frontier += needs - wanted
         wanted |= needs
     externs = [EXTERNS[name] for name in EXTERNS if name in wanted]
     static = [text for name, text in helpers().items() if name in wanted]
-    static += [routine.text for name, routine in ROUTINES.items() if name in wanted]
+    static += [routine.text for name, routine in INTRINSICS.items() if name in wanted]
     parts = ["\n".join(_comment(line) for line in kernel.header.splitlines())] if kernel.header else []
     if max(map(loop_depth, kernel.functions)) > DEEP:
         parts.append(QUICKLY)

@@ -13,8 +13,8 @@ import numpy as np
 
 from scorch._src.backends.cpu.print.functions import C_NAMES, EXTERNS, callee, helpers
 from scorch._src.loops.analysis import walk
+from scorch._src.loops.intrinsics import INTRINSICS
 from scorch._src.loops.nodes import Array, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
-from scorch._src.loops.routines import ROUTINES
 from scorch._src.loops.types import BFLOAT16, BOOL, INT64, Type
 
 # Precedences of C: a larger one binds more tightly.
@@ -220,7 +220,9 @@ def pointer_to(array: Array, changed: bool, restrict: bool = True) -> str:
 def safe_name(name: str) -> str:
     """``name``, or a spelling that means nothing to C."""
     return (
-        f"{name}_" if name in _RESERVED or name in EXTERNS or name in helpers() or name in ROUTINES else name
+        f"{name}_"
+        if name in _RESERVED or name in EXTERNS or name in helpers() or name in INTRINSICS
+        else name
     )
 
 

@@ -24,7 +24,7 @@ PRELUDE = jit.read_source("by_rows.c")
 def address(source: str, what: str, name: str, dtype: torch.dtype, index: torch.dtype) -> int:
     """Return the address of a routine's function for numbers and indices of these types; 0 if there is none.
 
-    ``source`` ends with the macro ``ROUTINES(T, I)``, of which just the types that are used are compiled.
+    ``source`` ends with the macro ``INTRINSICS(T, I)``, of which just the types that are used are compiled.
     """
     number, integer = f"f{8 * dtype.itemsize}", f"i{8 * index.itemsize}"
     return jit.function_address(text_of(source, number, integer), what, f"scorch_{name}_{number}_{integer}")
@@ -33,7 +33,7 @@ def address(source: str, what: str, name: str, dtype: torch.dtype, index: torch.
 @functools.lru_cache(maxsize=256)
 def text_of(source: str, number: str, integer: str) -> str:
     """Return all of a routine's text for these types."""
-    text = f"{PRELUDE}{source}ROUTINES({number}, {integer})\n"
+    text = f"{PRELUDE}{source}INTRINSICS({number}, {integer})\n"
     return text.replace("$VECTOR", str(target().vector_bytes))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scorch._src.loops.intrinsics import INTRINSICS
 from scorch._src.loops.nodes import (
     Array,
     Assign,
@@ -20,7 +21,6 @@ from scorch._src.loops.nodes import (
     Var,
     block,
 )
-from scorch._src.loops.routines import ROUTINES
 from scorch._src.loops.types import INT32, INT64
 
 LENGTHS = [0, 1, 2, 33, 41, 700, 5000]
@@ -106,7 +106,7 @@ def test_routines_work_in_both_languages(native) -> None:
     second = Array("Y", INT64)
     total = Var("total")
     body = []
-    for name, routine in ROUTINES.items():
+    for name, routine in INTRINSICS.items():
         first = arrays[routine.arrays[0]]
         given = (first, second) if 1 in routine.arrays else (first,)
         rest = (Const(0), Const(0)) if name == "sort_list" else (Const(0), Const(0), Const(1))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from scorch._src.loops import nodes as ir
+from scorch._src.loops.intrinsics import INTRINSICS
 from scorch._src.loops.memory import BoundsError
-from scorch._src.loops.routines import ROUTINES
 from scorch._src.loops.types import INT64, Type
 from scorch._src.loops.values import COMPARISONS, binary_meaning, convert, unary
 
@@ -142,7 +142,7 @@ class Evaluator:
                     raise BoundsError(f"{function} takes {p!r}, not {a!r}")
             run = self.run
             return lambda frame: convert(run(target, [get(frame) for get in values]), t)
-        routine = ROUTINES.get(function)
+        routine = INTRINSICS.get(function)
         if routine is None:
             raise BoundsError(f"there is no function {function}")
         for position, a in enumerate(arguments):

@@ -1,4 +1,4 @@
-"""Routines that kernels may ``Call``: searching, sorting and dividing work.
+"""Intrinsics, which kernels may ``Call``: searching, sorting and dividing work.
 
 They are written once by hand because their shape never depends on the expression. Each has a C text
 for the printer and a Python twin for the interpreter; the twins index arrays only through ``[]``,
@@ -27,7 +27,7 @@ class Indexed(Protocol):
 
 
 @dataclass(frozen=True)
-class Routine:
+class Intrinsic:
     """A C function and its Python twin.
 
     ``arrays`` gives the element type of each array parameter by position; ``writes`` the positions of
@@ -272,13 +272,13 @@ def _memory_of_list(values: float, n: float, bound: float) -> float:
 _MAX_BUCKETS = 2**11
 _MEMORY = ("malloc", "free", "memset", "memcpy")
 
-ROUTINES: dict[str, Routine] = {
-    "sort_keys": Routine(_SORT_KEYS, sort_keys, {0: INT64, 1: INT64}, (0, 1), _MEMORY, _memory_of_keys),
-    "sort_places": Routine(_SORT_PLACES, sort_places, {0: INT32, 2: INT64, 3: INT64}, (0, 2, 3)),
-    "sort_list": Routine(_SORT_LIST, sort_list, {0: INT64}, (0,), (*_MEMORY, "calloc"), _memory_of_list),
+INTRINSICS: dict[str, Intrinsic] = {
+    "sort_keys": Intrinsic(_SORT_KEYS, sort_keys, {0: INT64, 1: INT64}, (0, 1), _MEMORY, _memory_of_keys),
+    "sort_places": Intrinsic(_SORT_PLACES, sort_places, {0: INT32, 2: INT64, 3: INT64}, (0, 2, 3)),
+    "sort_list": Intrinsic(_SORT_LIST, sort_list, {0: INT64}, (0,), (*_MEMORY, "calloc"), _memory_of_list),
 }
 for _type, _t in ((INT32, "i32"), (INT64, "i64")):
     for _name, _before, _twin in (("lower", "<", lower_bound), ("upper", "<=", upper_bound)):
         _text = _BOUND.substitute(name=_name, t=_t, before=_before)
-        ROUTINES[f"{_name}_bound_{_t}"] = Routine(_text, _twin, {0: _type})
-    ROUTINES[f"balance_{_t}"] = Routine(_BALANCE.substitute(t=_t), balance, {0: _type})
+        INTRINSICS[f"{_name}_bound_{_t}"] = Intrinsic(_text, _twin, {0: _type})
+    INTRINSICS[f"balance_{_t}"] = Intrinsic(_BALANCE.substitute(t=_t), balance, {0: _type})
