@@ -10,7 +10,6 @@ so that values are gathered without a search.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -138,7 +137,3 @@ def union(relations: Sequence[Relation], indices: Sequence[str], sizes: Sizes) -
         index: torch.cat([r.columns[index].to(torch.int64) for r in relations])[first] for index in indices
     }
     return Relation(columns, {}, count, inverse.device)
-
-
-def number_of_places(indices: Sequence[str], sizes: Sizes) -> int:
-    return math.prod(sizes[index] for index in indices)
