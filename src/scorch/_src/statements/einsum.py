@@ -66,12 +66,11 @@ def einsum(
     if format is None and _are_dense(operands) and not all(is_served(value.device) for value in operands):
         return torch.einsum(equation, *operands)
     tensors = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
-    parsed = parse_einsum(equation, [shape_of(tensor) for tensor in tensors])
+    parsed, names = _parsed(equation, tuple(map(shape_of, tensors)))
     dtype = _common_dtype(parsed, operands)
     if dtype is not None:
         tensors = [converted(tensor, dtype) for tensor in tensors]
     squeezes = [operand.squeeze for operand in parsed.operands]
-    names = [operand.access.tensor for operand in parsed.operands]
     named = dict(zip(names, map(squeezed, tensors, squeezes), strict=True))
     requested = None if format is None else as_format(format, len(parsed.statement.target.indices))
     steps = split(parsed.statement)
