@@ -10,7 +10,6 @@ Python. Only calls that run one kernel are cached here; the others look up their
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -200,7 +199,7 @@ def _guarded(source: Any) -> int | tuple[torch.Tensor, tuple[int, ...]]:
 
 def _run_sparse_pair(prepared: Prepared, output: Any, call: Call) -> Run:
     """Compute a new pattern from two sparse tensors."""
-    wrap = prepared.wrap_slots if prepared.slots else functools.partial(prepared.wrap, sources=())
+    wrap = prepared.wrap_new
 
     def run(sources: Sequence[Any]) -> Tensor | None:
         arrays = call(output, *sources[0].tensors, *sources[1].tensors)
