@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
+from scorch._src.storage.coordinates import joined_ranges
+
 Columns = Mapping[str, torch.Tensor]
 Sizes = Mapping[str, int]
 
@@ -92,8 +94,7 @@ def join(left: Relation, right: Relation, sizes: Sizes) -> Relation:
         first = torch.searchsorted(ordered, wanted)
         many = torch.searchsorted(ordered, wanted, right=True) - first
         rows = torch.arange(left.count, device=left.device).repeat_interleave(many)
-        before = torch.cumsum(many, 0) - many
-        others = order[(first - before)[rows] + torch.arange(rows.numel(), device=left.device)]
+        others = order[joined_ranges(first, many)]
     a, b = left.rows(rows), right.rows(others)
     return Relation({**b.columns, **a.columns}, {**a.origins, **b.origins}, rows.numel(), left.device)
 
