@@ -147,7 +147,7 @@ def as_values(
 ) -> torch.Tensor:
     """Convert values to a tensor of a dtype that kernels support."""
     values = as_tensor(name, data, device)
-    return values.to(_checked_dtype(name, dtype or values.dtype))
+    return values.to(checked_dtype(name, dtype or values.dtype))
 
 
 def as_differentiable_values(
@@ -157,10 +157,11 @@ def as_differentiable_values(
     if not isinstance(data, torch.Tensor) or data.layout != torch.strided or not is_differentiable(data):
         return as_values(name, data, dtype, device)
     check_device(name, data.device)
-    return data.to(_checked_dtype(name, dtype or data.dtype))
+    return data.to(checked_dtype(name, dtype or data.dtype))
 
 
-def _checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
+def checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
+    """Return the dtype, if kernels support it."""
     try:
         type_of_dtype(wanted)
     except DtypeError as error:
