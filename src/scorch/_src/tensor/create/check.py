@@ -6,7 +6,7 @@ Kernels trust the index arrays of a pattern, so this file refuses every array th
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -222,27 +222,22 @@ def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, w
             "and where the last ends"
         )
     batches = pointers.reshape(-1, rows + 1)
-    mistakes: tuple[tuple[torch.Tensor, Callable[[list[int], int], str]], ...] = (
-        (batches[:, :1] != 0, lambda row, at: f"begins with {row[at]}; the first pointer is 0"),
-        (
-            batches[:, 1:] < batches[:, :-1],
-            lambda row, at: (
-                f"falls from {row[at]} at entry {at} to {row[at + 1]} at entry {at + 1}; "
-                "pointers never go down"
-            ),
-        ),
-        (
-            batches[:, -1:] != entries,
-            lambda row, at: (
-                f"ends with {row[-1]}, but there are {entries} entries; the last pointer is their number"
-            ),
-        ),
-    )
-    for wrong, explain in mistakes:
-        if bool(wrong.any()):
-            number, entry = (int(place) for place in wrong.nonzero()[0])
-            where = f"{name} of batch {number}" if pointers.dim() > 1 else name
-            raise IndexRangeError(f"{where} {explain(batches[number].tolist(), entry)}")
+    never_falls = (batches[:, 1:] >= batches[:, :-1]).all(1)
+    is_wrong = ~(never_falls & (batches[:, 0] == 0) & (batches[:, -1] == entries))
+    if not bool(is_wrong.any()):
+        return
+    number = int(is_wrong.nonzero()[0])
+    row = batches[number].tolist()
+    at = next((place for place in range(rows) if row[place + 1] < row[place]), None)
+    if row[0] != 0:
+        mistake = f"begins with {row[0]}; the first pointer is 0"
+    elif at is not None:
+        falls = f"falls from {row[at]} at entry {at} to {row[at + 1]} at entry {at + 1}"
+        mistake = f"{falls}; pointers never go down"
+    else:
+        mistake = f"ends with {row[-1]}, but there are {entries} entries; the last pointer is their number"
+    where = f"{name} of batch {number}" if pointers.dim() > 1 else name
+    raise IndexRangeError(f"{where} {mistake}")
 
 
 def is_sorted(crd: Sequence[torch.Tensor]) -> bool:
