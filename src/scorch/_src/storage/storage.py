@@ -307,7 +307,10 @@ class Storage:
         """Take the pattern and values of ``other``, for all tensors that have this storage."""
         mark_written(self.values)
         self.take(other.pattern, other.values)
-        self._invalidate_followers()
+        for reference in self.followers or ():
+            storage = reference()
+            if storage is not None:
+                storage._forget()
 
     def take(self, pattern: Pattern, values: torch.Tensor) -> None:
         """Replace the entries, without notice to followers."""
@@ -338,12 +341,6 @@ class Storage:
         if self.strides is None:
             return torch.empty(shape, device="meta")
         return torch.empty_strided(shape, self.strides.find(), device="meta")
-
-    def _invalidate_followers(self) -> None:
-        for reference in self.followers or ():
-            storage = reference()
-            if storage is not None:
-                storage._forget()
 
     def _forget(self) -> None:
         if self.forgotten is None:
