@@ -6,6 +6,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ Source = weakref.ref[torch.Tensor] | None
 Formats = tuple[Format | None, ...]
 
 
+@dataclass(eq=False)
 class Formula:
     """A statement, the formats of its operands, None for dense ones, and the format of the result.
 
@@ -32,14 +34,13 @@ class Formula:
     ``sparse_grad``: gradients of dense operands store only the rows that sparse operands reach.
     """
 
-    def __init__(
-        self, statement: Statement, names: tuple[str, ...], formats: Formats, format: Any, sparse_grad: bool
-    ) -> None:
-        self.statement = statement
-        self.names = names
-        self.formats = formats
-        self.format = format
-        self.sparse_grad = sparse_grad
+    statement: Statement
+    names: tuple[str, ...]
+    formats: Formats
+    format: Any
+    sparse_grad: bool
+
+    def __post_init__(self) -> None:
         self.head = (self, None)  # the key that calls are cached by
         cached = functools.lru_cache(maxsize=MAX_GRADIENTS)
         self.gradients = cached(self._gradients)
@@ -161,6 +162,7 @@ def formula_of(
     return known
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """One run of a formula: the patterns of sparse operands, and the result's once it is known.
 
@@ -169,22 +171,12 @@ class Call:
     ``known`` a result that need not be computed; the run takes both, so that no graph keeps them.
     """
 
-    __slots__ = ("formula", "known", "operands", "pattern", "patterns", "sources")
-
-    def __init__(
-        self,
-        formula: Formula,
-        patterns: Sequence[Pattern | None],
-        sources: Sequence[Source] = (),
-        operands: Sequence[Any] | None = None,
-        known: Any = None,
-    ) -> None:
-        self.formula = formula
-        self.patterns = patterns
-        self.sources = sources
-        self.operands = operands
-        self.known = known
-        self.pattern: Pattern | None = None
+    formula: Formula
+    patterns: Sequence[Pattern | None]
+    sources: Sequence[Source] = ()
+    operands: Sequence[Any] | None = None
+    known: Any = None
+    pattern: Pattern | None = None
 
     def shape(self, arrays: Sequence[torch.Tensor], place: int) -> tuple[int, ...]:
         """Return the shape of an operand."""
