@@ -14,7 +14,7 @@ import torch
 from scorch._src.compile.group_plan import GroupPlan
 from scorch._src.compile.lazy_tensor import LAZY_TYPES, materialize
 from scorch._src.compile.recorder import Node, PauseRecording, Recorder
-from scorch._src.statements.modes import recorder
+from scorch._src.statements.modes import active
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import peek_interpreter_stack, tree_leaves
 from scorch.settings import current
@@ -102,7 +102,8 @@ class Compiled:
     trees: dict[Any, Node] = field(default_factory=dict)  # of recorded calls, by settings they depend on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if recorder() is not None or peek_interpreter_stack() is not None or torch.compiler.is_compiling():
+        is_traced = peek_interpreter_stack() is not None or torch.compiler.is_compiling()
+        if is_traced or active.recorder is not None:
             return self.function(*args, **kwargs)
         if not self.is_dense:
             result, record = self._record(args, kwargs)
@@ -188,7 +189,7 @@ class DenseSubmodule:
     compiled: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        record = recorder()
+        record = active.recorder
         if record is None or self.state == "own":
             return self.module._call_impl(*args, **kwargs)
         if self.state == "dense" and not _has_sparse((args, kwargs)):

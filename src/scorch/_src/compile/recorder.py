@@ -36,7 +36,7 @@ from scorch._src.compile.lazy_tensor import (
     version_of,
 )
 from scorch._src.statements.autocast import is_autocast
-from scorch._src.statements.modes import active, recorder
+from scorch._src.statements.modes import active
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.registry import ASSIGNMENTS, entry, look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -118,7 +118,7 @@ class Recorder(TorchFunctionMode):
         self.sparse_call_count = 0  # calls that read sparse tensors
 
     def __enter__(self) -> Any:
-        self.outer = recorder()
+        self.outer = active.recorder
         active.recorder = self
         return super().__enter__()
 
@@ -328,7 +328,7 @@ class PauseRecording:
     """A context in which nothing is recorded."""
 
     def __enter__(self) -> None:
-        self.recorder = recorder()
+        self.recorder = active.recorder
         active.recorder = None
         self.mode = None
         if len_torch_function_stack() > 0:

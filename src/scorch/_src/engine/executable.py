@@ -54,9 +54,8 @@ class Prepared:
         self.assembly = plan.assembly
         self.format = plan.result
         self.row_counts = _row_counts(plan, self.shape)
-        self.no_arrays = (None,) * (len(plan.result) - 1)  # of the levels above the rows
-        self.above = self.no_arrays[: plan.row_levels or 0]
-        self.below = self.no_arrays[plan.row_levels or 0 :]
+        absent = (None,) * (len(plan.result) - 1)  # arrays of levels above rows or in step
+        self.above, self.below = absent[: plan.row_levels or 0], absent[plan.row_levels or 0 :]
         self.is_cast = dtype != dtype_of_type(plan.element)
         converted = {conversion.name: conversion for conversion in planned.conversions}
         names = dict.fromkeys(access.tensor for access in plan.step.accesses)
@@ -152,27 +151,23 @@ class Prepared:
         if self.assembly == "dense":
             dense: torch.Tensor = output
             return dense.permute(self.back) if self.back else dense
-        if self.slots:
-            return self.wrap_slots(output)
-        pos, crd, values = output
-        count = crd.numel()
-        if count > LAST_INT32 and pos.dtype != crd.dtype:
-            crd = crd.to(pos.dtype)
-        nones, counts = self.no_arrays, (*self.row_counts, count)
-        if self.is_cast or self.format.is_finished:
-            return self._assembled((*nones, pos), (*nones, crd), counts, values)
-        return Storage(Pattern(self.format, self.shape, (*nones, pos), (*nones, crd), counts), values)
+        return self.wrap_new(output)
 
-    def wrap_slots(self, output: tuple[Any, ...]) -> Storage:
-        """Wrap what the builtin ``slots`` returned."""
-        pos, *crds, values, nnz = output
+    def wrap_new(self, output: tuple[Any, ...]) -> Storage:
+        """Wrap the arrays of a new pattern: those of the builtin ``slots``, or of one by rows."""
+        if self.slots:
+            pos, *crds, values, nnz = output
+        else:
+            pos, *crds, values = output
+            nnz = crds[0].numel()
+            if nnz > LAST_INT32 and pos.dtype != crds[0].dtype:
+                crds = [crds[0].to(pos.dtype)]
         above = self.above
         counts = (*self.row_counts, *(nnz for _ in crds)) if self.below else (*self.row_counts, nnz)
+        all_pos, all_crd = (*above, pos, *self.below), (*above, *crds)
         if self.is_cast or self.format.is_finished:
-            return self._assembled((*above, pos, *self.below), (*above, *crds), counts, values)
-        return Storage(
-            Pattern(self.format, self.shape, (*above, pos, *self.below), (*above, *crds), counts), values
-        )
+            return self._assembled(all_pos, all_crd, counts, values)
+        return Storage(Pattern(self.format, self.shape, all_pos, all_crd, counts), values)
 
     def _assembled(
         self,

@@ -294,15 +294,15 @@ def _correct_for_implicit_zeros(task: Task) -> tuple[Step, ...] | None:
     step, sizes = task.step, task.sizes
     if not step.reduced or (REDUCTIONS[step.reduction].skips_zero and not _may_fill(step.body)):
         return None
+    total = math.prod(sizes[index] for index in step.reduced)
+    if total == 0 and step.reduction in ("max", "min"):
+        empty = [index for index in step.reduced if sizes[index] == 0]
+        raise ShapeError(f"{step.reduction} over index {empty[0]!r} of size 0 has no value")
     sparse = [access for access in step.accesses if isinstance(task.tensors[access.tensor], Storage)]
     if not sparse:
         return None
     operands = task.operands_by_access()
     element = result_type(step, {access.tensor: operand.element for access, operand in operands.items()})
-    total = math.prod(sizes[index] for index in step.reduced)
-    if total == 0 and step.reduction in ("max", "min"):
-        empty = [index for index in step.reduced if sizes[index] == 0]
-        raise ShapeError(f"{step.reduction} over index {empty[0]!r} of size 0 has no value")
     if total > 0 and support_of(step.body, operands) == EVERYWHERE:
         fill = value_at_zero(step.body, operands)
         if fill == 0 and REDUCTIONS[step.reduction].skips_zero:

@@ -38,9 +38,8 @@ def footprint(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Footprint:
     bound = _bound(prepared, tensors)
     counts = _result_counts(prepared, tensors, bound)
     entries = min(bound.places[-1], math.prod(prepared.shape)) if bound.places else 1
-    sizes = prepared.sizes
     limits = make_assembly(with_safe_names(plan)).limits(entries, bound.values, bound.in_row)
-    kernel = workspace(prepared.planned.kernel(), sizes, threads, limits)
+    kernel = workspace(prepared.planned.kernel(), prepared.sizes, threads, limits)
     arrays = result_arrays(plan, prepared.shape, counts, type_of_dtype(prepared.dtype))
     copies = sum(_copied_bytes(tensors[name], form) for name, form in prepared.sources)
     once = kernel.once + _bytes_around_kernel(prepared, counts, arrays)
@@ -66,8 +65,7 @@ def _bound(prepared: Prepared, tensors: Mapping[str, Tensor]) -> ResultBound:
         return ResultBound(0, 0, (0,) * len(plan.result))
     names = dict.fromkeys(access.tensor for access in plan.step.accesses)
     read = {new: tensors[old] for new, (old, _) in zip(names, prepared.sources, strict=True)}
-    sizes = prepared.sizes
-    return bound_result(plan, read, sizes)
+    return bound_result(plan, read, prepared.sizes)
 
 
 def _counts_as_read(prepared: Prepared, tensors: Mapping[str, Tensor], source: int) -> tuple[int, ...]:

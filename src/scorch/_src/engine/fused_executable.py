@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scorch._src.backends.base import Backend, backend_for, backend_named
+from scorch._src.backends.base import Backend, GroupExecutable, backend_for, backend_named
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.fuse.fuse import fuse
 from scorch._src.compiler.fuse.group import Fused, FusionError, Group
@@ -137,37 +138,30 @@ class FusedKernel:
             (self.dtype.itemsize * math.prod(shape) for shape in self.shapes.values() if shape), default=0
         )
 
-    def __call__(
-        self, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Run the kernel; the outputs by name are dense tensors, and the values of sparse ones."""
-        arrays = [tensors[name] for name in self.inputs]
-        count = pattern.size if pattern is not None else arrays[0].numel()
-        return dict(zip(self.outputs, self.run(pattern, arrays, count), strict=True))
+    @functools.cached_property
+    def interpreted(self) -> GroupExecutable:
+        """The kernel for the interpreter, which checks every access, as if on two threads."""
+        return backend_named("interpreter").build_group(self.fused)
 
     def run(self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
-        """Run the kernel on the inputs in their order and ``count`` entries; return its outputs in order."""
-        if not LISTENERS:
-            return self._run(pattern, arrays, count)
-        start = time.perf_counter()
-        results = self._run(pattern, arrays, count)
-        emit("fused", self, (pattern, *arrays), results, start)
-        return results
+        """Run the kernel on the inputs in their order and ``count`` entries; return its outputs in order.
 
-    def _run(self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
+        They are dense tensors, and the values of sparse ones.
+        """
+        start = time.perf_counter() if LISTENERS else 0.0
         if self.dense_bytes > UNCHECKED_BYTES or current().dense_budget is not None:
             check_budget(self.dense_bytes, "a result of fused calls", "use fewer columns")
-        if not self.kernel.is_ready():
-            return self._interpreted(pattern, arrays, count)
-        results = self.kernel.run(self._read(pattern, arrays), *self._sizes(count))
-        if current().debug:
-            self._compare(pattern, arrays, count, results)
-        return results
-
-    def _sizes(self, count: int) -> tuple[list[int], list[tuple[int, ...]]]:
-        """Return the sizes that the kernel takes, and the shapes of the results."""
         shapes = [(count,) if shape is None else shape for shape in self.shapes.values()]
-        return [count] if self.is_flat else self.sizes, shapes
+        reads = self._read(pattern, arrays), [count] if self.is_flat else self.sizes, shapes
+        kernel = self.kernel if self.kernel.is_ready() else self.interpreted
+        results = kernel.run(*reads)
+        if current().debug and kernel is self.kernel:
+            for name, values, others in zip(self.outputs, results, self.interpreted.run(*reads), strict=True):
+                if not torch.allclose(values, others, rtol=1e-4, atol=1e-5, equal_nan=True):
+                    raise KernelError(f"the kernel and the interpreter differ in {name} of\n{self.header}")
+        if LISTENERS:
+            emit("fused", self, (pattern, *arrays), results, start)
+        return results
 
     def _read(self, pattern: Pattern | None, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return all arrays that the kernel reads."""
@@ -179,29 +173,3 @@ class FusedKernel:
         for array, (_, form) in zip(arrays, self.fused.inputs, strict=True):
             inputs.append(as_stored(array) if form is None else laid_out(array, form))
         return inputs
-
-    def interpret(
-        self, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Run the kernel through the interpreter, which checks every access, as if on two threads."""
-        arrays = [tensors[name] for name in self.inputs]
-        count = pattern.size if pattern is not None else arrays[0].numel()
-        return dict(zip(self.outputs, self._interpreted(pattern, arrays, count), strict=True))
-
-    def _interpreted(
-        self, pattern: Pattern | None, arrays: Sequence[torch.Tensor], count: int
-    ) -> list[torch.Tensor]:
-        kernel = backend_named("interpreter").build_group(self.fused)
-        return kernel.run(self._read(pattern, arrays), *self._sizes(count))
-
-    def _compare(
-        self,
-        pattern: Pattern | None,
-        arrays: Sequence[torch.Tensor],
-        count: int,
-        results: Sequence[torch.Tensor],
-    ) -> None:
-        expected = self._interpreted(pattern, arrays, count)
-        for name, values, others in zip(self.outputs, results, expected, strict=True):
-            if not torch.allclose(values, others, rtol=1e-4, atol=1e-5, equal_nan=True):
-                raise KernelError(f"the kernel and the interpreter differ in {name} of\n{self.header}")

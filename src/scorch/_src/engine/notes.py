@@ -59,15 +59,7 @@ def read(text: bytes, kind: Any) -> Any:
         return decoder(kind)(json.loads(text))
     except NoteError:
         raise
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        RecursionError,
-        OverflowError,
-    ) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
         raise NoteError(str(error)) from error
 
 
@@ -105,18 +97,14 @@ def decoder(kind: Any) -> Decoder:
     if kind in (bool, int, float, str, type(None)):
         return functools.partial(_scalar, kind)
     if kind is Type:
-        return _element
+        return lambda value: TYPES[_scalar(str, value)]
     if kind is Format:
         return _format
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple:
-        if len(args) == 2 and args[1] is ...:
-            return functools.partial(_items, tuple, decoder(args[0]))
-        return functools.partial(_tuple, tuple(decoder(part) for part in args))
-    if origin is frozenset:
-        return functools.partial(_items, frozenset, decoder(args[0]))
-    if origin in (typing.Union, types.UnionType):
-        return functools.partial(_union, tuple(decoder(part) for part in args))
+    if origin is frozenset or args[1:] == (...,):
+        return functools.partial(_items, origin, decoder(args[0]))
+    if origin in (tuple, typing.Union, types.UnionType):
+        return functools.partial(_tuple if origin is tuple else _union, tuple(map(decoder, args)))
     if isinstance(kind, type):
         return functools.partial(_node, kind)
     raise AssertionError(f"notes hold no {kind!r}")
@@ -126,12 +114,6 @@ def _scalar(kind: type, value: Any) -> Any:
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise NoteError(f"{value!r:.40} is no {kind.__name__}")
     return value
-
-
-def _element(value: Any) -> Type:
-    if not isinstance(value, str):
-        raise NoteError("a dtype is a name")
-    return TYPES[value]
 
 
 def _format(value: Any) -> Format:
@@ -172,7 +154,7 @@ def _union(parts: tuple[Decoder, ...], value: Any) -> Any:
     for read_part in parts:
         try:
             return read_part(value)
-        except (NoteError, ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError):
             continue
     raise NoteError("of none of the types that may stand here")
 

@@ -16,13 +16,11 @@ import torch
 
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.infer_format import support_of
+from scorch._src.engine.by_torch.relations import keys
 from scorch._src.engine.executable import Tensor
 from scorch._src.notation.nodes import Access
 from scorch._src.storage.coordinates import coordinates
 from scorch._src.storage.storage import Pattern, Storage
-
-MAX_COUNTED_KEYS = 1 << 20  # up to this many, or a few for each entry, are counted in an array
-MAX_KEY = 2**62
 
 
 @dataclass(frozen=True)
@@ -109,38 +107,32 @@ class _Clause:
         for access in self.accesses:
             own = [index for index in indices if index in access.indices]
             others = [other for other in self.accesses if other != access]
-            if own and self._room(own) <= MAX_KEY and self.patterns[access].size:
+            if own and self.patterns[access].size:
                 partners = self._partners(access, *others)
-                _, places = torch.unique(self._keys(access, own), return_inverse=True)
+                _, places = torch.unique(*self._keys([access], own), return_inverse=True)
                 sums = torch.zeros_like(partners).index_add_(0, places, partners)
                 best = min(best, int(sums.max()))
         return best
 
     def _partners(self, access: Access, other: Access | None = None) -> torch.Tensor:
         """Count for each entry of ``access`` those of ``other`` that agree with it in the shared indices."""
-        entries = self.patterns[access].size
-        count = 1 if other is None else self.patterns[other].size
         shared = [i for i in dict.fromkeys(access.indices) if other is not None and i in other.indices]
-        room = self._room(shared)
-        if other is None or not shared or not count or room > MAX_KEY:
-            return torch.full((entries,), count, device=self.patterns[access].device)
-        ours, theirs = self._keys(access, shared), self._keys(other, shared)
-        if room <= max(MAX_COUNTED_KEYS, 4 * (entries + count)):
-            return torch.bincount(theirs, minlength=room)[ours]
-        keys, counts = torch.unique(theirs, return_counts=True)
-        at = torch.searchsorted(keys, ours).clamp_(max=keys.numel() - 1)
-        return torch.where(keys[at] == ours, counts[at], 0)
+        if other is None or not shared:
+            count = 1 if other is None else self.patterns[other].size
+            return torch.full((self.patterns[access].size,), count, device=self.patterns[access].device)
+        ours, theirs = self._keys([access, other], shared)
+        ordered = theirs.sort().values
+        return torch.searchsorted(ordered, ours, right=True) - torch.searchsorted(ordered, ours)
 
     def _room(self, indices: Sequence[str]) -> int:
         return math.prod(self.sizes[index] for index in indices)
 
-    def _keys(self, access: Access, indices: Sequence[str]) -> torch.Tensor:
-        """Join the coordinates of each value in ``indices`` into a number."""
-        pattern = self.patterns[access]
-        keys = torch.zeros(pattern.size, dtype=torch.int64, device=pattern.device)
-        dims = [access.indices.index(index) for index in indices]
-        columns = coordinates(pattern, dims)
-        for index, dim in zip(indices, dims, strict=True):
-            size = self.sizes[index]  # which a last block may reach beyond
-            keys = keys * size + columns[dim].clamp(max=size - 1)
-        return keys
+    def _keys(self, accesses: Sequence[Access], indices: Sequence[str]) -> list[torch.Tensor]:
+        """Number the coordinates of each value in ``indices``: equal where they are, in all accesses."""
+        sets = []
+        for access in accesses:
+            dims = {index: access.indices.index(index) for index in indices}
+            columns = coordinates(self.patterns[access], dims.values())
+            # clamped, as a last block may reach beyond
+            sets.append({i: columns[dim].clamp(max=self.sizes[i] - 1) for i, dim in dims.items()})
+        return keys(sets, indices, self.sizes)

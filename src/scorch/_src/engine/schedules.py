@@ -184,15 +184,10 @@ def _version() -> str:
 def sources_version(root: Path) -> str:
     """Hash all Python files below ``root``, by paths, times and sizes, and the version of Python."""
     digest = hashlib.sha256(platform.python_version().encode())
-    folders = [("", str(root))]
-    while folders:
-        place, folder = folders.pop()
-        with os.scandir(folder) as scanned:
-            items = sorted(scanned, key=lambda item: item.name)
-        for item in items:
-            if item.name.endswith(".py"):
-                status = item.stat()
-                digest.update(f"{place}{item.name} {status.st_size} {status.st_mtime_ns}\n".encode())
-            elif item.name != "__pycache__" and item.is_dir():
-                folders.append((f"{place}{item.name}/", item.path))
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = sorted({*subfolders} - {"__pycache__"})
+        for name in sorted(name for name in names if name.endswith(".py")):
+            path = os.path.join(folder, name)
+            status, place = os.stat(path), path.removeprefix(f"{root}{os.sep}")
+            digest.update(f"{place} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()

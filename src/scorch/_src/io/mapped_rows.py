@@ -28,6 +28,7 @@ from scorch._src.io.safetensors_header import (
     map_array,
     read_header,
 )
+from scorch._src.storage.coordinates import joined_ranges
 from scorch._src.storage.slices import select_rows
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.create.build import index_dtype, rows_pattern
@@ -145,9 +146,7 @@ class MappedRows(Dataset[Any]):
                 return copied
         lengths = end - begin
         pointers = torch.cat([lengths.new_zeros(1), torch.cumsum(lengths, 0)])
-        index = torch.repeat_interleave(begin - pointers[:-1], lengths) + torch.arange(
-            int(pointers[-1]), device=HOST
-        )
+        index = joined_ranges(begin, lengths)
         pattern = rows_pattern(pointers, crd[index], (rows.numel(), self.shape[1]))
         row_values = values[index]
         return Storage(pattern, row_values if row_values.dim() == 1 else torch.view_as_complex(row_values))

@@ -10,7 +10,6 @@ Python. Only calls that run one kernel are cached here; the others look up their
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -109,7 +108,8 @@ def keep_call(
     is_kernel = is_kernel and all(map(has_no_gaps, dense)) and all(kind.is_floating_point for kind in dtypes)
     if isinstance(prepared, Prepared) and is_kernel and prepared.direct is not None:
         checked = _run_checked(prepared, prepared.direct, places, sources)
-    _known[key] = _run(prepared, places, all(value.is_contiguous() for value in dense)), checked
+    contiguous = all(value.is_contiguous() for value in dense)
+    _known[key] = lambda sources: prepared([sources[place] for place in places], contiguous), checked
     if checked is not None:
         _recent[quick] = checked
 
@@ -169,29 +169,25 @@ def full_key(quick: Hashable, sources: Sequence[Any]) -> Hashable | None:
     return tuple(key)
 
 
-def _run(prepared: Prepared | DenseProduct, places: list[int], contiguous: bool) -> Run:
-    def run(sources: Sequence[Any]) -> Tensor | None:
-        return prepared([sources[place] for place in places], contiguous)
-
-    return run
-
-
 def _run_checked(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
-    """Return a shorter ``_run``, whose result is None if a dense operand does not match its guard."""
+    """Return a shorter way to run a call; its result is None if a dense operand does not match its guard.
+
+    The usual cases need no loop over operands.
+    """
     call = direct.bind(direct.guard([_guarded(sources[place]) for place in places]))
     if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):
         return _run_on_pattern(prepared, direct, places, call)
+    output = None if prepared.assembly == "shared" else direct.output
     is_dense = prepared.assembly == "dense" and not prepared.back
-    if places == [0] and is_dense and type(sources[0]) is Storage:
-        return _run_one(direct, call)
-    if places != [0, 1] or type(sources[0]) is not Storage:
-        return _run_any(prepared, direct, places, call)
-    is_sparse_pair = type(sources[1]) is Storage
-    if is_sparse_pair and (prepared.slots or prepared.assembly == "rows"):
-        return _run_sparse_pair(prepared, direct, call)
-    if not is_sparse_pair and is_dense:
-        return _run_pair(direct, call)
-    return _run_any(prepared, direct, places, call)
+    is_stored = [type(source) is Storage for source in sources]
+    if is_dense and places == [0] and is_stored[0]:  # such as a sum
+        return lambda sources: call(output, *sources[0].tensors)
+    if is_dense and places == [0, 1] and is_stored == [True, False]:  # a sparse tensor times a dense one
+        return lambda sources: call(output, *sources[0].tensors, sources[1])
+    is_new = bool(prepared.slots) or prepared.assembly == "rows"
+    if is_new and places == [0, 1] and is_stored == [True, True]:
+        return _run_sparse_pair(prepared, output, call)
+    return _run_any(prepared, direct, output, places, call)
 
 
 def _guarded(source: Any) -> int | tuple[torch.Tensor, tuple[int, ...]]:
@@ -201,32 +197,9 @@ def _guarded(source: Any) -> int | tuple[torch.Tensor, tuple[int, ...]]:
     return source, stride_order(source)
 
 
-def _run_one(direct: Direct, call: Call) -> Run:
-    """Compute a dense result of one sparse tensor, such as its sum."""
-    output = direct.output
-
-    def run(sources: Sequence[Any]) -> Tensor | None:
-        result: Tensor | None = call(output, *sources[0].tensors)
-        return result
-
-    return run
-
-
-def _run_pair(direct: Direct, call: Call) -> Run:
-    """Compute the usual case, a sparse tensor times a dense one, without a loop over operands."""
-    output = direct.output
-
-    def run(sources: Sequence[Any]) -> Tensor | None:
-        result: Tensor | None = call(output, *sources[0].tensors, sources[1])
-        return result
-
-    return run
-
-
-def _run_sparse_pair(prepared: Prepared, direct: Direct, call: Call) -> Run:
-    """Compute a new pattern from two sparse tensors, also without a loop over operands."""
-    output = direct.output
-    wrap = prepared.wrap_slots if prepared.slots else functools.partial(prepared.wrap, sources=())
+def _run_sparse_pair(prepared: Prepared, output: Any, call: Call) -> Run:
+    """Compute a new pattern from two sparse tensors."""
+    wrap = prepared.wrap_new
 
     def run(sources: Sequence[Any]) -> Tensor | None:
         arrays = call(output, *sources[0].tensors, *sources[1].tensors)
@@ -263,8 +236,7 @@ def _run_on_pattern(prepared: Prepared, direct: Direct, places: list[int], call:
     return run
 
 
-def _run_any(prepared: Prepared, direct: Direct, places: list[int], call: Call) -> Run:
-    output = None if prepared.assembly == "shared" else direct.output
+def _run_any(prepared: Prepared, direct: Direct, output: Any, places: list[int], call: Call) -> Run:
     is_in_order = places == [*range(len(places))]
 
     def run(sources: Sequence[Any]) -> Tensor | None:

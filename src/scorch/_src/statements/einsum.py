@@ -24,7 +24,6 @@ from scorch._src.statements.contraction import MAX_OPERANDS, Contraction, contra
 from scorch._src.statements.modes import active
 from scorch._src.statements.operands import as_differentiable, as_operand, converted, shape_of, squeezed
 from scorch._src.statements.statement import run_statement
-from scorch._src.storage.storage import Storage
 from scorch._src.tensor.flatten import spelled
 from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
 
@@ -64,20 +63,20 @@ def einsum(
         if known is not None:
             return known
     equation, operands = _arguments(args)
-    if format is None and _is_torchs(operands):
+    if format is None and _are_dense(operands) and not all(is_served(value.device) for value in operands):
         return torch.einsum(equation, *operands)
     tensors = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
-    parsed = parse_einsum(equation, [shape_of(tensor) for tensor in tensors])
+    parsed, names = _parsed(equation, tuple(map(shape_of, tensors)))
     dtype = _common_dtype(parsed, operands)
     if dtype is not None:
         tensors = [converted(tensor, dtype) for tensor in tensors]
-    result = run_einsum(parsed, tensors, format)
-    if head is not None and dtype is None and not any(operand.squeeze for operand in parsed.operands):
-        requested = None if format is None else as_format(format, len(parsed.statement.target.indices))
-        names = [operand.access.tensor for operand in parsed.operands]
-        tensors_by_name = dict(zip(names, tensors, strict=True))
-        prepared = single_kernel(split(parsed.statement), tensors_by_name, parsed.sizes, requested)
-        keep_call(head, operands, prepared, names)
+    squeezes = [operand.squeeze for operand in parsed.operands]
+    named = dict(zip(names, map(squeezed, tensors, squeezes), strict=True))
+    requested = None if format is None else as_format(format, len(parsed.statement.target.indices))
+    steps = split(parsed.statement)
+    result = run_statement(steps, named, parsed.sizes, requested)
+    if head is not None and dtype is None and not any(squeezes):
+        keep_call(head, operands, single_kernel(steps, named, parsed.sizes, requested), names)
     return wrap(result)
 
 
@@ -85,7 +84,7 @@ def _in_parts(
     equation: str, operands: Sequence[Any], format: str | Format | None, sparse_grad: bool
 ) -> SparseTensor | torch.Tensor:
     """Compute an einsum of many operands a few at a time, all in the dtype of the result."""
-    if format is None and all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands):
+    if format is None and _are_dense(operands):
         return torch.einsum(equation, *operands)
     for number, operand in enumerate(operands):
         as_operand(f"operand {number}", operand)
@@ -110,8 +109,7 @@ def _differentiable(
 ) -> SparseTensor | torch.Tensor:
     """Compute ``einsum`` and connect the result to the operands."""
     equation, operands = _arguments(args)
-    plain = all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands)
-    if plain and format is None:
+    if format is None and _are_dense(operands):
         return torch.einsum(equation, *operands)
     head = (equation, format, sparse_grad)
     known = repeat_differentiable(head, operands)
@@ -150,23 +148,9 @@ def _parsed(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Einsum,
     return parsed, tuple(operand.access.tensor for operand in parsed.operands)
 
 
-def _is_torchs(operands: Sequence[Any]) -> bool:
-    """Check whether torch must compute it: all operands are its own dense tensors on another device."""
-    plain = all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands)
-    return plain and not all(is_served(value.device) for value in operands)
-
-
-def run_einsum(
-    parsed: Einsum, tensors: list[Storage | torch.Tensor], format: str | Format | None
-) -> Storage | torch.Tensor:
-    """Run a parsed equation on tensors that were checked."""
-    statement = parsed.statement
-    requested = None if format is None else as_format(format, len(statement.target.indices))
-    named = {
-        operand.access.tensor: squeezed(tensor, operand.squeeze)
-        for operand, tensor in zip(parsed.operands, tensors, strict=True)
-    }
-    return run_statement(split(statement), named, parsed.sizes, requested)
+def _are_dense(operands: Sequence[Any]) -> bool:
+    """Check whether all operands are torch's own dense tensors, or parameters."""
+    return all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in operands)
 
 
 def _arguments(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from scorch._src.devices import HOST
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_differentiable
 from scorch._src.notation.indexing import parse
@@ -21,7 +20,6 @@ from scorch._src.statements.operands import as_differentiable, as_operand
 from scorch._src.statements.statement import (
     LONG_EXPRESSION_CHARS,
     is_long,
-    read_statement,
     run_new,
     short_statements,
 )
@@ -90,9 +88,7 @@ def _differentiable(
     operands = [as_differentiable(f"tensor {name!r}", value) for name, value in tensors.items()]
     used = {access.tensor for access in accesses(statement.assign.value)}
     if used != set(names):  # raises the error
-        read_statement(
-            expression, {n: torch.empty(o.shape, device=HOST) for n, o in zip(names, operands, strict=True)}
-        )
+        shapes_of(statement, {name: tuple(value.shape) for name, value in zip(names, operands, strict=True)})
     is_own = all(mine is original for mine, original in zip(operands, tensors.values(), strict=True))
     cache_head = (*head, sparse_grad) if is_own else None
     return differentiable(statement, names, operands, format, sparse_grad, head=cache_head)

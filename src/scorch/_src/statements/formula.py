@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +20,13 @@ from scorch._src.notation.trees import accesses
 from scorch._src.storage.storage import Pattern
 
 MAX_FORMULAS = 4096
-MAX_GRADIENTS = 64  # of one formula: by operand, order, and the format of the result
+MAX_GRADIENTS = 64  # of one formula and kind: by operand, order, and the format of the result
 
 Source = weakref.ref[torch.Tensor] | None
 Formats = tuple[Format | None, ...]
 
 
+@dataclass(eq=False)
 class Formula:
     """A statement, the formats of its operands, None for dense ones, and the format of the result.
 
@@ -31,19 +34,19 @@ class Formula:
     ``sparse_grad``: gradients of dense operands store only the rows that sparse operands reach.
     """
 
-    def __init__(
-        self, statement: Statement, names: tuple[str, ...], formats: Formats, format: Any, sparse_grad: bool
-    ) -> None:
-        self.statement = statement
-        self.names = names
-        self.formats = formats
-        self.format = format
-        self.sparse_grad = sparse_grad
+    statement: Statement
+    names: tuple[str, ...]
+    formats: Formats
+    format: Any
+    sparse_grad: bool
+
+    def __post_init__(self) -> None:
         self.head = (self, None)  # the key that calls are cached by
-        self._gradients: BoundedCache[Any, tuple[GradientRule, ...]] = BoundedCache(MAX_GRADIENTS)
-        self._tangents: BoundedCache[Any, Tangent] = BoundedCache(MAX_GRADIENTS)
-        self._whole_gradients: dict[int, tuple[Gradient, ...]] = {}
-        self._read: dict[tuple[bool, ...], tuple[bool, ...]] = {}
+        cached = functools.lru_cache(maxsize=MAX_GRADIENTS)
+        self.gradients = cached(self._gradients)
+        self.whole_gradients = cached(self._whole_gradients)
+        self.tangent = cached(self._tangent)
+        self.read_by_gradients = cached(self._read_by_gradients)
 
     @property
     def assign(self) -> Assign:
@@ -67,28 +70,13 @@ class Formula:
         """The name of the pattern, with ones, at which the gradient of a sparse operand is sampled."""
         return fresh("P", (*self.taken, self.incoming))
 
-    def gradients(
+    def _gradients(
         self, place: int, create_graph: bool = False, result: Format | None = None
     ) -> tuple[GradientRule, ...]:
         """Derive the gradient of the operand at ``place``, a rule for each use of it, on its pattern.
 
         ``create_graph``: they are differentiated in their turn. ``result``: the format of a sparse result.
         """
-        key = place, create_graph, result
-        known = self._gradients.get(key)
-        if known is None:
-            known = self._gradients[key] = tuple(self._rules(place, create_graph, result))
-        return known
-
-    def whole_gradients(self, place: int) -> tuple[Gradient, ...]:
-        """Derive the gradient of the operand at ``place`` everywhere, not only on its pattern."""
-        known = self._whole_gradients.get(place)
-        if known is None:
-            known = gradients(self.assign, self.names[place], self.incoming, None)
-            self._whole_gradients[place] = known
-        return known
-
-    def _rules(self, place: int, create_graph: bool, result: Format | None) -> list[GradientRule]:
         own = self.formats[place]
         mask = None if own is None else self.mask
         roles: dict[str | None, int | str] = {name: number for number, name in enumerate(self.names)}
@@ -104,7 +92,11 @@ class Formula:
                 form = _touched(gradient.statement, dict(zip(names, formats, strict=True)))
             formula = Formula(Statement(gradient.statement), names, formats, form, False)
             rules.append(GradientRule(formula, takes, gradient))
-        return rules
+        return tuple(rules)
+
+    def _whole_gradients(self, place: int) -> tuple[Gradient, ...]:
+        """Derive the gradient of the operand at ``place`` everywhere, not only on its pattern."""
+        return gradients(self.assign, self.names[place], self.incoming, None)
 
     def _format_of(self, taken: int | str, own: Format | None, result: Format | None) -> Format | None:
         if isinstance(taken, str):
@@ -115,38 +107,28 @@ class Formula:
         name = self.names[place]
         return next(len(access.indices) for access in accesses(self.assign.value) if access.tensor == name)
 
-    def tangent(
-        self, changed: Sequence[bool], sizes: Mapping[str, int], create_graph: bool
+    def _tangent(
+        self, changed: tuple[bool, ...], sizes: tuple[tuple[str, int], ...], create_graph: bool
     ) -> Tangent | None:
         """Derive the tangent of the result for the operands that are ``changed``; None if it is zero.
 
         The tangent of ``A`` has the name ``change_name("A")``.
         """
-        key = tuple(changed), tuple(sizes.items()), create_graph
-        known = self._tangents.get(key)
-        if known is None:
-            pairs = zip(self.names, changed, strict=True)
-            names = {name: self.change_name(name) for name, is_changed in pairs if is_changed}
-            known = tangent(self.assign, names, sizes, create_graph)
-            if known is not None:
-                self._tangents[key] = known
-        return known
+        changes = {name: self.change_name(name) for name in itertools.compress(self.names, changed)}
+        return tangent(self.assign, changes, dict(sizes), create_graph)
 
     def change_name(self, operand: str) -> str:
         """Return the name of the tangent of an operand."""
         return fresh(f"{operand}_t", self.taken)
 
-    def read_by_gradients(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
+    def _read_by_gradients(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
         """Find the operands whose elements the gradients of the ``needed`` ones depend on."""
-        known = self._read.get(needed)
-        if known is None:
-            read: set[str] = set()
-            for name in (name for name, is_needed in zip(self.names, needed, strict=True) if is_needed):
-                for create_graph in (False, True):
-                    for rule in gradients(self.assign, name, self.incoming, None, create_graph):
-                        read.update(read_by(rule.statement))
-            known = self._read[needed] = tuple(name in read for name in self.names)
-        return known
+        read: set[str] = set()
+        for name in itertools.compress(self.names, needed):
+            for create_graph in (False, True):
+                for rule in gradients(self.assign, name, self.incoming, None, create_graph):
+                    read.update(read_by(rule.statement))
+        return tuple(name in read for name in self.names)
 
 
 CSR = Format("ds")  # of the identity matrices in gradients
@@ -180,6 +162,7 @@ def formula_of(
     return known
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """One run of a formula: the patterns of sparse operands, and the result's once it is known.
 
@@ -188,22 +171,12 @@ class Call:
     ``known`` a result that need not be computed; the run takes both, so that no graph keeps them.
     """
 
-    __slots__ = ("formula", "known", "operands", "pattern", "patterns", "sources")
-
-    def __init__(
-        self,
-        formula: Formula,
-        patterns: Sequence[Pattern | None],
-        sources: Sequence[Source] = (),
-        operands: Sequence[Any] | None = None,
-        known: Any = None,
-    ) -> None:
-        self.formula = formula
-        self.patterns = patterns
-        self.sources = sources
-        self.operands = operands
-        self.known = known
-        self.pattern: Pattern | None = None
+    formula: Formula
+    patterns: Sequence[Pattern | None]
+    sources: Sequence[Source] = ()
+    operands: Sequence[Any] | None = None
+    known: Any = None
+    pattern: Pattern | None = None
 
     def shape(self, arrays: Sequence[torch.Tensor], place: int) -> tuple[int, ...]:
         """Return the shape of an operand."""

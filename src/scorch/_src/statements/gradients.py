@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,24 +38,20 @@ def forward_of(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
     operands, result = call.operands, call.known
     call.operands = call.known = None
     if result is None:
-        result = run_formula(call.formula, _plain_operands(call, arrays) if operands is None else operands)
+        if operands is None:
+            operands = []
+            for array, pattern in zip(arrays, call.patterns, strict=True):
+                plain = array.detach()
+                if plain.is_conj() or plain.is_neg():
+                    plain = plain.resolve_conj().resolve_neg()
+                operands.append(plain if pattern is None else Storage(pattern, plain))
+        result = run_formula(call.formula, operands)
     if isinstance(result, SparseTensor):
         result = result.storage
     if isinstance(result, Storage):
         call.pattern = result.pattern
         return result.values
-    array: torch.Tensor = result
-    return array
-
-
-def _plain_operands(call: Call, arrays: Sequence[torch.Tensor]) -> list[Storage | torch.Tensor]:
-    operands: list[Storage | torch.Tensor] = []
-    for array, pattern in zip(arrays, call.patterns, strict=True):
-        plain = array.detach()
-        if plain.is_conj() or plain.is_neg():
-            plain = plain.resolve_conj().resolve_neg()
-        operands.append(plain if pattern is None else Storage(pattern, plain))
-    return operands
+    return result  # type: ignore[no-any-return]
 
 
 # backward --------------------------------------------------------------------------------------------
@@ -71,8 +68,11 @@ def gradient_of(
     """Compute the gradient of the array at ``place``: values on its pattern, or a dense tensor."""
     total: torch.Tensor | None = None
     form = None if call.pattern is None else call.pattern.format
+    is_tracked = create_graph or is_legacy_batchedtensor(incoming)
+    if not is_tracked and form is None and 0 in incoming.stride():  # of a sum: expanded
+        incoming = incoming.contiguous()
     for rule in call.formula.gradients(place, create_graph, form):
-        gradient = _run_rule(call, arrays, place, rule, incoming, create_graph, compute)
+        gradient = _run_rule(call, arrays, place, rule, incoming, compute if is_tracked else forward_of)
         total = gradient if total is None else total + gradient
     if total is None:
         return None
@@ -85,21 +85,21 @@ def _run_rule(
     place: int,
     rule: GradientRule,
     incoming: torch.Tensor,
-    create_graph: bool,
-    compute: Compute,
+    run: Compute,
 ) -> torch.Tensor:
+    """Compute the gradient for one use of the array at ``place``, by ``run``."""
     pattern, array, gradient = call.patterns[place], arrays[place], rule.gradient
-    result: Pattern | None = None
-    value: torch.Tensor
-    if create_graph or is_legacy_batchedtensor(incoming):
-        inner, taken_arrays = _gradient_call(call, arrays, place, rule, incoming)
-        value, result = compute(inner, taken_arrays), inner.pattern
-    else:
-        stored = run_formula(rule.formula, _gradient_operands(call, arrays, place, rule, incoming))
-        if isinstance(stored, Storage):
-            value, result = stored.values, stored.pattern
-        else:
-            value = stored
+    taken_arrays: list[torch.Tensor] = []
+    patterns: list[Pattern | None] = []
+    sources: list[Source] = []
+    for taken in rule.takes:
+        taken_array, taken_pattern = _take(call, arrays, place, taken, incoming)
+        taken_arrays.append(taken_array)
+        patterns.append(taken_pattern)
+        is_operand = isinstance(taken, int) and taken >= 0
+        sources.append(call.sources[int(taken)] if is_operand and call.sources else None)
+    inner = Call(rule.formula, patterns, sources)
+    value, result = run(inner, taken_arrays), inner.pattern
     if gradient.repeated:
         sizes = call.sizes(arrays)
         value = value * math.prod(sizes[index] for index in gradient.repeated)
@@ -135,33 +135,6 @@ def _take(
     return array.conj() if array.is_complex() else array, call.patterns[taken]
 
 
-def _gradient_operands(
-    call: Call, arrays: Sequence[torch.Tensor], place: int, rule: GradientRule, incoming: torch.Tensor
-) -> list[Storage | torch.Tensor]:
-    """Return what a gradient takes as plain tensors and storages."""
-    operands: list[Storage | torch.Tensor] = []
-    for taken in rule.takes:
-        array, pattern = _take(call, arrays, place, taken, incoming)
-        if array.is_conj() or array.is_neg():
-            array = array.resolve_conj().resolve_neg()
-        if pattern is None and taken == INCOMING and 0 in array.stride():  # of a sum: expanded
-            array = array.contiguous()
-        operands.append(array if pattern is None else Storage(pattern, array))
-    return operands
-
-
-def _gradient_call(
-    call: Call, arrays: Sequence[torch.Tensor], place: int, rule: GradientRule, incoming: torch.Tensor
-) -> tuple[Call, list[torch.Tensor]]:
-    """Return a gradient as a call on arrays, to be connected to what it takes."""
-    pairs = [_take(call, arrays, place, taken, incoming) for taken in rule.takes]
-    sources: list[Source] = [
-        call.sources[taken] if isinstance(taken, int) and taken >= 0 and call.sources else None
-        for taken in rule.takes
-    ]
-    return Call(rule.formula, [pattern for _, pattern in pairs], sources), [array for array, _ in pairs]
-
-
 def identity(size: int, dtype: torch.dtype) -> Storage:
     """Build the identity matrix, for diagonals."""
     with untracked():
@@ -178,9 +151,9 @@ def change_of(
 ) -> torch.Tensor | None:
     """Compute the tangent of the result from those of the arrays."""
     formula, sizes = call.formula, call.sizes(arrays)
-    is_changed = [change is not None for change in changes]
-    create_graph = is_differentiable(*arrays, *(change for change in changes if change is not None))
-    rule = formula.tangent(is_changed, sizes, create_graph)
+    is_changed = tuple(change is not None for change in changes)
+    create_graph = is_differentiable(*arrays, *itertools.compress(changes, is_changed))
+    rule = formula.tangent(is_changed, tuple(sizes.items()), create_graph)
     if rule is None:
         return None
     arrays_by_name = dict(zip(formula.names, zip(arrays, call.patterns, strict=True), strict=True))

@@ -7,12 +7,7 @@ from typing import Any
 
 
 class _Active(threading.local):
-    recorder: Any = None
+    recorder: Any = None  # of this thread
 
 
 active = _Active()
-
-
-def recorder() -> Any:
-    """Return the recorder that is active in this thread, if any."""
-    return active.recorder

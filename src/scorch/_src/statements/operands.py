@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
-from scorch._src.tensor.create.check import check_device
+from scorch._src.tensor.create.check import check_device, checked_dtype
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import FAKE_MODE, get_dispatch_mode, is_functorch_wrapped_tensor
-from scorch.errors import DtypeError, FreedError, OperandError, UnsupportedError, add_note
+from scorch.errors import FreedError, OperandError, UnsupportedError
 
 
 def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
@@ -34,11 +33,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
         )
     _check_has_memory(name, value)
     check_device(name, value.device)
-    try:
-        type_of_dtype(value.dtype)
-    except DtypeError as error:
-        add_note(error, f"in {name}")
-        raise
+    checked_dtype(name, value.dtype)
     if value.layout != torch.strided:
         sparse = from_torch(value)
         assert isinstance(sparse, SparseTensor)

@@ -95,3 +95,10 @@ def coordinates_of(keys: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Ten
         columns.insert(0, keys % size if size else keys)
         keys = keys.div(size, rounding_mode="floor") if size else keys
     return columns
+
+
+def joined_ranges(begins: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """List the numbers from each of ``begins`` on, as many as its length, one range after the other."""
+    offsets = begins - (torch.cumsum(lengths, 0) - lengths)
+    numbers = torch.repeat_interleave(offsets, lengths)
+    return numbers + torch.arange(numbers.numel(), device=numbers.device)

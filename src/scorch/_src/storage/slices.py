@@ -18,6 +18,7 @@ from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.formats import Format
 from scorch._src.storage.assemble import assembled
+from scorch._src.storage.coordinates import joined_ranges
 from scorch._src.storage.storage import Pattern, Storage
 
 Array = torch.Tensor | None
@@ -121,9 +122,7 @@ def _split_pointers(
 ) -> Sequence[torch.Tensor]:
     """Slice ``array`` as ``_split`` does, with slices that may overlap, and subtract ``less`` from each."""
     lengths = stop - start
-    offset = start - (torch.cumsum(lengths, 0) - lengths)
-    index = torch.repeat_interleave(offset, lengths) + torch.arange(int(lengths.sum()), device=lengths.device)
-    pointers: torch.Tensor = array[index] - torch.repeat_interleave(less.to(array.dtype), lengths)
+    pointers = array[joined_ranges(start, lengths)] - less.to(array.dtype).repeat_interleave(lengths)
     return torch.split(pointers, lengths.tolist())
 
 

@@ -10,7 +10,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 import torch
 
@@ -42,6 +42,13 @@ def _key_of(descriptor: object) -> int:
     entries in the caches that have numbers as keys.
     """
     return _keys.setdefault(descriptor, next(_counter))
+
+
+_lazy = functools.cached_property
+
+
+def _cache_of(most: int) -> Callable[[object], BoundedCache[Any, Any]]:
+    return lambda pattern: BoundedCache(most)
 
 
 class Pattern:
@@ -89,41 +96,26 @@ class Pattern:
             _ = self.arrays
             del self.crd
 
-    @functools.cached_property  # most patterns never have one of these
-    def converted(self) -> BoundedCache[Format, tuple[Pattern, torch.Tensor]]:
-        return BoundedCache(MAX_RELATIVES)
+    # Most patterns never have one of these.
+    converted = _lazy[BoundedCache[Format, tuple["Pattern", torch.Tensor]]](_cache_of(MAX_RELATIVES))
+    relatives = _lazy[BoundedCache[tuple[Format, tuple[int, ...]], "Pattern"]](_cache_of(MAX_RELATIVES))
+    groups = _lazy[BoundedCache[tuple[int, ...], Any]](_cache_of(MAX_GROUPS))
+    masks = _lazy[dict[torch.dtype, torch.Tensor]](lambda pattern: {})
+    storage_keys = _lazy[dict[torch.dtype, int]](lambda pattern: {})  # by the dtype of the values
 
     @functools.cached_property
-    def relatives(self) -> BoundedCache[tuple[Format, tuple[int, ...]], Pattern]:
-        return BoundedCache(MAX_RELATIVES)
-
-    @functools.cached_property
-    def groups(self) -> BoundedCache[tuple[int, ...], Any]:
-        return BoundedCache(MAX_GROUPS)
-
-    @functools.cached_property
-    def masks(self) -> dict[torch.dtype, torch.Tensor]:
-        return {}
-
-    @functools.cached_property
-    def storage_keys(self) -> dict[torch.dtype, int]:
-        """The keys of storages with this pattern, by the dtype of their values."""
-        return {}
+    def _first_array(self) -> torch.Tensor | None:
+        arrays = (*self.pos, *(() if self.format.is_finished else self.crd))
+        return next((array for array in arrays if array is not None), None)
 
     @functools.cached_property
     def index_dtype(self) -> torch.dtype:
-        for array in (*self.pos, *(() if self.format.is_finished else self.crd)):
-            if array is not None:
-                return array.dtype
-        return torch.int32
+        return torch.int32 if self._first_array is None else self._first_array.dtype
 
     @property
     def device(self) -> torch.device:
         """Where its arrays are; a pattern without any is on the host."""
-        for array in (*self.pos, *(() if self.format.is_finished else self.crd)):
-            if array is not None:
-                return array.device
-        return HOST
+        return HOST if self._first_array is None else self._first_array.device
 
     @functools.cached_property
     def arrays(self) -> tuple[torch.Tensor, ...]:
@@ -243,20 +235,33 @@ def mark_written(values: torch.Tensor) -> None:
 Check = Callable[[Pattern, torch.Tensor], Pattern]
 
 
-class ViewOrigin(Protocol):
-    """The origin of the storage of a view: the storage of its base, and the steps from there."""
+class Step(NamedTuple):
+    """One operation of a view: ``func(source, *args, **kwargs)``, or the result of that at ``place``."""
 
-    @property
-    def source(self) -> Storage: ...
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    place: int | None
+    grad_mode: bool  # whether gradients were enabled
 
-    @property
-    def steps(self) -> tuple[Any, ...]: ...
+    def of(self, source: torch.Tensor) -> Any:
+        """Take the same view of another tensor."""
+        result = self.func(source, *self.args, **self.kwargs)
+        return result if self.place is None else result[self.place]
 
-    def of(self, source: torch.Tensor) -> torch.Tensor:
-        """Return the same view of another tensor."""
 
-    def recompute(self, before: Pattern) -> Storage:
-        """Recompute the view, stored as ``before`` was."""
+class Origin(NamedTuple):
+    """The source of the storage of a view, itself of no view, and the steps from there."""
+
+    source: Storage
+    steps: tuple[Step, ...]
+
+
+def run_steps(steps: tuple[Step, ...], source: torch.Tensor) -> Any:
+    """Apply the ``steps`` of a view to ``source``."""
+    for step in steps:
+        source = step.of(source)
+    return source
 
 
 class Storage:
@@ -269,7 +274,8 @@ class Storage:
 
     pattern: Pattern
     values: torch.Tensor
-    origin: ViewOrigin | None = None
+    recompute_view: ClassVar[Callable[..., Storage]]  # ``tensor.views.recompute_view``
+    origin: Origin | None = None
     strides: Strides | None = None  # of a dense result, where it may not lie row by row
     followers: list[weakref.ref[Storage]] | None = None
     forgotten: tuple[Pattern, torch.Tensor] | None = None
@@ -301,7 +307,10 @@ class Storage:
         """Take the pattern and values of ``other``, for all tensors that have this storage."""
         mark_written(self.values)
         self.take(other.pattern, other.values)
-        self._invalidate_followers()
+        for reference in self.followers or ():
+            storage = reference()
+            if storage is not None:
+                storage._forget()
 
     def take(self, pattern: Pattern, values: torch.Tensor) -> None:
         """Replace the entries, without notice to followers."""
@@ -316,7 +325,7 @@ class Storage:
 
     # views -------------------------------------------------------------------------------------------
 
-    def follow(self, origin: ViewOrigin) -> None:
+    def follow(self, origin: Origin) -> None:
         """Become the storage of a view."""
         self.origin = origin
         source = origin.source
@@ -327,17 +336,11 @@ class Storage:
     def meta_tensor(self) -> torch.Tensor:
         """Return a meta tensor with the strides that a dense tensor of this storage would have."""
         if self.origin is not None:
-            return self.origin.of(self.origin.source.meta_tensor())
+            return run_steps(self.origin.steps, self.origin.source.meta_tensor())  # type: ignore[no-any-return]
         shape = self.pattern.shape
         if self.strides is None:
             return torch.empty(shape, device="meta")
         return torch.empty_strided(shape, self.strides.find(), device="meta")
-
-    def _invalidate_followers(self) -> None:
-        for reference in self.followers or ():
-            storage = reference()
-            if storage is not None:
-                storage._forget()
 
     def _forget(self) -> None:
         if self.forgotten is None:
@@ -358,7 +361,7 @@ class Storage:
             raise AttributeError(f"a storage has no {name!r}")
         if forgotten is None or origin is None:  # another thread has recomputed it
             return self.__dict__[name]
-        current = origin.recompute(forgotten[0])
+        current = Storage.recompute_view(*origin, forgotten[0])
         self.take(current.pattern, current.values)
         return self.__dict__[name]
 

@@ -7,11 +7,12 @@ shapes; torch computes its strides on meta tensors when they are first needed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from scorch._src.storage.storage import Storage
+from scorch._src.storage.storage import Storage, run_steps
 
 MAX_CALL_DEPTH = 16  # calls on results of calls, before their strides are computed
 
@@ -29,9 +30,7 @@ class MetaOperand(NamedTuple):
             result = torch.empty(self.shape, dtype=self.dtype, device="meta")
         else:
             result = torch.empty_strided(self.shape, self.strides.find(), dtype=self.dtype, device="meta")
-        for step in self.steps:
-            result = step.of(result)
-        return result
+        return run_steps(self.steps, result)
 
 
 class Strides:
@@ -43,14 +42,14 @@ class Strides:
         self.shape = storage.pattern.shape
         self.depth = 1
         self.strides: tuple[int, ...] | None = None
-        self.call: Any = func, self._as_meta(args), self._as_meta(kwargs) if kwargs else kwargs
+        self.call: Any = func, _mapped(self._as_meta, args), _mapped(self._as_meta, kwargs)
 
     def find(self) -> tuple[int, ...]:
         call = self.call
         if self.strides is None and call is not None:  # another thread may be first
             func, args, kwargs = call
             try:
-                result = func(*_make(args), **_make(kwargs))
+                result = func(*_mapped(_make, args), **_mapped(_make, kwargs))
                 is_same = isinstance(result, torch.Tensor) and result.shape == self.shape
             except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
                 is_same = False  # depends on numbers: such results lie row by row
@@ -66,17 +65,13 @@ class Strides:
         return self.strides
 
     def _as_meta(self, value: Any) -> Any:
-        """Convert arguments to meta tensors."""
-        if isinstance(value, torch.Tensor):
-            storage = value.__dict__.get("storage")
-            if isinstance(storage, Storage):
-                return self._meta_operand(storage)
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        if type(value) is dict:
-            return {name: self._as_meta(part) for name, part in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self._as_meta(part) for part in value)
-        return value
+        """Convert an argument to a meta tensor."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        storage = value.__dict__.get("storage")
+        if isinstance(storage, Storage):
+            return self._meta_operand(storage)
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
     def _meta_operand(self, storage: Storage) -> MetaOperand:
         dtype, origin = storage.values.dtype, storage.origin
@@ -91,13 +86,16 @@ class Strides:
 
 
 def _make(value: Any) -> Any:
-    if type(value) is MetaOperand:
-        return value.make()
+    return value.make() if type(value) is MetaOperand else value
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply ``function`` to the leaves of nested arguments."""
     if type(value) is dict:
-        return {name: _make(part) for name, part in value.items()}
+        return {name: _mapped(function, part) for name, part in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_make(part) for part in value)
-    return value
+        return type(value)(_mapped(function, part) for part in value)
+    return function(value)
 
 
 def has_strides(values: Any) -> bool:

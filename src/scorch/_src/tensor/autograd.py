@@ -43,7 +43,7 @@ from scorch._src.notation.nodes import Access, Op
 from scorch._src.storage.coordinates import clear_padding
 from scorch._src.storage.relevel import releveled, shares_entries
 from scorch._src.storage.storage import Pattern, Storage, plain
-from scorch._src.tensor.entries import Entries, entries_of
+from scorch._src.tensor.entries import entries_of, number_entries
 from scorch._src.tensor.flatten import spelled
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import look_up, own_arguments
@@ -289,23 +289,17 @@ def _moved(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
         return values_from(values, *conversion)
     conversion = target.converted.get(source.format)
     if conversion is not None and conversion[0] is source:
-        return _back(values, conversion[1], target.size)
-    if _same_entries(source, target) or _same_arrays(source, target):
+        restored = values.new_zeros(target.size + 1)
+        restored[conversion[1]] = values  # those of padding, at -1, are dropped
+        return restored[:-1]
+    is_releveled = shares_entries(source.format, target.format) and source.crd[1] is target.crd[1]
+    if is_releveled or _same_arrays(source, target):
         return values
     entries = entries_of(SparseTensor(Storage(source, values.contiguous())))
-    return _at(entries, target)
-
-
-def _back(values: torch.Tensor, places: torch.Tensor, size: int) -> torch.Tensor:
-    """Move converted values back to their source ``places``; drop those of padding, at -1."""
-    restored = values.new_zeros(size + 1)
-    restored[places] = values
-    return restored[:size]
-
-
-def _same_entries(source: Pattern, target: Pattern) -> bool:
-    """Whether the patterns differ only in how they store rows."""
-    return shares_entries(source.format, target.format) and source.crd[1] is target.crd[1]
+    listed = entries_of(number_entries(target))
+    moved = entries.values.new_zeros(target.size)
+    moved[listed.values] = entries.at(listed.keys)
+    return moved
 
 
 def _same_arrays(source: Pattern, target: Pattern) -> bool:
@@ -313,15 +307,6 @@ def _same_arrays(source: Pattern, target: Pattern) -> bool:
         a is b or (a.numel() == b.numel() and torch.equal(a, b))
         for a, b in zip(source.arrays, target.arrays, strict=True)
     )
-
-
-def _at(entries: Entries, target: Pattern) -> torch.Tensor:
-    """Return the values at the entries of ``target``, in its order."""
-    numbers = Storage(target, torch.arange(target.size, device=target.device))
-    listed = entries_of(SparseTensor(numbers))
-    values = entries.values.new_zeros(target.size)
-    values[listed.values] = entries.at(listed.keys)
-    return values
 
 
 def _spread(values: torch.Tensor, source: Place) -> torch.Tensor:
@@ -396,13 +381,14 @@ def stored(dense: torch.Tensor, form: Format) -> SparseTensor:
 def _signature(func: Any) -> inspect.Signature | None:
     """Return the signature of a function with an argument ``inplace``, such as ``F.elu``; None for others."""
     code = getattr(func, "__code__", None)
-    return inspect.signature(func) if code is not None and "inplace" in code.co_varnames else None
+    has_inplace = code is not None and "inplace" in code.co_varnames[: code.co_argcount]
+    return inspect.signature(func) if has_inplace else None
 
 
 def _bind_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """Bind the arguments by name if ``inplace=True`` writes the result to the first, which is sparse."""
     signature = _signature(func) if args and isinstance(args[0], SparseTensor) else None
-    if signature is None or "inplace" not in signature.parameters:
+    if signature is None:
         return None
     bound = dict(signature.bind(*args, **kwargs).arguments)
     return bound if bound.get("inplace") else None

@@ -13,7 +13,7 @@ import math
 import torch
 
 from scorch._src.storage.budget import UNCHECKED_BYTES, check_budget
-from scorch._src.storage.coordinates import coordinates_of, keys_of
+from scorch._src.storage.coordinates import coordinates_of, joined_ranges, keys_of
 from scorch._src.tensor.entries import Entries, Shape
 
 BYTES_PER_ENTRY = 64  # of an entry while it is repeated or paired, about
@@ -58,9 +58,7 @@ def common_keys(a: Entries, b: Entries, shape: Shape) -> torch.Tensor | None:
     total = int(counts.sum())
     if BYTES_PER_ENTRY * total > UNCHECKED_BYTES:
         check_budget(BYTES_PER_ENTRY * total, f"pairing {total:,} entries", "multiply parts of the tensors")
-    first = torch.repeat_interleave(counts, output_size=total)
-    number = torch.arange(total, device=counts.device) - (counts.cumsum(0) - counts)[first]
-    second = order[begins[first] + number]
+    first, second = torch.repeat_interleave(counts, output_size=total), order[joined_ranges(begins, counts)]
     columns = [columns_of_a[dim][first] if dim in columns_of_a else columns_of_b[dim][second] for dim in dims]
     return torch.sort(keys_of(columns, shape)).values
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -109,11 +109,6 @@ def pattern_of(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tens
     if is_memory:
         remember(pattern)
     return pattern
-
-
-def unflattened(inner: Mapping[str, torch.Tensor], format: Format, shape: Sequence[int]) -> Pattern:
-    """Rebuild the pattern of a flattened tensor."""
-    return pattern_of(format, shape, [inner[name] for name in names_of(format)])
 
 
 class TracedStorage(Storage):

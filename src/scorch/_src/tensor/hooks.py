@@ -25,7 +25,6 @@ class Hooks:
     is_any_tracked: Callable[..., bool]  # tensor.transforms.functorch: or anything else
     trace: Callable[..., Any]  # tensor.traced: a tensor inside of a graph that is traced
     check_write: Callable[..., None]  # tensor.write_checks: refuse to write where torch does
-    refresh_view: Callable[..., Any]  # tensor.views: recompute a view after its base changed
     record: Callable[..., Any]  # compile.capture.trace: add a call to the graph that is traced
     run_operator: Callable[..., Any]  # ops.fallback: an operator of ATen that has no entry
     retry: Callable[..., Any]  # tensor.call_errors: arguments with which a call that failed may work

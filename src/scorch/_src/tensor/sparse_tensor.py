@@ -7,6 +7,7 @@ by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.registry``.
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ from scorch._src.grad_state import (
     is_transformed,
     untracked,
 )
-from scorch._src.storage.storage import Pattern, Storage, add_weak, plain
+from scorch._src.storage.storage import Origin, Pattern, Step, Storage, add_weak, plain, run_steps
 from scorch._src.storage.strides import has_strides, keep_strides
 from scorch._src.tensor import registry
 from scorch._src.tensor.create.check import own, refuse_freed
@@ -37,8 +38,8 @@ from scorch._src.tensor.flatten import (
     array_of,
     is_tracing,
     names_of,
+    pattern_of,
     remember,
-    unflattened,
     wrap_traced,
 )
 from scorch._src.tensor.hooks import hooks
@@ -57,50 +58,11 @@ if TYPE_CHECKING:
 _default_dtype = torch.get_default_dtype
 
 
-class Step(NamedTuple):
-    """One operation of a view: ``func(source, *args, **kwargs)``, or the result of that at ``place``."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    place: int | None
-    grad_mode: bool  # whether gradients were enabled
-
-    def of(self, source: torch.Tensor) -> Any:
-        """Take the same view of another tensor."""
-        result = self.func(source, *self.args, **self.kwargs)
-        return result if self.place is None else result[self.place]
-
-
-class Origin(NamedTuple):
-    """The source of the storage of a view, itself of no view, and the steps from there."""
-
-    source: Storage
-    steps: tuple[Step, ...]
-
-    def of(self, source: torch.Tensor) -> torch.Tensor:
-        """Take the same view of another tensor."""
-        result: torch.Tensor = run_steps(self.steps, source)
-        return result
-
-    def recompute(self, before: Pattern) -> Storage:
-        """Recompute the view from its source, stored as ``before`` was."""
-        storage: Storage = hooks.refresh_view(self.source, self.steps, before)
-        return storage
-
-
 class ViewOf(NamedTuple):
     """The base of a view, itself no view, and the steps from there."""
 
     parent: SparseTensor
     steps: tuple[Step, ...]
-
-
-def run_steps(steps: tuple[Step, ...], source: torch.Tensor) -> Any:
-    """Apply the ``steps`` of a view to ``source``."""
-    for step in steps:
-        source = step.of(source)
-    return source
 
 
 class SparseTensor(torch.Tensor):
@@ -222,9 +184,7 @@ class SparseTensor(torch.Tensor):
     @property
     def density(self) -> float:
         """The share of all places that is stored; the padding of blocks may take it above 1."""
-        places = 1
-        for size in self.storage.pattern.shape:
-            places *= size
+        places = math.prod(self.storage.pattern.shape)
         return self.nnz / places if places else 0.0
 
     @property
@@ -319,7 +279,7 @@ class SparseTensor(torch.Tensor):
         inner: dict[str, torch.Tensor], format: Format, shape: Any, stride: Any
     ) -> SparseTensor:
         """Rebuild a tensor from its arrays; a traced one if they are traced."""
-        pattern, values = unflattened(inner, format, shape), inner[VALUES]
+        pattern, values = pattern_of(format, shape, [inner[name] for name in names_of(format)]), inner[VALUES]
         if type(values) is not torch.Tensor:
             return SparseTensor(TracedStorage(pattern, values))
         return SparseTensor(Storage(pattern, plain(values)))

@@ -125,43 +125,32 @@ def indices(self: SparseTensor) -> torch.Tensor:
     return torch.stack([array.to(torch.int64) for array in pattern.crd if array is not None])
 
 
-@implements_method("crow_indices")
-def crow_indices(self: SparseTensor) -> torch.Tensor:
-    """Return where the entries of each row begin and end, in a CSR or BSR matrix."""
-    return _compressed(self, "csr", "crow_indices", 0)
+def _implement_array(method: str, kind: str, word: str, place: int) -> None:
+    """Add the method that copies the pointers, at ``place`` 0, or the coordinates of a compressed matrix."""
+    what = f"the {word} of each entry" if place else f"where the entries of each {word} begin and end"
+
+    def array(self: SparseTensor) -> torch.Tensor:
+        form = self.storage.pattern.format
+        layout = compressed_kind(form)
+        if layout is None or layout[0][-1] != kind[-1]:
+            raise FormatError(f"{method}() is for {kind}, this is {form}; use .to_format({kind!r})")
+        arrays = compressed_arrays(self.storage.pattern)
+        if arrays is None:
+            raise FormatError(
+                f"{method}() is for batches of matrices with equal numbers of entries, and these differ; "
+                "use .levels"
+            )
+        return own(arrays[place])
+
+    array.__name__ = method
+    array.__doc__ = f"Return {what}, in a {kind.upper()} or BS{kind[-1].upper()} matrix."
+    implements_method(method)(array)
 
 
-@implements_method("col_indices")
-def col_indices(self: SparseTensor) -> torch.Tensor:
-    """Return the column of each entry of a CSR or BSR matrix."""
-    return _compressed(self, "csr", "col_indices", 1)
-
-
-@implements_method("ccol_indices")
-def ccol_indices(self: SparseTensor) -> torch.Tensor:
-    """Return where the entries of each column begin and end, in a CSC or BSC matrix."""
-    return _compressed(self, "csc", "ccol_indices", 0)
-
-
-@implements_method("row_indices")
-def row_indices(self: SparseTensor) -> torch.Tensor:
-    """Return the row of each entry of a CSC or BSC matrix."""
-    return _compressed(self, "csc", "row_indices", 1)
-
-
-def _compressed(S: SparseTensor, wanted: str, method: str, place: int) -> torch.Tensor:
-    """Copy the pointers or the coordinates, if the format has the array ``method``."""
-    form = S.storage.pattern.format
-    layout = compressed_kind(form)
-    if layout is None or layout[0][-1] != wanted[-1]:
-        raise FormatError(f"{method}() is for {wanted}, this is {form}; use .to_format({wanted!r})")
-    arrays = compressed_arrays(S.storage.pattern)
-    if arrays is None:
-        raise FormatError(
-            f"{method}() is for batches of matrices with equal numbers of entries, and these differ; "
-            "use .levels"
-        )
-    return own(arrays[place])
+_implement_array("crow_indices", "csr", "row", 0)
+_implement_array("col_indices", "csr", "column", 1)
+_implement_array("ccol_indices", "csc", "column", 0)
+_implement_array("row_indices", "csc", "row", 1)
 
 
 # other formats ---------------------------------------------------------------------------------------
@@ -197,26 +186,6 @@ def to_sparse(
     return as_sparse(self.to_format(Format("o" * sparse_dim + "d" * (dims - sparse_dim))))
 
 
-@implements_method("to_sparse_csr")
-def to_sparse_csr(self: SparseTensor, dense_dim: int | None = None) -> SparseTensor:
-    return _to_compressed(self, "csr", None, dense_dim)
-
-
-@implements_method("to_sparse_csc")
-def to_sparse_csc(self: SparseTensor, dense_dim: int | None = None) -> SparseTensor:
-    return _to_compressed(self, "csc", None, dense_dim)
-
-
-@implements_method("to_sparse_bsr")
-def to_sparse_bsr(self: SparseTensor, blocksize: Sequence[int], dense_dim: int | None = None) -> SparseTensor:
-    return _to_compressed(self, "bsr", blocksize, dense_dim)
-
-
-@implements_method("to_sparse_bsc")
-def to_sparse_bsc(self: SparseTensor, blocksize: Sequence[int], dense_dim: int | None = None) -> SparseTensor:
-    return _to_compressed(self, "bsc", blocksize, dense_dim)
-
-
 def _to_compressed(
     S: SparseTensor, kind: str, blocksize: Sequence[int] | None, dense_dim: int | None
 ) -> SparseTensor:
@@ -236,6 +205,20 @@ def _to_compressed(
             f"blocksize is the rows and columns of a block, such as (4, 4), not {blocksize!r}"
         )
     return as_sparse(S.to_format(compressed_format(kind, dims - 2 - dense, blocks, dense)))
+
+
+def _implement_conversion(kind: str) -> None:
+    def plain(self: SparseTensor, dense_dim: int | None = None) -> SparseTensor:
+        return _to_compressed(self, kind, None, dense_dim)
+
+    def blocked(self: SparseTensor, blocksize: Sequence[int], dense_dim: int | None = None) -> SparseTensor:
+        return _to_compressed(self, kind, blocksize, dense_dim)
+
+    implements_method(f"to_sparse_{kind}")(blocked if kind[0] == "b" else plain)
+
+
+for _kind in COMPRESSED.values():
+    _implement_conversion(_kind)
 
 
 # entries ---------------------------------------------------------------------------------------------

@@ -17,10 +17,9 @@ import torch
 
 from scorch._src.formats import Format
 from scorch._src.grad_state import untracked
-from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.storage.storage import Pattern, Step, Storage, run_steps
 from scorch._src.tensor.entries import Entries, entries_of, from_entries, number_entries, stored_as
-from scorch._src.tensor.hooks import hooks
-from scorch._src.tensor.sparse_tensor import SparseTensor, Step, run_steps
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 
 
@@ -152,10 +151,10 @@ def _merge_copies(
     return merged.storage.pattern, merged.storage.values, values
 
 
-def refresh_view(source: Storage, steps: tuple[Step, ...], before: Pattern) -> Storage:
+def recompute_view(source: Storage, steps: tuple[Step, ...], before: Pattern) -> Storage:
     """Recompute a view of a storage, stored as ``before`` was."""
     pattern, positions = positions_through(steps, source.pattern, before.format)
     return Storage(pattern, select_values(source.values, positions))
 
 
-hooks.refresh_view = refresh_view
+Storage.recompute_view = recompute_view

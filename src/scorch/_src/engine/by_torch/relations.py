@@ -10,11 +10,12 @@ so that values are gathered without a search.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from scorch._src.storage.coordinates import joined_ranges
 
 Columns = Mapping[str, torch.Tensor]
 Sizes = Mapping[str, int]
@@ -93,8 +94,7 @@ def join(left: Relation, right: Relation, sizes: Sizes) -> Relation:
         first = torch.searchsorted(ordered, wanted)
         many = torch.searchsorted(ordered, wanted, right=True) - first
         rows = torch.arange(left.count, device=left.device).repeat_interleave(many)
-        before = torch.cumsum(many, 0) - many
-        others = order[(first - before)[rows] + torch.arange(rows.numel(), device=left.device)]
+        others = order[joined_ranges(first, many)]
     a, b = left.rows(rows), right.rows(others)
     return Relation({**b.columns, **a.columns}, {**a.origins, **b.origins}, rows.numel(), left.device)
 
@@ -138,7 +138,3 @@ def union(relations: Sequence[Relation], indices: Sequence[str], sizes: Sizes) -
         index: torch.cat([r.columns[index].to(torch.int64) for r in relations])[first] for index in indices
     }
     return Relation(columns, {}, count, inverse.device)
-
-
-def number_of_places(indices: Sequence[str], sizes: Sizes) -> int:
-    return math.prod(sizes[index] for index in indices)

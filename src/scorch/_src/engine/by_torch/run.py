@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,19 +43,18 @@ def run_without_kernel(prepared: Prepared, sources: Sequence[Tensor]) -> Tensor:
     names = list(dict.fromkeys(access.tensor for access in plan.step.accesses))
     operands = _converted(prepared, sources)
     tensors = dict(zip(names, operands, strict=True))
-    sizes = prepared.sizes
     try:
-        statement = Statement(plan.step, tensors, sizes)
+        statement = Statement(plan.step, tensors, prepared.sizes)
         places = statement.run(prepared.kernel.dtype, prepared.kernel.identity)
     except (NotImplementedError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "not implemented" not in str(error):
             raise
         return prepared.interpret(sources)
     if prepared.assembly == "dense":
-        return _as_dense(prepared, places, sizes)
+        return _as_dense(prepared, places)
     if prepared.assembly == "shared":
-        return _on_pattern(prepared, places, sizes, operands)
-    return _as_sparse(prepared, places, sizes)
+        return _on_pattern(prepared, places, operands)
+    return _as_sparse(prepared, places)
 
 
 def _converted(prepared: Prepared, sources: Sequence[Tensor]) -> list[Tensor]:
@@ -66,12 +65,12 @@ def _converted(prepared: Prepared, sources: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def _as_dense(prepared: Prepared, places: Places, sizes: Mapping[str, int]) -> torch.Tensor:
+def _as_dense(prepared: Prepared, places: Places) -> torch.Tensor:
     target = prepared.planned.plan.step.target.indices
     first = [index for index in target if index not in places.trailing]
     order = [*first, *places.trailing]
     dense = torch.full(
-        [sizes[index] for index in order],
+        [prepared.sizes[index] for index in order],
         prepared.kernel.identity,
         dtype=prepared.kernel.dtype,
         device=places.values.device,
@@ -85,9 +84,7 @@ def _as_dense(prepared: Prepared, places: Places, sizes: Mapping[str, int]) -> t
     return laid_out.permute(prepared.back) if prepared.back else laid_out
 
 
-def _on_pattern(
-    prepared: Prepared, places: Places, sizes: Mapping[str, int], operands: Sequence[Tensor]
-) -> Storage:
+def _on_pattern(prepared: Prepared, places: Places, operands: Sequence[Tensor]) -> Storage:
     """Compute the values on the pattern of an operand."""
     source = operands[prepared.pattern_source]
     assert isinstance(source, Storage)
@@ -95,19 +92,19 @@ def _on_pattern(
     target = prepared.planned.plan.step.target.indices
     crds = coordinates(pattern)
     wanted = {index: crds[dim] for dim, index in enumerate(target)}
-    columns, values = all_places(places, target, sizes)
+    columns, values = all_places(places, target, prepared.sizes)
     known = Relation(dict(zip(target, columns, strict=True)), {}, values.numel(), values.device)
-    row, is_there = relations.find(wanted, pattern.size, known, sizes)
+    row, is_there = relations.find(wanted, pattern.size, known, prepared.sizes)
     zero = torch.tensor(prepared.kernel.identity, dtype=values.dtype, device=values.device)
     placed = torch.where(is_there, values[row], zero) if values.numel() else zero.repeat(pattern.size)
     return Storage(pattern, placed.to(prepared.dtype))
 
 
-def _as_sparse(prepared: Prepared, places: Places, sizes: Mapping[str, int]) -> Storage:
+def _as_sparse(prepared: Prepared, places: Places) -> Storage:
     """Build a new pattern: the places in the order of the levels of the result."""
     plan = prepared.planned.plan
     target = plan.step.target.indices
-    columns, values = all_places(places, target, sizes)
+    columns, values = all_places(places, target, prepared.sizes)
     if plan.skip_zeros:
         nonzero = values != 0
         columns, values = [column[nonzero] for column in columns], values[nonzero]

@@ -22,7 +22,7 @@ from scorch._src.compiler.typing import argument_type, dtype_of_type, type_of, t
 from scorch._src.devices import HOST
 from scorch._src.engine.by_torch import relations
 from scorch._src.engine.by_torch.relations import Relation
-from scorch._src.engine.dense import torch_function
+from scorch._src.loops.operators import OPERATORS
 from scorch._src.loops.types import Type
 from scorch._src.notation.nodes import Access, Expr, Literal, Op
 from scorch._src.storage.coordinates import entries
@@ -133,7 +133,8 @@ class Statement:
         if name == "where":
             result = torch.where(values[0] != 0, values[1].to(wanted), values[2].to(wanted))
         else:
-            result = torch_function(name)(*(value.to(wanted) for value in values))
+            function = OPERATORS[name].torch or getattr(torch, name)
+            result = function(*(value.to(wanted) for value in values))
         return result.to(dtype_of_type(type_of(expr, self.types).type.computes_in))
 
     def _holds(self, expr: Expr, rows: slice) -> torch.Tensor:
@@ -197,12 +198,7 @@ class Statement:
         chunk = max(1, MAX_VALUES_PER_CHUNK // width)
         for begin in range(0, self.points.count, chunk):
             rows = slice(begin, min(begin + chunk, self.points.count))
-            shape = (rows.stop - begin, *(self.sizes[index] for index in self.trailing))
-            value = self.value(self.step.body, rows).expand(shape)
-            if self.step.reduction == "any":
-                value = value != 0
-            value = self._over_trailing(value.to(dtype), trailing)
-            self._gather(out, group[rows], value.to(wide))
+            self._gather(out, group[rows], self.value_at(rows, rows.stop - begin, dtype).to(wide))
         return Places(places.columns, out.to(dtype), trailing)
 
     def _places(self, indices: Sequence[str]) -> tuple[Relation, torch.Tensor]:
@@ -220,20 +216,21 @@ class Statement:
         columns = {index: points.columns[index][first] for index in indices}
         return Relation(columns, {}, distinct.numel(), self.device), group
 
-    def _over_trailing(self, value: torch.Tensor, remaining: Sequence[str]) -> torch.Tensor:
-        """Reduce over the trailing indices that the result does not have."""
-        dims = [dim for dim, index in enumerate(self.trailing, 1) if index not in remaining]
+    def value_at(self, rows: slice, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Evaluate the body at ``count`` points, reduced over the trailing indices not in the result."""
+        value = self.value(self.step.body, rows).expand(count, *(self.sizes[i] for i in self.trailing))
+        value = (value != 0 if self.step.reduction == "any" else value).to(dtype)
+        target = self.step.target.indices
+        dims = [dim for dim, index in enumerate(self.trailing, 1) if index not in target]
         if not dims:
             return value
         match self.step.reduction:
-            case "sum":
+            case "sum" | "any":
                 return value.any(dims) if value.dtype == torch.bool else value.sum(dims, dtype=value.dtype)
-            case "any":
-                return value.any(dims)
-            case "max" | "min":
-                if any(self.sizes[self.trailing[dim - 1]] == 0 for dim in dims):
-                    raise NotImplementedError("a maximum of nothing")
-                return value.amax(dims) if self.step.reduction == "max" else value.amin(dims)
+            case "max":
+                return value.amax(dims)
+            case "min":
+                return value.amin(dims)
             case "prod":
                 for dim in reversed(dims):
                     value = value.prod(dim, dtype=value.dtype)

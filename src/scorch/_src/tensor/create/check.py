@@ -6,7 +6,7 @@ Kernels trust the index arrays of a pattern, so this file refuses every array th
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -147,7 +147,7 @@ def as_values(
 ) -> torch.Tensor:
     """Convert values to a tensor of a dtype that kernels support."""
     values = as_tensor(name, data, device)
-    return values.to(_checked_dtype(name, dtype or values.dtype))
+    return values.to(checked_dtype(name, dtype or values.dtype))
 
 
 def as_differentiable_values(
@@ -157,10 +157,11 @@ def as_differentiable_values(
     if not isinstance(data, torch.Tensor) or data.layout != torch.strided or not is_differentiable(data):
         return as_values(name, data, dtype, device)
     check_device(name, data.device)
-    return data.to(_checked_dtype(name, dtype or data.dtype))
+    return data.to(checked_dtype(name, dtype or data.dtype))
 
 
-def _checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
+def checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
+    """Return the dtype, if kernels support it."""
     try:
         type_of_dtype(wanted)
     except DtypeError as error:
@@ -221,27 +222,22 @@ def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, w
             "and where the last ends"
         )
     batches = pointers.reshape(-1, rows + 1)
-    mistakes: tuple[tuple[torch.Tensor, Callable[[list[int], int], str]], ...] = (
-        (batches[:, :1] != 0, lambda row, at: f"begins with {row[at]}; the first pointer is 0"),
-        (
-            batches[:, 1:] < batches[:, :-1],
-            lambda row, at: (
-                f"falls from {row[at]} at entry {at} to {row[at + 1]} at entry {at + 1}; "
-                "pointers never go down"
-            ),
-        ),
-        (
-            batches[:, -1:] != entries,
-            lambda row, at: (
-                f"ends with {row[-1]}, but there are {entries} entries; the last pointer is their number"
-            ),
-        ),
-    )
-    for wrong, explain in mistakes:
-        if bool(wrong.any()):
-            number, entry = (int(place) for place in wrong.nonzero()[0])
-            where = f"{name} of batch {number}" if pointers.dim() > 1 else name
-            raise IndexRangeError(f"{where} {explain(batches[number].tolist(), entry)}")
+    never_falls = (batches[:, 1:] >= batches[:, :-1]).all(1)
+    is_wrong = ~(never_falls & (batches[:, 0] == 0) & (batches[:, -1] == entries))
+    if not bool(is_wrong.any()):
+        return
+    number = int(is_wrong.nonzero()[0])
+    row = batches[number].tolist()
+    at = next((place for place in range(rows) if row[place + 1] < row[place]), None)
+    if row[0] != 0:
+        mistake = f"begins with {row[0]}; the first pointer is 0"
+    elif at is not None:
+        falls = f"falls from {row[at]} at entry {at} to {row[at + 1]} at entry {at + 1}"
+        mistake = f"{falls}; pointers never go down"
+    else:
+        mistake = f"ends with {row[-1]}, but there are {entries} entries; the last pointer is their number"
+    where = f"{name} of batch {number}" if pointers.dim() > 1 else name
+    raise IndexRangeError(f"{where} {mistake}")
 
 
 def is_sorted(crd: Sequence[torch.Tensor]) -> bool:
