@@ -153,3 +153,9 @@ def test_rows_of_tensors_that_have_none(shape: tuple[int, ...]) -> None:
             S[torch.tensor([9])]
     nothing = torch.zeros(0, dtype=torch.int64)
     assert S[nothing].shape == torch.zeros(shape)[nothing].shape
+
+
+def test_results_with_gradients_are_not_written_to_out() -> None:
+    S = scorch.from_torch(torch.eye(3), format="csr").requires_grad_()
+    with pytest.raises(RuntimeError, match=r"out=.*automatic differentiation"):
+        torch.linalg.matrix_power(S, 2, out=torch.zeros(3, 3))

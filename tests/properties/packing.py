@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from scorch import Format
-from scorch._src.storage.assemble import assembled
+from scorch._src.storage.complete_levels import assembled
 from scorch._src.storage.storage import Storage
 
 

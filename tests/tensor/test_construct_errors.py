@@ -232,3 +232,8 @@ def test_wrong_edges():
     refused(IndexRangeError, "edge_index[0] has -1 at entry 0", from_edge_index, [[-1], [2]])
     refused(DtypeError, "edge_index has dtype float32", from_edge_index, [[0.0], [1.0]])
     refused(ShapeError, "size[0] is -3", from_edge_index, edges, size=(-3, 2))
+
+
+def test_unknown_options_are_refused_by_the_name_of_the_function() -> None:
+    with pytest.raises(TypeError, match=r"sparse_csr_tensor\(\) got an unexpected keyword argument 'shape'"):
+        sparse_csr_tensor([0, 1], [0], [1.0], shape=(1, 1))

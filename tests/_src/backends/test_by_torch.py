@@ -21,7 +21,7 @@ from scorch._src.backends.base import backend_for
 from scorch._src.backends.cpu import toolchain
 from scorch._src.backends.routines import Options, Rows, Scores
 from scorch._src.engine import executable as prepared_steps
-from scorch._src.engine.by_torch import levels, relations
+from scorch._src.engine.by_torch import build_levels, relations
 from scorch._src.engine.by_torch import run as by_torch
 from scorch._src.engine.by_torch.relations import Relation
 from scorch._src.engine.executable import Prepared
@@ -169,12 +169,12 @@ def test_places_too_many_for_one_number(compared: list[str]) -> None:
 
 
 def test_large_products_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scorch._src.engine.by_torch import statement
+    from scorch._src.engine.by_torch import joined_statement
 
     draw = torch.Generator().manual_seed(5)
     A = (torch.rand(40, 30, generator=draw) < 0.3).double()
     X = torch.rand(30, 20, generator=draw).double()
-    monkeypatch.setattr(statement, "MAX_VALUES_PER_CHUNK", 64)
+    monkeypatch.setattr(joined_statement, "MAX_VALUES_PER_CHUNK", 64)
     with without_compiler():
         S = scorch.from_torch(A, format="csr")
         torch.testing.assert_close(S @ X, A @ X)
@@ -227,7 +227,7 @@ def test_packed_entries_are_a_sound_tensor(letters: str) -> None:
         places = dense.permute(order).nonzero()
         columns = [places[:, order.index(dim)] for dim in range(dims)]
         values = dense[tuple(columns)]
-        found = levels.pack(form, shape, columns, values, lambda size: None)
+        found = build_levels.pack(form, shape, columns, values, lambda size: None)
         check_storage(found)
         again = torch.zeros_like(dense)
         again[tuple(entries(found)[0])] = entries(found)[1]

@@ -21,8 +21,8 @@ from scorch._src.engine.by_torch.run import run_without_kernel, warn_of_missing
 from scorch._src.events import LISTENERS, emit
 from scorch._src.formats import Format
 from scorch._src.loops.types import LAST_INT32
-from scorch._src.storage.assemble import assembled
 from scorch._src.storage.budget import UNCHECKED_BYTES, check_budget
+from scorch._src.storage.complete_levels import assembled
 from scorch._src.storage.storage import Pattern, Storage
 from scorch.settings import current
 

@@ -24,7 +24,7 @@ from scorch._src.compiler.schedule.densify import nearly_full
 from scorch._src.compiler.schedule.infer_format import infer_format, support_of
 from scorch._src.compiler.steps import correct_for_implicit_constant, correct_for_implicit_zeros
 from scorch._src.compiler.typing import dtype_of_type, result_type, type_of_dtype
-from scorch._src.engine.dense import matrix_product, run_dense
+from scorch._src.engine.dense_steps import matrix_product, run_dense
 from scorch._src.engine.executable import Prepared, Tensor, stride_order
 from scorch._src.engine.schedules import Problem, find_contraction, find_schedule, new_schedule
 from scorch._src.events import LISTENERS, emit

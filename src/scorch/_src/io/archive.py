@@ -16,7 +16,7 @@ import torch
 
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.formats import Format
-from scorch._src.storage.assemble import completed
+from scorch._src.storage.complete_levels import completed
 from scorch._src.storage.coordinates import inside
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.build import index_dtype

@@ -9,9 +9,9 @@ import torch
 
 from scorch._src.backends.base import Backend
 from scorch._src.engine.by_torch import relations
-from scorch._src.engine.by_torch.levels import level_coordinates, pack
+from scorch._src.engine.by_torch.build_levels import level_coordinates, pack
+from scorch._src.engine.by_torch.joined_statement import Places, Statement, all_places
 from scorch._src.engine.by_torch.relations import Relation
-from scorch._src.engine.by_torch.statement import Places, Statement, all_places
 from scorch._src.storage.coordinates import coordinates
 from scorch._src.storage.storage import Storage
 from scorch.errors import warn

@@ -16,6 +16,7 @@ from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.entries import Entries, format_for, from_entries
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import CallError
 
 aten = torch.ops.aten
 
@@ -159,6 +160,8 @@ def _unit(input: Any, unit: Any) -> Any:
 @implements_differentiable(torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power)
 def differentiable_power(input: Any, n: int, *, out: Any = None) -> Any:
     """As ``matrix_power``, by squaring, each product differentiated at the patterns of its factors."""
+    if out is not None:
+        raise CallError("matrix_power: functions with out=... do not support automatic differentiation")
     if n < 0:
         return torch.matrix_power(input.to_dense(), n)
     if n == 0:

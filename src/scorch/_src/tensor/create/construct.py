@@ -207,8 +207,11 @@ def sparse_compressed(
     requires_grad: bool = False,
     check_invariants: bool | None = None,
     format: str | Format | None = None,
+    **unknown: Any,
 ) -> SparseTensor | torch.Tensor:
     """Construct a tensor from the arrays of torch's layout ``kind``: csr, csc, bsr or bsc."""
+    if unknown:
+        raise TypeError(f"sparse_{kind}_tensor() got an unexpected keyword argument {next(iter(unknown))!r}")
     is_in_graph = kind[0] == "c" and size is not None and values is not None and dtype is None
     if is_in_graph and is_dynamo_compiling():
         return _in_graph(kind, [pointers, plain], values, size, format)

@@ -19,8 +19,8 @@ import torch
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.devices import HOST
 from scorch._src.formats import Format, as_format
-from scorch._src.storage.assemble import assembled
 from scorch._src.storage.budget import check_budget
+from scorch._src.storage.complete_levels import assembled
 from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.create.build import from_coordinates, index_dtype, level_counts

@@ -10,7 +10,7 @@ import torch
 from scorch._src.compiler.plan import Step
 from scorch._src.compiler.typing import dtype_of_type, result_type, type_of_dtype
 from scorch._src.devices import shares_memory
-from scorch._src.engine.by_torch.statement import Statement
+from scorch._src.engine.by_torch.joined_statement import Statement
 from scorch._src.notation.nodes import Access, Expr, Op
 from scorch._src.storage.budget import check_budget
 

@@ -14,7 +14,7 @@ import torch
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.formats import Format
-from scorch._src.storage.assemble import assembled
+from scorch._src.storage.complete_levels import assembled
 from scorch._src.storage.storage import Storage
 
 
