@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -95,3 +97,30 @@ def test_strides_keep_no_entries():
     gc.collect()
     assert values() is None
     assert result.stride() == (1, 4)
+
+
+DENSE_RESULTS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "cos": lambda t, x: torch.cos(t),
+    "plus a number": lambda t, x: t + 1,
+    "plus dense": lambda t, x: t + x,
+    "dense plus": lambda t, x: x + t,
+    "minus dense as it lies": lambda t, x: t - x.t().contiguous().t(),
+    "cos of relu": lambda t, x: torch.cos(torch.relu(t)),
+    "times what is dense": lambda t, x: torch.sigmoid(t) * t,
+}
+
+
+@pytest.mark.parametrize("call", DENSE_RESULTS)
+@pytest.mark.parametrize("format", ["csr", "coo"])
+def test_dense_results_lie_as_those_of_dense_tensors(call: str, format: str) -> None:
+    dense = torch.randn(3, 4) * (torch.rand(3, 4) < 0.5)
+    x = torch.randn(4, 3)
+    for _ in range(2):  # planned, then cached
+        wanted = DENSE_RESULTS[call](dense.t(), x)
+        got = DENSE_RESULTS[call](scorch.from_torch(dense, format=format).t(), x)
+        assert got.stride() == wanted.stride()
+        torch.testing.assert_close(got.to_dense(), wanted)
+        if isinstance(got, torch.Tensor) and not isinstance(got, scorch.SparseTensor):
+            for result in (got, wanted):  # a copy, or the same memory
+                result.reshape(-1)[0] = 7
+            torch.testing.assert_close(got, wanted)

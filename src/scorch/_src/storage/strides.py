@@ -2,7 +2,8 @@
 
 torch lays out the result of ``relu(X.T)`` as ``X.T`` lies, so that ``view`` of it is refused, ``reshape`` a
 copy. A sparse result of a tensor that does not lie row by row therefore stores how it was computed, of which
-shapes; torch computes its strides on meta tensors when they are first needed.
+shapes; torch computes its strides on meta tensors when they are first needed. A dense result of an
+elementwise function is laid out so at once.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Strides:
 
     __slots__ = ("call", "depth", "shape", "strides")
 
-    def __init__(self, storage: Storage, func: Any, args: Any, kwargs: Any) -> None:
-        self.shape = storage.pattern.shape
+    def __init__(self, shape: tuple[int, ...], func: Any, args: Any, kwargs: Any) -> None:
+        self.shape = shape
         self.depth = 1
         self.strides: tuple[int, ...] | None = None
         self.call: Any = func, _mapped(self._as_meta, args), _mapped(self._as_meta, kwargs)
@@ -111,4 +112,16 @@ def has_strides(values: Any) -> bool:
 def keep_strides(storage: Storage, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Store with a new result how a dense one would lie in memory."""
     if type(storage) is Storage and storage.origin is None and storage.strides is None:
-        storage.strides = Strides(storage, func, args, kwargs)
+        storage.strides = Strides(storage.pattern.shape, func, args, kwargs)
+
+
+def laid_out(result: torch.Tensor, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Return a new dense result of a call as it would lie in memory if all operands were dense."""
+    if not has_strides((*args, *kwargs.values())) or result.numel() < 2:
+        return result
+    strides = Strides(tuple(result.shape), func, args, kwargs).find()
+    last = sum((size - 1) * stride for size, stride in zip(result.shape, strides, strict=True))
+    if strides == result.stride() or last != result.numel() - 1:
+        return result
+    empty = torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
+    return empty.copy_(result)

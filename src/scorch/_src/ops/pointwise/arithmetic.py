@@ -165,7 +165,7 @@ def _broadcasts(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
 
 
 def _is_format_right(sign: str, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a kernel's result has the format that these values lead to by the general rule.
+    """Whether a kernel's result has the format, and lies in memory, as the general rule would have it.
 
     A product is sparse unless a zero meets infinity or NaN, a quotient unless it meets zero, too. A sum with
     a dense tensor is dense unless that is zero everywhere, or the other one has no implicit zeros.
@@ -176,7 +176,8 @@ def _is_format_right(sign: str, a: torch.Tensor, b: torch.Tensor) -> bool:
         if is_pair:
             return True
         is_full = sparse.storage.pattern.size >= sparse.numel()  # type: ignore[attr-defined]
-        return not is_full and not is_functorch_wrapped_tensor(other) and bool(other.count_nonzero())
+        is_usual = not is_full and not is_functorch_wrapped_tensor(other) and not has_strides((sparse,))
+        return is_usual and bool(other.count_nonzero())
     if sign == "/" and not bool(other.all()):
         return False
     arrays = (sparse.storage.values, other.storage.values) if is_pair else (other,)  # type: ignore[attr-defined]
