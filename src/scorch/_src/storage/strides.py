@@ -115,7 +115,7 @@ def keep_strides(storage: Storage, func: Any, args: tuple[Any, ...], kwargs: dic
         storage.strides = Strides(storage.pattern.shape, func, args, kwargs)
 
 
-def laid_out(result: torch.Tensor, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+def restrided(result: torch.Tensor, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
     """Return a new dense result of a call as it would lie in memory if all operands were dense."""
     if not has_strides((*args, *kwargs.values())) or result.numel() < 2:
         return result

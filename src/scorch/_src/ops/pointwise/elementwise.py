@@ -23,7 +23,7 @@ from scorch._src.devices import HOST, shares_memory
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of
-from scorch._src.storage.strides import laid_out
+from scorch._src.storage.strides import restrided
 from scorch._src.tensor.broadcast import common_keys, expanded, values_at
 from scorch._src.tensor.create.check import refuse_freed
 from scorch._src.tensor.entries import Entries, common, entries_of, format_for, from_entries, united
@@ -225,7 +225,7 @@ class _Call:
         operand_bytes = max((t.numel() * t.element_size() for t in self.dense.values()), default=0)
         name = str(self.func.overloadpacket).removeprefix("aten.")
         result = _fill_dense(name, entries, fill, operand_bytes)
-        return laid_out(result, self.func, self.args, self.kwargs)
+        return restrided(result, self.func, self.args, self.kwargs)
 
 
 def map_elements(
