@@ -109,3 +109,15 @@ def test_base_that_was_reshaped_is_named():
     S.unsqueeze_(-2)
     with pytest.raises(scorch.errors.InPlaceError, match="base of this view was reshaped in place"):
         view.copy_(torch.ones(3, 2, requires_grad=True))
+
+
+@pytest.mark.parametrize("take", [lambda t: t.split(1, 1)[-1], lambda t: t[:, 2:3], lambda t: t.t()[2:].t()])
+def test_views_with_gradients_of_their_own_end_with_a_write_to_the_base(take: Callable[[Any], Any]) -> None:
+    dense = torch.tensor([[0.0, 1, 2], [-1, 3, 2]])
+    for base in (dense, scorch.from_torch(dense.clone(), format="csr")):
+        view = take(base)
+        view.requires_grad_()
+        with pytest.raises(RuntimeError):
+            base.copy_(view.clone())
+            base.sum().backward()
+        assert not isinstance(view, scorch.SparseTensor) or view.grad is None

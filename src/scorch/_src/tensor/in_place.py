@@ -22,6 +22,7 @@ from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.transforms.functorch import run_as_one_function
 from scorch._src.tensor.views import (
+    forget_gradient,
     is_overlapping,
     mark_changed,
     merge_view,
@@ -186,10 +187,8 @@ def _reconnect_views(parent: SparseTensor, is_written: bool = True) -> None:
         if is_own and not is_written and not view._version:
             continue
         if is_own or not _is_current(view):
+            forget_gradient(view)
             view.view_of = None
-            view.has_unknown_gradient = True
-            if not view.requires_grad:
-                view.requires_grad_()
             continue
         steps, storage = view.view_of.steps, view.storage
         before = storage.pattern if storage.forgotten is None else storage.forgotten[0]

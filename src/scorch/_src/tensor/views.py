@@ -21,6 +21,7 @@ from scorch._src.storage.storage import Pattern, Step, Storage, run_steps
 from scorch._src.tensor.entries import Entries, entries_of, from_entries, number_entries, stored_as
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
+from scorch.errors import InPlaceError
 
 
 def positions_through(steps: tuple[Step, ...], source: Pattern, form: Format) -> tuple[Pattern, torch.Tensor]:
@@ -88,16 +89,25 @@ def mark_changed(tensor: SparseTensor) -> None:
         others = [member for member in changed if member is not tensor and not member.is_inference()]
         torch.autograd.graph.increment_version(others)
         for view in changed[1:] if base.requires_grad else ():
-            _forget_gradient(view)
+            steps = () if view.view_of is None else view.view_of.steps
+            if any(not step.grad_mode or step.place is not None for step in steps):
+                forget_gradient(view)
 
 
-def _forget_gradient(view: SparseTensor) -> None:
-    """Mark a view whose gradient torch refuses after a write to its base."""
-    steps = () if view.view_of is None else view.view_of.steps
-    if any(not step.grad_mode or step.place is not None for step in steps):
-        view.has_unknown_gradient = True
-        if not view.requires_grad:
-            view.requires_grad_()
+def forget_gradient(view: SparseTensor) -> None:
+    """Mark a view whose gradient torch refuses after a write to its base, uses before the write included."""
+    if view.is_leaf and view.requires_grad and not view.has_unknown_gradient:
+        view.register_hook(_refuse_gradient)
+    view.has_unknown_gradient = True
+    if not view.requires_grad:
+        view.requires_grad_()
+
+
+def _refuse_gradient(_: torch.Tensor) -> None:
+    raise InPlaceError(
+        "a view that requires a gradient of its own has been moved into the graph of its base, which was "
+        "modified inplace; take the view again"
+    )
 
 
 def write_entries(storage: Storage, pattern: Pattern, values: torch.Tensor) -> None:
