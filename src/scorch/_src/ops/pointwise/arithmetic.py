@@ -29,7 +29,7 @@ from scorch._src.tensor.saved_versions import differentiate
 from scorch._src.tensor.sparse_tensor import SparseTensor, as_view, without_base
 from scorch._src.tensor.write_checks import check_assignment
 from scorch._src.torch_internals import DisableTorchFunctionSubclass, is_functorch_wrapped_tensor
-from scorch.errors import CallError
+from scorch.errors import CallError, DensityError
 
 _FLOATS = (torch.float32, torch.float64)
 _LETTERS = "abcdefghijklmnop"
@@ -50,9 +50,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _cache_key(sign: str) -> tuple[tuple[str], None]:
+    """Return what calls of an operation are cached by beside their operands; they ask for no format."""
+    return (sign,), None
+
+
 def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Define ``a sign b``, which is ``function``; calls that run a kernel are cached by their sign."""
-    key = ((sign,), None)
+    key = _cache_key(sign)
     is_sum = sign in "+-"
 
     def run(input: Any, other: Any, **kwargs: Any) -> Any:
@@ -64,7 +69,10 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
                 return map_values(input, function, other)
             return run_generally(function, input, other)
         if is_plain_inference(input, other):
-            known = repeat_call(key, (input, other))
+            try:
+                known = repeat_call(key, (input, other))
+            except DensityError:  # the general rule allows results no larger than an operand
+                known = None
             if known is not None:
                 if (is_sum and type(known) is SparseTensor) or _is_format_right(sign, input, other):
                     return known
@@ -109,7 +117,7 @@ def _run_kernel(sign: str, function: Callable[..., Any], a: torch.Tensor, b: tor
         return run_generally(function, a, b)
     result = evaluate(text, A=left, B=right, format=form)
     if left is a and right is b and is_plain_inference(a, b):
-        keep_as(((sign,), None), (text, form, "A", "B"), (a, b))
+        keep_as(_cache_key(sign), (text, form, "A", "B"), (a, b))
     return result
 
 
