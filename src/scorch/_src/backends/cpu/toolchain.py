@@ -349,7 +349,8 @@ def _flag_sets(kind: str) -> list[tuple[str, ...]]:
         tuned = [(f"-mcpu={named.replace('-', '_')}",)] if kind == "zig" else [(f"-march={named}",)]
     elif named:
         tuned = [options for options in tuned if not any("native" in option for option in options)]
-    return [(*base, *options) for options in tuned]
+    last = (*(flag for flag in base if flag != "-nostdlib"), *tuned[-1])  # calls functions of its own library
+    return [*((*base, *options) for options in tuned), last]
 
 
 def _effort() -> str:
