@@ -12,6 +12,7 @@ anew; ``--seed N``, which the header of such a run names, repeats it.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import secrets
@@ -67,6 +68,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[EFFORT] = is_long or "SCORCH_OPTIMIZE" in os.environ
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Any:
+    """Keep the garbage collector away from what lives as long as the process: modules and tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"random numbers: --seed {config.option.seed}"
 
@@ -76,7 +88,7 @@ def seed_all(config: pytest.Config, name: str) -> None:
     number = zlib.crc32(name.encode()) ^ config.option.seed
     random.seed(number)
     numpy.random.seed(number)
-    torch.manual_seed(number)
+    torch.default_generator.manual_seed(number)  # torch.manual_seed looks for other devices, at every test
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
