@@ -161,3 +161,13 @@ def test_any_array(form, sign, numbers, dtype, is_left):
         check(sign(array, S), sign(dense, DENSE))
     else:
         check(sign(S, array), sign(DENSE, dense))
+
+
+@pytest.mark.parametrize("name", ["__radd__", "__rsub__", "__rmul__", "__rpow__", "__rdiv__", "__rmod__"])
+@pytest.mark.parametrize("other", ["dense", "sparse", "number"])
+def test_reflected_methods_called_by_name_are_those_of_dense_tensors(name: str, other: str) -> None:
+    dense = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    operand = {"dense": dense + 1, "sparse": scorch.from_torch(dense + 1), "number": 2.5}[other]
+    expected = getattr(dense, name)(dense + 1 if other == "sparse" else operand)
+    result = getattr(scorch.from_torch(dense), name)(operand)
+    torch.testing.assert_close(result.to_dense(), expected, equal_nan=True)

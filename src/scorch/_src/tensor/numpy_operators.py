@@ -153,11 +153,11 @@ def _refuse_product(name: str, other: Any) -> None:
 
 def _with_matrix_on_the_left(name: str, forward: Callable[..., Any]) -> Callable[[SparseTensor, Any], Any]:
     """Return the method for ``matrix + S``; a dense tensor on the left uses its own method."""
-    plain = getattr(torch.Tensor, name)
+    plain, on_the_left = getattr(torch.Tensor, name), getattr(torch.Tensor, f"__{name[3:]}")
 
     def method(self: SparseTensor, other: Any) -> Any:
         if isinstance(other, torch.Tensor):
-            return NotImplemented
+            return on_the_left(other, self)
         return forward(from_scipy(other), self) if is_scipy(other) else plain(self, other)
 
     method.__name__, method.__qualname__ = name, f"SparseTensor.{name}"
