@@ -117,7 +117,7 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 EFFORTS = {
     **dict.fromkeys(("loops", "runtime"), "3"),
     **dict.fromkeys(("compiler", "properties"), "1"),
-    **{f"test_{name}.py": "3" for name in ("attention_kernels", "benchmarks", "vectorize", "vectors")},
+    **{f"test_{name}.py": "3" for name in ("attention_kernels", "vectorize", "vectors")},
     **{f"test_{name}.py": "1" for name in ("footprint", "threads")},
     # In these folders, what is about functions of torch, or names: kernels like those of the other files.
     **{f"test_{name}.py": "0" for name in ("acceptance", "gradients", "names", "programs", "torch_calls")},
