@@ -260,7 +260,8 @@ def install_zig() -> None:
 
 
 def pip_install(what: str, arguments: list) -> None:
-    run_quietly(what, [venv_python(), "-m", "pip", "install", "--quiet", *arguments])
+    # Of the files that pip would compile, a fifth is ever imported; Python compiles those when it is.
+    run_quietly(what, [venv_python(), "-m", "pip", "install", "--quiet", "--no-compile", *arguments])
 
 
 def run_quietly(what: str, command: list) -> None:

@@ -22,7 +22,7 @@ parser = argparse.ArgumentParser(description="A mixture of experts")
 parser.add_argument("--quick", action="store_true", help="few steps")
 parser.add_argument("--plot", metavar="FILE", help="save the picture")
 options = parser.parse_args()
-steps = 20 if options.quick else 250
+steps, seconds = (20, 0.01) if options.quick else (250, 0.2)  # of training, and to measure for
 torch.manual_seed(0)
 
 # %%
@@ -112,7 +112,7 @@ for count in (4, 8, 16, 32):
     with torch.no_grad():
         spent = [
             Timer("f()", globals={"f": f}, num_threads=torch.get_num_threads())
-            .blocked_autorange(min_run_time=0.2)
+            .blocked_autorange(min_run_time=seconds)
             .median
             for f in (all_experts, lambda mixture=mixture: mixture(x))
         ]

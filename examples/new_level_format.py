@@ -79,6 +79,7 @@ register_level(Ragged())  # from here on formats may be spelled with it
 # ``coordinate`` says in place of a load: see the line with ``j``.
 
 n, width = (500, 40) if options.quick else (20_000, 120)
+seconds = 0.01 if options.quick else 0.3  # to measure for
 lengths = torch.randint(1, width, (n, 1))
 texts = torch.where(torch.arange(width) < lengths, torch.rand(n, width) + 0.1, 0)
 A = scorch.from_torch(texts, format="csr")
@@ -118,7 +119,7 @@ for name, (equation, right) in calls.items():
     for T in (A, B):
         scope = {"f": scorch.einsum, "e": equation, "a": T, "b": T if right is None else right}
         timer = Timer("f(e, a, b)", globals=scope, num_threads=torch.get_num_threads())
-        times[name].append(timer.blocked_autorange(min_run_time=0.3).median * 1e3)
+        times[name].append(timer.blocked_autorange(min_run_time=seconds).median * 1e3)
     print(f"{name:10} {times[name][0]:>9.2f} ms {times[name][1]:>9.2f} ms")
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")

@@ -22,6 +22,7 @@ parser.add_argument("--quick", action="store_true", help="small sizes")
 parser.add_argument("--plot", metavar="FILE", help="save the picture")
 options = parser.parse_args()
 sizes = [128, 256, 512] if options.quick else [512, 1024, 2048, 4096, 8192]
+seconds = 0.01 if options.quick else 0.3  # to measure for
 width, in_row = 64, 32  # columns of Q and K, and entries in a row of S
 torch.manual_seed(0)
 
@@ -67,7 +68,7 @@ for n in sizes:
             globals={"way": way, "S": S, "T": T, "Q": Q, "K": K},
             num_threads=torch.get_num_threads(),
         )
-        times[name].append(timer.blocked_autorange(min_run_time=0.3).median * 1e3)
+        times[name].append(timer.blocked_autorange(min_run_time=seconds).median * 1e3)
     needs = scorch.explain("ij,ik,jk->ij", S, Q, K).steps[0].memory
     memory["einsum"].append((needs.operands + needs.result + needs.workspace) / 2**20)
     memory["dense first"].append(memory["einsum"][-1] + 4 * n * n / 2**20)

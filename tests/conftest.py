@@ -30,7 +30,7 @@ from thinning import thin
 
 ROOT = Path(__file__).resolve().parent.parent
 
-CI_CASES = 80
+CI_CASES = 48
 LONG_CASES = 20_000
 
 
@@ -110,15 +110,17 @@ def _seeded(request: pytest.FixtureRequest) -> None:
     seed_all(request.config, request.node.nodeid)
 
 
-# What is about machine code itself is compiled as users have it; elsewhere tests ask what kernels mean, and
-# kernels made with little effort are there in half the time. ``--long`` compiles all as users have it.
-OPTIMIZED = {"compiler", "loops", "properties", "runtime"}
-OPTIMIZED |= {
-    f"test_{name}.py" for name in ("attention_kernels", "benchmarks", "bitmap", "footprint", "threads")
-}
-# In these folders, what is about functions of torch, or names: kernels like those of the other files.
-NOT_OPTIMIZED = {
-    f"test_{name}.py" for name in ("acceptance", "gradients", "names", "programs", "torch_calls")
+# The effort of the compiler, its ``-O``, by folder or file, the file first. What is about machine code itself is
+# compiled as users have it; elsewhere tests ask what kernels mean, and kernels made with little effort are there
+# in half the time. With 1 the compiler makes use already of what C leaves undefined. ``--long`` compiles all as
+# users have it.
+EFFORTS = {
+    **dict.fromkeys(("loops", "runtime"), "3"),
+    **dict.fromkeys(("compiler", "properties"), "1"),
+    **{f"test_{name}.py": "3" for name in ("attention_kernels", "vectorize", "vectors")},
+    **{f"test_{name}.py": "1" for name in ("footprint", "threads")},
+    # In these folders, what is about functions of torch, or names: kernels like those of the other files.
+    **{f"test_{name}.py": "0" for name in ("acceptance", "gradients", "names", "programs", "torch_calls")},
 }
 
 
@@ -128,8 +130,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.config.stash[EFFORT]:
         return
     path = item.path.relative_to(ROOT) if item.path.is_relative_to(ROOT) else item.path
-    is_optimized = OPTIMIZED.intersection(path.parts) and path.name not in NOT_OPTIMIZED
-    wanted = "3" if is_optimized else "0"
+    wanted = next((EFFORTS[part] for part in reversed(path.parts) if part in EFFORTS), "0")
     if os.environ.get("SCORCH_OPTIMIZE") == wanted:
         return
     os.environ["SCORCH_OPTIMIZE"] = wanted

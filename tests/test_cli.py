@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TextIO
 
 import pytest
 
@@ -16,18 +18,8 @@ from scorch._src.cli import bench
 from scorch._src.cli import main as cli
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "scorch", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **environment},
-    )
-
-
 def run_forked(*arguments: str, has: str = "scorch", **environment: str) -> subprocess.CompletedProcess[str]:
-    """The same, for what does not depend on how Python begins and ends.
+    """``python -m scorch``, for what does not depend on how Python begins and ends.
 
     The first use of a command imports what it needs of Scorch itself: ``has="torch"``.
     """
@@ -44,7 +36,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 def test_alone_prints_help() -> None:
-    done = run()
+    done = run_forked(has="torch")
     assert done.returncode == 0
     assert "usage: python -m scorch" in done.stdout
     for command in ("env", "cache", "explain", "demo", "bench"):
@@ -201,15 +193,32 @@ def test_a_suite_prints_json_alone() -> None:
     assert "SpMM k=32" in json.loads(done.stdout)["milliseconds"]
 
 
-def test_a_suite_that_writes_a_file_prints_json_alone() -> None:
-    done = run_forked("bench", "beyond", "--quick", "--json", "--only", "codes")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rows"]
+@pytest.fixture
+def forked_suites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that a suite has of its own is forked, and imports nothing again."""
+
+    def run(
+        command: list[str], *, env: dict[str, str], stdout: TextIO | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        done = run_python(command[1:], env=env)
+        print(done.stdout, end="", file=stdout or sys.stdout)
+        print(done.stderr, end="", file=sys.stderr)
+        return done
+
+    monkeypatch.setattr(bench, "subprocess", SimpleNamespace(run=run))
 
 
-def test_help_of_a_suite_is_its_own() -> None:
-    done = run_forked("bench", "figure6", "--help")
-    assert done.returncode == 0 and "--download" in done.stdout
+@pytest.mark.usefixtures("forked_suites")
+def test_a_suite_that_writes_a_file_prints_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "bench", "beyond", "--quick", "--json", "--only", "codes")
+    assert code == 0, err
+    assert json.loads(out)["rows"]
+
+
+@pytest.mark.usefixtures("forked_suites")
+def test_help_of_a_suite_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "bench", "figure6", "--help")
+    assert code == 0 and "--download" in out, err
 
 
 @pytest.mark.parametrize(

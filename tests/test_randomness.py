@@ -72,7 +72,7 @@ def unseeded(tree: ast.AST) -> list[str]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        name = ast.unparse(node.func).rpartition(".")[2]
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         makes = name in ("Random", "default_rng", "RandomState", "SeedSequence") and not node.args
         makes |= name == "Generator" and id(node) not in seeded
         if makes or name in ("urandom", "SystemRandom", "token_bytes", "uuid4"):

@@ -25,7 +25,7 @@ from scorch._src.notation.indexing import parse
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.build import from_coordinates
 
-MEGABYTES = 1000  # beyond the inputs, of the whole process
+MEGABYTES = 100  # beyond the inputs, of the whole process
 
 SCRIPT = """
     import resource, sys, time
@@ -34,13 +34,13 @@ SCRIPT = """
     import scorch
     from scorch._src.tensor.create.build import from_coordinates
 
-    size = 10**6
+    size, entries = 10**6, 2 * 10**5
     form, work = sys.argv[1:]
 
     def matrix(seed):
         generator = torch.Generator().manual_seed(seed)
-        places = torch.randint(size, (2, size), generator=generator)
-        values = torch.randint(1, 4, (size,), generator=generator).double()
+        places = torch.randint(size, (2, entries), generator=generator)
+        values = torch.randint(1, 4, (entries,), generator=generator).double()
         return places, values
 
     def stored(seed):
@@ -98,7 +98,7 @@ WORK = [
 
 @pytest.mark.parametrize(("form", "work"), WORK)
 def test_matrices_of_a_million_rows_take_little_memory(form: str, work: str) -> None:
-    """Two 10^6 x 10^6 matrices of 10^6 entries; dense, a single row of results would not fit in a page."""
+    """Two 10^6 x 10^6 matrices of 200,000 entries; dense, a single row of results would not fit in a page."""
     pytest.importorskip("scipy")
     if not sys.platform.startswith("linux"):
         pytest.skip("ru_maxrss is in kilobytes on Linux only")

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-SMALL = 6
+SMALL = 4
 ONE_IN = 12
 
 

@@ -322,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with torch.no_grad():
             for on, what, calls, facts in ALL[name](options, report):
                 able, left_out = agreeing(calls)
-                runs, warm_ups = (2, 1) if options.quick else (options.runs, 5)
+                runs, warm_ups = (1, 0) if options.quick else (options.runs, 5)
                 times = contest(able, runs, warm_ups, f"{name}: {on}, {what}")
                 report.rows.append(Row(f"{name}: {on}", what, times, facts=facts, left_out=left_out))
     return finished(report, options)

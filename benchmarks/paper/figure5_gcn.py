@@ -135,7 +135,7 @@ def measure(name: str, options: argparse.Namespace, report: Report) -> None:
         calls, left_out = agreeing(contestants(model, data))
         accuracies = {name: accuracy(call(), data) for name, call in calls.items()}
         times = contest(
-            calls, 3 if options.quick else options.runs, 1 if options.quick else 5, f"{name}: timing"
+            calls, 1 if options.quick else options.runs, 0 if options.quick else 5, f"{name}: timing"
         )
     if len(set(accuracies.values())) != 1:
         report.notes.append(f"{name}: accuracies differ: {accuracies}")

@@ -249,7 +249,7 @@ def measure(name: str, options: argparse.Namespace, report: Report) -> None:
     report.sources[name] = texts.source
     lengths = [64, 128] if options.quick else options.lengths
     model = learned(texts, lengths, options, name)
-    runs, warm_ups = (2, 1) if options.quick else (options.runs, 5)
+    runs, warm_ups = (1, 0) if options.quick else (options.runs, 5)
     for length in lengths:
         size = max(1, min(options.batch, 4096 * options.batch // length // 8))
         tokens = batch_of(texts.test[:size], length)

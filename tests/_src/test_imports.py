@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,10 @@ MOST_FILES = 24  # in a folder
 
 def deferred(path: Path) -> Iterator[tuple[str, str]]:
     """Modules of Scorch, and names of them, that functions of a file import when they are called."""
-    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    if not re.search(r"[^\n](import|from)\s+scorch", text):  # where none is indented, no function has one
+        return
+    for function in ast.walk(ast.parse(text)):
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
             for node in ast.walk(function):
                 if isinstance(node, ast.Import):

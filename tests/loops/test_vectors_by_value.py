@@ -5,6 +5,7 @@ gcc 16 for aarch64 crashes on a function that takes one.
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -31,6 +32,7 @@ from scorch._src.loops.nodes import Kernel
 
 TARGETS = {bytes: Target("", bytes, 32 if bytes != 32 else 16, 2, 1 << 20, 8 << 20) for bytes in (16, 32, 64)}
 FORMATS = ("csr", "csc", "coo", "dcsr", "bsr(4,4)")
+WIDTHS = (1, 3, 16, 67)
 
 
 @pytest.fixture(params=TARGETS)
@@ -43,8 +45,12 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     schedules.forget()
 
 
-def kernels() -> list[Kernel]:
-    """Kernels of statements, formats, dtypes and widths that end in registers of every kind."""
+@functools.cache
+def kernels(vector_bytes: int, widths: tuple[int, ...] = WIDTHS) -> list[Kernel]:
+    """Kernels of statements, formats, dtypes and widths that end in registers of every kind.
+
+    They are for the machine that is set now, whose registers have so many bytes.
+    """
     draw, found = torch.Generator().manual_seed(3), []
 
     def spy(kernel: Kernel) -> str:
@@ -56,7 +62,7 @@ def kernels() -> list[Kernel]:
         for number, form in enumerate(FORMATS):
             dtype = (torch.float32, torch.float64, torch.int32)[number % 3]
             A = scorch.from_torch((torch.rand(64, 48, generator=draw) < 0.2).to(dtype), format=form)
-            for width in (1, 3, 16, 67):
+            for width in widths:
                 X, Y = torch.ones(48, width, dtype=dtype), torch.ones(64, width, dtype=dtype)
                 scorch.explain("R[i,k] = sum(j, A[i,j] * X[j,k])", A=A, X=X)
                 scorch.explain("R[i,k] = sum(j, A[i,j] * relu(X[j,k]))", A=A, X=X)
@@ -96,7 +102,7 @@ def test_check_sees_what_it_is_for() -> None:
 
 
 def test_kernels_pass_only_plain_vectors(machine: Target) -> None:
-    texts = [print_kernel(kernel) for kernel in kernels()]
+    texts = [print_kernel(kernel) for kernel in kernels(machine.vector_bytes)]
     assert any("aligned(" in text for text in texts)
     for text in texts:
         assert unaligned_by_value(text) == []
@@ -108,7 +114,7 @@ def test_routines_pass_only_plain_vectors(machine: Target) -> None:
 
 
 def test_scalar_form_has_no_vectors(machine: Target) -> None:
-    for kernel in kernels():
+    for kernel in kernels(machine.vector_bytes):
         text = print_scalar(kernel)
         assert "vector_size" not in text and "omp simd" not in text
 
@@ -124,14 +130,22 @@ CROSS = next(
 
 
 @pytest.mark.skipif(CROSS is None, reason="no gcc for aarch64")
-@pytest.mark.parametrize("march", ["armv8-a", "armv8.2-a+sve"])
-def test_gcc_for_aarch64_takes_them(march: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("march", "first"), [("armv8-a", 1), ("armv8.2-a+sve", 0)])
+def test_gcc_for_aarch64_takes_them(
+    march: str,
+    first: int,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every second width and routine for each; all for both with ``--long``."""
     target = TARGETS[16]
+    some = slice(None) if request.config.getoption("long") else slice(first, None, 2)
     for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_source"):
         monkeypatch.setattr(f"scorch._src.{module}.target", lambda: target)
     schedules.forget()
     flags = [f"-march={march}", "-O3", "-shared", "-nostdlib", "-fPIC", "-std=gnu11", "-w", "-fopenmp-simd"]
-    for text in dict.fromkeys([*map(print_kernel, kernels()), *routines(target)]):
+    for text in dict.fromkeys([*map(print_kernel, kernels(16, WIDTHS[some])), *[*routines(target)][some]]):
         (tmp_path / "kernel.c").write_text(text)
         command = [str(CROSS), *flags, "-o", "kernel.so", "kernel.c"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)

@@ -98,7 +98,7 @@ def test_einsum_of_chains(count):
     assert torch.equal(plain(scorch.evaluate(f"C[i0,i{count}] = {chain}", **tensors)), want)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(n, marks=pytest.mark.long) for n in range(6, 12))])
 def test_einsum_of_many_operands(seed):
     """Drawn equations: repeated and missing indices, sizes of 1, vectors, scalars, formats."""
     draw = random.Random(seed)
@@ -121,7 +121,7 @@ def test_einsum_of_many_operands(seed):
     assert torch.equal(plain(torch.einsum(equation, *given)), want)
 
 
-@pytest.mark.parametrize("count", [40, 200])
+@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.long)])
 def test_einsum_of_elementwise_products_with_gradients(count):
     draw = random.Random(count)
     dense = [matrix.abs() for matrix in matrices(4, draw)]

@@ -129,7 +129,7 @@ def _as_dense(function: Callable[..., Any], *args: Any) -> Any:
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_accept_what_they_accept_of_dense_tensors(name, cases):
-    draws = max(12, cases // 20)
+    draws = max(6, cases // 20)
     seeds = [f"{name} {number}" for number in range(draws)]
     formats = FORMATS if cases > CI_CASES else FEW_FORMATS
     found = failures((seed, product(name, seed, formats)) for seed in seeds)

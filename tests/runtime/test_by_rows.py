@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import scorch
-from runtime.test_other_processors import SETS, needs_zig
+from runtime.test_other_processors import NAMES, SETS, needs_zig
 from scorch._src.backends.cpu import jit
 from scorch._src.backends.cpu.routines import (
     by_rows,
@@ -81,7 +81,7 @@ def test_threads_give_the_same_bits(threads: int, monkeypatch: pytest.MonkeyPatc
 
 
 @needs_zig
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_routines_compile_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, triple, cpu = SETS[name]
     texts: list[str] = []

@@ -45,8 +45,12 @@ def sources() -> list[str]:
     return [scorch.explain(*call).source for call in calls]
 
 
+# A usual run compiles for the two that most machines have.
+NAMES = [pytest.param(name, marks=pytest.mark.long if name[-2:] in ("v2", "v4") else ()) for name in SETS]
+
+
 @needs_zig
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_kernels_compile_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, triple, cpu = SETS[name]
     for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_source"):

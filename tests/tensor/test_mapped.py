@@ -203,7 +203,11 @@ def test_what_is_read_may_be_changed(path):
     assert torch.equal(rows[:].to_dense(), DENSE)
 
 
-@pytest.mark.parametrize(("method", "workers"), [(None, 0), ("fork", 2), ("spawn", 1)])
+# What is pickled for it has a test of its own below, and tensors go to spawned processes in test_samples.py.
+SPAWNED = pytest.param("spawn", 1, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("method", "workers"), [(None, 0), ("fork", 2), SPAWNED])
 def test_data_loaders(path, method, workers):
     """What is spawned imports torch anew: one worker has to do there."""
     options = {"batch_size": 4, "num_workers": workers, "multiprocessing_context": method}
