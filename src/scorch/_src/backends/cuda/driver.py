@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -40,13 +42,23 @@ def load(code: bytes, name: str, device: torch.device) -> int:
 
 
 def launch(function: int, slots: Sequence[int], turns: int, device: torch.device) -> None:
-    """Run a kernel with a thread for each turn on torch's current stream."""
-    block = (ctypes.c_longlong * len(slots))(*slots)
-    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(block))
+    """Run a kernel with a thread for each turn on torch's current stream, in the context of ``device``."""
+    block = struct.pack(f"={len(slots)}q", *slots)
+    arguments = ctypes.pointer(ctypes.c_char_p(block))
     blocks = min(max(1, -(-turns // THREADS)), MAX_BLOCKS)
     stream = torch.cuda.current_stream(device).cuda_stream
     status = driver().cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, arguments, None)
     _check(status, "launch a kernel")
+
+
+@contextmanager
+def in_context(device: torch.device) -> Iterator[None]:
+    """Make ``device`` the current one; the usual case, in which it is, takes the least."""
+    if device.index == torch.cuda.current_device():
+        yield
+    else:
+        with torch.cuda.device(device):
+            yield
 
 
 def _check(status: int, what: str) -> None:

@@ -37,7 +37,7 @@ class CudaExecutable(base.Executable):
             values.fill_(self.identity)
         if not count:
             return values
-        with torch.cuda.device(device):
+        with driver.in_context(device):
             slots = [0, 1, *self.sizes, *map(address_of, arrays), address_of(values)]
             driver.launch(self._function(device), slots, count, device)
         return values

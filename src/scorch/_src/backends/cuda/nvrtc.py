@@ -24,25 +24,27 @@ def compile_cuda(source: str, architecture: str, label: str = "") -> bytes:
     path = cache.find(key)
     if path is not None:
         return path.read_bytes()
-    code = _compile(source, architecture, label)
+    code, said = compile_text(source, architecture)
+    if not code:
+        path = cache.store_text(key, ".c", source)
+        raise CompilationError(
+            f"a kernel was refused by NVRTC{f' for {label}' if label else ''}\n"
+            f"source:  {path}\nit said: {said}"
+        )
     cache.store(key, code, source)
     return code
 
 
-def _compile(source: str, architecture: str, label: str) -> bytes:
+def compile_text(source: str, architecture: str, *options: str) -> tuple[bytes, str]:
+    """Compile ``source``; return its machine code, empty where it is refused, and what NVRTC said."""
     library, program = nvrtc(), ctypes.c_void_p()
     _check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
     try:
-        options = [f"--gpu-architecture={architecture}".encode(), *(option.encode() for option in OPTIONS)]
-        if library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options)):
-            said = _read(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
-            path = cache.store_text(cache.make_key(source, architecture), ".c", source)
-            text = said.rstrip(b"\0").decode(errors="replace")
-            raise CompilationError(
-                f"a kernel was refused by NVRTC{f' for {label}' if label else ''}\n"
-                f"source:  {path}\nit said: {text}"
-            )
-        return _read(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
+        words = [option.encode() for option in (f"--gpu-architecture={architecture}", *OPTIONS, *options)]
+        status = library.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
+        said = _read(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
+        code = b"" if status else _read(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
+        return code, said.rstrip(b"\0").decode(errors="replace")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -74,6 +76,10 @@ def nvrtc() -> ctypes.CDLL:
     tried = []
     for candidate in _candidates():
         try:
+            path = Path(candidate)
+            if path.is_absolute():  # then the system does not find by itself what it needs
+                for needed in sorted(path.parent.glob("*nvrtc-builtins*")):
+                    ctypes.CDLL(str(needed))
             return ctypes.CDLL(candidate)
         except OSError:
             tried.append(candidate)
