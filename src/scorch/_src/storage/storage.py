@@ -320,6 +320,12 @@ class Storage:
         """All arrays in the order in which kernels take them."""
         return (*self.pattern.arrays, self.values)
 
+    def to(self, device: torch.device) -> Storage:
+        """Return the storage on another device, or itself."""
+        if device == self.device:
+            return self
+        return Storage(self.pattern.to(device), self.values.to(device))
+
     def become(self, other: Storage) -> None:
         """Take the pattern and values of ``other``, for all tensors that have this storage."""
         mark_written(self.values)
