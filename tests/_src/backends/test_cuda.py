@@ -135,3 +135,11 @@ def test_tensors_that_share_a_pattern_share_its_copy() -> None:
     moved = pattern.to(torch.device("meta"))
     assert moved is pattern.to(torch.device("meta")) and moved.device.type == "meta"
     assert moved.key != pattern.key
+
+
+def test_conjugates_that_are_lazy_are_read_as_they_are(emulated: list[str]) -> None:
+    a, b = torch.tensor([3j, 1 + 2j, 0]), torch.tensor([1 + 0j, 2 - 1j, 5j])
+    for x, y in ((a, scorch.from_torch(b, format="s")), (scorch.from_torch(a, format="s"), b)):
+        torch.testing.assert_close(torch.vdot(x, y), torch.vdot(a, b))
+    matrix = torch.tensor([[1j, 0], [2, 3 - 1j]])
+    torch.testing.assert_close(scorch.from_torch(matrix, format="csr") @ matrix.conj(), matrix @ matrix.conj())

@@ -78,7 +78,9 @@ def eigsh(
         return _run_arpack(linalg, matrix, k, start, which=which, sigma=sigma, tol=tol, maxiter=maxiter)
     if sigma is not None:
         raise ArgumentError("eigsh with sigma= needs SciPy, which is not installed: pip install scipy")
-    return lanczos(multiply_by(matrix), rows, matrix.dtype, k, which, start, tol, maxiter)
+    return lanczos(
+        multiply_by(matrix), rows, matrix.dtype, k, which, start, tol, maxiter, device=matrix.device
+    )
 
 
 def _run_arpack(
@@ -201,6 +203,8 @@ def _has_large_spectrum(A: Any, ord: Any, dim: Any) -> bool:
 def _spectral_norm(A: Any, keepdim: bool) -> torch.Tensor:
     """Compute the root of the largest eigenvalue of ``A.T @ A``, which is never formed."""
     first, second = (A, adjoint_of(A)) if A.shape[1] <= A.shape[0] else (adjoint_of(A), A)
-    values, _ = lanczos(lambda x: matmul(second, matmul(first, x)), min(A.shape), A.dtype, 1, "LA")
+    values, _ = lanczos(
+        lambda x: matmul(second, matmul(first, x)), min(A.shape), A.dtype, 1, "LA", device=A.device
+    )
     norm = values[0].clamp(min=0).sqrt()
     return norm.reshape(1, 1) if keepdim else norm
