@@ -142,4 +142,5 @@ def test_conjugates_that_are_lazy_are_read_as_they_are(emulated: list[str]) -> N
     for x, y in ((a, scorch.from_torch(b, format="s")), (scorch.from_torch(a, format="s"), b)):
         torch.testing.assert_close(torch.vdot(x, y), torch.vdot(a, b))
     matrix = torch.tensor([[1j, 0], [2, 3 - 1j]])
-    torch.testing.assert_close(scorch.from_torch(matrix, format="csr") @ matrix.conj(), matrix @ matrix.conj())
+    product = scorch.from_torch(matrix, format="csr") @ matrix.conj()
+    torch.testing.assert_close(product, matrix @ matrix.conj())
