@@ -26,6 +26,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from on_device import skip_out_of_range, use_device
 from thinning import thin
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,8 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seed", type=int, metavar="N", help="what all random numbers depend on; 0 unless --long"
     )
 
+    group.addoption("--device", metavar="NAME", help="where new tensors of the tests are, such as cuda")
+
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("device"):
+        use_device(config.getoption("device"))
     is_long = config.getoption("long")
     if config.option.seed is None:
         config.option.seed = secrets.randbelow(2**31) if is_long else 0
@@ -152,6 +157,8 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("device"):
+        skip_out_of_range(items)
     if config.getoption("long"):
         return
     named = any("::" in argument for argument in config.args)

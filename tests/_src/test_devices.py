@@ -50,6 +50,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "_src/statements/operands.py": {"data_ptr": FREED},
     "_src/tensor/create/check.py": {"data_ptr": FREED},
+    "_src/tensor/sparse_tensor.py": {"is_cpu": "the fastest question, for every result"},
     "_src/tensor/metadata.py": {"data_ptr": f"{METHOD}, and is refused"},
     "compat/torch_sparse/forms.py": {"cuda": METHOD},
     "compat/torch_sparse/tensor.py": {"is_cuda": METHOD},

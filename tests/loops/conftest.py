@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scorch._src.backends.cpu.print.c import print_kernel
 from scorch._src.backends.interpreter.interpret import run
+from scorch._src.backends.print.c import print_kernel
 from scorch._src.loops.nodes import Kernel
 
 FLAGS = ["-x", "c", "-O3", "-nostdlib", "-fPIC", "-shared", "-std=gnu11", "-fwrapv", "-fopenmp-simd"]

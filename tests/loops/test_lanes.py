@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scorch._src.backends.cpu.print.c import print_kernel
-from scorch._src.backends.cpu.print.lanes import stride
-from scorch._src.backends.cpu.print.totals import offsets
 from scorch._src.backends.interpreter.interpret import BoundsError, run
+from scorch._src.backends.print.c import print_kernel
+from scorch._src.backends.print.lanes import stride
+from scorch._src.backends.print.totals import offsets
 from scorch._src.loops.nodes import (
     Array,
     Assign,

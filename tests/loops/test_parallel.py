@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from scorch._src.backends.cpu.print.c import print_kernel
 from scorch._src.backends.interpreter.interpret import BoundsError, run
+from scorch._src.backends.print.c import print_kernel
 from scorch._src.loops.nodes import (
     Allocate,
     Array,

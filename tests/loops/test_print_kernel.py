@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from scorch._src.backends.cpu.print.c import print_kernel
+from scorch._src.backends.print.c import print_kernel
 from scorch._src.loops.nodes import (
     Allocate,
     Array,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scorch._src.backends.cpu.print.c import print_kernel
+from scorch._src.backends.print.c import print_kernel
 from scorch._src.loops.nodes import (
     Array,
     Binary,

@@ -16,8 +16,6 @@ import pytest
 import torch
 
 import scorch
-from scorch._src.backends.cpu.print.c import print_kernel
-from scorch._src.backends.cpu.print.scalar import print_scalar
 from scorch._src.backends.cpu.routines import (
     attention_source,
     by_rows,
@@ -26,6 +24,8 @@ from scorch._src.backends.cpu.routines import (
     neighbour_max,
     transpose,
 )
+from scorch._src.backends.print.c import print_kernel
+from scorch._src.backends.print.scalar import print_scalar
 from scorch._src.compiler.target import Target
 from scorch._src.engine import schedules
 from scorch._src.loops.nodes import Kernel

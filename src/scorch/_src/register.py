@@ -3,6 +3,7 @@
 # ruff: noqa: F401
 
 from scorch._src.backends.cpu import backend as cpu_backend
+from scorch._src.backends.cuda import backend as cuda_backend
 from scorch._src.backends.interpreter import executable as interpreter
 from scorch._src.compile import capture, pointwise_rules, product_rules
 from scorch._src.io import datasets, pickling

@@ -24,6 +24,7 @@ from scorch._src.compiler.lower.assemble import identity_of
 from scorch._src.compiler.lower.collect import writes_everything
 from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Plan
+from scorch._src.compiler.target import Target
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.loops.nodes import Kernel
 from scorch.errors import ArgumentError
@@ -161,6 +162,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     routines = Routines()
+    target: Target | None = None  # what its kernels are planned for, if not the processor
 
     @abstractmethod
     def write(self, planned: Planned) -> Schedule:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.torch_internals import row_pointers_of
 
 Tensor = torch.Tensor
@@ -270,10 +271,18 @@ class Routines:
         raise NotImplementedError("there is no attention without blocks")
 
 
+def add_rows(out: Tensor, row: Tensor, values: Tensor) -> Tensor:
+    """Add ``values`` to rows of ``out`` that may repeat, in the same order at every call."""
+    if out.device == HOST:
+        return out.index_add_(0, row, values)
+    return out.index_put_(
+        (row,), values, accumulate=True
+    )  # which sorts, where index_add_ takes turns by chance
+
+
 def _sums(row: Tensor, values: Tensor, count: int) -> Tensor:
     """Sum the values of each row."""
-    out = values.new_zeros(count, *values.shape[1:])
-    return out.index_add_(0, row, values)
+    return add_rows(values.new_zeros(count, *values.shape[1:]), row, values)
 
 
 def _maxima(row: Tensor, values: Tensor, count: int) -> Tensor:

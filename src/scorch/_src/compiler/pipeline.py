@@ -7,7 +7,7 @@
 - ``assign_slots``: whether rows are written in place, into as much room as they may need
 - ``parallelize``: whether threads share the outermost loop, and how
 - ``vectorize``: whether the innermost loop runs in vector registers, and which factors stand outside it
-- ``lower`` and ``loops.simplify``: the loops, which ``backends.cpu.print.c`` prints
+- ``lower`` and ``loops.simplify``: the loops, which ``backends.print.c`` prints
 """
 
 from __future__ import annotations

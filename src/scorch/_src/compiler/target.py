@@ -6,11 +6,14 @@ Widths are in bytes. ``SCORCH_TARGET`` names another instruction set than the ma
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import itertools
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +27,8 @@ class Target:
     """Vector registers, and the caches of one core and of all.
 
     ``name`` is what compilers call the instruction set, "" for that of the machine itself; ``partial_sums``
-    is how many sums take turns, so that one addition need not wait for the last.
+    is how many sums take turns, so that one addition need not wait for the last. ``is_grid``: as many threads
+    run a kernel as its outer loops have turns, with no memory or vector registers of their own.
     """
 
     name: str
@@ -33,6 +37,21 @@ class Target:
     partial_sums: int
     cache_bytes: int
     shared_cache_bytes: int
+    is_grid: bool = False
+
+
+GRID = Target("grid", 16, 32, 1, 1 << 17, 32 << 20, is_grid=True)
+_chosen: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)
+
+
+@contextmanager
+def using_target(other: Target | None) -> Iterator[None]:
+    """Plan for another target than the processor."""
+    token = _chosen.set(other)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
 
 
 _KNOWN = {
@@ -43,9 +62,14 @@ _KNOWN = {
 }
 
 
-@functools.cache
 def target() -> Target:
-    """The instruction set that kernels are written for."""
+    """What kernels are planned for: the processor, or what ``using_target`` says."""
+    return _chosen.get() or host_target()
+
+
+@functools.cache
+def host_target() -> Target:
+    """The instruction set of the processor."""
     named = os.environ.get("SCORCH_TARGET", "").strip()
     if named and named not in _KNOWN:
         raise ArgumentError(f"SCORCH_TARGET is {named!r}; there are {', '.join(_KNOWN)}")

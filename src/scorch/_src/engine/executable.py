@@ -17,6 +17,7 @@ import torch
 from scorch._src.backends.base import Backend, Direct, Executable, Schedule, backend_named, routines_for
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.devices import HOST
 from scorch._src.engine.by_torch.run import run_without_kernel, warn_of_missing
 from scorch._src.events import LISTENERS, emit
 from scorch._src.formats import Format
@@ -180,10 +181,15 @@ class Prepared:
         return assembled(self.format, self.shape, pos, crd, counts, values)
 
     def interpret(self, sources: Sequence[Tensor]) -> Tensor:
-        """Run the loops through the interpreter, which checks every access, as if on two threads."""
+        """Run the loops through the interpreter, which checks every access, as if on two threads.
+
+        It reads memory of the host; other arrays are copied there, and the result back.
+        """
         self.check_budget()
         kernel = backend_named("interpreter").build(self.kernel.schedule, self.sizes)
-        return self._result(kernel, self._converted(sources))
+        operands = self._converted(sources)
+        device = operands[0].device if operands else HOST
+        return self._result(kernel, [operand.to(HOST) for operand in operands]).to(device)
 
     def _converted(self, sources: Sequence[Tensor]) -> list[Tensor]:
         """Convert the operands to what the kernel reads; the list keeps copies alive until it has run."""

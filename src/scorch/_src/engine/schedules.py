@@ -26,7 +26,7 @@ from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.pipeline import plan_step, result_format
 from scorch._src.compiler.plan import Operand, Step
 from scorch._src.compiler.schedule.contract import contract
-from scorch._src.compiler.target import target
+from scorch._src.compiler.target import target, using_target
 from scorch._src.compiler.typing import default_float, result_type
 from scorch._src.engine import notes
 from scorch._src.formats import Format
@@ -69,7 +69,8 @@ def find_schedule(problem: Problem, backend: Backend) -> Schedule:
     if schedule is None:
         make = functools.partial(new_schedule, backend=backend)
         what = f"schedule for {backend.name}"
-        schedule = _schedules[name] = _read_or_make(problem, what, Schedule, make, _without_rejected)
+        with using_target(backend.target):
+            schedule = _schedules[name] = _read_or_make(problem, what, Schedule, make, _without_rejected)
     return schedule
 
 
@@ -90,10 +91,11 @@ def new_contraction(problem: Problem) -> tuple[Step, ...]:
 def new_schedule(problem: Problem, backend: Backend) -> Schedule:
     """Plan the schedule of a step for just these operands."""
     p = problem
-    planned = plan_step(
-        p.step, p.operands, p.sizes, p.element.computes_in, p.requested, p.skip_zeros, p.unsorted
-    )
-    return backend.write(planned)
+    with using_target(backend.target):
+        planned = plan_step(
+            p.step, p.operands, p.sizes, p.element.computes_in, p.requested, p.skip_zeros, p.unsorted
+        )
+        return backend.write(planned)
 
 
 def forget() -> None:

@@ -56,6 +56,7 @@ class SparseLinear(torch.nn.Module):
 
     values: torch.nn.Parameter
     bias: torch.nn.Parameter | None
+    pattern: Pattern
     seal: torch.Tensor  # the fingerprint of the pattern, by which processes detect that theirs differ
 
     def __init__(
@@ -89,6 +90,13 @@ class SparseLinear(torch.nn.Module):
             "seal", torch.zeros((), dtype=torch.int64, device=pattern.device), persistent=False
         )
         self._set_pattern(pattern)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> SparseLinear:
+        """Move the pattern with the values, for ``layer.to(device)``."""
+        super()._apply(fn, recurse)
+        if self.pattern.device != self.values.device:
+            self.pattern = self.pattern.to(self.values.device)
+        return self
 
     def _set_pattern(self, pattern: Pattern) -> None:
         self.pattern = pattern

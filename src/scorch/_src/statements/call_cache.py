@@ -163,9 +163,10 @@ def full_key(quick: Hashable, sources: Sequence[Any]) -> Hashable | None:
         dtype = value.dtype
         if value.layout is not torch.strided or dtype in _COMPLEX:
             return None
-        if not value.is_cpu or value.is_nested or not value.data_ptr():
+        if value.is_nested or not value.data_ptr():
             return None
-        key.append((value.shape, dtype, None if value.is_contiguous() else stride_order(value)))
+        order = None if value.is_contiguous() else stride_order(value)
+        key.append((value.shape, dtype, order, None if value.is_cpu else value.device))
     return tuple(key)
 
 

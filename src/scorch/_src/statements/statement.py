@@ -12,7 +12,8 @@ import torch
 from scorch._src.compiler.plan import Step
 from scorch._src.compiler.steps import split
 from scorch._src.compiler.typing import dtype_of_type, settle, widened
-from scorch._src.engine.execute import Task, operand_of, run_step, single_kernel
+from scorch._src.devices import HOST
+from scorch._src.engine.execute import Task, on_one_device, operand_of, run_step, single_kernel
 from scorch._src.formats import Format, as_format
 from scorch._src.notation.cut import MAX_ACCESSES, Short, cut
 from scorch._src.notation.indexing import Statement, parse
@@ -115,7 +116,8 @@ def run_statement(
     requested: Format | None,
 ) -> Storage | torch.Tensor:
     """Run ``steps`` one after another; the result of the last one shares no values with operands."""
-    tensors_by_name: Tensors = dict(tensors)
-    for step in steps[:-1]:
-        tensors_by_name[step.target.tensor] = run_step(Task(step, tensors_by_name, sizes))
-    return run_step(Task(steps[-1], tensors_by_name, sizes, requested))
+    tensors_by_name: Tensors = on_one_device(dict(tensors))
+    device = next((tensor.device for tensor in tensors_by_name.values()), HOST)
+    for step in steps[:-1]:  # one that reads nothing has its result on the host
+        tensors_by_name[step.target.tensor] = run_step(Task(step, tensors_by_name, sizes)).to(device)
+    return run_step(Task(steps[-1], tensors_by_name, sizes, requested)).to(device)

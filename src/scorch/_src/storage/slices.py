@@ -148,8 +148,9 @@ def element(storage: Storage, places: Sequence[int]) -> torch.Tensor:
         assert crd is not None
         if pos is not None:
             begin, end = int(pos[begin]), int(pos[end])
-        among = crd.numpy()[begin:end]
-        begin, end = begin + int(among.searchsorted(place)), begin + int(among.searchsorted(place, "right"))
+        among = crd[begin:end]
+        first, last = (int(torch.searchsorted(among, place, right=right)) for right in (False, True))
+        begin, end = begin + first, begin + last
         if begin == end:
             return storage.values.new_zeros(())
     return storage.values[begin].clone()

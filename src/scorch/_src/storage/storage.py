@@ -101,6 +101,7 @@ class Pattern:
     relatives = _lazy[BoundedCache[tuple[Format, tuple[int, ...]], "Pattern"]](_cache_of(MAX_RELATIVES))
     groups = _lazy[BoundedCache[tuple[int, ...], Any]](_cache_of(MAX_GROUPS))
     masks = _lazy[dict[torch.dtype, torch.Tensor]](lambda pattern: {})
+    moved = _lazy[dict[torch.device, "weakref.ref[Pattern]"]](lambda pattern: {})
     storage_keys = _lazy[dict[torch.dtype, int]](lambda pattern: {})  # by the dtype of the values
 
     @functools.cached_property
@@ -200,6 +201,22 @@ class Pattern:
             levels = zip(self.format.levels, self.crd, strict=True)
             arrays += [crd for kind, crd in levels if crd is not None and not kind.has_coordinates]
         return sum(array.numel() * array.element_size() for array in arrays)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Pattern:
+        """Return the pattern on another device; tensors that share it share the copy while one lives."""
+        if device == self.device:
+            return self
+        moved = self.moved.get(device)
+        known = None if moved is None else moved()
+        if known is None:
+            with untracked():
+                pos, crd = (
+                    tuple([None if a is None else a.to(device, non_blocking=non_blocking) for a in arrays])
+                    for arrays in (self.pos, self.crd)
+                )
+            known = Pattern(self.format, self.shape, pos, crd, self.counts)
+            self.moved[device] = weakref.ref(known)
+        return known
 
     def __copy__(self) -> Pattern:
         return self
@@ -302,6 +319,12 @@ class Storage:
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All arrays in the order in which kernels take them."""
         return (*self.pattern.arrays, self.values)
+
+    def to(self, device: torch.device) -> Storage:
+        """Return the storage on another device, or itself."""
+        if device == self.device:
+            return self
+        return Storage(self.pattern.to(device), self.values.to(device))
 
     def become(self, other: Storage) -> None:
         """Take the pattern and values of ``other``, for all tensors that have this storage."""

@@ -15,6 +15,7 @@ from scorch._src.backends.base import is_served, served_in_words
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_called_from
 from scorch._src.storage.budget import check_budget
+from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.tensor.transforms.gradcheck import Perturbed
@@ -53,7 +54,7 @@ def to_copy(
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """Copy to another dtype: the operator behind ``.to(dtype)``, ``.double()`` and their like."""
+    """Copy to another dtype or device: the operator behind ``.to``, ``.double()``, ``.cuda()`` and so on."""
     if device is not None and device.type == "meta" and forward_ad._current_level >= 0:
         # torch's forward formulas do this for the shape and dtype of a result with a tangent of zeros
         return torch.empty(tuple(self.shape), dtype=dtype or self.dtype, device="meta")
@@ -63,10 +64,12 @@ def to_copy(
             f"S.to_torch().to('{device}') is one of torch's own there"
         )
     values = self.storage.values
-    if dtype is None:
-        return with_values(self, values.clone())
-    type_of_dtype(dtype)
-    return with_values(self, values.to(dtype, copy=True))
+    if dtype is not None:
+        type_of_dtype(dtype)
+    copied = values.to(device=device, dtype=dtype, non_blocking=non_blocking, copy=True)
+    if copied.device == values.device:
+        return with_values(self, copied)
+    return SparseTensor(Storage(self.storage.pattern.to(copied.device, non_blocking), copied))
 
 
 @implements(torch.Tensor.to_dense, differentiable=True)
@@ -203,8 +206,14 @@ def is_pinned(self: SparseTensor, device: torch.device | None = None) -> bool:
 
 @implements(aten._pin_memory)
 def pin_memory(self: SparseTensor, device: torch.device | None = None) -> SparseTensor:
-    """Return the same tensor with its values in pinned memory."""
-    return with_values(self, self.storage.values.pin_memory())
+    """Return the same tensor with all its arrays in pinned memory, from which a GPU copies fast."""
+    pattern = self.storage.pattern
+    pos, crd = (
+        tuple([None if array is None else array.pin_memory() for array in arrays])
+        for arrays in (pattern.pos, pattern.crd)
+    )
+    pinned = Pattern(pattern.format, pattern.shape, pos, crd, pattern.counts)
+    return SparseTensor(Storage(pinned, self.storage.values.pin_memory()))
 
 
 def to_dlpack(tensor: torch.Tensor) -> Any:

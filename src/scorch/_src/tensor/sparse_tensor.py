@@ -84,16 +84,15 @@ class SparseTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, storage: Storage) -> SparseTensor:
         shape = storage.pattern.shape
-        dtype = storage.values.dtype
+        values = storage.values
+        dtype = values.dtype
         if type(storage) is TracedStorage:
             return wrap_traced(cls, storage)  # type: ignore[return-value]
-        try:  # naming the default dtype doubles the cost; all storages are on the CPU
-            is_default = dtype is _default_dtype()
-            tensor: SparseTensor = (
-                make_wrapper_subclass(cls, shape)
-                if is_default
-                else make_wrapper_subclass(cls, shape, dtype=dtype)
-            )
+        try:  # naming the usual dtype and device doubles the cost
+            if values.is_cpu and dtype is _default_dtype():
+                tensor: SparseTensor = make_wrapper_subclass(cls, shape)
+            else:
+                tensor = make_wrapper_subclass(cls, shape, dtype=dtype, device=values.device)
         except RuntimeError:
             raise ShapeError(
                 f"a tensor of shape {shape} has more places than torch can number: "

@@ -10,7 +10,7 @@ from scorch._src.backends import base
 from scorch._src.backends.cpu import launch, toolchain
 from scorch._src.backends.cpu.cpu_routines import CpuRoutines
 from scorch._src.backends.cpu.executable import CpuExecutable, CpuGroup, build_together
-from scorch._src.backends.cpu.print.c import print_kernel
+from scorch._src.backends.print.c import print_kernel
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.pipeline import Planned
 from scorch.errors import CompilerNotFoundError

@@ -11,9 +11,9 @@ import torch
 
 from scorch._src.backends.base import GroupExecutable, Schedule
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
-from scorch._src.backends.cpu.print.c import print_kernel
-from scorch._src.backends.cpu.print.scalar import print_scalar
 from scorch._src.backends.launcher import Launcher, address_of
+from scorch._src.backends.print.c import print_kernel
+from scorch._src.backends.print.scalar import print_scalar
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.names import safe_tensor

@@ -29,6 +29,7 @@ class Interpreted:
 
     def slot(self, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
         """Return the elements by their address: torch lets nobody resize a tensor after ``numpy()``."""
+        assert tensor.is_cpu, "the interpreter reads memory of the host"
         flat = tensor.detach().reshape(-1)
         is_half = flat.dtype in (torch.bfloat16, torch.float16)
         dtype = np.dtype("uint16" if is_half else str(flat.dtype).removeprefix("torch."))

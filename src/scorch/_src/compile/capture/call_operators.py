@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from scorch._src.backends.base import served_devices
 from scorch._src.compile.capture.program import Program, Result, parse_program
 from scorch._src.grad_state import has_tangents
 from scorch._src.statements.autograd import SKIP_RESULT
@@ -291,8 +292,9 @@ def _differentiable_call(text: str, arrays: Arrays, sizes: Sequence[Any]) -> lis
     return outputs
 
 
-_library.impl("call", _call, "CPU")
+for _device in served_devices():
+    _library.impl("call", _call, _device.upper())
+    _library.impl("gradients", _gradients, _device.upper())
 _library.impl("call", _differentiable_call, "Autograd")
-_library.impl("gradients", _gradients, "CPU")
 torch.library.register_fake("scorch::call", _fake_call, lib=_library)
 torch.library.register_fake("scorch::gradients", _fake_gradients, lib=_library)

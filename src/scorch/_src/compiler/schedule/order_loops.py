@@ -12,10 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.schedule.cost import Cost, Problem, cost
+from scorch._src.compiler.target import target
 from scorch.settings import enabled
 
 MAX_PERMUTED_LOOPS = 5  # all orders are tried up to this number
@@ -46,8 +47,26 @@ def order_loops(problem: Problem) -> Choice:
         costs = [c for c in costs if not c.transposed]
     allowed = [c for c in costs if not is_inner_product(problem, c.order)]
     chosen = paper if not allowed or paper.total <= allowed[0].total else allowed[0]
+    if target().is_grid:
+        spread = cost(problem, _spread(problem, chosen.order))
+        chosen = replace(spread, laid_out=chosen.laid_out)
     rejected = tuple(c for c in costs if c.order != chosen.order)
     return Choice(chosen, paper, rejected)
+
+
+def _spread(problem: Problem, order: tuple[str, ...]) -> tuple[str, ...]:
+    """Put what only dense tensors have of the result next to the outermost loop, for a grid over both."""
+    stored = {
+        loop
+        for access, operand in problem.operands.items()
+        if operand.is_sparse
+        for use in problem.uses[access]
+        for loop in use.loops
+    }
+    wanted = problem.step.target.indices
+    free = [x for x in order[1:] if x in wanted and x not in stored]
+    free.sort(key=wanted.index)
+    return (*order[:1], *free, *(x for x in order[1:] if x not in free))
 
 
 def stored_order(problem: Problem) -> Choice:
@@ -128,9 +147,9 @@ def _push_filters_down(
         return order
     best = price(order)
     for loop in candidates:
-        for target in range(order.index(loop) + 1, len(order)):
+        for place in range(order.index(loop) + 1, len(order)):
             moved = [other for other in order if other != loop]
-            moved.insert(target, loop)
+            moved.insert(place, loop)
             if is_legal(problem, moved) and (found := price(moved)) < best:
                 order, best = moved, found
     return order

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scorch._src.compiler.lower.assemble import Assembly
 from scorch._src.compiler.lower.levels import Cursor
 from scorch._src.compiler.plan import Plan
+from scorch._src.compiler.target import target
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT64
 
@@ -23,7 +24,9 @@ def in_chunks(
     start, stop = ir.Var("chunk_start"), ir.Var("chunk_stop")
     wanted = ir.Select(ir.Var("threads") <= 1, ir.Const(1), ir.Var("threads") * collector.chunks_per_thread)
     limits: list[ir.Stmt | None]
-    if plan.balance is not None:
+    if target().is_grid:  # a thread for every turn
+        limits = [ir.Declare(start, offset + chunk), ir.Declare(stop, start + 1)]
+    elif plan.balance is not None:
         tensor, level = plan.balance
         pos = ir.Array(f"{tensor}{level + 1}_pos", plan.operand(tensor).index)
         name = "balance_i32" if pos.element.bytes == 4 else "balance_i64"
@@ -42,9 +45,10 @@ def in_chunks(
             inside = ir.both(ir.Const(0) + offset < limit, limit < offset + span)
             repeats = ir.Load(crd, limit).equals(ir.Load(crd, limit - 1))
             limits.append(ir.While(ir.both(inside, repeats), ir.Assign(limit, limit + 1)))
+    number = ir.Binary("max", ir.Const(1), ir.Binary("min", wanted, span, INT64), INT64)
     return ir.block(
         ir.Declare(span, length),
-        ir.Declare(chunks, ir.Binary("max", ir.Const(1), ir.Binary("min", wanted, span, INT64), INT64)),
+        ir.Declare(chunks, span if target().is_grid else number),
         collector.before_chunks(chunks),
         ir.Parallel(
             chunk,

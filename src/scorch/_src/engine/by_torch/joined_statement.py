@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scorch._src.backends.routines import add_rows
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, Support
 from scorch._src.compiler.plan import Step
@@ -65,7 +66,7 @@ class Statement:
                 self.stored[access] = Relation.of(access, access.indices, columns, values)
                 self.values[access] = values.to(wide)
             else:
-                self.dense[access] = tensor.detach().to(wide)
+                self.dense[access] = tensor.detach().resolve_conj().resolve_neg().to(wide)
         joined = {index for relation in self.stored.values() for index in relation.columns}
         order = tuple(dict.fromkeys(step.indices))
         self.joined = tuple(index for index in order if index in joined)
@@ -241,7 +242,7 @@ class Statement:
         """Combine the values that belong to one place."""
         match self.step.reduction:
             case "sum":
-                out.index_add_(0, group, value)
+                add_rows(out, group, value)
             case "any" | "max" | "min" | "prod" as name:
                 how = {"any": "amax", "max": "amax", "min": "amin", "prod": "prod"}[name]
                 places = group.view(-1, *(1,) * (value.dim() - 1)).expand_as(value)

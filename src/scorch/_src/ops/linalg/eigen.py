@@ -19,6 +19,7 @@ from scorch._src.ops.linalg.linear_operators import (
     Product,
     adjoint_of,
     as_columns,
+    as_scipy,
     as_square,
     is_hermitian,
     multiply_by,
@@ -77,29 +78,32 @@ def eigsh(
         return _run_arpack(linalg, matrix, k, start, which=which, sigma=sigma, tol=tol, maxiter=maxiter)
     if sigma is not None:
         raise ArgumentError("eigsh with sigma= needs SciPy, which is not installed: pip install scipy")
-    return lanczos(multiply_by(matrix), rows, matrix.dtype, k, which, start, tol, maxiter)
+    return lanczos(
+        multiply_by(matrix), rows, matrix.dtype, k, which, start, tol, maxiter, device=matrix.device
+    )
 
 
 def _run_arpack(
     linalg: Any, matrix: torch.Tensor, k: int, start: torch.Tensor | None, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    times = multiply_by(matrix)
+    times, device = multiply_by(matrix), matrix.device
     operator: Any = linalg.LinearOperator(
         tuple(matrix.shape),
-        matvec=lambda x: times(torch.from_numpy(x).contiguous()).numpy(),
+        matvec=lambda x: as_scipy(times(torch.from_numpy(x).contiguous().to(device))),
         dtype=torch.zeros((), dtype=matrix.dtype, device=HOST).numpy().dtype,
     )
     if options["sigma"] is not None:
-        operator = matrix.to_scipy().tocsc() if isinstance(matrix, SparseTensor) else matrix.numpy()
+        operator = as_scipy(matrix)
+        operator = operator.tocsc() if isinstance(matrix, SparseTensor) else operator
     start = _start_vector(matrix.shape[0], matrix.dtype) if start is None else start
     try:
-        values, vectors = linalg.eigsh(operator, k, v0=start.numpy(), **options)
+        values, vectors = linalg.eigsh(operator, k, v0=as_scipy(start), **options)
     except linalg.ArpackNoConvergence as error:
         raise _no_convergence(k, options["which"], len(error.eigenvalues)) from None
     except RuntimeError as error:
         raise LinAlgError(f"eigsh: {error}; choose another sigma") from None
     eigenvalues, order = torch.from_numpy(values).sort()
-    return eigenvalues, torch.from_numpy(vectors)[:, order]
+    return eigenvalues.to(device), torch.from_numpy(vectors)[:, order].to(device)
 
 
 def _start_vector(rows: int, dtype: torch.dtype) -> torch.Tensor:
@@ -199,6 +203,8 @@ def _has_large_spectrum(A: Any, ord: Any, dim: Any) -> bool:
 def _spectral_norm(A: Any, keepdim: bool) -> torch.Tensor:
     """Compute the root of the largest eigenvalue of ``A.T @ A``, which is never formed."""
     first, second = (A, adjoint_of(A)) if A.shape[1] <= A.shape[0] else (adjoint_of(A), A)
-    values, _ = lanczos(lambda x: matmul(second, matmul(first, x)), min(A.shape), A.dtype, 1, "LA")
+    values, _ = lanczos(
+        lambda x: matmul(second, matmul(first, x)), min(A.shape), A.dtype, 1, "LA", device=A.device
+    )
     norm = values[0].clamp(min=0).sqrt()
     return norm.reshape(1, 1) if keepdim else norm

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.ops.products import matmul
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -25,6 +26,12 @@ def scipy_linalg() -> Any:
     except ImportError:
         return None
     return scipy.sparse.linalg
+
+
+def as_scipy(matrix: torch.Tensor) -> Any:
+    """Return a matrix for SciPy, which computes on the host."""
+    on_host = matrix.to(HOST)
+    return on_host.to_scipy() if isinstance(on_host, SparseTensor) else on_host.numpy()
 
 
 def as_matrix(name: str, A: Any) -> torch.Tensor:

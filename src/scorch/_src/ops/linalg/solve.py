@@ -19,6 +19,7 @@ from scorch._src.ops.linalg.linear_operators import (
     adjoint_of,
     as_columns,
     as_matrix,
+    as_scipy,
     as_square,
     is_hermitian,
     multiply_by,
@@ -67,7 +68,8 @@ def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> Any:
         return columns.clone()
     factors = factorize(matrix)
     if factors is not None:
-        return torch.from_numpy(factors.solve(columns.contiguous().numpy()))
+        solution = factors.solve(as_scipy(columns.contiguous()))
+        return torch.from_numpy(solution).to(columns.device)
     if matrix.shape[0] <= MAX_DENSE_ROWS:
         return run_densely(torch.linalg.solve, (matrix, columns), {})
     return _solve_iteratively(matrix, columns)
@@ -142,9 +144,12 @@ def solve_triangular(
     if not unitriangular and not bool(as_dense(torch.diagonal(triangle)).all()):
         raise LinAlgError("solve_triangular: the matrix is singular, it has a zero on its diagonal")
     result = linalg.spsolve_triangular(
-        triangle.to_scipy().tocsr(), columns.numpy(), lower=not upper, unit_diagonal=unitriangular
+        as_scipy(triangle).tocsr(),
+        as_scipy(columns),
+        lower=not upper,
+        unit_diagonal=unitriangular,
     )
-    return torch.from_numpy(result).to(matrix.dtype)
+    return torch.from_numpy(result).to(columns.device, matrix.dtype)
 
 
 def factorize(matrix: SparseTensor) -> Any:
@@ -154,7 +159,7 @@ def factorize(matrix: SparseTensor) -> Any:
         return None
     if not bool(matrix.storage.values.isfinite().all()):  # SuperLU takes it for singular
         raise LinAlgError("the matrix has numbers that are not finite, so the equation has no solution")
-    scipy_matrix = matrix.to_scipy().tocsc()
+    scipy_matrix = as_scipy(matrix).tocsc()
     is_symmetric = is_hermitian(matrix)
     order = "MMD_AT_PLUS_A" if is_symmetric else "COLAMD"
     try:

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from scorch._src.backends.cpu.print.functions import C_NAMES, EXTERNS, callee, helpers
+from scorch._src.backends.print.functions import C_NAMES, EXTERNS, callee, helpers
 from scorch._src.loops.analysis import walk
 from scorch._src.loops.intrinsics import INTRINSICS
 from scorch._src.loops.nodes import Array, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scorch._src.backends.cpu.print.expressions import PRECEDENCE, c_name, indent, pointer_to, safe_name
+from scorch._src.backends.print.expressions import PRECEDENCE, c_name, indent, pointer_to, safe_name
 from scorch._src.loops.analysis import assigned, captured, written
 from scorch._src.loops.nodes import Array, Block, Parallel, Var
 
 if TYPE_CHECKING:
-    from scorch._src.backends.cpu.print.c import _Scope
+    from scorch._src.backends.print.c import Scope
 
 
-def print_parallel(scope: _Scope, stmt: Parallel) -> list[str]:
+def print_parallel(scope: Scope, stmt: Parallel) -> list[str]:
     """Hand a worker and what it captures to the thread pool, or run it here."""
     scope.printer.workers += 1
     number = scope.printer.workers
@@ -42,7 +42,7 @@ def print_parallel(scope: _Scope, stmt: Parallel) -> list[str]:
     ]
 
 
-def _worker(scope: _Scope, stmt: Parallel, number: int, names: tuple[Var | Array, ...]) -> list[str]:
+def _worker(scope: Scope, stmt: Parallel, number: int, names: tuple[Var | Array, ...]) -> list[str]:
     """The function that threads run: it takes turns until none are left.
 
     The pool may give one call the share of several threads, so the end of the range it passes says nothing.

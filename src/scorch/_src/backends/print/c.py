@@ -11,8 +11,8 @@ integers happens in ``int``, so its result is cast back to wrap where the loops 
 
 from __future__ import annotations
 
-from scorch._src.backends.cpu.print import totals
-from scorch._src.backends.cpu.print.expressions import (
+from scorch._src.backends.print import totals
+from scorch._src.backends.print.expressions import (
     ATOM,
     ExpressionPrinter,
     c_name,
@@ -20,15 +20,15 @@ from scorch._src.backends.cpu.print.expressions import (
     pointer_to,
     safe_name,
 )
-from scorch._src.backends.cpu.print.functions import EXTERNS, TYPEDEFS, helpers, needed_by
-from scorch._src.backends.cpu.print.lanes import (
+from scorch._src.backends.print.functions import EXTERNS, TYPEDEFS, helpers, needed_by
+from scorch._src.backends.print.lanes import (
     LanePrinter,
     in_lanes,
     print_prefetch,
     print_tile,
     vector_typedef,
 )
-from scorch._src.backends.cpu.print.workers import print_parallel
+from scorch._src.backends.print.workers import print_parallel
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import assigned, loop_depth, walk, written
 from scorch._src.loops.intrinsics import INTRINSICS
@@ -46,21 +46,10 @@ QUICKLY = """#if defined(__GNUC__) && !defined(__clang__)
 
 def print_kernel(kernel: ir.Kernel) -> str:
     """The C source of ``kernel``."""
-    printer = _Printer(kernel)
+    printer = Printer(kernel)
     bodies = [printer.function(function) for function in kernel.functions]
-    # Helpers follow what they call, in the order of their table.
-    wanted = set(printer.used)
-    frontier = list(wanted)
-    while frontier:
-        name = frontier.pop()
-        text = helpers().get(name)
-        needs = needed_by(text) if text else set(INTRINSICS[name].externs) if name in INTRINSICS else set()
-        frontier += needs - wanted
-        wanted |= needs
-    externs = [EXTERNS[name] for name in EXTERNS if name in wanted]
-    static = [text for name, text in helpers().items() if name in wanted]
-    static += [routine.text for name, routine in INTRINSICS.items() if name in wanted]
-    parts = ["\n".join(_comment(line) for line in kernel.header.splitlines())] if kernel.header else []
+    externs, static = printer.needed()
+    parts = [print_header(kernel)] if kernel.header else []
     if max(map(loop_depth, kernel.functions)) > DEEP:
         parts.append(QUICKLY)
     vectors = sorted(printer.vectors, key=lambda v: (v[0].name, v[1]))
@@ -77,10 +66,16 @@ def print_kernel(kernel: ir.Kernel) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-class _Printer:
+def print_header(kernel: ir.Kernel) -> str:
+    """The expression, formats and schedule of ``kernel`` as a comment."""
+    return "\n".join(_comment(line) for line in kernel.header.splitlines())
+
+
+class Printer:
     """Prints functions and remembers what they call."""
 
     def __init__(self, kernel: ir.Kernel) -> None:
+        self.scope: type[Scope] = Scope
         self.kernel = kernel
         self.functions = {function.name: function for function in kernel.functions}
         self.used: set[str] = set()
@@ -92,12 +87,28 @@ class _Printer:
         self.joint: dict[tuple[Type, int, int], None] = {}
         self.of_vectors: dict[tuple[str, Type, int], None] = {}
 
+    def needed(self) -> tuple[list[str], list[str]]:
+        """Declarations of what is called from outside, and the helpers, each after those that it calls."""
+        wanted = set(self.used)
+        frontier = list(wanted)
+        while frontier:
+            name = frontier.pop()
+            text = helpers().get(name)
+            needs = (
+                needed_by(text) if text else set(INTRINSICS[name].externs) if name in INTRINSICS else set()
+            )
+            frontier += needs - wanted
+            wanted |= needs
+        static = [text for name, text in helpers().items() if name in wanted]
+        static += [routine.text for name, routine in INTRINSICS.items() if name in wanted]
+        return [EXTERNS[name] for name in EXTERNS if name in wanted], static
+
     def function(self, function: ir.Function) -> str:
         self.outlined = []
         self.declared.add(function.name)
         nodes = walk(function)
         names = {n.name for n in nodes if isinstance(n, ir.Var | ir.Array)}
-        scope = _Scope(
+        scope = self.scope(
             self,
             names,
             assigned(function.body),
@@ -129,12 +140,12 @@ class _Printer:
         return f"static i64 {function.name}({', '.join(params) or 'void'})"
 
 
-class _Scope(ExpressionPrinter):
+class Scope(ExpressionPrinter):
     """Prints statements and expressions of one C function."""
 
     def __init__(
         self,
-        printer: _Printer,
+        printer: Printer,
         names: set[str],
         assigned: set[str],
         written: set[str],
@@ -150,9 +161,9 @@ class _Scope(ExpressionPrinter):
         self.in_worker = in_worker
         self.tiles: dict[str, int] = {}  # the number of registers of each tile
 
-    def inside(self, names: set[str], written: set[str], fail: str) -> _Scope:
+    def inside(self, names: set[str], written: set[str], fail: str) -> Scope:
         """The scope of a function that threads run."""
-        return _Scope(self.printer, self.names, names, written, fail, in_worker=True)
+        return Scope(self.printer, self.names, names, written, fail, in_worker=True)
 
     # Declarations
 
@@ -191,7 +202,7 @@ class _Scope(ExpressionPrinter):
     def unpack(self, params: tuple[ir.Var | ir.Array, ...], kernel: ir.Kernel) -> list[str]:
         lines = []
         for p in params:
-            slot = f"args[{kernel.slot(p.name)}]"
+            slot = self.slot(kernel.slot(p.name))
             if isinstance(p, ir.Array):
                 lines.append(self.pointer(p, slot))
             else:
@@ -199,6 +210,10 @@ class _Scope(ExpressionPrinter):
                 value = slot if p.type == INT64 else f"({c_name(p.type)}){slot}"
                 lines.append(f"{self.variable(p)} = {value};")
         return lines
+
+    def slot(self, number: int) -> str:
+        """An argument of an exported function."""
+        return f"args[{number}]"
 
     def variable(self, var: ir.Var) -> str:
         const = "" if var.name in self.assigned else "const "

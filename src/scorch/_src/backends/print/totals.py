@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from scorch._src.backends.cpu.print.expressions import c_name, safe_name
+from scorch._src.backends.print.expressions import c_name, safe_name
 from scorch._src.loops.nodes import Array, Declare, Stmt, Total
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64, Type
 
 if TYPE_CHECKING:
-    from scorch._src.backends.cpu.print.c import _Scope
+    from scorch._src.backends.print.c import Scope
 
 TOGETHER = 4  # sums of so many registers end in one
 _NEIGHBOURS = {FLOAT32: "faddp", FLOAT64: "faddp", INT32: "addp", INT64: "addp"}
@@ -47,7 +47,7 @@ def in_memory(element: Type, lanes: int) -> str:
     return c_name(element) if lanes == 1 else f"{vector_name(element, lanes)}_at"
 
 
-def print_total(scope: _Scope, total: Total) -> str:
+def print_total(scope: Scope, total: Total) -> str:
     added = _registers(total)
     return added if total.lanes == 1 else f"{scope.total(total.array.element, total.lanes)}({added})"
 
@@ -96,7 +96,7 @@ def _powers(pending: list[Declare]) -> Iterator[list[Stmt]]:
         pending = pending[count:]
 
 
-def print_totals(scope: _Scope, declared: list[Stmt]) -> list[str]:
+def print_totals(scope: Scope, declared: list[Stmt]) -> list[str]:
     """Print sums of as many registers as a vector has lanes, or fewer, computed at once."""
     sums = [(s.var, s.value) for s in declared if isinstance(s, Declare) and isinstance(s.value, Total)]
     element, lanes, count = sums[0][1].array.element, sums[0][1].lanes, len(sums)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from scorch._src.backends.cpu.print.c import print_kernel
+from scorch._src.backends.print.c import print_kernel
 from scorch._src.loops.analysis import Node, with_children
 from scorch._src.loops.nodes import For, Kernel, Lanes, Tile, Total
 

@@ -12,7 +12,7 @@ import re
 from functools import lru_cache
 from string import Template
 
-from scorch._src.backends.cpu.print import exponentials
+from scorch._src.backends.print import exponentials
 from scorch._src.loops.operators import IN_LOOPS
 from scorch._src.loops.types import TYPES, Type
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scorch._src.backends.cpu.print.expressions import ATOM, PRECEDENCE, PREFIX, TERNARY, c_name
-from scorch._src.backends.cpu.print.totals import in_memory, offsets, register, vector_name
+from scorch._src.backends.print.expressions import ATOM, PRECEDENCE, PREFIX, TERNARY, c_name
+from scorch._src.backends.print.totals import in_memory, offsets, register, vector_name
 from scorch._src.compiler.target import LINE
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import substitute, walk
@@ -28,7 +28,7 @@ from scorch._src.loops.simplify import simplify
 from scorch._src.loops.types import Type
 
 if TYPE_CHECKING:
-    from scorch._src.backends.cpu.print.c import _Scope
+    from scorch._src.backends.print.c import Scope
 
 
 def vector_typedef(element: Type, lanes: int) -> str:
@@ -56,7 +56,7 @@ def in_lanes(name: str, element: Type, lanes: int) -> str:
     )
 
 
-def print_tile(scope: _Scope, tile: ir.Tile) -> list[str]:
+def print_tile(scope: Scope, tile: ir.Tile) -> list[str]:
     kind = scope.vector(tile.array.element, tile.lanes)
     zero = "0" if tile.lanes == 1 else "{0}"
     names = [register(tile.array, slot) for slot in range(len(offsets(tile.count, tile.lanes)))]
@@ -64,7 +64,7 @@ def print_tile(scope: _Scope, tile: ir.Tile) -> list[str]:
     return [f"{kind} {', '.join(f'{name} = {zero}' for name in names)};"]
 
 
-def print_prefetch(scope: _Scope, prefetch: ir.Prefetch) -> list[str]:
+def print_prefetch(scope: Scope, prefetch: ir.Prefetch) -> list[str]:
     step = LINE // prefetch.array.element.bytes
     name = scope.fresh(f"{prefetch.array.name}_ahead")
     places = [f"{name} + {line}" if line else name for line in range(0, prefetch.count, step)]
@@ -80,7 +80,7 @@ def print_prefetch(scope: _Scope, prefetch: ir.Prefetch) -> list[str]:
 class LanePrinter:
     """One ``Lanes`` being printed: the pointers and scalars set up before its registers."""
 
-    def __init__(self, scope: _Scope, stmt: ir.Lanes) -> None:
+    def __init__(self, scope: Scope, stmt: ir.Lanes) -> None:
         self.scope = scope
         self.stmt = stmt
         self.known: dict[str, ir.Expr] = {}  # indices declared in the body

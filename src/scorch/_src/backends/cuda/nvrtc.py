@@ -1,0 +1,126 @@
+"""NVRTC: compile CUDA C to machine code in this process. It comes with every torch that knows CUDA."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from scorch._src.backends import cache
+from scorch.errors import CompilationError, CompilerNotFoundError
+
+# One block of slots is the only argument; functions without a mark are for the device.
+OPTIONS = ("-default-device", "--std=c++17")
+
+
+def compile_cuda(source: str, architecture: str, label: str = "") -> bytes:
+    """Return the machine code of ``source`` for an architecture such as ``sm_90``; it is cached on disk."""
+    key = cache.make_key(source, "nvrtc", str(version()), architecture, *OPTIONS)
+    path = cache.find(key)
+    if path is not None:
+        return path.read_bytes()
+    code, said = compile_text(source, architecture)
+    if not code:
+        path = cache.store_text(key, ".c", source)
+        raise CompilationError(
+            f"a kernel was refused by NVRTC{f' for {label}' if label else ''}\n"
+            f"source:  {path}\nit said: {said}"
+        )
+    cache.store(key, code, source)
+    return code
+
+
+def compile_text(source: str, architecture: str, *options: str) -> tuple[bytes, str]:
+    """Compile ``source``; return its machine code, empty where it is refused, and what NVRTC said."""
+    library, program = nvrtc(), ctypes.c_void_p()
+    _check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
+    try:
+        words = [option.encode() for option in (f"--gpu-architecture={architecture}", *OPTIONS, *options)]
+        status = library.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
+        said = _read(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
+        code = b"" if status else _read(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
+        return code, said.rstrip(b"\0").decode(errors="replace")
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read(size_of: object, read: object, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    _check(size_of(program, ctypes.byref(size)))  # type: ignore[operator]
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(read(program, buffer))  # type: ignore[operator]
+    return buffer.raw
+
+
+def _check(status: int) -> None:
+    if status:
+        raise CompilationError(f"NVRTC failed with status {status}")
+
+
+@functools.cache
+def version() -> tuple[int, int]:
+    """Return the version of NVRTC."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
+
+
+@functools.cache
+def nvrtc() -> ctypes.CDLL:
+    """Load NVRTC from where torch has it."""
+    tried = []
+    for candidate in _candidates():
+        try:
+            path = Path(candidate)
+            if path.is_absolute():  # then the system does not find by itself what it needs
+                for needed in sorted(path.parent.glob("*nvrtc-builtins*")):
+                    ctypes.CDLL(str(needed))
+            return ctypes.CDLL(candidate)
+        except OSError:
+            tried.append(candidate)
+    raise CompilerNotFoundError(
+        "Scorch compiles kernels for CUDA devices with NVRTC, which comes with torch, and has none; "
+        f"it looked for {', '.join(dict.fromkeys(tried)) or 'nothing, as torch is built without CUDA'}.\n"
+        "To get it: pip install nvidia-cuda-nvrtc"
+    )
+
+
+@functools.cache
+def why_missing() -> str | None:
+    """Describe what this machine lacks, and how to get it; None if there is an NVRTC."""
+    try:
+        nvrtc()
+    except CompilerNotFoundError as error:
+        return str(error)
+    return None
+
+
+def is_there() -> bool:
+    return why_missing() is None
+
+
+def _candidates() -> Iterator[str]:
+    """Yield where NVRTC may be: names that torch has loaded already first, then its packages."""
+    major = (torch.version.cuda or "").partition(".")[0]
+    pattern = "nvrtc64_*.dll" if sys.platform == "win32" else "libnvrtc.so*"
+    if major and sys.platform != "win32":
+        yield f"libnvrtc.so.{major}"
+    for folder in _folders():
+        for path in sorted(folder.glob(pattern)):
+            if "builtins" not in path.name:
+                yield str(path)
+
+
+def _folders() -> Iterator[Path]:
+    torch_folder = Path(torch.__file__).parent
+    yield torch_folder / "lib"
+    package = importlib.util.find_spec("nvidia")
+    for place in (package.submodule_search_locations if package is not None else None) or ():
+        yield from sorted(Path(place).glob("*/lib"))
+        yield from sorted(Path(place).glob("*/bin"))
+    yield Path("/usr/local/cuda/lib64")

@@ -1,0 +1,146 @@
+"""The backend of CUDA devices, where there is none: its kernels as NVRTC compiles them, and emulated."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import grid_emulator
+import scorch
+from scorch._src.backends.cuda import nvrtc
+from scorch._src.engine.execute import on_one_device
+from scorch.errors import CompilationError, DeviceError
+
+FORMATS = ["csr", "csc", "coo", "dcsr"]
+MAX_REGISTERS = 64  # of a thread: with more, fewer threads run at once
+
+Call = Callable[..., Any]
+CALLS: dict[str, Call] = {
+    "times a vector": lambda A, B, X: A @ X[:, 0],
+    "times a matrix": lambda A, B, X: A @ X,
+    "a matrix times": lambda A, B, X: X.T[:, : A.shape[1]] @ A.T,
+    "sampled product": lambda A, B, X: torch.einsum("ij,ik,jk->ij", A, X[: A.shape[0]], X),
+    "times dense": lambda A, B, X: A * (B.to_dense() + 1),
+    "plus dense": lambda A, B, X: A + (B.to_dense() + 1),
+    "two sparse": lambda A, B, X: A + B,
+    "product of two": lambda A, B, X: A * B,
+    "matrix product": lambda A, B, X: A @ B.T,
+    "row sums": lambda A, B, X: A.sum(1),
+    "column maxima": lambda A, B, X: A.amax(0),
+    "three operands": lambda A, B, X: torch.einsum("ij,ij,jk->ik", A, B, X),
+    "to dense": lambda A, B, X: A.to_dense(),
+    "transposed": lambda A, B, X: A.T,
+}
+
+
+def drawn(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    dense = torch.randint(-4, 5, (rows, columns)) * (torch.rand(rows, columns) < 0.3)
+    return (dense + 1j * dense.flip(0) if dtype.is_complex else dense).to(dtype)
+
+
+@pytest.fixture
+def emulated() -> Iterator[list[str]]:
+    """Run kernels of CUDA devices on the host; return the texts that were run."""
+    texts: list[str] = []
+    run = grid_emulator.run_grid
+
+    def recorded(source: str, slots: Any, turns: int) -> None:
+        texts.append(source)
+        run(source, slots, turns)
+
+    grid_emulator.run_grid = recorded
+    with scorch.settings(backend="emulated"):
+        yield texts
+    grid_emulator.run_grid = run
+
+
+def check(call: Call, form: str, dtype: torch.dtype, rows: int = 9, columns: int = 7) -> None:
+    a, b = drawn(rows, columns, dtype), drawn(rows, columns, dtype)
+    X = drawn(max(rows, columns), 5, dtype)[:columns]
+    if call is CALLS["sampled product"] and rows > columns:
+        a, b = a[:columns], b[:columns]
+    A, B = (scorch.from_torch(dense, format=form) for dense in (a, b))
+    result, expected = call(A, B, X), call(a, b, X)
+    dense = result.to_dense() if isinstance(result, scorch.SparseTensor) else result
+    torch.testing.assert_close(dense, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.complex64])
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "column maxima"])
+def test_grids_compute_what_dense_tensors_do(
+    name: str, form: str, dtype: torch.dtype, emulated: list[str]
+) -> None:
+    check(CALLS[name], form, dtype)
+
+
+@pytest.mark.parametrize("rows, columns", [(0, 4), (4, 0), (1, 1), (300, 3)])
+def test_sizes_that_are_none_or_many(rows: int, columns: int, emulated: list[str]) -> None:
+    for name in ("times a matrix", "row sums", "times dense", "to dense"):
+        check(CALLS[name], "csr", torch.float32, rows, columns)
+
+
+def test_dense_columns_are_spread_over_the_grid(emulated: list[str]) -> None:
+    check(CALLS["times a matrix"], "csr", torch.float32)
+    assert "turn % k_size" in emulated[-1]
+
+
+def test_entries_that_own_their_values_are_spread_over_the_grid(emulated: list[str]) -> None:
+    check(CALLS["sampled product"], "csr", torch.float32)
+    assert "upper_bound" in emulated[-1]
+
+
+def test_sums_are_not_spread(emulated: list[str]) -> None:
+    """Threads that share a sum would overwrite each other."""
+    check(CALLS["row sums"], "csr", torch.float32)
+    assert "turn" not in emulated[-1].split("KERNEL void")[1]
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_nvrtc_compiles_kernels_without_spills(architecture: str, emulated: list[str]) -> None:
+    if not nvrtc.is_there():
+        pytest.skip("no NVRTC here: pip install nvidia-cuda-nvrtc")
+    for name, form in itertools.product(CALLS, ("csr", "coo")):
+        check(CALLS[name], form, torch.float32)
+    assert len(emulated) > 10
+    for source in dict.fromkeys(emulated):
+        code, said = nvrtc.compile_text(source, architecture, "--ptxas-options=-v")
+        assert code[:4] == b"\x7fELF"
+        used = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
+        assert used and all(numbers == ("0", "0") for numbers in used), said
+        assert all(int(number) <= MAX_REGISTERS for number in re.findall(r"Used (\d+) registers", said)), said
+
+
+def test_a_text_that_nvrtc_refuses_is_shown() -> None:
+    if not nvrtc.is_there():
+        pytest.skip("no NVRTC here: pip install nvidia-cuda-nvrtc")
+    with pytest.raises(CompilationError, match=r"(?s)refused by NVRTC for y = x.*expected a"):
+        nvrtc.compile_cuda('extern "C" __global__ void f( { }', "sm_90", "y = x")
+
+
+def test_operands_on_two_devices_are_named() -> None:
+    a, b = torch.ones(2), torch.ones(2, device="meta")
+    with pytest.raises(DeviceError, match=r"A is on cpu, B is on meta; move one .* B.to\('cpu'\)"):
+        on_one_device({"A": a, "B": b})
+    assert on_one_device({"A": torch.ones(()), "B": b})["A"].device == b.device
+
+
+def test_tensors_that_share_a_pattern_share_its_copy() -> None:
+    pattern = scorch.from_torch(torch.eye(3), format="csr").storage.pattern
+    moved = pattern.to(torch.device("meta"))
+    assert moved is pattern.to(torch.device("meta")) and moved.device.type == "meta"
+    assert moved.key != pattern.key
+
+
+def test_conjugates_that_are_lazy_are_read_as_they_are(emulated: list[str]) -> None:
+    a, b = torch.tensor([3j, 1 + 2j, 0]), torch.tensor([1 + 0j, 2 - 1j, 5j])
+    for x, y in ((a, scorch.from_torch(b, format="s")), (scorch.from_torch(a, format="s"), b)):
+        torch.testing.assert_close(torch.vdot(x, y), torch.vdot(a, b))
+    matrix = torch.tensor([[1j, 0], [2, 3 - 1j]])
+    product = scorch.from_torch(matrix, format="csr") @ matrix.conj()
+    torch.testing.assert_close(product, matrix @ matrix.conj())

@@ -1,0 +1,51 @@
+"""Run the tests with new tensors on another device than the processor: ``pytest --device cuda``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+_HostGenerator = torch.Generator
+
+# What dense tensors answer there by an assertion inside a kernel, after which a process can do no more.
+OUT_OF_RANGE = (
+    "tests/ops/test_errors.py",
+    "tests/ops/test_index_calls.py",
+    "tests/ops/test_kept_zeros.py::test_places_outside_are_named",
+    "tests/ops/test_losses.py::test_wrong",
+    "tests/ops/test_reviewed.py::test_classes_that_are_not_there",
+    "tests/ops/test_torch_calls.py::test_batches_of_rows_and_columns",
+    "tests/ops/test_torch_calls.py::test_errors_of_indexing",
+    "tests/ops/test_gradients_of_calls.py::test_tensors_of_order_three[a ",
+    "tests/ops/test_gradients_of_calls.py::test_tensors_of_order_three[pairs",
+    "tests/ops/test_gradients_of_calls.py::test_tensors_of_order_three[index_",
+    "tests/tensor/test_parts.py::test_rows_that_are_not_there",
+    "tests/learning/test_connected.py::test_functions_that_have_handlers",
+)
+
+
+class _Kind(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _HostGenerator)
+
+    def __call__(cls, device: Any = None) -> Any:
+        return _HostGenerator(device=torch.get_default_device() if device is None else device)
+
+
+class _Generator(metaclass=_Kind):
+    """``torch.Generator`` on the default device, which torch itself makes on the processor."""
+
+
+def use_device(name: str) -> None:
+    """Make new tensors on the device ``name``."""
+    torch.set_default_device(name)
+    torch.Generator = _Generator  # type: ignore[misc,assignment]
+
+
+def skip_out_of_range(items: list[pytest.Item]) -> None:
+    skip = pytest.mark.skip(reason="dense tensors on this device answer it by stopping the process")
+    for item in items:
+        if item.nodeid.startswith(OUT_OF_RANGE):
+            item.add_marker(skip)
