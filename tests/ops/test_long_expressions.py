@@ -98,9 +98,10 @@ def test_einsum_of_chains(count):
     assert torch.equal(plain(scorch.evaluate(f"C[i0,i{count}] = {chain}", **tensors)), want)
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.long) for n in range(6, 12))]
-)
+SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 12))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_einsum_of_many_operands(seed):
     """Drawn equations: repeated and missing indices, sizes of 1, vectors, scalars, formats."""
     draw = random.Random(seed)
