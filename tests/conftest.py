@@ -31,8 +31,8 @@ from thinning import thin
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# For each kind of device that is not there, torch.manual_seed keeps the stack of who has called it, in case it
-# will be: three of them take a millisecond at each of thousands of calls.
+# For each kind of device that is not there, torch.manual_seed keeps the stack of its caller for later: three
+# of them take a millisecond at each of thousands of calls.
 for devices in (torch.cuda, torch.xpu, torch.mtia):
     if not devices.is_available():
         devices.manual_seed_all = lambda seed: None
