@@ -118,8 +118,8 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 
 # The effort of the compiler, its ``-O``, by folder or file, the file first. What is about machine code itself
 # is compiled as users have it; elsewhere tests ask what kernels mean, and kernels made with little effort are
-# there in half the time. With 1 the compiler optimises, in half the time of 3. ``--long`` compiles all as users
-# have it.
+# there in half the time. With 1 the compiler optimises, in half the time of 3. ``--long`` compiles all
+# as users have it.
 EFFORTS = {
     **dict.fromkeys(("loops", "runtime"), "3"),
     **dict.fromkeys(("compiler", "properties"), "1"),
