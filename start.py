@@ -260,7 +260,7 @@ def install_zig() -> None:
 
 
 def pip_install(what: str, arguments: list) -> None:
-    # Of the files that pip would compile, a fifth is ever imported; Python compiles those when it is.
+    # Python compiles what is imported when it is; pip would compile everything, which takes longer.
     run_quietly(what, [venv_python(), "-m", "pip", "install", "--quiet", "--no-compile", *arguments])
 
 

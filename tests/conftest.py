@@ -31,8 +31,8 @@ from thinning import thin
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# For each kind of device that is not there, torch.manual_seed keeps the stack of its caller for later: three
-# of them take a millisecond at each of thousands of calls.
+# For each kind of device that is not there, torch.manual_seed keeps the stack of who has called it: three of
+# them take a millisecond at each call.
 for devices in (torch.cuda, torch.xpu, torch.mtia):
     if not devices.is_available():
         devices.manual_seed_all = lambda seed: None
@@ -123,8 +123,8 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 
 # The effort of the compiler, its ``-O``, by folder or file, the file first. What is about machine code itself
 # is compiled as users have it; elsewhere tests ask what kernels mean, and kernels made with little effort are
-# there in half the time. With 1 the compiler makes use of what C leaves undefined. ``--long`` compiles
-# all as users have it.
+# there in half the time. With 1 the compiler optimises, in half the time of 3. ``--long`` compiles all
+# as users have it.
 EFFORTS = {
     **dict.fromkeys(("loops", "runtime"), "3"),
     **dict.fromkeys(("compiler", "properties"), "1"),
