@@ -36,7 +36,7 @@ def test_draws(place, shared):
 
 def drawn(folder: Path, *options: str) -> list[str]:
     """What two tests draw in a process of their own, under the options and fixtures of this suite."""
-    for name in ("conftest.py", "thinning.py"):
+    for name in ("conftest.py", "on_device.py", "thinning.py"):
         (folder / name).write_text((TESTS / name).read_text())
     (folder / "test_drawn.py").write_text(DRAWS)
     words = ["-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *options, str(folder)]
