@@ -125,7 +125,7 @@ def _take(
     if taken == INCOMING:
         return incoming, call.pattern
     if isinstance(taken, str):
-        unit = identity(call.sizes(arrays)[taken], arrays[place].dtype)
+        unit = identity(call.sizes(arrays)[taken], arrays[place])
         return unit.values, unit.pattern
     if taken == MASK:
         pattern = call.patterns[place]
@@ -135,10 +135,10 @@ def _take(
     return array.conj() if array.is_complex() else array, call.patterns[taken]
 
 
-def identity(size: int, dtype: torch.dtype) -> Storage:
-    """Build the identity matrix, for diagonals."""
+def identity(size: int, like: torch.Tensor) -> Storage:
+    """Build the identity matrix, for diagonals, of the dtype and on the device of ``like``."""
     with untracked():
-        unit = eye(size, dtype=dtype, format=CSR)
+        unit = eye(size, dtype=like.dtype, device=like.device, format=CSR)
     assert isinstance(unit, SparseTensor)
     return unit.storage
 
@@ -161,7 +161,7 @@ def change_of(
         if change is not None:
             arrays_by_name[formula.change_name(name)] = change, pattern
     for name, index in rule.diagonals:
-        unit = identity(sizes[index], arrays[0].dtype)
+        unit = identity(sizes[index], arrays[0])
         arrays_by_name[name] = unit.values, unit.pattern
     format = formula.format if call.pattern is None or formula.format is not None else call.pattern.format
     inner, taken = call_on(Statement(rule.statement), read_by(rule.statement), arrays_by_name, format)
