@@ -15,6 +15,7 @@ import torch
 from benchmarks.paper import beyond, download, figure5_gcn, figure6_autoencoder, figure7_bigbird
 from benchmarks.paper.running import Report, Row, agreeing, contest, geometric_mean, plot
 
+LONG = pytest.mark.long
 SCRIPTS = {
     "gcn": (figure5_gcn.main, ["--graphs", "cora"], 1),
     "autoencoder": (figure6_autoencoder.main, ["--sets", "MNIST", "faces"], 2),
@@ -24,7 +25,9 @@ SCRIPTS = {
 
 
 @pytest.mark.filterwarnings("ignore")  # what PyG warns of, where it is installed
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name", ["gcn", "beyond", *(pytest.param(n, marks=LONG) for n in ("autoencoder", "bigbird"))]
+)
 def test_scripts_run_on_made_up_data(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main, given, rows = SCRIPTS[name]
     file, threads = tmp_path / "numbers.json", str(torch.get_num_threads())

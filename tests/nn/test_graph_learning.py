@@ -52,6 +52,7 @@ def test_a_small_graph_is_learned(kind: str) -> None:
     assert found > 0.6
 
 
+@pytest.mark.long
 def test_gcn_on_cora_reaches_eighty_percent(data_dir: Path) -> None:
     data = load("cora", data_dir)
     if data.is_made_up:
